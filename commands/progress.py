@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from moereplay.commands.terminal import clock, rewrite, say
 
 if TYPE_CHECKING:
-    from moereplay.sweeps.dispatch import Standing
+    from moereplay.sweeps.dispatch import Progress as SweepProgress
     from moereplay.tracegen.record import Progress
 
 
@@ -144,12 +144,12 @@ def _requests_status(at: Progress) -> str:
 
 
 class SweepMeter:
-    """A status line of the driver's standing."""
+    """A status line of the progress of a sweep."""
 
     def __init__(self) -> None:
         self._line = StatusLine()
 
-    def show(self, at: Standing) -> None:
+    def show(self, at: SweepProgress) -> None:
         """To be called as often as anything changes."""
         self._line.show(partial(sweep_status, at), last=at.done == at.total)
 
@@ -158,7 +158,7 @@ class SweepMeter:
         self._line.close()
 
 
-def sweep_status(at: Standing) -> str:
+def sweep_status(at: SweepProgress) -> str:
     """431/1,000 replays, 12.5/s, 0:00:46 left, best hit rate 71.2% (3f9a...), best TPOT 41.2 ms (...)."""
     parts = [f"{at.done:,}/{at.total:,} replays"]
     if at.done:

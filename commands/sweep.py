@@ -15,7 +15,7 @@ from moereplay.commands.terminal import INTERRUPTED, clock, interruptible, keepi
 if TYPE_CHECKING:
     from moereplay.sweeps.checks import Checker
     from moereplay.sweeps.clusters import Shards
-    from moereplay.sweeps.dispatch import Standing
+    from moereplay.sweeps.dispatch import Progress
     from moereplay.sweeps.jobs import Job
     from moereplay.sweeps.run import Start, Sweep
     from moereplay.sweeps.store import Place
@@ -124,11 +124,11 @@ def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -
         derive(sweep, jobs)  # may take a minute, and nothing is in flight yet
     with keeping(lambda: kept), interruptible() as stopping:
         try:
-            standing = execute(sweep, jobs, out, engine, start, meter.show, stopping)
+            progress = execute(sweep, jobs, out, engine, start, meter.show, stopping)
         finally:
             meter.close()
-    _say_ending(standing)
-    return bool(standing.killers)
+    _say_ending(progress)
+    return bool(progress.killers)
 
 
 def _starter(machines: Machines, engine: str) -> Start:
@@ -187,16 +187,16 @@ def _say_estimate(jobs: list[Job], engine: str, workers: int, requests: bool) ->
         print(f"storage      about {size(cost.request_bytes)} for rows of requests (`requests = false` keeps none)")
 
 
-def _say_ending(standing: Standing) -> None:
-    errors = list(standing.errors.items())
+def _say_ending(progress: Progress) -> None:
+    errors = list(progress.errors.items())
     for (_, identity), reason in errors[:MOST_NAMED]:
         say(f"error row: {identity}: {reason}")
-    for reason in standing.killers.values():
+    for reason in progress.killers.values():
         say(f"given up: {reason}")
     if len(errors) > MOST_NAMED:
         say(f"and {len(errors) - MOST_NAMED:,} more error rows; `sweep show --errors` lists them")
-    if standing.stopped:
-        say(f"stopped with {standing.done:,} of {standing.total:,} done; run the same command to resume")
+    if progress.stopped:
+        say(f"stopped with {progress.done:,} of {progress.total:,} done; run the same command to resume")
         raise typer.Exit(INTERRUPTED)
 
 

@@ -1,4 +1,4 @@
-"""Thousands of replays: jobs in batches, run by supervised workers here or on a cluster, kept as parts."""
+"""Plan thousands of replays, run them on supervised workers here or on a cluster, and store their results as parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch: jobs that one worker does in turn, and the part that they make together."""
+"""Replay a batch, the jobs that one worker runs in turn, into one part."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ from moereplay.traces.store import open_trace
 
 @dataclass(frozen=True)
 class Batch:
-    """Jobs, and how to replay them."""
+    """Jobs for one worker, and how to replay them."""
 
     number: int
     jobs: tuple[Job, ...]
     engine: str
     requests: bool
-    policies: tuple[tuple[str, bytes], ...] = ()  #: files of the user's own, as `policies.files.registered` gives them
+    policies: tuple[
+        tuple[str, bytes], ...
+    ] = ()  #: files of the user's own, as `policies.files.registered` returns them
 
 
 class Headline(NamedTuple):
-    """What the driver gets of a finished job."""
+    """Summary of a finished job for the driver."""
 
     key: tuple[str, str]
     seconds: float
@@ -47,14 +49,14 @@ class Headline(NamedTuple):
     figures: dict[str, float]
 
 
-class Made(NamedTuple):
-    """What a batch comes to."""
+class Computed(NamedTuple):
+    """Result of a batch."""
 
     part: Part
     headlines: list[Headline]
 
 
-def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) -> Made:
+def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) -> Computed:
     """Replay a batch. A job that fails becomes an error row; `began` gets the position of each job as it starts."""
     tables: Rows = {}
     headlines = []
@@ -66,7 +68,7 @@ def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) 
             tables.setdefault(table, []).extend(rows)
         headlines.append(_headline(job, time.perf_counter() - start, result, error))
     files = {table: to_parquet(table, rows) for table, rows in tables.items() if rows}
-    return Made(Part(files, _holds(batch, headlines)), headlines)
+    return Computed(Part(files, _holds(batch, headlines)), headlines)
 
 
 def _attempt(job: Job, batch: Batch) -> tuple[Result | Counted | None, str | None]:
@@ -76,7 +78,7 @@ def _attempt(job: Job, batch: Batch) -> tuple[Result | Counted | None, str | Non
         return (count(trace, job.counted) if job.counted else replay(trace, job.config, engine=batch.engine)), None
     except (ConfigError, PolicyError, TraceError) as error:
         return None, str(error)
-    except Exception as error:  # one bad configuration is a row, not the end
+    except Exception as error:  # one bad configuration must not end the sweep
         return None, files.blamed(error) or f"unexpected {type(error).__name__}: {error}"
 
 
@@ -85,7 +87,7 @@ _opening = threading.Lock()
 
 
 def opened(path: Path, digest: str) -> Trace:
-    """A trace, opened once per process. Raises TraceError if it is no longer what the sweep was planned with."""
+    """Return a trace, opened once per process. Raises TraceError if it changed after the sweep was planned."""
     with _opening:
         if digest not in _traces:
             trace = open_trace(path)
@@ -96,7 +98,7 @@ def opened(path: Path, digest: str) -> Trace:
 
 
 def _holds(batch: Batch, headlines: list[Headline]) -> dict[str, list[str]]:
-    """Identities by what the part has of them; an error is no result."""
+    """Group identities by the kind of rows in the part; a failed job counts as an error, not as a result."""
     holds: dict[str, list[str]] = {}
     for (kind, identity), _, error, _ in headlines:
         holds.setdefault("error" if error else kind, []).append(identity)
@@ -109,25 +111,21 @@ def _headline(job: Job, seconds: float, result: Result | Counted | None, error: 
     return Headline(job.key, seconds, error, searched(result) if isinstance(result, Result) else {})
 
 
-# -- What a job of a sweep adds to the tables of its part: the rows of a result, of a count, or of an error.
+# -- Rows of a part: of a result, a count or an error
 
 TABLES = table_schemas(setting_kinds(), KINDS)
 
 
 def rows_of(job: Job, result: Result | Counted | None, error: str | None, requests: bool) -> Rows:
-    """The rows that one job adds to each table."""
+    """Return the rows that one job adds to each table."""
     if job.kind == "bound":
         return {"bounds": [] if result is None else [key(job.identity) | dict(cast(Counted, result))]}
     if not isinstance(result, Result):
-        return {"configurations": [key(job.identity) | {"bound": job.bound, "error": error} | _asked(job)]}
+        settings = job.config.model_dump(mode="json") | {"trace": job.digest, "semantics": SEMANTICS_VERSION}
+        return {"configurations": [key(job.identity) | {"bound": job.bound, "error": error} | settings]}
     return tables.rows_of(result, job.bound, requests)
 
 
 def to_parquet(name: str, rows: Iterable[Row]) -> bytes:
-    """Rows of a table as a Parquet file."""
+    """Encode rows of a table as a Parquet file."""
     return tables.to_parquet(rows, TABLES[name])
-
-
-def _asked(job: Job) -> Row:
-    """What is known of a configuration that could not be replayed."""
-    return job.config.model_dump(mode="json") | {"trace": job.digest, "semantics": SEMANTICS_VERSION}

@@ -1,6 +1,6 @@
-"""Checks of a sweep: of every N configurations one is measured, or run live, beside a replay of the same tokens.
+"""Check a sweep: measure one of every N configurations, or run it live, and compare with a replay of the same tokens.
 
-What runs is a `Checker`: `tracegen.offload.checks` measures, `tracegen.live.checks` runs the model.
+A `Checker` runs configurations: `tracegen.offload.checks` measures transfers, `tracegen.live.checks` runs the model.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ Run = Callable[[ReplayConfig], tuple[Side, Side]]
 
 
 class Checker(Protocol):
-    """A way to check configurations."""
+    """Interface of a way to check configurations."""
 
     def how(self, trace: Trace) -> How:
-        """In which way, and on how much of this trace. Raises ConfigError where the trace has less."""
+        """Return the way and the amount of this trace. Raises ConfigError if the trace is shorter."""
         ...
 
     def refusal(self, trace: Trace, config: ReplayConfig) -> str | None:
-        """Why this configuration cannot be checked; None if it can."""
+        """Return why this configuration cannot be checked; None if it can."""
         ...
 
     def opened(self, trace: Trace, configs: Sequence[ReplayConfig]) -> AbstractContextManager[Run]:
-        """What runs these configurations, one after the other. Raises ConfigError where this machine cannot."""
+        """Open a runner for these configurations in turn. Raises ConfigError if this machine cannot run them."""
         ...
 
 
 class Chosen(NamedTuple):
-    """What is checked, and the configurations before it that cannot be."""
+    """Jobs to check, and those that were passed over because they cannot be checked."""
 
     jobs: list[Job]
     skipped: list[Refusal]
@@ -50,8 +50,8 @@ class Chosen(NamedTuple):
 def chosen(jobs: Sequence[Job], every: int, refusal: Callable[[Job], str | None]) -> Chosen:
     """Choose one of every `every` jobs, so that each value of each axis is checked in proportion to its jobs.
 
-    Open-loop sets come first, as their error is the least known. Next is always the job whose values have been checked
-    too seldom so far; the hash of its identity decides among equals. A smaller `every` adds to the choice.
+    Open-loop sets come first, because their error is the least known. The next job is the one whose values are checked
+    too rarely so far; the hash of its identity breaks ties. A smaller `every` adds jobs and drops none.
     """
     left = sorted(jobs, key=lambda job: hashlib.sha256(job.identity.encode()).digest())
     draw = _Draw(left)
@@ -68,7 +68,7 @@ def chosen(jobs: Sequence[Job], every: int, refusal: Callable[[Job], str | None]
 
 
 class _Draw:
-    """Jobs that are drawn one after the other, balanced over their axes."""
+    """Draw of jobs one after the other, balanced over their axes."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._open = np.array([job.config.policy_set().open_loop for job in jobs], bool)
@@ -95,7 +95,7 @@ class _Draw:
         return int(np.where(among, lacking, np.iinfo(np.int64).min).argmax())
 
     def take(self, at: int, is_checked: bool) -> None:
-        """Take a job out; if it is checked, its values are that much nearer to their share."""
+        """Remove a job from the draw; a checked one counts towards the share of its values."""
         self._left[at] = False
         if is_checked:
             self._checked += 1
@@ -104,7 +104,7 @@ class _Draw:
 
 
 class Checks:
-    """The checks of one sweep: which of its configurations, and where they are kept."""
+    """Checks of one sweep: chooses configurations, runs them and stores the results."""
 
     def __init__(self, checker: Checker, traces: Sequence[Trace], folder: Path) -> None:
         self._checker, self._folder = checker, folder
@@ -112,11 +112,11 @@ class Checks:
         self._how = {digest: checker.how(trace) for digest, trace in self._traces.items()}
 
     def chosen(self, jobs: Sequence[Job], every: int) -> Chosen:
-        """As `chosen`; what is checked already can be."""
+        """Choose as the function `chosen` does; jobs with a stored check are always eligible."""
         return chosen(jobs, every, self._refusal)
 
     def chosen_of_search(self, front: Sequence[Job], others: Sequence[Job], every: int) -> Chosen:
-        """All of a Pareto set that can be checked, and of the other trials as `chosen`."""
+        """Choose all of a Pareto set that can be checked, and one of every `every` other trials."""
         best, rest = self.chosen(front, 1), self.chosen([job for job in others if job not in front], every)
         return Chosen([*best.jobs, *rest.jobs], [*best.skipped, *rest.skipped])
 
@@ -126,7 +126,7 @@ class Checks:
         done: Callable[[], None] = lambda: None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """One at a time, trace by trace; each is kept when it is complete. Raises ConfigError or ResultError."""
+        """Check jobs one at a time, trace by trace, and store each result. Raises ConfigError or ResultError."""
         for digest, trace in self._traces.items():
             own = [job for job in self.left(jobs) if job.digest == digest]
             if not own or stopping():
@@ -140,11 +140,11 @@ class Checks:
                     done()
 
     def left(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those that are not checked yet."""
+        """Return the jobs without a stored check."""
         return [job for job in jobs if not self._is_kept(job)]
 
     def found(self, jobs: Sequence[Job]) -> list[Check]:
-        """Every check of these jobs that is kept, in whatever way it was made."""
+        """Return every stored check of these jobs, whichever way it was made."""
         wanted = {job.identity for job in jobs}
         return [check for check in stored.load(self._folder) if check.identity in wanted]
 

@@ -1,4 +1,4 @@
-"""A sweep as jobs of a SLURM cluster, by submitit: one shard per node, all into one shared folder or bucket."""
+"""Run a sweep on a cluster: as SLURM jobs (submitit), one shard per node, or as tasks of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 from moereplay.policies import files
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import extra
-from moereplay.sweeps.batches import Batch, Made, compute
+from moereplay.sweeps.batches import Batch, Computed, compute
 from moereplay.sweeps.dispatch import Event, Lost, Stored, Unwritable
 from moereplay.sweeps.jobs import Job, shard
 from moereplay.sweeps.local import LocalExecutor
@@ -35,7 +35,7 @@ HERE = "no SLURM on this machine (no sbatch): the shards run here"
 
 
 class Shards(NamedTuple):
-    """What every node is told."""
+    """Arguments of every node."""
 
     file: Path
     changes: tuple[str, ...]
@@ -44,17 +44,17 @@ class Shards(NamedTuple):
     workers: int
     nodes: int
     keep_going: bool
-    policies: tuple[tuple[str, bytes], ...]  #: files of the user's own, as they were when the shards were submitted
-    command: tuple[str, ...]  #: that submitted them
+    policies: tuple[tuple[str, bytes], ...]  #: user policy files, as they were at submission
+    command: tuple[str, ...]  #: of the submission
 
     @property
     def logs(self) -> Path:
-        """A folder that every node sees, as it sees the experiment."""
+        """Folder of submitit's scripts and logs, on the same file system as the experiment."""
         return self.out.beside(self.file.parent) / LOGS
 
 
 def run_shard(shards: Shards, index: int) -> str:
-    """On a node: shard `index` of the sweep; one line about how it ended."""
+    """Run shard `index` of the sweep on a node, and return a summary line."""
     files.register_all(shards.policies)
     sweep = planned(shards.file, shards.changes, shards.keep_going)
     jobs = left_to_do(sweep, shards.out, shard(sweep.jobs, (index, shards.nodes)))
@@ -72,33 +72,33 @@ def run_shard(shards: Shards, index: int) -> str:
 
 
 def run_shards(shards: Shards, options: dict[str, Any]) -> list[str]:
-    """Submit every shard, wait for all, and return what each said. Raises ConfigError if any failed."""
+    """Submit every shard, wait for all, and return their summary lines. Raises ConfigError if any failed."""
     executor = _executor(shards, options)
     jobs = executor.map_array(run_shard, [shards] * shards.nodes, range(1, shards.nodes + 1))
-    said, failed = [HERE] if executor.cluster == "local" and "cluster" not in options else [], []
+    lines, failed = [HERE] if executor.cluster == "local" and "cluster" not in options else [], []
     for job in jobs:
         error = job.exception()
-        (failed if error else said).append(f"job {job.job_id}: {last_line(str(error))}" if error else job.result())
+        (failed if error else lines).append(f"job {job.job_id}: {last_line(str(error))}" if error else job.result())
     if failed:
         advice = f"logs in {shards.logs}; run the same command to resume"
         raise ConfigError(f"{len(failed)} of {shards.nodes} shards failed, first {failed[0]}; {advice}")
-    return said
+    return lines
 
 
-def options_of(given: Sequence[str]) -> dict[str, Any]:
-    """`timeout_min=60` as submitit's parameters. Raises ConfigError."""
+def options_of(texts: Sequence[str]) -> dict[str, Any]:
+    """Parse options such as `timeout_min=60` into submitit's parameters. Raises ConfigError."""
     options: dict[str, Any] = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"--slurm {text!r}: write name=value, for example timeout_min=60 or slurm_partition=cpu")
+            raise ConfigError(f"invalid --slurm {text!r}: expected name=value, for example timeout_min=60")
         number = whole(value)
         options[name] = value if number is None else number
     return options
 
 
 def _executor(shards: Shards, options: dict[str, Any]) -> Any:
-    """Raises ConfigError if submitit is not installed or refuses an option."""
+    """Raise ConfigError if submitit is not installed or rejects an option."""
     submitit = extra("slurm", "submitit")
     own = options.get("slurm_setup", ())
     exports = [f"export {name}={quote(value)}" for name, value in find_own_packages().items()]
@@ -113,7 +113,7 @@ def _executor(shards: Shards, options: dict[str, Any]) -> Any:
 
 
 def last_line(text: str) -> str:
-    """Return the line that says what happened: of a node's last traceback the exception, else the last with a word."""
+    """Return the exception line of the last traceback in a log, else the last line with a word."""
     lines = [line.rstrip() for line in text.splitlines()]
     begins = [at for at, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     after = lines[begins[-1] + 1 :] if begins else []
@@ -121,17 +121,17 @@ def last_line(text: str) -> str:
     return raised or next((line.strip() for line in reversed(lines) if re.search(r"\w", line)), "no message")
 
 
-# -- Batches on a Ray cluster, running or started here. Parts come back as bytes: no folder need be shared.
+# -- Ray: parts come back as bytes, so that no folder must be shared
 
 #: A trace as a folder of files, (n,) uint8 each: Ray maps them without a copy.
 Packed = Mapping[str, np.ndarray]
 
 
 class RayExecutor:
-    """One CPU of the cluster per batch; Ray's own retries are off, so that a killer is found and named."""
+    """Executor on a Ray cluster, one CPU per batch. Ray's retries are off: the dispatcher retries."""
 
     def __init__(self, address: str, workers: int, out: Place, provenance: Mapping[str, Any]) -> None:
-        """`address` of a running cluster, `auto` to find it, or empty for a new one of `workers` CPUs here."""
+        """Connect to the cluster at `address` (`auto` finds it), or start one of `workers` CPUs here if it is empty."""
         self._ray = _started(address, workers)
         self._out, self._provenance = out, provenance
         self.slots = int(self._ray.cluster_resources().get("CPU", 1))
@@ -141,36 +141,36 @@ class RayExecutor:
 
     @property
     def room(self) -> int:
-        """Batches that would start now."""
+        """Number of batches that would start now."""
         return self.slots - len(self._running)
 
     def submit(self, batch: Batch, alone: bool = False) -> None:
-        """Run a batch; every task has its process to itself anyway."""
+        """Run a batch; a Ray task always has a process of its own."""
         traces = {job.digest: self._trace(job) for job in batch.jobs}
         self._running[self._remote.remote(batch, traces)] = batch
 
     def collect(self, seconds: float) -> Sequence[Event]:
-        """What has finished, waiting at most so long for the first."""
+        """Return finished batches, waiting at most `seconds` for the first."""
         waiting = list(self._running)
         self._ray.wait(waiting, timeout=seconds)
         ready, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
         return [self._ended(task, self._running.pop(task)) for task in ready]
 
     def close(self) -> None:
-        """Leave the cluster, ending one that was started here."""
+        """Disconnect, and stop a cluster that was started here."""
         for task in self._running:
             self._ray.cancel(task, force=True)
         self._ray.shutdown()
 
     def _trace(self, job: Job) -> Any:
-        """The object that holds a job's trace, put there once. In a list, so that only nodes without it load it."""
+        """Return a job's trace in Ray's object store. In a list, only nodes without the file load it."""
         if job.digest not in self._packed:
             self._packed[job.digest] = [self._ray.put(pack(job.trace))]
         return self._packed[job.digest]
 
     def _ended(self, task: Any, batch: Batch) -> Event:
         try:
-            made: Made = self._ray.get(task)
+            made: Computed = self._ray.get(task)
         except self._ray.exceptions.RayError as error:
             return Lost(batch, batch.jobs, str(error).splitlines()[0])
         try:
@@ -181,12 +181,12 @@ class RayExecutor:
 
 
 def pack(trace: Path) -> Packed:
-    """The files of a stored trace. Raises TraceError for links among them."""
+    """Read the files of a stored trace. Raises TraceError for symbolic links."""
     return {name: np.fromfile(trace / name, np.uint8) for name in files_of(open_trace(trace))}
 
 
 def place(packed: Packed, name: str, digest: str) -> Path:
-    """The trace as a folder on this machine; made once, whole or not at all."""
+    """Write the trace as a folder on this machine, once and atomically, and return it."""
     final = temporary() / digest[:32] / name
     if final.exists():
         return final
@@ -202,8 +202,8 @@ def place(packed: Packed, name: str, digest: str) -> Path:
     return final
 
 
-def _run(batch: Batch, traces: Mapping[str, Sequence[Any]]) -> Made:
-    """In a worker: from the trace's own folder where it is shared, else from Ray's object store."""
+def _run(batch: Batch, traces: Mapping[str, Sequence[Any]]) -> Computed:
+    """Run a batch in a worker: on the trace's folder if the node sees it, else on a copy from Ray's store."""
     ray = extra("ray", "ray")
     jobs = []
     for job in batch.jobs:
@@ -213,7 +213,7 @@ def _run(batch: Batch, traces: Mapping[str, Sequence[Any]]) -> Made:
 
 
 def _started(address: str, workers: int) -> Any:
-    """Ray, connected. Raises ConfigError if it is not installed or the cluster cannot be reached."""
+    """Return the connected Ray module. Raises ConfigError if it is not installed or the cluster cannot be reached."""
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else workers would run `uv run` again
     find_own_packages()
     ray = extra("ray", "ray")
@@ -221,6 +221,8 @@ def _started(address: str, workers: int) -> Any:
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level="error", **here)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        said = str(error).splitlines()[0]
-        raise ConfigError(f"no Ray cluster at {address!r}: {said}; start one with: ray start --head") from None
+        message = str(error).splitlines()[0]
+        raise ConfigError(
+            f"cannot reach a Ray cluster at {address!r}: {message}; start one with: ray start --head"
+        ) from None
     return ray

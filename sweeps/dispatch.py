@@ -1,4 +1,7 @@
-"""The driver of a sweep: longest jobs first, in batches of a few seconds; jobs that kill their worker, by name."""
+"""Dispatch the jobs of a sweep to an executor: longest first, in batches of a few seconds.
+
+A job that was running when its worker died runs once more, alone. If that worker dies too, the job is given up.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.batches import Batch, Headline
 from moereplay.sweeps.jobs import Job
 
-#: A batch is what a kill can cost: a few seconds, in a long sweep up to a hundredth of it; parts stay few.
+#: A kill costs at most a batch: a few seconds, or a hundredth of a long sweep; larger batches keep parts few.
 LEAST_SECONDS, MOST_SECONDS, SHARE = 3.0, 60.0, 0.01
 MOST_JOBS = 64
-BATCHES_PER_SLOT = 3  #: left to hand out when batches begin to shrink, so that all slots end together
+BATCHES_PER_SLOT = 3  #: below it batches shrink, so that all slots end together
 
 
 @dataclass
-class Standing:
-    """How far a sweep is. `best` is the best value of each figure so far, with the job's identity."""
+class Progress:
+    """Progress of a sweep. `best` has the best value of each figure so far, with the job's identity."""
 
     total: int
     started: float = field(default_factory=time.monotonic)
     done: int = 0
     errors: dict[tuple[str, str], str] = field(default_factory=dict)  #: jobs that became error rows
-    killers: dict[tuple[str, str], str] = field(default_factory=dict)  #: jobs given up, by what they did
+    killers: dict[tuple[str, str], str] = field(default_factory=dict)  #: jobs that were given up, with the reason
     stopped: bool = False
     best: dict[str, tuple[float, str]] = field(default_factory=dict)
     figures: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  #: of every job that has a result
@@ -40,7 +43,7 @@ class Standing:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the rate so far; None before the first."""
+        """Estimated seconds to the end; None before the first job."""
         return (self.total - self.done) / self.per_second if self.done else None
 
     def count(self, headline: Headline) -> None:
@@ -58,41 +61,40 @@ class Standing:
 
 
 class Dispatcher:
-    """Hands jobs to an executor until all are stored, given up, or a stop is asked for."""
+    """Driver that hands jobs to an executor until all are stored or given up, or a stop is requested."""
 
     def __init__(self, jobs: Iterable[Job], executor: Executor, engine: str, requests: bool) -> None:
         self._queue = deque(sorted(jobs, key=lambda job: -job.work))  # stable: ties in the given order
-        self._suspects: deque[Job] = deque()  # each has been in progress when a worker died; now one at a time
+        self._suspects: deque[Job] = deque()  # were running when a worker died; they run one at a time
         self._struck: set[tuple[str, str]] = set()
         self._executor, self._engine, self._requests = executor, engine, requests
         self._running: dict[int, Batch] = {}
         self._numbers = 0
         self._seconds, self._work = 0.0, 0  # of finished jobs
         self._unwritable: str | None = None  # why a part could not be stored
-        self.standing = Standing(len(self._queue))
+        self.progress = Progress(len(self._queue))
 
-    def run(self, watch: Callable[[Standing], None], stopping: Callable[[], bool]) -> Standing:
-        """`watch` is called at every change and about once a second.
+    def run(self, watch: Callable[[Progress], None], stopping: Callable[[], bool]) -> Progress:
+        """Run all jobs; call `watch` at every change and about once a second.
 
-        Raises ConfigError if a part cannot be written, once the others in flight are.
+        Raises ConfigError if a part cannot be written, after the other batches in flight have ended.
         """
         while self._running or (self._left and not self._ends(stopping)):
             if not self._ends(stopping):
                 self._hand_out()
             for event in self._executor.collect(1.0):
-                self._digest(event)
-            watch(self.standing)
+                self._apply(event)
+            watch(self.progress)
         if self._unwritable:
             raise ConfigError(self._unwritable)
-        self.standing.stopped = bool(self._left)
-        return self.standing
+        self.progress.stopped = bool(self._left)
+        return self.progress
 
     @property
     def _left(self) -> int:
         return len(self._queue) + len(self._suspects)
 
     def _ends(self, stopping: Callable[[], bool]) -> bool:
-        """Whether nothing more is handed out."""
         return self._unwritable is not None or stopping()
 
     def _hand_out(self) -> None:
@@ -102,7 +104,7 @@ class Dispatcher:
             self._submit(self._next_jobs(), alone=False)
 
     def _alone(self) -> bool:
-        """Whether a suspect is running: one process more than asked for is enough."""
+        """Return whether a suspect is running: at most one process beyond the requested workers."""
         return any(job.key in self._struck for batch in self._running.values() for job in batch.jobs)
 
     def _submit(self, jobs: list[Job], alone: bool) -> None:
@@ -112,7 +114,7 @@ class Dispatcher:
         self._executor.submit(batch, alone)
 
     def _next_jobs(self) -> list[Job]:
-        """A batch's worth from the front of the queue."""
+        """Take the jobs of a batch from the front of the queue."""
         most = min(MOST_JOBS, max(1, len(self._queue) // (BATCHES_PER_SLOT * self._executor.slots)))
         target = self._work_of(self._target_seconds())
         jobs = [self._queue.popleft()]
@@ -123,14 +125,14 @@ class Dispatcher:
         return jobs
 
     def _target_seconds(self) -> float:
-        elapsed = time.monotonic() - self.standing.started
+        elapsed = time.monotonic() - self.progress.started
         return min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * elapsed))
 
     def _work_of(self, seconds: float) -> float:
-        """0 before anything is known, so that first batches hold one job."""
+        """Return the work of so many seconds; 0 before the first result, so that first batches hold one job."""
         return seconds * self._work / self._seconds if self._seconds else 0.0
 
-    def _digest(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         batch = self._running.pop(event.batch.number)
         if isinstance(event, Unwritable):
             self._unwritable = self._unwritable or event.reason
@@ -138,12 +140,12 @@ class Dispatcher:
         if isinstance(event, Stored):
             for job, headline in zip(batch.jobs, event.headlines, strict=True):
                 self._seconds, self._work = self._seconds + headline.seconds, self._work + job.work
-                self.standing.count(headline)
+                self.progress.count(headline)
             return
         self._resubmit(event)
 
     def _resubmit(self, lost: Lost) -> None:
-        """Once, each suspect in a process of its own; one that kills again is given up."""
+        """Requeue the jobs of a lost batch; a suspect runs once more, alone, and is given up after a second death."""
         for job in lost.batch.jobs:
             if job not in lost.suspects:
                 self._queue.appendleft(job)
@@ -151,11 +153,11 @@ class Dispatcher:
                 self._struck.add(job.key)
                 self._suspects.append(job)
             else:
-                self.standing.done += 1
-                self.standing.killers[job.key] = f"{job.name}: its worker ended twice ({lost.reason})"
+                self.progress.done += 1
+                self.progress.killers[job.key] = f"{job.name}: its worker ended twice ({lost.reason})"
 
 
-# -- What runs batches: processes here, a Ray cluster, or anything with these five members.
+# -- Events and the interface of executors
 
 
 @dataclass(frozen=True)
@@ -168,10 +170,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Lost:
-    """A batch whose worker died: nothing of it is stored."""
+    """A batch whose worker died before anything was stored."""
 
     batch: Batch
-    suspects: tuple[Job, ...]  #: what may have killed it: the job in progress, or all if that is not known
+    suspects: tuple[Job, ...]  #: jobs that may have killed it: the one in progress, or all if unknown
     reason: str
 
 
@@ -187,23 +189,23 @@ Event = Stored | Lost | Unwritable
 
 
 class Executor(Protocol):
-    """Runs batches. Order, retries and progress are the dispatcher's."""
+    """Interface of what runs batches. Order, retries and progress are the dispatcher's."""
 
     slots: int  #: batches that run at once
 
     @property
     def room(self) -> int:
-        """Batches that would start now."""
+        """Number of batches that would start now."""
         ...
 
     def submit(self, batch: Batch, alone: bool = False) -> None:
-        """Run a batch; `alone` in a process that has nothing else to lose."""
+        """Run a batch, in a process without other batches if `alone`."""
         ...
 
     def collect(self, seconds: float) -> Sequence[Event]:
-        """What has happened, waiting at most so long for something to."""
+        """Return events, waiting at most `seconds` for the first."""
         ...
 
     def close(self) -> None:
-        """Give everything back, running or not."""
+        """Release all resources, even of running batches."""
         ...

@@ -1,4 +1,4 @@
-"""Many configurations over one trace: expand comma lists, check them all, replay, each beside its bound."""
+"""Replay many configurations over one trace: expand comma lists, check all, replay each with its bound."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Outcome = tuple[Result, Counted | None]
 
 
 def expand(lists: Mapping[str, str], fixed: Mapping[str, object]) -> list[ReplayConfig]:
-    """Every combination of the comma lists, in their order. Raises ConfigError or PolicyError."""
+    """Return every combination of the comma lists, in their order. Raises ConfigError or PolicyError."""
     axes = [[part.strip() for part in text.split(",")] for text in lists.values()]
     for name, parts in zip(lists, axes, strict=True):
         if "" in parts:
@@ -53,7 +53,7 @@ def run_grid(
 ) -> Iterator[Outcome]:
     """Replay every configuration, in order, with its bound if `bounded`; `done` is called after each replay.
 
-    All are checked at once, and replayed as they are asked for. Raises ConfigError, PolicyError or TraceError.
+    All are checked at once, and replayed when the iterator advances. Raises ConfigError, PolicyError or TraceError.
     """
     check_engine(engine)
     for config in configs:
@@ -71,7 +71,7 @@ def _outcomes(trace: Trace, bounds: Sequence[Bound | None], results: Iterator[Re
 
 
 class Run(NamedTuple):
-    """What all replays of a grid have in common."""
+    """Arguments that all replays of a grid share."""
 
     trace: Trace
     log: bool
@@ -91,7 +91,7 @@ def _replays(run: Run, configs: Sequence[ReplayConfig], workers: int, done: Call
 
 
 def _mapped(run: Run, configs: Sequence[ReplayConfig], workers: int) -> Iterator[Result]:
-    """Results in order: machine code runs in threads, Python in processes, and what is in memory only in this one."""
+    """Yield results in order: machine code in threads, Python in processes, traces in memory in this process."""
     if run.engine == "compiled" and workers > 1:
         yield from in_threads(run, configs, workers)
     elif workers > 1 and run.trace.path is not None:
@@ -116,24 +116,24 @@ def _open_once(path: Path) -> Trace:
     return open_trace(path)
 
 
-# -- How many configurations one command takes: counted before any is made, so that a slip of the pen is told at once.
+# -- Limit on the configurations of a command, checked before any is made
 
-#: Planning takes about a quarter of a millisecond each; every one of them is checked before the first replay.
+#: Planning takes about a quarter of a millisecond per configuration, and precedes the first replay.
 MOST_CONFIGURATIONS = 100_000
 
 
 def check_count(count: int, what: str, advice: str) -> None:
-    """Raises ConfigError if `count` of `what` ("e.toml: [grid] makes") are too many; `advice` says what to do."""
+    """Raise ConfigError if `count` configurations of `what` ("e.toml: [grid] makes") are too many, with advice."""
     if count > MOST_CONFIGURATIONS:
         number = f"{count:,}" if count < 10**18 else f"more than {10**18:,}"
         raise ConfigError(f"{what} {number} configurations; one command takes {MOST_CONFIGURATIONS:,}: {advice}")
 
 
-# -- The capacities of a curve at which a machine's times decide, replayed one by one on a machine.
+# -- Capacities of a curve where transfer times decide: replayed one by one on a platform
 
 
 def undecided(curve: Curve, platform: str) -> list[ReplayConfig]:
-    """The replays that decide the rest of a curve, smallest capacity first."""
+    """Return the replays that decide the undecided capacities of a curve, smallest first."""
     left = curve.capacity_bytes[~curve.decided]
     return [curve.config.model_copy(update={"capacity": f"{capacity}B", "platform": platform}) for capacity in left]
 
@@ -146,9 +146,9 @@ def decide(
     done: Callable[[], None] = lambda: None,
     engine: str = ENGINES[0],
 ) -> Curve:
-    """The curve without gaps; what was undecided holds for `platform` alone. `done` is called after each replay.
+    """Replay the undecided capacities of a curve on `platform`, for which alone they hold.
 
-    Raises ConfigError if the platform or the engine is unknown.
+    Calls `done` after each replay. Raises ConfigError if the platform or the engine is unknown.
     """
     configs = undecided(curve, platform)
     if not configs:

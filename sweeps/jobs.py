@@ -1,4 +1,4 @@
-"""The jobs of a sweep: the replay of every configuration on every trace, and the counts that bound them."""
+"""List the jobs of a sweep: a replay of every configuration on every trace, and the counts that bound them."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class Job:
     """One replay, or one count that bounds replays."""
 
     kind: Kind  #: `bound` only feeds the table of bounds
-    identity: str  #: of everything that the result depends on
+    identity: str  #: hash of everything that the result depends on
     bound: str | None  #: identity of the count that bounds it, if there is one
     trace: Path
     digest: str  #: the trace's
-    config: ReplayConfig  #: of a count, one that it bounds
+    config: ReplayConfig  #: for a count, one of those that it bounds
     work: int  #: relative cost
-    counted: Bound | None = None  #: of a count, what it counts
+    counted: Bound | None = None  #: for a count, its definition
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from the other jobs of a sweep."""
+        """Unique key within the sweep."""
         return self.kind, self.identity
 
     @property
     def name(self) -> str:
-        """As a message names it."""
+        """Name in messages: identity, trace and settings that differ from the defaults."""
         changed = {name: value for name, value in self.config if value != ReplayConfig.model_fields[name].default}
         settings = " ".join(f"{name}={value}" for name, value in changed.items())
         return f"{self.identity} ({self.trace.name} {settings or 'with every default'})"
@@ -55,7 +55,7 @@ class Refusal(NamedTuple):
 
 
 def open_traces(patterns: Iterable[str], folder: Path, file: Path) -> list[Trace]:
-    """Traces by path or glob relative to `folder`, or by URL; each once. Raises ConfigError or TraceError."""
+    """Open traces by path or glob relative to `folder`, or by URL; each once. Raises ConfigError or TraceError."""
     found: dict[str, Trace] = {}
     paths = (path.resolve() for pattern in dict.fromkeys(patterns) for path in _paths(pattern, folder, file))
     for path in dict.fromkeys(paths):
@@ -69,31 +69,28 @@ def open_traces(patterns: Iterable[str], folder: Path, file: Path) -> list[Trace
 
 def _paths(pattern: str, folder: Path, file: Path) -> list[Path]:
     if "\0" in pattern:
-        raise ConfigError(f"{file}: traces: {pattern!r} is no path: it has a zero byte")
+        raise ConfigError(f"{file}: traces: invalid path {pattern!r}: it contains a zero byte")
     if is_url(pattern):
         return [fetched(pattern)]
-    paths = _matches(pattern, folder, file) if any(sign in pattern for sign in "*?[") else [_named(folder, pattern)]
+    paths = (
+        _matches(pattern, folder, file) if any(sign in pattern for sign in "*?[") else [bundled(Path(pattern), folder)]
+    )
     if not paths:
         raise ConfigError(f"{file}: traces: nothing matches {pattern!r} in {folder.resolve()}")
     return paths
 
 
-def _named(folder: Path, pattern: str) -> Path:
-    """A path relative to the folder, or the bundled trace."""
-    return bundled(Path(pattern), folder)
-
-
 def _matches(pattern: str, folder: Path, file: Path) -> list[Path]:
-    """The paths that a glob names, one from the root too. Raises ConfigError for what is no glob."""
+    """Return the paths that a relative or absolute glob matches. Raises ConfigError for an invalid glob."""
     root = Path(pattern).anchor
     try:
         return sorted((Path(root) if root else folder).glob(pattern.removeprefix(root)))
     except (ValueError, NotImplementedError) as refused:
-        raise ConfigError(f"{file}: traces: {pattern!r} is no glob: {refused}") from None
+        raise ConfigError(f"{file}: traces: invalid glob {pattern!r}: {refused}") from None
 
 
 def jobs_of(traces: Sequence[Trace], configs: Sequence[ReplayConfig], bounded: bool) -> tuple[list[Job], list[Refusal]]:
-    """Every distinct job, configurations before bounds, and the configurations that cannot run on their trace."""
+    """Return every distinct job, configurations before bounds, and those that cannot run on their trace."""
     jobs: dict[tuple[str, str], Job] = {}
     refusals: list[Refusal] = []
     for trace in traces:
@@ -111,7 +108,7 @@ def jobs_of(traces: Sequence[Trace], configs: Sequence[ReplayConfig], bounded: b
 
 
 def job_of(trace: Trace, config: ReplayConfig) -> Job:
-    """One configuration on a stored trace; one that cannot run on it has no bound."""
+    """Return the job of a configuration on a stored trace; without a bound if it cannot run."""
     return _job(trace, config, None if _refusal(trace, config) else bound_of(trace, config))
 
 
@@ -121,39 +118,39 @@ def _job(trace: Trace, config: ReplayConfig, bound: Bound | None) -> Job:
 
 
 def _counting(trace: Trace, config: ReplayConfig, bound: Bound) -> Job:
-    """The count that bounds a configuration, and others like it."""
+    """Return the count that bounds a configuration and others like it."""
     identity = bound.identity(trace)
     return Job("bound", identity, identity, *_where(trace), config, _accesses(trace), bound)
 
 
 def _where(trace: Trace) -> tuple[Path, str]:
     if trace.path is None:
-        raise ConfigError("a sweep replays stored traces; write this one first")
+        raise ConfigError("a sweep requires stored traces; write this one first")
     return trace.path, trace.digest
 
 
 def _work(trace: Trace, config: ReplayConfig) -> int:
-    """Accesses, twice where something is prefetched as well."""
+    """Return the relative cost: accesses, doubled for prefetching configurations."""
     prefetching = config.prefetch.partition(":")[0] != "none"
     return _accesses(trace) * (1 + prefetching)
 
 
 def _accesses(trace: Trace) -> int:
-    """Before the union over tokens."""
+    """Count accesses before the union over the tokens of a pass."""
     return trace.tokens * trace.geometry.layers * trace.geometry.k
 
 
 def shard(jobs: Iterable[Job], share: tuple[int, int]) -> list[Job]:
-    """The jobs of part i of n, 1 <= i <= n, by their identity: every job is in one part, wherever it is asked."""
+    """Return the jobs of shard i of n, 1 <= i <= n, by identity: every process assigns a job to the same shard."""
     index, of = share
     return [job for job in jobs if int(job.identity, 16) % of == index - 1]
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """`2/8` as (2, 8). Raises ConfigError."""
+    """Parse `2/8` as (2, 8). Raises ConfigError."""
     index, of = (whole(part) for part in text.partition("/")[::2])
     if index is None or of is None or not 1 <= index <= of:
-        raise ConfigError(f"--shard {text!r}: write i/n with 1 <= i <= n, for example 2/8")
+        raise ConfigError(f"invalid --shard {text!r}: expected i/n with 1 <= i <= n, for example 2/8")
     return index, of
 
 

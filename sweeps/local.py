@@ -1,4 +1,4 @@
-"""Workers on this machine: a few processes of threads each, replaced when they die."""
+"""Run batches on worker processes of this machine, each with some threads; dead workers are replaced."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ from moereplay.sweeps.processes import ending, started
 from moereplay.sweeps.store import Place
 
 CORES_PER_PROCESS = 8  #: threads share their traces; processes limit what one death costs
-#: Every replay is one thread; libraries must not add their own.
+#: A replay uses one thread; libraries must not add their own.
 ONE_THREAD = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "POLARS_MAX_THREADS", "OPENBLAS_NUM_THREADS")
-MOST_STILLBORN = 3
+MOST_FAILED_STARTS = 3
 
 
 @dataclass
 class Worker:
-    """A process, and the batches that it has."""
+    """Driver's side of a worker process, and its batches."""
 
     process: SpawnProcess
     connection: connections.Connection
     threads: int
-    alone: bool = False  #: made for one batch
+    alone: bool = False  #: started for one batch
     ready: bool = False
     batches: dict[int, Batch] = field(default_factory=dict)
     positions: dict[int, int] = field(default_factory=dict)  #: the job in progress of each batch
 
     @property
     def room(self) -> int:
-        """Batches that it could start now."""
+        """Number of batches that it could start now."""
         return 0 if self.alone else self.threads - len(self.batches)
 
     def in_progress(self, batch: Batch) -> tuple[Job, ...]:
-        """The job of a batch that it has begun last, if any."""
+        """Return the job of a batch that it began last, if any."""
         return (batch.jobs[self.positions[batch.number]],) if batch.number in self.positions else ()
 
 
 class LocalExecutor:
-    """Batches on processes of this machine, by threads where the engine lets go of the interpreter."""
+    """Executor on processes of this machine, with threads in them if the engine releases the GIL."""
 
     def __init__(self, workers: int, nogil: bool, out: Place, provenance: Mapping[str, Any]) -> None:
-        """`workers` batches run at once."""
+        """Start workers for `workers` batches at once."""
         processes = -(-workers // CORES_PER_PROCESS) if nogil else workers
         self._out, self._provenance = out, provenance
-        self._stillborn = 0
+        self._failed_starts = 0
         shares = [workers // processes + (index < workers % processes) for index in range(processes)]
         self._workers = [self._start(threads) for threads in shares]
         self.slots = workers
 
     @property
     def room(self) -> int:
-        """Batches that would start now."""
+        """Number of batches that would start now."""
         return sum(worker.room for worker in self._workers)
 
     def submit(self, batch: Batch, alone: bool = False) -> None:
@@ -79,7 +79,7 @@ class LocalExecutor:
             worker.connection.send(batch)
 
     def collect(self, seconds: float) -> list[Event]:
-        """What has happened, waiting at most so long for something to. Raises ConfigError if workers do not start."""
+        """Return events, waiting at most `seconds` for the first. Raises ConfigError if workers do not start."""
         by_connection = {worker.connection: worker for worker in self._workers}
         events: list[Event] = []
         for ready in connections.wait(list(by_connection), seconds):
@@ -87,7 +87,7 @@ class LocalExecutor:
         return events
 
     def close(self) -> None:
-        """Let workers end; those still at work, or still starting, are killed."""
+        """Let idle workers end, and kill those that are busy or still starting."""
         for worker in self._workers:
             with suppress(OSError):
                 worker.connection.send(None)
@@ -97,7 +97,7 @@ class LocalExecutor:
             worker.process.join()
 
     def pids(self) -> list[int]:
-        """Process ids of the workers that have started."""
+        """Return the process ids of the workers that have started."""
         return [worker.process.pid for worker in self._workers if worker.process.pid]
 
     def _start(self, threads: int) -> Worker:
@@ -105,40 +105,42 @@ class LocalExecutor:
             return Worker(*started(work, threads, self._out, self._provenance), threads)
 
     def _received(self, worker: Worker) -> list[Event]:
-        """Everything that a worker has said, and its death if that came after."""
+        """Return the pending messages of a worker as events, then its exit event if it died."""
         events: list[Event] = []
         try:
             while worker in self._workers and worker.connection.poll():
-                events += self._understand(worker, worker.connection.recv())
+                events += self._handle(worker, worker.connection.recv())
         except (EOFError, OSError):
-            events += self._bury(worker)
+            events += self._replace(worker)
         return events
 
-    def _understand(self, worker: Worker, told: Told) -> Sequence[Event]:
-        if told.what == "ready":
+    def _handle(self, worker: Worker, message: Message) -> Sequence[Event]:
+        if message.what == "ready":
             worker.ready = True
-        elif told.what == "began":
-            worker.positions[told.batch] = told.position
+        elif message.what == "began":
+            worker.positions[message.batch] = message.position
         else:
-            return [self._ended(worker, told)]
+            return [self._ended(worker, message)]
         return []
 
-    def _ended(self, worker: Worker, told: Told) -> Event:
-        """What became of a batch. A worker that was made for it alone is dismissed, if it still lives."""
-        batch = worker.batches.pop(told.batch)
+    def _ended(self, worker: Worker, message: Message) -> Event:
+        """Return the event that ends a batch, and dismiss a worker that was started for it alone."""
+        batch = worker.batches.pop(message.batch)
         if worker.alone:
             self._workers.remove(worker)
             with suppress(OSError):
                 worker.connection.send(None)
-        return Unwritable(batch, told.error) if told.what == "failed" else Stored(batch, told.headlines)
+        return Unwritable(batch, message.error) if message.what == "failed" else Stored(batch, message.headlines)
 
-    def _bury(self, worker: Worker) -> list[Event]:
-        """Replace a dead worker and say what it had; only the job in progress may have killed it."""
+    def _replace(self, worker: Worker) -> list[Event]:
+        """Replace a dead worker, and return its batches as lost; only the job in progress may have killed it."""
         worker.process.join()
         self._workers.remove(worker)
-        self._stillborn = 0 if worker.ready else self._stillborn + 1
-        if self._stillborn >= MOST_STILLBORN:
-            raise ConfigError(f"workers end as they start ({ending(worker.process)}); check memory, or lower --workers")
+        self._failed_starts = 0 if worker.ready else self._failed_starts + 1
+        if self._failed_starts >= MOST_FAILED_STARTS:
+            raise ConfigError(
+                f"worker processes exit immediately ({ending(worker.process)}); check memory, or lower --workers"
+            )
         if not worker.alone:
             self._workers.append(self._start(worker.threads))
         return [Lost(batch, worker.in_progress(batch), ending(worker.process)) for batch in worker.batches.values()]
@@ -146,7 +148,7 @@ class LocalExecutor:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """What a process started in here finds in its environment."""
+    """Set the thread limits of libraries in the environment of processes that start here."""
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
     try:
@@ -159,11 +161,11 @@ def _one_thread() -> Iterator[None]:
                 os.environ[name] = value
 
 
-# -- A worker process: threads that run batches and store their parts. It ends when its driver does, however that ends.
+# -- Inside a worker process: threads run batches and store their parts. It ends when its driver does
 
 
-class Told(NamedTuple):
-    """What a worker tells its driver."""
+class Message(NamedTuple):
+    """Message of a worker to its driver."""
 
     what: Literal["ready", "began", "stored", "failed"]
     batch: int = -1
@@ -174,33 +176,33 @@ class Told(NamedTuple):
 
 def work(connection: Connection, threads: int, out: Place, provenance: Mapping[str, Any]) -> None:
     """Run the batches that arrive, `threads` at a time, until None arrives or the driver is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the driver decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group; the driver decides
         signal.signal(number, signal.SIG_IGN)
     sending = threading.Lock()
 
-    def tell(told: Told) -> None:
-        with sending, suppress(OSError):  # without a driver nobody listens
-            connection.send(told)
+    def send(message: Message) -> None:
+        with sending, suppress(OSError):  # the driver is gone
+            connection.send(message)
 
     def run(batch: Batch) -> None:
         try:
-            made = compute(batch, lambda position: tell(Told("began", batch.number, position)))
-            out.store(made.part, provenance)
+            computed = compute(batch, lambda position: send(Message("began", batch.number, position)))
+            out.store(computed.part, provenance)
         except ConfigError as error:
-            tell(Told("failed", batch.number, error=str(error)))
-        except BaseException as error:  # a bug in here must not leave the driver waiting
-            tell(Told("failed", batch.number, error=f"unexpected {type(error).__name__}: {error}"))
+            send(Message("failed", batch.number, error=str(error)))
+        except BaseException as error:  # a bug here must not leave the driver waiting
+            send(Message("failed", batch.number, error=f"unexpected {type(error).__name__}: {error}"))
         else:
-            tell(Told("stored", batch.number, headlines=tuple(made.headlines)))
+            send(Message("stored", batch.number, headlines=tuple(computed.headlines)))
 
     with ThreadPoolExecutor(threads) as pool:
-        tell(Told("ready"))
+        send(Message("ready"))
         for batch in _batches(connection):
             pool.submit(run, batch)
 
 
 def _batches(connection: Connection) -> Iterator[Batch]:
-    """Batches as they arrive. Threads in a replay cannot be stopped, so without a driver the process ends at once."""
+    """Yield batches as they arrive. Without a driver the process exits at once: replays cannot be stopped."""
     while True:
         try:
             batch = connection.recv()

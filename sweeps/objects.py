@@ -1,4 +1,4 @@
-"""Objects below a URL (`s3://`, `gs://`, `az://`, `file://`, ...), by obstore; whatever fails is told in one line."""
+"""Access objects below a URL (`s3://`, `gs://`, `az://`, `file://`, ...) through obstore, and fetch traces."""
 
 from __future__ import annotations
 
@@ -18,95 +18,95 @@ from typing import Any
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import extra
 
-#: A mistyped address is told in seconds; what has been computed is worth minutes of a network that comes back.
+#: A mistyped address fails within seconds; computed results are worth waiting minutes for the network.
 FETCHES = {"max_retries": 5, "retry_timeout": timedelta(seconds=30)}
 STORES = {"max_retries": 12, "retry_timeout": timedelta(minutes=5)}
-#: What obstore reads from the environment.
+#: Environment variables that obstore reads.
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION (AWS_ENDPOINT_URL where it is not Amazon's)",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-#: Without credentials obstore asks the machine it runs on for a token.
+#: Without credentials obstore requests a token from the cloud machine that it runs on.
 REFUSED = ("latest/api/token", "token request", "401 Unauthorized", "403 Forbidden", "must be specified", "Missing ")
 MISSING = ("404 Not Found", "No such file or directory")
 
 
 def is_url(text: str) -> bool:
-    """Whether something is named by a URL."""
+    """Return whether a text is a URL."""
     return "://" in text
 
 
 def cache_folder() -> Path:
-    """The user's, for what was fetched."""
+    """Return the user's cache folder of this program."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moereplay"
 
 
 @dataclass(frozen=True)
 class Objects:
-    """What lies below a URL, which has no slash at its end. Everything in here raises ConfigError naming the URL."""
+    """Objects below a URL without a trailing slash. Every method raises ConfigError naming the URL."""
 
     url: str
 
     def names(self) -> list[str]:
-        """Of all objects, relative to the URL."""
-        with _told("fetch", self.url):
+        """List the names of all objects, relative to the URL."""
+        with _translated("fetch", self.url):
             pages = extra("remote", "obstore").list(_opened(self.url, fetching=True))
             return [found["path"] for page in pages for found in page]
 
     def get(self, name: str) -> bytes:
-        """The content of an object."""
-        with _told("fetch", f"{self.url}/{name}"):
+        """Return the content of an object."""
+        with _translated("fetch", f"{self.url}/{name}"):
             return bytes(extra("remote", "obstore").get(_opened(self.url, fetching=True), name).bytes())
 
     def put(self, name: str, data: bytes) -> None:
-        """Make an object, or make it anew; others see it whole or not at all."""
-        with _told("store", f"{self.url}/{name}"):
+        """Create or replace an object atomically."""
+        with _translated("store", f"{self.url}/{name}"):
             extra("remote", "obstore").put(_opened(self.url, fetching=False), name, data)
 
 
 @cache
 def _opened(url: str, fetching: bool) -> Any:
-    """A pool of connections, one per process."""
+    """Open a pool of connections, one per process."""
     return extra("remote", "obstore.store").from_url(url, retry_config=FETCHES if fetching else STORES)
 
 
 @contextmanager
-def _told(doing: str, url: str) -> Iterator[None]:
-    """What obstore raises as one line that says what to do."""
+def _translated(doing: str, url: str) -> Iterator[None]:
+    """Convert obstore's errors to a ConfigError of one line with advice."""
     try:
         yield
     except (OSError, ValueError, extra("remote", "obstore.exceptions").BaseError) as error:
-        raise ConfigError(f"cannot {doing} {url}: {_said(str(error))}; {_advice(url, str(error))}") from None
+        raise ConfigError(f"cannot {doing} {url}: {_summary(str(error))}; {_advice(url, str(error))}") from None
 
 
-def _said(text: str) -> str:
-    """The request that failed and the answer: of the first line, without the XML that begins there but for its code."""
+def _summary(text: str) -> str:
+    """Return the failed request and the response from an error's first line, with the code of its XML body."""
     code = re.search(r"<Code>(\w+)</Code>", text)
     line = text.splitlines()[0].rpartition("Error performing ")[2].partition(": <")[0]
     return line + (f" ({code[1]})" if code else "")
 
 
-def _advice(url: str, said: str) -> str:
+def _advice(url: str, message: str) -> str:
     credentials = CREDENTIALS.get(url.partition("://")[0], "the store's credentials")
-    if any(sign in said for sign in REFUSED):
+    if any(sign in message for sign in REFUSED):
         return f"set {credentials} in the environment"
-    if any(sign in said for sign in MISSING):
+    if any(sign in message for sign in MISSING):
         return "make that bucket or folder first, or correct its name"
     return f"check the address, the network and, in the environment, {credentials}"
 
 
-# -- Traces in object stores (`s3://`, `gs://`, `https://`, ...): fetched once to this machine.
+# -- Traces in object stores
 
 
 def fetched(url: str) -> Path:
-    """The trace of a URL as a folder in the user's cache; what is there already is not fetched again.
+    """Fetch the trace at a URL into the user's cache, unless it is there already, and return its folder.
 
-    A trace in a store is taken to stay as it is: remove the folder to fetch it anew. Raises ConfigError.
+    Traces in a store are assumed immutable: remove the folder to fetch one again. Raises ConfigError.
     """
     name = url.partition("://")[2].rstrip("/").rpartition("/")[2]
     if name in ("", ".", ".."):
-        raise ConfigError(f"{url} names no trace; expected an address as s3://bucket/NAME.zarr")
+        raise ConfigError(f"invalid trace URL {url!r}: expected an address such as s3://bucket/NAME.zarr")
     final = cache_folder() / "fetched" / sha256(url.encode()).hexdigest()[:16] / name
     if final.exists():
         return final
@@ -121,7 +121,7 @@ def fetched(url: str) -> Path:
 
 
 def _download(objects: Objects, folder: Path) -> None:
-    """Every object below the URL. Raises ConfigError if there is none, the store refuses, or the disk is full."""
+    """Download every object below the URL. Raises ConfigError if there is none, or on an I/O error."""
     for name in objects.names():
         target = folder / name
         if ".." in target.parts or not target.is_relative_to(folder):
@@ -132,4 +132,4 @@ def _download(objects: Objects, folder: Path) -> None:
         except OSError as error:
             raise ConfigError(f"cannot fetch {objects.url}: {error}; make room") from None
     if not folder.exists():
-        raise ConfigError(f"{objects.url} holds nothing; check the address")
+        raise ConfigError(f"nothing found at {objects.url}; check the address")

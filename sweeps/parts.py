@@ -38,10 +38,10 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 def provenance(
     traces: Iterable[Trace], engine: str, platforms: Iterable[str], command: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Of replays that this process plans. `command` is its own command line unless another one is meant.
+    """Describe where the replays of this process come from. `command` defaults to its own command line.
 
-    `platforms` are as settings spell them; the figures of each are kept without a setting's own changes to them, which
-    stand in the rows. Raises ConfigError if one cannot be read.
+    `platforms` are spelled as in settings. The values of each are stored without a setting's changes, which are in the
+    rows. Raises ConfigError if one cannot be read.
     """
     machines = sorted({name.partition(":")[0] for name in platforms})
     return {
@@ -66,23 +66,23 @@ def sweep_provenance(
     platforms: Iterable[str],
     command: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Of a run of a sweep; `experiment` names its file. Raises ConfigError if a platform cannot be read."""
+    """Describe a run of a sweep; `experiment` is its file. Raises ConfigError if a platform cannot be read."""
     return {"experiment": experiment} | provenance(traces, engine, platforms, command)
 
 
 def _once(taken: Iterable[tuple[str, bytes]]) -> Iterable[tuple[bytes, str]]:
-    """Each content with one of the paths that it was given by."""
+    """Return each file content once, with one of its paths."""
     return {content: path for path, content in taken}.items()
 
 
 def _policy_file(path: str, content: bytes) -> dict[str, str]:
-    """A file of the user's own policy: `source` written with surrogateescape is the file again, byte for byte."""
+    """Describe a user policy file; writing `source` with surrogateescape restores it byte for byte."""
     source = content.decode("utf-8", "surrogateescape")
     return {"path": path, "sha256": hashlib.sha256(content).hexdigest(), "source": source}
 
 
 def version(package: str) -> str | None:
-    """Of an installed package; None of one that is not."""
+    """Return the version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -90,7 +90,7 @@ def version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """`git describe` of the program's own checkout; None without one, whatever repository it is installed in."""
+    """Return `git describe` of this program's own checkout, or None; never of an enclosing repository."""
     if not (CHECKOUT / ".git").exists():
         return None
     command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40", "--match="]
@@ -101,28 +101,31 @@ def _commit() -> str | None:
     return found.stdout.strip() or None
 
 
-# -- Replays of a grid, each kept as a part of its own, in the form of a sweep's parts.
+# -- Writing
 
 
 def keep(
     folder: Path, trace: Trace, configs: Sequence[ReplayConfig], outcomes: Iterable[Outcome], engine: str
 ) -> Iterator[Outcome]:
-    """Every outcome, once it is stored. Raises ConfigError."""
+    """Store each outcome as a part of its own, and yield it. Raises ConfigError.
+
+    Parts are stored in the grid's order: later results than a failing or interrupted replay are lost.
+    """
     place = Folder(folder)
     origin = provenance([trace], engine, {config.platform for config in configs})
     for number, (config, (result, counted)) in enumerate(zip(configs, outcomes, strict=True)):
-        if not number:  # a replay that is refused leaves no folder
+        if not number:  # a replay that fails on its configuration leaves no folder
             place.prepare()
         bound = bound_of(trace, config)
         place.store(part_of(result, bound and bound.identity(trace), counted), origin)
         yield result, counted
 
 
-# -- Parts of any number of runs become one part: each row once, sorted, the same bytes whatever the way of running.
+# -- Merging
 
 
 class Merged(NamedTuple):
-    """Where a merge was written, and how much."""
+    """Location and size of a merged part."""
 
     where: str
     configurations: int
@@ -130,9 +133,9 @@ class Merged(NamedTuple):
 
 
 def merge(places: Sequence[Place], out: Place) -> Merged:
-    """Write all parts of `places` as the one part of `out`.
+    """Merge all parts of `places` into one part in `out`: each row once, sorted, so that bytes are reproducible.
 
-    Raises ConfigError if `out` is not new, ResultError if a part is damaged.
+    Raises ConfigError if `out` holds parts, ResultError if a part is damaged.
     """
     if out.names():
         raise ConfigError(f"{out} holds results already; merge into a new folder")
@@ -159,24 +162,24 @@ def _holds(tables: dict[str, pl.DataFrame]) -> dict[str, list[str]]:
 
 
 def _provenance(sources: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Each distinct provenance of the parts once."""
+    """Return each distinct provenance of the parts once."""
     of_the_part = ("holds", "sha256", "digest")
     own = [{name: value for name, value in each.items() if name not in of_the_part} for each in sources]
     texts = sorted({json_text(each, sort_keys=True) for each in own})
     return {"sweep_version": SWEEP_VERSION, "merged": [json.loads(text) for text in texts]}
 
 
-# -- Stored results as tidy polars frames, whichever command wrote them.
+# -- Reading
 
 READERS = {"runs": read.runs, "layers": read.layers, "requests": read.requests}
 
 
 def read_results(folder: str | Path, table: str = "runs") -> pl.DataFrame:
-    """What `replay --out`, `sweep run` or `sweep merge` stored in a folder, or at a URL, as one frame of numbers.
+    """Read the results of `replay --out`, `sweep run` or `sweep merge` in a folder, or at a URL, as one frame.
 
     `table` is "runs" (a row per configuration), "layers" (per configuration, layer and phase) or "requests" (per
-    configuration and request). Columns: settings, then counters; what ends in `_ns` is in nanoseconds.
-    Raises ResultError if there is none, or naming the file that is damaged.
+    configuration and request). Columns: settings, then counters; names that end in `_ns` are in nanoseconds.
+    Raises ResultError if there are no results, or naming a damaged file.
     """
     if table not in READERS:
         raise unknown("table", table, READERS)

@@ -1,4 +1,4 @@
-"""Named policy sets: what a validation runs, from a TOML file, from options, or the three that ship.
+"""Read named policy sets for validations and quality runs: from a TOML file, from options, or the built-in ones.
 
 [base]                      # settings of every set
 capacity = "25%"
@@ -29,7 +29,7 @@ from moereplay.traces.schema import Frozen, Geometry
 from moereplay.traces.texts import hint
 
 Settings = Mapping[str, Any]
-#: A demand cache, a prefetcher beside the eviction made for it, and a routing that follows the cache.
+#: A demand cache, a prefetcher with the eviction designed for it, and a cache-aware routing.
 SHIPPED_BASE = {"capacity": "25%"}
 SHIPPED: dict[str, Settings] = {
     "lru": {"eviction": "lru"},
@@ -39,7 +39,7 @@ SHIPPED: dict[str, Settings] = {
 
 
 def named_sets(sets: Mapping[str, Settings], base: Settings) -> dict[str, ReplayConfig]:
-    """Every set with its configuration, in their order; a set's own settings win over those of `base`.
+    """Return the configuration of every set, in order; a set's own settings override those of `base`.
 
     Raises ConfigError or PolicyError naming the set.
     """
@@ -48,25 +48,25 @@ def named_sets(sets: Mapping[str, Settings], base: Settings) -> dict[str, Replay
         _check_names(name, own)
         for full_name, config in _each(name, {**base, **own}):
             if full_name in named:
-                raise ConfigError(f"two policy sets are called {full_name!r}; rename one")
+                raise ConfigError(f"duplicate policy set {full_name!r}; rename one")
             named[full_name] = config
         check_count(len(named), "these policy sets make", "shorten their lists")
     return named
 
 
 def read_sets(path: Path) -> tuple[dict[str, Settings], Settings]:
-    """The sets and the base of a TOML file. Raises ConfigError."""
+    """Read the sets and the base of a TOML file. Raises ConfigError."""
     try:
         document = from_toml(content(path))
     except (OSError, DocumentError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"policy sets {path}: {said}; expected TOML with [base] and [sets.NAME] tables") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"policy sets {path}: {reason}; expected TOML with [base] and [sets.NAME] tables") from None
     sets, base = document.get("sets"), document.get("base", {})
     if unknown := document.keys() - {"base", "sets"}:
-        raise ConfigError(f"policy sets {path}: {min(unknown)!r} is no table of ours; use [base] and [sets.NAME]")
+        raise ConfigError(f"policy sets {path}: unknown table {min(unknown)!r}; use [base] and [sets.NAME]")
     tables = isinstance(sets, dict) and isinstance(base, dict) and all(isinstance(own, dict) for own in sets.values())
     if not (sets and tables):
-        raise ConfigError(f"policy sets {path} name no set; write a table [sets.NAME] with at least one setting")
+        raise ConfigError(f"no policy sets in {path}; write a table [sets.NAME] with at least one setting")
     _check_names("base", base)
     return sets, base
 
@@ -74,7 +74,7 @@ def read_sets(path: Path) -> tuple[dict[str, Settings], Settings]:
 def _check_names(where: str, settings: Settings) -> None:
     for name in settings:
         if name not in NAMES:
-            raise ConfigError(f"policy set {where}: no setting called {name!r}: {hint(name, NAMES)}")
+            raise ConfigError(f"policy set {where}: unknown setting {name!r}: {hint(name, NAMES)}")
 
 
 def _each(name: str, settings: Settings) -> Iterable[tuple[str, ReplayConfig]]:
@@ -92,7 +92,6 @@ def _each(name: str, settings: Settings) -> Iterable[tuple[str, ReplayConfig]]:
 
 
 def _comma_list(value: Any) -> str:
-    """A setting as the command line spells it."""
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

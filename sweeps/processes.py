@@ -1,4 +1,4 @@
-"""Python work in processes: results in order, and no process outlives the one that started it."""
+"""Run Python work in processes: results in order, and no process outlives the one that started it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from moereplay.simulator.errors import ConfigError
 
-HOME = Path(__file__).resolve().parents[1]  #: where this program's packages lie
-SECONDS = 0.2  #: of a wait: a system that cannot interrupt one handles Ctrl-C after it
+HOME = Path(__file__).resolve().parents[1]  #: parent folder of this program's packages
+SECONDS = 0.2  #: longest wait: where waits cannot be interrupted, Ctrl-C is handled after one
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Worker(NamedTuple):
-    """A process, and this end of the line to it."""
+    """A process, and this end of its connection."""
 
     process: SpawnProcess
     connection: connections.Connection
@@ -32,8 +32,8 @@ class Worker(NamedTuple):
 def find_own_packages() -> dict[str, str]:
     """Set, and return, the environment in which Python processes started from here find this program's packages.
 
-    They begin in the user's folder, which may have a `results/` or a `signal.py` of its own: without PYTHONSAFEPATH
-    Python would look there first. The folder of the packages is named where no installation leads to it.
+    They start in the user's folder, which may contain a `results/` or a `signal.py`; PYTHONSAFEPATH keeps Python from
+    importing them. PYTHONPATH names the folder of the packages if they are not installed.
     """
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if HOME.name not in ("site-packages", "dist-packages") and str(HOME) not in paths:
@@ -45,7 +45,7 @@ def find_own_packages() -> dict[str, str]:
 
 @contextmanager
 def _own_packages_first() -> Iterator[None]:
-    """Give processes that start meanwhile the environment of `find_own_packages`; this one keeps its own."""
+    """Give processes that start inside the environment of `find_own_packages`, and restore this one's afterwards."""
     names = ("PYTHONSAFEPATH", "PYTHONPATH")
     before = {name: os.environ.get(name) for name in names}
     find_own_packages()
@@ -60,9 +60,9 @@ def _own_packages_first() -> Iterator[None]:
 
 
 def started(work: Callable[..., None], *arguments: Any) -> Worker:
-    """A process that runs `work(connection, *arguments)`. Ctrl-C does not reach it: who started it decides.
+    """Start a process that runs `work(connection, *arguments)` and never gets Ctrl-C; its parent decides when it ends.
 
-    A terminal sends the signal to every process of a command, also to one that is still importing.
+    A terminal sends the signal to every process of a command, even to one that is still importing.
     """
     ours, theirs = get_context("spawn").Pipe()  # spawn, not fork: polars and zarr run threads
     process = get_context("spawn").Process(target=work, args=(theirs, *arguments), daemon=True)
@@ -73,17 +73,17 @@ def started(work: Callable[..., None], *arguments: Any) -> Worker:
         if process.pid is not None:
             process.kill()
         raise
-    theirs.close()  # so that its death is the end of ours
+    theirs.close()  # so that its death closes our end
     return Worker(process, ours)
 
 
 def in_processes(
     work: Callable[[T], R], items: Sequence[T], processes: int, prepare: Callable[[], None] | None = None
 ) -> Iterator[R]:
-    """`work` of every item, in order, on so many processes, each of which runs `prepare` first, if there is one.
+    """Yield `work(item)` of every item, in order, from several processes, each of which first runs `prepare` if given.
 
-    Everything must be fit to be pickled. Raises what the first to fail in that order raised, and ConfigError if a
-    process ends. However this ends, the processes are gone with it.
+    Arguments and results must be picklable. Raises the error of the first item that failed, and ConfigError if a
+    process dies. The processes end with the iterator, however it ends.
     """
     workers: list[Worker] = []
     try:
@@ -108,7 +108,7 @@ def _in_order(workers: Sequence[Worker], items: Sequence[Any]) -> Iterator[Any]:
 
     def hand_out(worker: Worker) -> None:
         for at, item in todo:
-            with suppress(OSError):  # it has ended, which shows when its answer is read
+            with suppress(OSError):  # it died; reading its result reports that
                 worker.connection.send(item)
             busy[worker.connection] = worker, at
             return
@@ -136,13 +136,13 @@ def _received(worker: Worker) -> _Answer:
 
 
 def ending(process: SpawnProcess) -> str:
-    """How a process that has ended did."""
+    """Describe how a process ended."""
     code = process.exitcode or 0
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _serve(connection: connections.Connection, prepare: Callable[[], None] | None, work: Callable[[Any], Any]) -> None:
-    """Answer until the process that asks is gone; it may go while `work` is busy."""
+    """Serve requests until the parent is gone, even if it dies while `work` is busy."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if prepare is not None:
@@ -169,19 +169,19 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A process that is started in here never gets Ctrl-C; this one handles it once that has started."""
-    with _put_off(), _blocked():
+    """Start processes that never get Ctrl-C; this process handles it after the start."""
+    with _deferred(), _blocked():
         yield
 
 
 @contextmanager
-def _put_off() -> Iterator[None]:
-    """Half a start would leave a process that complains. Other threads than the main one are not interrupted."""
+def _deferred() -> Iterator[None]:
+    """Defer SIGINT while a worker starts, so that an interrupt cannot leave it half initialized (main thread only)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     caught: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *given: caught.append(given))
+    before = signal.signal(signal.SIGINT, lambda *arguments: caught.append(arguments))
     try:
         yield
     finally:
@@ -192,13 +192,13 @@ def _put_off() -> Iterator[None]:
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """What is blocked here is blocked in the process that is started, where a system has such signals."""
+    """Block SIGINT, which a process that starts inside inherits, on systems that have signal masks."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # else it is started with the process, and lets signals through again
+    resource_tracker.ensure_running()  # else it starts with the process, and unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""A sweep from its file to its parts: plan and check everything, leave out what is stored, run the rest."""
+"""Run a sweep: plan and check everything, skip stored results, run the rest; or estimate its cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.remarks import adapted, without_effect
 from moereplay.simulator.replay import check_engine, plan, replay
 from moereplay.sweeps.batches import opened, rows_of, to_parquet
-from moereplay.sweeps.dispatch import BATCHES_PER_SLOT, LEAST_SECONDS, Dispatcher, Executor, Standing
+from moereplay.sweeps.dispatch import BATCHES_PER_SLOT, LEAST_SECONDS, Dispatcher, Executor, Progress
 from moereplay.sweeps.experiment.expand import configurations
 from moereplay.sweeps.experiment.file import read
 from moereplay.sweeps.experiment.schema import Experiment
@@ -27,13 +27,13 @@ from moereplay.sweeps.store import Place
 from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Trace
 
-NOGIL = "compiled"  #: the engine whose replays run beside one another in one process
-#: Makes an executor from the place for the parts and their provenance.
+NOGIL = "compiled"  #: engine whose replays release the GIL and run in threads
+#: Start an executor, given the place for the parts and their provenance.
 Start = Callable[[Place, Mapping[str, Any]], Executor]
 
 
 class Sweep(NamedTuple):
-    """An experiment file, read and checked, before anything is replayed."""
+    """A checked experiment before its first replay."""
 
     file: Path
     experiment: Experiment
@@ -45,7 +45,7 @@ class Sweep(NamedTuple):
 def planned(file: Path, changes: Sequence[str] = (), keep_going: bool = False) -> Sweep:
     """Read and check an experiment. Raises ConfigError, PolicyError or TraceError naming the file.
 
-    A configuration that cannot run on a trace is an error here, or, to keep going, an error row later.
+    A configuration that cannot run on a trace is an error here, or with `keep_going` an error row later.
     """
     experiment = read(file, changes)
     configs = configurations(experiment, file)
@@ -62,7 +62,7 @@ def planned(file: Path, changes: Sequence[str] = (), keep_going: bool = False) -
 
 
 def surpluses(sweep: Sweep) -> list[str]:
-    """A line for each capacity above everything that there is to cache on a trace."""
+    """Return a line for each capacity that exceeds all experts of a trace."""
     traces, refused = {trace.digest: trace for trace in sweep.traces}, {refusal.job.key for refusal in sweep.refusals}
     above: dict[str, None] = {}
     asked = set()
@@ -72,13 +72,13 @@ def surpluses(sweep: Sweep) -> list[str]:
             continue
         asked.add(what)
         ready = plan(traces[job.digest], job.config)
-        if said := surplus(ready.capacity, ready.layout.geometry, ready.layout.tiers):
-            above[f"capacity {job.config.capacity}: {said}"] = None
+        if line := surplus(ready.capacity, ready.layout.geometry, ready.layout.tiers):
+            above[f"capacity {job.config.capacity}: {line}"] = None
     return list(above)
 
 
 def notes(sweep: Sweep) -> list[str]:
-    """A line for each setting that changes nothing on a trace, and for default bits above what a trace stores."""
+    """Return a line for each setting without effect on a trace, and for default bits above the stored precision."""
     refused = {refusal.job.key for refusal in sweep.refusals}
     found: dict[str, None] = {}
     for trace in sweep.traces:
@@ -89,13 +89,13 @@ def notes(sweep: Sweep) -> list[str]:
 
 
 def left_to_do(sweep: Sweep, out: Place, jobs: Iterable[Job]) -> list[Job]:
-    """Jobs without a result in `out`. Raises ConfigError if its parts cannot be read."""
+    """Return the jobs without a result in `out`. Raises ConfigError if its parts cannot be read."""
     done = stored(out.provenances(), sweep.experiment.requests is True)
     return [job for job in jobs if job.key not in done]
 
 
 def derive(sweep: Sweep, jobs: Sequence[Job]) -> None:
-    """The demand of the jobs' traces, once, so that workers only map it. Raises TraceError."""
+    """Derive the demand of the jobs' traces once, so that workers only map it. Raises TraceError."""
     for trace in sweep.traces:
         for passes in {job.config.passes for job in jobs if job.digest == trace.digest}:
             demand_of(trace, passes)
@@ -107,17 +107,17 @@ def execute(
     out: Place,
     engine: str,
     start: Start,
-    watch: Callable[[Standing], None] = lambda standing: None,
+    watch: Callable[[Progress], None] = lambda progress: None,
     stopping: Callable[[], bool] = lambda: False,
     command: Sequence[str] | None = None,
-) -> Standing:
-    """Run jobs on an executor, which is closed whatever happens. Raises ConfigError if parts cannot be written.
+) -> Progress:
+    """Run jobs on an executor, and close it in any case. Raises ConfigError if parts cannot be written.
 
-    `command` is the command line that asked for it, if it is not that of this process.
+    `command` is the command line to record, by default that of this process.
     """
     check_engine(engine)
     if not jobs:
-        return Standing(0)
+        return Progress(0)
     out.prepare()
     derive(sweep, jobs)
     machines = {job.config.platform for job in jobs if job.kind == "configuration"}
@@ -128,24 +128,26 @@ def execute(
         executor.close()
 
 
-# -- What a sweep will cost, from a timed sample: the shortest, the middle and the longest of its replays.
+# -- Cost from a timed sample
 
 
 class Estimate(NamedTuple):
-    """What a sweep will take, summed over its jobs."""
+    """Estimated cost of a sweep."""
 
-    sampled: int  #: replays that were timed
+    sampled: int  #: timed replays
     replay_seconds: float  #: mean over all jobs
-    seconds: float  #: of wall time on all workers
-    process_bytes: int | None  #: most that this process held at once while sampling; None where nothing says so
-    request_bytes: float  #: that rows of requests take on disk, for all jobs
+    seconds: float  #: wall time on all workers
+    process_bytes: int | None  #: peak memory of this process while sampling; None if unknown
+    request_bytes: float  #: request rows of all jobs on disk
 
 
 def estimate(jobs: Sequence[Job], engine: str, workers: int) -> Estimate:
-    """Replay, or count, a sample of `jobs`: one or more, all of which can run. Raises ConfigError or TraceError."""
+    """Estimate the cost of one or more runnable jobs from the shortest, the middle and the longest of them.
+
+    Raises ConfigError or TraceError."""
     ordered = sorted(jobs, key=lambda job: job.work)
     sample = list(dict.fromkeys([ordered[0], ordered[len(ordered) // 2], ordered[-1]]))
-    _timed(sample[0], engine)  # derives arrays and compiles; not part of the rate
+    _timed(sample[0], engine)  # excludes derived arrays and compilation from the rate
     rate = sum(_timed(job, engine) for job in sample) / sum(job.work for job in sample)
     total = rate * sum(job.work for job in jobs)
     seconds = total / min(workers, len(jobs))
@@ -154,7 +156,7 @@ def estimate(jobs: Sequence[Job], engine: str, workers: int) -> Estimate:
 
 
 def _stored(jobs: Sequence[Job], engine: str, parts: float) -> float:
-    """Bytes of the rows of requests: what each part's file has beside its rows, and those of every configuration."""
+    """Estimate the bytes of request rows: a fixed cost per part and the rows of every configuration."""
     configurations = [job for job in jobs if job.counted is None]
     if not configurations:
         return 0.0

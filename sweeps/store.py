@@ -1,4 +1,4 @@
-"""Where the parts of a sweep are kept: a folder, or a URL of an object store. The text of `--out` decides, here."""
+"""Store the parts of a sweep in a folder, or below a URL of an object store, whichever `--out` names."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from moereplay.traces.files import is_abandoned, refuse_inside_trace, scratch_na
 
 
 class Place(Protocol):
-    """Keeps parts. Its text is the folder or URL. Every method may raise ConfigError naming it; workers get copies."""
+    """Interface of a result store; workers get copies. Methods may raise ConfigError naming `str()` of the store."""
 
     def prepare(self) -> None:
-        """To be called once before a run stores anything."""
+        """Prepare the store, once before a run stores anything."""
         ...
 
     def store(self, part: Part, provenance: Mapping[str, Any]) -> None:
-        """Keep a part: whole or not at all, whatever happens. An equal one that is there already stays equal."""
+        """Store a part atomically, even if the process is killed. Storing an equal part again changes nothing."""
         ...
 
     def names(self) -> list[str]:
-        """File names of all parts, sorted."""
+        """Return the file names of all parts, sorted."""
         ...
 
     def provenances(self) -> Iterable[Mapping[str, Any]]:
-        """What every part says of itself, in the order of their names."""
+        """Read the provenance of every part, in the order of their names."""
         ...
 
     def local(self) -> Path:
-        """A folder on this machine that has every part, for reading."""
+        """Return a folder on this machine that holds every part, for reading."""
         ...
 
     def beside(self, otherwise: Path) -> Path:
-        """The folder for files that are no parts (figures, a scheduler's logs): the place's own, if it is one."""
+        """Return the folder for other files (figures, a scheduler's logs): the store itself if it is local."""
         ...
 
 
 def place_of(text: str) -> Place:
-    """The place that a user names. Raises ConfigError for a store that no other process can see."""
+    """Return the store that a user names. Raises ConfigError for a store that no other process can see."""
     if text.startswith("memory:"):
-        raise ConfigError(f"{text} is gone when the process ends; name a folder or a bucket")
+        raise ConfigError(f"in-memory stores are not persistent ({text}); use a folder or a bucket URL")
     return Bucket(Objects(text.rstrip("/"))) if is_url(text) else Folder(Path(text).absolute())
 
 
-# -- Parts in a folder: each is written beside the others, synced, and renamed into place.
+# -- Parts in a folder: each is written to a scratch folder, synced, and renamed into place.
 
 SCRATCH = "tmp"
-TRIES = 100  #: at making a folder in it
+TRIES = 100  #: attempts to create a scratch folder
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A place for parts; see `sweeps.store.Place` for what its methods promise."""
+    """Result store; `Place` documents the methods."""
 
     path: Path
 
@@ -70,7 +70,7 @@ class Folder:
         return str(self.path)
 
     def prepare(self) -> None:
-        """Make the folder, and remove what killed processes of this host left half written in it."""
+        """Create the folder, and remove scratch folders of killed processes of this host."""
         try:
             refuse_inside_trace(self.path / SCRATCH)
             self.path.mkdir(parents=True, exist_ok=True)
@@ -81,11 +81,11 @@ class Folder:
                 shutil.rmtree(left, ignore_errors=True)
 
     def store(self, part: Part, provenance: Mapping[str, Any]) -> None:
-        """Write a part, whole or not at all."""
+        """Write a part atomically."""
         self.keep(part.name, part.documents(provenance))
 
     def keep(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Write a part of this name: all files synced in a folder of their own, which is then renamed."""
+        """Write a part of this name: sync all files in a scratch folder, then rename it."""
         final = self.path / name
         scratch = self.path / SCRATCH / scratch_name()
         try:
@@ -106,30 +106,30 @@ class Folder:
                 scratch.parent.rmdir()
 
     def names(self) -> list[str]:
-        """File names of all parts, sorted."""
+        """Return the file names of all parts, sorted."""
         return sorted(path.name for path in self.path.glob(PARTS))
 
     def parts(self) -> Iterator[StoredPart]:
-        """Every part, in the order of their names. Raises PartError for a broken one."""
+        """Yield every part, in the order of their names. Raises PartError for a broken one."""
         return stored_parts(self.path)
 
     def provenances(self) -> Iterator[Mapping[str, Any]]:
-        """What every part says of itself, its files read and held to it. Raises PartError for a damaged part."""
+        """Yield the provenance of every part, after checking its files. Raises PartError for a damaged part."""
         for part in self.parts():
             part.check()
             yield part.provenance
 
     def local(self) -> Path:
-        """The folder itself."""
+        """Return the local path of the store."""
         return self.path
 
     def beside(self, otherwise: Path) -> Path:
-        """The folder itself."""
+        """Return the store itself: it is a folder."""
         return self.path
 
 
 def _make(scratch: Path) -> None:
-    """Again if another process, which is done, removes the folder above at this moment."""
+    """Create a scratch folder; retry if a finishing process removes its parent at this moment."""
     for attempt in range(TRIES):
         try:
             scratch.mkdir(parents=True)
@@ -148,7 +148,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _rename(scratch: Path, final: Path) -> None:
-    """Raises FileExistsError where an equal part is already."""
+    """Rename a scratch folder. Raises FileExistsError if an equal part exists."""
     try:
         scratch.rename(final)
     except OSError:
@@ -158,7 +158,7 @@ def _rename(scratch: Path, final: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """A rename is on disk once its folder is."""
+    """Sync a folder, so that a rename in it is on disk."""
     if sys.platform == "win32":  # folders cannot be opened there
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -170,13 +170,13 @@ def _sync(folder: Path) -> None:
 
 # -- Parts in an object store: tables first, provenance last. A part without its provenance is half written.
 
-CONNECTIONS = 32  #: objects are small: most of the time of a request is spent waiting
+CONNECTIONS = 32  #: objects are small, so requests mostly wait
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A place for parts; see `sweeps.store.Place` for what its methods promise."""
+    """Result store; `Place` documents the methods."""
 
     objects: Objects
 
@@ -184,24 +184,24 @@ class Bucket:
         return self.objects.url
 
     def prepare(self) -> None:
-        """Nothing is made or removed: who writes a half-written part again puts the same objects in place of it."""
+        """Do nothing: writing a half-written part again replaces it with the same objects."""
 
     def store(self, part: Part, provenance: Mapping[str, Any]) -> None:
-        """Put a part; it is there once its last object is."""
+        """Store a part; it exists once its last object, the provenance, does."""
         for file, data in part.documents(provenance).items():
             self.objects.put(f"{part.name}/{file}", data)
 
     def names(self) -> list[str]:
-        """Of all parts that are whole, sorted."""
+        """Return the names of all complete parts, sorted."""
         return list(self._listed())
 
     def provenances(self) -> Iterator[Mapping[str, Any]]:
-        """What every part says of itself; no table is read."""
+        """Read the provenance of every part, without its tables."""
         listed = self._listed()
         return _each(lambda name: self._provenance(name, listed[name])[0], listed)
 
     def local(self) -> Path:
-        """A folder in the user's cache with the parts that are listed now; one that is there is not fetched again."""
+        """Return a folder in the user's cache with the parts listed now; cached parts are not fetched again."""
         kept = Folder(cache_folder() / "parts" / hashlib.sha256(str(self).encode()).hexdigest()[:16])
         listed, here = self._listed(), set(kept.names())
         if not listed:
@@ -214,11 +214,11 @@ class Bucket:
         return kept.path
 
     def beside(self, otherwise: Path) -> Path:
-        """Files that are no parts go elsewhere."""
+        """Return the other folder: a bucket holds parts only."""
         return otherwise
 
     def _listed(self) -> dict[str, list[str]]:
-        """The files of every part that is whole, parts sorted."""
+        """Return the files of every complete part, parts sorted."""
         found: dict[str, list[str]] = {}
         for part, _, file in sorted(name.partition("/") for name in self.objects.names()):
             if part.startswith("part-") and file:
@@ -226,12 +226,12 @@ class Bucket:
         return {part: files for part, files in found.items() if PROVENANCE in files}
 
     def _provenance(self, name: str, there: list[str]) -> tuple[dict[str, Any], bytes]:
-        """Of a part: parsed, and as it is."""
+        """Return the provenance of a part, parsed and as bytes."""
         data = self.objects.get(f"{name}/{PROVENANCE}")
         return parsed(data, f"{self}/{name}", there), data
 
     def _fetched(self, name: str, there: list[str]) -> dict[str, bytes]:
-        """Every file of a part. Raises ConfigError if one is not what its provenance says."""
+        """Fetch every file of a part. Raises ConfigError if one does not match its provenance."""
         provenance, data = self._provenance(name, there)
         files = {PROVENANCE: data}
         for file in provenance["sha256"]:
@@ -241,6 +241,6 @@ class Bucket:
 
 
 def _each(task: Callable[[str], T], names: Iterable[str]) -> Iterator[T]:
-    """A task for every name, many at once, in order."""
+    """Run a task for every name, many at once, and yield results in order."""
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         yield from pool.map(task, names)

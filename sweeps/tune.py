@@ -1,4 +1,4 @@
-"""A search over the axes of an experiment, by optuna: several figures at once, from a journal that it resumes."""
+"""Search the axes of an experiment with optuna, for several objectives at once, and resume from a journal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAMPLERS = ("tpe", "nsgaii", "random")
 
 
 class Search(NamedTuple):
-    """What to look for, where, and how."""
+    """Objectives, space and sampler of a search."""
 
     experiment: Experiment
     file: Path
@@ -52,11 +52,11 @@ class Found(NamedTuple):
 
 
 def check(search: Search) -> None:
-    """Raises ConfigError for unknown words anywhere, and for a grid that is smaller than the search."""
+    """Raise ConfigError for unknown names, and for a grid that is smaller than the search."""
     check_values(search.experiment, search.file)
     for name, known in (*((one, SEARCHED) for one in search.objectives), (search.sampler, SAMPLERS)):
         if name not in known:
-            raise ConfigError(f"tune knows no {name!r}: {hint(name, known)}")
+            raise ConfigError(f"unknown objective or sampler {name!r}: {hint(name, known)}")
     check_count(search.trials, "--trials asks for", "a search needs hundreds")
     size = grid_size(axes(search.experiment, search.file))
     if size is not None and size <= search.trials:
@@ -73,10 +73,10 @@ def tune(
     advance: Callable[[int], None] = lambda trials: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[Found]:
-    """Search until there are `trials`, resuming the journal in `out`; every replay is kept there as a part.
+    """Search until there are `trials`, resuming the journal in `out`, where every replay is stored as a part.
 
-    `advance` is called with trials as they are done. The same seed, sampler and number of slots give the same search,
-    killed and resumed or not: the trials of the journal are drawn again, and the sampler gets their values.
+    Calls `advance` with the number of finished trials. Equal seed, sampler and number of slots give the same search,
+    killed and resumed or not: trials of the journal are drawn again, and the sampler gets their values.
     """
     study, across, name = _study(search), axes(search.experiment, search.file), identity(search)
     with open_journal(out / JOURNAL) as journal:
@@ -85,20 +85,20 @@ def tune(
         known: dict[tuple[str, str], dict[str, float]] = {}
         advance(min(len(study.trials), search.trials))
         while (done := len(study.trials)) < search.trials and not stopping():
-            asked = [study.ask() for _ in range(min(executor.slots, search.trials - done))]
-            jobs = [_jobs(search, suggested(across, trial)) for trial in asked]
+            trials = [study.ask() for _ in range(min(executor.slots, search.trials - done))]
+            jobs = [_jobs(search, suggested(across, trial)) for trial in trials]
             new = {job.key: job for each in jobs for job in each if job.key not in known}
             known |= Dispatcher(new.values(), executor, search.engine, False).run(lambda _: None, lambda: False).figures
             values = [_means([_values(search, known.get(job.key, {})) for job in each]) for each in jobs]
-            journal.append(name, [Drawn(trial.params, each) for trial, each in zip(asked, values, strict=True)])
-            _tell(study, asked, values)
-            advance(len(asked))
+            journal.append(name, [Drawn(trial.params, each) for trial, each in zip(trials, values, strict=True)])
+            _tell(study, trials, values)
+            advance(len(trials))
     found = [_found(search, across, trial) for trial in study.best_trials]
     return [each for index, each in enumerate(found) if each not in found[:index]]
 
 
 def tried(search: Search, out: Path) -> list[Job]:
-    """The replays of every trial in the journal that has values, in the order of the trials, each once."""
+    """Return the replays of every trial in the journal that has values, in the order of the trials, each once."""
     across = axes(search.experiment, search.file)
     with open_journal(out / JOURNAL) as journal:
         drawn = [each for trials in journal.rounds(identity(search)) for each in trials]
@@ -107,12 +107,12 @@ def tried(search: Search, out: Path) -> list[Job]:
 
 
 def jobs_found(search: Search, found: Sequence[Found]) -> list[Job]:
-    """The replays of a Pareto set, each once."""
+    """Return the replays of a Pareto set, each once."""
     return list(dict.fromkeys(job for each in found for job in _jobs(search, each.settings)))
 
 
 def platforms_of(search: Search) -> set[str]:
-    """The machines that trials may be drawn on, by name, with figures that an axis changes."""
+    """Return the platforms that trials may use, with the values that an axis changes."""
     choices: list[Settings] = []
     for axis in axes(search.experiment, search.file):
         choices += [{axis.name: axis.ends.at(0.5)}] if isinstance(axis, Interval) else axis
@@ -121,7 +121,7 @@ def platforms_of(search: Search) -> set[str]:
 
 
 def identity(search: Search) -> str:
-    """What tells a search from others in one journal: all that its trials depend on but their number."""
+    """Return the identity of a search in a journal: a hash of all that its trials depend on, except their number."""
     space = search.experiment.model_dump(mode="json", exclude={"traces", "bounds", "requests", "policy_files"})
     traces = [trace.digest for trace in search.traces]
     own = sorted(policy.label for given in policies.REGISTERED.values() for policy in given.values())
@@ -132,7 +132,7 @@ def identity(search: Search) -> str:
 
 
 def suggested(across: Sequence[Choices], trial: Any) -> Settings:
-    """One value of every axis: numbers as numbers, the rest as categories."""
+    """Let a trial suggest one value of every axis: ranges as numbers, lists as categories."""
     settings: Settings = {}
     for index, axis in enumerate(across):
         if isinstance(axis, Interval):
@@ -143,7 +143,7 @@ def suggested(across: Sequence[Choices], trial: Any) -> Settings:
 
 
 def _jobs(search: Search, chosen: Mapping[str, Any]) -> list[Job]:
-    """A replay per trace; none if the combination is excluded or impossible."""
+    """Return a job per trace; none if the combination is excluded or impossible."""
     settings = {**search.experiment.base, **chosen}
     if is_excluded(search.experiment, settings):
         return []
@@ -161,17 +161,17 @@ def _values(search: Search, figures: Mapping[str, float]) -> list[float] | None:
 
 
 def _means(of_traces: Sequence[list[float] | None]) -> list[float] | None:
-    """Of each objective over the traces; None without a trace, or if one of them lacks a figure."""
+    """Average each objective over the traces; None without a trace, or if a trace lacks an objective."""
     complete = [each for each in of_traces if each is not None]
     if not of_traces or len(complete) < len(of_traces):
         return None
     return [mean(column) for column in zip(*complete, strict=True)]
 
 
-def _tell(study: Any, asked: Sequence[Any], values: Sequence[Sequence[float] | None]) -> None:
-    """A trial without values has failed, and the sampler learns nothing from it."""
+def _tell(study: Any, trials: Sequence[Any], values: Sequence[Sequence[float] | None]) -> None:
+    """Report values to the study; a trial without values failed, and the sampler learns nothing from it."""
     failed = extra("tune", "optuna.trial").TrialState.FAIL
-    for trial, each in zip(asked, values, strict=True):
+    for trial, each in zip(trials, values, strict=True):
         if each is None:
             study.tell(trial, state=failed)
         else:
@@ -179,19 +179,18 @@ def _tell(study: Any, asked: Sequence[Any], values: Sequence[Sequence[float] | N
 
 
 def _draw_again(study: Any, across: Sequence[Choices], drawn: Round, out: Path) -> None:
-    """A round of the journal, so that the sampler stands where it stood. Raises ConfigError if it draws otherwise."""
-    asked = [study.ask() for _ in drawn]
-    for trial, before in zip(asked, drawn, strict=True):
+    """Redraw a round of the journal to restore the sampler's state. Raises ConfigError if it draws other trials."""
+    trials = [study.ask() for _ in drawn]
+    for trial, before in zip(trials, drawn, strict=True):
         suggested(across, trial)
         if trial.params != before.params:
             raise ConfigError(
                 f"{out / JOURNAL}: this version of optuna draws other trials than those in it; choose another --out"
             )
-    _tell(study, asked, [each.values for each in drawn])
+    _tell(study, trials, [each.values for each in drawn])
 
 
 def _settings(across: Sequence[Choices], params: Mapping[str, Any]) -> Settings:
-    """Of a trial that was drawn."""
     return suggested(across, extra("tune", "optuna.trial").FixedTrial(dict(params)))
 
 
@@ -201,7 +200,7 @@ def _found(search: Search, across: Sequence[Choices], trial: Any) -> Found:
 
 
 def _study(search: Search) -> Any:
-    """A study in memory: the journal is ours, as optuna's may be left locked, or with half a line, by a kill."""
+    """Create a study in memory: a kill can leave optuna's own journal locked, or with half a line."""
     optuna = extra("tune", "optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     directions = ["maximize" if METRICS[name].larger_is_better else "minimize" for name in search.objectives]
@@ -217,13 +216,13 @@ def _sampler(search: Search) -> Any:
     return samplers.TPESampler(seed=search.seed)
 
 
-# -- The journal of a search: a line per round of trials, there whole or not at all, for one process at a time.
+# -- Journal: a line per round of trials, for one process at a time
 
 BINARY = getattr(os, "O_BINARY", 0)  # Windows would end lines in two characters
 
 
 class Drawn(NamedTuple):
-    """A finished trial: what the sampler drew, and what came of it."""
+    """A finished trial."""
 
     params: Mapping[str, Any]  #: as the sampler drew them
     values: Sequence[float] | None  #: of the objectives; None if it failed
@@ -233,19 +232,19 @@ Round = Sequence[Drawn]  #: trials that were drawn together
 
 
 class Journal:
-    """The rounds of every search that keeps its journal in this file."""
+    """Rounds of every search that shares this journal file: a line each, complete or absent."""
 
     def __init__(self, path: Path, handle: int) -> None:
-        """Not for callers: `open_journal`."""
+        """Read an open file; callers use `open_journal`."""
         self._path, self._handle = path, handle
         self._lines = [_parsed(line, number, path) for number, line in enumerate(self._whole_lines(), 1)]
 
     def rounds(self, search: str) -> list[Round]:
-        """Those of one search, in order."""
+        """Return the rounds of one search, in order."""
         return [[Drawn(**each) for each in line["trials"]] for line in self._lines if line["search"] == search]
 
     def append(self, search: str, trials: Round) -> None:
-        """Keep a round. Raises ConfigError if the disk refuses, with the file as it was."""
+        """Append a round. Raises ConfigError, with the file unchanged, if it cannot be written."""
         line: dict[str, Any] = {"search": search, "trials": [each._asdict() for each in trials]}
         data = json_text(line | {"sha256": _digest(line)}).encode() + b"\n"
         end = os.lseek(self._handle, 0, os.SEEK_END)
@@ -259,7 +258,7 @@ class Journal:
             raise ConfigError(f"cannot write {self._path}: {reason}") from None
 
     def _whole_lines(self) -> list[bytes]:
-        """A last one without an end is what a killed process was writing: it goes."""
+        """Return the complete lines, and truncate a last line that a killed process left incomplete."""
         with os.fdopen(os.dup(self._handle), "rb") as file:
             file.seek(0)
             data = file.read()
@@ -271,7 +270,7 @@ class Journal:
 
 @contextmanager
 def open_journal(path: Path) -> Iterator[Journal]:
-    """The journal of that name, made if need be. Raises ConfigError if it is damaged, in use, or cannot be written."""
+    """Open or create a journal, and lock it. Raises ConfigError if it is damaged, in use, or not writable."""
     try:
         handle = open_in_place(path, os.O_APPEND | BINARY)
     except OSError as error:
@@ -284,7 +283,7 @@ def open_journal(path: Path) -> Iterator[Journal]:
 
 
 def _hold(handle: int, path: Path) -> None:
-    """Until the file is closed, or the process is gone. Raises ConfigError if another process has it."""
+    """Lock the file until it is closed or the process ends. Raises ConfigError if another process holds it."""
     try:
         lock(handle)
     except BlockingIOError:

@@ -1,1 +1,1 @@
-"""An experiment file says what to compare; here it becomes configurations, all checked before the first replay."""
+"""Read experiment files, and expand them into configurations that are all checked before the first replay."""

@@ -1,4 +1,4 @@
-"""An experiment becomes configurations: the grid, what it includes and what it excludes, each checked by itself."""
+"""Expand an experiment into configurations: its grid, or draws from it, with [[include]] and without [[exclude]]."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from moereplay.sweeps.grid import check_count
 
 
 class Interval(NamedTuple):
-    """An axis to draw from: a setting, and the range of its values."""
+    """Axis to draw from: a setting, and the range of its values."""
 
     name: str
     ends: Range
 
 
-#: One axis of the grid: what each of its values sets, or an interval.
+#: Axis of the grid: the settings of each of its values, or an interval.
 Choices = list[Settings] | Interval
 
 
 def configurations(experiment: Experiment, file: Path) -> list[ReplayConfig]:
-    """Every distinct configuration, in the file's order. Raises ConfigError or PolicyError naming the file."""
+    """Return every distinct configuration, in the file's order. Raises ConfigError or PolicyError naming the file."""
     _check_size(experiment, file)
     check_values(experiment, file)
     found: dict[ReplayConfig, None] = {}
     for settings in combinations(experiment, file):
         if not is_excluded(experiment, settings):
-            found[_named(file, settings)] = None
+            found[_checked(file, settings)] = None
     if not found:
         raise ConfigError(f"{file}: [[exclude]] leaves no configuration; remove one of its tables")
     return list(found)
 
 
 def grid_size(across: Sequence[Choices]) -> int | None:
-    """Combinations of the axes; None if one of them is a range."""
+    """Return the number of combinations of the axes; None if one of them is a range."""
     return None if any(isinstance(axis, Interval) for axis in across) else prod(map(len, across))
 
 
 def combinations(experiment: Experiment, file: Path) -> Iterator[Settings]:
-    """The settings of the grid, or of what is drawn from it, then those of [[include]]."""
+    """Yield the settings of the grid, or of the draws from it, then those of [[include]]."""
     for chosen in _drawn(experiment, file):
         yield {**experiment.base, **chosen}
     for settings in experiment.include:
@@ -55,7 +55,7 @@ def combinations(experiment: Experiment, file: Path) -> Iterator[Settings]:
 
 
 def axes(experiment: Experiment, file: Path) -> list[Choices]:
-    """The axes of the grid: one per key of [grid], one per [[zip]]. Raises ConfigError for lists of unequal length."""
+    """Return the axes of the grid: one per key of [grid] and per [[zip]]. Raises ConfigError for unequal lists."""
     grid: list[Choices] = [
         Interval(name, axis) if isinstance(axis, Range) else [{name: value} for value in axis]
         for name, axis in experiment.grid.items()
@@ -64,19 +64,19 @@ def axes(experiment: Experiment, file: Path) -> list[Choices]:
 
 
 def choose(axis: Choices, share: float) -> Settings:
-    """What an axis sets at a share, from 0 to below 1, of its length."""
+    """Return the settings of an axis at a share of its length, 0 <= share < 1."""
     if isinstance(axis, Interval):
         return {axis.name: axis.ends.at(share)}
     return axis[int(share * len(axis))]
 
 
 def is_excluded(experiment: Experiment, settings: Settings) -> bool:
-    """Whether one of the experiment's [[exclude]] tables holds for these settings."""
+    """Return whether an [[exclude]] table of the experiment matches these settings."""
     return any(_matches(settings, pattern) for pattern in experiment.exclude)
 
 
 def _check_size(experiment: Experiment, file: Path) -> None:
-    """By multiplication: what [[exclude]] leaves out would have to be made first. Raises ConfigError."""
+    """Raise ConfigError if the product of the axes is too large, before any combination is made and excluded."""
     size = grid_size(axes(experiment, file))
     if experiment.random is None and size is not None:
         advice = f"shorten its lists, draw some with [random] n, or search them: moereplay tune {file}"
@@ -96,7 +96,7 @@ def _drawn(experiment: Experiment, file: Path) -> Iterator[Settings]:
     ranges = len(across) > len(lists)
     if experiment.random is None:
         if ranges:
-            raise ConfigError(f"{file}: [grid]: a range has no end of values; add [random] with n, or use a list")
+            raise ConfigError(f"{file}: a range in [grid] requires [random] with n; or use a list")
         yield from (_merged(parts) for parts in itertools.product(*lists))
         return
     dice, n = random.Random(experiment.random.seed), experiment.random.n
@@ -108,17 +108,17 @@ def _drawn(experiment: Experiment, file: Path) -> Iterator[Settings]:
 
 
 def _sample(dice: random.Random, total: int, n: int) -> Iterable[int]:
-    """Different numbers below `total`, `n` of them or all."""
+    """Draw `n` different numbers below `total`, or all if there are fewer."""
     if total <= sys.maxsize:
         return dice.sample(range(total), min(n, total))
-    found: dict[int, None] = {}  # a range has no more places than this; two equal draws are very rare
+    found: dict[int, None] = {}  # `sample` needs a range that fits; two equal draws are very rare
     while len(found) < n:
         found[dice.randrange(total)] = None
     return found
 
 
 def _at(lists: Sequence[Sequence[Settings]], index: int) -> list[Settings]:
-    """The combination at a position of the product, without making the others."""
+    """Return the combination at a position of the product, without making the others."""
     parts: list[Settings] = []
     for values in reversed(lists):
         index, at = divmod(index, len(values))
@@ -131,9 +131,9 @@ def _merged(parts: Sequence[Settings]) -> Settings:
 
 
 def _matches(settings: Settings, pattern: Mapping[str, Any]) -> bool:
-    """Whether all of a pattern's settings hold; a policy without parameters stands for it with any.
+    """Return whether all settings of a pattern match; a policy without parameters matches it with any parameters.
 
-    They are those that a configuration is made of, with its preset's, beside how the file wrote them.
+    Settings match as the file writes them or as the configuration resolves them (preset applied, dots folded).
     """
     settings = {**settings, **whole(settings)}
     for name, wanted in pattern.items():
@@ -146,7 +146,7 @@ def _matches(settings: Settings, pattern: Mapping[str, Any]) -> bool:
 
 
 def check_values(experiment: Experiment, file: Path) -> None:
-    """Each value by itself, so that an error can name its key."""
+    """Check each value on its own, so that an error can name its key. Raises ConfigError or PolicyError."""
     for table, name, value in itertools.chain(_values(experiment), _excluded(experiment)):
         try:
             configuration({name: value})
@@ -155,13 +155,13 @@ def check_values(experiment: Experiment, file: Path) -> None:
 
 
 def platforms(experiment: Experiment) -> set[str]:
-    """Every machine that a configuration may name, by itself or by a preset. Raises ConfigError."""
+    """Return every platform that a configuration may name, directly or through a preset. Raises ConfigError."""
     named = [{name: value} for _, name, value in _values(experiment) if name in ("platform", PRESET)]
     return {configuration(settings).platform for settings in [{}, *named]}
 
 
 def _values(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
-    """Every value of a setting without a dot: its table, its name, and itself."""
+    """Yield (table, name, value) of every setting without a dot."""
     tables: list[tuple[str, Mapping[str, Any]]] = [("[base]", {k: [v] for k, v in experiment.base.items()})]
     tables.append(("[grid]", {k: _ends(v) if isinstance(v, Range) else v for k, v in experiment.grid.items()}))
     tables += [("[[zip]]", table) for table in experiment.zip]
@@ -173,7 +173,7 @@ def _values(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
 
 
 def _excluded(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
-    """The same of what is left out."""
+    """Yield (table, name, value) of every [[exclude]] entry without a dot."""
     for pattern in experiment.exclude:
         for name, wanted in pattern.items():
             for value in wanted if isinstance(wanted, list) else [wanted]:
@@ -185,9 +185,9 @@ def _ends(values: Range) -> list[Value]:
     return [values.at(0), values.at(1)]
 
 
-def _named(file: Path, settings: Settings) -> ReplayConfig:
+def _checked(file: Path, settings: Settings) -> ReplayConfig:
     try:
         return configuration(settings)
     except (ConfigError, PolicyError) as error:
-        given = ", ".join(f"{name} = {value!r}" for name, value in settings.items())
-        raise type(error)(f"{file}: {given}: {error}") from None
+        shown = ", ".join(f"{name} = {value!r}" for name, value in settings.items())
+        raise type(error)(f"{file}: {shown}: {error}") from None

@@ -1,4 +1,4 @@
-"""Experiment files: TOML, or YAML by its suffix, with settings changed from the command line."""
+"""Read experiment files, TOML or YAML by suffix, with changes from the command line; read YAML 1.2 within limits."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TABLES = ("base", "grid", "zip", "include", "exclude")
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Experiment:
-    """The experiment of a file; `changes` are `table.key=value`, values as in TOML.
+    """Read an experiment; `changes` are `table.key=value`, values as in TOML.
 
-    The policies of its files join the catalogue. Raises ConfigError naming the file, the key and the nearest valid
+    Registers the policies of its `policy_files`. Raises ConfigError naming the file, the key and the nearest valid
     word, or PolicyError.
     """
     document = _document(path)
@@ -39,20 +39,20 @@ def read(path: Path, changes: Sequence[str] = ()) -> Experiment:
     except ValidationError as error:
         raise ConfigError(f"{path}: {_complaint(error)}") from None
     for name in experiment.policy_files:
-        _take(path, name)
+        _register(path, name)
     return experiment
 
 
-def _take(path: Path, name: str) -> None:
+def _register(path: Path, name: str) -> None:
     try:
         files.register(path.parent / name)
     except OSError as error:
-        said = error.strerror or error
-        raise ConfigError(f"{path}: policy_files: {path.parent / name}: {said}; check the path") from None
+        reason = error.strerror or error
+        raise ConfigError(f"{path}: policy_files: {path.parent / name}: {reason}; check the path") from None
 
 
 def _complaint(error: ValidationError) -> str:
-    """The first thing that is wrong; of an axis, what is wrong with the list or the range that it looks like."""
+    """Describe the first error; for an axis, the error of the list or the range that it resembles."""
     found = error.errors()
     first = next((each for each in found if each["type"] not in ("list_type", "model_type")), found[0])
     keys = takewhile(lambda word: "[" not in word and word != Range.__name__, map(str, first["loc"]))
@@ -64,8 +64,8 @@ def _document(path: Path) -> dict[str, Any]:
         data = content(path)
         document = from_yaml(data) if path.suffix in (".yaml", ".yml") else from_toml(data)
     except (OSError, DocumentError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: {said}; expected an experiment in TOML, or YAML with the suffix .yaml") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: {reason}; expected an experiment in TOML, or YAML with the suffix .yaml") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: expected tables such as [base] and [grid], found {type(document).__name__}")
     return document
@@ -75,19 +75,19 @@ def _change(document: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     table, dot, name = key.replace('"', "").strip().partition(".")
     if not equals or not table:
-        raise ConfigError(f"--set {change!r}: write table.key=value, for example --set base.capacity=10%")
+        raise ConfigError(f"invalid --set {change!r}: expected table.key=value, for example base.capacity=10%")
     value = _loose_value(text.strip())
     if not dot:
         document[table] = value
         return
     inside = document.setdefault(table, {})
     if not isinstance(inside, dict):
-        raise ConfigError(f"--set {change!r}: {table} is no table with keys; edit the file")
+        raise ConfigError(f"invalid --set {change!r}: {table} is not a table with keys; edit the file")
     inside[name] = value
 
 
 def _loose_value(text: str) -> Any:
-    """A TOML value, or a text without its quotes."""
+    """Parse a TOML value, or take it as a text without quotes."""
     try:
         return from_toml(f"value = {text}")["value"]
     except DocumentError:
@@ -97,11 +97,11 @@ def _loose_value(text: str) -> Any:
 def _check_tables(path: Path, document: Mapping[str, Any]) -> None:
     for name in document:
         if name not in Experiment.model_fields:
-            raise ConfigError(f"{path}: nothing is called {name!r}: {hint(name, Experiment.model_fields)}")
+            raise ConfigError(f"{path}: unknown key {name!r}: {hint(name, Experiment.model_fields)}")
 
 
 def _check_settings(path: Path, document: dict[str, Any], table: str) -> None:
-    """Names of settings; `[grid.prefetch] depth = [1, 2]` is flattened to `"prefetch.depth"` on the way."""
+    """Check the names of settings, and flatten `[grid.prefetch] depth = [1, 2]` to `"prefetch.depth"`."""
     found = document.get(table, {})
     rows = found if isinstance(found, list) else [found]
     flat = [_flat(row) if isinstance(row, dict) else row for row in rows]
@@ -122,12 +122,12 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-# -- YAML 1.2 within limits: `no`, `on` and `1:30` are texts, and what readers of YAML take differently is refused.
+# -- YAML 1.2: `no`, `on` and `1:30` are texts; constructs that YAML readers interpret differently are rejected
 
 MOST_BYTES = 1 << 20  #: PyYAML reads a megabyte in some ten seconds
-MOST_VALUES = 1_000_000  #: with what aliases stand for
+MOST_VALUES = 1_000_000  #: aliases expanded
 TAG = "tag:yaml.org,2002:"
-#: The core schema, https://yaml.org/spec/1.2.2/#103-core-schema: by tag, which plain scalars it takes.
+#: The core schema, https://yaml.org/spec/1.2.2/#103-core-schema: plain scalars by tag.
 CORE = {
     "null": re.compile(r"null|Null|NULL|~|"),
     "bool": re.compile(r"true|True|TRUE|false|False|FALSE"),
@@ -141,7 +141,7 @@ KNOWN = {f"{TAG}{name}" for name in ("str", "seq", "map")}
 
 
 def from_yaml(content: bytes) -> Any:
-    """Return what a YAML text says. Raises DocumentError, ConfigError without PyYAML."""
+    """Parse a YAML text. Raises DocumentError, or ConfigError without PyYAML."""
     root = composed(content)
     if root is None:
         return None
@@ -152,7 +152,7 @@ def from_yaml(content: bytes) -> Any:
 
 
 def composed(content: bytes, tags: bool = True) -> Any:
-    """Return PyYAML's nodes of a text, None for an empty one, checked before anything is made of them.
+    """Parse a text into PyYAML's nodes, checked before any value is built; None for an empty text.
 
     Raises DocumentError for a damaged text, a key that a table has twice, an alias of what it is itself in, aliases of
     millions of values, and with `tags` for tags such as `!!python/object` and for `<<`.
@@ -175,7 +175,6 @@ def composed(content: bytes, tags: bool = True) -> Any:
 
 
 def _value(node: Any) -> Any:
-    """The value of a node."""
     if isinstance(node.value, str):
         return _scalar(node)
     if node.tag == f"{TAG}map":
@@ -186,7 +185,7 @@ def _value(node: Any) -> Any:
 def _key(node: Any) -> str:
     value = _scalar(node) if isinstance(node.value, str) else node.value
     if not isinstance(value, str):
-        raise DocumentError(f"the key {shown(node.value)} is no text; write it in quotes")
+        raise DocumentError(f"the key {shown(node.value)} is not a text; write it in quotes")
     return value
 
 
@@ -203,12 +202,12 @@ def _scalar(node: Any) -> Any:
 
 
 def _kind(node: Any) -> str:
-    """Which of the core schema's scalars it is; one in quotes is a text."""
+    """Return the core schema's type of a scalar; a quoted one is a text."""
     if node.style is not None:
         return "str"
     if LEADING_ZERO.fullmatch(node.value):
-        said = f"{node.value} is octal in YAML 1.1 and decimal in YAML 1.2"
-        raise DocumentError(f"{said}; write {int(node.value)}, or {node.value!r} in quotes")
+        reading = f"{node.value} is octal in YAML 1.1 and decimal in YAML 1.2"
+        raise DocumentError(f"{reading}; write {int(node.value)}, or {node.value!r} in quotes")
     return next((kind for kind, form in CORE.items() if form.fullmatch(node.value)), "str")
 
 
@@ -217,11 +216,11 @@ def _number(kind: str, text: str) -> int | float:
         return float(re.sub(r"\.(?=[inIN])", "", text))  # .inf and .nan have their dot in YAML alone
     if text.startswith(("0o", "0x")):
         return int(text[2:], 8 if text[1] == "o" else 16)
-    return int(text) if len(text) < MOST_BITS // 3 else 1 << MOST_BITS + 1  # too long: `checked` refuses it
+    return int(text) if len(text) < MOST_BITS // 3 else 1 << MOST_BITS + 1  # too long: `checked` rejects it
 
 
 def _nodes(root: Any) -> Iterator[Any]:
-    """Every node once."""
+    """Yield every node once."""
     left, seen = [root], {id(root)}
     while left:
         node = left.pop()
@@ -254,14 +253,14 @@ def _is_table(node: Any) -> bool:
 
 
 def _check_size(root: Any) -> None:
-    """An alias costs a few letters and stands for all that was named: small files can be endless."""
+    """Reject texts whose aliases expand to too many values: a few letters can stand for millions."""
     sizes: dict[int, int] = {}
     if _size(root, sizes) > MOST_VALUES:
         raise DocumentError(f"its aliases stand for more than {MOST_VALUES:,} values")
 
 
 def _size(node: Any, sizes: dict[int, int]) -> int:
-    """Values that a node stands for; 0 in `sizes` marks those that are being counted."""
+    """Count the values that a node stands for; 0 in `sizes` marks nodes whose count is in progress."""
     if sizes.get(id(node)) == 0:
         raise DocumentError("an alias stands for a list or table that it is itself in")
     if id(node) not in sizes:

@@ -1,4 +1,4 @@
-"""What may stand in an experiment file, as types and as the JSON Schema that editors complete from.
+"""Types of an experiment file, its JSON Schema for editors, and how its settings become a configuration.
 
 traces = ["runs/*.zarr"]            # paths or globs, relative to this file
 policy_files = ["newest.py"]        # policies of your own, relative to this file
@@ -8,7 +8,7 @@ capacity = "5%"
 
 [grid]                              # every combination of the lists
 eviction = ["lru", "least_stale"]
-"platform.link.bytes_per_s" = [5e9, 25e9]   # a figure of the platform, or a parameter of a policy
+"platform.link.bytes_per_s" = [5e9, 25e9]   # a value of the platform, or a parameter of a policy
 
 [[zip]]                             # lists that move in step; each table is one more axis of the grid
 prefetch = ["none", "top_k"]
@@ -52,13 +52,13 @@ Scalar = bool | int | float | str
 Value = Scalar | list[list[int]]
 Settings = dict[str, Value]
 Axis = Annotated[list[Value], Field(min_length=1)]
-#: Settings within settings: a parameter of the policy chosen, or a figure of the platform.
+#: Settings with a dot: a parameter of the chosen policy, or a value of the platform.
 DOTTED = rf"^(({'|'.join(POLICIES)})\.\w+|platform\.(link|links\.\d+|compute|cpu)\.\w+)$"
 TITLE = "moereplay experiment"
 
 
 class Range(Frozen):
-    """An axis without a list: numbers drawn between two ends, written with a suffix (`%`, `MB`) if there is one."""
+    """Axis of numbers to draw between two ends, written with a suffix (`%`, `MB`) if one is set."""
 
     low: float = Field(allow_inf_nan=False)
     high: float = Field(allow_inf_nan=False)
@@ -77,7 +77,7 @@ class Range(Frozen):
         return self
 
     def at(self, share: float) -> Value:
-        """The value at a share, from 0 to 1, of the way; of integers each has the same part of it, unless `log`."""
+        """Return the value at a share of the way, 0 to 1; integers have equal shares, unless `log`."""
         number = self._whole(share) if self.integer else float(f"{_between(self.low, self.high, share, self.log):.6g}")
         return f"{Decimal(str(number)).normalize():f}{self.suffix}" if self.suffix else number
 
@@ -91,19 +91,19 @@ def _between(low: float, high: float, share: float, log: bool) -> float:
 
 
 class Random(Frozen):
-    """How many of the combinations to draw, and from which seed."""
+    """Number of combinations to draw, and the seed."""
 
     n: int = Field(ge=1, le=MOST_CONFIGURATIONS)
     seed: int = Field(default=0, ge=0)
 
 
 class Experiment(Frozen):
-    """What to replay: every combination of [grid] and [[zip]] over [base], and more, on every trace."""
+    """Configurations to replay on every trace: combinations of [grid] and [[zip]] over [base], and [[include]]."""
 
     model_config = ConfigDict(title=TITLE)
 
     traces: list[str] = Field(min_length=1, description="Paths or globs, relative to this file, or URLs.")
-    policy_files: list[str] = Field(default=[], description="Policies of your own, relative to this file.")
+    policy_files: list[str] = Field(default=[], description="User policy files, relative to this file.")
     base: Settings = Field(default={}, description="Settings of every configuration.")
     grid: dict[str, Axis | Range] = Field(default={}, description="Every combination of these lists.")
     zip: list[dict[str, Axis]] = Field(default=[], description="Lists that move in step; each table is one axis.")
@@ -119,12 +119,12 @@ class Experiment(Frozen):
 
     @property
     def keeps_requests(self) -> bool:
-        """Whether new results have rows of requests."""
+        """Whether new results store a row per request."""
         return self.requests is not False
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of an experiment file, with every setting by name."""
+    """Return the JSON Schema of an experiment file, with every setting by name."""
     schema = Experiment.model_json_schema()
     settings = {name: _loose(field) for name, field in ReplayConfig.model_json_schema()["properties"].items()}
     settings["preset"] = {"enum": list(PRESETS)}
@@ -141,7 +141,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _loose(field: dict[str, Any]) -> dict[str, Any]:
-    """A setting without its title; a preset's or base's own value is the default that counts."""
+    """Return a setting's schema without title and default: the effective default may come from a preset or [base]."""
     return {key: value for key, value in field.items() if key not in ("title", "default")}
 
 
@@ -153,14 +153,14 @@ def _table(settings: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": settings, "patternProperties": {DOTTED: {}}, "additionalProperties": False}
 
 
-# -- Settings of an experiment: their names, and how those with a dot become part of the setting before the dot.
+# -- Settings: names, presets and dots
 
 PRESET = "preset"  #: settings of a paper under one name, below all others
 NAMES = (*SETTINGS, PRESET)
 
 
 def check_name(where: str, name: str) -> None:
-    """Raises ConfigError, with the nearest name, for a setting that does not exist."""
+    """Raise ConfigError, with the nearest name, for an unknown setting."""
     if name in NAMES or re.fullmatch(DOTTED, name):
         return
     owner, dot, rest = name.partition(".")
@@ -171,18 +171,18 @@ def check_name(where: str, name: str) -> None:
         hint = f"parameters are those of {', '.join(KINDS)} and of platform.link, .links.0, .compute, .cpu"
     else:
         hint = f"choose from {', '.join(NAMES)}"
-    raise ConfigError(f"{where}: no setting called {name!r}: {hint}")
+    raise ConfigError(f"{where}: unknown setting {name!r}: {hint}")
 
 
 def configuration(settings: Mapping[str, Any]) -> ReplayConfig:
-    """The validated configuration of settings, dotted ones included. Raises ConfigError or PolicyError."""
+    """Return the validated configuration of settings, dotted ones included. Raises ConfigError or PolicyError."""
     config = configure(**whole(settings))
     platform(config.platform)
     return config
 
 
 def whole(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration is made of: settings over those of their preset, without dots."""
+    """Return settings over those of their preset, dots folded."""
     return folded(_over_preset(settings))
 
 
@@ -192,7 +192,7 @@ def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def folded(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without dots: `prefetch = top_k` and `prefetch.depth = 2` are `prefetch = top_k:depth=2`."""
+    """Fold dotted settings: `prefetch = top_k` and `prefetch.depth = 2` become `prefetch = top_k:depth=2`."""
     whole = {name: value for name, value in settings.items() if "." not in name}
     for name in sorted(settings.keys() - whole.keys()):
         owner, _, parameter = name.partition(".")
@@ -202,7 +202,7 @@ def folded(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spelled(value: Any) -> str:
-    """A value as the command line spells it."""
+    """Spell a value as the command line does."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:.12g}" if isinstance(value, float) else str(value)

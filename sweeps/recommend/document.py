@@ -1,4 +1,4 @@
-"""What a recommendation says, as a document: numbers and texts by name, for `--json`, for sentences and for reports."""
+"""Write a recommendation as a document: numbers and texts by name, for `--json`, sentences and reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UNSIZED = "no memory is counted for {}: neither the trace nor its model's name s
 
 
 def document(question: Question, answer: Answer, trace_name: str) -> Document:
-    """The answer to a question about the trace of that name, as typed. All sizes in bytes."""
+    """Return the document of an answer. `trace_name` is the trace as the user typed it. All sizes are in bytes."""
     best = answer.best
     return {
         "trace": {"name": trace_name, "model": _about(best)["model"], "digest": question.trace.digest},
@@ -69,7 +69,7 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "lossy_left_out": NO_DENSE if not question.memory.dense_bytes else "",
         "target_tokens_per_s": question.target_tokens_per_s,
         "smallest_memory_for_target": answer.smallest and _point(question, answer.smallest),
-        "flags": flags(_held(question, best)),
+        "flags": flags(_setup(question, best)),
         "warnings": _warnings(question, best),
     }
 
@@ -90,7 +90,7 @@ def _found(tried: Tried) -> Document:
 
 
 def _leader(question: Question, tried: Tried, trace_name: str) -> Document:
-    """A set that is named first: how its cache begins, which engines have it, and how to replay it."""
+    """Describe a leading set: result, start of the cache, engines that support it, and the command that replays it."""
     start = start_of(question.trace, tried.config)
     return _found(tried) | {
         "start": start,
@@ -132,7 +132,7 @@ def _prefetch(question: Question, answer: Answer) -> Document:
 
 
 def _cpu(answer: Answer) -> Document:
-    """Whether misses are better computed on the CPU than fetched; `pays` is null where the machine has none."""
+    """Describe whether computing misses on the CPU beats fetching them; `pays` is null if the machine has none."""
     if answer.space.miss == ("fetch",):
         return {"pays": None, "gain": 0.0, "reason": "the machine has no CPU beside what computes, or none is needed"}
     if answer.fetching is None:
@@ -140,12 +140,12 @@ def _cpu(answer: Answer) -> Document:
     best, gain = answer.best, answer.best.tokens_per_s / answer.fetching.tokens_per_s - 1
     if best.config.miss == "fetch":
         return {"pays": False, "gain": 0.0, "reason": "to fetch every miss is faster than to compute any on the CPU"}
-    said = f"{best.config.miss}: {percent(gain)} more tokens/s than the best set that fetches every miss"
-    return {"pays": gain > WORTH, "gain": gain, "reason": said}
+    reason = f"{best.config.miss}: {percent(gain)} more tokens/s than the best set that fetches every miss"
+    return {"pays": gain > WORTH, "gain": gain, "reason": reason}
 
 
 def _lossy_sets(question: Question, answer: Answer) -> list[Document]:
-    """The lossy sets; none where dense weights are unknown, as their gains would be of experts alone."""
+    """Describe the lossy sets; none if dense weights are unknown, because gains would be for experts alone."""
     found = answer.lossy if question.memory.dense_bytes else ()
     return [_lossy(each, answer.best, question.trace.geometry.expert_bits) for each in found]
 
@@ -164,10 +164,10 @@ def _lossy(tried: Tried, best: Tried, stored_bits: float) -> Document:
     }
 
 
-def _held(question: Question, best: Tried) -> Held:
+def _setup(question: Question, best: Tried) -> Setup:
     geometry = question.trace.geometry
     size = min(_about(best)["capacity_bytes"], everything(geometry))
-    return Held(geometry, question.memory, size, platform(best.config.platform).cpu is not None)
+    return Setup(geometry, question.memory, size, platform(best.config.platform).cpu is not None)
 
 
 def _warnings(question: Question, best: Tried) -> list[str]:
@@ -181,45 +181,45 @@ def _warnings(question: Question, best: Tried) -> list[str]:
     return [*unsized, *short, *filter(None, [about["warning"]]), *open_loop, *([ONE] if trace.requests == 1 else [])]
 
 
-# -- What to set in engines that people run, for a cache of so many bytes: one function per engine, with its source.
+# -- Flags of engines for a cache of some bytes: a function per engine, with its source
 
 
-class Held(NamedTuple):
-    """What an engine is set up for."""
+class Setup(NamedTuple):
+    """Model and memory that an engine is configured for."""
 
     geometry: Geometry
     memory: Memory
-    cache_bytes: int  #: of experts that fast memory holds
-    beside_cpu: bool  #: the memory is an accelerator's with a CPU beside it, as these engines expect
+    cache_bytes: int  #: for experts in fast memory
+    beside_cpu: bool  #: the memory belongs to an accelerator with a host CPU, as these engines expect
 
     @property
     def per_layer(self) -> int:
-        """Experts of each layer that the cache holds if every layer gets the same number."""
+        """Experts per layer in the cache if every layer gets the same number."""
         return experts_per_layer(self.geometry, self.cache_bytes)
 
 
-def llama_cpp(held: Held) -> str:
-    """It keeps the experts of whole layers (github.com/ggml-org/llama.cpp, pull request 15077)."""
-    return f"--n-cpu-moe {held.geometry.layers - last_layers(held.geometry, held.cache_bytes)}"
+def llama_cpp(setup: Setup) -> str:
+    """Return the layers whose experts stay on the CPU (github.com/ggml-org/llama.cpp, pull request 15077)."""
+    return f"--n-cpu-moe {setup.geometry.layers - last_layers(setup.geometry, setup.cache_bytes)}"
 
 
-def ktransformers(held: Held) -> str:
-    """Experts of each layer on the GPU, the others on the CPU (kt-kernel's documents; SGLang has the same option)."""
-    return f"--kt-num-gpu-experts {held.per_layer}"
+def ktransformers(setup: Setup) -> str:
+    """Return the experts per layer on the GPU; the others run on the CPU (kt-kernel's documents; also SGLang)."""
+    return f"--kt-num-gpu-experts {setup.per_layer}"
 
 
-def moe_infinity(held: Held) -> str:
-    """The share of the device's memory that holds parameters (github.com/EfficientMoE/MoE-Infinity, README)."""
-    share = (held.memory.dense_bytes + held.cache_bytes) / held.memory.total_bytes
+def moe_infinity(setup: Setup) -> str:
+    """Return the share of the device's memory for parameters (github.com/EfficientMoE/MoE-Infinity, README)."""
+    share = (setup.memory.dense_bytes + setup.cache_bytes) / setup.memory.total_bytes
     return f"device_memory_ratio={share:.2f}"
 
 
-def mixtral_offloading(held: Held) -> str:
-    """Experts of each layer that are not cached (github.com/dvmazur/mixtral-offloading, its notebook)."""
-    return f"offload_per_layer={held.geometry.experts - held.per_layer}"
+def mixtral_offloading(setup: Setup) -> str:
+    """Return the experts per layer that are not cached (github.com/dvmazur/mixtral-offloading, its notebook)."""
+    return f"offload_per_layer={setup.geometry.experts - setup.per_layer}"
 
 
-ENGINES: dict[str, Callable[[Held], str]] = {
+ENGINES: dict[str, Callable[[Setup], str]] = {
     "llama.cpp": llama_cpp,
     "ktransformers": ktransformers,
     "MoE-Infinity": moe_infinity,
@@ -227,12 +227,12 @@ ENGINES: dict[str, Callable[[Held], str]] = {
 }
 
 
-def flags(held: Held) -> dict[str, object]:
-    """The cache in MiB and in experts of mean size, and where it is a GPU's every engine's own words for it."""
+def flags(setup: Setup) -> dict[str, object]:
+    """Return the cache in MiB and in experts of mean size, and for a GPU the flags of every engine."""
     return {
-        "cache_mib": held.cache_bytes // 2**20,
-        "slots": mean_experts(held.geometry, held.cache_bytes),
-        "slots_per_layer": held.per_layer,
-        "unequal": len(set(held.geometry.expert_bytes)) > 1,
-        **{name: spelled(held) for name, spelled in ENGINES.items() if held.beside_cpu},
+        "cache_mib": setup.cache_bytes // 2**20,
+        "slots": mean_experts(setup.geometry, setup.cache_bytes),
+        "slots_per_layer": setup.per_layer,
+        "unequal": len(set(setup.geometry.expert_bytes)) > 1,
+        **{name: spelled(setup) for name, spelled in ENGINES.items() if setup.beside_cpu},
     }

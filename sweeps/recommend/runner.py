@@ -1,4 +1,4 @@
-"""Replays of one trace that a search asks for, round by round; each configuration is replayed once."""
+"""Replay the configurations of a search on one trace, each once, within a time budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.grid import run_grid
 from moereplay.traces.schema import Trace
 
-NO_TPOT = "no pass of the trace decodes, so that it has no tokens/s; --passes token makes every token a pass"
+NO_TPOT = "tokens/s is undefined: no pass of the trace decodes; try --passes token, which makes every token a pass"
 
 
 class Tried(NamedTuple):
@@ -25,7 +25,7 @@ class Tried(NamedTuple):
 
     @property
     def tokens_per_s(self) -> float:
-        """Decoded tokens per second that a request sees. Raises ConfigError where nothing decodes."""
+        """Decoded tokens per second of a request. Raises ConfigError if no pass decodes."""
         tpot_ms = values_of(self.result)["tpot_ms"]
         if not tpot_ms:
             raise ConfigError(NO_TPOT)
@@ -38,26 +38,26 @@ class Tried(NamedTuple):
 
     @property
     def mass_share_kept(self) -> float | None:
-        """Part of the gate weight that was executed as the router chose; None where the trace has no weights."""
+        """Share of the gate weight that was executed as the router chose; None if the trace has no weights."""
         return values_of(self.result)["mass_share_kept"]
 
 
 @dataclass
 class Budget:
-    """How long a search may take. It counts from the end of the first replays, as those may have to be compiled."""
+    """Time budget of a search, counted from the end of the first replays, which may include compilation."""
 
-    seconds: float | None = None  #: None for as long as it takes
+    seconds: float | None = None  #: None for no limit
     interrupted: Callable[[], bool] = lambda: False
-    share: float = 1.0  #: of the seconds that the present part of the search may use in all
+    share: float = 1.0  #: of the seconds, when the current part of the search ends
     begun: float | None = None
 
     def begin(self) -> None:
-        """Start to count, if that has not begun."""
+        """Start the clock, unless it runs already."""
         self.begun = time.monotonic() if self.begun is None else self.begun
 
     @property
     def is_spent(self) -> bool:
-        """Whether the present part of the search is to end."""
+        """Whether the current part of the search must end."""
         if self.interrupted():
             return True
         if self.seconds is None or self.begun is None:
@@ -65,29 +65,29 @@ class Budget:
         return time.monotonic() - self.begun >= self.share * self.seconds
 
 
-def _untold(replays: int, fastest: float) -> None:
-    """Tell nobody of progress."""
+def _discard(replays: int, fastest: float) -> None:
+    """Discard progress."""
 
 
 @dataclass
 class Runner:
-    """Replays, and keeps what it has replayed.
+    """Replays configurations and remembers the results.
 
-    `advance` gets the number of new replays, and the most tokens/s so far.
+    `advance` gets the number of new replays, and the highest tokens/s so far.
     """
 
     trace: Trace
     workers: int = 1
-    advance: Callable[[int, float], None] = _untold
+    advance: Callable[[int, float], None] = _discard
     known: dict[ReplayConfig, Tried] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
-    cut: bool = False  #: whether the budget has kept it from replaying anything that was asked for
+    cut: bool = False  #: whether the budget prevented a requested replay
     fastest: float = 0.0
 
     def tried(self, configs: Iterable[ReplayConfig], least: int = 0) -> list[Tried]:
-        """Replay each of them, in order, and return their results.
+        """Replay new configurations, and return the results of all, in order.
 
-        Those that the budget does not allow are left out, but for the first `least`.
+        Leaves out those beyond the budget, but replays at least the first `least`.
         """
         wanted = list(dict.fromkeys(configs))
         new = [config for config in wanted if config not in self.known]
@@ -101,13 +101,13 @@ class Runner:
 
     def _replay(self, configs: Sequence[ReplayConfig]) -> None:
         outcomes = run_grid(self.trace, configs, self.workers, bounded=False)
-        made = {config: Tried(config, result) for config, (result, _) in zip(configs, outcomes, strict=True)}
-        self.known |= made
-        self.fastest = max(self.fastest, *(each.tokens_per_s for each in made.values()))
+        new = {config: Tried(config, result) for config, (result, _) in zip(configs, outcomes, strict=True)}
+        self.known |= new
+        self.fastest = max(self.fastest, *(each.tokens_per_s for each in new.values()))
         self.budget.begin()
-        self.advance(len(made), self.fastest)
+        self.advance(len(new), self.fastest)
 
 
 def fastest_first(tried: Iterable[Tried]) -> list[Tried]:
-    """By tokens per second; of equal ones the first stays first."""
+    """Sort by tokens per second, stably."""
     return sorted(tried, key=lambda each: -each.tokens_per_s)

@@ -1,10 +1,9 @@
 """Search the lossless policy sets of a trace on a machine for the fastest, and for the memory that it needs.
 
-The space is searched from a full cache (`space.py`), by rounds, the most promising sets first: those of engines
-and what stays where it is placed; every eviction alone; the best of them with every prefetch and every way with a miss;
-then every eviction with the best of those. A budget ends it early, with the best set so far. A long trace is searched
-on some of its requests, and the best sets are replayed on all of them. `docs/recommend.md` says how near that comes to
-trying everything.
+The search starts from a full cache (`space.py`) and goes by rounds, the most promising sets first: sets of engines and
+static placements; every eviction alone; the best of them with every prefetch and miss policy; then every eviction with
+the best of those. A budget ends it early, with the best set so far. A long trace is searched on some of its requests,
+and the best sets are replayed on all of them. `docs/recommend.md` compares the search with trying everything.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ from moereplay.sweeps.recommend.space import (
 from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.selection import sampled
 
-KEPT = 4  #: evictions of the first round that go on, in their scope
+KEPT = 4  #: evictions (with scope) that pass from the first round to the second
 SCREENED = 1_000_000  #: accesses of the requests on which a long trace is searched
-FINALISTS = 6  #: sets that are replayed on all requests, and half as many of each kind that the answer compares with
+FINALISTS = 6  #: sets replayed on all requests, and half as many of each kind to compare with
 LEADING = 4  #: of those, from which every size of the memory takes the fastest
 SHARES = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  #: of the cache, in the curve over memory
 RECALLS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-WORTH = 0.01  #: a smaller gain is none
+WORTH = 0.01  #: smaller gains do not count
 SMALLEST = 12  #: steps of the search for the smallest memory
-START = "start"  #: how the cache begins, beside the settings that a search chooses
-#: Evictions to try first, as they lead most often.
+START = "start"  #: key of a candidate: initial content of the cache
+#: Evictions that lead most often; they are tried first.
 FIRST = ("least_stale", "lru", "shielded_score", "lfu_decay", "arc")
-#: Of the budget, when each part of a search ends; the rest is for what more the answer says.
+#: Shares of the budget at which the parts of a search end; the rest is for recall, lossy sets and the target.
 ROUNDS_END, FINALS_END, CURVE_END = 0.55, 0.7, 0.9
 
 Settings = Mapping[str, Any]
@@ -58,7 +57,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked."""
+    """A trace, a memory, and what the user requires."""
 
     trace: Trace
     memory: Memory
@@ -67,7 +66,7 @@ class Question:
     min_mass_kept: float = 0.99
 
     def at(self, size: int) -> dict[str, Any]:
-        """The given settings with a cache of that many bytes."""
+        """Return the base settings with a cache of that many bytes."""
         return {**self.base, "capacity": f"{size}B"}
 
     @property
@@ -76,13 +75,13 @@ class Question:
         return self.memory.cache_bytes >= everything(self.trace.geometry)
 
     def space(self) -> Space:
-        """What is chosen from."""
+        """Return the search space."""
         return ALL_FIT if self.all_fit else space_of(self.trace, self.at(self.memory.cache_bytes))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found."""
+    """Result of a search."""
 
     space: Space
     replayed: int
@@ -102,34 +101,34 @@ class Answer:
 
 @dataclass(frozen=True)
 class Runners:
-    """Replays of some requests, to choose by, and of all of them, for every figure that is given."""
+    """Runner on some requests, to rank sets, and runner on all of them, for reported figures."""
 
     few: Runner
     whole: Runner
 
     @property
     def replayed(self) -> int:
-        """Replays of either kind."""
+        """Number of replays by either runner."""
         return len(self.whole.known) + (0 if self.few is self.whole else len(self.few.known))
 
     @property
     def cut(self) -> bool:
-        """Whether the budget kept either from a replay."""
+        """Whether the budget prevented a replay."""
         return self.few.cut or self.whole.cut
 
     def fastest(self, sets: Iterable[ReplayConfig]) -> list[Tried]:
-        """Of those that can be replayed the one that is fastest on some requests, replayed on all; none of none."""
+        """Replay, on all requests, the set that is fastest on some of them; empty if none can be replayed."""
         ranking = fastest_first(self.few.tried(each for each in sets if can_replay(self.few.trace, each)))
         return self.whole.tried(each.config for each in ranking[:1])
 
 
 def everything(geometry: Geometry) -> int:
-    """Bytes of all experts."""
+    """Return the bytes of all experts."""
     return geometry.experts * sum(geometry.expert_bytes)
 
 
 def most_replays(question: Question) -> int:
-    """How many replays a search takes, or a few less."""
+    """Return an upper bound on the replays of a search."""
     space = question.space()
     alone = len(space.scope) * len(space.eviction)
     placed = len(known_sets()) + 2 * len(space.miss)
@@ -144,13 +143,14 @@ def search(
     advance: Callable[[int, float], None] = lambda replays, fastest: None,
     budget: Budget | None = None,
 ) -> Answer:
-    """Search, and answer with what was found when the budget ended: with none, the answer is the same every time.
+    """Search until the budget ends; without a budget the answer is deterministic.
 
-    Raises ConfigError or PolicyError where the given settings cannot be replayed, or nothing decodes."""
+    Raises ConfigError or PolicyError if no policy can be replayed under the base settings, or if nothing decodes.
+    """
     budget = budget or Budget()
     run = _runners(question, workers, advance, budget)
     base, space = question.at(question.memory.cache_bytes), question.space()
-    plan(question.trace, configure(**base))  # says what is wrong with settings that no policy can be replayed under
+    plan(question.trace, configure(**base))  # raises if no policy can be replayed under the base settings
     budget.share = ROUNDS_END
     found = fastest_first(_rounds(run.few, base, space))
     budget.share = FINALS_END
@@ -217,7 +217,7 @@ def _caches(space: Space) -> list[dict[str, str]]:
 
 
 def _placements(space: Space) -> list[dict[str, str]]:
-    """Sets of engines that change no output, then whole layers and much used experts that stay, with every miss."""
+    """Return lossless sets of engines, then static placements (whole layers, much used experts) per miss policy."""
     known = [each.change | {START: each.start} for each in known_sets()]
     lossless = [each for each in known if all(is_lossless(kind, each[kind]) for kind in ("prefetch", "miss"))]
     still = {"eviction": STATIC, "prefetch": "none", "scope": "global"}
@@ -227,7 +227,7 @@ def _placements(space: Space) -> list[dict[str, str]]:
 
 
 def _kinds(ranking: Sequence[Tried]) -> Sequence[list[Tried]]:
-    """What the answer compares the fastest with: another eviction, no prefetch, every miss fetched."""
+    """Return the kinds of sets to compare the fastest with: another eviction, no prefetch, every miss fetched."""
     first = ranking[0].config
     return (
         [each for each in ranking if each.config.eviction != first.eviction],
@@ -237,12 +237,12 @@ def _kinds(ranking: Sequence[Tried]) -> Sequence[list[Tried]]:
 
 
 def _of_engines(ranking: Sequence[Tried]) -> list[Tried]:
-    """Those that an engine has; whether whole layers stay is not looked at, as either kind is searched."""
+    """Return the sets that an engine supports, with either kind of start."""
     return [each for each in ranking if any(engines_of(each.config, start) for start in (LAYERS, USED))]
 
 
 def _finalists(ranking: Sequence[Tried], count: int = FINALISTS) -> list[ReplayConfig]:
-    """The fastest, and half as many of each kind that the answer compares with."""
+    """Return the fastest sets, and half as many of each kind to compare with."""
     kinds = (*_kinds(ranking), _of_engines(ranking)) if ranking else ()
     parts = (ranking[:count], *(kind[: count // 2] for kind in kinds))
     return list(dict.fromkeys(each.config for part in parts for each in part))
@@ -253,28 +253,28 @@ def _each(base: Settings, change: Settings) -> ReplayConfig:
 
 
 def _valid(trace: Trace, base: Settings, changes: Iterable[Settings]) -> list[ReplayConfig]:
-    """Without combinations that the memory cannot hold: buffers in a pool of one layer."""
+    """Return the configurations that can be replayed: a pool of one layer may be too small for buffers."""
     configs = (_started(trace, _each(base, change), change.get(START, USED)) for change in changes)
     return list(dict.fromkeys(config for config in configs if config is not None and can_replay(trace, config)))
 
 
 def chosen(tried: Tried) -> dict[str, str]:
-    """What the search has chosen, by the names of settings."""
+    """Return the settings that the search chose."""
     return {kind: getattr(tried.config, kind) for kind in ("eviction", "prefetch", "miss", "scope")}
 
 
 def _started(trace: Trace, config: ReplayConfig, start: str) -> ReplayConfig | None:
-    """The configuration with a full cache; a short trace makes no profile to fill it by."""
+    """Return the configuration with a full cache; a short trace gives no profile to fill it by."""
     return started(trace, config, filling(trace, config.passes) if start == USED else start)
 
 
 def _rebuilt(trace: Trace, tried: Tried) -> dict[str, str]:
-    """What to make the set of again in another memory: what was chosen, and how its cache begins."""
+    """Return the chosen settings and the start of the cache, to rebuild the set in another memory."""
     return chosen(tried) | {START: start_of(trace, tried.config)}
 
 
 def _curve(run: Runners, question: Question, ranking: Sequence[Tried]) -> list[Tried]:
-    """The fastest of the leading sets in every size, the best set where the size is the memory's own."""
+    """Return the fastest of the leading sets at every size; at the memory's own size, the best set."""
     best, leading = ranking[0], _finalists(ranking, LEADING)
     cache = min(question.memory.cache_bytes, everything(question.trace.geometry))
     sizes = {_size(question, best, share * cache) for share in SHARES}
@@ -287,7 +287,7 @@ def _curve(run: Runners, question: Question, ranking: Sequence[Tried]) -> list[T
 
 
 def _resized(question: Question, sets: Iterable[ReplayConfig], size: int) -> list[ReplayConfig]:
-    """The sets in a cache of that many bytes, filled anew."""
+    """Return the sets with a cache of that many bytes, refilled."""
     made = [
         started(
             question.trace,
@@ -300,14 +300,14 @@ def _resized(question: Question, sets: Iterable[ReplayConfig], size: int) -> lis
 
 
 def _size(question: Question, best: Tried, size: float) -> int:
-    """Bytes between one expert in every pool and all experts."""
+    """Clamp a size to between one expert per pool and all experts."""
     geometry = question.trace.geometry
     pools = geometry.layers if best.config.scope == "per_layer" else 1
     return int(min(max(size, pools * max(geometry.expert_bytes)), everything(geometry)))
 
 
 def _recall(run: Runners, base: Settings, space: Space, best: Tried) -> float | None:
-    """The least recall, at equal precision, at which prefetching the next layer's experts gains."""
+    """Return the least recall, at equal precision, at which prefetching the next layer gains; None if none does."""
     with_perfect = ({**chosen(best), **cache, "prefetch": _oracle(1.0)} for cache in _caches(space))
     leading = fastest_first(run.few.tried(_valid(run.few.trace, base, with_perfect)))[:LEADING]
     for recall in RECALLS:
@@ -337,7 +337,7 @@ def _keeps(question: Question, tried: Tried) -> bool:
 
 
 def _smallest(run: Runner, question: Question, best: Tried) -> Tried | None:
-    """By halving between one expert and all of them; None without a target, or if all experts do not reach it."""
+    """Bisect for the smallest memory that reaches the target; None without a target, or if none reaches it."""
     if question.target_tokens_per_s is None:
         return None
     low, high = _size(question, best, 0), _size(question, best, float("inf"))
@@ -357,11 +357,11 @@ def _smallest(run: Runner, question: Question, best: Tried) -> Tried | None:
 
 
 def _at(run: Runner, question: Question, best: Tried, size: int) -> Tried | None:
-    """None where the size is too small for the set."""
+    """Replay the set in a cache of that many bytes; None if it is too small."""
     tried = run.tried(_valid(run.trace, question.at(size), [_rebuilt(run.trace, best)]))
     return tried[0] if tried else None
 
 
 def differing(first: Tried, second: Tried) -> Sequence[str]:
-    """The settings in which two sets differ."""
+    """Return the names of the settings in which two sets differ."""
     return [kind for kind, name in chosen(first).items() if chosen(second)[kind] != name]

@@ -1,7 +1,7 @@
-"""What a recommendation chooses from: policies that can be used with a trace on a machine, lossless or not.
+"""List the candidates of a recommendation: usable policies, starts of the cache, and sets that engines support.
 
-Usable is what needs no knowledge of the future and no more than the trace has. Lossless is what leaves every output of
-the model as it is.
+A policy is usable if it needs no knowledge of the future and nothing that the trace lacks. It is lossless if it changes
+no output of the model.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from moereplay.traces.schema import Trace
 from moereplay.traces.shared import shared
 from moereplay.traces.units import NEVER
 
-#: Spellings beside every policy's defaults.
+#: Parameters to try besides every policy's defaults.
 MORE = {
     "prefetch": ("top_k:factor=2", "side_buffer:count=inside"),
     "miss": ("split:q=.25", "split:q=.5", "split:q=.75"),
 }
 SCOPES = ("global", "per_layer")
-#: What may change the output, from little to much.
+#: Settings that may change the output, from little to much.
 LOSSY = (
     *({"routing": f"cache_prior:lam={lam}"} for lam in (".1", ".25", ".5")),
     *({"routing": f"max_rank:m={ranks}"} for ranks in (6, 10, 16)),
@@ -55,34 +55,34 @@ class Space:
 
     @property
     def combinations(self) -> int:
-        """How many candidates there are."""
+        """Number of candidates."""
         return prod(len(values) for values in self.axes().values())
 
     def axes(self) -> dict[str, tuple[str, ...]]:
-        """By the names of settings."""
+        """Return the values by name of the setting."""
         return asdict(self)
 
 
-#: Where every expert fits: nothing is evicted, and what a miss costs is paid once.
+#: Space if every expert fits: nothing is evicted, and each expert misses once.
 ALL_FIT = Space(("lru",), ("none",), ("fetch",), ("global",))
 
 
 def space_of(trace: Trace, base: Mapping[str, object]) -> Space:
-    """The space of a trace under the settings of `base`: machine, capacity, and the scope if that is given."""
+    """Return the space of a trace under the settings of `base`: platform, capacity, and optionally the scope."""
     scopes = (str(base["scope"]),) if "scope" in base else SCOPES
     usable = {kind: tuple(_usable(trace, base, kind)) for kind in ("eviction", "prefetch", "miss")}
     return Space(**usable, scope=tuple(each for each in scopes if _planned(trace, {**base, "scope": each})))
 
 
 def lossy_of(trace: Trace, base: Mapping[str, object]) -> list[ReplayConfig]:
-    """The configurations that may change the output, `base` but for one policy."""
+    """Return the configurations that may change the output: `base` with one policy replaced."""
     stored = trace.geometry.expert_bits
     found = (_planned(trace, {**base, **change}) for change in LOSSY if (bits_of(change) or 0) < stored)
     return [config for config in found if config is not None]
 
 
 def bits_of(policies: Mapping[str, str]) -> float | None:
-    """The precision at which all experts are fetched, if a change says so."""
+    """Return the precision at which a change fetches all experts, or None."""
     name, _, bits = policies.get("miss", "").partition(":bits=")
     return float(bits) if name == "fetch" and bits else None
 
@@ -94,7 +94,7 @@ def _usable(trace: Trace, base: Mapping[str, object], kind: str) -> Iterable[str
 
 
 def is_lossless(kind: str, text: str) -> bool:
-    """Return whether a policy changes no output, needs no knowledge of the future and no memory beside the cache."""
+    """Return whether a policy changes no output, needs no knowledge of the future and no memory besides the cache."""
     try:
         chosen = parse(kind, text)
     except PolicyError:
@@ -104,7 +104,7 @@ def is_lossless(kind: str, text: str) -> bool:
 
 
 def _takes_more_memory(chosen: Chosen[Any]) -> bool:
-    """Whether it has buffers on top of the capacity."""
+    """Return whether a policy has buffers on top of the capacity."""
     policy = chosen.policy
     return (
         isinstance(policy, Prefetch) and policy.side_slots(chosen.params) > 0 and not policy.side_inside(chosen.params)
@@ -112,7 +112,7 @@ def _takes_more_memory(chosen: Chosen[Any]) -> bool:
 
 
 def can_replay(trace: Trace, config: ReplayConfig) -> bool:
-    """Whether trace, machine and capacity allow the configuration."""
+    """Return whether trace, machine and capacity allow the configuration."""
     try:
         plan(trace, config)
     except (ConfigError, PolicyError):
@@ -121,7 +121,7 @@ def can_replay(trace: Trace, config: ReplayConfig) -> bool:
 
 
 def _planned(trace: Trace, settings: Mapping[str, object]) -> ReplayConfig | None:
-    """The configuration, None where it cannot be replayed."""
+    """Return the configuration, or None if it cannot be replayed."""
     try:
         config = configure(**settings)
     except (ConfigError, PolicyError):
@@ -129,7 +129,13 @@ def _planned(trace: Trace, settings: Mapping[str, object]) -> ReplayConfig | Non
     return config if can_replay(trace, config) else None
 
 
-# -- How a cache begins: empty, or full as in a system that has served for long.
+# -- Start of a cache: empty, or full as in a system that has served for long.
+#
+# A recommendation is about steady decoding, but a recording is short: its compulsory misses may be most of its misses.
+# So sets are searched from a full cache: of whole layers, counted from the last one, as engines without a profile keep
+# them; or of the experts that the first half of the trace's tokens used most per byte. A short trace gives no profile:
+# its own uses would tell the cache which experts are to come. There, arbitrary experts of all layers stand for what
+# other requests left.
 
 EMPTY, LAYERS, USED, ANY = "empty", "layers", "used", "any"
 SHORT = 0.95  #: of hits: a trace that allows fewer from an empty cache is short
@@ -140,9 +146,9 @@ Experts = tuple[tuple[int, int], ...]  #: (layer, expert)
 
 
 def started(trace: Trace, config: ReplayConfig, start: str) -> ReplayConfig | None:
-    """Return the configuration with its cache filled at the start; None where it cannot be replayed so.
+    """Return the configuration with its cache filled at the start; None if it cannot be replayed that way.
 
-    A policy that is fitted to a given profile gets the order of filling, or of whole layers what they hold.
+    A policy that is fitted to a given profile gets the order of filling, or the content of whole layers.
     """
     order = order_of(trace, USED if start == EMPTY else start)
     empty = config.model_copy(update={"warm": (), "profile": order if GIVEN in config.eviction else ()})
@@ -160,12 +166,12 @@ def started(trace: Trace, config: ReplayConfig, start: str) -> ReplayConfig | No
 
 
 def filling(trace: Trace, passes: str) -> str:
-    """Return what fills the cache of a set that places no whole layers: ANY for a short trace."""
+    """Return the start of a set that does not place whole layers: USED, or ANY for a short trace."""
     return USED if compulsory_limit(trace, passes) >= SHORT else ANY
 
 
 def start_of(trace: Trace, config: ReplayConfig) -> str:
-    """Return how the cache of a configuration begins: whole layers are those of which every expert is there."""
+    """Return the start of a configuration: LAYERS if every layer in the cache is complete."""
     if not config.warm:
         return EMPTY
     layers = {layer for layer, _ in config.warm}
@@ -173,12 +179,12 @@ def start_of(trace: Trace, config: ReplayConfig) -> str:
 
 
 def order_of(trace: Trace, start: str) -> Experts:
-    """Return all experts, those first that such a start holds first. Raises TraceError if the trace is damaged."""
+    """Return all experts in the order in which a start fills the cache. Raises TraceError if the trace is damaged."""
     return shared(trace, f"start {start}", partial(_order, trace, start))
 
 
 def compulsory_limit(trace: Trace, passes: str) -> float:
-    """Return the share of hits that no cache exceeds which begins empty."""
+    """Return the highest hit rate of any cache that starts empty."""
     demand = demand_of(trace, passes)
     return 1 - float((np.asarray(demand.first_use) != NEVER).sum()) / max(1, len(demand.expert))
 
@@ -198,7 +204,7 @@ def _order(trace: Trace, start: str) -> Experts:
 
 
 def _first_uses(trace: Trace) -> np.ndarray:
-    """How often each expert was chosen in the first half of the tokens, (L, E)."""
+    """Count how often each expert was chosen in the first half of the tokens, (L, E)."""
     geometry, half = trace.geometry, -(-trace.tokens // 2)
     counts = np.zeros((geometry.layers, geometry.experts), np.int64)
     for begin, end in token_blocks(trace, geometry.layers * geometry.k):
@@ -210,7 +216,7 @@ def _first_uses(trace: Trace) -> np.ndarray:
 
 
 def _filled(order: Experts, pools: Sequence[int], sizes: Sequence[int], together: int) -> Experts:
-    """The first of an order that fit their pools; in groups of so many that are there as a whole, if any."""
+    """Return the first experts of an order that fit their pools; with `together`, in complete groups of that size."""
     left, held = list(pools), []
     step = max(1, together)
     for at in range(0, len(order), step):
@@ -225,7 +231,7 @@ def _filled(order: Experts, pools: Sequence[int], sizes: Sequence[int], together
     return tuple(held)
 
 
-# -- Sets of policies that engines have: what can be run today, beside what only a simulator can.
+# -- Sets that engines support
 
 AXES = ("eviction", "prefetch", "miss", "scope")
 PAPER = (*SPECMD, "cache-prior-paper")  #: evaluated, in no engine
@@ -233,21 +239,21 @@ TRACE_PROFILE, GIVEN_PROFILE = "profile=trace", "profile=given"
 
 
 class Known(NamedTuple):
-    """What an engine runs, by the names of settings."""
+    """A policy set that an engine supports, by name of the setting."""
 
     engine: str
     change: dict[str, str]
     start: str
 
     def runs(self, config: ReplayConfig, start: str) -> bool:
-        """Whether that is the set of a configuration; what stays is told apart by what it is."""
+        """Return whether a configuration has this set; static sets differ by their start."""
         placed = self.change["eviction"] == STATIC
         return all(getattr(config, name) == text for name, text in self.change.items()) and (
             not placed or (start == LAYERS) == (self.start == LAYERS)
         )
 
 
-#: Experts that are placed once and never move; misses run on the CPU.
+#: Static placements; misses run on the CPU.
 PLACED = (
     Known("llama.cpp --n-cpu-moe", {"eviction": STATIC, "prefetch": "none", "miss": "cpu", "scope": "global"}, LAYERS),
     Known(
@@ -260,12 +266,12 @@ PLACED = (
 
 @cache
 def known_sets() -> tuple[Known, ...]:
-    """Return what engines run: placements, and presets of engines whose routing is the model's own."""
+    """Return the sets of engines: placements, and presets of engines that keep the model's routing."""
     return (*PLACED, *_of_presets())
 
 
 def engines_of(config: ReplayConfig, start: str) -> list[str]:
-    """Return the names of the engines that run the set of a configuration."""
+    """Return the names of the engines that support a configuration."""
     return list(dict.fromkeys(each.engine for each in known_sets() if each.runs(config, start)))
 
 
@@ -280,7 +286,7 @@ def _of_presets() -> Iterator[Known]:
 
 
 def _fitted(eviction: str) -> str:
-    """A policy that is fitted to a profile, fitted to one that is given."""
+    """Return an eviction policy with its fitted profile replaced by a given one."""
     if eviction == "static":
         return STATIC
     return eviction.replace(TRACE_PROFILE, GIVEN_PROFILE)

@@ -21,7 +21,7 @@ from moereplay.policies.contract import PolicyError
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import clusters
-from moereplay.sweeps.batches import Batch, Made, compute
+from moereplay.sweeps.batches import Batch, Computed, compute
 from moereplay.sweeps.clusters import _run
 from moereplay.sweeps.experiment.file import read
 from moereplay.sweeps.jobs import open_traces, shard
@@ -133,7 +133,7 @@ def test_a_task_of_ray_takes_the_files_that_come_with_its_batch(tmp_path: Path) 
     sweep = planned(beginning(tmp_path))
     batch = Batch(0, tuple(sweep.jobs), "reference", False, tuple(files.registered()))
     forget()
-    made: Made = _run(batch, {})  # what a worker of the cluster calls
+    made: Computed = _run(batch, {})  # what a worker of the cluster calls
     assert [headline.error for headline in made.headlines] == [None] * len(sweep.jobs)
 
 

@@ -14,9 +14,9 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import local
 from moereplay.sweeps.batches import Batch, Headline
-from moereplay.sweeps.dispatch import MOST_JOBS, Dispatcher, Event, Lost, Standing, Stored, Unwritable
+from moereplay.sweeps.dispatch import MOST_JOBS, Dispatcher, Event, Lost, Progress, Stored, Unwritable
 from moereplay.sweeps.jobs import Job, shard
-from moereplay.sweeps.local import Told
+from moereplay.sweeps.local import Message
 from moereplay.sweeps.store import Folder
 
 
@@ -52,8 +52,8 @@ class Pretended:
         pass
 
 
-def run(jobs: Sequence[Job], executor: Pretended, stopping=lambda: False) -> Standing:
-    return Dispatcher(jobs, executor, "reference", False).run(lambda standing: None, stopping)
+def run(jobs: Sequence[Job], executor: Pretended, stopping=lambda: False) -> Progress:
+    return Dispatcher(jobs, executor, "reference", False).run(lambda progress: None, stopping)
 
 
 def started(executor: Pretended) -> list[str]:
@@ -63,10 +63,10 @@ def started(executor: Pretended) -> list[str]:
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=300), st.integers(1, 8))
 def test_every_job_runs_once_longest_first(works, slots):
     executor = Pretended(slots=slots)
-    standing = run([job(number, work) for number, work in enumerate(works)], executor)
+    progress = run([job(number, work) for number, work in enumerate(works)], executor)
     order = [each.work for batch in executor.batches for each in batch.jobs]
     assert order == sorted(works, reverse=True)
-    assert (standing.done, standing.total, standing.stopped) == (len(works), len(works), False)
+    assert (progress.done, progress.total, progress.stopped) == (len(works), len(works), False)
     assert max(len(batch.jobs) for batch in executor.batches) <= MOST_JOBS
     assert len(executor.batches[0].jobs) == 1  # nothing is known yet about how long jobs take
 
@@ -82,12 +82,12 @@ def test_batches_shrink_towards_the_end_so_that_no_slot_waits_for_another():
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_job_that_kills_its_worker_twice_is_named_and_the_others_are_done(tells):
     executor = Pretended(lambda batch, position: batch.jobs[position].identity == job(7).identity, tells=tells)
-    standing = run([job(number) for number in range(100)], executor)
-    (reason,) = standing.killers.values()
+    progress = run([job(number) for number in range(100)], executor)
+    (reason,) = progress.killers.values()
     assert job(7).identity in reason
     assert "seed=7" in reason
     assert "signal 9" in reason
-    assert standing.done == 100
+    assert progress.done == 100
     assert Counter(started(executor))[job(7).identity] == 2
 
 
@@ -104,17 +104,17 @@ def test_a_worker_killed_from_outside_costs_nothing_but_time():
         return not struck and batch.number == 3 and not struck.append(batch.jobs[position])
 
     executor = Pretended(once)
-    standing = run([job(number) for number in range(100)], executor)
+    progress = run([job(number) for number in range(100)], executor)
     assert struck
-    assert (standing.done, standing.killers) == (100, {})
+    assert (progress.done, progress.killers) == (100, {})
 
 
 def test_a_stop_finishes_what_is_in_flight_and_leaves_the_rest():
     executor = Pretended(slots=4)
     asked = iter([False, False] + [True] * 100)
-    standing = run([job(number) for number in range(50)], executor, lambda: next(asked))
-    assert standing.stopped
-    assert standing.done == len(started(executor)) < 50
+    progress = run([job(number) for number in range(50)], executor, lambda: next(asked))
+    assert progress.stopped
+    assert progress.done == len(started(executor)) < 50
 
 
 def test_a_disk_that_is_full_ends_the_sweep_with_the_reason():
@@ -148,17 +148,17 @@ def test_errors_count_as_done_and_are_told():
             batch, _ = self._waiting.pop(0)
             return [Stored(batch, [Headline(each.key, 0.01, "no such expert", {}) for each in batch.jobs])]
 
-    standing = run([job(number) for number in range(3)], Failing())
-    assert standing.done == 3
-    assert set(standing.errors.values()) == {"no such expert"}
+    progress = run([job(number) for number in range(3)], Failing())
+    assert progress.done == 3
+    assert set(progress.errors.values()) == {"no such expert"}
 
 
 def test_the_best_of_each_figure_is_known_as_results_come_in():
-    standing = Standing(3)
+    progress = Progress(3)
     for number, rate, tpot in ((1, 0.5, 9.0), (2, 0.7, 8.0), (3, 0.6, 7.0)):
-        standing.count(Headline(job(number).key, 1.0, None, {"hit_rate": rate, "tpot_ms": tpot}))
-    standing.count(Headline(("bound", "b"), 1.0, None, {"hit_rate": 0.9}))  # a bound competes with nobody
-    assert standing.best == {"hit_rate": (0.7, job(2).identity), "tpot_ms": (7.0, job(3).identity)}
+        progress.count(Headline(job(number).key, 1.0, None, {"hit_rate": rate, "tpot_ms": tpot}))
+    progress.count(Headline(("bound", "b"), 1.0, None, {"hit_rate": 0.9}))  # a bound competes with nobody
+    assert progress.best == {"hit_rate": (0.7, job(2).identity), "tpot_ms": (7.0, job(3).identity)}
 
 
 @given(st.sets(st.integers(0, 2**63 - 1), max_size=60), st.integers(1, 7))
@@ -171,13 +171,13 @@ def test_shards_are_disjoint_and_complete(numbers, of):
 class Ended:
     """The line to a worker that has said something and died: nothing can be sent any more."""
 
-    def __init__(self, *said: Told) -> None:
+    def __init__(self, *said: Message) -> None:
         self._said = list(said)
 
     def poll(self) -> bool:
         return True
 
-    def recv(self) -> Told:
+    def recv(self) -> Message:
         if not self._said:
             raise EOFError
         return self._said.pop(0)
@@ -188,7 +188,7 @@ class Ended:
 
 def test_a_worker_made_for_one_batch_that_dies_behind_its_answer_has_answered(monkeypatch, tmp_path: Path):
     """Its batch is stored, and it is neither buried nor replaced: a sweep waits for no event that cannot come."""
-    batch, line = Batch(3, (job(1),), "reference", False), Ended(Told("stored", 3))
+    batch, line = Batch(3, (job(1),), "reference", False), Ended(Message("stored", 3))
     executor = local.LocalExecutor(1, True, Folder(tmp_path), {"sweep_version": 1})
     try:
         before = executor.pids()

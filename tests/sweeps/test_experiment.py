@@ -187,8 +187,8 @@ def test_yaml_is_that_of_version_1_2(text, value):
         ("a: !!set {x}", "unknown tag"),
         ('traces: ["\\ud800.zarr"]', "half a character"),
         ('"\\udcff": 1', "half a character"),
-        ("1: 2", "the key 1 is no text"),
-        ("[a]: 2", "is no text"),
+        ("1: 2", "the key 1 "),
+        ("[a]: 2", "in quotes"),
         ("a: &a [*a]", "itself in"),
         (
             "a: &a [1, 1]\n"
@@ -218,9 +218,9 @@ def test_a_key_that_json_or_toml_has_twice_is_refused():
 
 
 REFUSALS = {
-    "table": ("[gird]\neviction = ['lru']", "e.toml: nothing is called 'gird': did you mean grid?"),
-    "setting": ("[grid]\nevicton = ['lru']", "e.toml: [grid]: no setting called 'evicton': did you mean eviction?"),
-    "zipped setting": ("[[zip]]\nsed = [1]", "e.toml: [[zip]] 1: no setting called 'sed': did you mean seed?"),
+    "table": ("[gird]\neviction = ['lru']", "e.toml: unknown key 'gird': did you mean grid?"),
+    "setting": ("[grid]\nevicton = ['lru']", "e.toml: [grid]: unknown setting 'evicton': did you mean eviction?"),
+    "zipped setting": ("[[zip]]\nsed = [1]", "e.toml: [[zip]] 1: unknown setting 'sed': did you mean seed?"),
     "policy": ("[grid]\neviction = ['lur']", "[grid] eviction: no eviction policy called 'lur': did you mean lru?"),
     "parameter": (
         "[base]\nprefetch = 'top_k'\nprefetch.dept = 2".replace("prefetch.dept", "'prefetch.dept'"),
@@ -232,7 +232,7 @@ REFUSALS = {
     "empty list": ("[grid]\neviction = []", "grid.eviction"),
     "list for a value": ("[base]\neviction = ['lru']", "base.eviction"),
     "unequal lists": ("[[zip]]\nseed = [1, 2]\neviction = ['lru']", "[[zip]] 1: lists move in step"),
-    "endless grid": ("[grid]\nseed = {low = 1, high = 2}", "a range has no end of values; add [random] with n"),
+    "endless grid": ("[grid]\nseed = {low = 1, high = 2}", "[random] with n"),
     "a range of no capacity": ("[grid]\ncapacity = {low = 1, high = 2, suffix = 'x'}\n[random]\nn = 1", "capacity"),
     "a range without an integer": (
         "[grid]\nseed = {low = 1.2, high = 1.8, integer = true}\n[random]\nn = 1",
@@ -257,7 +257,7 @@ def test_a_wrong_file_is_told_where_and_what_was_meant(name, tmp_path):
 
 
 def test_a_wrong_change_is_told_what_to_write(tmp_path):
-    assert "write table.key=value" in refusal(tmp_path, "", "capacity")
+    assert "table.key=value" in refusal(tmp_path, "", "capacity")
     assert "did you mean base?" in refusal(tmp_path, "", "bas.capacity=5%")
 
 

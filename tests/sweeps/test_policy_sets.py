@@ -50,22 +50,22 @@ def test_the_three_that_ship_are_sound_and_of_three_kinds() -> None:
 WRONG = {
     "no TOML": ("[sets", "expected TOML with"),
     "the same name twice": ("[sets.a]\nseed=1\n[sets.a]\nseed=2", "sets.toml"),
-    "no set": ("[base]\ncapacity = '5%'", "name no set; write a table [sets.NAME]"),
-    "a set that is no table": ("sets.lru = 'lru'", "name no set"),
-    "a table of another kind": ("[set.a]\nseed=1", "'set' is no table of ours"),
+    "no set": ("[base]\ncapacity = '5%'", "[sets.NAME]"),
+    "a set that is no table": ("sets.lru = 'lru'", "[sets.NAME]"),
+    "a table of another kind": ("[set.a]\nseed=1", "'set'; use [base] and [sets.NAME]"),
     "an unknown setting": (
         "[sets.a]\nevicton = 'lru'",
-        "policy set a: no setting called 'evicton': did you mean eviction?",
+        "policy set a: unknown setting 'evicton': did you mean eviction?",
     ),
     "an unknown setting of all": (
         "[base]\nx = 1\n[sets.a]\nseed = 1",
-        "policy set base: no setting called 'x': choose",
+        "policy set base: unknown setting 'x': choose",
     ),
     "a value of another type": ("[sets.a]\nseed = 'lru'", "policy set a: seed: "),
     "an empty list": ("[sets.a]\neviction = []", "policy set a: the list of eviction is empty; give it"),
     "a name that a list makes": (
         "[sets.a]\neviction = ['lru', 'lfu']\n[sets.'a eviction=lfu']\nseed = 1",
-        "two policy sets are called 'a eviction=lfu'",
+        "'a eviction=lfu'",
     ),
 }
 

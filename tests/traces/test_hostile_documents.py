@@ -81,8 +81,8 @@ def test_toml_that_no_stack_or_integer_holds_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("numeric_setting", "the key 1 is no text; write it in quotes"),
-        ("boolean_key", "nothing is called 'yes'"),
+        ("numeric_setting", "the key 1 "),
+        ("boolean_key", "'yes'"),
         ("bomb", "its aliases stand for more than 1,000,000 values"),
         ("merge_bomb", "its aliases stand for more than 1,000,000 values"),
         ("cycle", "an alias stands for a list or table that it is itself in"),
@@ -123,13 +123,13 @@ def test_a_document_within_the_limits_is_what_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["/proc/nonexist/*.zarr", "***", "a\0*", "**x"])
 def test_a_glob_of_traces_from_the_root_or_of_nothing_is_told(pattern: str, tmp_path: Path) -> None:
     said = refusal(lambda: open_traces([pattern], tmp_path, tmp_path / "e.toml"))
-    assert any(why in said for why in ("nothing matches", "is no glob", "has a zero byte"))
+    assert any(why in said for why in ("nothing matches", "invalid glob", "a zero byte"))
 
 
 @pytest.mark.parametrize("address", ["s3://", "s3:///", "file:///..", "a\0b"])
 def test_an_address_without_a_name_is_refused(address: str, tmp_path: Path) -> None:
     said = refusal(lambda: open_traces([address], tmp_path, tmp_path / "e.toml"))
-    assert "names no trace" in said or "has a zero byte" in said
+    assert "s3://bucket/NAME.zarr" in said or "a zero byte" in said
 
 
 def test_a_glob_from_the_root_finds_traces(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_range_without_a_middle_is_refused(ends: tuple[float, float]) -> None:
 
 @pytest.mark.parametrize("text", ["²/²", "1/" + "9" * 5000, "1/99999999999999999999"])
 def test_a_share_is_two_whole_numbers(text: str) -> None:
-    assert "write i/n" in refusal(lambda: parse_shard(text))
+    assert "--shard" in refusal(lambda: parse_shard(text))
 
 
 @pytest.mark.parametrize("setting", [{"passes": "chunk:²"}, {"passes": "chunk:" + "9" * 5000}, {"reset": "²"}])
