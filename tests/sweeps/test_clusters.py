@@ -196,7 +196,7 @@ def test_a_failed_job_is_reported_by_its_exception(text, line):
 
 def test_options_of_slurm_are_submitits():
     assert options_of(["timeout_min=60", "slurm_partition=cpu"]) == {"timeout_min": 60, "slurm_partition": "cpu"}
-    with pytest.raises(ConfigError, match="--slurm.*timeout_min=60"):
+    with pytest.raises(ConfigError, match=r"--slurm.*timeout_min=60"):
         options_of(["60"])
 
 
@@ -258,7 +258,7 @@ def test_tune_says_what_knows_the_future(folder, tmp_path, capsys):
 
 
 def test_a_search_knows_its_words(folder):
-    with pytest.raises(ConfigError, match="'tpot'.*tpot_ms"):
+    with pytest.raises(ConfigError, match=r"'tpot'.*tpot_ms"):
         check(search(folder, 5, "tpe", TUNED, "tpot"))
-    with pytest.raises(ConfigError, match="'grid'.*tpe"):
+    with pytest.raises(ConfigError, match=r"'grid'.*tpe"):
         check(search(folder, 5, "grid"))
