@@ -108,6 +108,8 @@ def _engines(said: Document) -> list[str]:
 
 def _sure(best: Document) -> str:
     interval = best.get("interval")
+    if interval and interval["low"] is None and interval["requests"] > 1:
+        return "requests that cannot be compared one by one, so without an interval"
     if not interval or interval["low"] is None:
         return "of one request, so without an interval"
     return f"{interval['low']:,.4g} to {interval['high']:,.4g}, 95% over {interval['requests']} requests"
@@ -126,9 +128,19 @@ def _second(said: Document) -> list[str]:
     if not second:
         return []
     named = ", ".join(f"{kind} {second['config'][kind]}" for kind in second["differs"])
-    known = second.get("answer") == "yes" or said["synthetic"]
-    less = "" if known else ", which cannot be distinguished from the best"
-    return [f"second: {named}: {_speed(second['tokens_per_s'])}{less}"]
+    return [f"second: {named}: {_speed(second['tokens_per_s'])}{_behind(said)}"]
+
+
+def _behind(said: Document) -> str:
+    """How far the second is behind the best, and whether that was tested: one request has no interval."""
+    if said["synthetic"] or said["second"].get("answer") == "yes":
+        return ""
+    interval = said["best"].get("interval")
+    if interval and interval["low"] is not None:
+        return ", which cannot be distinguished from the best"
+    ratio = said["best"]["tokens_per_s"] / said["second"]["tokens_per_s"]
+    reason = "one request, not tested" if not interval or interval["requests"] < 2 else "not tested"
+    return f", the best has {ratio:,.4g} times as many ({reason})"
 
 
 def _cpu(said: Document) -> list[str]:

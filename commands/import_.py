@@ -105,6 +105,8 @@ def _trace_of(source: Path, out: Path, settings: Options, format: str | None, li
     for note in (*foreign.notes, *sizes):
         say(note if note.startswith(ASSUMED) else f"note: {note}")
     for finding in examine(trace):
+        if finding.noted:
+            say(f"note: {finding.check}: {finding.text}")
         if finding.level != "ok":
             say(f"warning: {finding.check}: {finding.text}; `moereplay inspect` shows all checks")
     say_wrote(out, trace)

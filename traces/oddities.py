@@ -23,6 +23,8 @@ MOST_KEPT = 1 << 16  #: ranges that are remembered
 SHORTEST = 4  #: tokens alike
 FEWEST_TOKENS = 32  #: below this nothing is said to stay the same
 IMPROBABLE = 1e-6  #: by chance
+RARE = 100  #: of so many rows one: rarer ones do not decide how many experts a row has
+FAR = 100.0  #: times the usual sum of a row's weights, more than routers and layers differ by
 
 Level = Literal["ok", "warning", "error"]
 
@@ -34,6 +36,7 @@ class Finding:
     check: str
     level: Level
     text: str
+    noted: bool = False  #: whether an import prints it even if all is well
 
 
 @dataclass
@@ -83,6 +86,12 @@ class Census:
     used: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))  #: (L, E)
     constant: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))  #: (L, k) one id throughout
     first: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))  #: (L, k) of the first routed token
+    widths: np.ndarray = field(
+        default_factory=lambda: np.zeros((0, 0), np.int64)
+    )  #: (L, k + 1) rows of so many experts
+    usual_sum: float = 0.0  #: median sum of the weights of a row, in the first rows that have any
+    heavy: int = 0  #: rows whose weights sum to `FAR` times that or more
+    heaviest: tuple[float, int, int, int] = (0.0, 0, 0, 0)  #: the largest sum; its request, token and layer
 
     def least_and_most(self) -> tuple[np.ndarray, np.ndarray]:
         """The least and the largest id of each layer (L,); 0 and -1 where a layer routes nothing."""
@@ -96,6 +105,7 @@ def census(trace: Trace) -> Census:
     geometry = trace.geometry
     found = Census(trace.tokens, used=np.zeros((geometry.layers, geometry.experts), bool))
     found.constant = np.ones((geometry.layers, geometry.k), bool)
+    found.widths = np.zeros((geometry.layers, geometry.k + 1), np.int64)
     for request, start, rows in _blocks(trace):
         before = 0 if start == 0 else 1  # the row before the block stands first
         _count(found, rows[before:])
@@ -103,6 +113,9 @@ def census(trace: Trace) -> Census:
         gone = np.all(rows[before:] < 0, axis=(1, 2))
         for first, last in _runs(gone):
             found.nowhere.add(request, start + first, start + last)
+        if "weights" in trace.arrays:
+            begin = int(trace.request_offsets[request]) + start
+            _weigh(found, request, start, trace.read("weights", begin, begin + len(rows) - before))
     return found
 
 
@@ -123,6 +136,9 @@ def _count(found: Census, rows: np.ndarray) -> None:
     flat = inside + (np.arange(layers) * (experts + 1))[:, None] + 1
     seen = np.bincount(flat.ravel(), minlength=layers * (experts + 1)).reshape(layers, experts + 1)
     found.used |= seen[:, 1:] > 0
+    wide = found.widths.shape[1]
+    counts = (rows >= 0).sum(2, dtype=np.int64) + np.arange(layers) * wide
+    found.widths += np.bincount(counts.ravel(), minlength=layers * wide).reshape(layers, wide)
     if rows.shape[2] > 1:
         whole = (rows >= 0).all(2)
         step = np.diff(rows, axis=2)
@@ -134,6 +150,18 @@ def _count(found: Census, rows: np.ndarray) -> None:
         if not found.first.size:
             found.first = routed[0].astype(np.int64)
         found.constant &= np.all(routed == found.first, axis=0)
+
+
+def _weigh(found: Census, request: int, start: int, weights: np.ndarray) -> None:
+    """Count rows whose weights (T, L, k) sum to far more than the usual row's."""
+    sums = weights.sum(2, dtype=np.float64)
+    if not found.usual_sum and (sums > 0).any():
+        found.usual_sum = float(np.median(sums[sums > 0]))
+    if found.usual_sum:
+        found.heavy += int((sums >= FAR * found.usual_sum).sum())
+    token, layer = np.unravel_index(int(sums.argmax()), sums.shape)
+    if sums[token, layer] > found.heaviest[0]:
+        found.heaviest = float(sums[token, layer]), request, start + int(token), int(layer)
 
 
 def _neighbours(found: Census, request: int, start: int, rows: np.ndarray) -> None:
@@ -254,6 +282,38 @@ def check_range(trace: Trace, found: Census) -> Finding:
     return Finding("expert range", "warning", text)
 
 
+def check_widths(trace: Trace, found: Census) -> Finding:
+    """Rows of a layer have one number of experts; a few rows with more of them are damaged, and make k too large."""
+    name, k = "experts per row", trace.geometry.k
+    rows = found.widths[:, 1:]
+    usual = np.argmax(rows, 1)  # less one
+    total, wider = rows.sum(1), np.where(np.arange(k) > usual[:, None], rows, 0).sum(1)
+    fewer = int(sum(each[: np.flatnonzero(each)[-1]].sum() for each in rows if each.any()))
+    odd = np.flatnonzero((wider > 0) & (wider * RARE <= np.maximum(total, RARE)) & (total >= SHORTEST))
+    if len(odd):
+        layer = int(odd[0])
+        others = f", and in {len(odd) - 1} other layers alike" if len(odd) > 1 else ""
+        text = f"{wider[layer]:,} of {total[layer]:,} rows of layer {layer} have more than {usual[layer] + 1} experts"
+        text += f"{others}; rows with fewer than k = {k} are padded with -1: damaged rows make k too large"
+        return Finding(name, "warning", text)
+    if fewer:
+        text = f"{fewer:,} of {int(total.sum()):,} rows have fewer experts than the widest row of their layer"
+        return Finding(name, "ok", f"{text} (k = {k}), -1 in the places left", noted=True)
+    return Finding(name, "ok", "all rows of a layer have as many experts")
+
+
+def check_sums(trace: Trace, found: Census) -> Finding | None:
+    """Weights of one gate are of one size; a row with far larger ones is damaged."""
+    if "weights" not in trace.arrays or not found.usual_sum:
+        return None
+    if not found.heavy or found.heavy * RARE > max(found.tokens * trace.geometry.layers, RARE):
+        return Finding("sums of weights", "ok", f"no row sums to {FAR:g} times the usual {found.usual_sum:.3g}")
+    largest, request, token, layer = found.heaviest
+    text = f"weights of token {token} of request {request}, layer {layer}, sum to {largest:,.6g}, usually to"
+    text += f" {found.usual_sum:.3g}; {found.heavy:,} rows sum to {FAR:g} times that or more: damaged rows"
+    return Finding("sums of weights", "warning", text)
+
+
 CENSUS_CHECKS: tuple[Callable[[Trace, Census], Finding | None], ...] = (
     check_routed,
     check_repeats,
@@ -261,4 +321,6 @@ CENSUS_CHECKS: tuple[Callable[[Trace, Census], Finding | None], ...] = (
     check_constant,
     check_sorted,
     check_range,
+    check_widths,
+    check_sums,
 )

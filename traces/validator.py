@@ -147,6 +147,8 @@ def check_adjacent(sample: Sample) -> Finding:
     text += f" (chance {sample.chance:.3f}, half a request away {apart:.3f})"
     if seen > sample.chance * 1.1 and seen > apart + ABOVE_CHANCE:
         return Finding("adjacent overlap", "ok", text)
+    if seen > 1 - ABOVE_CHANCE and apart > 1 - ABOVE_CHANCE:
+        return Finding("adjacent overlap", "ok", f"{text}: tokens route alike, whatever their order")
     batch = max(interleaved(sample.chosen[start:stop]) for start, stop in sample.spans)
     if batch > 1:
         text += f": rows {batch} apart share more, so {batch} texts alternate (sequence before batch)"

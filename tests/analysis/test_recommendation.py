@@ -101,3 +101,21 @@ def test_a_search_that_ended_early_does_not_claim_that_prefetch_does_not_pay():
     unknown = {"pays": None, "gain": 0.0, "reason": "the search ended before it was known"}
     (line,) = [line for line in lines(said_of(prefetch=unknown)) if line.startswith("prefetch ")]
     assert "does not pay" not in line and "ended" in line
+
+
+@pytest.mark.parametrize(
+    ("requests", "low", "answer", "facts", "not_said"),
+    (
+        (1, None, "can't tell", ("20 times as many", "one request, not tested"), "distinguished"),
+        (5, None, "can't tell", ("20 times as many", "not tested"), "one request"),
+        (5, 30.0, "can't tell", ("cannot be distinguished",), "not tested"),
+        (5, 30.0, "yes", (), "times"),
+    ),
+)
+def test_the_second_is_compared_only_as_far_as_it_was_tested(requests, low, answer, facts, not_said):
+    interval = {"value": 40.0, "low": low, "high": low and 50.0, "requests": requests}
+    best = said_of()["best"] | {"interval": interval}
+    second = {"config": CONFIG | {"eviction": "arc"}, "differs": ["eviction"], "tokens_per_s": 2.0, "answer": answer}
+    (line,) = [line for line in lines(said_of(best=best, second=second)) if line.startswith("second: ")]
+    assert "eviction arc: 2 tokens/s" in line and not_said not in line
+    assert all(fact in line for fact in facts)

@@ -94,3 +94,20 @@ def test_the_size_of_an_expert_is_said_in_full() -> None:
     assert size_line(known("gpt-oss-20b").geometry) == (
         "an expert has 12.61 MiB at 4 bits, all have 9.455 GiB; --expert-bits or --expert-bytes change that"
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "model", "bits"),
+    [
+        (13_219_200, 36, "gpt-oss-120b-Q4_K_M.gguf", 4.25),  # MXFP4, whatever the file is called
+        (13_219_200, 35, "gpt-oss-120b-Q4_K_M.gguf", 4.84),  # another model's layers: the name is all there is
+        (13_219_200, 36, "unheard-of-Q4_K_M.gguf", 4.84),
+        (4_336_640, 30, "google_gemma-4-26B-A4B-it-Q4_K_M.gguf", 5.833),
+    ],
+)
+def test_bytes_that_a_file_states_win_over_the_format_in_its_name(size: int, layers: int, model: str, bits: float):
+    shape = Shape(layers, 4, 100, expert_bytes=(size,) * layers)
+    with_bytes = header_for(shape, importers.Options(), Origin("t", Path("t"), [], model), [])
+    assert with_bytes.geometry.expert_bits == pytest.approx(bits, abs=1e-3)
+    told = header_for(shape, importers.Options(expert_bits=8), Origin("t", Path("t"), [], model), [])
+    assert told.geometry.expert_bits == 8

@@ -145,7 +145,7 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
         _check_agreement(shape, base, options, origin.source)
     named = _named_bits(base, options, origin)
     sizes = _sizes(shape, base, options, named, origin.source)
-    bits = _bits(shape, base, options, named, sizes)
+    bits = _bits(shape, base, options, named, sizes) if base else _own_bits(shape, options, named, sizes, origin)
     fields: dict[str, object] = base.model_dump() if base else {"router": shape.router or Router()}
     fields |= {"layers": shape.layers, "k": shape.k, "expert_bytes": sizes, "expert_bits": bits or 16}
     fields["experts"] = shape.experts or (base.experts if base else shape.highest_id + 1)
@@ -209,17 +209,32 @@ def _nearest(shape: Shape) -> str:
 
 
 def _bits(
-    shape: Shape, base: Geometry | None, options: Options, named_bits: float | None, sizes: tuple[int, ...]
+    shape: Shape, base: Geometry, options: Options, named_bits: float | None, sizes: tuple[int, ...]
 ) -> float | None:
     """Precision of `sizes`: the option's, else where the model has them, else from its parameter count, else None."""
-    if options.expert_bits or base is None:
-        return options.expert_bits or named_bits
+    if options.expert_bits:
+        return options.expert_bits
     if options.expert_bytes is None and (shape.expert_bytes is None or shape.stated is not None):
         return shape.stated.expert_bits if shape.stated else named_bits or base.expert_bits
     named = [bits for bits, known in base.bytes_by_bits.items() if known == sizes]
-    if named or base.expert_params is None:
-        return named[0] if named else None
-    bits = round(sum(sizes) / len(sizes) * 8 / base.expert_params, 3)
+    return named[0] if named else _per_parameter(sizes, base)
+
+
+def _own_bits(
+    shape: Shape, options: Options, named_bits: float | None, sizes: tuple[int, ...], origin: Origin
+) -> float | None:
+    """Precision of bytes that the file states, without --model: what is measured wins over the format in a name."""
+    like = recognised(origin.model or "")
+    agrees = like and like.geometry.layers == shape.layers and shape.experts in (None, like.geometry.experts)
+    counted = _per_parameter(sizes, like.geometry) if like and agrees else None
+    return options.expert_bits or counted or named_bits
+
+
+def _per_parameter(sizes: tuple[int, ...], known: Geometry) -> float | None:
+    """Bits of a parameter; None where their number is not known, or no weights have so many."""
+    if known.expert_params is None:
+        return None
+    bits = round(sum(sizes) / len(sizes) * 8 / known.expert_params, 3)
     return bits if LEAST_BITS <= bits <= MOST_BITS else None
 
 
