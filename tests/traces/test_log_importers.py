@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from moereplay.traces.geometry import MODELS
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
-from moereplay.traces.importers.llama_positions import NOTE
+from moereplay.traces.importers.llama_tables import NOTE
 from moereplay.traces.schema import Geometry, Request, TraceError
 from tests.kit.damage import BYTES
 from tests.kit.drawn_logs import Workload, workloads

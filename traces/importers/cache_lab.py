@@ -99,7 +99,7 @@ def read(path: Path, options: Options) -> Foreign:
     notes = [f"{ASSUMED}{each}" for each in renumbering(seen.layers)] + said.notes()
     shape = Shape(len(seen.layers), seen.k, seen.highest, stage.num_experts)
     origin = Origin(
-        IMPORTER.name, path, [path], model=shown(metadata.model_id), revision=shown(metadata.model_revision or "")
+        CACHE_LAB.name, path, [path], model=shown(metadata.model_id), revision=shown(metadata.model_revision or "")
     )
     header = header_for(shape, options, origin, notes)
     return Foreign(header, requests_in(streamed(path, emptied(held), seen), header.geometry, options))
@@ -223,7 +223,7 @@ def _rows(path: Path, found: list[Selection], stage: Stage) -> Rows:
     )
 
 
-IMPORTER = Importer(
+CACHE_LAB = Importer(
     name="cache_lab",
     summary="moe-cache-lab.routing-jsonl 1 and 2: ids, probabilities, token ids, prompt and decode steps",
     formats=f"FILE.jsonl whose first line names {FORMAT}",

@@ -58,7 +58,7 @@ def read(path: Path, options: Options) -> Foreign:
     named = shown(model, 200) if isinstance(model, str) else None
     cut = sum(run.steps < run.tensor.shape[0] for run in runs)
     notes = [DECODED, *[f"{cut} of {len(runs)} runs are cut where their text ends"] * bool(cut)]
-    origin = Origin(IMPORTER.name, path, [path], model=named, decoding="recorded decode steps")
+    origin = Origin(CECAR.name, path, [path], model=named, decoding="recorded decode steps")
     if runs[0].kind == "full_logits":
         return _of_logits(runs, choice_for(options, str(path), model=named or ""), options, origin, notes)
     return _of_ids(runs, options, origin, notes)
@@ -140,7 +140,7 @@ def _tokens(tensor: Any, place: str) -> np.ndarray:
     return tokens
 
 
-IMPORTER = Importer(
+CECAR = Importer(
     name="cecar",
     summary="CECAR's routing histories: decode steps with router logits, or the ids of the largest",
     formats="MODEL_DATASET.pt with routing_decode, gen_ids_decode, ...",

@@ -49,7 +49,7 @@ def read(path: Path, options: Options) -> Foreign:
     begun = f"{len(seen.ends.last):,} requests, each a prompt (calls of several rows) and its decode steps"
     said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers)]
     notes = [assumed(said, shape, options), DIGITS, *empty.said()]
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)
+    header = header_for(shape, options, Origin(COLIBRI_ROUTE.name, path, [path]), notes)
     return Foreign(header, requests_in(streamed(path, _pieces(path), seen), header.geometry, options))
 
 
@@ -135,7 +135,7 @@ def _check_rows(path: Path, first: int, places: np.ndarray) -> None:
         raise TraceError(f"{path} line {first + at}: call {call[at]}, row {row[at]}; {fix}")
 
 
-IMPORTER = Importer(
+COLIBRI_ROUTE = Importer(
     name="colibri_route",
     summary="colibri's ROUTE_TRACE stream: ids in rank order with gate weights",
     formats="FILE with `call row layer id:gate ...` on every line",

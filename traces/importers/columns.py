@@ -42,7 +42,7 @@ def read(path: Path, options: Options) -> Foreign:
     """Requests by number, or by first appearance. Raises TraceError naming the row that cannot be read."""
     if not path.is_file() or suffix_of(path) not in SUFFIXES:
         raise TraceError(f"{path}: expected a file ending in {', '.join(SUFFIXES)}")
-    return read_as(path, options, options.columns or {}, IMPORTER.name)
+    return read_as(path, options, options.columns or {}, COLUMNS.name)
 
 
 def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], name: str, said: str = "") -> Foreign:
@@ -130,7 +130,7 @@ def _groups(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(np.concatenate([[True], (keys[:, 1:] != keys[:, :-1]).any(axis=0)])), order
 
 
-IMPORTER = Importer(
+COLUMNS = Importer(
     name="columns",
     summary="tables with columns of any names, which `--columns` says",
     formats="FILE.tsv or FILE.parquet, and with --columns FILE.csv, .jsonl or .json, with token, layer, experts",

@@ -59,7 +59,7 @@ def read(path: Path, options: Options) -> Foreign:
     count, tokens = layers[0].experts, layers[0].tokens
     notes = [FORCED, _order(batch, len(ids)), *_copies(layers)]
     shape = Shape(len(layers), ids.shape[2], int(ids.max()), count)
-    header = header_for(shape, options, Origin(IMPORTER.name, path, files), notes)
+    header = header_for(shape, options, Origin(DYNANDE.name, path, files), notes)
     return Foreign(header, _requests(ids, scores, tokens, batch, options))
 
 
@@ -177,7 +177,7 @@ def _number(file: Path) -> int | None:
     return int(found[-1]) if found else None
 
 
-IMPORTER = Importer(
+DYNANDE = Importer(
     name="dynande",
     summary="Megatron routing as DynaNDE publishes it: scores of the chosen, rows by sequence before batch",
     formats="FILE.csv with layer_id,token_id,expert_0,..., FILE.pt with samples, indices, scores; or their folder",

@@ -45,7 +45,7 @@ def read(path: Path, options: Options) -> Foreign:
     stated, model, made = sizes_in(_metadata(files[0]) or "", f"{files[0]}: metadata {KEY}")
     highest = stated.experts - 1  # ids are held to it as they are read
     shape = Shape(stated.layers, stated.k, highest, stated.experts, stated.expert_bytes, stated)
-    header = header_for(shape, options, Origin(IMPORTER.name, path, files, model=model, synthetic=made), [])
+    header = header_for(shape, options, Origin(EXPORTED.name, path, files, model=model, synthetic=made), [])
     return Foreign(header, _requests(files, header.geometry, options))
 
 
@@ -150,7 +150,7 @@ def _flat(series: Any, width: int, place: str) -> Any:
     return series.explode()
 
 
-IMPORTER = Importer(
+EXPORTED = Importer(
     name="exported",
     summary="Parquet of `moereplay export`, with the sizes in its metadata",
     formats="FILE.parquet of `--format parquet`, or the folder of `--format hf`",

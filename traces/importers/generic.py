@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers import dynande, mapping, responses, token_lines
+from moereplay.traces.importers import dynande, json_lines, mapping, responses
 from moereplay.traces.importers.cell_rows import ExactRows
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import KEYS, Rows, Seen, requests_in, streamed
@@ -41,7 +41,7 @@ FIX = "; name the file's own with --columns token=NAME,layer=NAME,experts=NAME"
 
 def sniff(path: Path) -> bool:
     """Any csv or jsonl file, unless it begins as another format does, or with a preamble not described above."""
-    if not path.is_file() or suffix_of(path) not in SUFFIXES or token_lines.sniff(path):
+    if not path.is_file() or suffix_of(path) not in SUFFIXES or json_lines.sniff_tokens(path):
         return False
     if dynande.sniff(path) or responses.has_ids(path):
         return False
@@ -63,7 +63,7 @@ def read(path: Path, options: Options) -> Foreign:
     notes = ["line 1 describes the others: left out"] if skip and not stated else []
     notes += [] if seen.phased else ["no phase recorded: every token counts as decoded"]
     shape = _shape(path, seen, stated)
-    origin = Origin(IMPORTER.name, path, [path], said and said.model, synthetic=said.synthetic if said else "")
+    origin = Origin(GENERIC.name, path, [path], said and said.model, synthetic=said.synthetic if said else "")
     header = header_for(shape, options, origin, notes)
     return Foreign(header, requests_in(streamed(path, _pieces(path, skip, experts), seen), header.geometry, options))
 
@@ -123,7 +123,7 @@ def _shape(path: Path, seen: Seen, stated: Geometry | None) -> Shape:
     return Shape(layers, seen.k, seen.highest, experts, sizes, stated)
 
 
-IMPORTER = Importer(
+GENERIC = Importer(
     name="generic",
     summary="the documented plain formats for everything else",
     formats="FILE.csv with request,token,layer,expert_0,... or FILE.jsonl with request, token, layer, experts",

@@ -70,7 +70,7 @@ def read(path: Path, options: Options) -> Foreign:
     gaps = sorted(set(range(int(numbers[0]), int(numbers[-1]))) - set(files))
     notes = [assumed(said, shape, options), FORCED if meta else DECODED]
     notes += [f"no file of layers {', '.join(map(str, gaps[:8]))}: left out of every token"] if gaps else []
-    origin = Origin(IMPORTER.name, path, paths, beside=(meta,) if meta else ())
+    origin = Origin(LAYER_FILES.name, path, paths, beside=(meta,) if meta else ())
     return Foreign(header_for(shape, options, origin, notes), _requests(paths, ids, ends, meta is not None, options))
 
 
@@ -163,7 +163,7 @@ def _ends(meta: Path, tokens: int) -> list[int]:
     return [0, *np.cumsum(lengths).tolist()]
 
 
-IMPORTER = Importer(
+LAYER_FILES = Importer(
     name="layer_files",
     summary="an npz or npy per layer, as of DeepSeek-V4.1 traced layer by layer: ids, weights, tokens",
     formats="a folder (or its trace/) of layerN.npz with indices (tokens, k), or layerN.npy; and meta.json",

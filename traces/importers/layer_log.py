@@ -21,7 +21,7 @@ import numpy as np
 from moereplay.traces.importers.by_request import Columns, by_pass, in_groups, renumbering
 from moereplay.traces.importers.cells import numbers
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from moereplay.traces.importers.llama_positions import NOTE, equally_often
+from moereplay.traces.importers.llama_tables import NOTE, equally_often
 from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
 from moereplay.traces.importers.table import LAYER, ids_below, tables
 from moereplay.traces.importers.text import start_of
@@ -49,7 +49,7 @@ def read(path: Path, options: Options) -> Foreign:
     shape = seen.shape(options)
     notes = [assumed([*_read_as(log, len(seen.ends.last)), *renumbering(log.layers), log.said], shape, options)]
     notes += [NOTE] if equally_often([prompts[: shape.highest_id + 1]]) else []
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)
+    header = header_for(shape, options, Origin(LAYER_LOG.name, path, [path]), notes)
     return Foreign(header, requests_in(streamed(path, _pieces(path, log), seen), header.geometry, options, pruned=True))
 
 
@@ -191,7 +191,7 @@ def _counted(pieces: Iterable[Rows], first: int, counts: np.ndarray) -> Iterator
         yield rows
 
 
-IMPORTER = Importer(
+LAYER_LOG = Importer(
     name="layer_log",
     summary="logs of llama.cpp without tokens: layers and ids in the order of computation",
     formats="FILE.csv or .log with layer,expert (a row per expert) or layer_id,expert_ids (`3,52 40 85`)",

@@ -26,7 +26,7 @@ from moereplay.traces.importers.contract import (
     header_for,
     prompt_tokens,
 )
-from moereplay.traces.importers.llama_positions import NOTE, read_flat
+from moereplay.traces.importers.llama_tables import NOTE, read_flat
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, Request, TraceError, check_values
 
 SUFFIX = ".bin"
@@ -73,7 +73,7 @@ def read(path: Path, options: Options) -> Foreign:
     notes = [assumed(["a record is a layer of one pass", begun, *said, f"k = {shape.k}"], shape, options)]
     notes += [NOTE] if read_flat(first, highest + 1) else []
     return Foreign(
-        header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes), _read(path, requests, options)
+        header_for(shape, options, Origin(LLAMA_RECORDS.name, path, [path]), notes), _read(path, requests, options)
     )
 
 
@@ -130,7 +130,7 @@ def _read(path: Path, requests: list[tuple[list[list[Record]], int]], options: O
         yield Request(ids, prompt_tokens(options, len(ids), recorded))
 
 
-IMPORTER = Importer(
+LLAMA_RECORDS = Importer(
     name="llama_records",
     summary="binary records of an offline moe-trace of llama.cpp, a layer of a chunk each: ids in rank order",
     formats=f"FILE.bin of {RECORD}",

@@ -48,7 +48,7 @@ def read(path: Path, options: Options) -> Foreign:
     highest = max(first.seen.highest, *(_File(file).seen.highest for file in others), -1)
     shape = shape_of(len(first.seen.layers), first.seen.k, highest, options)
     notes = [assumed(["rows of a layer stand in the order of its tokens", *first.said()], shape, options), FORCED]
-    header = header_for(shape, options, Origin(IMPORTER.name, path, files), notes)
+    header = header_for(shape, options, Origin(MOE_BEYOND.name, path, files), notes)
     return Foreign(header, _requests(files, header.geometry, options))
 
 
@@ -96,7 +96,7 @@ def _with_positions(file: Path) -> Iterator[Table]:
         yield replace(table, columns={**table.columns} | {POSITION: tokens})
 
 
-IMPORTER = Importer(
+MOE_BEYOND = Importer(
     name="moe_beyond",
     summary="MoE-Beyond's prompts of DeepSeek-V2-Lite: ids in rank order, a file per prompt",
     formats="FILE.csv with Layer ID,Batch Number,Token,Activated Expert IDs, or a folder of them",

@@ -56,7 +56,7 @@ def read(path: Path, options: Options) -> Foreign:
             "layer": layer,
             "experts": "selected_expert_ids",
         }
-        return read_as(path, options, {key: (name,) for key, name in names.items()}, IMPORTER.name, LAST_ROWS)
+        return read_as(path, options, {key: (name,) for key, name in names.items()}, ONNX_ROUTING.name, LAST_ROWS)
     log = _Log(path)
     seen = Seen(log.pieces())
     shape = seen.shape(options)
@@ -65,7 +65,7 @@ def read(path: Path, options: Options) -> Foreign:
     )
     layers = f"{len(log.nodes)} nodes are layers, in the order of their first lines"
     notes = [assumed(["one sequence at a time, not a batch", requests, layers, f"k = {seen.k}"], shape, options)]
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path], decoding="run by ONNX Runtime"), notes)
+    header = header_for(shape, options, Origin(ONNX_ROUTING.name, path, [path], decoding="run by ONNX Runtime"), notes)
     return Foreign(header, requests_in(streamed(path, _Log(path).pieces(), seen), header.geometry, options))
 
 
@@ -176,7 +176,7 @@ def _numbers(event: dict[str, Any], key: str, rows: int, k: int, allowed: Values
     return np.array(found).reshape(rows, k)
 
 
-IMPORTER = Importer(
+ONNX_ROUTING = Importer(
     name="onnx_routing",
     summary="ONNX Runtime's log of MoE and QMoE nodes: ids and router weights of every pass; or the CSV made of it",
     formats="a log with moe_routing {...} lines, or inference CSV with prompt_index,...,selected_expert_ids",

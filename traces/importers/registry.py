@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers import NAMES, arrays, recognise, table
+from moereplay.traces.importers import MODULES, NAMES, npz, recognise, table
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options
 from moereplay.traces.importers.sources import refuse_unreadable
 from moereplay.traces.importers.text import suffix_of
@@ -33,7 +33,8 @@ def load(name: str) -> Importer:
     """The importer of that name. Raises TraceError naming the nearest one."""
     if name not in NAMES:
         raise TraceError(f"no importer called {name!r}: {hint(name, NAMES)}")
-    return importlib.import_module(f"moereplay.traces.importers.{name}").IMPORTER
+    module = importlib.import_module(f"moereplay.traces.importers.{MODULES.get(name, name)}")
+    return getattr(module, name.upper())
 
 
 def detect(path: Path) -> Importer:
@@ -49,7 +50,7 @@ def detect(path: Path) -> Importer:
 def _of_columns(path: Path, options: Options) -> Importer | None:
     """The importer that takes the columns that a user names, if it reads such files."""
     suffix = suffix_of(path) if (options.columns or options.where) and path.is_file() else None
-    name = COLUMNS if suffix in table.SUFFIXES else "arrays" if suffix in arrays.SUFFIXES else None
+    name = COLUMNS if suffix in table.SUFFIXES else "arrays" if suffix in npz.SUFFIXES else None
     return load(name) if name else None
 
 

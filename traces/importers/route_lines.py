@@ -86,7 +86,7 @@ def read(path: Path, options: Options) -> Foreign:
         raise TraceError(f"{path}: expected a text file with lines {FORM}")
     survey = Survey(path)
     shape = Shape(len(survey.numbers), survey.k, survey.highest, None if options.geometry else survey.highest + 1)
-    origin = Origin(IMPORTER.name, path, [path])
+    origin = Origin(ROUTE_LINES.name, path, [path])
     header = header_for(shape, options, origin, survey.notes(shape, options))
     layers = {number: layer for layer, number in enumerate(survey.numbers)}
     return Foreign(header, _requests(path, layers, header.geometry, options))
@@ -220,7 +220,7 @@ def _ended(path: Path, name: str, found: _Open, tokens: int | None, options: Opt
     yield replace(request, prompt_length=prompt_tokens(options, count, min(found.prompt, count)))
 
 
-IMPORTER = Importer(
+ROUTE_LINES = Importer(
     name="route_lines",
     summary="lines that any engine prints among its own: ids, gate weights, requests mixed",
     formats=f"a text with lines {FORM}",

@@ -72,7 +72,7 @@ def read(path: Path, options: Options) -> Foreign:
     _refuse_silent_layers(preamble, seen.layers, path)
     shape = _shape(preamble, seen, path)
     notes = _notes(seen, len(preamble.expert_bytes) - len(seen.layers))
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path], model=preamble.model), notes)
+    header = header_for(shape, options, Origin(ROUTE_TRACE.name, path, [path], model=preamble.model), notes)
     turns = by_request(map(seen.kept, _pieces(path, len(lines), preamble.experts)), seen.ends, str(path))
     return Foreign(header, _requests(path, turns, shape, seen.layers, options))
 
@@ -215,7 +215,7 @@ def _request(columns: Columns, grid: Grid, shape: Shape, place: str, options: Op
     return Request(chosen, prompt, weights=rows("weight", 0), residency=rows("residency", -1))
 
 
-IMPORTER = Importer(
+ROUTE_TRACE = Importer(
     name="route_trace",
     summary="BigMoeOnEdge runs on a phone: ids, gate weights, sizes per layer, real residency",
     formats="FILE.csv that begins with '# route_trace v1'",

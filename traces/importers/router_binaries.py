@@ -79,7 +79,7 @@ def _of_mbolt(path: Path, options: Options) -> Foreign:
     begun = f"{len(seen.ends.last):,} requests, each a prompt (passes of several tokens) and its decode steps"
     said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers), f"k = {seen.k}"]
     notes = [assumed(said, shape, options, "its header says")]
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)
+    header = header_for(shape, options, Origin(ROUTER_BINARIES.name, path, [path]), notes)
     found = streamed(path, _mbolt_rows(path, experts), seen)
     return Foreign(header, requests_in(found, header.geometry, options, pruned=True))
 
@@ -141,7 +141,7 @@ def _of_fitz(path: Path, options: Options) -> Foreign:
     header = header_for(
         shape,
         options,
-        Origin(IMPORTER.name, path, [path]),
+        Origin(ROUTER_BINARIES.name, path, [path]),
         [assumed(said, shape, options, "its header says"), choice.note, kept, unknown],
     )
     return Foreign(
@@ -173,7 +173,7 @@ def _fitz_rows(path: Path, experts: int, choice: Choice) -> Iterator[Rows]:
         yield Rows(path, numbers, restarts.add(token, layer), token, layer, ids, weights, logits)
 
 
-IMPORTER = Importer(
+ROUTER_BINARIES = Importer(
     name="router_binaries",
     summary="mbolt's MBLT: ids of every pass; fitz-tec's RTRACE01: the softmax over all experts, kept as logits",
     formats="a file that begins with MBLT, or with RTRACE01 (and --model, or --shape LAYERSxK, as it has no k)",

@@ -57,7 +57,7 @@ def read(path: Path, options: Options) -> Foreign:
     texts, length = saved.tokens.shape if saved.tokens is not None else (1, tokens)
     how = f"rows are {texts} texts of {length} tokens, as {TOKENS} has them" if saved.tokens is not None else "one text"
     shape = Shape(len(saved.layers), choice.k, experts - 1, experts, router=choice.router)
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), [FORCED, how, choice.note])
+    header = header_for(shape, options, Origin(ROUTER_LOGITS.name, path, [path]), [FORCED, how, choice.note])
     return Foreign(header, _requests(path, saved, choice, options))
 
 
@@ -194,7 +194,7 @@ def _known(model: str) -> Geometry | None:
         return None
 
 
-IMPORTER = Importer(
+ROUTER_LOGITS = Importer(
     name="router_logits",
     summary="router logits of transformers' output_router_logits, kept; ids follow from them",
     formats="FILE.pt or FILE.npz with router_logits (and k, input_ids), or FILE.npy of (layers, tokens, experts)",

@@ -66,7 +66,7 @@ def read(path: Path, options: Options) -> Foreign:
         kept.setdefault(digest, file)
         experts = experts if dump.mapping is None else int(dump.mapping.max()) + 1
     shape = Shape(int(survey.routes.sum()), survey.k, survey.highest, experts)
-    origin = Origin(IMPORTER.name, path, files, decoding="served by SGLang")
+    origin = Origin(SGLANG_RECORDER.name, path, files, decoding="served by SGLang")
     header = header_for(shape, options, origin, [*dict.fromkeys(notes), *survey.notes()])
     return Foreign(header, _requests(list(kept.values()), survey, options))
 
@@ -123,7 +123,7 @@ def _requests(files: list[Path], survey: Survey, options: Options) -> Iterator[R
             yield dump.request(sequence, survey, options)
 
 
-IMPORTER = Importer(
+SGLANG_RECORDER = Importer(
     name="sglang_recorder",
     summary="SGLang's expert distribution recorder, mode per_token: ids and tokens of every pass",
     formats="expert_distribution_recorder_TIME_RANK.pt, or a folder of the ranks' files",

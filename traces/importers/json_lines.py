@@ -1,20 +1,9 @@
-"""JSON lines of loggers that write a line per token and layer, each with names of its own (`FORMS`).
-
-    {"layer_idx": 3, "token_idx": 0, "selected_ids": [17, 3], "gate_weights": [0.7, 0.3]}
-    {"dataset": "humaneval", "problem_id": 0, "layer": 3, "token_idx": 0, "experts": [6, 5], "gating_probs": [0.7, 0.3]}
-    {"type": "route", "req_id": "a", "token_idx": 0, "layer": 3, "topk_ids": [17, 3], "topk_weights": [0.7, 0.3]}
-
-    {"p": 0, "t": 0, "l": 3, "e": [17, 3], "s": [0.5, 0.3], "ph": "prefill"}
-
-The third may follow a line {"type": "meta", "model_id": ...}, the last one follows {"model_name": ..., "num_experts":
-...}, as the package moe-policylang 1.15.0 writes them (integrations/trace_recorder.py). A request begins with another
-id of it, and where a layer's token falls back: loggers within an engine count each forward pass from 0. Such logs begin
-with the engine's warm-up pass, thousands of tokens that route alike; it is left out.
-"""
+"""Ids in JSON lines: a line per token, or per token and layer, with each logger's own names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,14 +12,121 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.importers import mapping
-from moereplay.traces.importers.by_request import Restarts, renumbering
+from moereplay.traces.importers.by_request import Keys, Restarts, grids, renumbering
 from moereplay.traces.importers.cell_rows import CellRows
 from moereplay.traces.importers.columns import UNNAMED
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
-from moereplay.traces.importers.table import ids_below, tables
-from moereplay.traces.importers.text import blocks, parse_json, suffix_of
-from moereplay.traces.schema import MOST_LAYERS, TraceError, shown
+from moereplay.traces.importers.contract import (
+    Foreign,
+    Importer,
+    Options,
+    Origin,
+    Shape,
+    assumed,
+    header_for,
+    prompt_tokens,
+)
+from moereplay.traces.importers.rows import NARROW, Rows, Seen, fits, refuse_twice, requests_in, streamed
+from moereplay.traces.importers.table import COUNT, ids_below, tables
+from moereplay.traces.importers.text import blocks, parse_json, start_of, suffix_of
+from moereplay.traces.schema import MOST_LAYERS, Request, TraceError, shown
+
+START = re.compile(rb'\s*\{\s*"tok"\s*:\s*\d{1,18}\s*,\s*"layers"\s*:\s*\[')
+LONGEST_START = 64  #: bytes
+LINE = '{"tok": number, "layers": [[ids of a layer], ...]}'
+DECODED = "no phase recorded: every token counts as decoded"
+SORTED = "ids stand in ascending order everywhere: ranks were not recorded"
+
+
+def sniff_tokens(path: Path) -> bool:
+    """JSON lines whose first begins with `tok` and `layers`."""
+    return path.is_file() and suffix_of(path) == ".jsonl" and bool(START.match(start_of(path, LONGEST_START)))
+
+
+def read_tokens(path: Path, options: Options) -> Foreign:
+    """Read JSON lines with a token each, as warp's and OLMoE's recorders publish decoded steps.
+
+        {"tok": 0, "layers": [[5, 1], [3, 7]]}
+
+    `tok` counts from any number on, one more on every line; `layers` has the experts of every MoE layer in order,
+    -1 for "not routed". Neither weights nor prompts are recorded, and ids may stand in their own order instead of
+    that of rank. The file is one request, and may be packed with gzip.
+
+    Return one request. Raises TraceError naming the line that is not as documented.
+    """
+    if not sniff_tokens(path):
+        raise TraceError(f"{path}: does not begin with a token's line; expected {LINE} on each")
+    ids, tokens = _read(path)
+    layers, k = ids.shape[1:]
+    notes = [DECODED, SORTED] if k > 1 and (ids[:, :, 1:] > ids[:, :, :-1]).all() else [DECODED]
+    origin = Origin(TOKEN_LINES.name, path, [path], decoding="recorded decode steps")
+    header = header_for(Shape(layers, k, int(ids.max())), options, origin, notes)
+    return Foreign(header, _requests(path, ids, tokens, options))
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (T, L, k) in few bytes, as they are all of one request, and tokens (T,)."""
+    records, parts = _Records(path), []
+    for number, lines in blocks(path, ended=True):
+        ids, tokens = records.read(number, lines)
+        at = np.repeat(np.arange(number, number + len(lines)), ids.shape[1])
+        refuse_twice(path, at, ids.reshape(-1, ids.shape[2]))
+        parts.append((ids.astype(NARROW["experts"]), tokens))
+    ids, tokens = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return ids, tokens
+
+
+def _requests(path: Path, ids: np.ndarray, tokens: np.ndarray, options: Options) -> Iterator[Request]:
+    """The one, its tokens in order. Raises TraceError if one is missing or stands twice."""
+    zero = np.zeros_like(tokens)
+    for grid in grids(Keys(zero, tokens, zero, 1, 1 + np.arange(len(tokens)), str(path))):
+        yield Request(grid.dense(ids, -1)[:, 0], prompt_tokens(options, grid.tokens, 0))
+
+
+class _Records:
+    """Lines held to the first one: so many layers of so many experts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._id = path, ids_below(None)
+        self._layers = self._k = 0
+
+    def read(self, number: int, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (N, L, k) and tokens (N,) of lines, the first of which has this number."""
+        found = [self._record(line, f"{self._path} line {at}") for at, line in enumerate(lines, number)]
+        ids, tokens = zip(*found, strict=True)
+        return np.array(ids, np.int64), np.array(tokens, np.int64)
+
+    def _record(self, line: str, place: str) -> tuple[list[list[int]], int]:
+        record = parse_json(line, place)
+        if not isinstance(record, dict) or set(record) != {"tok", "layers"} or not fits(record["tok"], COUNT):
+            raise TraceError(f"{place}: not a token's line; expected {LINE}")
+        layers = record["layers"]
+        if not isinstance(layers, list) or not layers or len(layers) != (self._layers or len(layers)):
+            raise TraceError(f"{place}: not {self._layers or 'any'} layers; expected as many as on the first line")
+        self._layers = len(layers)
+        for number, ids in enumerate(layers):
+            if not self._are_ids(ids):
+                expected = f"{self._k or 'some'} ids, each {self._id.expected}"
+                raise TraceError(f"{place}: layers[{number}] is {shown(ids)}; expected {expected}")
+        return layers, record["tok"]
+
+    def _are_ids(self, ids: Any) -> bool:
+        """Whether this is a list of experts, as many as in every layer before."""
+        if not isinstance(ids, list) or not ids or len(ids) != (self._k or len(ids)):
+            return False
+        self._k = len(ids)
+        return all(fits(cell, self._id) for cell in ids)
+
+
+TOKEN_LINES = Importer(
+    name="token_lines",
+    summary="decoded steps of warp and of OLMoE's recorder: ids, a line per token",
+    formats=f"FILE.jsonl with {LINE} on every line",
+    sniff=sniff_tokens,
+    read=read_tokens,
+)
+
+
+# ---------------------------------------------------------------- a line per token and layer
 
 MOST_RESTARTS = 1 << 32  #: of one id
 FEWEST_ALIKE = 32  #: tokens of text never route alike for so long
@@ -74,7 +170,7 @@ FORMS = (
 )
 
 
-def sniff(path: Path) -> bool:
+def sniff_named(path: Path) -> bool:
     """JSON lines with the names of one of the loggers."""
     if not path.is_file() or suffix_of(path) != ".jsonl":
         return False
@@ -84,8 +180,23 @@ def sniff(path: Path) -> bool:
         return False
 
 
-def read(path: Path, options: Options) -> Foreign:
-    """Requests by their ids, in the order of their first lines. Raises TraceError naming the line that is wrong."""
+def read_named(path: Path, options: Options) -> Foreign:
+    """Read the JSON lines of loggers that write one per token and layer, each with names of its own (`FORMS`).
+
+        {"layer_idx": 3, "token_idx": 0, "selected_ids": [17, 3], "gate_weights": [0.7, 0.3]}
+        {"dataset": "a", "problem_id": 0, "layer": 3, "token_idx": 0, "experts": [6, 5], "gating_probs": [0.7, 0.3]}
+        {"type": "route", "req_id": "a", "token_idx": 0, "layer": 3, "topk_ids": [17, 3], "topk_weights": [0.7, 0.3]}
+
+        {"p": 0, "t": 0, "l": 3, "e": [17, 3], "s": [0.5, 0.3], "ph": "prefill"}
+
+    The third may follow a line {"type": "meta", "model_id": ...}, the last one follows {"model_name": ...,
+    "num_experts": ...}, as the package moe-policylang 1.15.0 writes them (integrations/trace_recorder.py). A
+    request begins with another id of it, and where a layer's token falls back: loggers within an engine count each
+    forward pass from 0. Such logs begin with the engine's warm-up pass, thousands of tokens that route alike; it is
+    left out.
+
+    Return requests by their ids, in the order of their first lines. Raises TraceError naming the line that is wrong.
+    """
     form, keys, meta = _form(path)
     if form is None:
         listed = "; ".join(", ".join(each.needed.values()) for each in FORMS)
@@ -110,7 +221,7 @@ def read(path: Path, options: Options) -> Foreign:
         *warm,
     ]
     model = meta.get("model_id", meta.get("model_name")) if meta else None
-    origin = Origin(IMPORTER.name, path, [path], model=shown(model) if model else None)
+    origin = Origin(NAMED_JSONL.name, path, [path], model=shown(model) if model else None)
     header = header_for(shape, options, origin, notes)
     found = streamed(path, _pieces(path, CellRows(columns), columns, skip, warm=bool(warm)), seen)
     return Foreign(header, requests_in(found, header.geometry, options))
@@ -179,10 +290,10 @@ def _warm_up(path: Path, columns: mapping.Columns, skip: int, seen: Seen) -> lis
     return [f"left out: the first {len(ids[0]):,} tokens, a warm-up pass that routes all alike"] * alike
 
 
-IMPORTER = Importer(
+NAMED_JSONL = Importer(
     name="named_jsonl",
     summary="loggers with a JSON line per token and layer: lattice, speculative-moe, vLLM's, moe-policylang",
     formats="FILE.jsonl with layer_idx, token_idx, selected_ids; layer, token_idx, experts or topk_ids; or t, l, e",
-    sniff=sniff,
-    read=read,
+    sniff=sniff_named,
+    read=read_named,
 )
