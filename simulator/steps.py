@@ -11,10 +11,8 @@ from functools import partial
 
 from moereplay.simulator.decisions import NO_COPY, Begun, Decisions
 from moereplay.simulator.interface import FinishedRun
-from moereplay.simulator.reference.clock import Activity, Bell, Span
-from moereplay.simulator.reference.machine import Machine
-from moereplay.simulator.reference.placement import Area, Placement
-from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.reference.machine import Activity, Bell, Machine, Span
+from moereplay.simulator.reference.state import Area, Placement, Transfer
 
 
 def run(decisions: Decisions, machine: Machine, placement: Placement, warm: Iterable[int] = ()) -> FinishedRun:

@@ -7,14 +7,10 @@ from itertools import chain
 
 from moereplay.policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
 from moereplay.simulator.interface import CopyLayout
-from moereplay.simulator.reference.counters import Counters
-from moereplay.simulator.reference.hooks import BoundHooks
-from moereplay.simulator.reference.log import EventLog
-from moereplay.simulator.reference.placement import Area, Placement
-from moereplay.simulator.reference.side_buffer import SideBuffer
-from moereplay.simulator.reference.tables import Tables
-from moereplay.simulator.reference.transfers import Claim, Transfer
-from moereplay.simulator.reference.victims import Victims
+from moereplay.simulator.reference.counters import Counters, EventLog
+from moereplay.simulator.reference.hooks import BoundHooks, Victims
+from moereplay.simulator.reference.state import Area, Claim, Placement, Tables, Transfer
+from moereplay.simulator.reference.tiers import SideBuffer
 
 NOT_YET = -1
 

@@ -11,15 +11,11 @@ import simpy
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.platform import LATEST_NS, too_late
 from moereplay.simulator.reference.cache import Cache
-from moereplay.simulator.reference.clock import Activity, Bell, Span
-from moereplay.simulator.reference.counters import Counters
-from moereplay.simulator.reference.demand import Access, Demanded, Served
-from moereplay.simulator.reference.gate import Gatekeeper
-from moereplay.simulator.reference.links import Links
-from moereplay.simulator.reference.log import NO_EXPERT, EventLog
-from moereplay.simulator.reference.machine import Machine
-from moereplay.simulator.reference.tables import Tables
-from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.reference.counters import NO_EXPERT, Counters, EventLog
+from moereplay.simulator.reference.gate import Access, Demanded, Gatekeeper, Served
+from moereplay.simulator.reference.link import Links
+from moereplay.simulator.reference.machine import Activity, Bell, Machine, Span
+from moereplay.simulator.reference.state import Tables, Transfer
 from moereplay.simulator.source import Pass
 
 Process = Generator[simpy.Event, None, None]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import simpy
 
 from moereplay.policies.contract import RESIDENT, PolicyError
 from moereplay.simulator.config import KINDS, parse_reset
@@ -11,17 +13,13 @@ from moereplay.simulator.interface import EndState, FinishedRun, RunSpec
 from moereplay.simulator.oracle import oracle_of
 from moereplay.simulator.origin import FUTURE
 from moereplay.simulator.reference.cache import Cache
-from moereplay.simulator.reference.clock import Bell
 from moereplay.simulator.reference.compute import Compute, Process
-from moereplay.simulator.reference.counters import Counters
+from moereplay.simulator.reference.counters import NO_EXPERT, Counters, EventLog
 from moereplay.simulator.reference.gate import Gatekeeper
 from moereplay.simulator.reference.hooks import BoundHooks
-from moereplay.simulator.reference.links import Links
-from moereplay.simulator.reference.log import NO_EXPERT, EventLog
-from moereplay.simulator.reference.machine import Machine, simulated
-from moereplay.simulator.reference.placement import Placement, Unobserved
-from moereplay.simulator.reference.tables import Tables
-from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.reference.link import Links
+from moereplay.simulator.reference.machine import Bell, Machine, simulated
+from moereplay.simulator.reference.state import Placement, Tables, Transfer, Unobserved
 from moereplay.simulator.source import Gates, InOrder, Pass, Scheduler, Source
 
 
@@ -169,3 +167,43 @@ class Engine:
         """The copies that are resident, and the memories of the four policies, as `EndState` has them."""
         residents = [y for y, copy in enumerate(self._tables.copies) if copy["state"] == RESIDENT]
         return residents, [(own.rows, own.regs, own.reals) for own in self._hooks.memories]
+
+
+# -- The engine moved on from outside: a live model's forward pass cannot wait inside it, so it steps the engine.
+
+
+class Driven:
+    """A run whose passes are known one at a time.
+
+    `begin` a pass, `advance` at each of its gates, `close` at the end. The events are those of `run`: a pass begins at
+    the time, and in the place, at which the one before it ended.
+    """
+
+    def __init__(
+        self, source: Gates, spec: RunSpec, machine: Machine | None = None, placement: Placement | None = None
+    ) -> None:
+        """`machine` and `placement` are those of `run`."""
+        self._engine = Engine(source, spec, machine, placement)
+        self._engine.warm_up()
+        self._process: simpy.Process | None = None
+
+    def begin(self, step_pass: Pass) -> None:
+        """The next pass."""
+        self._process = self._engine.env.process(self._engine.forward(step_pass))
+
+    def advance(self, done: Callable[[], bool]) -> None:
+        """Run events until `done()` holds. Raises what a policy raised."""
+        while not done():
+            self._engine.env.step()
+        failure = self._process.value if self._process is not None and self._process.triggered else None
+        if isinstance(failure, BaseException):
+            raise failure
+
+    @property
+    def waits_for_a_pass(self) -> bool:
+        """Whether the pass that began last has ended."""
+        return self._process is None or self._process.triggered
+
+    def close(self) -> FinishedRun:
+        """The run ends with its last step; what is then on the link is abandoned."""
+        return self._engine.close()

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic
 
-from moereplay.policies.contract import Memory, Own
+from moereplay.policies.contract import Eviction, Memory, Own
+from moereplay.policies.files import complaint
 from moereplay.policies.grammar import Chosen, PolicyT
 from moereplay.policies.hooks import EVENTS, HOOKS, given_by
 from moereplay.simulator.config import PolicySet
 from moereplay.simulator.reference.checks.calls import CheckedCalls
+from moereplay.simulator.reference.checks.keys import KeyChecks
 from moereplay.simulator.reference.checks.tables import Given
-from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.state import Tables
 
 
 class BoundPolicy(Generic[PolicyT]):
@@ -81,3 +83,101 @@ class BoundHooks:
 
 def _zeros(rows: int, columns: int, zero: float) -> list[list]:
     return [[zero] * columns for _ in range(rows)] if columns else []
+
+
+# -- Victim selection: the eviction policy's order over candidates, by key or by its `victim` hook.
+
+Order = tuple[int, int, int]
+
+
+class Victims:
+    """Calls the policy; keeps a key for as long as the policy's declared scope says that it cannot have changed."""
+
+    def __init__(self, tables: Tables, eviction: BoundPolicy[Eviction]) -> None:
+        self._tables, self._eviction = tables, eviction
+        self._precisions = tables.now["precisions"]
+        self._promises = KeyChecks(eviction, tables) if eviction.policy.version else None
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop every key."""
+        self._orders: dict[int, Order] = {}
+        self._scope: object = None
+        self._pass = self._tables.now["pass"]
+        if self._promises:
+            self._promises.move_on({}, same_pass=False)
+
+    def invalidate(self, x: int) -> None:
+        """Expert x has changed: the keys of its copies are evaluated again before the next choice."""
+        first = x * self._precisions
+        for y in range(first, first + self._precisions):
+            self._orders.pop(y, None)
+            if self._promises:
+                self._promises.forget(y)
+
+    def choose(self, pool: int, y_in: int, candidates: set[int]) -> int:
+        """The copy among `candidates` to evict for y_in. Raises PolicyError if the policy names another."""
+        if self._eviction.policy.victim is None:
+            return self._smallest(candidates)
+        return self._by_hook(pool, y_in, candidates)
+
+    @property
+    def asks_of_each(self) -> bool:
+        """Whether the policy is asked about every victim before one leaves."""
+        return self._eviction.policy.admit is not None and not self._eviction.policy.decides_once
+
+    def admits(self, y_in: int, prefetched: bool, y_out: int) -> bool:
+        """Whether the policy admits y_in at the cost of y_out."""
+        admit = self._eviction.policy.admit
+        if admit is None or self._eviction.call("admit", y_in, int(prefetched), y_out):
+            return True
+        if self._promises and not self._eviction.policy.declines(self._eviction.params):
+            raise complaint(admit, f"hook admit declined copy {y_in}; `declines` promises that it never does")
+        return False
+
+    def _smallest(self, candidates: set[int]) -> int:
+        """The smallest key is evicted; ties by least recent logical timestamp, then by lowest id."""
+        self._drop_stale_keys()
+        if self._promises:
+            self._promises.check_kept(self._orders, sorted(candidates))
+        for y in sorted(candidates.difference(self._orders)):
+            self._orders[y] = self._order_of(y)
+        if self._promises:
+            self._promises.check_moved(self._orders)
+        least = min(map(self._orders.__getitem__, candidates))[2]
+        if self._tables.copies[least]["protected"]:  # as a last resort: its key changes when that ends
+            for y in candidates:
+                del self._orders[y]
+        return least
+
+    def _order_of(self, y: int) -> Order:
+        key = self._eviction.call("key", y)
+        if self._promises:
+            self._promises.check_new(y, key)
+        return key, self._tables.experts[y // self._precisions]["last_use"], y
+
+    def _drop_stale_keys(self) -> None:
+        now = self._tables.now
+        scopes = {"touch": None, "pass": now["pass"], "step": (now["step"], now["gated"])}
+        scopes["layer"] = scopes["step"]
+        scope = scopes[self._eviction.policy.scope(self._eviction.params)]
+        if scope != self._scope:
+            if self._promises:
+                self._promises.move_on(self._orders, same_pass=now["pass"] == self._pass)
+            self._scope, self._pass = scope, now["pass"]
+            self._orders.clear()
+
+    def _by_hook(self, pool: int, y_in: int, candidates: set[int]) -> int:
+        """By the hook, which reads `protected`: what this step has computed is unpinned while it is a candidate."""
+        copies = self._tables.copies
+        unpinned = [y for y in candidates if copies[y]["protected"]]
+        for y in unpinned:
+            copies[y]["protected"] = 0
+        victim = self._eviction.call("victim", pool, y_in)
+        for y in unpinned:
+            copies[y]["protected"] = 1
+        if victim not in candidates:
+            raise complaint(
+                self._eviction.policy.victim, f"hook victim named {victim}, which may not leave pool {pool}"
+            )
+        return victim

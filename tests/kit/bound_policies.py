@@ -10,7 +10,7 @@ from moereplay.policies.grammar import parse
 from moereplay.simulator.interface import CopyLayout
 from moereplay.simulator.oracle import NO_ORACLE
 from moereplay.simulator.reference.hooks import BoundPolicy
-from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.state import Tables
 from tests.kit.policy_runs import Sizes, geometry_of
 
 BARE = Step(*[()] * 10)

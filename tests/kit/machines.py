@@ -10,10 +10,20 @@ import simpy
 from simpy.events import EventPriority
 
 from moereplay.simulator.interface import RunSpec
-from moereplay.simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span, of_link
-from moereplay.simulator.reference.machine import Channel, Machine, Priced, simulated
-from moereplay.simulator.reference.placement import Area
-from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.reference.machine import (
+    COMPUTE,
+    CPU,
+    LINK,
+    Activity,
+    Channel,
+    Machine,
+    Planned,
+    Priced,
+    Span,
+    of_link,
+    simulated,
+)
+from moereplay.simulator.reference.state import Area, Transfer
 from moereplay.tracegen.offload.clock import RealClock, Worker
 
 

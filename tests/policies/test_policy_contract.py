@@ -31,7 +31,7 @@ from moereplay.policies.contract import (
 )
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.policies.hooks import HOOKS, given_by
-from moereplay.simulator.reference.victims import Victims
+from moereplay.simulator.reference.hooks import Victims
 from tests.kit.hook_twins import hook_of, twin
 from tests.kit.policy_catalogue import CATALOGUE, every_policy, label, of_kind, variants, with_key
 from tests.kit.policy_runs import Outcome, Sizes, random_trace, replayed_by_reference

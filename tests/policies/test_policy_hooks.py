@@ -16,7 +16,7 @@ from moereplay.policies.grammar import parse
 from moereplay.simulator.interface import CopyLayout
 from moereplay.simulator.oracle import NO_ORACLE
 from moereplay.simulator.reference.hooks import BoundPolicy
-from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.state import Tables
 from tests.kit.hook_twins import hook_of
 from tests.kit.policy_models import above_percentile, above_running, best, cascade_tier, named
 from tests.kit.policy_runs import Sizes, geometry_of

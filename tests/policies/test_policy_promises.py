@@ -19,7 +19,7 @@ from moereplay.policies.grammar import Chosen, parse
 from moereplay.simulator.interface import CopyLayout
 from moereplay.simulator.oracle import NO_ORACLE
 from moereplay.simulator.reference.hooks import BoundPolicy
-from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.state import Tables
 from tests.kit.hook_twins import hook_of, twin
 from tests.kit.policy_catalogue import CATALOGUE, label, variants, with_key
 from tests.kit.policy_runs import Sizes, geometry_of

@@ -13,7 +13,7 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import CopyLayout
 from moereplay.simulator.oracle import Oracle, ranking
-from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.state import Tables
 from moereplay.simulator.replay import plan, replay
 from moereplay.simulator.source import TraceSource
 from tests.kit.cases import ListSource, Prompted, sizes, tokens

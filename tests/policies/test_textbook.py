@@ -12,7 +12,7 @@ from moereplay.policies.grammar import parse
 from moereplay.simulator.interface import CopyLayout
 from moereplay.simulator.oracle import NO_ORACLE
 from moereplay.simulator.reference.hooks import BoundPolicy
-from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.state import Tables
 from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, geometry_of, replayed, trace_of
 
 BELADY_STRING = (1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5)

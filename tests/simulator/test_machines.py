@@ -13,11 +13,9 @@ import simpy
 from hypothesis import HealthCheck, given, settings
 
 from moereplay.simulator.interface import RunSpec
-from moereplay.simulator.reference.driven import Driven
-from moereplay.simulator.reference.engine import run
+from moereplay.simulator.reference.engine import Driven, run
 from moereplay.simulator.reference.machine import Machine
-from moereplay.simulator.reference.placement import Area
-from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.reference.state import Area, Transfer
 from tests.kit.cases import (
     Cell,
     ListSource,

@@ -12,18 +12,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from moereplay.simulator.reference.cache import Cache
-from moereplay.simulator.reference.clock import Activity
 from moereplay.simulator.reference.compute import Compute
 from moereplay.simulator.reference.counters import Counters
-from moereplay.simulator.reference.demand import Demanded
 from moereplay.simulator.reference.engine import Engine
-from moereplay.simulator.reference.gate import Gatekeeper
-from moereplay.simulator.reference.link import Link
-from moereplay.simulator.reference.links import Links
-from moereplay.simulator.reference.lower_tiers import LowerTier
-from moereplay.simulator.reference.machine import NOT_YET, SimulatedAccelerator, SimulatedChannel
-from moereplay.simulator.reference.transfers import Transfer
-from moereplay.simulator.reference.victims import Victims
+from moereplay.simulator.reference.gate import Demanded, Gatekeeper
+from moereplay.simulator.reference.hooks import Victims
+from moereplay.simulator.reference.link import Link, Links
+from moereplay.simulator.reference.machine import NOT_YET, Activity, SimulatedAccelerator, SimulatedChannel
+from moereplay.simulator.reference.state import Transfer
+from moereplay.simulator.reference.tiers import LowerTier
 from moereplay.simulator.source import Pass
 from tests.kit.parity import anything, batched, priced, seen
 from tests.kit.scenarios import Scenario

@@ -13,7 +13,7 @@ from moereplay.simulator.compiled.stepper import Stepper, can_step
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.reference.machine import Machine, simulated
-from moereplay.simulator.reference.placement import Area, Unobserved
+from moereplay.simulator.reference.state import Area, Unobserved
 from moereplay.simulator.steps import run
 from tests.kit.cases import ListSource as Lists
 from tests.kit.cases import Outcome, Prompted, compiled_run, machine, outcome_of, sizes, spec_of, tokens

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.reference.clock import LINK
 from moereplay.simulator.reference.engine import FinishedRun
+from moereplay.simulator.reference.machine import LINK
 from moereplay.tracegen.checkpoint import Loaded, load
 from moereplay.tracegen.decoding import Decoding
 from moereplay.tracegen.errors import RecordError

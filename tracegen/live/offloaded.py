@@ -21,11 +21,9 @@ import transformers
 from torch import Tensor, nn
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.reference.clock import COMPUTE, LINK, Activity, Span
-from moereplay.simulator.reference.driven import Driven
-from moereplay.simulator.reference.engine import FinishedRun
-from moereplay.simulator.reference.machine import Machine
-from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.reference.engine import Driven, FinishedRun
+from moereplay.simulator.reference.machine import COMPUTE, LINK, Activity, Machine, Span
+from moereplay.simulator.reference.state import Transfer
 from moereplay.simulator.replay import Plan
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.errors import RecordError

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.reference.placement import Area
+from moereplay.simulator.reference.state import Area
 from moereplay.tracegen.offload.device import free_memory, memory_of
 from moereplay.tracegen.offload.experts import PAGE
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import simpy
 from simpy.events import EventPriority
 
-from moereplay.simulator.reference.clock import LINK, Activity, Span
+from moereplay.simulator.reference.machine import LINK, Activity, Span
 
 SWITCH_S = 1e-4  #: after which another Python thread may run
 SECONDS_TO_END = 0.5  #: a read that takes longer is left to its thread, which ends with the process

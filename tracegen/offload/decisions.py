@@ -7,7 +7,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import FinishedRun
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.reference.machine import Machine
-from moereplay.simulator.reference.placement import Placement
+from moereplay.simulator.reference.state import Placement
 from moereplay.simulator.replay import Plan, source_of
 from moereplay.simulator.steps import run
 from moereplay.traces.schema import Trace

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import simpy
 
-from moereplay.simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span
-from moereplay.simulator.reference.machine import Machine
-from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.reference.machine import COMPUTE, CPU, LINK, Activity, Machine, Planned, Span
+from moereplay.simulator.reference.state import Transfer
 
 DENSE = -1  #: in place of an expert
 

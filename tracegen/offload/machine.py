@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from moereplay.simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Span
-from moereplay.simulator.reference.machine import Machine
-from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.reference.machine import COMPUTE, CPU, LINK, Activity, Machine, Span
+from moereplay.simulator.reference.state import Transfer
 from moereplay.tracegen.offload.arena import Slots
 from moereplay.tracegen.offload.clock import RealClock, Worker
 from moereplay.tracegen.offload.compute import Layers

@@ -9,7 +9,7 @@ from moereplay.policies.contract import Own, Policy
 from moereplay.policies.hooks import Hook
 from moereplay.simulator.reference.checks.results import ResultChecks
 from moereplay.simulator.reference.checks.tables import CheckedTables
-from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.state import Tables
 
 
 class CheckedCalls:

@@ -8,7 +8,7 @@ from typing import Any
 from moereplay.policies.contract import Eviction, PolicyError
 from moereplay.policies.files import complaint
 from moereplay.simulator.reference.hooks import BoundPolicy
-from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.state import Tables
 
 #: Kept keys that are evaluated once more at a choice.
 TRIED = 16

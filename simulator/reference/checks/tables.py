@@ -12,7 +12,7 @@ from typing import Any
 from moereplay.policies.contract import OPTIONAL, OPTIONAL_ARRAYS, Policy, PolicyError, Step
 from moereplay.policies.declaration import BITS, fits
 from moereplay.policies.files import complaint_here
-from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.state import Tables
 
 
 class Row:
