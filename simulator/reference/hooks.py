@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Generic
 
 from moereplay.policies.contract import Eviction, Memory, Own
@@ -10,9 +11,7 @@ from moereplay.policies.files import complaint
 from moereplay.policies.grammar import Chosen, PolicyT
 from moereplay.policies.hooks import EVENTS, HOOKS, given_by
 from moereplay.simulator.config import PolicySet
-from moereplay.simulator.reference.checks.calls import CheckedCalls
-from moereplay.simulator.reference.checks.keys import KeyChecks
-from moereplay.simulator.reference.checks.tables import Given
+from moereplay.simulator.reference.checks import CheckedCalls, Given, KeyChecks, Order
 from moereplay.simulator.reference.state import Tables
 
 
@@ -20,7 +19,7 @@ class BoundPolicy(Generic[PolicyT]):
     """One policy with its memory. What a user's own policy reads, writes and returns is checked at every call."""
 
     def __init__(self, chosen: Chosen[PolicyT], tables: Tables, pools: Sequence[int]) -> None:
-        self.policy, self.params = chosen.policy, chosen.params
+        self.chosen, self.policy, self.params = chosen, chosen.policy, chosen.params
         self._tables, self._pools, self._par = tables, tuple(pools), tuple(chosen.par())
         self._hooks = {name: (HOOKS[name], function) for name, function in given_by(chosen.policy)}
         self._checks = CheckedCalls(chosen.policy, tables) if chosen.policy.version else None
@@ -87,8 +86,6 @@ def _zeros(rows: int, columns: int, zero: float) -> list[list]:
 
 # -- Victim selection: the eviction policy's order over candidates, by key or by its `victim` hook.
 
-Order = tuple[int, int, int]
-
 
 class Victims:
     """Calls the policy; keeps a key for as long as the policy's declared scope says that it cannot have changed."""
@@ -96,7 +93,9 @@ class Victims:
     def __init__(self, tables: Tables, eviction: BoundPolicy[Eviction]) -> None:
         self._tables, self._eviction = tables, eviction
         self._precisions = tables.now["precisions"]
-        self._promises = KeyChecks(eviction, tables) if eviction.policy.version else None
+        self._promises = (
+            KeyChecks(eviction.chosen, partial(eviction.call, "key"), tables) if eviction.policy.version else None
+        )
         self.clear()
 
     def clear(self) -> None:
