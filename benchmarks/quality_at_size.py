@@ -21,8 +21,7 @@ from rounds import machine
 from transformers import AutoModelForCausalLM, OlmoeConfig
 
 from moereplay.analysis.tables import console, table
-from moereplay.simulator.config import configure
-from moereplay.simulator.origin import Origin
+from moereplay.simulator.config import Origin, configure
 from moereplay.simulator.replay import Plan, plan_for
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.live.requests import CAPABILITIES

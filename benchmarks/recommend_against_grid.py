@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moereplay.analysis.tables import console, table
+from moereplay.simulator.capacity import CONTEXT, divided
 from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.memory import CONTEXT, divided
 from moereplay.sweeps.recommend.runner import Runner, fastest_first
 from moereplay.sweeps.recommend.search import Answer, Question, chosen, search
 from moereplay.sweeps.recommend.space import can_replay, filling, started

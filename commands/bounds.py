@@ -183,7 +183,7 @@ def curve(
 ) -> None:
     """Count misses at every capacity in one pass: LRU and Belady, without prefetch. SIMULATED."""
     from moereplay.results.outputs import check_output
-    from moereplay.simulator.curves.rows import to_row, write_curve
+    from moereplay.simulator.curves.curve import to_row, write_curve
     from moereplay.traces.store import open_trace
 
     opened, how = open_trace(trace), settings.lists()

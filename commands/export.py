@@ -114,10 +114,9 @@ def _options(trace: Trace, placement: Placement, stream: Stream, licence: str) -
 
 def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
     """Bytes for experts, of --capacity or --vram. Raises ConfigError."""
-    from moereplay.simulator.capacity import parse_capacity
+    from moereplay.simulator.capacity import CONTEXT, divided, parse_capacity
     from moereplay.simulator.config import configure
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.memory import CONTEXT, divided
     from moereplay.simulator.platform_files import platform
 
     if placement.capacity and placement.vram:

@@ -15,7 +15,7 @@ from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from moereplay.simulator.memory import Memory
+    from moereplay.simulator.capacity import Memory
     from moereplay.traces.schema import Trace
 
 POSITIONS = "Positions in the KV cache; default 4096, assumed."
@@ -127,7 +127,7 @@ def _write_lists(out: Path | None, config: Mapping[str, Any]) -> None:
 
 def _assumed(given: Given) -> dict[str, int]:
     """What nobody said of the memory."""
-    from moereplay.simulator.memory import CONTEXT, RUNTIME
+    from moereplay.simulator.capacity import CONTEXT, RUNTIME
 
     context = {"context": CONTEXT} if given.positions is None else {}
     return context | ({} if given.runtime else {"runtime_bytes": RUNTIME})
@@ -135,8 +135,8 @@ def _assumed(given: Given) -> dict[str, int]:
 
 def _machine(name: str, given: Given) -> str:
     """The platform, its upper lower tier as large as --ram says, where it has one. Raises ConfigError for several."""
+    from moereplay.simulator.capacity import size_of
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.memory import size_of
     from moereplay.simulator.platform_files import platform
 
     if "," in name:
@@ -148,8 +148,8 @@ def _machine(name: str, given: Given) -> str:
 
 def _divided(trace: Trace, base: Mapping[str, Any], given: Given) -> Memory:
     """The fast memory, divided. Raises ConfigError unless one of both is given, and where --ram holds too little."""
+    from moereplay.simulator.capacity import CONTEXT, divided, size_of
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.memory import CONTEXT, divided, size_of
     from moereplay.simulator.platform_files import platform
     from moereplay.sweeps.recommend.search import everything
 

@@ -47,7 +47,7 @@ def replay(
 ) -> None:
     """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
     from moereplay.results.outputs import check_output
-    from moereplay.simulator.oracle import check_profile_is_read
+    from moereplay.simulator.interface import check_profile_is_read
     from moereplay.simulator.replay import check_engine
     from moereplay.sweeps.grid import run_grid
     from moereplay.traces.store import open_trace
@@ -235,7 +235,7 @@ def _shown(passes: int, first: int, many: int) -> range:
 def _machine(ready: Plan) -> Machine:
     """What the log leaves out."""
     from moereplay.analysis.timeline_moves import Machine
-    from moereplay.simulator.homes import homes
+    from moereplay.simulator.times import homes
 
     platform, config = ready.machine, ready.config
     below = [*(tier.name for tier in platform.tiers), platform.slow_tier]

@@ -10,13 +10,10 @@ from moereplay.policies.contract import PolicyError
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
-from moereplay.simulator.capacity import Capacity, cliff, parse_capacity, surplus
-from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
+from moereplay.simulator.capacity import Capacity, cliff, parse_capacity, sized, surplus
+from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, PolicySet, ReplayConfig, origin_of
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
-from moereplay.simulator.memory import sized
-from moereplay.simulator.oracle import check_profile
-from moereplay.simulator.origin import Origin, origin_of
+from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, check_profile
 from moereplay.simulator.platform import Measured, Platform
 from moereplay.simulator.platform_files import platform
 from moereplay.simulator.source import Source, TraceSource

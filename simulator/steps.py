@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from moereplay.simulator.decisions import NO_COPY, Begun, Decisions
-from moereplay.simulator.interface import FinishedRun
+from moereplay.simulator.interface import NO_COPY, Begun, Decisions, FinishedRun
 from moereplay.simulator.reference.machine import Activity, Bell, Machine, Span
 from moereplay.simulator.reference.state import Area, Placement, Transfer
 

@@ -21,12 +21,11 @@ from moereplay.simulator.compiled.outcome import check, counters_of, events_of
 from moereplay.simulator.compiled.stepped import stepped_kernel
 from moereplay.simulator.compiled.variants import FROZEN, OWN_CLOCK, PLAIN, STEPPED
 from moereplay.simulator.config import KINDS, PolicySet
-from moereplay.simulator.interface import EndState, FinishedRun, RunSpec
+from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, oracle_of, oracle_of_trace
 from moereplay.simulator.jit.calls import caller, flat
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.jit.trial import is_sound
-from moereplay.simulator.oracle import Oracle, oracle_of, oracle_of_trace
 from moereplay.simulator.source import Source, TraceSource
 from moereplay.simulator.threads import waited_for
 from moereplay.traces.schema import Trace

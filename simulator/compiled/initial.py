@@ -21,8 +21,7 @@ from moereplay.simulator.compiled.state import NEVER_LEFT, NO_KEY
 from moereplay.simulator.compiled.variants import OWN_CLOCK, STEPPED, is_fast, is_plain
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, parse_reset
-from moereplay.simulator.interface import RunSpec
-from moereplay.simulator.oracle import Oracle
+from moereplay.simulator.interface import Oracle, RunSpec
 from moereplay.simulator.threads import stop_flag
 from moereplay.traces.routers import is_shared
 from moereplay.traces.schema import Router

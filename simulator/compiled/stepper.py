@@ -17,9 +17,7 @@ from moereplay.simulator.compiled.inputs import inputs_from
 from moereplay.simulator.compiled.log import IS_DENSE, IS_EXPERT, KINDS
 from moereplay.simulator.compiled.outcome import cause_of, check, counters_of, event_of
 from moereplay.simulator.compiled.stepped import ABANDONED, BEGUN, CLOSED, COMPUTED, LANDED, RESUMED, stepped_kernel
-from moereplay.simulator.decisions import ACTED_ON, NO_COPY, Begun
-from moereplay.simulator.interface import FinishedRun, RunSpec
-from moereplay.simulator.oracle import Oracle, oracle_of
+from moereplay.simulator.interface import ACTED_ON, NO_COPY, Begun, FinishedRun, Oracle, RunSpec, oracle_of
 from moereplay.simulator.source import Source
 from moereplay.simulator.threads import waited_for
 from moereplay.traces.schema import Trace

@@ -1,15 +1,4 @@
-"""The least time that any eviction with any prefetch needs: links carry what no cache avoids, compute takes its own.
-
-Whoever knows the future may hide a transfer's latency, but not its bytes. Count, from the start on, the misses of the
-relaxed bound up to some step: at least so many transfers must have landed before the last of them is computed, also if
-some are prefetches, because a prefetched expert that was not kept since its last use is a transfer all the same. So
-
-    end of the run >= begin + time of the links for these transfers + compute from there on,
-
-for every step. The relaxed bound misses the least in every prefix at once. Between two steps of the run the same holds
-from the first of them on, with the cache full of whatever serves best: bytes in flight count as cached, so nothing more
-was fetched ahead. Each step takes the largest of these limits; they add up along the run.
-"""
+"""The least time that any eviction with any prefetch needs: links carry what no cache avoids, compute takes its own."""
 
 from __future__ import annotations
 
@@ -23,9 +12,9 @@ import numpy as np
 from moereplay.simulator.bounds import RELAXED, Bound
 from moereplay.simulator.compiled.cost_tables import costs_of
 from moereplay.simulator.compiled.inputs import inputs_of
-from moereplay.simulator.curves.optimum import keys, started
+from moereplay.simulator.curves.optimum import ACCESSES, HITS, keys, look_up, started
 from moereplay.simulator.curves.stream import Cut, Demands, demands_of
-from moereplay.simulator.limits.windows import FIRST_USES, WINDOW, Steps
+from moereplay.simulator.jit.calls import compiled
 from moereplay.simulator.replay import Plan
 from moereplay.simulator.threads import check_stop
 from moereplay.simulator.times import Times
@@ -33,6 +22,52 @@ from moereplay.traces.demand import Demand, demand_of
 from moereplay.traces.passes import Passes, schedule
 from moereplay.traces.schema import Trace
 from moereplay.traces.units import DECODE, NEVER
+
+# the walk over the steps of a window
+
+
+class Steps(NamedTuple):
+    """What compute and links take, S steps; nothing contends."""
+
+    dense_ns: np.ndarray  #: (S,) int64, before the gate
+    expert_ns: np.ndarray  #: (S,) int64, all experts of the step
+    last_ns: np.ndarray  #: (S,) int64: of the expert that arrived last, at least
+    carried_ns: np.ndarray  #: (n + 1,) int64: until the links have carried 0, 1, ... n experts
+
+
+def _first_uses(demands, first, cut, coming):
+    """When each expert is used first from a step on; `coming` has NEVER where it is not."""
+    for step in range(len(demands.offsets) - 2, first - 1, -1):
+        base = step % cut.layers * cut.experts
+        for at in range(demands.offsets[step], demands.offsets[step + 1]):
+            coming[base + np.int64(demands.expert[at])] = at
+
+
+def _window(demands, origin, first, last, cut, bits, pools, steps, base, counts, ends):
+    """Raise the limits `ends` of steps [first, last), counted from `origin`, by what is fetched from `first` on.
+
+    `base`: the limit at which the window begins, and whether nothing can be fetched before its first gate; `counts` are
+    those of `optimum`.
+    """
+    begun, now = base[0], base[0]
+    if base[1]:
+        begun += steps.dense_ns[first]
+    for step in range(first, last):
+        layer = step % cut.layers
+        pool, start = layer if cut.per_layer else 0, layer * cut.experts
+        begin, stop = demands.offsets[step], demands.offsets[step + 1]
+        together, missed = stop - begin if cut.atomic else 1, counts[ACCESSES] - counts[HITS]
+        for group in range(begin, stop, max(1, together)):
+            look_up(demands, group, group + together, pool, start, bits, False, pools, counts)
+        now += steps.dense_ns[step] + steps.expert_ns[step]
+        if counts[ACCESSES] - counts[HITS] > missed:
+            now = max(now, begun + steps.carried_ns[counts[ACCESSES] - counts[HITS]] + steps.last_ns[step])
+        now = max(now, ends[step - origin])
+        ends[step - origin] = now
+
+
+WINDOW, FIRST_USES = compiled(_window), compiled(_first_uses)
+
 
 WINDOWS = 8  #: begun in a stretch of passes without a reset, at equal distances
 

@@ -1,19 +1,103 @@
-"""Everything that limits a configuration, each null where its premise fails, with the reason."""
+"""The most hits of residents that never change: those of a fixed set of experts, chosen with hindsight.
+
+Accesses of an expert are hits if it is of the set, whatever else happens, so that the best set of a pool is the experts
+of most accesses. `preloaded`: the set is resident before the run and after each reset, at no charge. `loaded_once`:
+each of its experts is loaded by its own first access after the start and after each reset, which is a miss; that is one
+way to evict, so it hits no more than the relaxed bound.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from moereplay.simulator.bounds import FORCED, RELAXED, count, judge, misses_of
+import numpy as np
+
+from moereplay.simulator.bounds import FORCED, RELAXED, Bound, count, judge, misses_of
 from moereplay.simulator.config import ReplayConfig
-from moereplay.simulator.limits.choices import Freedom
-from moereplay.simulator.limits.fixed import FixedSet, fixed_set
+from moereplay.simulator.curves.stream import Demands, demands_of, resets
+from moereplay.simulator.limits.choices import Choices, Freedom, choices, sharpened
 from moereplay.simulator.limits.least_time import LeastTime, least_time
-from moereplay.simulator.limits.routed import Bracket, fewest_misses
+from moereplay.simulator.limits.relaxation import Pools, Relaxation, unit_of
+from moereplay.simulator.limits.strategy import Strategy
 from moereplay.simulator.replay import Plan, plan
 from moereplay.traces.demand import demand_of
+from moereplay.traces.passes import Passes, schedule
 from moereplay.traces.schema import Trace
+
+
+class FixedSet(NamedTuple):
+    """Hits of the best fixed sets; the two sets may differ."""
+
+    preloaded: int
+    loaded_once: int
+
+
+def fixed_set(trace: Trace, bound: Bound) -> FixedSet:
+    """The most hits of a fixed set in the pools of a bound, whose slots must be known."""
+    layers, experts = trace.geometry.layers, trace.geometry.experts
+    demands = demands_of(trace, bound.passes, bound.reset)
+    unit, begun = _access_rows(demands, layers, experts)
+    accesses = np.bincount(unit, minlength=layers * experts)
+    loads = np.bincount(np.unique(begun * (layers * experts) + unit) % (layers * experts), minlength=layers * experts)
+    for layer, expert in bound.warm:  # its first access is a hit, if there is one before a reset
+        x = layer * experts + expert
+        loads[x] -= bool(((unit == x) & (begun == 0)).any())
+    pools = layers if bound.scope == "per_layer" else 1
+    return FixedSet(*(_most(hits.reshape(pools, -1), bound.slots) for hits in (accesses, accesses - loads)))
+
+
+def _access_rows(demands: Demands, layers: int, experts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of every access, its expert of the model and how many resets came before it, (n,) int64 each."""
+    steps, many = np.arange(len(demands.offsets) - 1), np.diff(demands.offsets)
+    unit = np.repeat(steps % layers, many) * experts + demands.expert
+    return unit, np.repeat(np.cumsum(demands.fresh)[steps // layers], many)
+
+
+def _most(hits: np.ndarray, slots: tuple[int, ...]) -> int:
+    """The sum of the largest of each pool's row, as many as it has slots."""
+    best = -np.sort(-hits, axis=1)
+    return sum(int(row[:many].sum()) for row, many in zip(best, slots, strict=True))
+
+
+# -- The fewest misses if routing may choose: a limit that no admissible choice undercuts, and what one of them reaches.
+
+
+class Bracket(NamedTuple):
+    """Misses: nothing has fewer than `at_least`, and some way has `at_most`."""
+
+    at_least: int
+    at_most: int
+
+
+def fewest_misses(trace: Trace, bound: Bound, free: Freedom, recorded: int) -> Bracket:
+    """In the pools of a relaxed bound, which has `recorded` misses by the recorded routing: one of the ways.
+
+    Raises TraceError.
+    """
+    assert bound.admission == RELAXED
+    plan, experts = schedule(trace, bound.passes), trace.geometry.experts
+    rules = choices(trace, bound.passes, free)
+    pools = _pools(trace, bound, plan, rules)
+    warm = [layer * experts + expert for layer, expert in bound.warm]
+    rows, every = np.append(plan.start, plan.stop[-1]), trace.geometry.layers * experts
+    strategy = Strategy(rules, pools, rows, every, warm)
+    reached = [min(strategy.soonest(), recorded)]
+    relaxation = Relaxation(sharpened(rules), pools, every, warm)
+    for prices, solved in relaxation.search(reached):
+        reached[0] = min(reached[0], strategy.priced(prices, solved))
+    return Bracket(relaxation.limit, reached[0])
+
+
+def _pools(trace: Trace, bound: Bound, plan: Passes, rules: Choices) -> Pools:
+    layers = trace.geometry.layers
+    starts = np.repeat(np.cumsum(resets(plan, bound.reset)), layers).astype(np.int64)
+    slots = np.array(bound.slots, np.int64)
+    return Pools(slots, starts, layers, layers if len(slots) > 1 else 1, unit_of(rules))
+
+
+# -- Everything that limits a configuration, each null where its premise fails, with the reason.
 
 NOT_FETCHED = "no least time where a miss may be dropped, substituted or computed on the CPU: its bytes need not cross"
 OTHER_PRECISIONS = "no least time where misses are fetched at several precisions: a copy's bytes are not known"

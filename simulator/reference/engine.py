@@ -8,10 +8,8 @@ from typing import Any
 import simpy
 
 from moereplay.policies.contract import RESIDENT, PolicyError
-from moereplay.simulator.config import KINDS, parse_reset
-from moereplay.simulator.interface import EndState, FinishedRun, RunSpec
-from moereplay.simulator.oracle import oracle_of
-from moereplay.simulator.origin import FUTURE
+from moereplay.simulator.config import FUTURE, KINDS, parse_reset
+from moereplay.simulator.interface import EndState, FinishedRun, RunSpec, oracle_of
 from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.compute import Compute, Process
 from moereplay.simulator.reference.counters import NO_EXPERT, Counters, EventLog

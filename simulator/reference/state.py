@@ -8,8 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from moereplay.policies.contract import ABSENT, COPY, EXPERT, NEVER, NOW
-from moereplay.simulator.interface import CopyLayout
-from moereplay.simulator.oracle import Oracle
+from moereplay.simulator.interface import CopyLayout, Oracle
 
 
 class Tables:

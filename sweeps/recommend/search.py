@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from moereplay.simulator.capacity import Memory
 from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.memory import Memory
 from moereplay.simulator.replay import plan
 from moereplay.sweeps.recommend.runner import Budget, Runner, Tried, fastest_first
 from moereplay.sweeps.recommend.space import (

@@ -13,8 +13,7 @@ from matplotlib.axes import Axes
 from moereplay.analysis.figures import draw, draw_curves
 from moereplay.results.curves import load
 from moereplay.results.result import ResultError
-from moereplay.simulator.curves.curve import curve
-from moereplay.simulator.curves.rows import write_curve
+from moereplay.simulator.curves.curve import curve, write_curve
 from moereplay.sweeps.grid import decide
 from moereplay.traces.schema import Trace
 from tests.kit.tiny_runs import frame_of, small_trace

@@ -16,7 +16,7 @@ from moereplay.analysis.timeline import CACHE, COMPUTE, CPU, FILLS, LINKS, PASSE
 from moereplay.analysis.timeline_moves import Machine
 from moereplay.results.result import ResultError, Row
 from moereplay.results.trace_events import Instant, Item, Level, Slice, Track, write_items
-from moereplay.simulator.homes import homes
+from moereplay.simulator.times import homes
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.scenarios import Scenario, scenarios
 from tests.simulator.test_laws import tiers_of

@@ -22,8 +22,7 @@ from moereplay.results.result import ResultError
 from moereplay.results.tables import part_of
 from moereplay.results.trace_events import Slice, write_items
 from moereplay.simulator.config import configure
-from moereplay.simulator.curves.curve import curve
-from moereplay.simulator.curves.rows import write_curve
+from moereplay.simulator.curves.curve import curve, write_curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.batches import Batch, compute
 from moereplay.sweeps.grid import Outcome, run_grid

@@ -7,8 +7,7 @@ from typing import Any
 
 from moereplay.policies.contract import RESIDENT, UNIT, Step
 from moereplay.policies.grammar import parse
-from moereplay.simulator.interface import CopyLayout
-from moereplay.simulator.oracle import NO_ORACLE
+from moereplay.simulator.interface import NO_ORACLE, CopyLayout
 from moereplay.simulator.reference.hooks import BoundPolicy
 from moereplay.simulator.reference.state import Tables
 from tests.kit.policy_runs import Sizes, geometry_of

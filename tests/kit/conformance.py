@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from moereplay.policies.contract import PolicyError
-from moereplay.simulator.config import configure
+from moereplay.simulator.config import FUTURE, configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.origin import FUTURE
 from moereplay.traces.schema import TraceError
 from tests.kit import cases
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists, sizes

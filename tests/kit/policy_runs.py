@@ -13,8 +13,7 @@ from moereplay.results.result import Event, Row
 from moereplay.simulator.compiled.engine import run_inputs
 from moereplay.simulator.compiled.inputs import inputs_of
 from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
-from moereplay.simulator.oracle import oracle_of
+from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, oracle_of
 from moereplay.simulator.platform import Link, Measured, Platform
 from moereplay.simulator.reference.engine import run
 from moereplay.simulator.source import Mixture, Pass, TraceSource

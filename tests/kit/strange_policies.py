@@ -164,7 +164,7 @@ def _in_log(expected: EndState, found: EndState) -> str:
 def _executed(trace: Trace, ready: Plan) -> list[Any]:
     from moereplay.simulator.compiled.engine import run_inputs
     from moereplay.simulator.compiled.inputs import inputs_of
-    from moereplay.simulator.oracle import oracle_of
+    from moereplay.simulator.interface import oracle_of
 
     config, chosen = ready.config, ready.chosen
     source = TraceSource(trace, config.passes, chosen.prefetch, ready.needs, (config.lookahead, config.seed))

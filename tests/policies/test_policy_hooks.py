@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from moereplay import policies
 from moereplay.policies.contract import CPU, DROP, NEVER, PER_TOKEN, Step
 from moereplay.policies.grammar import parse
-from moereplay.simulator.interface import CopyLayout
-from moereplay.simulator.oracle import NO_ORACLE
+from moereplay.simulator.interface import NO_ORACLE, CopyLayout
 from moereplay.simulator.reference.hooks import BoundPolicy
 from moereplay.simulator.reference.state import Tables
 from tests.kit.hook_twins import hook_of

@@ -16,8 +16,7 @@ from moereplay import policies
 from moereplay.policies.contract import DROP, NEVER, Eviction, Miss, Own, Policy
 from moereplay.policies.counter_hash import counter_hash
 from moereplay.policies.grammar import Chosen, parse
-from moereplay.simulator.interface import CopyLayout
-from moereplay.simulator.oracle import NO_ORACLE
+from moereplay.simulator.interface import NO_ORACLE, CopyLayout
 from moereplay.simulator.reference.hooks import BoundPolicy
 from moereplay.simulator.reference.state import Tables
 from tests.kit.hook_twins import hook_of, twin

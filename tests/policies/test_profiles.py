@@ -11,8 +11,7 @@ from moereplay.policies.contract import NEVER, PolicyError
 from moereplay.policies.grammar import parse
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.interface import CopyLayout
-from moereplay.simulator.oracle import Oracle, ranking
+from moereplay.simulator.interface import CopyLayout, Oracle, ranking
 from moereplay.simulator.reference.state import Tables
 from moereplay.simulator.replay import plan, replay
 from moereplay.simulator.source import TraceSource

@@ -9,8 +9,7 @@ import pytest
 
 from moereplay.policies.contract import RESIDENT, Step
 from moereplay.policies.grammar import parse
-from moereplay.simulator.interface import CopyLayout
-from moereplay.simulator.oracle import NO_ORACLE
+from moereplay.simulator.interface import NO_ORACLE, CopyLayout
 from moereplay.simulator.reference.hooks import BoundPolicy
 from moereplay.simulator.reference.state import Tables
 from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, geometry_of, replayed, trace_of

@@ -16,8 +16,7 @@ from moereplay.results.result import ResultError
 from moereplay.results.schema import FILE_DIGEST
 from moereplay.results.stored import errors, load
 from moereplay.simulator.config import configure
-from moereplay.simulator.curves.curve import curve
-from moereplay.simulator.curves.rows import write_curve
+from moereplay.simulator.curves.curve import curve, write_curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import batches
 from moereplay.sweeps.batches import Batch, compute

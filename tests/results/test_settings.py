@@ -14,8 +14,7 @@ from moereplay.command import application
 from moereplay.results import settings
 from moereplay.results.schema import rows_schema, with_config, with_settings
 from moereplay.results.settings import EXPERTS, KINDS, LISTED, NAMES, OF_CURVES, SETTINGS, TEXT, WHOLE, setting_kinds
-from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.origin import Origin
+from moereplay.simulator.config import Origin, ReplayConfig, configure
 from tests.kit.cases import sizes
 
 ROOT = Path(__file__).resolve().parents[2]

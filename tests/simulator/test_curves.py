@@ -21,8 +21,7 @@ from moereplay.policies.contract import PolicyError
 from moereplay.results.result import Result
 from moereplay.results.schema import row_digest
 from moereplay.simulator.config import configure
-from moereplay.simulator.curves.curve import Curve, curve
-from moereplay.simulator.curves.rows import to_row, write_curve
+from moereplay.simulator.curves.curve import Curve, curve, to_row, write_curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform
 from moereplay.simulator.replay import plan, replay, replay_source

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moereplay.simulator.capacity import cliff, parse_capacity
+from moereplay.simulator.capacity import cliff, divided, parse_capacity
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.memory import divided
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Geometry, Header, Provenance, Request, Trace, memory_trace
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from moereplay.results.result import Result
 from moereplay.simulator.bounds import RELAXED, Bound, bound_of, count
 from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.limits.fixed import fixed_set
 from moereplay.simulator.limits.least_time import LeastTime, carried, least_time
+from moereplay.simulator.limits.limits import fixed_set
 from moereplay.simulator.platform import Link, LowerTier, Platform
 from moereplay.simulator.replay import plan, replay_source, report, source_of
 from moereplay.simulator.times import Times

@@ -18,7 +18,7 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.curves.stream import resets
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.limits.choices import Freedom, freedom
-from moereplay.simulator.limits.routed import Bracket, fewest_misses
+from moereplay.simulator.limits.limits import Bracket, fewest_misses
 from moereplay.simulator.replay import replay
 from moereplay.traces.passes import schedule
 from moereplay.traces.routers import choice_scores, shares, to_units

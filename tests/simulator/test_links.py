@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.homes import homes
 from moereplay.simulator.platform import Link, Platform
 from moereplay.simulator.platform_files import platform
 from moereplay.simulator.reference.engine import run
 from moereplay.simulator.reference.machine import simulated
-from moereplay.simulator.times import Times
+from moereplay.simulator.times import Times, homes
 from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, sizes, spec_of, tokens
 
 EQUAL = Link(bytes_per_s=1e9)

@@ -13,7 +13,7 @@ from moereplay.simulator.compiled.cost_tables import costs_of
 from moereplay.simulator.compiled.initial import initial_state
 from moereplay.simulator.compiled.inputs import inputs_from
 from moereplay.simulator.config import configure
-from moereplay.simulator.oracle import oracle_of
+from moereplay.simulator.interface import oracle_of
 from moereplay.simulator.platform import Link, Roofline
 from moereplay.simulator.rates import part
 from moereplay.simulator.replay import plan, replay

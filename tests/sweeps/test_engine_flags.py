@@ -1,6 +1,6 @@
 """A cache in the words of engines: by hand, for a model of 4 layers of 8 experts in a memory of 100 MB."""
 
-from moereplay.simulator.memory import Memory
+from moereplay.simulator.capacity import Memory
 from moereplay.sweeps.recommend.document import ENGINES, Setup, flags
 from moereplay.traces.schema import Geometry
 

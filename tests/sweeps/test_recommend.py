@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from moereplay.analysis.recommendation import lines, with_intervals
+from moereplay.simulator.capacity import RUNTIME, Memory, divided
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.memory import RUNTIME, Memory, divided
 from moereplay.sweeps.recommend.document import document
 from moereplay.sweeps.recommend.runner import Budget, Runner
 from moereplay.sweeps.recommend.search import SHARES, WORTH, Answer, Question, most_replays, search

@@ -10,8 +10,7 @@ import pytest
 from lm_eval import evaluator
 from lm_eval.models.huggingface import HFLM
 
-from moereplay.simulator.config import configure
-from moereplay.simulator.origin import Origin
+from moereplay.simulator.config import Origin, configure
 from moereplay.simulator.replay import plan_for
 from moereplay.tracegen.checkpoint import Loaded, load
 from moereplay.tracegen.errors import RecordError

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moereplay.simulator.config import configure
-from moereplay.simulator.origin import Origin
+from moereplay.simulator.config import Origin, configure
 from moereplay.simulator.replay import Plan, plan_for, replay
 from moereplay.tracegen.decoding import Decoding, continued
 from moereplay.tracegen.errors import RecordError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moereplay.policies.grammar import parse
 from moereplay.simulator.config import configure
-from moereplay.simulator.oracle import ranking
+from moereplay.simulator.interface import ranking
 from moereplay.simulator.source import TraceSource
 from moereplay.traces.schema import TraceError
 from moereplay.traces.selection import profile, split

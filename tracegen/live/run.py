@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from moereplay.results.result import Result
-from moereplay.simulator.config import KINDS, ReplayConfig
-from moereplay.simulator.origin import Origin
+from moereplay.simulator.config import KINDS, Origin, ReplayConfig
 from moereplay.simulator.reference.engine import FinishedRun
 from moereplay.simulator.replay import Plan, plan_for, report, report_measured
 from moereplay.tracegen.checkpoint import Loaded

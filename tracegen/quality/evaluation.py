@@ -24,9 +24,8 @@ from moereplay.results.files import write_frame
 from moereplay.results.quality import UNMODIFIED, counted, counted_by, read, to_frame
 from moereplay.results.result import Row
 from moereplay.simulator.bounds import bound_of, count
-from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, ReplayConfig
+from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, ReplayConfig
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.origin import Origin
 from moereplay.simulator.replay import Plan, plan_for, replay
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.errors import RecordError
