@@ -1,4 +1,4 @@
-"""Every configuration of a frame of results beside one of them: the difference, how sure it is, and which is better."""
+"""One configuration of a frame of results compared with every other."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from moereplay.results.result import ResultError, unknown
 from moereplay.results.settings import KINDS, OF_A_FILE
 from moereplay.traces.texts import percent
 
-#: Figures that another platform changes while every request keeps its routing.
+#: Figures that depend on the platform although the routing does not.
 TIMED = ("tpot_ms", "tokens_per_s", "ttft_mean_ms")
 TWO = 2  #: requests that a comparison needs
-MOST_COUNTED = 8  #: rows of another platform that are worded
+MOST_COUNTED = 8  #: rows of another platform that get a remark
 
 
 class Compared(NamedTuple):
-    """A row per other configuration, and what is to be said of all of them."""
+    """A row per other configuration, and remarks on all of them."""
 
-    one: str  #: what the configuration is called that the others stand beside
+    one: str  #: name of the configuration that the others are compared with
     rows: list[dict[str, Any]]
     remarks: list[str]
 
 
 def beside(frame: pl.DataFrame, wanted: str, by: str, foresees: Foresight = lambda row: False) -> Compared:
-    """Every other configuration over the same trace, the best first: what varies, its figure, and the comparison.
+    """Compare one configuration with every other over the same trace, best first.
 
-    `difference` is the wanted one's figure less the row's, with `low`, `high` and `half_width` of its 95 % interval;
-    `p_holm` its chance, corrected for the number of tests; `better` whether the wanted one is: yes, no or can't tell.
-    What knows the future is an upper bound, and not tested. Where a row can differ in time alone, as on another
-    platform, `requests` says on how many the wanted one is better.
+    A row has the settings that vary, the figure, and the comparison. `difference` is the wanted configuration's figure
+    minus the row's, `low`, `high` and `half_width` its 95 % CI, `p_holm` its p-value corrected for the number of tests,
+    `better` yes, no or can't tell. Configurations that know the future are upper bounds and are not tested. Where a row
+    can differ in time alone, as on another platform, `better_on` counts the requests on which the wanted one is better.
 
-    `wanted` is the beginning of an identity, a policy, or setting=value. Raises ResultError if it is not one
-    configuration, if the figure cannot be compared, or if the rows of requests were not kept.
+    `wanted` is the beginning of an identity, a policy, or setting=value. Raises ResultError if it does not match
+    exactly one configuration, if the figure cannot be compared, or if per-request rows were not stored.
     """
     if by not in PARTS:
         raise unknown("figure to compare", by, PARTS)
@@ -54,9 +54,7 @@ def beside(frame: pl.DataFrame, wanted: str, by: str, foresees: Foresight = lamb
     ours, others = known[one["identity"]], [known[name] for name in table["identity"]]
     found = _found(ours, others, by)
     if not any(each.requests for each in found):
-        raise ResultError(
-            "no rows of requests to compare: these results have none; run the sweep again with `requests = true`"
-        )
+        raise ResultError("no comparison: per-request rows were not stored; run the sweep again with `requests = true`")
     varying = [name for name in fields(frame) if measured(frame)[name].n_unique() > 1]
     rows = table.select("identity", *varying, by).iter_rows(named=True)
     is_bound = [ours.foresees or each.foresees for each in others]
@@ -71,7 +69,7 @@ def beside(frame: pl.DataFrame, wanted: str, by: str, foresees: Foresight = lamb
 
 
 def _found(ours: Entry, others: Sequence[Entry], by: str) -> list[Comparison]:
-    """The comparisons; bounds count in no correction, and synthetic routing has no interval."""
+    """Compare with each other configuration; upper bounds take no part in the correction."""
     tested = [each for each in others if not (each.foresees or ours.foresees)]
     exact = [by in TIMED and same_routing(ours, each) for each in tested]
     rows = ours.rows
@@ -101,10 +99,10 @@ def _columns(made: Comparison, is_bound: bool, by: str) -> dict[str, Any]:
 
 
 def _on(made: Comparison, by: str) -> str:
-    """In time alone: better on 6 of 6 requests, by 12% to 31%."""
+    """Write: better on 6 of 6 requests, difference 12% to 31%."""
     found = made.counted
     if found is None:
-        return "no request has the figure under both"
+        return "no shared request has the figure"
     better = found.above if RANKED[by] else found.below
     apart = ""
     if found.least_share is not None and found.most_share is not None:
@@ -113,14 +111,14 @@ def _on(made: Comparison, by: str) -> str:
 
 
 def _remarks(found: Sequence[Comparison], is_bound: Sequence[bool], ours: Entry) -> list[str]:
-    """Why there is no interval, and how many requests could decide."""
+    """Explain missing intervals, and how many requests would decide."""
     said = []
     if ours.foresees:
-        said.append(f"it knows the future: an {BOUND}, so nothing is tested")
+        said.append(f"not tested: the configuration knows the future, an {BOUND}")
     if ours.synthetic:
         said.append("no confidence interval: the routing is synthetic")
     if any(each.shared for each in found):
-        said.append("no confidence interval: requests share passes, so that each pass is charged to one of them")
+        said.append("no confidence interval: requests share passes, and each pass is charged to one of them")
     tested = [each for each, bound in zip(found, is_bound, strict=True) if each.p is not None and not bound]
     requests, needed = min((each.requests for each in tested), default=0), enough(max(1, len(tested)))
     open_ones = [each for each in tested if (each.p or 0) >= SURE]
@@ -132,16 +130,14 @@ def _remarks(found: Sequence[Comparison], is_bound: Sequence[bool], ours: Entry)
 
 
 def _called(one: dict[str, Any], wanted: str) -> str:
-    """A policy without the version of its file, or what the user typed."""
     return wanted if wanted != one["identity"] else wanted[:8]
 
 
 def _wanted(table: pl.DataFrame, wanted: str) -> dict[str, Any]:
-    """The one row that is meant."""
     name, equals, value = wanted.partition("=")
     is_setting = bool(equals) and ":" not in name  # `least_stale:order=a` is a policy
     if is_setting and name not in table.columns:
-        raise ResultError(f"condition {wanted!r}: no setting is called {name}")
+        raise ResultError(f"unknown setting {name!r} in condition {wanted!r}")
     columns, sought = ([name], value) if is_setting else ([*KINDS], wanted)
     meant = pl.any_horizontal(_is(column, sought) for column in columns)
     found = table.filter(meant if is_setting else meant | pl.col("identity").str.starts_with(wanted))
@@ -151,25 +147,25 @@ def _wanted(table: pl.DataFrame, wanted: str) -> dict[str, Any]:
 
 
 def _is(column: str, sought: str) -> pl.Expr:
-    """Whether a setting has the value; a policy of a user's file goes without its version too, as in --where."""
+    """Match a setting's value; a user's policy also matches without the version of its file, as in --where."""
     text = pl.col(column).cast(pl.String)
     return (text == sought) | (text.str.replace(OF_A_FILE, "") == sought) if column in KINDS else text == sought
 
 
 def _not_one(wanted: str, found: pl.DataFrame, columns: Sequence[str]) -> str:
     if found.is_empty():
-        return f"no configuration is {wanted}; give an id of `moereplay sweep show`, a policy, or setting=value"
+        return (
+            f"no configuration matches {wanted!r}: expected an id of `moereplay sweep show`, a policy, or setting=value"
+        )
     versions = {text for column in columns for text in found[column].cast(pl.String) if re.search(OF_A_FILE, text)}
     if len(versions) > 1 and not re.search(OF_A_FILE, wanted):
-        return f"{wanted} is there in {len(versions)} versions; give one: {', '.join(sorted(versions))}"
+        return f"{wanted!r} matches {len(versions)} versions of a policy file; pass one: {', '.join(sorted(versions))}"
     ids = ", ".join(each[:8] for each in found["identity"][:3])
-    return (
-        f"{counted(len(found), 'configuration')} are {wanted} ({ids}, ...); give the id of one, or add {_hint(found)}"
-    )
+    return f"{wanted!r} matches {counted(len(found), 'configuration')} ({ids}, ...); pass one id, or add {_hint(found)}"
 
 
 def _hint(found: pl.DataFrame) -> str:
-    """A condition that tells these rows apart."""
+    """Return a condition that separates these rows."""
     for name in ("capacity", "platform", "prefetch", "miss", "scope", "passes"):
         if name in found.columns and found[name].n_unique() == len(found):
             return f"--where {name}={found[name][0]}"

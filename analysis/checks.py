@@ -1,4 +1,4 @@
-"""How far replays of a sweep are off where they were checked: in words, as columns, and for figures."""
+"""Errors of a sweep's replays where they were checked against real runs: in words, as columns, and for figures."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import polars as pl
 from moereplay.results.checks import Check, How
 from moereplay.results.settings import NAMES
 
-#: Column of a results frame: the check of a configuration, null where there is none.
+#: Column of a results frame: the check of a configuration, null without one.
 COLUMN = "check"
-MOST_VALUES = 12  #: of an axis that are listed
+MOST_VALUES = 12  #: values of an axis that are listed
 KINDS_OF_LOOP = ("closed-loop", "open-loop")
 _FIGURES = ("hit_rate", "ttft_ms", "tpot_ms")
 _SIDES = ("checked", "replayed")
@@ -26,7 +26,7 @@ FIELDS: dict[str, Any] = {
     "error": pl.Float64,
     "hit_rate_error": pl.Float64,
 }
-#: Of those, what `sweep show` writes, by their columns there.
+#: Fields that `sweep show` prints, with their column names.
 SHOWN = {
     "way": "check",
     "checked_tpot_ms": "check_tpot_ms",
@@ -37,7 +37,7 @@ SHOWN = {
 
 
 def with_checks(frame: pl.DataFrame, checks: Sequence[Check]) -> pl.DataFrame:
-    """A frame of results with a column `check`, where any of its configurations was checked; else as it is."""
+    """Add a column `check` to a frame of results; unchanged if none of its configurations was checked."""
     identity = frame.select(pl.col("about").struct.field("identity")).to_series()
     by_identity = _by_identity(checks)
     found = [by_identity.get(each) for each in identity]
@@ -46,8 +46,8 @@ def with_checks(frame: pl.DataFrame, checks: Sequence[Check]) -> pl.DataFrame:
     return frame.with_columns(pl.Series(COLUMN, [each and _row(each) for each in found], dtype=pl.Struct(FIELDS)))
 
 
-def columns(table: pl.DataFrame, checks: Sequence[Check]) -> pl.DataFrame:
-    """A table with a column `identity`, and beside it what was checked; as it is where nothing of it was."""
+def check_columns(table: pl.DataFrame, checks: Sequence[Check]) -> pl.DataFrame:
+    """Add checks to a table with a column `identity`; unchanged if none applies."""
     rows = [{"identity": name, **_row(each)} for name, each in _by_identity(checks).items()]
     known = pl.DataFrame(rows, schema={"identity": pl.String, **FIELDS})
     known = known.select("identity", **{shown: pl.col(name) for name, shown in SHOWN.items()})
@@ -57,7 +57,7 @@ def columns(table: pl.DataFrame, checks: Sequence[Check]) -> pl.DataFrame:
 
 
 def in_short(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of such a table for a terminal: what was measured of each and the error, where any of these was checked."""
+    """Shorten rows of such a table for a terminal: the measured time and the error, if any was checked."""
     kept = [{name: value for name, value in row.items() if name not in SHOWN.values()} for row in rows]
     if not any(row.get("check") for row in rows):
         return kept
@@ -68,7 +68,7 @@ def in_short(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Candidate(NamedTuple):
-    """A configuration of a sweep, which may have been checked."""
+    """A configuration of a sweep that can be checked."""
 
     identity: str
     settings: Mapping[str, str]
@@ -76,7 +76,7 @@ class Candidate(NamedTuple):
 
 
 def candidates_of(frame: pl.DataFrame) -> list[Candidate]:
-    """Every configuration of a frame of results."""
+    """Return every configuration of a frame of results."""
     abouts, configs = (frame[name].to_list() for name in ("about", "config"))
     return [
         Candidate(
@@ -89,7 +89,7 @@ def candidates_of(frame: pl.DataFrame) -> list[Candidate]:
 
 
 def summary(checks: Sequence[Check], candidates: Sequence[Candidate]) -> list[str]:
-    """Return a line for each way in which some of these were checked, and one of which values were and were not."""
+    """Return a line per way of checking with its errors, and lines on which settings were covered."""
     known = {each.identity: each for each in candidates}
     ours = [check for check in checks if check.identity in known]
     lines = [_line(how, [check for check in ours if check.how == how], candidates) for how in _ways(ours)]
@@ -97,7 +97,7 @@ def summary(checks: Sequence[Check], candidates: Sequence[Candidate]) -> list[st
 
 
 def _coverage(checked: AbstractSet[str], candidates: Sequence[Candidate]) -> list[str]:
-    """Of each value of each axis how many configurations were checked, and which values were not at all."""
+    """Count checked configurations per value of each axis, and name values without any."""
     axes = {name: Counter(each.settings.get(name, "") for each in candidates) for name in candidates[0].settings}
     seen = {
         name: Counter(each.settings.get(name, "") for each in candidates if each.identity in checked)
@@ -118,7 +118,9 @@ def _coverage(checked: AbstractSet[str], candidates: Sequence[Candidate]) -> lis
 
 
 def caption(frame: pl.DataFrame, figure: str) -> str:
-    """For a figure of `tpot_ms`, `ttft_ms` or `hit_rate`: how many of its points were checked, and the error."""
+    """Return the caption of a figure of `tpot_ms`, `ttft_ms` or `hit_rate`: how many points were checked, and the
+    error.
+    """
     if not (off := error_of(frame, figure)):
         return ""
     ways = set(frame[COLUMN].struct.field("way").drop_nulls())
@@ -129,7 +131,6 @@ def caption(frame: pl.DataFrame, figure: str) -> str:
 
 
 def _no_open_loop(frame: pl.DataFrame, figure: str) -> bool:
-    """Whether some configurations are open-loop and none of those was checked."""
     known = set(ringed(frame, figure))
     labels = {about["identity"]: about.get("label") or "" for about in frame["about"].to_list()}
     open_loop = {identity for identity, label in labels.items() if "open-loop" in label}
@@ -137,7 +138,7 @@ def _no_open_loop(frame: pl.DataFrame, figure: str) -> bool:
 
 
 def error_of(frame: pl.DataFrame, figure: str) -> str:
-    """How far replays are off where they were checked: of a time on average and at worst, of a hit rate at most."""
+    """Return the error of checked replays in words: mean and worst for a time, worst for a hit rate."""
     if COLUMN not in frame.columns:
         return ""
     known = frame[COLUMN].struct.unnest()
@@ -153,7 +154,7 @@ def error_of(frame: pl.DataFrame, figure: str) -> str:
 
 
 def ringed(frame: pl.DataFrame, figure: str) -> list[str]:
-    """Identities of the configurations whose figure was checked."""
+    """Return the identities of configurations whose figure was checked."""
     if COLUMN not in frame.columns:
         return []
     known = pl.col(COLUMN).struct.field(f"checked_{figure}").is_not_null()
@@ -165,7 +166,7 @@ def _ways(checks: Sequence[Check]) -> list[How]:
 
 
 def _by_identity(checks: Sequence[Check]) -> dict[str, Check]:
-    """Of several checks of a configuration the one that says most: measured before live, then of most tokens."""
+    """Pick the strongest check per configuration: measured over live, then most tokens."""
     least_first = sorted(checks, key=lambda check: (check.how.way == "measured", check.how.tokens))
     return {check.identity: check for check in least_first}
 
@@ -182,7 +183,7 @@ def _row(check: Check) -> dict[str, Any]:
 
 
 def _line(how: How, checks: Sequence[Check], candidates: Sequence[Candidate]) -> str:
-    """The errors of one way, apart for closed-loop and open-loop sets where there are both."""
+    """Return the errors of one way, separately for closed-loop and open-loop sets if there are both."""
     by_kind = {
         is_open: {each.identity for each in candidates if each.open_loop is is_open} for is_open in (False, True)
     }
@@ -194,14 +195,13 @@ def _line(how: How, checks: Sequence[Check], candidates: Sequence[Candidate]) ->
         elif own:
             said.append(f"{word}, {len(own)} of {len(of):,}: {'; '.join(_errors(own))}")
         else:
-            said.append(f"{word}, none of {len(of):,}: their error is not known")
+            said.append(f"{word}, none of {len(of):,}: error unknown")
     if how.way == "measured":
         said.append(f"load {fmean(check.load for check in checks):.1f} on average")
     return f"checked: {len(checks)} of {len(candidates):,} configurations {in_words(how)}: {'; '.join(said)}"
 
 
 def _errors(checks: Sequence[Check]) -> list[str]:
-    """How far the replays of these are off, in words."""
     errors = [(check.error, check) for check in checks if check.error is not None]
     hits = [abs(check.hit_rate_error) for check in checks if check.hit_rate_error is not None]
     said = []
@@ -219,7 +219,7 @@ def _errors(checks: Sequence[Check]) -> list[str]:
 
 
 def in_words(how: How) -> str:
-    """What was run, on what, and on how much of a trace."""
+    """Return what was run, on what, and on how much of a trace."""
     part = f"{how.tokens} tokens of {how.layers} layers each"
     if how.way == "live":
         return f"run live, {how.model} on {how.device}, time emulated ({part})"
@@ -228,7 +228,7 @@ def in_words(how: How) -> str:
 
 
 def _called(check: Check, among: Sequence[Check]) -> str:
-    """The settings that tell it from the others; policies and capacity where it is alone."""
+    """Name a check by the settings that vary; by policy and capacity if it is the only one."""
     varying = [name for name in NAMES if len({str(each.config.get(name)) for each in among}) > 1]
     return ", ".join(f"{name} {check.config.get(name)}" for name in varying or ("eviction", "capacity"))
 

@@ -1,7 +1,7 @@
-"""Whether one configuration beats another over the same requests: yes, no, or can't tell.
+"""Paired comparison of configurations over the same requests: better, not better, or undecided.
 
-Rows are those of requests, as results have them. A figure is a ratio of sums over them (`PARTS`), and better when
-larger or smaller, as `RANKED` says.
+Rows are per-request rows of results. A figure is a ratio of sums over them (`PARTS`); `RANKED` says whether larger or
+smaller is better.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from moereplay.analysis.statistics import Interval, Pairs, difference, interval
 from moereplay.results.metrics import METRICS, MISS_RATE, RANKED, Metric, named
 from moereplay.results.result import unknown
 
-Rows = Sequence[Mapping[str, Any]]  #: of requests, each with its number as `request`
+Rows = Sequence[Mapping[str, Any]]  #: per-request rows, numbered by `request`
 
 YES, NO, CANT_TELL = "yes", "no", "can't tell"
-#: The chance below which an answer is given: with it two seeds of one policy differ in less than 5 % of cases, as
-#: requests that share a cache are a little less than independent (`make study-coverage`).
+#: Significance level. Requests that share a cache are not quite independent: at this level two seeds of one policy
+#: differ in less than 5 % of cases (`make study-coverage`).
 SURE = 0.04
-DECIDED = ("accesses", "hits", "late", "misses")  #: counters of a request that show what policies decided
+DECIDED = ("accesses", "hits", "late", "misses")  #: counters of a request that follow from policy decisions
 FOUND = "found"  #: accesses that do not miss
 #: The metrics that can be compared, as the counters of a request give them.
 PARTS = {name: METRICS[name] for name in ("hit_rate", "collisions_per_miss", "tpot_ms", "tokens_per_s", "ttft_mean_ms")}
@@ -30,14 +30,14 @@ PARTS = {name: METRICS[name] for name in ("hit_rate", "collisions_per_miss", "tp
 READ = ("request", "start_ns", "end_ns", "ttft_ns", "decode_ns", "decode_passes", *DECIDED, "collisions")
 
 
-#: What has an interval, and is no column of a ranking.
+#: Figures that have an interval but no column in a ranking.
 ESTIMATED = {"misses_per_access": MISS_RATE, "found_per_access": Metric((FOUND,), ("accesses",))}
 
 
 class Comparison(NamedTuple):
-    """A figure of A less that of B, half its 95 % interval, the chance of a larger one, and whether A beats B.
+    """Figure of A minus that of B, half its 95 % CI, its p-value, and whether A is better.
 
-    `off` and `p` are None where nothing says how sure the difference is; `p` is corrected where there are several.
+    `off` and `p` are None if the uncertainty is unknown; `p` is corrected if several comparisons were made.
     """
 
     difference: float | None
@@ -46,33 +46,33 @@ class Comparison(NamedTuple):
     answer: str
     requests: int
     counted: Counted | None = None  #: request by request
-    shared: bool = False  #: whether requests shared passes, so that they are no samples
+    shared: bool = False  #: whether requests shared passes, which makes them unusable as samples
 
 
 class Counted(NamedTuple):
-    """On how many requests A's figure is above B's, equal and below, and by how much at least and at most."""
+    """Numbers of requests on which A is above, equal to and below B, with the extreme differences."""
 
     above: int
     equal: int
     below: int
     least: float  #: of the differences
     most: float
-    least_share: float | None  #: of the differences as shares of B's; None where one of B's is zero
+    least_share: float | None  #: of the relative differences; None if one of B's is zero
     most_share: float | None
 
     @property
     def requests(self) -> int:
-        """How many requests have the figure under both."""
+        """Number of requests that have the figure under both."""
         return self.above + self.equal + self.below
 
 
-NOTHING = Comparison(None, None, None, CANT_TELL, 0)  #: no request is known of both
+NOTHING = Comparison(None, None, None, CANT_TELL, 0)  #: no shared request
 
 
 def compare(rows_a: Rows, rows_b: Rows, figure: str, seed: int = 0) -> Comparison:
-    """Whether A beats B in a figure, over the requests that both have.
+    """Compare A with B in a figure over the requests that both have.
 
-    Raises ResultError if the figure is none of `PARTS`.
+    Raises ResultError for a figure that is not in `PARTS`.
     """
     figure = named(figure)
     parts = _parts(figure)
@@ -92,22 +92,21 @@ def compare(rows_a: Rows, rows_b: Rows, figure: str, seed: int = 0) -> Compariso
 
 
 def shares_passes(rows: Rows) -> bool:
-    """Whether any two requests ran at the same time, as under `batch:N` or a scheduler of passes.
+    """Return whether any two requests ran at the same time, as under `batch:N` or a pass scheduler.
 
-    A pass of several requests is charged to one of them, so that rows of requests are then no samples.
+    A pass of several requests is charged to one of them, so per-request rows are then not independent samples.
     """
     known = sorted((row["start_ns"], row["end_ns"]) for row in rows if row.get("end_ns") is not None)
     return any(after[0] < before[1] for before, after in pairwise(known))
 
 
 def same_decisions(rows_a: Rows, rows_b: Rows) -> bool:
-    """Whether every request, and there is one, has the same hits, misses and late accesses under both."""
+    """Return whether every request has the same hits, misses and delayed hits under both; False without requests."""
     ours, theirs = ({row["request"]: [row.get(name) for name in DECIDED] for row in rows} for rows in (rows_a, rows_b))
     return bool(ours) and ours == theirs
 
 
 def _counted(ours: Pairs, theirs: Pairs, factor: float) -> Counted | None:
-    """Request by request; None where no request has the figure under both."""
     both = [(a / b, c / d) for (a, b), (c, d) in zip(ours, theirs, strict=True) if b and d]
     if not both:
         return None
@@ -119,9 +118,9 @@ def _counted(ours: Pairs, theirs: Pairs, factor: float) -> Counted | None:
 
 
 def by_count(made: Comparison, figure: str) -> Comparison:
-    """The comparison of two configurations that can differ in time alone: yes or no where all requests agree.
+    """Decide a comparison by counting: better or worse only if all requests agree.
 
-    Each request's difference is exact, as after a change of the platform, so that there is nothing to test.
+    For configurations that can differ in time alone: each request's difference is exact, so no test is needed.
     """
     counted, answer = made.counted, CANT_TELL
     if counted is not None and counted.requests in (counted.above, counted.below):
@@ -130,7 +129,7 @@ def by_count(made: Comparison, figure: str) -> Comparison:
 
 
 def estimate(rows: Rows, figure: str, seed: int = 0) -> Interval | None:
-    """A figure with its 95 % interval; None where no request has it. Raises ResultError for an unknown figure.
+    """Return a figure with its 95 % CI; None if no request has it. Raises ResultError for an unknown figure.
 
     Requests that shared passes give the figure without an interval.
     """
@@ -155,11 +154,11 @@ def against(
     picked: bool = False,
     exact: Sequence[bool] = (),
 ) -> list[Comparison]:
-    """One configuration beside each of the others, corrected for that many comparisons by Holm's method.
+    """Compare one configuration with each of the others, corrected by Holm's method.
 
-    `picked` says that the same requests chose it as the best of all: then every pair of configurations counts as
-    compared, as any of them could have been the best. `exact` names those that can differ in time alone, which are
-    counted and not tested (`by_count`).
+    With `picked`, the same requests chose it as the best of all: every pair then counts as a comparison, because any
+    configuration could have been the best. `exact` marks the others that can differ in time alone; they are counted,
+    not tested (`by_count`).
     """
     figure = named(figure)
     found = [compare(one, rows, figure, seed) for rows in others]
@@ -171,21 +170,24 @@ def against(
 
 
 def pairs_of(many: int) -> int:
-    """Return in how many ways two of so many configurations can be compared."""
+    """Return the number of pairs among so many configurations."""
     return many * (many - 1) // 2
 
 
 def enough(family: int) -> int:
-    """The fewest requests with which a lead on every one of them is surer than chance among so many comparisons.
+    """Return the fewest requests that can give a significant lead among so many comparisons.
 
-    If neither of two is better, each request favours one of them like a coin: all agree with a chance of 2 ** (1 - n).
+    If neither of two is better, each request favours one of them like a coin: all agree with probability 2 ** (1 - n).
     """
     return next(n for n in count(2) if family * 2.0 ** (1 - n) < SURE)
 
 
 def holm(chances: Sequence[float], family: int | None = None) -> list[float]:
-    """Each chance corrected for all comparisons of the family (Holm, A Simple Sequentially Rejective Multiple Test
-    Procedure, 1979); those of the family that are not given are taken to show nothing."""
+    """Correct p-values for a family of comparisons (Holm, A Simple Sequentially Rejective Multiple Test Procedure,
+    1979).
+
+    Members of the family without a p-value count as not significant.
+    """
     family = len(chances) if family is None else family
     order = np.argsort(chances, kind="stable")
     corrected, least = [0.0] * len(chances), 0.0
@@ -196,14 +198,14 @@ def holm(chances: Sequence[float], family: int | None = None) -> list[float]:
 
 
 def answered(made: Comparison, p: float | None, figure: str) -> Comparison:
-    """The comparison with this chance, and the answer that it gives."""
+    """Return the comparison with this p-value and the answer that follows from it."""
     if p is None or p >= SURE or not made.difference:
         return made._replace(p=p, answer=CANT_TELL)
     return made._replace(p=p, answer=YES if (made.difference > 0) == RANKED[figure] else NO)
 
 
 def paired(rows_a: Rows, rows_b: Rows, parts: Metric) -> tuple[Pairs, Pairs] | None:
-    """Numerators and denominators of every request that has any in either; None where there is none of both."""
+    """Return (numerator, denominator) of the shared requests on both sides; None if a side has no denominator."""
     (over,), (under,) = parts.over, parts.under
     ours, theirs = ({row["request"]: row for row in rows} for rows in (rows_a, rows_b))
     shared = [name for name in ours if name in theirs and (_part(ours[name], under) or _part(theirs[name], under))]
@@ -212,7 +214,7 @@ def paired(rows_a: Rows, rows_b: Rows, parts: Metric) -> tuple[Pairs, Pairs] | N
 
 
 def _part(row: Mapping[str, Any], name: str) -> int:
-    """A counter of a request; what is missing counts nothing."""
+    """Return a counter of a request's row; a missing one is 0."""
     if name == "prefills":
         return int(row.get("ttft_ns") is not None)
     return row["accesses"] - row["misses"] if name == FOUND else row[name] or 0

@@ -1,4 +1,4 @@
-"""Where two runs of the same requests part: the model's first other choice, event, or else counter."""
+"""The first difference between two runs of the same requests: a choice of the model, an event, or a counter."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from moereplay.results.result import Event, Result
 from moereplay.traces.passes import Passes, schedule
 from moereplay.traces.schema import Trace
 
-#: What may differ between two events, where they are first, then the most telling.
+#: Compared fields of events: their place first, then the most informative.
 FIELDS = ("step_pass", "layer", "kind", "expert", "precision", "cause", "t0", "t1")
 GATE = "gate"  #: cause of the events that classify what a gate demands
 WORDS = {"step_pass": "pass", "t0": "time", "t1": "time"}
 
 
 class Divergence(NamedTuple):
-    """The first difference; what it does not concern is None."""
+    """The first difference; fields that do not apply are None."""
 
     what: str  #: the model's choice, a field of an event, the end of a log, a counter's name
     live: str
@@ -26,10 +26,10 @@ class Divergence(NamedTuple):
     layer: int | None = None
     step_pass: int | None = None
     request: int | None = None
-    tokens: tuple[int, int] | None = None  #: of the request: first of the pass, and one past its last
+    tokens: tuple[int, int] | None = None  #: tokens of the request in the pass, first and one past the last
 
     def text(self) -> str:
-        """One line: the place, what differs, the live value and the replayed one."""
+        """Return one line: the place, what differs, and both values."""
         place = ", ".join(self._place())
         return f"{place}: {self.what} differs: live {self.live}; replayed {self.replayed}"
 
@@ -48,9 +48,9 @@ class Divergence(NamedTuple):
 
 
 def first_choice(live: Trace, recorded: Trace, passes: str) -> Divergence | None:
-    """The first step, and in it the first token, for which the model chose other experts than were recorded.
+    """Return the first step and token for which the model chose other experts than were recorded.
 
-    Both traces hold the same requests. `passes` is the schedule they ran under.
+    Both traces hold the same requests. `passes` is the schedule that they ran under.
     """
     ours, theirs = live.read("chosen"), recorded.read("chosen")
     if ours.shape != theirs.shape:
@@ -71,9 +71,9 @@ def first_choice(live: Trace, recorded: Trace, passes: str) -> Divergence | None
 
 
 def first_divergence(live: Result, replayed: Result, trace: Trace) -> Divergence | None:
-    """The first event of the logs that differs, then the first counter; None if the runs are identical.
+    """Return the first event that differs, or else the first counter; None if the runs are identical.
 
-    Runs without a log are compared by their counters alone. `trace` gives the requests that both ran.
+    Runs without a log are compared by their counters alone. `trace` holds the requests of both.
     """
     return _of_events(live, replayed, trace) or _of_counters(live, replayed)
 
@@ -92,12 +92,12 @@ def _of_events(live: Result, replayed: Result, trace: Trace) -> Divergence | Non
 
 
 def _apart(ours: Event | None, theirs: Event | None, passes: Passes, trace: Trace) -> Divergence:
-    """The difference of one pair of events, at the earlier of their places."""
+    """Return the difference of a pair of events, at the earlier of their places."""
     there = [event for event in (ours, theirs) if event is not None]
     step_pass, layer = min((event.step_pass, event.layer) for event in there)
     what = _what(ours, theirs)
     live, replayed = (_spelled(event, elsewhere=what in ("pass", "layer")) for event in (ours, theirs))
-    if passes.rows is not None:  # of several requests
+    if passes.rows is not None:  # a pass of several requests
         return Divergence(what, live, replayed, layer, step_pass)
     request = int(passes.request[step_pass])
     before = int(trace.request_offsets[request])
@@ -115,7 +115,7 @@ def _what(ours: Event | None, theirs: Event | None) -> str:
 
 
 def _spelled(event: Event | None, elsewhere: bool) -> str:
-    """An event; where it is, if the two are not at the same place."""
+    """Format an event, with its place if the two events are `elsewhere`."""
     if event is None:
         return "nothing more"
     expert = "" if event.expert < 0 else f" expert {event.expert}"
@@ -125,7 +125,7 @@ def _spelled(event: Event | None, elsewhere: bool) -> str:
 
 
 def _of_counters(live: Result, replayed: Result) -> Divergence | None:
-    """By layer, then by request, then in total: the latest that can differ alone is the end time."""
+    """Compare by layer, then by request, then in total: the end time can differ in the totals alone."""
     for ours, theirs in zip(live.per_layer, replayed.per_layer, strict=False):
         for name, mine, other in _unequal(ours, theirs):
             return Divergence(f"{name} ({ours['phase']})", mine, other, layer=ours["layer"])

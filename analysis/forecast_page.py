@@ -1,41 +1,35 @@
-"""A forecast as text: what it rests on and how good it is."""
+"""Output of forecasts: the text and document of `forecast`, and columns of a frame of replays.
+
+Losses of replays are changes of perplexity as shares: 0.01 is one percent more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import exp, expm1, isinf
 from statistics import median
 from typing import Any, NamedTuple
 
-import polars as pl
-
-from moereplay.analysis.forecast import (
+from moereplay.analysis.forecast import LARGEST_EXPONENT, NLL, Forecast, middling_error
+from moereplay.analysis.forecast_fit import (
     COUNTED,
-    LARGEST_EXPONENT,
     LEVEL,
-    NLL,
-    Answer,
     Change,
-    Forecast,
     Left,
     Point,
-    Refusal,
     best_form,
     distance,
     distances,
     fitted,
-    forecast,
-    middling_error,
     reach_of,
 )
 from moereplay.analysis.statistics import spearman
-from moereplay.analysis.tables import FORECAST as HEADS
-from moereplay.analysis.tables import cell, counted, table
-from moereplay.results.result import ResultError, Row
+from moereplay.analysis.tables import cell, table
+from moereplay.results.result import Row
 
 
 def page(made: Forecast) -> list[str]:
-    """Lines for a terminal: what carries the signal, errors policy by policy, how often intervals held."""
+    """Return lines for a terminal: weights of the counters, errors by policy, and coverage of the intervals."""
     live = f"{len(made.points)} live points of {len({each.policy for each in made.points})} policies"
     errors = [{name: shown(made, value) for name, value in row.items()} for row in by_policy(made)]
     held = in_words(coverage(made.points))
@@ -46,12 +40,12 @@ def page(made: Forecast) -> list[str]:
         table(errors, "medians of |forecast - live|, each point forecast by the others", more="--json"),
         f"intervals of {LEVEL:.0%}: the loss times {exp(made.reach):.3g} either way where it is far above the noise "
         f"({cell(shown(made, made.fit.noise))}); {held}",
-        "beyond what was measured, and of any other model, there is no forecast",
+        "no forecast for changes beyond the measured range, or for another model",
     ]
 
 
 def document(made: Forecast) -> dict[str, Any]:
-    """All of it and every live point, JSON-ready; losses in the measure's units."""
+    """Return the fit, its errors and every live point, JSON-ready; losses are in the measure's units."""
     named = {name: getattr(made, name) for name in ("model", "dtype", "task", "measure", "reach")}
     fit = {**made.fit.form._asdict(), "noise": made.fit.noise, "figures": signal(made)}
     held = coverage(made.points)._asdict()
@@ -63,127 +57,8 @@ def _form(made: Forecast) -> str:
     return f"loss = sum of weight * figure ** {made.fit.form.power:g}{through}"
 
 
-# -- The forecast of every configuration of a sweep: a column of a results frame, which tables and figures take.
-
-#: Column of a results frame: what is forecast of a configuration, or why nothing is.
-COLUMN = "forecast"
-SIDES = tuple(HEADS)
-FIELDS: dict[str, Any] = dict.fromkeys(SIDES, pl.Float64) | {"refused": pl.String, "why": pl.String}
-
-
-def of_perplexity(frame: pl.DataFrame) -> Forecast:
-    """From a frame of `results.quality`, of its first task with `nll`. Raises ResultError where no task has it."""
-    tasks = frame.explode("measures").filter(pl.col("measures").struct.field("name") == NLL)["task"]
-    if tasks.is_empty():
-        raise ResultError(f"no task of these results has {NLL}, so no perplexity to forecast; run perplexity:FILE live")
-    return forecast(frame, tasks[0], NLL)
-
-
-def with_forecasts(frame: pl.DataFrame, made: Forecast) -> pl.DataFrame:
-    """A frame of `results.stored` with the column, of a forecast of `nll`.
-
-    What ends beyond every number is refused: the live points say too little of it.
-    """
-    rows = frame.select("config", "about", "totals").iter_rows(named=True)
-    found = [_answer_row(made.of(row["totals"], _miss(row), row["about"]["model"])) for row in rows]
-    return frame.with_columns(pl.Series(COLUMN, found, dtype=pl.Struct(FIELDS)))
-
-
-def within(frame: pl.DataFrame, most: float) -> pl.DataFrame:
-    """The configurations whose interval ends at or below a change of perplexity. Raises ResultError where none does."""
-    kept = frame.filter(pl.col(COLUMN).struct.field("high") <= most)
-    if kept.is_empty():
-        why = "; ".join([f"the smallest is {_smallest(frame)}", *refusals(frame)])
-        raise ResultError(f"no configuration has a FORECAST loss within {most:.3%}, its interval included: {why}")
-    return kept
-
-
-def refusals(frame: pl.DataFrame) -> list[str]:
-    """A line for each reason for which configurations have no forecast, with one of them as the example."""
-    known = frame[COLUMN].struct.unnest().drop_nulls("refused")
-    groups = (
-        known.group_by("refused")
-        .agg(pl.len().alias("count"), pl.col("why").first())
-        .sort("count", "refused", descending=[True, False])
-    )
-    return [_in_words(**row) for row in groups.iter_rows(named=True)]
-
-
-def columns(table: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
-    """A table with a column `identity`, and beside it what is forecast; as it is where nothing was asked."""
-    if COLUMN not in frame.columns:
-        return table
-    identity, found = pl.col("about").struct.field("identity"), pl.col(COLUMN).struct
-    known = frame.select(identity, *(found.field(name).alias(head) for name, head in HEADS.items()))
-    return table.join(known, on="identity", how="left", maintain_order="left")
-
-
-def nested(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of such a table as a JSON object, what is forecast in one of its own."""
-    if HEADS["loss"] not in row:
-        return dict(row)
-    return {name: value for name, value in row.items() if name not in HEADS.values()} | {
-        COLUMN: {name: row[head] for name, head in HEADS.items()}
-    }
-
-
-def share_of(text: str) -> float:
-    """A change of perplexity as users type it, 1% or, in nats, 0.02; as a share. Raises ResultError."""
-    try:
-        number = float(text.removesuffix("%"))
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 100:
-        raise ResultError(f"--max-loss {text!r} is no loss; write 1% of perplexity, or 0.02 nats per token as 0.02")
-    return number / 100 if text.endswith("%") else expm1(number)
-
-
-def _in_words(refused: str, why: str, count: int) -> str:
-    return (
-        f"no FORECAST of {counted(count, 'configuration')}: {refused} (as here: {why}); run one of them live to have it"
-    )
-
-
-def _answer_row(answer: Answer) -> dict[str, Any]:
-    if answer.high is not None and answer.high > LARGEST_EXPONENT:
-        endless = f"it ends at {answer.high:.3g} nats per token"
-        answer = Answer(refusal=Refusal("an interval without an end", endless))
-    values = (answer.loss, answer.low, answer.high)
-    shares = {name: None if value is None else expm1(value) for name, value in zip(SIDES, values, strict=True)}
-    refusal = answer.refusal
-    return shares | {"refused": refusal.kind if refusal else None, "why": refusal.why if refusal else None}
-
-
-def _miss(row: Mapping[str, Any]) -> str:
-    """In its full spelling; results of before had none."""
-    return (row["about"]["policies"] or {}).get("miss") or row["config"]["miss"]
-
-
-def _smallest(frame: pl.DataFrame) -> str:
-    highest = frame[COLUMN].struct.field("high").drop_nulls()
-    return f"{min(highest.to_list()):.3%}" if len(highest) else "of none"
-
-
-# -- How good a forecast is, in figures: which counters carry it, its errors policy by policy, and how often it holds.
-
-
-class Coverage(NamedTuple):
-    """Of live points forecast by other policies, with intervals that these made."""
-
-    inside: int
-    asked: int
-    refused: int
-
-
-def coverage(points: Sequence[Point]) -> Coverage:
-    """Every policy left out in turn, and all made anew by the others: noise, form, weights, width of the intervals."""
-    found = [each for policy in dict.fromkeys(each.policy for each in points) for each in _without(points, policy)]
-    asked = [each for each in found if each is not None]
-    return Coverage(sum(asked), len(asked), len(found) - len(asked))
-
-
 def signal(forecast: Forecast) -> list[Row]:
-    """A row for each figure: how it ranks points beside their losses, its weight and share in them, and its range."""
+    """Return a row per figure: rank correlation with the loss, weight, share of the loss, and measured range."""
     losses = [each.loss for each in forecast.points]
     terms = [forecast.fit.terms(each.change) for each in forecast.points]
     shares = [Change(*(value / (sum(each) or 1.0) for value in each)) for each in terms]
@@ -201,27 +76,27 @@ def signal(forecast: Forecast) -> list[Row]:
 
 
 def by_policy(forecast: Forecast) -> list[Row]:
-    """A row for each policy, and one for all: medians over its points, in the measure's units."""
+    """Return a row per policy and one for all: medians over its points, in the measure's units."""
     groups = {name: [each for each in forecast.left if each.point.policy == name] for name in _policies(forecast)}
     return [_row(name, left) for name, left in (groups | {"all": list(forecast.left)}).items()]
 
 
 def point_rows(forecast: Forecast) -> list[Row]:
-    """A row for each live point: what was measured, what is forecast of it, and what others forecast."""
+    """Return a row per live point: its measured loss, its forecast, and the forecasts from other points."""
     return [_point(forecast, each) for each in forecast.left]
 
 
 def in_words(held: Coverage) -> str:
-    """How often the intervals held what was measured."""
+    """Return the coverage as a sentence."""
     if not held.asked:
-        none = f"none of {held.refused} points of policies that are left out has an interval by the others"
-        return f"{none}: out of their reach, or they are too few; so it is not known how often intervals hold"
+        none = f"none of {held.refused} left-out points has an interval from the other policies"
+        return f"{none}, so the coverage is unknown"
     share = f"{held.inside} of {held.asked} live points ({held.inside / held.asked:.0%})"
-    return f"held {share} of policies that were left out, {held.refused} more were refused"
+    return f"covered {share} of left-out policies, {held.refused} more were refused"
 
 
 def shown(forecast: Forecast, value: Any) -> Any:
-    """A value of a table for reading: a loss of `nll` is the change of perplexity in percent."""
+    """Format a value for reading: a loss of `nll` becomes a change of perplexity in percent."""
     if forecast.measure != NLL or not isinstance(value, float):
         return value
     return f"{expm1(value):.2%}" if value <= LARGEST_EXPONENT else f"{value:.3g} nats"
@@ -258,11 +133,26 @@ def _middling(pairs: Sequence[tuple[float, float]]) -> float | None:
     return median(abs(said - live) for live, said in pairs) if pairs else None
 
 
+class Coverage(NamedTuple):
+    """How often forecasts of left-out policies held: points inside their interval, forecast, and refused."""
+
+    inside: int
+    asked: int
+    refused: int
+
+
+def coverage(points: Sequence[Point]) -> Coverage:
+    """Leave out every policy in turn, and repeat the whole fit on the others: noise, form, weights, interval width."""
+    found = [each for policy in dict.fromkeys(each.policy for each in points) for each in _without(points, policy)]
+    asked = [each for each in found if each is not None]
+    return Coverage(sum(asked), len(asked), len(found) - len(asked))
+
+
 def _without(points: Sequence[Point], policy: str) -> Iterator[bool | None]:
-    """Whether each point of a policy lies in the interval that the others make; None where they refuse it."""
+    """Tell for each point of a policy whether the interval from the others holds it; None if they refuse it."""
     own, others = ([each for each in points if (each.policy == policy) is is_own] for is_own in (True, False))
     noise = middling_error(others) if others else 0.0
-    if noise <= 0:  # nothing to compare errors with
+    if noise <= 0:  # errors have no scale
         yield from (None for _ in own)
         return
     form, left = best_form(others, noise, whole=False)

@@ -1,4 +1,4 @@
-"""What the misses of an eviction policy are made of, and what would avoid them: the bounds beside results, subtracted.
+"""Misses of an eviction policy split into causes, by subtracting bounds, with what would avoid each part.
 
 compulsory + capacity + admission + victim = misses, where *capacity* is what the relaxed bound misses beyond the
 compulsory ones, *admission* what the forced bound misses beyond the relaxed one, and *victim* what the policy misses
@@ -14,24 +14,24 @@ from typing import Any
 from moereplay.analysis.tables import Share, table
 from moereplay.results.metrics import quotient
 
-#: Of a document: what a row of the table is called, and where its misses or hits stand.
+#: Names of table rows, and the keys of their misses, hits or routed misses in a document.
 MISSES = {"compulsory": "compulsory", "relaxed belady": "relaxed", "forced belady": "forced"}
 FIXED = {"fixed set, preloaded": "fixed_preloaded", "fixed set, loaded": "fixed_loaded_once"}
 ROUTED = {"routing, at least": "at_least", "routing, reached": "at_most"}
 ANY_PREFETCH = "any prefetch"
 PARTS = ("capacity", "admission", "victim")
 HEADS = {"what": "", "hit_rate": "hits", "tokens_per_s": "tok/s"} | {f"{part}_misses": part for part in PARTS}
-#: What avoids a part of the misses.
+#: What would avoid each part of the misses.
 REMEDIES = {
     "capacity": "more memory, or other routing",
-    "admission": "to keep some misses out of the cache",
-    "victim": "to choose other victims",
+    "admission": "rejecting some misses",
+    "victim": "better victim selection",
 }
 LEGEND = (
-    "relaxed, forced belady: the fewest misses of any eviction, and of any that admits every miss",
-    "fixed set: of residents that never change, loaded free of charge or by a first miss each",
-    "any prefetch: no eviction with any prefetch is faster than this",
-    "capacity, admission, victim: a policy's misses beyond the compulsory ones, added up",
+    "relaxed, forced belady: lower bound on misses for any eviction, and for any that admits every miss",
+    "fixed set: residents never change, and are preloaded for free or loaded by one miss each",
+    "any prefetch: upper bound on speed for any eviction with any prefetch",
+    "capacity, admission, victim: parts of a policy's misses beyond the compulsory ones",
 )
 
 
@@ -41,29 +41,31 @@ class Gap:
 
     compulsory: int
     capacity: int
-    admission: int | None  #: None for a policy that may reject: then `victim` is both
+    admission: int | None  #: None for a policy that may reject misses: `victim` then includes it
     victim: int
 
     @property
     def beyond(self) -> int:
-        """Misses that some cache would avoid."""
+        """Misses beyond the compulsory ones."""
         return self.capacity + (self.admission or 0) + self.victim
 
     @property
     def admission_share(self) -> float | None:
-        """Of what a policy misses beyond the relaxed bound; None where nothing is, or where the parts are one."""
+        """Share of admission in the misses beyond the relaxed bound; None if there are none, or if the parts cannot be
+        separated.
+        """
         return None if self.admission is None else quotient(self.admission, self.admission + self.victim)
 
 
 def gap_of(misses: int, compulsory: int, relaxed: int, forced: int | None) -> Gap:
-    """The parts of a policy's misses without prefetch; `forced` is None if the policy may reject a miss."""
+    """Split the misses of a policy without prefetch; `forced` is None if the policy may reject a miss."""
     if forced is None:
         return Gap(compulsory, relaxed - compulsory, None, misses - relaxed)
     return Gap(compulsory, relaxed - compulsory, forced - relaxed, misses - forced)
 
 
 def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A line for every limit and policy of one document of `moereplay bounds`: misses, hit rate, tokens/s, parts."""
+    """Return a row per limit and policy of one `moereplay bounds` document: misses, hit rate, tokens/s, parts."""
     limits, accesses = document["limits"], document["accesses"]
     lines = [_line(name, limits[key], accesses) for name, key in MISSES.items()]
     for name, key in FIXED.items():
@@ -87,7 +89,7 @@ def _parts(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn(document: Mapping[str, Any]) -> list[str]:
-    """One document as a table and its sentences."""
+    """Return one document as a table and its sentences."""
     shown = [{HEADS.get(name, name): _cell(name, value) for name, value in line.items()} for line in rows(document)]
     return [table(shown), *sentences(document)]
 
@@ -97,7 +99,7 @@ def _cell(name: str, value: Any) -> object:
 
 
 def sentences(document: Mapping[str, Any]) -> list[str]:
-    """What each policy's misses are made of, and what would pay for the best of them."""
+    """Return the causes of each policy's misses, and the best remedy for the best policy."""
     known = [policy for policy in document["policies"] if policy["gap"]]
     said = [_made_of(policy) for policy in known]
     if known:
@@ -119,10 +121,9 @@ def _made_of(policy: Mapping[str, Any]) -> str:
 
 
 def _advice(document: Mapping[str, Any], best: Mapping[str, Any]) -> str:
-    """One sentence: the largest part of the best policy's misses, what prefetch and what routing could do."""
     gap = best["gap"]
     parts = {name: gap[name] for name in REMEDIES if gap[name]}
-    said = [f"what would pay after {best['eviction']}"]
+    said = [f"remaining potential after {best['eviction']}"]
     if parts:
         most = max(parts, key=lambda name: parts[name])
         said.append(f"{REMEDIES[most]} ({parts[most]:,} misses)")
@@ -131,12 +132,12 @@ def _advice(document: Mapping[str, Any], best: Mapping[str, Any]) -> str:
     routed = document["limits"]["routed"]
     if routed:
         said.append(
-            f"other routing with the best eviction, from {best['misses']:,} to {routed['at_most']:,} misses, "
+            f"other routing with the best eviction, {best['misses']:,} to {routed['at_most']:,} misses, "
             f"never below {routed['at_least']:,}"
         )
     return f"{said[0]}: {'; '.join(said[1:]) or 'nothing'}"
 
 
 def flat(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All documents as rows for other programs: settings first, then the lines of `rows`."""
+    """Return the rows of all documents for other programs, each after its settings."""
     return [{**document["config"], **line} for document in documents for line in rows(document)]

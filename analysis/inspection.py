@@ -1,4 +1,4 @@
-"""What `inspect` shows: the validator's findings and the statistics of a trace's routing."""
+"""Output of `inspect`: the validator's findings and the statistics of a trace's routing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moereplay.traces.validator import Finding
 
 
 def document(trace: Trace, summary: Summary, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Everything as one JSON-ready document."""
+    """Return everything as one JSON-ready document."""
     return {
         "digest": trace.digest,
         "complete": trace.complete,
@@ -26,7 +26,7 @@ def document(trace: Trace, summary: Summary, findings: Sequence[Finding]) -> dic
 
 
 def render(trace: Trace, summary: Summary, findings: Sequence[Finding]) -> list[Any]:
-    """Headings, the per-layer table and the findings, ready to print."""
+    """Return headings, the per-layer table and the findings, ready to print."""
     return [
         *_heading(trace, summary),
         table([_layer_row(index, layer) for index, layer in enumerate(summary.layers)]),
@@ -50,7 +50,6 @@ def _heading(trace: Trace, summary: Summary) -> list[str]:
 
 
 def _legend(summary: Summary) -> list[str]:
-    """What the columns of the table are."""
     return [
         f"reuse: share of a token's experts that the token before it used; {summary.chance:.3f} by chance",
         "entropy: 1 where all experts are used alike; busiest/mean: uses of the busiest over the mean",

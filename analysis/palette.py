@@ -1,8 +1,8 @@
-"""Colours: one colour and marker per eviction policy, the same in every figure of every run.
+"""Colours and markers: one of each per eviction policy, the same in every figure of every run.
 
-The common policies take the colour-blind-safe set of Okabe and Ito (2008), the rest Paul Tol's muted set and darker
-shades of both; markers tell apart what a poor print does not. Variants of a policy (`least_stale:order=a`) keep its hue
-and marker and change dash and shade.
+Common policies have the colour-blind-safe set of Okabe and Ito (2008), the rest Paul Tol's muted set and darker shades
+of both. Markers keep lines apart in a poor print. Variants of a policy (`least_stale:order=a`) keep its hue and marker
+and change dash and shade.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-#: Reasons of a miss.
+#: Causes of a miss.
 COMPULSORY, CAPACITY, COLLISION = "#D4D7DA", "#6F8FAF", "#C8322B"
-#: Bounds, text, and what stays in the background.
+#: Bounds, text and background.
 BOUND, LIMIT, INK, MUTED, GRID = "#000000", "#7A7F85", "#1F2428", "#5A6168", "#E4E7EA"
 
 Dash = tuple[int, tuple[float, ...]]
-#: A letter of matplotlib's, or a star: corners, 1, and degrees by which it is turned.
+#: A matplotlib letter, or a star: (corners, 1, rotation in degrees).
 Marker = str | tuple[int, int, int]
 SOLID: Dash = (0, ())
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a policy is drawn."""
+    """Colour, marker and dash of a policy."""
 
     colour: str
     marker: Marker
     dash: Dash = SOLID
 
     def line(self) -> dict[str, Any]:
-        """Keyword arguments of a matplotlib line."""
+        """Return keyword arguments of a matplotlib line."""
         return {"color": self.colour, "marker": self.marker, "linestyle": self.dash}
 
 
@@ -64,13 +64,13 @@ KNOWN: dict[str, Look] = {
     "static": Look("#4D4D4D", "P"),
     "pinned": Look("#B8A34A", "X"),
 }
-#: For names that are not above, as a user's own: stars, which no name above has, and colours, both by a hash of the
-#: name; the first colour that is far from those of the same figure.
+#: For other names, such as a user's policies: stars, which no known name has, and colours. A hash of the name picks
+#: both; a colour near another one of the figure is skipped.
 UNKNOWN = ("#661100", "#6699CC", "#AA4466", "#4477AA", "#228833", "#BB5566", "#004488", "#997700")
 UNKNOWN_MARKERS: tuple[Marker, ...] = ((4, 1, 0), (6, 1, 0), (3, 1, 0), (8, 1, 0), (4, 1, 45), (5, 1, 36), (3, 1, 60))
-#: Further colours of such names, where those above are near others of the figure.
+#: Further colours for such names.
 SPARE = ("#7B2CF0", "#00B7C4", "#F02C9C", "#5A5A00")
-FAR = 150  #: between two colours, of 442
+FAR = 150  #: distance of two colours that differ enough; the largest is 442
 DASHES: tuple[Dash, ...] = tuple(
     (0, gaps) for gaps in ((5, 1.6), (1.4, 1.4), (6, 1.6, 1.4, 1.6), (7.5, 2.5), (3, 1, 1, 1, 1, 1))
 )
@@ -80,7 +80,7 @@ VARIANTS = tuple(product(SHADES, DASHES))
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Looks of policies as users spell them, in legend order; a variant whose look is taken gets the next free one."""
+    """Return looks of policies in legend order; a variant whose look is taken gets the next free one."""
     taken: dict[str, Look] = {}
     for name in sorted(set(names), key=_legend_order):
         known = name.partition(":")[0] in KNOWN
@@ -90,7 +90,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 def _apart(name: str, others: Sequence[Look]) -> Look:
-    """The look of a name that is not known, with a colour far from those of the others and a marker of its own."""
+    """Choose a colour far from those of the others and a free marker for an unknown name."""
     first, markers = look_of(name), {look.marker for look in others}
     at = UNKNOWN.index(_hashed(name.partition(":")[0]).colour)
     shape = UNKNOWN_MARKERS.index(first.marker)
@@ -107,12 +107,12 @@ def _distance(one: str, other: str) -> float:
 
 
 def look_of(name: str) -> Look:
-    """The look of one policy: its name's own colour and marker, a variant's own shade and dash."""
+    """Return the look of one policy: its own colour and marker, shade and dash of its variant."""
     return _candidates(name)[0]
 
 
 def _candidates(name: str) -> list[Look]:
-    """Looks of one hue, the preferred one first."""
+    """Return looks of one hue, the preferred one first."""
     family, _, parameters = name.partition(":")
     base = KNOWN.get(family) or _hashed(family)
     if not parameters:
@@ -130,7 +130,7 @@ def _hashed(name: str) -> Look:
 
 
 def _hash(text: str) -> int:
-    """Python's own hash of a text differs from process to process."""
+    """Hash a text to the same number in every process, unlike Python's own hash."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
@@ -146,9 +146,9 @@ def _shaded(colour: str, shade: float) -> str:
 
 
 def in_order(names: Iterable[str]) -> dict[str, Look]:
-    """Looks of the series of one figure, in their order: eviction policies have their own, others those left over.
+    """Return looks of a figure's series in their order; names other than eviction policies get the unused looks.
 
-    Markers that cannot be hollow are left out, as a hollow one is a published number.
+    Markers that cannot be hollow are left out: hollow ones are published numbers.
     """
     wanted = list(dict.fromkeys(names))
     known = looks(name for name in wanted if name.partition(":")[0] in KNOWN)

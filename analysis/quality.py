@@ -1,7 +1,4 @@
-"""Quality of policy sets beside the unmodified model's: paired differences with intervals, and what they cost and gain.
-
-Differences are of the same examples; their 95 % intervals are those of `analysis/statistics.py`, over examples.
-"""
+"""Quality of policy sets compared with the unmodified model: paired differences over examples, with 95 % CI."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from moereplay.results.quality import UNMODIFIED
 from moereplay.results.result import Row
 from moereplay.results.settings import POLICIES
 
-#: Measures that head a task's table, the first that it has; else the first of all.
+#: Preferred leading measures, best first.
 LEADING = ("acc_norm", "acc", "exact_match,strict-match", "exact_match", "mc2", "nll", "perplexity")
 
 
@@ -31,33 +28,33 @@ class Judged(NamedTuple):
     value: float
     base: float  #: the unmodified model's
     higher_is_better: bool
-    change: float | None  #: value - base over the examples that both have; None where no example has it
-    off: float | None  #: half the 95 % interval of `change`; None where it has none
+    change: float | None  #: mean of value - base over shared examples; None without any
+    off: float | None  #: half the 95 % CI of `change`, if known
     examples: int
 
     @property
     def loss(self) -> float | None:
-        """How much worse than the unmodified model, in the measure's units."""
+        """Loss compared with the unmodified model, in units of the measure."""
         if self.change is None:
             return None
         return 0.0 - self.change if self.higher_is_better else self.change
 
 
 def judged(frame: pl.DataFrame) -> list[Judged]:
-    """Every measure of every row but the unmodified model's, beside it."""
+    """Return every measure of every row, compared with the unmodified model."""
     base = {row["task"]: row for row in frame.iter_rows(named=True) if row["set"] == UNMODIFIED}
     rows = [row for row in frame.iter_rows(named=True) if row["set"] != UNMODIFIED]
     return [each for row in rows for each in _compared(row, base[row["task"]])]
 
 
 def _compared(row: Row, base: Row) -> list[Judged]:
-    """Of the measures that both have: one that is infinite, or no number, is not among a task's."""
+    """Compare the measures that both have; infinite and undefined measures are missing from a task."""
     known = {measure["name"] for measure in base["measures"]}
     return [_judged(row, base, measure) for measure in row["measures"] if measure["name"] in known]
 
 
 def leading(frame: pl.DataFrame, task: str) -> str:
-    """The measure by which a task is drawn and judged first; one that is the same for every set only if all are."""
+    """Return the measure that a task is drawn by: the first known one that varies between sets."""
     measures = frame.filter(pl.col("task") == task).select("measures").explode("measures").unnest("measures")
     names = measures["name"].unique(maintain_order=True).to_list()
     varying = [name for name in names if measures.filter(pl.col("name") == name)["value"].n_unique() > 1]
@@ -66,7 +63,7 @@ def leading(frame: pl.DataFrame, task: str) -> str:
 
 
 def tables(frame: pl.DataFrame) -> dict[str, list[Row]]:
-    """Of every task: a row per set, its misses, its time per token, and each measure; the unmodified model first."""
+    """Return a table per task: a row per set with misses, time per token and measures; the unmodified model first."""
     found = {(each.set, each.task, each.measure): each for each in judged(frame)}
     return {
         task: [_table_row(row, leading(frame, task), found) for row in _of(frame, task)]
@@ -75,7 +72,7 @@ def tables(frame: pl.DataFrame) -> dict[str, list[Row]]:
 
 
 def document(frame: pl.DataFrame) -> Row:
-    """Everything but the examples, as one JSON-ready document: an infinite perplexity is null there."""
+    """Return everything but the examples as one JSON-ready document; an infinite perplexity becomes null."""
     found = judged(frame)
     rows = []
     for row in frame.drop("examples", "rows_version", "digest").iter_rows(named=True):
@@ -85,7 +82,7 @@ def document(frame: pl.DataFrame) -> Row:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no word for numbers that are not finite."""
+    """Replace numbers that JSON cannot express by None."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -94,7 +91,7 @@ def _finite(value: Any) -> Any:
 
 
 def figures(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """Miss rate, TTFT and TPOT of the live run, and of the replay beside it; None of the unmodified model."""
+    """Return miss rate, TTFT and TPOT of the live run and of its replay; None for the unmodified model."""
     sides = {side: row[side] or {} for side in ("live", "replayed")}
     return {f"{side}_{name}": value for side, counted in sides.items() for name, value in _rates(counted).items()}
 
@@ -129,7 +126,7 @@ def _table_row(row: Row, first: str, found: Mapping[tuple[str, str, str], Judged
 
 
 def shown(name: str) -> str:
-    """A set's name in a table: `prior routing=max_rank:m=6` is `prior max_rank:m=6`, or that alone of `max_rank`."""
+    """Shorten a set's name: `prior routing=max_rank:m=6` becomes `prior max_rank:m=6`."""
     family, *varied = re.sub(rf" ({'|'.join(POLICIES)})=", " ", name).split(" ")
     return " ".join(varied if varied and varied[0].startswith(family) else [family, *varied])
 
@@ -145,7 +142,7 @@ def _judged(row: Row, base: Row, measure: Row) -> Judged:
 
 
 def _change(ours: Pairs, theirs: Pairs) -> tuple[float | None, float | None]:
-    """Of the same examples, with half its interval; one that overflowed, as in float16, leaves no interval."""
+    """Return the mean difference and half its 95 % CI, which is None if a value is not finite (float16 overflows)."""
     if not ours:
         return None, None
     if not all(isfinite(value) for value, _ in (*ours, *theirs)):
@@ -159,7 +156,7 @@ def _mean(pairs: Pairs) -> float:
 
 
 def _pairs(row: Row, measure: str) -> dict[tuple[str, str], tuple[float, float]]:
-    """(value * weight, weight) of each example, by what makes two examples the same."""
+    """Return (value * weight, weight) by example identity."""
     return {
         (each["example"], each["prompt_sha256"]): (each["value"] * each["weight"], each["weight"])
         for each in row["examples"]

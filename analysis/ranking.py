@@ -1,4 +1,7 @@
-"""The table that the command line prints, made of results as they are: a frame would take longer than the replay."""
+"""The printed table of replays: heading, rows, and verdict.
+
+It is made from results directly, because building a data frame takes longer than a replay.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,19 @@ from moereplay.results.settings import EXPERTS, POLICIES, SETTINGS, bare_names
 from moereplay.traces.schema import Trace
 from moereplay.traces.synthetic import synthetic
 
-#: Settings that lead a table.
+#: Settings in the first columns.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
 
 Row = Mapping[str, Any]
 
 
 def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Per capacity, best first: identity, what varies, the columns of `RANKED`, and bytes read into lower tiers.
+    """Return rows sorted by capacity, then best first: identity, settings that vary, columns of `RANKED`, lower-tier
+    bytes.
 
     A row is `Result.to_json()` with its `bounds`, or a row of a frame of results. `called` names rows by their
-    identity: a column `preset` then stands for the settings that it fixes. Raises ResultError if `by` is no column.
+    identity: a column `preset` then replaces the settings that it fixes. Raises ResultError if `by` is not a ranking
+    column.
     """
     table, shown = _sorted(rows, by, called)
     lower = ["gb_lower"] if any(line["gb_lower"] for line in table) else []
@@ -37,9 +42,9 @@ def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str]
 def judged(
     rows: Sequence[Row], called: Mapping[str, str] | None = None, foresees: Callable[[Row], bool] = lambda row: False
 ) -> list[str]:
-    """The last lines of that table: the best of its rows (`analysis/verdict.py`).
+    """Return the verdict lines below that table (`analysis/sentences.py`).
 
-    `foresees` says whether the policies of a row know the future, by kind.
+    `foresees` tells whether the policies of a row know the future, by kind.
     """
     table, shown = _sorted(rows, "hit_rate", called)
     made = {row["about"]["identity"]: bool(synthetic_of(row["about"])) for row in rows}
@@ -64,7 +69,7 @@ def judged(
 
 
 def best_of_each(rows: Sequence[Row], top: int) -> list[Row]:
-    """The first `top` rows of each capacity of a ranking; all for 0."""
+    """Return the first `top` rows of each capacity of a ranking; all rows if `top` is 0."""
     taken = Counter[Any]()
     kept = []
     for row in rows:
@@ -75,7 +80,6 @@ def best_of_each(rows: Sequence[Row], top: int) -> list[Row]:
 
 
 def _sorted(rows: Sequence[Row], by: str, called: Mapping[str, str] | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Every row with its settings and figures, the best of each capacity first, and the settings to show."""
     by = named(by)
     if by not in RANKED:
         raise unknown("ranking column", by, RANKED)
@@ -83,14 +87,13 @@ def _sorted(rows: Sequence[Row], by: str, called: Mapping[str, str] | None) -> t
     for line in table if called else ():
         line["preset"] = (called or {})[line["identity"]]
     shown = [field for field in _fields(rows[0]) if _tells_apart(table, field, bool(called))]
-    shown.sort(key=lambda field: field != "capacity")  # what the rows are grouped by comes first
+    shown.sort(key=lambda field: field != "capacity")  # rows are grouped by capacity
     keys = {"capacity_bytes": False, by: RANKED[by], "tpot_ms": False} | dict.fromkeys(shown, False)
     table.sort(key=cmp_to_key(lambda a, b: _compared(a, b, keys)))
     return table, [*(["preset"] if called else []), *shown]
 
 
 def _fields(row: Row) -> list[str]:
-    """What tells configurations apart, most telling first."""
     return list(dict.fromkeys([*LEADING, *row["config"], "semantics"]))
 
 
@@ -106,14 +109,14 @@ def _text(pairs: Sequence[Sequence[int]]) -> str:
 
 
 def _figures(row: Row) -> dict[str, float | None]:
-    """The columns of `RANKED`, and the GB read into lower tiers, which older results do not count."""
+    """Return the columns of `RANKED`, times in ms, and lower-tier bytes, which older results lack."""
     bounds = {f"bound_{name}": value for name, value in (row["bounds"] or {}).items()}
     found = values({**row["totals"], **bounds}, row["per_request"])
     return {name: found[name] for name in RANKED} | {"gb_lower": found["gb_lower"] or 0.0}
 
 
 def _tells_apart(table: Sequence[Row], field: str, named: bool) -> bool:
-    """Whether the field varies. Eviction is always shown, except where rows have names."""
+    """Return whether a field gets a column. Eviction always does, unless rows have names."""
     varies = len({line[field] for line in table}) > 1
     if not named:
         return field == "eviction" or varies
@@ -124,7 +127,7 @@ def _tells_apart(table: Sequence[Row], field: str, named: bool) -> bool:
 
 
 def _compared(one: Row, other: Row, keys: Mapping[str, bool]) -> int:
-    """Below 0 if `one` comes first: key by key, the larger first where that is true of a key, and None last."""
+    """Compare two rows key by key for sorting; True in `keys` sorts larger values first, and None sorts last."""
     for key, falling in keys.items():
         a, b = one[key], other[key]
         if a == b:
@@ -137,14 +140,14 @@ def _compared(one: Row, other: Row, keys: Mapping[str, bool]) -> int:
 
 # -- Lines above a table of replays: label, trace, platform, capacities in every form, warnings.
 
-#: Settings that are echoed beside the policies; capacity has lines of its own, and lists of experts are long.
+#: Settings that are echoed after the policies. Capacity has its own lines, and lists of experts are too long.
 OTHERS = [each.name for each in SETTINGS if each.name not in (*POLICIES, "capacity") and each.kind != EXPERTS]
 
-OPEN_LOOP = "open-loop: the recorded logits do not react to a changed mixture; a live run measures what that costs"
+OPEN_LOOP = "open-loop: recorded logits do not react to a changed mixture; a live run measures the error"
 
 
 def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
-    """Lines that say what was replayed, and how to read it."""
+    """Return the lines above the table: what was replayed, and how to read it."""
     label = "SIMULATED, open-loop" if any("open-loop" in result.about["label"] for result in results) else "SIMULATED"
     lines = [
         *simulated(trace, label),
@@ -156,19 +159,19 @@ def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
 
 
 def simulated(trace: Trace, label: str = "SIMULATED") -> list[str]:
-    """The first lines of a table over one trace: what it is of, and that its routing is synthetic, if so."""
+    """Return the first lines of a table over one trace: model, size, digest, and a note on synthetic routing."""
     made = synthetic(trace.header.provenance)
     return [f"{with_routing(label, made)}: {of_trace(trace)}", *assumptions([made])]
 
 
 def of_trace(trace: Trace) -> str:
-    """Of what model, how much, and which."""
+    """Return the model, size and digest of a trace in words."""
     much = f"{counted(trace.requests, 'request')}, {counted(trace.tokens, 'token')}"
     return f"{trace.header.provenance.model}, {much}, trace {trace.digest[:12]}"
 
 
 def settings(results: Sequence[Result]) -> list[str]:
-    """Every setting, the capacities in every form with their warnings, and what is cached beside them."""
+    """Return every setting, the capacities in every unit with their warnings, and side buffers."""
     return [
         _echo(results, POLICIES),
         _echo(results, OTHERS),
@@ -178,7 +181,6 @@ def settings(results: Sequence[Result]) -> list[str]:
 
 
 def _seconds(results: Sequence[Result]) -> list[str]:
-    """What the times of the platforms rest on, those alike in one line."""
     platforms: dict[str, dict[str, None]] = {}
     for result in results:
         platforms.setdefault(seconds_in_words(result.about), {})[result.config["platform"]] = None
@@ -186,7 +188,7 @@ def _seconds(results: Sequence[Result]) -> list[str]:
 
 
 def capacities(cached: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
-    """From (configuration, `about`) of each: the capacities in every other form, then each warning once."""
+    """Return each capacity in its other units, then each warning once, from (configuration, `about`) pairs."""
     forms = dict.fromkeys((config["capacity"], about["capacity_forms"]) for config, about in cached)
     return [
         *(f"capacity {capacity}: {text.removeprefix(f'{capacity} = ')}" for capacity, text in forms),
@@ -195,8 +197,8 @@ def capacities(cached: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) ->
 
 
 def warnings(found: Iterable[tuple[str, str | None]]) -> list[str]:
-    """From (capacity, warning) of each configuration: each warning once, with the capacities that it is of."""
-    capacities: dict[str, dict[str, None]] = {}  # one may be of one platform alone
+    """Return each warning once with its capacities, from (capacity, warning) pairs."""
+    capacities: dict[str, dict[str, None]] = {}  # a warning can concern one platform only
     for capacity, warning in found:
         if warning:
             capacities.setdefault(warning, {})[capacity] = None
@@ -204,14 +206,13 @@ def warnings(found: Iterable[tuple[str, str | None]]) -> list[str]:
 
 
 def _each_side_buffer(results: Sequence[Result]) -> list[str]:
-    """Side buffers, whose bytes are outside of the capacity."""
+    """Side buffers are not part of the capacity."""
     held = {result.about["policies"]["prefetch"]: result.about["side_bytes"] for result in results}
     return [
-        f"side buffers of {prefetch}: {size:,} bytes beside the capacity" for prefetch, size in held.items() if size
+        f"side buffers of {prefetch}: {size:,} bytes on top of the capacity" for prefetch, size in held.items() if size
     ]
 
 
 def _echo(results: Sequence[Result], names: Sequence[str]) -> str:
-    """Each setting with all its values."""
     values = {name: list(dict.fromkeys(str(result.config[name]) for result in results)) for name in names}
     return "; ".join(f"{name} {', '.join(each)}" for name, each in values.items() if each != [""])

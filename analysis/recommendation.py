@@ -1,4 +1,4 @@
-"""A recommendation in sentences, from its document (`sweeps/recommend/document.py` says what is in it)."""
+"""A recommendation in sentences, from the document of `sweeps/recommend/document.py`."""
 
 from __future__ import annotations
 
@@ -11,68 +11,67 @@ from moereplay.traces.texts import percent, size
 
 Document = Mapping[str, Any]
 KINDS = ("eviction", "prefetch", "miss", "scope")
-SHOWN = 3  #: of what may change the output
-NEAR = 1e-3  #: sizes that differ by a smaller share are one size
+SHOWN = 3  #: lossy sets that are listed
+NEAR = 1e-3  #: smaller relative differences of sizes are ignored
 UNJUDGED = "what that costs in quality is not known here (docs/quality.md)"
 
 
-def lines(said: Document) -> list[str]:
-    """Every sentence, and the table over memory."""
+def lines(found: Document) -> list[str]:
+    """Return every sentence and the table over memory."""
     return [
-        _heading(said),
-        *assumptions([said["synthetic"] or ""]),
+        _heading(found),
+        *assumptions([found["synthetic"] or ""]),
         "",
-        *_memory(said),
-        *([said["dense_assumed"]] if said.get("dense_assumed") else []),
-        *(f"warning: {each}" for each in said["warnings"]),
-        *_best(said),
-        *_start(said),
-        *_engines(said),
-        *_second(said),
-        _prefetch(said),
-        *_cpu(said),
-        *_more(said),
-        *_target(said),
-        *_lossy(said),
-        _searched(said),
+        *_memory(found),
+        *([found["dense_assumed"]] if found.get("dense_assumed") else []),
+        *(f"warning: {each}" for each in found["warnings"]),
+        *_best(found),
+        *_start(found),
+        *_engines(found),
+        *_second(found),
+        _prefetch(found),
+        *_cpu(found),
+        *_more(found),
+        *_target(found),
+        *_lossy(found),
+        _searched(found),
         "",
         table(
-            [_row(point, said) for point in said["memory_curve"]],
+            [_row(point, found) for point in found["memory_curve"]],
             "more or less memory, with the fastest of the leading sets:",
         ),
-        _flags(said),
-        f"again: {said['best']['command']}",
+        _flags(found),
+        f"again: {found['best']['command']}",
     ]
 
 
-def _heading(said: Document) -> str:
-    label = with_routing("SIMULATED", said["synthetic"] or "")
-    return f"{label}: {said['trace']['model']} on {said['platform']}; seconds: {seconds_in_words(said)}"
+def _heading(found: Document) -> str:
+    label = with_routing("SIMULATED", found["synthetic"] or "")
+    return f"{label}: {found['trace']['model']} on {found['platform']}; seconds: {seconds_in_words(found)}"
 
 
-def _memory(said: Document) -> list[str]:
-    memory = said["memory"]
-    assumed = said.get("assumed", {})
+def _memory(found: Document) -> list[str]:
+    memory = found["memory"]
+    assumed = found.get("assumed", {})
     context = f" ({assumed['context']:,} positions assumed; --context)" if "context" in assumed else ""
     runtime = " (assumed; --runtime)" if "runtime_bytes" in assumed else ""
     parts = f"{size(memory['dense_bytes'])} dense weights, {size(memory['kv_bytes'])} KV cache{context}, "
     parts += f"{size(memory['runtime_bytes'])} runtime{runtime}"
-    left = f"{size(memory['cache_bytes'])} left for experts, room for {_room(said)}"
+    left = f"{size(memory['cache_bytes'])} left for experts, room for {_room(found)}"
     return [f"memory: {size(memory['total_bytes'])}: {parts}; {left}"]
 
 
-def _room(said: Document) -> str:
-    """How many experts, the same count wherever it is printed."""
-    flags = said["flags"]
+def _room(found: Document) -> str:
+    flags = found["flags"]
     of_mean = " of mean size" if flags["unequal"] else ""
     return f"{flags['slots']:,} experts{of_mean}, {flags['slots_per_layer']} of each layer"
 
 
-def _best(said: Document) -> list[str]:
-    best = said["best"]
+def _best(found: Document) -> list[str]:
+    best = found["best"]
     named = ", ".join(f"{kind} {best['config'][kind]}" for kind in KINDS)
-    basis = "" if said["calibration"] else ", an estimate"
-    sure = "synthetic routing, so without an interval" if said["synthetic"] else _sure(best)
+    basis = "" if found["calibration"] else ", an estimate"
+    sure = "synthetic routing, so without an interval" if found["synthetic"] else _sure(best)
     return [f"use: {named}: {_speed(best['tokens_per_s'])} ({sure}{basis}), hit rate {Share(best['hit_rate'])}"]
 
 
@@ -83,18 +82,16 @@ STARTS = {
 }
 
 
-def _start(said: Document) -> list[str]:
-    """How the cache of the best set begins, and what it does from an empty one."""
-    text, cold = STARTS.get(said["best"]["start"]), said["from_empty"]
+def _start(found: Document) -> list[str]:
+    text, cold = STARTS.get(found["best"]["start"]), found["from_empty"]
     if text is None:
         return []
     empty = f"; from an empty cache {_speed(cold['tokens_per_s'])}, hit rate {Share(cold['hit_rate'])}" if cold else ""
     return [f"cache: {text} (--warm){empty}"]
 
 
-def _engines(said: Document) -> list[str]:
-    """Which engine has the best set, and the best that an engine has."""
-    best, known = said["best"], said["best_known"]
+def _engines(found: Document) -> list[str]:
+    best, known = found["best"], found["best_known"]
     if best["engines"]:
         return [f"engines that have this set: {', '.join(best['engines'])}"]
     none = "engines: none is known that has this set"
@@ -115,73 +112,71 @@ def _sure(best: Document) -> str:
     return f"{interval['low']:,.4g} to {interval['high']:,.4g}, 95% over {interval['requests']} requests"
 
 
-def _prefetch(said: Document) -> str:
-    if said["all_fit"]:
+def _prefetch(found: Document) -> str:
+    if found["all_fit"]:
         return "every expert fits: what is evicted or prefetched makes no difference"
-    pays = said["prefetch"]["pays"]
+    pays = found["prefetch"]["pays"]
     words = "may pay or not" if pays is None else "pays" if pays else "does not pay"
-    return f"prefetch {words}: {said['prefetch']['reason']}"
+    return f"prefetch {words}: {found['prefetch']['reason']}"
 
 
-def _second(said: Document) -> list[str]:
-    second = said["second"]
+def _second(found: Document) -> list[str]:
+    second = found["second"]
     if not second:
         return []
     named = ", ".join(f"{kind} {second['config'][kind]}" for kind in second["differs"])
-    return [f"second: {named}: {_speed(second['tokens_per_s'])}{_behind(said)}"]
+    return [f"second: {named}: {_speed(second['tokens_per_s'])}{_behind(found)}"]
 
 
-def _behind(said: Document) -> str:
-    """How far the second is behind the best, and whether that was tested: one request has no interval."""
-    if said["synthetic"] or said["second"].get("answer") == "yes":
+def _behind(found: Document) -> str:
+    if found["synthetic"] or found["second"].get("answer") == "yes":
         return ""
-    interval = said["best"].get("interval")
+    interval = found["best"].get("interval")
     if interval and interval["low"] is not None:
-        return ", which cannot be distinguished from the best"
-    ratio = said["best"]["tokens_per_s"] / said["second"]["tokens_per_s"]
+        return ", statistically tied with the best"
+    ratio = found["best"]["tokens_per_s"] / found["second"]["tokens_per_s"]
     reason = "one request, not tested" if not interval or interval["requests"] < 2 else "not tested"
     return f", the best has {ratio:,.4g} times as many ({reason})"
 
 
-def _cpu(said: Document) -> list[str]:
-    pays = said["cpu"]["pays"]
-    return [] if pays is None else [f"the CPU {'pays' if pays else 'does not pay'}: {said['cpu']['reason']}"]
+def _cpu(found: Document) -> list[str]:
+    pays = found["cpu"]["pays"]
+    return [] if pays is None else [f"the CPU {'pays' if pays else 'does not pay'}: {found['cpu']['reason']}"]
 
 
-def _more(said: Document) -> list[str]:
-    """The next points of the curve over memory, above and below."""
-    now, curve = said["best"]["cache_bytes"], said["memory_curve"]
+def _more(found: Document) -> list[str]:
+    now, curve = found["best"]["cache_bytes"], found["memory_curve"]
     above = [point for point in curve if point["cache_bytes"] > now * (1 + NEAR)][:1]
     below = [point for point in curve if point["cache_bytes"] < now * (1 - NEAR)][-1:]
     steps = [
-        f"{size(abs(point['cache_bytes'] - now))} {word}: {_change(point, said)} tokens/s"
+        f"{size(abs(point['cache_bytes'] - now))} {word}: {_change(point, found)} tokens/s"
         for word, points in (("more", above), ("less", below))
         for point in points
     ]
     return [f"memory: {', '.join(steps)}"] if steps else []
 
 
-def _change(point: Document, said: Document) -> str:
-    return percent(point["tokens_per_s"] / said["best"]["tokens_per_s"] - 1, signed=True)
+def _change(point: Document, found: Document) -> str:
+    return percent(point["tokens_per_s"] / found["best"]["tokens_per_s"] - 1, signed=True)
 
 
-def _target(said: Document) -> list[str]:
-    wanted, smallest = said["target_tokens_per_s"], said["smallest_memory_for_target"]
+def _target(found: Document) -> list[str]:
+    wanted, smallest = found["target_tokens_per_s"], found["smallest_memory_for_target"]
     if wanted is None:
         return []
     if smallest is None:
-        if said["searched"]["cut"]:
+        if found["searched"]["cut"]:
             return [f"target: {_speed(wanted)}: the search ended before this was known; --budget none searches on"]
         return [f"target: {_speed(wanted)} are not reached with every expert in fast memory"]
     return [f"target: {_speed(wanted)} need {size(smallest['memory_bytes'])} of memory"]
 
 
-def _lossy(said: Document) -> list[str]:
+def _lossy(found: Document) -> list[str]:
     return [
         f"lossy: {', '.join(' '.join(pair) for pair in each['change'].items())}: {_speed(each['tokens_per_s'])}, "
         f"{percent(each['gain'])} more, for {_cost(each)}"
-        for each in said["lossy"][:SHOWN]
-    ] + [f"lossy: {said['lossy_left_out']}"] * bool(said["lossy_left_out"])
+        for each in found["lossy"][:SHOWN]
+    ] + [f"lossy: {found['lossy_left_out']}"] * bool(found["lossy_left_out"])
 
 
 def _cost(each: Document) -> str:
@@ -192,8 +187,8 @@ def _cost(each: Document) -> str:
     return f"{' and '.join(costs) or 'nothing that counters show'}; {UNJUDGED}"
 
 
-def _searched(said: Document) -> str:
-    searched = said["searched"]
+def _searched(found: Document) -> str:
+    searched = found["searched"]
     each = ", ".join(f"{len(values)} of {axis}" for axis, values in searched["axes"].items())
     few = searched["screened_on"]
     how = f", most of {few} requests, the best sets of all" if few else ""
@@ -202,21 +197,21 @@ def _searched(said: Document) -> str:
     return f"searched: {many}{how}{cut}"
 
 
-def _row(point: Document, said: Document) -> dict[str, object]:
+def _row(point: Document, found: Document) -> dict[str, object]:
     return {
         "memory GB": point["memory_bytes"] / 1e9,
         "cache GB": point["cache_bytes"] / 1e9,
         "tok/s": point["tokens_per_s"],
-        "change": _change(point, said),
+        "change": _change(point, found),
         "hit": Share(point["hit_rate"]),
     }
 
 
-def _flags(said: Document) -> str:
-    flags = said["flags"]
+def _flags(found: Document) -> str:
+    flags = found["flags"]
     spelled = ", ".join(f"{name} {text}" for name, text in flags.items() if isinstance(text, str))
     nearest = f". Nearest to it in engines that choose once: {spelled}" if spelled else ""
-    cache = f"{flags['cache_mib']:,} MiB, {_room(said)}"
+    cache = f"{flags['cache_mib']:,} MiB, {_room(found)}"
     return f"in your engine: a cache of {cache}{nearest}"
 
 
@@ -224,21 +219,20 @@ def _speed(value: float) -> str:
     return f"{value:,.4g} tokens/s"
 
 
-def with_intervals(said: Document, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """The document with the interval of the best set's tokens/s, and whether it beats the second.
+def with_intervals(found: Document, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the document with the interval of the best set's tokens/s, and whether it beats the second.
 
-    Neither is given where the routing is synthetic.
-    `rows` are the requests of a result, by its identity.
+    `rows` are per-request rows by identity of the result. Synthetic routing has neither.
     """
     from moereplay.analysis.comparisons import compare, estimate
 
-    if said["synthetic"]:
-        return {**said, "best": {**said["best"], "interval": None}}
-    ours = rows[said["best"]["identity"]]
-    found = estimate(ours, "tokens_per_s")
-    best = {**said["best"], "interval": found and found._asdict()}
-    second = said["second"] and {
-        **said["second"],
-        "answer": compare(ours, rows[said["second"]["identity"]], "tokens_per_s").answer,
+    if found["synthetic"]:
+        return {**found, "best": {**found["best"], "interval": None}}
+    ours = rows[found["best"]["identity"]]
+    own = estimate(ours, "tokens_per_s")
+    best = {**found["best"], "interval": own and own._asdict()}
+    second = found["second"] and {
+        **found["second"],
+        "answer": compare(ours, rows[found["second"]["identity"]], "tokens_per_s").answer,
     }
-    return {**said, "best": best, "second": second}
+    return {**found, "best": best, "second": second}

@@ -16,14 +16,14 @@ import numpy as np
 
 Pairs = Sequence[tuple[float, float]]  #: numerator and denominator of each request
 
-LEVEL = 0.05  #: an interval leaves out so much
+LEVEL = 0.05  #: probability outside an interval
 RESAMPLES = 2000
-FEW, MANY = 10, 500  #: requests from which on the bootstrap is used, and up to which
-ROUNDING = 1e-12  #: a standard error below this share of the figure is none
+FEW, MANY = 10, 500  #: the bootstrap is used from and up to so many requests
+ROUNDING = 1e-12  #: standard errors below this share of the figure count as zero
 
 
 class Interval(NamedTuple):
-    """A ratio of sums, and where the true one lies 19 times in 20; None of fewer than two requests."""
+    """A ratio of sums and its 95 % CI; `low` and `high` are None for fewer than two requests."""
 
     value: float
     low: float | None
@@ -32,7 +32,7 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The first ratio less the second, half its 95 % interval, and how probable a larger one is by chance alone."""
+    """First ratio minus second, half the 95 % CI of that, and its p-value."""
 
     value: float
     off: float | None
@@ -41,14 +41,15 @@ class Difference(NamedTuple):
 
 
 def interval(pairs: Pairs, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """Of one ratio, made on a scale of logarithms: that of tokens/s is that of TPOT inverted.
+    """Return a ratio of sums with its 95 % CI, computed on a logarithmic scale.
 
-    Raises ValueError where the denominators sum to nothing.
+    On that scale the interval of tokens/s is the inverse of that of TPOT. Raises ValueError if the denominators sum to
+    zero.
     """
     samples = _array(pairs)
     over, under = samples.sum(axis=0)
     if under <= 0:
-        raise ValueError("denominators sum to nothing: no ratio")
+        raise ValueError("denominators sum to zero: the ratio is undefined")
     value, count = float(over / under), len(samples)
     scale = _Scale((samples,), logs=True) if over > 0 else None
     error = scale.jackknife() if scale else None
@@ -61,15 +62,15 @@ def interval(pairs: Pairs, seed: int = 0, resamples: int = RESAMPLES) -> Interva
 
 
 def difference(first: Pairs, second: Pairs, seed: int = 0, resamples: int = RESAMPLES) -> Difference:
-    """Of two ratios over the same requests, in the same order.
+    """Return the difference of two ratios over the same requests, given in the same order.
 
-    Raises ValueError for other lengths, or where the denominators of one sum to nothing.
+    Raises ValueError for unequal lengths, or if the denominators of a side sum to zero.
     """
     if len(first) != len(second):
-        raise ValueError(f"{len(first)} samples beside {len(second)}: expected as many")
+        raise ValueError(f"unequal lengths: {len(first)} and {len(second)} samples")
     both = _array(first), _array(second)
     if any(side[:, 1].sum() <= 0 for side in both):
-        raise ValueError("denominators sum to nothing: no ratio")
+        raise ValueError("denominators sum to zero: the ratio is undefined")
     scale, count = _Scale(both), len(first)
     value, error = scale.value(), scale.jackknife()
     if error is None:
@@ -83,32 +84,32 @@ def difference(first: Pairs, second: Pairs, seed: int = 0, resamples: int = RESA
 
 
 class _Scale(NamedTuple):
-    """What is estimated of one side, or of the first less the second: ratios, or their logarithms."""
+    """The estimated quantity: one ratio or the difference of two, plain or on a logarithmic scale."""
 
     sides: tuple[np.ndarray, ...]  #: (n, 2) each
     logs: bool = False
 
     def size(self) -> float:
-        """Of the largest ratio."""
+        """Return the largest ratio, for comparison with rounding errors."""
         return max(abs(float(side[:, 0].sum() / side[:, 1].sum())) for side in self.sides)
 
     def value(self) -> float:
-        """Of all requests."""
+        """Return the estimate from all requests."""
         ones = np.ones((1, len(self.sides[0])))
         return float(self.of(ones)[0])
 
     def of(self, weights: np.ndarray) -> np.ndarray:
-        """(b,) of every row of weights (b, n)."""
+        """Return the (b,) estimates for weights (b, n) of the requests."""
         return self._less([self._scaled(self._ratios(side, weights)) for side in self.sides])
 
     def errors(self, weights: np.ndarray) -> np.ndarray:
-        """(b,) standard errors, by the influence of each request on the ratio."""
+        """Return the (b,) standard errors, from the influence of each request on the ratio."""
         count = weights.shape[1]
         influence = self._less([self._influence(side, weights) for side in self.sides])
         return np.sqrt((weights * influence**2).sum(axis=1) / (count * (count - 1)))
 
     def jackknife(self) -> float | None:
-        """The standard error by leaving out one request after the other; None where one holds everything.
+        """Return the leave-one-out standard error; None if a single request holds a whole sum.
 
         Efron, The Jackknife, the Bootstrap and Other Resampling Plans, 1982, ch. 3.
         """
@@ -144,9 +145,9 @@ def _array(pairs: Pairs) -> np.ndarray:
 
 
 def _drawn(scale: _Scale, seed: int, resamples: int) -> np.ndarray | None:
-    """How many of its standard errors each resample is off, smallest first; None where Student's t stands for it.
+    """Return the sorted studentised deviations of the resamples; None where Student's t is used instead.
 
-    A resample without a standard error is off by any number of them.
+    A resample without a standard error has an infinite deviation.
     """
     count = len(scale.sides[0])
     if not FEW <= count <= MANY:
@@ -159,22 +160,22 @@ def _drawn(scale: _Scale, seed: int, resamples: int) -> np.ndarray | None:
 
 @lru_cache(maxsize=4)
 def _weights(count: int, seed: int, resamples: int) -> np.ndarray:
-    """(resamples, count) how often each request is drawn; all figures and configurations share them."""
+    """Return (resamples, count) multiplicities of requests, shared by all figures and configurations."""
     dice = np.random.default_rng([seed, count])
     return dice.multinomial(count, [1 / count] * count, size=resamples).astype(np.float64)
 
 
 def _reach(drawn: np.ndarray | None, count: int) -> float:
-    """The standard errors of half an interval."""
+    """Return half the width of an interval in standard errors."""
     return student(count - 1) if drawn is None else float(drawn[-_tail(drawn)])
 
 
 def _chance(off: float, drawn: np.ndarray | None, count: int) -> float:
-    """The share of chance that is off by as many standard errors.
+    """Return the p-value of a deviation of `off` standard errors.
 
-    The largest resamples say it up to the interval's end; beyond, a power law that fits them, as corrections for many
-    comparisons ask for smaller shares than resamples are (Hill, A Simple General Approach to Inference About the Tail
-    of a Distribution, 1975).
+    Inside the interval it is the share of resamples that deviate as much. Beyond its end the largest resamples are
+    extrapolated by a power law, because corrections for many comparisons need smaller p-values than one resample (Hill,
+    A Simple General Approach to Inference About the Tail of a Distribution, 1975).
     """
     if drawn is None:
         return beyond(off, count - 1)
@@ -191,7 +192,7 @@ def _tail(drawn: np.ndarray) -> int:
 
 @cache
 def student(degrees: int) -> float:
-    """What Student's t is beyond in 5 % of cases, either way."""
+    """Return the two-sided 95 % quantile of Student's t."""
     low, high = 1.0, 20.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -200,7 +201,7 @@ def student(degrees: int) -> float:
 
 
 def beyond(off: float, degrees: int) -> float:
-    """The probability that Student's t is beyond `off`, either way (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Return the two-sided tail probability of Student's t (Abramowitz and Stegun, 26.7.3, 26.7.4 and 26.7.8)."""
     if degrees > 200:
         return erfc(off * (1 - 1 / (4 * degrees)) / sqrt(2 + off * off / degrees))  # 26.7.8
     angle = atan(off / sqrt(degrees))

@@ -1,7 +1,7 @@
-"""Tables of text for a terminal or a pipe. They fit its width, and a number is never wrapped.
+"""Text tables for a terminal or a pipe. They fit its width, and numbers are never wrapped.
 
-What is too wide loses, one after the other until it fits: the columns that do not vary, which move above the table; the
-columns that the caller can spare; prose, which is folded; then the row becomes a line of text above its numbers.
+A table that is too wide drops, until it fits: constant columns, which move above the table; columns that the caller can
+spare; prose, which is folded; then each row becomes a line of text above its numbers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-WIDTH = 80  #: of what is no terminal, unless COLUMNS says otherwise
+WIDTH = 80  #: columns of a stream that is not a terminal, unless COLUMNS is set
 GAP = "  "
-LONG = 24  #: a text of more characters and several words is prose
-VAST = 1e12  #: floats from which on nobody counts commas
-TINY = 0.0001  #: floats below which digits say nothing in a column
-NARROWEST = 16  #: of a column of prose
+LONG = 24  #: longer texts of several words are prose
+VAST = 1e12  #: larger floats are written with an exponent
+TINY = 0.0001  #: smaller floats are written as <0.0001
+NARROWEST = 16  #: columns of folded prose
 HEAD_BREAKS = r" +|(?<=_)(?=\w)"
-COMMAND = ": moereplay "  #: before a command that ends a line
-KEPT = "\N{NO-BREAK SPACE}"  #: where a line is not to be broken; textwrap breaks at spaces of ASCII alone
+COMMAND = ": moereplay "  #: begins a command at the end of a line
+KEPT = "\N{NO-BREAK SPACE}"  #: textwrap breaks lines at ASCII spaces only
 
 Rows = Sequence[Mapping[str, object]]
 
@@ -48,46 +48,46 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Of the widest cell, or of the head."""
+        """Width of the widest cell or of the head."""
         return max(map(len, (self.head, *self.cells)))
 
     @property
     def least(self) -> int:
-        """The width to which it may be folded: numbers and short texts stay whole, heads break after spaces and _."""
+        """Width to which it can be folded: numbers and short texts stay whole, heads break after spaces and `_`."""
         if self.prose:
             return NARROWEST
         return max(map(len, (*re.split(HEAD_BREAKS, self.head), *self.cells)), default=0)
 
     @property
     def prose(self) -> bool:
-        """Whether it may be folded."""
+        """Whether the column holds sentences, which can be folded."""
         return not self.numeric and any(len(cell) > LONG and " " in cell for cell in self.cells)
 
     @property
     def constant(self) -> bool:
-        """Whether all of several cells are alike."""
+        """Whether several cells are all equal."""
         return len(self.cells) > 1 and len(set(self.cells)) == 1
 
     def padded(self, text: str, width: int) -> str:
-        """A text of this column: numbers to the right."""
+        """Pad a text to the column's width; numbers are right-aligned."""
         return text.rjust(width) if self.numeric else text.ljust(width)
 
 
 def width_of(stream: object = None) -> int:
-    """Columns of the terminal that the stream is, or COLUMNS, or 80."""
+    """Return the width of the terminal behind a stream, or COLUMNS, or 80."""
     isatty: Callable[[], bool] = getattr(stream or sys.stdout, "isatty", bool)
     columns = shutil.get_terminal_size((WIDTH, 24)).columns if isatty() else _of_environment()
     return max(columns, NARROWEST)
 
 
 def _of_environment() -> int:
-    """COLUMNS, where the user sets it; get_terminal_size would ask the terminal that started a pipe."""
+    """Read COLUMNS alone: get_terminal_size would ask the terminal that started a pipe."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) else WIDTH
 
 
 def console(stderr: bool = False) -> Console:
-    """The console for progress bars, and for what is printed as it is."""
+    """Return a console that prints texts as they are; progress bars use it too."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -95,10 +95,10 @@ def console(stderr: bool = False) -> Console:
 
 
 def table(rows: Rows, title: str = "", spare: Sequence[str] = (), width: int = 0, more: str = "--csv") -> str:
-    """A column per key of any row; numbers to the right, floats with four significant digits.
+    """Format rows with a column per key; numbers are right-aligned, floats have four significant digits.
 
-    `spare` are the columns that may be left out, first to go first, and `more` the option that prints them; `width` is
-    the terminal's unless given.
+    `spare` lists columns that may be dropped, first to go first, and `more` the option that prints them. `width`
+    defaults to the terminal's.
     """
     width = width or width_of()
     columns = [_column(rows, name) for name in dict.fromkeys(name for row in rows for name in row)]
@@ -111,7 +111,7 @@ def table(rows: Rows, title: str = "", spare: Sequence[str] = (), width: int = 0
 
 
 def markdown(rows: Rows) -> str:
-    """The rows as a Markdown table, of any width."""
+    """Format rows as a Markdown table of any width."""
     columns = [_column(rows, name) for name in dict.fromkeys(name for row in rows for name in row)]
     lines = [[each.head for each in columns], ["--:" if each.numeric else "---" for each in columns]]
     lines += [[in_markdown(each.cells[at]) for each in columns] for at in range(len(rows))]
@@ -119,7 +119,7 @@ def markdown(rows: Rows) -> str:
 
 
 def csv(rows: Rows) -> str:
-    """The rows as CSV, every digit; what is not there is empty. No spreadsheet takes a text for a formula."""
+    """Format rows as CSV with every digit; missing values are empty, and spreadsheets read no text as a formula."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     written = StringIO()
     writer = DictWriter(written, names, lineterminator="\n")
@@ -130,10 +130,9 @@ def csv(rows: Rows) -> str:
 
 
 def folded(text: str, width: int = 0, hanging: str = GAP) -> str:
-    """A line as several that fit, unless a word does not; those after the first are indented.
+    """Fold a line to the width; continuation lines are indented. A longer word is not broken.
 
-    What is to be pasted stays whole: text in backticks, and a command at the end, which gets a line of its own. ± stays
-    with its number.
+    Text in backticks stays whole, so does a command at the end, which gets its own line, and ± stays with its number.
     """
     width, indented = width or width_of(), " " * (len(text) - len(text.lstrip())) + hanging
     if len(text) <= width:
@@ -147,7 +146,7 @@ def folded(text: str, width: int = 0, hanging: str = GAP) -> str:
 
 
 def definitions(pairs: Sequence[tuple[str, str]], width: int = 0) -> list[str]:
-    """Each name with its text beside it, folded below itself; a name is given once for texts that follow it."""
+    """Format names with their texts, folded; a name is empty for further texts of the one before."""
     width, names = width or width_of(), max(len(name) for name, _ in pairs)
     return [line for name, text in pairs for line in _beside(f"{name:{names}}{GAP}", text, width)]
 
@@ -155,20 +154,20 @@ def definitions(pairs: Sequence[tuple[str, str]], width: int = 0) -> list[str]:
 def _beside(name: str, text: str, width: int) -> list[str]:
     room = max(width - len(name), NARROWEST)
     first, *others = lines = folded(text, room, "").splitlines() or [""]
-    if max(map(len, lines)) > room:  # what cannot be folded has a line of its own
+    if max(map(len, lines)) > room:  # text that cannot be folded gets its own line
         return [name.rstrip(), GAP + text]
     return [(name + first).rstrip(), *(" " * len(name) + line for line in others)]
 
 
 def counted(many: int, what: str) -> str:
-    """1 token, 2,000 tokens."""
+    """Return a number with its noun: 1 token, 2,000 tokens."""
     return f"{many:,} {what}{'' if many == 1 else 's'}"
 
 
 def cell(value: object) -> str:
-    """A value as text: floats with four significant digits, thousands separated by commas.
+    """Format a value: floats with four significant digits, thousands with commas.
 
-    What is vast is 4e+24, and what is too small for a column of numbers is <0.0001.
+    Huge floats are written as 4e+24, tiny ones as <0.0001.
     """
     if value is None:
         return "-"
@@ -182,10 +181,10 @@ def cell(value: object) -> str:
 
 
 class Share(float):
-    """A share that is shown in percent."""
+    """A share, printed in percent."""
 
     def __str__(self) -> str:
-        """As 12.34%."""
+        """Format as 12.34%."""
         return f"<{SMALLEST}%" if 0 < self < SMALLEST / 200 else f"{100 * self:.2f}%"
 
 
@@ -201,7 +200,7 @@ def _total(columns: Sequence[Column]) -> int:
 
 
 def _without_constants(columns: list[Column], width: int) -> tuple[list[Column], list[str]]:
-    """Columns that vary, and the others in words, where not all fit. The first column always stays."""
+    """Move constant columns into words if not all columns fit. The first column always stays."""
     if _total(columns) <= width:
         return columns, []
     alike = [column for column in columns[1:] if column.constant]
@@ -209,7 +208,7 @@ def _without_constants(columns: list[Column], width: int) -> tuple[list[Column],
 
 
 def _spared(columns: list[Column], spare: Sequence[str], width: int) -> tuple[list[Column], list[str]]:
-    """Columns without as many of `spare` as it takes to fit; all of them where that is not enough."""
+    """Drop spare columns until the rest fits; drop none if that does not help."""
     left: list[str] = []
     for name in (*spare, ""):
         kept = [column for column in columns if column.head not in left]
@@ -231,7 +230,7 @@ def _drawn(columns: Sequence[Column], width: int) -> list[str]:
 
 
 def _folded(columns: Sequence[Column], width: int) -> list[int]:
-    """The width of each column, the widest of those that can be folded made narrow; none if that is not enough."""
+    """Return the column widths after folding prose; empty if they do not fit."""
     widths = [column.width for column in columns]
     for _ in range(_total(columns) - width):
         foldable = [at for at, column in enumerate(columns) if widths[at] > column.least]
@@ -242,7 +241,6 @@ def _folded(columns: Sequence[Column], width: int) -> list[int]:
 
 
 def _lines(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
-    """Head, rule and rows; a cell that is folded takes several lines."""
     rule = "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
     rows = range(len(columns[0].cells))
     body = [line for at in rows for line in _line([column.cells[at] for column in columns], columns, widths)]
@@ -253,7 +251,6 @@ def _lines(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
 
 
 def _line(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
-    """One text per column, as many lines as the longest takes."""
     return _joined([_wrapped(text, width) for text, width in zip(texts, widths, strict=True)], columns, widths)
 
 
@@ -265,7 +262,6 @@ class _Heads(TextWrapper):
 
 
 def _joined(pieces: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
-    """The lines of each column's text beside those of the others."""
     return [GAP.join(map(Column.padded, columns, line, widths)).rstrip() for line in zip_longest(*pieces, fillvalue="")]
 
 
@@ -274,7 +270,6 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _stacked(columns: Sequence[Column], numbers: Sequence[Column], width: int) -> list[str]:
-    """The numbers of a row below a line of its texts, each with its name."""
     texts = [column for column in columns if not column.numeric]
     head, rule, *rows = _lines(numbers, [column.width for column in numbers])
     lines = [GAP + head, rule + "─" * len(GAP)]
@@ -285,7 +280,6 @@ def _stacked(columns: Sequence[Column], numbers: Sequence[Column], width: int) -
 
 
 def _pairs(columns: Sequence[Column], at: int, width: int) -> list[str]:
-    """A row as names and values, as many on a line as fit."""
     lines = [""]
     for pair in (f"{column.head} {column.cells[at]}" for column in columns):
         joined = f"{lines[-1]}; {pair}" if lines[-1] else pair
@@ -295,9 +289,9 @@ def _pairs(columns: Sequence[Column], at: int, width: int) -> list[str]:
 
 # -- Rankings as a terminal shows them: short heads, shares in percent, and what the heads mean.
 
-#: Columns of what is forecast.
+#: Columns of a forecast.
 FORECAST = {name: f"forecast {name}" for name in ("loss", "low", "high")}
-#: Columns of a ranking by their heads; the whole names are in files, --csv and --json.
+#: Heads of a ranking's columns; files, --csv and --json use the full names.
 HEADS = {
     "identity": "id",
     "compulsory_limit": "limit",
@@ -306,7 +300,7 @@ HEADS = {
     FORECAST["high"]: "high",
 }
 SHARES = ("hit_rate", "belady_hit_rate", "compulsory_limit", "collisions_per_miss", *FORECAST.values())
-#: What may be left out, first to go first.
+#: Columns that may be dropped, first to go first.
 SPARE = (
     "id",
     "half_width",
@@ -321,23 +315,23 @@ SPARE = (
     "low",
     "high",
 )
-#: What heads mean, each line for a table that has its first.
+#: Meanings of heads; a line is printed if the table has its key.
 LEGEND = {
-    "belady": "belady, limit: the most hits of any eviction, of any cache, without prefetch",
-    "coll": "coll: misses of what the same pass evicted",
+    "belady": "belady, limit: upper bound on hits for any eviction, any cache, without prefetch",
+    "coll": "coll: misses on experts evicted earlier in the same pass",
     "TPOT": "TTFT, TPOT in ms; --csv: all digits",
 }
-DIGITS = 8  #: of an identity
+DIGITS = 8  #: of an identity that are printed that are printed
 
 
 def drawn(rows: Sequence[Mapping[str, Any]], width: int = 0) -> list[str]:
-    """A ranking as a table, and its legend."""
+    """Return a ranking as a table and its legend."""
     shown = table([_short(row) for row in rows], spare=SPARE, width=width)
     return [*([shown] if rows else []), *(folded(line, width) for line in _legend(rows, shown))]
 
 
 def _legend(rows: Sequence[Mapping[str, Any]], shown: str) -> list[str]:
-    """What the heads of a ranking mean, of columns that are in the table or said above it."""
+    """Return the meanings of the heads that the table shows."""
     if not rows or "belady_hit_rate" not in rows[0]:
         return []
     above = shown.partition("─")[0].split()

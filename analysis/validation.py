@@ -1,9 +1,9 @@
-"""A live run beside replays of the same requests: what differs, by how much, and whether that is allowed.
+"""A live run compared with replays of the same requests.
 
-Two replays stand beside each live run. The *closed loop* replays what the live run itself recorded, so it must make
-the same decisions to the last event, whatever the policies. The *open loop* replays the baseline trace. Policies that
-leave the model's output alone allow it no difference either; for the others it is the error of replaying a recording
-that does not react, and has tolerances.
+Each live run has two replays. The *closed loop* replays what the live run recorded, so it must make the same decisions
+to the last event under any policy. The *open loop* replays the baseline trace. It must be identical as well under
+policies that leave the model's output alone. Under other policies the recording does not react, and tolerances limit
+its error.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ TIMES = ("TTFT ms", "TPOT ms")
 
 
 class Tolerances(Frozen):
-    """How far an open-loop replay may be from the live run."""
+    """Largest allowed error of an open-loop replay."""
 
     hit_rate: float = Field(default=0.01, ge=0)  #: absolute
     time: float = Field(default=0.02, ge=0)  #: of TTFT and TPOT, relative to the live run's
 
 
 class Measure(NamedTuple):
-    """One number of both runs; None where there was nothing to measure."""
+    """One number of both runs; None if there was nothing to measure."""
 
     name: str
     live: float | None
@@ -59,32 +59,32 @@ class Measure(NamedTuple):
 
     @property
     def within(self) -> bool:
-        """Whether the error is allowed; numbers that only one of the runs has are not."""
+        """Whether the error is allowed; a number that only one run has is not."""
         if self.allowed is None or self.live == self.replayed:
             return True
         return self.error is not None and abs(self.error) <= self.allowed
 
 
 class Runs(NamedTuple):
-    """Results of one configuration on the same requests, all with their event logs or all without."""
+    """Results of one configuration on the same requests, all with or all without event logs."""
 
     live: Result
     replayed: Result  #: of the baseline trace
     closed: Result | None = None  #: replay of what the live run recorded
-    recorded: Trace | None = None  #: what the live run recorded: the model's own choices, given what the policies did
+    recorded: Trace | None = None  #: routing that the live run recorded under its policies
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One policy set, live beside replayed."""
+    """One policy set, live and replayed."""
 
     name: str
     config: Row
     about: Row  #: of the replay
-    exact: bool  #: whether the open loop may not differ at all
+    exact: bool  #: whether the open loop must be identical
     measures: tuple[Measure, ...]
     layers: tuple[Row, ...]  #: per layer, LAYER_COUNTERS of either run as `live_*` and `replayed_*`
-    events: int  #: that both logs have; 0 without logs
+    events: int  #: in both logs; 0 without logs
     open_loop: Divergence | None
     closed_loop: Divergence | None
     closed_ran: bool
@@ -92,11 +92,11 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether everything that differs is allowed to."""
+        """Whether every difference is allowed."""
         return not self.complaints()
 
     def complaints(self) -> list[str]:
-        """What is not allowed, one line each."""
+        """Return the differences that are not allowed, one line each."""
         wrong = []
         if self.closed_loop is not None:
             wrong.append(f"closed loop: {self.closed_loop.text()}")
@@ -106,7 +106,7 @@ class Comparison:
         return wrong + [f"{measure.name} is outside its tolerance of {measure.allowed:g}" for measure in outside]
 
     def verdict(self) -> str:
-        """identical, differs, within tolerance, or outside tolerance."""
+        """Return identical, differs, within tolerance, or outside tolerance."""
         if self.open_loop is None and self.closed_loop is None:
             return "identical"
         if self.exact or self.closed_loop is not None:
@@ -115,7 +115,7 @@ class Comparison:
 
     @property
     def lam(self) -> float | None:
-        """How strongly routing follows the cache; None if its policy has no such parameter."""
+        """The strength of cache-aware routing; None if the routing policy has no such parameter."""
         found = re.search(r":lam=([^:]+)", str(self.about["policies"]["routing"]))
         return float(found[1]) if found else None
 
@@ -127,9 +127,9 @@ def compare(
     tolerances: Tolerances | None = None,
     quality: Mapping[str, float | None] | None = None,
 ) -> Comparison:
-    """Compare runs of one configuration on the requests of `trace`, which both replays and the live run had.
+    """Compare runs of one configuration on the requests of `trace`.
 
-    Raises ResultError if they are not of one configuration.
+    Raises ResultError if the runs have different configurations.
     """
     live, replayed, closed, recorded = runs
     for other in (replayed, closed):
@@ -171,7 +171,6 @@ def _numbers(result: Result) -> dict[str, float | None]:
 
 
 def _layers(live: Result, replayed: Result) -> list[Row]:
-    """A row per layer, phases summed."""
     ours, theirs = _by_layer(live), _by_layer(replayed)
     nothing = dict.fromkeys(LAYER_COUNTERS, 0)
     return [
@@ -193,22 +192,22 @@ def _by_layer(result: Result) -> dict[int, dict[str, int]]:
 
 # -- Comparisons as rows: for the terminal, as one JSON document, and as a Parquet file that figures are drawn from.
 
-#: Settings that head a table; the others are in the document.
+#: Settings above a table; the others are in the document.
 SHOWN = (*POLICIES, "platform", "contract", "scope")
 
 
 def document(comparisons: Sequence[Comparison]) -> Row:
-    """Everything as one JSON-ready document."""
+    """Return all comparisons as one JSON-ready document."""
     return {"passed": all(each.passed for each in comparisons), "sets": [_row(each) for each in comparisons]}
 
 
 def to_frame(comparisons: Sequence[Comparison]) -> pl.DataFrame:
-    """One row per comparison, as `results.validation` stores them."""
+    """Return one row per comparison, as `results.validation` stores them."""
     return validation.to_frame([_row(each) | {"config": _flat(each.config)} for each in comparisons])
 
 
 def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
-    """Title lines: what was run, and how to read the table."""
+    """Return the title lines: what was run, and how to read the table."""
     alike = {name for name in SHOWN if len({each.config[name] for each in comparisons}) == 1}
     first = comparisons[0].config
     return [
@@ -216,14 +215,14 @@ def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
         "; ".join(f"{name} {first[name]}" for name in SHOWN if name in alike),
         *(f"set {each.name}: {said}" for each in comparisons if (said := _settings(each, alike))),
         *capacities([(each.config, each.about) for each in comparisons]),
-        "replayed: the trace, without the model; closed loop: what the live run itself recorded, replayed",
-        "allowed 0: policies that leave the output alone may not differ at all; the others are replayed open loop",
+        "replayed: the trace, without the model; closed loop: replay of the live run's own recording",
+        "allowed 0: policies that leave the output alone must be identical; the others are replayed open loop",
         "",
     ]
 
 
 def measure_rows(comparisons: Sequence[Comparison]) -> list[Row]:
-    """A table row per set and measure; the set's name stands in the first, a long one goes down, word by word."""
+    """Return a table row per set and measure; the words of a long set name are spread over its rows."""
     outside = any(not measure.within for each in comparisons for measure in each.measures)
     return [
         {"set": words, **_shown(measure, outside)}
@@ -233,13 +232,13 @@ def measure_rows(comparisons: Sequence[Comparison]) -> list[Row]:
 
 
 def _down(name: str, rows: int) -> list[str]:
-    """A name for each row: whole in the first, or if it is long its words, in the last row all that are left."""
+    """Spread a long name over the rows, one word each and the rest in the last."""
     words = name.split(maxsplit=rows - 1) if len(name) > LONG else [name]
     return words + [""] * (rows - len(words))
 
 
 def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
-    """A table row per set that changes the model's output: misses saved, and quality of the output."""
+    """Return a table row per set that changes the model's output: miss rates and quality."""
     return [
         {
             "set": each.name,
@@ -258,7 +257,7 @@ def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
 
 
 def lines(comparisons: Sequence[Comparison]) -> list[str]:
-    """One line per set, and one for each tolerance that it exceeds."""
+    """Return a verdict per set, and a line per exceeded tolerance."""
     verdicts = []
     for each in comparisons:
         verdicts.append(f"{each.name}: {each.verdict()}{_compared(each)}")
@@ -269,13 +268,13 @@ def lines(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def miss_rate(each: Comparison, side: str) -> float | None:
-    """Misses per access of a side, `live` or `replayed`; None without accesses."""
+    """Return misses per access of a side, `live` or `replayed`; None without accesses."""
     sums = {name: sum(layer[f"{side}_{name}"] for layer in each.layers) for name in ("misses", "accesses")}
     return MISS_RATE.value(sums)
 
 
 def _settings(each: Comparison, alike: AbstractSet[str]) -> str:
-    """What neither all sets share nor the name of this one says."""
+    """Return the settings that are neither shared by all sets nor part of the set's name."""
     named = each.name.split()
     own = {name: each.config[name] for name in SHOWN if name not in alike}
     return "; ".join(f"{name} {value}" for name, value in own.items() if f"{name}={value}" not in named)
@@ -336,6 +335,6 @@ def _divergence(found: Divergence | None) -> Row | None:
 
 
 def _flat(config: Row) -> Row:
-    """Lists of experts as text, as `results.read` spells them."""
+    """Write lists of experts as text, as `results.read` does."""
     lists = {name: value for name, value in config.items() if isinstance(value, list)}
     return config | {name: " ".join(f"{layer}:{expert}" for layer, expert in value) for name, value in lists.items()}

@@ -1,8 +1,9 @@
-"""Which of some configurations is best by a figure, what it is compared with, and how sure that is.
+"""The best of some configurations by a figure, its comparison with the others, and how certain its lead is.
 
-What knows the future cannot be used, and never wins: it is an upper bound. Requests are the samples
+Configurations that know the future cannot be used and never win: they are upper bounds. Requests are the samples
 (docs/statistics.md): the winner is compared with every other configuration over the same trace, corrected for their
-number. Configurations that differ in the platform alone are counted request by request. `sentences.py` words it.
+number. Configurations that differ only in the platform are compared request by request. `sentences.py` puts verdicts
+into words.
 """
 
 from __future__ import annotations
@@ -27,45 +28,45 @@ from moereplay.analysis.tables import cell
 from moereplay.results.settings import NAMES
 from moereplay.traces.texts import percent, points
 
-#: What two configurations have alike when one of them is called the second: policies are compared, not machines.
+#: Settings that the second shares with the best if possible: policies are compared, not machines.
 ALIKE = ("model", "trace", "passes", "platform", "capacity")
-#: What policies are given. Where it varies, a best set is named for each: more memory always wins.
+#: Settings that are not policies' to choose. Where they vary, each value has its own winner: more memory always wins.
 CONDITIONS = ("model", "trace", "passes", "capacity")
 SHOWN_TIED = 3
 
 
-#: Whether the policies of a row know the future, by kind.
+#: Tells from a row's policies, by kind, whether one knows the future.
 Foresight = Callable[[Mapping[str, Any]], bool]
 
 
 class Entry(NamedTuple):
-    """One configuration with what it is judged by."""
+    """A configuration with the figures and request rows that it is judged by."""
 
-    settings: Mapping[str, Any]  #: what it is called by, and `ALIKE`
+    settings: Mapping[str, Any]  #: those that name it, and `ALIKE`
     tokens_per_s: float | None
     hit_rate: float | None
-    requests: Callable[[], Sequence[Mapping[str, Any]]]  #: its rows of requests; none where they are not kept
-    foresees: bool = False  #: whether a policy of it knows the future
-    synthetic: bool = False  #: whether its routing is, so that `requests` has no rows
-    every: Callable[[], Sequence[Mapping[str, Any]]] | None = None  #: its rows of requests, also of synthetic routing
+    requests: Callable[[], Sequence[Mapping[str, Any]]]  #: its per-request rows; none if they were not stored
+    foresees: bool = False  #: whether one of its policies knows the future
+    synthetic: bool = False  #: whether its routing is synthetic; `requests` then has no rows
+    every: Callable[[], Sequence[Mapping[str, Any]]] | None = None  #: as `requests`, with those of synthetic routing
 
     @property
     def rows(self) -> Sequence[Mapping[str, Any]]:
-        """What is counted request by request, and not tested: rows of requests, also of synthetic routing."""
+        """Rows of requests for exact counts; synthetic routing has them too, `requests` then has none."""
         return (self.every or self.requests)()
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What the best is chosen by."""
+    """A quantity by which configurations are ranked, and how its values and differences are printed."""
 
     best: str
-    name: str  #: of the field of `Entry`
+    name: str  #: field of `Entry`
     called: str  #: in words
-    more_is: str  #: what a configuration that has more of it does on a request
+    more_is: str  #: comparative for one request
     shown: Callable[[float], str]
-    end: Callable[[float], str]  #: an end of an interval
-    more: Callable[[float, float], str]  #: a difference beside the second's value
+    end: Callable[[float], str]  #: formats an end of an interval
+    more: Callable[[float, float], str]  #: formats a difference, given the second's value
 
 
 FIGURES = (
@@ -90,53 +91,53 @@ FIGURES = (
 )
 
 
-#: What is known of a lead: nothing, as there are no rows, one request, requests that share passes, or no interval; how
-#: sure it is; or on how many requests, where only the platform differs.
+#: Certainty of a lead. No interval: no rows, one request, shared passes, or another reason. Tested: significant,
+#: significant before the correction only, or not significant. Counted: only the platform differs.
 NO_ROWS, ONE_REQUEST, SHARED, UNKNOWN = "no rows", "one request", "shared", "unknown"
 SURE, LUCK, NOISE, COUNTED = "sure", "luck", "noise", "counted"
-GENERATED = "generated"  #: the routing is synthetic: nothing is known of a lead on a real trace
+GENERATED = "generated"  #: synthetic routing says nothing of a lead on a real trace
 
 
 class Lead(NamedTuple):
-    """The best beside the second."""
+    """The best configuration compared with the second."""
 
-    more: float  #: the best's figure less the second's
+    more: float  #: the best's figure minus the second's
     below: float  #: the second's
-    off: float | None  #: half the 95 % interval of the difference, where it is known
+    off: float | None  #: half the 95 % CI of the difference, if known
     requests: int
     certainty: str
     counted: Counted | None = None  #: where only the platform differs
 
 
 class Rival(NamedTuple):
-    """Another configuration, and the winner beside it."""
+    """Another configuration over the same requests, with the winner's comparison against it."""
 
     entry: Entry
     beside: Comparison
-    exact: bool = False  #: whether the two can differ in time alone: counted, not tested
+    exact: bool = False  #: whether they can differ in time alone: counted, not tested
 
 
 class Verdict(NamedTuple):
-    """The best of some configurations by one figure."""
+    """The best configurations by one figure, and their rivals."""
 
     figure: Figure
     tied: Sequence[Entry]  #: the best, and all that have exactly its figure
     rivals: Sequence[Rival]  #: the others that replay the same requests, best first
-    second: Entry | None  #: the next best that it can be set beside
+    second: Entry | None  #: the best of the rest with the same conditions
 
     @property
     def best(self) -> Entry:
-        """The first of those that tie."""
+        """The first of the tied winners."""
         return self.tied[0]
 
     @property
     def value(self) -> float:
-        """The best's figure."""
+        """The winner's figure."""
         return getattr(self.best, self.figure.name)
 
     @property
     def lead(self) -> Lead | None:
-        """None where there is no second."""
+        """The lead over the second; None if there is no second."""
         if self.second is None:
             return None
         rival = next((each for each in self.rivals if each.entry is self.second), None)
@@ -149,7 +150,7 @@ class Verdict(NamedTuple):
 
     @property
     def as_good(self) -> list[Entry]:
-        """The rivals that the best does not surely beat."""
+        """Rivals that are statistically tied with the winner."""
         return [
             each.entry
             for each in self.rivals
@@ -158,16 +159,16 @@ class Verdict(NamedTuple):
 
     @property
     def tested(self) -> list[Rival]:
-        """The rivals that were tested, and not only counted."""
+        """Rivals with a statistical test; those compared request by request are not among them."""
         return [each for each in self.rivals if each.beside.off is not None and not each.exact]
 
     @property
     def samples(self) -> int:
-        """The fewest requests of any test; 0 where there is none."""
+        """The fewest requests of any test; 0 without a test."""
         return min((each.beside.requests for each in self.tested), default=0)
 
     def own(self) -> Interval | None:
-        """The interval of the best's own figure; None where no request has it."""
+        """Return the interval of the winner's own figure; None if no request has the figure."""
         return estimate(self.best.requests(), self.figure.name)
 
 
@@ -184,7 +185,7 @@ def _certainty(beside: Comparison, more: float) -> str:
 
 
 def verdict(figure: Figure, entries: Sequence[Entry]) -> Verdict | None:
-    """The best of these configurations beside the others; None where none has the figure."""
+    """Return the verdict on these configurations; None if none has the figure."""
     known = ranked(figure, entries)
     if not known:
         return None
@@ -193,18 +194,17 @@ def verdict(figure: Figure, entries: Sequence[Entry]) -> Verdict | None:
 
 
 def ranked(figure: Figure, entries: Sequence[Entry]) -> list[Entry]:
-    """Those that have the figure, best first; the order that they came in among equals."""
+    """Return the entries that have the figure, best first; equal ones keep their order."""
     known = [entry for entry in entries if getattr(entry, figure.name) is not None]
     return sorted(known, key=lambda entry: -getattr(entry, figure.name))
 
 
 def tied_first(figure: Figure, known: Sequence[Entry]) -> list[Entry]:
-    """All that have exactly the figure of the first."""
+    """Return all entries with exactly the figure of the first."""
     return [entry for entry in known if getattr(entry, figure.name) == getattr(known[0], figure.name)]
 
 
 def _rivals(figure: Figure, first: Entry, known: Sequence[Entry]) -> list[Rival]:
-    """The others that replay the same requests."""
     ours = [first.settings.get(name) for name in ALIKE[:2]]
     others = [each for each in known[1:] if [each.settings.get(name) for name in ALIKE[:2]] == ours]
     timed = figure.name == "tokens_per_s"
@@ -219,19 +219,21 @@ def _rivals(figure: Figure, first: Entry, known: Sequence[Entry]) -> list[Rival]
 
 
 def same_routing(first: Entry, second: Entry) -> bool:
-    """Whether two configurations can differ in time alone: another platform, or equal hits and misses per request."""
+    """Return whether two configurations can differ in time alone: another platform, or the same decisions for every
+    request.
+    """
     settings = (*ALIKE[:3], *NAMES)
     unlike = {name for name in settings if first.settings.get(name) != second.settings.get(name)}
     return unlike == {"platform"} or same_decisions(first.rows, second.rows)
 
 
 def independent(entry: Entry) -> bool:
-    """Whether every request begins with an empty cache, and has it to itself."""
+    """Return whether every request starts with an empty cache and runs alone."""
     return entry.settings.get("reset") == "request" and not str(entry.settings.get("passes")).startswith("batch")
 
 
 def _second(first: Entry, known: Sequence[Entry]) -> Entry | None:
-    """The next best of the same machine and capacity, or else of the same passes, or of the same trace."""
+    """Return the next best entry on the same machine and capacity, or else of the same passes, or of the same trace."""
     for alike in (ALIKE, ALIKE[:3], ALIKE[:2]):
         ours = [first.settings.get(name) for name in alike]
         for entry in known[1:]:
@@ -241,12 +243,12 @@ def _second(first: Entry, known: Sequence[Entry]) -> Entry | None:
 
 
 def differing(first: Entry, second: Entry, names: Sequence[str]) -> list[str]:
-    """The settings that the two do not share."""
+    """Return the settings in which two entries differ."""
     return [name for name in names if first.settings.get(name) != second.settings.get(name)]
 
 
 def listed(tied: Sequence[Entry], names: Sequence[str]) -> str:
-    """The first of these, and how many more they are."""
+    """Return the names of the first entries and the number of the rest."""
     shown = [called(entry, names) for entry in tied[:SHOWN_TIED]]
     if len(tied) == 1:
         return shown[0]
@@ -256,7 +258,9 @@ def listed(tied: Sequence[Entry], names: Sequence[str]) -> str:
 
 
 def called(entry: Entry, names: Sequence[str]) -> str:
-    """Policies by their names, other settings as `name value`, the capacity last: least_stale, scope global at 50%."""
+    """Name an entry: policies by their names, other settings as `name value`, the capacity last (lru, scope global at
+    50%).
+    """
     plain = ("preset", "eviction", "prefetch", "miss", "routing")
     words = [
         str(entry.settings[name]) if name in plain else f"{name} {entry.settings[name]}"

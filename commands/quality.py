@@ -221,7 +221,7 @@ class Foreseen(NamedTuple):
 
         Raises ResultError where nothing can be forecast, or nothing is within the largest loss.
         """
-        from moereplay.analysis.forecast_page import refusals, share_of, with_forecasts, within
+        from moereplay.analysis.forecast import refusals, share_of, with_forecasts, within
         from moereplay.results.result import ResultError
 
         if self.quality is None:
@@ -238,14 +238,14 @@ class Foreseen(NamedTuple):
 
 def forecast_of(folder: Path) -> Forecast:
     """What the live points of a folder say of perplexity. Raises ResultError."""
-    from moereplay.analysis.forecast_page import of_perplexity
+    from moereplay.analysis.forecast import of_perplexity
     from moereplay.results.quality import load
 
     return of_perplexity(load(folder))
 
 
 def _said(made: Forecast) -> str:
-    from moereplay.analysis.forecast import LEVEL
+    from moereplay.analysis.forecast_fit import LEVEL
 
     live = f"{len(made.points)} live points of {made.task}"
     return f"FORECAST: rise of perplexity from {live}, {LEVEL:.0%} intervals"

@@ -297,7 +297,7 @@ def _curve(folder: str, rows: pl.DataFrame) -> str:
 def _replays(folder: Path, where: list[str], live: Path | None) -> pl.DataFrame:
     """The replays of a folder that `replay` or `sweep` wrote, with the checks of a sweep, and what is forecast."""
     from moereplay.analysis.checks import with_checks
-    from moereplay.analysis.forecast_page import with_forecasts
+    from moereplay.analysis.forecast import with_forecasts
     from moereplay.commands.quality import forecast_of
     from moereplay.results import checks
     from moereplay.results.read import filtered

@@ -108,8 +108,8 @@ def _failed(folder: Path) -> _Page:
 
 
 def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen: Foreseen, ends: bool) -> _Page:
-    from moereplay.analysis import forecast_page
-    from moereplay.analysis.checks import candidates_of, columns, summary
+    from moereplay.analysis.checks import candidates_of, check_columns, summary
+    from moereplay.analysis.forecast import forecast_columns
     from moereplay.analysis.metrics import grouped as means
     from moereplay.analysis.metrics import judged, ranked, shared
     from moereplay.analysis.tables import counted
@@ -124,7 +124,7 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
     return _Page(
         rows=means(frame, group_by.split(","), by)
         if group_by
-        else forecast_page.columns(columns(ranking, found), frame),
+        else forecast_columns(check_columns(ranking, found), frame),
         heading=[heading, *routing_of(frame), shared(frame), *said, f"best {by} first"],
         brief=[heading, *routing_of(frame)],
         checked=summary(found, candidates_of(frame)),
@@ -139,7 +139,7 @@ def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
     if not as_json:
         sys.stdout.write(csv_text(rows))
         return
-    from moereplay.analysis.forecast_page import nested
+    from moereplay.analysis.forecast import nested
 
     for row in rows.iter_rows(named=True):
         print(json_text(nested(row)))

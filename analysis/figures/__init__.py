@@ -9,7 +9,7 @@ from typing import NamedTuple
 import polars as pl
 from matplotlib.figure import Figure
 
-from moereplay.analysis import forecast_page
+from moereplay.analysis import forecast
 from moereplay.analysis.checks import COLUMN
 from moereplay.analysis.figures.sheet import KINDS, on_page, save, save_caption, save_numbers, styled
 from moereplay.results.result import ResultError, unknown
@@ -115,7 +115,7 @@ def _fed_by(frame: pl.DataFrame) -> tuple[str, ...]:
     if "measures" in frame.columns:
         return QUALITY_FIGURES
     stored = COLUMN in frame.columns or "latency" in frame.columns  # only stored results can have been checked
-    more = FORECAST_FIGURES if forecast_page.COLUMN in frame.columns else ()
+    more = FORECAST_FIGURES if forecast.COLUMN in frame.columns else ()
     return (*FIGURES, *CHECK_FIGURES, *more) if stored else FIGURES
 
 

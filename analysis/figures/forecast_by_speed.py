@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 
 from moereplay.analysis.figures.quality_panels import FRONT, Point, front
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
-from moereplay.analysis.forecast import policy_of, tiers_of
-from moereplay.analysis.forecast_page import COLUMN, SIDES, refusals
+from moereplay.analysis.forecast import COLUMN, SIDES, refusals
+from moereplay.analysis.forecast_fit import policy_of, tiers_of
 from moereplay.analysis.metrics import measured, shared
 from moereplay.analysis.palette import MUTED, Look, looks
 from moereplay.results.result import ResultError

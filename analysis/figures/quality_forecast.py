@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
-from moereplay.analysis.forecast import LEVEL, Forecast, Left, forecast, moved
+from moereplay.analysis.forecast import Forecast, forecast
+from moereplay.analysis.forecast_fit import LEVEL, Left, moved
 from moereplay.analysis.palette import INK, MUTED, Look, looks
 from moereplay.results.result import ResultError
 

@@ -116,10 +116,10 @@ def test_what_one_request_alone_holds_has_no_interval() -> None:
 
 
 def test_sides_of_other_lengths_and_without_denominators_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 samples beside 2"):
+    with pytest.raises(ValueError, match=r"3.* 2 "):
         difference([(1, 1)] * 3, [(1, 1)] * 2)
     for refused in (lambda: difference([(0, 0)] * 3, [(1, 1)] * 3), lambda: interval([(0, 0)]), lambda: interval([])):
-        with pytest.raises(ValueError, match="denominators sum to nothing"):
+        with pytest.raises(ValueError, match="denominators"):
             refused()
 
 

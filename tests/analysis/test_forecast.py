@@ -10,10 +10,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from moereplay.analysis.forecast import (
+from moereplay.analysis.forecast import Forecast, forecast, with_forecasts
+from moereplay.analysis.forecast_fit import (
     NOTHING,
     Change,
-    Forecast,
     Form,
     Point,
     best_form,
@@ -21,7 +21,6 @@ from moereplay.analysis.forecast import (
     distance,
     distances,
     fitted,
-    forecast,
     leave_out,
     moved,
     policy_of,
@@ -29,7 +28,7 @@ from moereplay.analysis.forecast import (
     stored_bits,
     tiers_of,
 )
-from moereplay.analysis.forecast_page import by_policy, coverage, in_words, shown, signal, with_forecasts
+from moereplay.analysis.forecast_page import by_policy, coverage, in_words, shown, signal
 from moereplay.analysis.quality import judged
 from moereplay.results.result import ResultError
 from tests.kit.quality_rows import ASSIGNMENTS, MASS, TASK, Loss, changed, counters_of, quality_frame
@@ -200,7 +199,7 @@ def test_coverage_of_policies_that_share_nothing_is_unknown():
         "lowest_bit": changed(0, 0, 0, 0, 0.1),
     }
     alone = [Point(str(at), policy, change, 0.1, 0.01) for policy, change in changes.items() for at in range(4)]
-    assert "none of 12 points of policies that are left out has an interval" in in_words(coverage(alone))
+    assert "none of 12 left-out points" in in_words(coverage(alone))
 
 
 def test_coverage_leaves_nothing_of_a_policy_to_its_interval():
@@ -227,7 +226,7 @@ def test_a_loss_that_overflowed_is_refused_by_its_set(value: float):
     frame = frame.with_columns(overflowed(frame, frame["set"][1], value))
     (found,) = [each for each in judged(frame) if (each.set, each.measure) == (frame["set"][1], "kl")]
     assert (found.change is not None and not isfinite(found.change)) and found.off is None
-    with pytest.raises(ResultError, match=f"set {frame['set'][1]}: its loss of kl is {value}, .* wider --dtype"):
+    with pytest.raises(ResultError, match=f"kl loss of set {frame['set'][1]}: {value} .* wider --dtype"):
         forecast(frame)
 
 
@@ -276,13 +275,13 @@ def test_few_policies_are_refused():
 
 def test_points_of_which_each_is_beyond_the_others_are_refused():
     alone = [(policy, changed(*[0.001 * 3**at] * 5)) for at, (policy, _) in enumerate(drawn_changes(9))]
-    with pytest.raises(ResultError, match="too few live points lie within the reach of the others"):
+    with pytest.raises(ResultError, match="too few live points"):
         forecast(quality_frame(sets_of(alone), {"nll": truth}))
 
 
 def test_one_example_has_no_error_and_is_refused():
     frame = quality_frame(sets_of(drawn_changes(12)), {"nll": truth}, examples=1)
-    with pytest.raises(ResultError, match="no standard errors; ask a task of two examples or more"):
+    with pytest.raises(ResultError, match="no standard errors"):
         forecast(frame)
 
 

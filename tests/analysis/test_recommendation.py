@@ -108,7 +108,7 @@ def test_a_search_that_ended_early_does_not_claim_that_prefetch_does_not_pay():
     (
         (1, None, "can't tell", ("20 times as many", "one request, not tested"), "distinguished"),
         (5, None, "can't tell", ("20 times as many", "not tested"), "one request"),
-        (5, 30.0, "can't tell", ("cannot be distinguished",), "not tested"),
+        (5, 30.0, "can't tell", ("statistically tied",), "not tested"),
         (5, 30.0, "yes", (), "times"),
     ),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from moereplay.analysis.forecast import Change
+from moereplay.analysis.forecast_fit import Change
 from moereplay.results.quality import FILE, UNMODIFIED
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay

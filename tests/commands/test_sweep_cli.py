@@ -175,10 +175,10 @@ def test_compare_shows_a_table_that_fits(several, capsys):
 @pytest.mark.parametrize(
     ("one", "options", "said"),
     [
-        ("lru", {}, "2 configurations are lru"),
-        ("lifo", {}, "no configuration is lifo; give an id"),
-        ("shape=round", {}, "no setting is called shape"),
-        ("least_stale:order=a", {}, "no configuration is least_stale:order=a; give an id"),
+        ("lru", {}, "'lru' .* 2 configurations"),
+        ("lifo", {}, "'lifo'"),
+        ("shape=round", {}, "'shape'"),
+        ("least_stale:order=a", {}, "'least_stale:order=a'"),
         ("lru", {"where": ["capacity=60%"], "by": "gb_moved"}, "no figure to compare called 'gb_moved'"),
     ],
 )
@@ -222,7 +222,7 @@ def test_compare_takes_a_users_policy_without_the_version_of_its_file(tmp_path, 
         if times == 2:
             sweep_compare(str(tmp_path / "out"), "mine")
             assert "is mine better by hit_rate" in unfolded(capsys.readouterr().out)
-    with pytest.raises(ResultError, match="mine is there in 2 versions; give one: mine@"):
+    with pytest.raises(ResultError, match=r"mine.* 2 versions.*mine@"):
         sweep_compare(str(tmp_path / "out"), "mine")
 
 

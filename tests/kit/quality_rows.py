@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from moereplay.analysis.forecast import Change
+from moereplay.analysis.forecast_fit import Change
 from moereplay.results.files import write_frame
 from moereplay.results.quality import FILE, UNMODIFIED, to_frame
 from moereplay.results.result import Row
