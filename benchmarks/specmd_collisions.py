@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from moereplay.analysis.tables import console, table
 from moereplay.simulator.config import configure
-from moereplay.simulator.preset import preset
+from moereplay.simulator.presets import preset
 from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.papers.figures import predictor
 from moereplay.sweeps.recommend.space import can_replay

@@ -27,7 +27,7 @@ from moereplay.analysis.statistics import spearman
 from moereplay.analysis.tables import console, table
 from moereplay.results.metrics import values_of
 from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.preset import preset
+from moereplay.simulator.presets import preset
 from moereplay.sweeps.grid import run_grid
 from moereplay.traces.documents import json_text
 from moereplay.traces.schema import Trace

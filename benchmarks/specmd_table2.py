@@ -29,7 +29,7 @@ from moereplay.analysis.statistics import spearman
 from moereplay.analysis.tables import console, table
 from moereplay.results.files import to_frame
 from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.preset import LEAST_STALE, preset
+from moereplay.simulator.presets import LEAST_STALE, preset
 from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.papers.figures import figures_of, predictor
 from moereplay.sweeps.recommend.space import can_replay

@@ -17,7 +17,7 @@ from moereplay.calibration.runs import MIB, RefusalError, Run, Sizes, run_of
 from moereplay.policies.errors import PolicyError
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.traces.schema import TraceError
 
 FIT, HELD_OUT = "fit", "held_out"

@@ -12,7 +12,7 @@ from moereplay.calibration.prediction import MS, PUBLISHED, Prediction, loading_
 from moereplay.calibration.runs import MIB, Run
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Calibration, Platform, Roofline
-from moereplay.simulator.platform_files import sealed
+from moereplay.simulator.platforms import sealed
 from moereplay.traces.geometry import recognised
 from moereplay.traces.weight_formats import MIXTURES
 

@@ -20,7 +20,7 @@ from moereplay.results.result import Event, Result
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform
-from moereplay.simulator.platform_files import as_toml
+from moereplay.simulator.platforms import as_toml
 from moereplay.simulator.replay import replay
 from moereplay.traces.dense import NOT_STORED
 from moereplay.traces.importers import registry as importers

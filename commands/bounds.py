@@ -223,7 +223,7 @@ def _names(trace: Trace, eviction: str, how: Mapping[str, str], as_json: bool) -
 
 def _check_replays(machine: str, engine: str) -> None:
     """Raises ConfigError for an unknown machine or engine before anything is counted."""
-    from moereplay.simulator.platform_files import platform
+    from moereplay.simulator.platforms import platform
     from moereplay.simulator.replay import check_engine
 
     check_engine(engine)

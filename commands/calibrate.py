@@ -71,7 +71,7 @@ def calibrate(
     from moereplay.calibration.report import document
     from moereplay.results.outputs import check_output
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platform_files import as_toml, platform
+    from moereplay.simulator.platforms import as_toml, platform
 
     if out == STDOUT and as_json:
         raise ConfigError("--out - and --json both write to standard output; leave one of them out")
@@ -120,7 +120,7 @@ def _measure_here(here: Here, slow_tier: str, of: tuple[str | None, str], out: P
 
     from moereplay.commands.model_options import slow_tier_of
     from moereplay.commands.progress import progress
-    from moereplay.simulator.platform_files import as_toml
+    from moereplay.simulator.platforms import as_toml
     from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
     from moereplay.tracegen.requirements import require_torch
     from moereplay.traces.geometry import known

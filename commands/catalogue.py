@@ -34,7 +34,7 @@ def policies(
 def presets(name: Annotated[str | None, typer.Argument(help="Explain this preset.")] = None) -> None:
     """List the presets of `replay --preset`, or explain one: values, sources, assumptions."""
     from moereplay.analysis.tables import definitions, table
-    from moereplay.simulator.preset import NAMES, explain, preset
+    from moereplay.simulator.presets import NAMES, explain, preset
 
     if name:
         show(*definitions(explain(preset(name))))
@@ -52,8 +52,8 @@ def platforms(
 
     from moereplay.analysis.tables import table
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platform_files import as_toml, platform
-    from moereplay.simulator.platform_files import presets as shipped
+    from moereplay.simulator.platforms import as_toml, platform
+    from moereplay.simulator.platforms import presets as shipped
 
     if toml and name is None:
         raise ConfigError("--toml requires a platform; name one, as in `moereplay platforms phone-ufs4 --toml`")

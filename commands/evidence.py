@@ -70,7 +70,7 @@ def _of_folder(
     from moereplay.calibration.evidence import from_files, from_fits, predictions
     from moereplay.calibration.files import read_folder
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platform_files import platform
+    from moereplay.simulator.platforms import platform
 
     if len(sources) > 1:
         raise ConfigError(f"one folder, or logs, are predicted at a time; {sources[1]} is given beside {sources[0]}")

@@ -117,7 +117,7 @@ def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
     from moereplay.simulator.capacity import CONTEXT, divided, parse_capacity
     from moereplay.simulator.config import configure
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platform_files import platform
+    from moereplay.simulator.platforms import platform
 
     if placement.capacity and placement.vram:
         raise ConfigError("--capacity and --vram say the same thing; give one of them")

@@ -209,7 +209,7 @@ class Given(NamedTuple):
 
     def of_presets(self, fixed: Mapping[str, object]) -> dict[str, ReplayConfig]:
         """Every preset by its name and what varies, without settings that the verb lacks. Raises ConfigError."""
-        from moereplay.simulator.preset import settings
+        from moereplay.simulator.presets import settings
         from moereplay.sweeps.policy_sets import named_sets
 
         lists = self.lists()

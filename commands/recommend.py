@@ -137,7 +137,7 @@ def _machine(name: str, given: Given) -> str:
     """The platform, its upper lower tier as large as --ram says, where it has one. Raises ConfigError for several."""
     from moereplay.simulator.capacity import size_of
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platform_files import platform
+    from moereplay.simulator.platforms import platform
 
     if "," in name:
         raise ConfigError(f"--platform {name}: recommend takes one machine; run it once for each")
@@ -150,7 +150,7 @@ def _divided(trace: Trace, base: Mapping[str, Any], given: Given) -> Memory:
     """The fast memory, divided. Raises ConfigError unless one of both is given, and where --ram holds too little."""
     from moereplay.simulator.capacity import CONTEXT, divided, size_of
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platform_files import platform
+    from moereplay.simulator.platforms import platform
     from moereplay.sweeps.recommend.search import everything
 
     if bool(given.memory) == bool(given.vram):

@@ -14,7 +14,7 @@ from moereplay.policies.precisions import at_most
 from moereplay.results.settings import KINDS, older
 from moereplay.simulator.capacity import check_readable, dense_size
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.simulator.times import Times
 from moereplay.traces.dense import check_dense_bits, recorded
 from moereplay.traces.frozen import first_fault

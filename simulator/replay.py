@@ -15,7 +15,7 @@ from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, PolicyS
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, check_profile
 from moereplay.simulator.platform import Measured, Platform
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.simulator.source import Source, TraceSource
 from moereplay.simulator.times import Times, times_of
 from moereplay.traces.dense import assumption

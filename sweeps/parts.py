@@ -25,7 +25,7 @@ from moereplay.results.tables import frame_bytes, part_of
 from moereplay.simulator.bounds import bound_of
 from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.sweeps.grid import Outcome
 from moereplay.sweeps.store import Folder, Place, place_of
 from moereplay.traces.documents import json_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moereplay.results.result import Row
 from moereplay.simulator.config import configure
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Geometry
 from moereplay.traces.synthetic import Synthetic, synthesise

@@ -8,8 +8,8 @@ the last factor out. They never evict prefetched experts: `mask=true` evicts wha
 fetched only as a last resort, until its layer's gate.
 """
 
+from moereplay.policies.blocks import home, is_predicted
 from moereplay.policies.contract import Choice, Eviction, Memory, expert_of, slot
-from moereplay.policies.residents import home, is_predicted
 
 PARAMS = (Choice("frequency", "true", ("true", "false")), Choice("mask", "true", ("true", "false")))
 FREQUENCY, MASK = slot(PARAMS, "frequency"), slot(PARAMS, "mask")

@@ -5,9 +5,8 @@ since the last use or arrival; `touch_on_predict=true` resets the age of a resid
 kept through evictions; a prefetch adds nothing to them.
 """
 
+from moereplay.policies.blocks import ONE, home, left
 from moereplay.policies.contract import Choice, Eviction, HalfLife, Memory, slot
-from moereplay.policies.decay import ONE, left
-from moereplay.policies.residents import home
 
 PARAMS = (
     HalfLife("half_life", 128, 1, 1 << 20, integer=True),

@@ -8,8 +8,8 @@ data), so each defaults to a quarter; only their proportions matter. HOBBIT neve
 HOBBIT splits the cache between high and low precision; here copies of all precisions share a pool.
 """
 
+from moereplay.policies.blocks import home, is_predicted
 from moereplay.policies.contract import Choice, Eviction, Memory, Number, expert_of, slot
-from moereplay.policies.residents import home, is_predicted
 
 PARAMS = (
     Number("w_lru", 0.25, 0, 1),

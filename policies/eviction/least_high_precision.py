@@ -4,8 +4,8 @@
 Without precision tiers every use is at the highest, so this is an LFU. A prefetch is no use.
 """
 
+from moereplay.policies.blocks import home
 from moereplay.policies.contract import Choice, Eviction, Memory, slot
-from moereplay.policies.residents import home
 
 PARAMS = (Choice("span", "sequence", ("sequence", "history")),)
 SPAN = slot(PARAMS, "span")

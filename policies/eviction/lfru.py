@@ -5,8 +5,8 @@ sequential replay counts accesses). Ties go by least recent timestamp; the sourc
 A prefetch is no use.
 """
 
+from moereplay.policies.blocks import home
 from moereplay.policies.contract import Eviction, Memory, expert_of
-from moereplay.policies.residents import home
 
 LAST = 0  # column in the row of an expert's first copy: step of its last use
 UNIT = 1 << 32

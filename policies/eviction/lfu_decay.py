@@ -4,9 +4,8 @@ This is LRFU (Lee et al., IEEE ToC 2001) with F(t) = 2**(-t / half_life): a shor
 Time is counted in tokens of the run before this pass. Counts are kept through evictions; a prefetch is no use.
 """
 
+from moereplay.policies.blocks import BITS, ONE, home, left, log2
 from moereplay.policies.contract import NEVER, Eviction, HalfLife, Memory, slot
-from moereplay.policies.decay import BITS, ONE, left, log2
-from moereplay.policies.residents import home
 
 PARAMS = (HalfLife("half_life", 128, 1, 1 << 20, integer=True),)
 HALF_LIFE = slot(PARAMS, "half_life")

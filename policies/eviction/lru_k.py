@@ -6,8 +6,8 @@ eviction: `history=kept` for ever, `resident` not at all. Its correlated referen
 used at most once a step. A prefetch is no use.
 """
 
+from moereplay.policies.blocks import home, is_here
 from moereplay.policies.contract import NEVER, Choice, Eviction, Memory, Number, expert_of, slot
-from moereplay.policies.residents import home, is_here
 
 PARAMS = (
     Number("k", 2, 1, 8, integer=True),

@@ -5,9 +5,8 @@ s are the router's probabilities of all experts of the layer, over several token
 0.75 is a port's.
 """
 
+from moereplay.policies.blocks import home, mean_score
 from moereplay.policies.contract import Eviction, Memory, Number, always, slot
-from moereplay.policies.residents import home
-from moereplay.policies.scores import mean_score
 from moereplay.policies.selection import UNWANTED
 
 PARAMS = (Number("a", 0.75, 0, 1), Number("p", 2, 0, 64))

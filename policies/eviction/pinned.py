@@ -4,8 +4,8 @@ The others are evicted as `rest` says: lru, lfu (uses since arrival) or fifo. Wh
 evicted, what comes in is used through the bypass buffer. The profile is that of `static`.
 """
 
+from moereplay.policies.blocks import PROFILE_PARAMS, is_within, needs, profile
 from moereplay.policies.contract import Choice, Eviction, Number, expert_of, slot
-from moereplay.policies.fitted import PROFILE_PARAMS, is_within, needs, profile
 
 PARAMS = (*PROFILE_PARAMS, Number("share", 0.5, 0, 1), Choice("rest", "lru", ("lru", "lfu", "fifo")))
 SHARE, REST = slot(PARAMS, "share"), slot(PARAMS, "rest")

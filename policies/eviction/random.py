@@ -1,7 +1,7 @@
 """Random: every candidate is equally likely to be evicted; the floor that a policy must beat."""
 
+from moereplay.policies.blocks import counter_hash
 from moereplay.policies.contract import Eviction
-from moereplay.policies.counter_hash import counter_hash
 
 
 def key(now, experts, copies, own, y):

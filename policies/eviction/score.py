@@ -4,8 +4,8 @@ SpecMD speaks of a running history and gives no window: `over=sum` takes everyth
 last `window` passes, this one included. Weights count at the gate, kept through evictions; a prefetch adds nothing.
 """
 
+from moereplay.policies.blocks import home
 from moereplay.policies.contract import Choice, Eviction, Memory, Number, always, expert_of, slot
-from moereplay.policies.residents import home
 
 MOST = 64  # passes; columns in the row of an expert's first copy: its weight in pass p is at p % window
 PARAMS = (Choice("over", "sum", ("sum", "window")), Number("window", 16, 1, MOST, integer=True))

@@ -7,8 +7,8 @@ each expert, in its first `tokens` tokens (0: all, the bound of any static place
 evicted first.
 """
 
+from moereplay.policies.blocks import PROFILE_PARAMS, needs, profile
 from moereplay.policies.contract import Eviction, expert_of
-from moereplay.policies.fitted import PROFILE_PARAMS, needs, profile
 
 
 def key(now, experts, copies, own, y):

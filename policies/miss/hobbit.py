@@ -7,8 +7,8 @@ skipped is run at whatever precision is there; a resident low copy of an importa
 16/4 and 8/2; t1 = 0.6 and t2 = 0.9 give 67 / 30 / 3 % on Mixtral.
 """
 
+from moereplay.policies.blocks import scored_tier
 from moereplay.policies.contract import DROP, Miss, Number, Numbers, always, slot
-from moereplay.policies.importance import scored_tier
 
 PARAMS = (Number("t1", 0.6, 0, 1), Number("t2", 0.9, 0, 1), Numbers("bits", (16, 4), 1, 32))
 T1, T2, BITS = slot(PARAMS, "t1"), slot(PARAMS, "t2"), slot(PARAMS, "bits")

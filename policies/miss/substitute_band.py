@@ -11,8 +11,8 @@ CPU. A load costs as much as `ratio` tokens on the CPU; `ratio=0` asks the platf
 several tokens every substitutable miss that some token still needs is loaded.
 """
 
+from moereplay.policies.blocks import is_here
 from moereplay.policies.contract import CPU, DECODE, NONE, PER_TOKEN, Choice, Miss, Number, always, slot
-from moereplay.policies.residents import is_here
 
 PARAMS = (
     Number("alpha", 0.35, 0, 1),

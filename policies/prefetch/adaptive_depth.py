@@ -8,8 +8,8 @@ by the share of a token's predicted weight that lies before an expert, up to `t1
 lowest, beyond it none. Scores that a correction bias makes negative weigh nothing.
 """
 
+from moereplay.policies.blocks import scored_tier
 from moereplay.policies.contract import ABSENT, DROP, Choice, Number, Prefetch, always, expert_of, slot
-from moereplay.policies.importance import scored_tier
 from moereplay.policies.selection import UNWANTED, append_descending, largest_score, notes
 
 PARAMS = (

@@ -6,8 +6,8 @@ probability `recall`, in demand order, followed by as many wrong ones as make th
 seed, pass, layer and expert, so a gate nearer to it predicts the same.
 """
 
+from moereplay.policies.blocks import MODULUS, counter_hash
 from moereplay.policies.contract import Number, Prefetch, always, expert_of, slot
-from moereplay.policies.counter_hash import MODULUS, counter_hash
 
 PARAMS = (Number("recall", 1.0, 0, 1), Number("precision", 1.0, 0.01, 1), Number("horizon", 1, 1, 64, integer=True))
 RECALL, PRECISION, HORIZON = slot(PARAMS, "recall"), slot(PARAMS, "precision"), slot(PARAMS, "horizon")

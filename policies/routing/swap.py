@@ -5,8 +5,8 @@ expert: `by=random` draws among all that the router may choose (a hash of seed, 
 the best that was not chosen, ties by lowest id.
 """
 
+from moereplay.policies.blocks import counter_hash
 from moereplay.policies.contract import NONE, Choice, Number, Routing, always, slot
-from moereplay.policies.counter_hash import counter_hash
 from moereplay.policies.selection import next_best
 
 PARAMS = (

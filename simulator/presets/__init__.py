@@ -1,8 +1,97 @@
-"""Presets: one TOML file each, every value with its source. Adding one is a file here and its name below."""
+"""Presets: policies, capacity and machine of a paper or an engine under one name, every value with its source.
+
+Each is a TOML file in this folder; adding one is a file here and its name below. `specmd-1+ls` and its like are made
+from the file of `specmd-1`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from importlib.resources import files
+
+from pydantic import ValidationError
+
+from moereplay.simulator.config import KINDS
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.schema import Frozen
+from moereplay.traces.texts import hint
 
 #: SpecMD's own, which its Table 2 repeats with Least-Stale in place of their eviction, as NAME+ls.
 SPECMD = ("specmd-baseline", "specmd-1", "specmd-2", "specmd-3", "specmd-4", "specmd-5")
 PAPERS = ("cache-prior-paper", "eliseev", "hobbit", "smoe", "moe-infinity", "fiddler")
 #: Engines, of which docs/evidence.md has measured runs.
 ENGINES = ("llama.cpp", "bigmoeonedge", "imp", "warp", "colibri")
-NAMES = (*SPECMD, *PAPERS, *ENGINES)
+FILES = (*SPECMD, *PAPERS, *ENGINES)
+LEAST_STALE = "+ls"
+NAMES = tuple(name for file in FILES for name in ((file, file + LEAST_STALE) if file in SPECMD else (file,)))
+ALWAYS = (*KINDS, "capacity", "platform")  #: settings that every preset names; the others have their defaults
+
+
+class Setting(Frozen):
+    """The value of one option of `moereplay replay`, and where it is from."""
+
+    value: str
+    source: str
+    assumed: str = ""  #: what the source leaves open, and what was taken instead
+
+
+class Preset(Frozen):
+    """Settings of a replay under one name."""
+
+    name: str
+    summary: str
+    source: str
+    settings: dict[str, Setting]
+
+    def values(self) -> dict[str, str]:
+        """The settings as the command line spells them."""
+        return {name: setting.value for name, setting in self.settings.items()}
+
+    def row(self) -> dict[str, str]:
+        """One line of `moereplay presets`."""
+        return {"preset": self.name, **{name: self.settings[name].value for name in ALWAYS}, "what": self.summary}
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name. Raises ConfigError, suggesting the nearest name."""
+    if name not in NAMES:
+        raise ConfigError(f"no preset called {name!r}: {hint(name, NAMES)}")
+    if name.endswith(LEAST_STALE):
+        return _with_least_stale(preset(name.removesuffix(LEAST_STALE)))
+    return _parse(files("moereplay.simulator.presets").joinpath(f"{name}.toml").read_text("utf-8"), name)
+
+
+def settings(names: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Name and settings of each preset of a comma list. Raises ConfigError."""
+    for name in names.split(","):
+        yield name.strip(), preset(name.strip()).values()
+
+
+def explain(chosen: Preset) -> list[tuple[str, str]]:
+    """(heading, text) pairs on one preset: each value with its source, and what was assumed."""
+    pairs = [("preset", chosen.name), ("what", chosen.summary), ("source", chosen.source), ("", "")]
+    for name, setting in chosen.settings.items():
+        pairs += [(name, str(setting.value)), ("", f"  source: {setting.source}")]
+        pairs += [("", f"  assumed: {setting.assumed}")] if setting.assumed else []
+    return pairs
+
+
+def _with_least_stale(base: Preset) -> Preset:
+    """SpecMD's Table 2: the same configuration, its eviction replaced."""
+    eviction = preset("specmd-5").settings["eviction"]
+    changed = eviction.model_copy(update={"source": "SpecMD Table 2: eviction replaced by Least-Stale (§4.2)"})
+    return base.model_copy(
+        update={
+            "name": base.name + LEAST_STALE,
+            "summary": f"{base.name} with Least-Stale in place of its eviction",
+            "settings": base.settings | {"eviction": changed},
+        }
+    )
+
+
+def _parse(text: str, name: str) -> Preset:
+    try:
+        return Preset.model_validate(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigError(f"preset {name}: {error}") from None

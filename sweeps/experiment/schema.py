@@ -40,9 +40,9 @@ from moereplay.results.settings import KINDS, LISTED, POLICIES
 from moereplay.results.settings import NAMES as SETTINGS
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform_files import platform
-from moereplay.simulator.preset import NAMES as PRESETS
-from moereplay.simulator.preset import preset
+from moereplay.simulator.platforms import platform
+from moereplay.simulator.presets import NAMES as PRESETS
+from moereplay.simulator.presets import preset
 from moereplay.sweeps.grid import MOST_CONFIGURATIONS
 from moereplay.traces.schema import Frozen
 from moereplay.traces.texts import nearest

@@ -22,7 +22,7 @@ from moereplay.results.chart import Chart
 from moereplay.results.parts import stored
 from moereplay.results.result import unknown
 from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.preset import preset
+from moereplay.simulator.presets import preset
 from moereplay.simulator.replay import ENGINES, plan
 from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.parts import keep

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from moereplay.results.remarks import idle, synthetic_of
 from moereplay.results.settings import repeat_command
 from moereplay.simulator.capacity import Memory, kv_bytes_of
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.sweeps.recommend.runner import Tried
 from moereplay.sweeps.recommend.search import (
     WORTH,

@@ -19,8 +19,7 @@ from moereplay.policies.contract import Miss, PolicyError, Prefetch
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.preset import NAMES, preset
-from moereplay.simulator.presets import SPECMD
+from moereplay.simulator.presets import NAMES, SPECMD, preset
 from moereplay.simulator.replay import plan
 from moereplay.traces.demand import demand_of
 from moereplay.traces.growing import token_blocks

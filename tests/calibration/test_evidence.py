@@ -15,7 +15,7 @@ from moereplay.calibration.evidence import document, from_fits, predictions
 from moereplay.calibration.files import read_folder, read_lines, read_series
 from moereplay.calibration.prediction import Prediction, rounded, summary
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from tests.kit.evidence_folder import EXPERTS, LAYERS, K, made, route, row
 
 REFUSED = {

@@ -15,7 +15,7 @@ from moereplay.calibration.fitting import Fitted
 from moereplay.calibration.link_fit import least
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform_files import as_toml, platform
+from moereplay.simulator.platforms import as_toml, platform
 from moereplay.simulator.replay import plan
 from moereplay.traces.store import open_trace
 from tests.kit.evidence_folder import LANE, LINK, NS_PER_MIB, RATE, START, made, row

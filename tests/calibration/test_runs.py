@@ -10,7 +10,7 @@ import pytest
 from moereplay.calibration.files import Line, Series
 from moereplay.calibration.fitting import FAULTS, fit_faults
 from moereplay.calibration.runs import MIB, Run, run_from
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from tests.kit.evidence_folder import row
 
 

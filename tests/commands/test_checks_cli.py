@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moereplay.simulator.platform import Calibration, Link, Measured, Platform
-from moereplay.simulator.platform_files import as_toml
+from moereplay.simulator.platforms import as_toml
 from moereplay.tracegen.offload.device import described
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from moereplay.simulator.platform_files import as_toml, platform
+from moereplay.simulator.platforms import as_toml, platform
 from tests.kit.documented import Command
 from tests.kit.evidence_folder import made
 from tests.kit.quality_rows import Loss, changed, quality_frame, written

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay import policies
+from moereplay.policies.blocks import counter_hash
 from moereplay.policies.contract import DROP, NEVER, Eviction, Miss, Own, Policy
-from moereplay.policies.counter_hash import counter_hash
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.simulator.interface import NO_ORACLE, CopyLayout
 from moereplay.simulator.reference.hooks import BoundPolicy

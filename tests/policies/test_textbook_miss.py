@@ -10,7 +10,7 @@ from moereplay.policies.contract import CPU, DROP, NONE, PER_TOKEN, UNIT, Costs,
 from moereplay.policies.grammar import parse
 from moereplay.simulator.config import configure
 from moereplay.simulator.platform import Contention, Link, Measured, Platform, Roofline
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import replay
 from moereplay.simulator.times import Times
 from moereplay.traces.schema import Geometry

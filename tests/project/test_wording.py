@@ -19,8 +19,8 @@ from moereplay.policies.grammar import parse
 from moereplay.simulator.capacity import parse_capacity, surplus
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform_files import platform
-from moereplay.simulator.preset import preset
+from moereplay.simulator.platforms import platform
+from moereplay.simulator.presets import preset
 from moereplay.simulator.replay import replay
 from moereplay.traces.frozen import first_fault
 from moereplay.traces.importers.registry import load as importer

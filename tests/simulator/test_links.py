@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Link, Platform
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.simulator.reference.engine import run
 from moereplay.simulator.reference.machine import simulated
 from moereplay.simulator.times import Times, homes

@@ -12,7 +12,7 @@ from moereplay.analysis.ranking import ranking
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import LowerTier
-from moereplay.simulator.platform_files import as_toml, platform
+from moereplay.simulator.platforms import as_toml, platform
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Geometry
 from moereplay.traces.synthetic import Synthetic, synthesise

@@ -8,8 +8,7 @@ import pytest
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Link, Loading, Measured, Platform, Roofline
-from moereplay.simulator.platform_files import platform, presets
-from moereplay.simulator.platforms import NAMES
+from moereplay.simulator.platforms import NAMES, platform, presets
 from moereplay.simulator.times import Times
 from moereplay.traces.geometry import MODELS
 from moereplay.traces.schema import Geometry

@@ -9,7 +9,7 @@ import pytest
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Calibration, Contention, Link, Measured, Platform
-from moereplay.simulator.platform_files import as_toml, platform, presets, sealed
+from moereplay.simulator.platforms import as_toml, platform, presets, sealed
 from moereplay.traces.schema import Geometry
 
 TINY = Geometry(layers=2, experts=4, k=2, expert_bytes=(1000, 3000), expert_bits=16, dense_params=50, head_params=70)

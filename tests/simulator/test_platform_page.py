@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moereplay.simulator.config import configure
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace
 from tests.kit.command import moereplay_here

@@ -10,10 +10,8 @@ import pytest
 
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform_files import platform
-from moereplay.simulator.preset import ALWAYS, NAMES, explain, preset, settings
-from moereplay.simulator.presets import NAMES as FILES
-from moereplay.simulator.presets import SPECMD
+from moereplay.simulator.platforms import platform
+from moereplay.simulator.presets import ALWAYS, FILES, NAMES, SPECMD, explain, preset, settings
 from moereplay.simulator.replay import replay
 from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import ROOT, moereplay

@@ -14,7 +14,7 @@ import pytest
 from moereplay import command as entry
 from moereplay.policies import files
 from moereplay.results.stored import load
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.sweeps import parts as origins
 from moereplay.sweeps.experiment.expand import platforms
 from moereplay.sweeps.experiment.file import read
@@ -99,7 +99,7 @@ def test_a_search_names_every_machine_that_it_may_come_to(tmp_path: Path) -> Non
 
 
 def platform_of(preset: str) -> str:
-    from moereplay.simulator.preset import preset as named
+    from moereplay.simulator.presets import preset as named
 
     return named(preset).values()["platform"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moereplay.simulator.platform import Calibration, Measured
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.tracegen.offload import calibration, kernels
 from moereplay.tracegen.offload.compute import as_weights, layout_of, shape_of
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu

@@ -14,7 +14,7 @@ from moereplay.policies.contract import PolicyError
 from moereplay.policies.files import register
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import plan
 from moereplay.sweeps.experiment.file import read
 from moereplay.sweeps.experiment.schema import Range

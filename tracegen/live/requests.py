@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.tracegen.errors import RecordError
 from moereplay.traces.schema import Trace
 

@@ -14,7 +14,7 @@ import torch
 
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.platform import Calibration, Measured
-from moereplay.simulator.platform_files import as_toml, sealed
+from moereplay.simulator.platforms import as_toml, sealed
 from moereplay.tracegen.offload.bench import Bench, SlowTiers, check_measurable, replayed
 from moereplay.tracegen.offload.durations import Durations
 from moereplay.tracegen.offload.fit import Figure, Fitted, figure_of, fit

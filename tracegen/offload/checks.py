@@ -11,7 +11,7 @@ from moereplay.results.checks import How, Side, side_of
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Calibration, Platform
-from moereplay.simulator.platform_files import platform
+from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import Plan
 from moereplay.sweeps.checks import Run
 from moereplay.tracegen.offload.bench import (

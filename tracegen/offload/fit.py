@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from moereplay.simulator.platform import Calibration, Contention, Link, Loading, Measured, Platform, Points
-from moereplay.simulator.platform_files import sealed
+from moereplay.simulator.platforms import sealed
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
 
 TRIM = 0.02

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from moereplay.policies.contract import Costs
 from moereplay.simulator.config import KINDS, ReplayConfig
 from moereplay.simulator.platform import Calibration
-from moereplay.simulator.platform_files import as_toml, sealed
+from moereplay.simulator.platforms import as_toml, sealed
 from moereplay.simulator.replay import plan as replay_plan
 from moereplay.tracegen.offload.bench import Bench, Ran, replayed
 from moereplay.tracegen.offload.durations import Durations
