@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from moereplay.traces.files import whole_file, whole_folder
+from moereplay.traces.geometry import known
 from moereplay.traces.schema import LOOKAHEAD, Frozen, Trace, TraceError
+from moereplay.traces.summary import uses
 
 LONGEST = 96  #: characters of a licence
 
@@ -122,3 +125,34 @@ def fields_of(trace: Trace) -> list[str]:
     arrays = dict.fromkeys("lookahead" if name.startswith(LOOKAHEAD) else name for name in trace.arrays)
     bias = ["router_bias"] if trace.router_bias is not None else []
     return [*sorted(arrays), "request_offsets", "prompt_lengths", *bias, "geometry", "provenance"]
+
+
+# ---------------------------------------------------------------- what placements go by
+
+
+def scores(trace: Trace, options: Options) -> np.ndarray:
+    """(L, E) int64, more is better to hold. Raises TraceError for a ranking of experts that the model does not have."""
+    if not options.ranking:
+        return uses(trace)
+    layers, experts = trace.geometry.layers, trace.geometry.experts
+    found = np.zeros((layers, experts), np.int64)
+    for place, (layer, expert) in enumerate(options.ranking):
+        if not (0 <= layer < layers and 0 <= expert < experts):
+            fix = f"the trace has {layers} layers of {experts} experts"
+            raise TraceError(f"--profile: [{layer}, {expert}] is no expert; {fix}")
+        found[layer, expert] = max(found[layer, expert], len(options.ranking) - place)
+    return found
+
+
+def dense_layers(trace: Trace, options: Options) -> tuple[int, tuple[str, ...]]:
+    """Layers without experts before the first one with them, and what is said where nobody gave their number."""
+    if options.dense_layers is not None:
+        return options.dense_layers, ()
+    try:
+        model = known(trace.header.provenance.model)
+    except TraceError:
+        return 0, ("assumed: every layer of the model has experts; --dense-layers N if its first N have none",)
+    first = (
+        f"its first {model.dense_layers} layers have no experts" if model.dense_layers else "every layer has experts"
+    )
+    return model.dense_layers, (f"{model.name}: {first}",)

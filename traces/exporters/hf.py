@@ -116,7 +116,7 @@ def _cell(text: str) -> str:
     return f"`{shown(text, 200).replace('`', '').replace('|', '')}`"
 
 
-EXPORTER = Exporter(
+HF = Exporter(
     name="hf",
     summary="a data set for the Hugging Face hub: shards of Parquet and a card; never prompts or token ids",
     writes="FOLDER/",

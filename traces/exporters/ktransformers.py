@@ -1,18 +1,16 @@
-"""Loads of experts for KTransformers (kt-kernel in SGLang), which keeps the most used ones on the GPU.
-
-A file of `torch.save`, {"logical_count": int64 (1, layers of the model, E)}: with `--kt-expert-placement-strategy
-frequency --init-expert-location FILE.pt` it makes its masks of GPU experts from it: for `--kt-num-gpu-experts N` the
-N x layers experts of the largest counts (kvcache-ai/sglang, kt_ep_wrapper.py). Files of other names are ignored there.
-"""
+"""Counts and rules for KTransformers, which keeps the most used experts on the GPU."""
 
 from __future__ import annotations
 
+import struct
+import zipfile
+from collections.abc import Sequence
+from typing import BinaryIO
+
 import numpy as np
 
-from moereplay.traces.exporters import torch_file
-from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
-from moereplay.traces.exporters.scores import dense_layers, scores
-from moereplay.traces.geometry import experts_per_layer
+from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target, dense_layers, scores
+from moereplay.traces.geometry import experts_per_layer, held_layers, layers_by_worth
 from moereplay.traces.schema import Trace
 
 TYPED = (
@@ -21,24 +19,134 @@ TYPED = (
 )
 
 
-def write(trace: Trace, options: Options, target: Target) -> Answer:
-    """Counted uses, or the user's ranking as counts."""
+def write_counts(trace: Trace, options: Options, target: Target) -> Answer:
+    """Write loads of experts for KTransformers (kt-kernel in SGLang).
+
+    A file of `torch.save`, {"logical_count": int64 (1, layers of the model, E)}: with
+    `--kt-expert-placement-strategy frequency --init-expert-location FILE.pt` it makes its masks of GPU experts from
+    it: for `--kt-num-gpu-experts N` the N x layers experts of the largest counts (kvcache-ai/sglang,
+    kt_ep_wrapper.py). Files of other names are ignored there.
+
+    The counts are those of the trace, or the user's ranking as counts.
+    """
     before, said = dense_layers(trace, options)
     counts, held = scores(trace, options), experts_per_layer(trace.geometry, options.cache_bytes or 0)
     with target.open() as file:
-        torch_file.write(file, "logical_count", np.pad(counts, ((before, 0), (0, 0)))[None])
+        write_tensor(file, "logical_count", np.pad(counts, ((before, 0), (0, 0)))[None])
     total = held * trace.geometry.layers
     share = np.sort(counts, axis=None)[::-1][:total].sum() / max(1, counts.sum())
     note = f"{held} experts per layer, {total:,} in all: the most used anywhere, which have {share:.1%} of the counts"
     return Answer(TYPED.format(count=held), (note, *said))
 
 
-EXPORTER = Exporter(
+KTRANSFORMERS = Exporter(
     name="ktransformers",
     summary="counts for kt-kernel's `--kt-expert-placement-strategy frequency`: masks of the experts on the GPU",
     writes="NAME.pt",
-    write=write,
+    write=write_counts,
     keeps=frozenset(),
     takes=frozenset({"cache_bytes", "ranking", "dense_layers"}),
     needs=frozenset({"cache_bytes"}),
 )
+
+
+# ---------------------------------------------------------------- rules
+
+RULE = """- match:
+    name: "^model\\\\.layers\\\\.({layers})\\\\.mlp\\\\.experts$"
+  replace:
+    class: ktransformers.operators.experts.KTransformersExperts
+    kwargs:
+      generate_device: "{device}"
+      generate_op: "{operator}"
+      out_device: "cuda:0"
+  recursive: False
+"""
+
+
+def write_rules(trace: Trace, options: Options, target: Target) -> Answer:
+    """Write rules of KTransformers' YAML (`--optimize_config_path`), which keep the experts of whole layers on the GPU.
+
+    A rule replaces the modules whose names its pattern matches; of several that match, the first counts. So these
+    stand before the rule for all experts of the model's own file (ktransformers/optimize/optimize_rules). Modules
+    are called `model.layers.N.mlp.experts`, as in the models that it ships rules for; dense layers count.
+
+    One rule is for the layers that are worth most of what fits `cache_bytes`, one for the others.
+    """
+    geometry, (before, said) = trace.geometry, dense_layers(trace, options)
+    held = held_layers(geometry, options.cache_bytes or 0, layers_by_worth(geometry, scores(trace, options)))
+    others = [layer for layer in range(geometry.layers) if layer not in held]
+    rules = [rule(held, before, "cuda:0", "KExpertsMarlin"), rule(others, before, "cpu", "KExpertsCPU")]
+    with target.open() as file:
+        file.write("".join(rules).encode())
+    note = f"the experts of {len(held)} of {geometry.layers} layers stay on the GPU, in Marlin's 4 bits"
+    fix = "put the model's own rules for everything else behind them"
+    return Answer("python ktransformers/local_chat.py --optimize_config_path {path}", (note, fix, *said))
+
+
+def rule(layers: Sequence[int], before: int, device: str, operator: str) -> str:
+    """The rule of these MoE layers; none for no layers."""
+    numbers = "|".join(str(before + layer) for layer in layers)
+    return RULE.format(layers=numbers, device=device, operator=operator) if layers else ""
+
+
+KTRANSFORMERS_RULES = Exporter(
+    name="ktransformers-rules",
+    summary="rules of KTransformers' YAML that keep whole layers of experts on the GPU, as many as fit",
+    writes="NAME.yaml",
+    write=write_rules,
+    keeps=frozenset(),
+    loses=("placement of single experts",),
+    takes=frozenset({"cache_bytes", "ranking", "dense_layers"}),
+    needs=frozenset({"cache_bytes"}),
+)
+
+
+# ---------------------------------------------------------------- files of torch.save
+
+LONG_AGO = (1980, 1, 1, 0, 0, 0)  #: the same bytes whenever it is written
+# Opcodes of pickle protocol 2, as `pickletools` names them.
+PROTO, STOP, EMPTY_DICT, SETITEM = b"\x80\x02", b".", b"}", b"s"
+MARK, TUPLE, EMPTY_TUPLE, REDUCE, BINPERSID, NEWFALSE = b"(", b"t", b")", b"R", b"Q", b"\x89"
+
+
+def write_tensor(file: BinaryIO, name: str, array: np.ndarray) -> None:
+    """Write one array of int64 under a name, as `torch.save({name: tensor}, file)` writes it, without torch.
+
+    The file is a zip of a pickle, which says shape and type, and of the numbers (torch/serialization.py). The
+    pickle is written opcode by opcode, as nothing here may need torch; readers load it with `weights_only=True`.
+
+    Raises OSError.
+    """
+    numbers = np.ascontiguousarray(array, "<i8")
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:
+        members = {"data.pkl": _pickle(name, numbers.shape), "byteorder": b"little", "data/0": numbers.tobytes()}
+        for member, data in (members | {"version": b"3\n"}).items():
+            packed.writestr(zipfile.ZipInfo(f"archive/{member}", LONG_AGO), data)
+
+
+def _pickle(name: str, shape: Sequence[int]) -> bytes:
+    count = int(np.prod(shape))
+    strides = [int(np.prod(shape[at + 1 :])) for at in range(len(shape))]
+    storage = _tuple(_text("storage"), _named("torch", "LongStorage"), _text("0"), _text("cpu"), _whole(count))
+    hooks = _named("collections", "OrderedDict") + EMPTY_TUPLE + REDUCE
+    places = [_whole(0), _tuple(*map(_whole, shape)), _tuple(*map(_whole, strides))]
+    tensor = _named("torch._utils", "_rebuild_tensor_v2") + _tuple(storage + BINPERSID, *places, NEWFALSE, hooks)
+    return PROTO + EMPTY_DICT + _text(name) + tensor + REDUCE + SETITEM + STOP
+
+
+def _tuple(*items: bytes) -> bytes:
+    return MARK + b"".join(items) + TUPLE
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def _whole(number: int) -> bytes:
+    return b"J" + struct.pack("<i", number)
+
+
+def _named(module: str, name: str) -> bytes:
+    return b"c" + f"{module}\n{name}\n".encode()

@@ -82,7 +82,7 @@ class _Places:
         return np.where(next_use == NEVER, NOBODY, at + 1)
 
 
-EXPORTER = Exporter(
+ORACLE_GENERAL = Exporter(
     name="oracle-general",
     summary="libCacheSim's binary trace, with each access's next one: object = layer x experts + expert, size = bytes",
     writes="FILE",

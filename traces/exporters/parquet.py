@@ -66,7 +66,7 @@ def _listed(name: str, rows: np.ndarray) -> pl.Series:
     return pl.Series(name, flat).cast(pl.List(LISTS[name]))
 
 
-EXPORTER = Exporter(
+PARQUET = Exporter(
     name="parquet",
     summary="a row per request, token and layer: lists of ids, gate weights, logits; sizes in the metadata",
     writes="NAME.parquet",

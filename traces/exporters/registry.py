@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moereplay.traces.exporters import NAMES
+from moereplay.traces.exporters import MODULES, NAMES
 from moereplay.traces.exporters.contract import TYPED, Answer, Exporter, Options, fields_of, target_of
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.texts import hint
@@ -41,7 +41,8 @@ class Export(NamedTuple):
 
 def exporters() -> list[Exporter]:
     """All of them, in the order of their list."""
-    return [importlib.import_module(f"moereplay.traces.exporters.{name}").EXPORTER for name in NAMES]
+    found = {name: importlib.import_module(f"moereplay.traces.exporters.{MODULES.get(name, name)}") for name in NAMES}
+    return [getattr(module, name.upper()) for name, module in found.items()]
 
 
 def load(name: str) -> Exporter:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from moereplay.traces.documents import json_text
-from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
-from moereplay.traces.exporters.scores import dense_layers
+from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target, dense_layers
 from moereplay.traces.schema import Trace
 from moereplay.traces.summary import uses
 
@@ -25,7 +24,7 @@ def write(trace: Trace, options: Options, target: Target) -> Answer:
     return Answer(typed, said)
 
 
-EXPORTER = Exporter(
+SGLANG = Exporter(
     name="sglang",
     summary="`logical_count` for `--init-expert-location`: SGLang places experts on its GPUs by these loads",
     writes="NAME.json",

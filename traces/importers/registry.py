@@ -6,72 +6,80 @@ and those of experts without weights (`--real-experts`).
 
 from __future__ import annotations
 
+import csv
 import importlib
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.traces.importers import MODULES, NAMES, npz, recognise, table
+from moereplay.traces.importers import MODULES, NAMES, archive, npz, table
+from moereplay.traces.importers.cells import numbers, whole
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options
 from moereplay.traces.importers.sources import refuse_unreadable
-from moereplay.traces.importers.text import suffix_of
+from moereplay.traces.importers.table import flat, objects_in
+from moereplay.traces.importers.text import blocks, read_json, suffix_of
 from moereplay.traces.patterns import experts_per_layer, ranges_by_layer
-from moereplay.traces.schema import Geometry, Header, Request, TraceError
+from moereplay.traces.schema import Geometry, Header, Request, TraceError, shown
+from moereplay.traces.stated import KEY
 from moereplay.traces.texts import hint
 
 COLUMNS, PLAIN = "columns", "generic"  #: importers of named columns, and of the plain formats
 
 
 def names() -> tuple[str, ...]:
-    """The formats that can be imported, in the order in which they are tried."""
+    """Return the formats that can be imported, in the order in which they are tried."""
     return NAMES
 
 
 def load(name: str) -> Importer:
-    """The importer of that name. Raises TraceError naming the nearest one."""
+    """Return the importer of that name. Raises TraceError naming the nearest one."""
     if name not in NAMES:
-        raise TraceError(f"no importer called {name!r}: {hint(name, NAMES)}")
+        raise TraceError(f"unknown format {name!r}: {hint(name, NAMES)}")
     module = importlib.import_module(f"moereplay.traces.importers.{MODULES.get(name, name)}")
     return getattr(module, name.upper())
 
 
 def detect(path: Path) -> Importer:
-    """The first importer that recognises the file or folder. Raises TraceError if none does, or nothing can be read."""
+    """Return the first importer that recognises the file or folder. Raises TraceError if none does."""
     refuse_unreadable(path)
     for name in NAMES:
         importer = load(name)
         if importer.sniff(path):
             return importer
-    raise TraceError(recognise.explain(path))
+    raise TraceError(explain(path))
 
 
 def _of_columns(path: Path, options: Options) -> Importer | None:
-    """The importer that takes the columns that a user names, if it reads such files."""
+    """Return the importer that takes the columns that a user names, if it reads such files."""
     suffix = suffix_of(path) if (options.columns or options.where) and path.is_file() else None
     name = COLUMNS if suffix in table.SUFFIXES else "arrays" if suffix in npz.SUFFIXES else None
     return load(name) if name else None
 
 
 def markdown() -> str:
-    """The Markdown table of formats in docs/trace-format.md."""
+    """Return the Markdown table of formats in docs/trace-format.md."""
     rows = [f"| `{each.name}` | {each.summary} | {each.formats} |" for each in map(load, NAMES)]
     return "\n".join(["| format | what | read from |", "|---|---|---|", *rows])
 
 
 def read(path: Path, options: Options, format: str | None = None) -> Foreign:
-    """Header and lazily read requests of a foreign trace, by the importer named or detected. Raises TraceError."""
+    """Read the header, and lazily the requests, by the importer named or detected. Raises TraceError."""
     refuse_unreadable(path)
     importer = load(format) if format else _of_columns(path, options) or detect(path)
-    if importer.name == PLAIN and format is None and recognise.lacks_fields(path):
-        raise TraceError(recognise.explain(path))
+    if importer.name == PLAIN and format is None and lacks_fields(path):
+        raise TraceError(explain(path))
     if options.where and importer.name != COLUMNS:
         raise TraceError(
             f"{path}: --where requires --columns, of a CSV or JSON; importer {importer.name} reads all rows"
         )
     if options.columns and not importer.columns:
-        raise TraceError(f"{path}: --columns means nothing to importer {importer.name}; leave it out")
+        raise TraceError(f"{path}: --columns cannot be combined with importer {importer.name}, which names its own")
     if options.shape and not importer.flat:
         raise TraceError(f"{path}: --shape requires responses of a server; importer {importer.name} reads the shape")
     if options.renumbers:
@@ -83,7 +91,7 @@ def read(path: Path, options: Options, format: str | None = None) -> Foreign:
 
 
 def remapped(path: Path, read: Callable[[], Foreign], options: Options) -> Foreign:
-    """The trace with the ids that `options` ask for. Raises TraceError if its ids are not of that kind."""
+    """Return the trace with ids of each layer. Raises TraceError if its ids are not of the kind that options name."""
     foreign = read()
     if options.ids == "global":
         foreign = _local(path, foreign, read, options)
@@ -104,7 +112,7 @@ def _with(header: Header, experts: int, path: Path, *notes: str) -> Header:
 
 
 def _local(path: Path, foreign: Foreign, read: Callable[[], Foreign], options: Options) -> Foreign:
-    """Each layer's ids from 0 on; the file is read once more for it."""
+    """Renumber each layer's ids from 0 on. Reads the file once more."""
     least, most = ranges_by_layer(each.chosen for each in foreign.requests)
     experts = experts_per_layer(least, most, options.geometry.experts if options.geometry else None)
     if experts is None:
@@ -164,3 +172,201 @@ def _below(requests: Iterable[Request], experts: int) -> Iterator[Request]:
             if (rows := getattr(each, name)) is not None
         }
         yield replace(each, logits=None, lookahead=(), **moved)
+
+
+# ---------------------------------------------------------------- files that no importer reads
+# The message names keys or columns, the nearest layouts, and a --columns to try. A layout is near if half of its keys
+# are there.
+
+LOOKED_AT = 200  #: lines
+MOST_SMALL = 1 << 22  #: bytes of a JSON document that is read to say what it holds
+MOST_NEAR = 3
+NEAR = 0.5  #: share of a layout's keys
+FEWEST_PLAIN = 3  #: keys of the plain formats with which their importer says what is wrong
+AS_CSV = "write it as CSV with request,token,layer,expert_0,... (docs/trace-format.md)"
+
+#: Names that fields have in traces seen so far, the last part of a key; lower case.
+FIELD_NAMES = {
+    "request": "request request_id req_id req rid r prompt_id prompt_index prompt p seq seq_id sequence sequence_id"
+    " sample sample_id problem_id session session_id conversation_id trace_id stream_id",
+    "token": "token token_index token_idx token_pos token_position tok tok_idx tok_pos t pos position step decode_step"
+    " inference_index",
+    "layer": "layer layer_index layer_idx layer_id layer_num layer_number l il moe_layer block node_name qmoe",
+    "experts": "experts expert_ids expert_id expert expert_indices expert_idx topk_ids topk_idx topk_indices"
+    " topk_experts top_k_ids topk selected_experts selected_ids selected_expert_ids chosen chosen_experts"
+    " activated_experts ids indices e ordered_local_topk_expert_ids",
+    "weights": "weights gate_weights topk_weights router_weights routing_weights expert_weights probs gate_probs"
+    " gating_probs selected_probs ordered_gate_weights w",
+    "phase": "phase stage ph",
+}
+
+
+class Layout(NamedTuple):
+    """Keys or columns that the files of an importer have."""
+
+    importer: str
+    keys: tuple[str, ...]
+
+
+LAYOUTS = (
+    Layout("generic", ("request", "token", "layer", "experts")),
+    Layout("generic", ("request", "token", "layer", "expert_0")),
+    Layout("llama_ranks", ("phase", "token", "layer", "rank", "expert")),
+    Layout("layer_log", ("layer_id", "expert_ids")),
+    Layout("named_jsonl", ("layer_idx", "token_idx", "selected_ids")),
+    Layout("named_jsonl", ("layer", "token_idx", "experts", "gating_probs")),
+    Layout("named_jsonl", ("layer", "token_idx", "topk_ids")),
+    Layout("moe_beyond", ("Layer ID", "Batch Number", "Token", "Activated Expert IDs")),
+    Layout("dynande", ("layer_id", "token_id", "expert_0")),
+    Layout("token_lines", ("tok", "layers")),
+    Layout("cache_lab", ("record_type", "token_position", "layer", "selected_experts")),
+    Layout("sglang_response", ("meta_info", "text")),
+    Layout("vllm_response", ("choices", "prompt_routed_experts")),
+    Layout("route_trace", ("turn", "phase", "step", "layer", "slot", "expert", "weight")),
+    Layout("count_table", ("layer", "expert", "count")),
+)
+
+
+def explain(path: Path) -> str:
+    """Return what the file or folder holds and what to do, as one line."""
+    if path.is_dir():
+        fix = "import one of its files, or see docs/trace-format.md"
+        return f"{path}: no importer recognises this folder of {_folder(path)}; {fix}"
+    if path.suffix == ".npz":
+        return f"{path}: no importer recognises it: {_arrays(path)}"
+    try:
+        records = _records(path)
+    except (TraceError, RecursionError, csv.Error) as broken:
+        return f"{path}: no importer recognises it: no text that can be read ({shown(broken, 200)}); {AS_CSV}"
+    if not records:
+        return f"{path}: no importer recognises it: {_lines(path)}; {AS_CSV}"
+    return f"{path}: no importer recognises it: {_of_records(path, records)}"
+
+
+def lacks_fields(path: Path) -> bool:
+    """Return whether the first rows of a CSV or of JSON lines lack most fields of the plain formats."""
+    try:
+        rows = _records(path)[:2]
+    except (TraceError, RecursionError, csv.Error):
+        return False
+    plain = [set(layout.keys) for layout in LAYOUTS if layout.importer == "generic"]
+    return bool(rows) and max(len(each & set(row)) for row in rows for each in plain) < FEWEST_PLAIN
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """Return the first rows as objects, none for a text without keys."""
+    suffix = suffix_of(path)
+    if suffix == ".json" and path.stat().st_size < MOST_SMALL:
+        return list(islice(objects_in(read_json(path)), LOOKED_AT))
+    lines = list(islice((line for _, found in blocks(path) for line in found), LOOKED_AT))
+    while lines and lines[0].startswith(("#", f'{{"{KEY}"')):
+        lines.pop(0)
+    if lines and lines[0].lstrip().startswith("{"):
+        return [each for each in map(_parsed, lines) if isinstance(each, dict)]
+    if suffix not in (".csv", ".tsv") or len(lines) < 2:
+        return []
+    rows = list(csv.reader(lines, delimiter="\t" if suffix == ".tsv" else ","))
+    names = [name.strip() for name in rows[0]]
+    return [dict(zip(names, row, strict=False)) for row in rows[1:]] if not all(map(_is_number, names)) else []
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _is_number(text: str) -> bool:
+    return whole(text) is not None
+
+
+def _of_records(path: Path, records: list[dict[str, Any]]) -> str:
+    """Describe rows by keys, nearest layouts and columns."""
+    best = max(records, key=lambda record: (len(columns_of(flat(record))), -records.index(record)))
+    rows, found = flat(best), columns_of(flat(best))
+    header = ""
+    if best is not records[0] and set(records[0]) != set(best):
+        header = "; line 1 is a header" if path.suffix != ".json" else ""
+    keys = f"rows have {shown(', '.join(rows), 300)}{header}"
+    if {"token", "layer", "experts"} <= set(found):
+        return f"{keys}; if these are a token at a layer each, add {_options(records, best, found)}"
+    near = _near(set(rows))
+    lacking = [field for field in ("token", "layer", "experts") if field not in found]
+    told = f"{keys}; the nearest formats: {near}" if near else keys
+    return f"{told}; no key looks like {' or '.join(lacking)}: name it with --columns, or {AS_CSV}"
+
+
+def _near(keys: set[str]) -> str:
+    have = {_folded(key.rpartition(".")[2]) for key in keys}
+    scored = []
+    for layout in LAYOUTS:
+        missing = [key for key in layout.keys if _folded(key) not in have]
+        share = 1 - len(missing) / len(layout.keys)
+        if missing and share >= NEAR:
+            scored.append((-share, f"{layout.importer} (without {', '.join(missing)})"))
+    return ", ".join(text for _, text in sorted(scored)[:MOST_NEAR])
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def columns_of(record: dict[str, Any]) -> dict[str, str]:
+    """Return the keys that look like fields of a row, by their names and values."""
+    found: dict[str, str] = {}
+    for field, names in FIELD_NAMES.items():
+        wanted = names.split()
+        fitting = [key for key in record if key.rpartition(".")[2].lower() in wanted and _fits(field, record[key])]
+        if fitting:
+            found[field] = min(fitting, key=lambda key: wanted.index(key.rpartition(".")[2].lower()))
+    if "experts" not in found:
+        others = [key for key in record if "expert" in key.lower() and isinstance(record[key], list)]
+        local = [key for key in others if _fits("experts", record[key])]
+        if local:
+            found["experts"] = min(local, key=lambda key: ("global" in key, "local" not in key))
+    return found
+
+
+def _fits(field: str, value: Any) -> bool:
+    if field in ("request", "phase"):
+        return isinstance(value, str | int) and not isinstance(value, bool)
+    if field in ("experts", "weights"):
+        return bool(numbers(value)) if isinstance(value, list | str | int | float) and value != "" else False
+    return whole(value) is not None or (field == "layer" and isinstance(value, str) and any(map(str.isdigit, value)))
+
+
+def _options(records: list[dict[str, Any]], best: dict[str, Any], found: dict[str, str]) -> str:
+    """Return `--columns` of these keys, and `--where` if only some of the rows have them."""
+    others = {field: name for field, name in found.items() if name != field or "." in name}
+    columns = ",".join(f"{field}={name}" for field, name in others.items())
+    where = ""
+    needed = {found[field] for field in ("token", "layer", "experts")}
+    unlike = [each for each in records if not needed <= set(flat(each))]
+    kinds = [
+        key for key, value in best.items() if isinstance(value, str) and all(each.get(key) != value for each in unlike)
+    ]
+    if unlike and kinds and len(records) > len(unlike):
+        kind = min(kinds, key=lambda key: not re.search("type|event|kind|name", key))
+        where = f" --where {kind}={best[kind]}" if len(unlike) > 1 or unlike[0] is not records[0] else ""
+    return shown(f"--columns {columns}{where}", 400)
+
+
+def _lines(path: Path) -> str:
+    first = next((line for _, found in blocks(path) for line in found), "")
+    return f"its first line is {shown(first, 80)!r}"
+
+
+def _arrays(path: Path) -> str:
+    names = sorted(archive.members(path))
+    listed = shown(", ".join(names), 200) or "no arrays"
+    fix = "name that of the ids (tokens, layers, k) with --columns experts=NAME[,weights=NAME]"
+    return f"its arrays are {listed}; {fix}; a file per layer is read as a folder"
+
+
+def _folder(path: Path) -> str:
+    suffixes: dict[str, int] = {}
+    for entry in sorted(path.iterdir()):
+        kind = "folders" if entry.is_dir() else f"*{suffix_of(entry) or entry.name}"
+        suffixes[kind] = suffixes.get(kind, 0) + 1
+    return shown(", ".join(f"{count} {kind}" for kind, count in list(suffixes.items())[:8]), 200)
