@@ -38,7 +38,7 @@ class Sets(NamedTuple):
     """Under which policy sets: of a file, or of a study."""
 
     sets: Annotated[Path | None, typer.Option(help="Named policy sets (.toml), see docs/quality.md.")] = None
-    policy_sets: Annotated[str | None, typer.Option(help="In place of --sets: ranks, lambda or precision.")] = None
+    study: Annotated[str | None, typer.Option(help="In place of --sets: ranks, lambda or precision.")] = None
     capacity: Annotated[str | None, typer.Option(help="Of a --study; default the study's own.")] = None
 
 
