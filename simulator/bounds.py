@@ -1,7 +1,7 @@
-"""The bound beside a result: the most hits of any eviction without prefetch, over the same demand in the same bytes.
+"""Bound on a result: the most hits of any eviction without prefetch, for the same demand and bytes.
 
-`FORCED` where every miss is admitted, `RELAXED` where one may stay out of the cache; `curves/optimum.py` counts both
-from the demand. Where neither is a bound, its hits are null.
+It is `FORCED` where every miss is admitted, and `RELAXED` where a miss may stay out of the cache. `curves/optimum.py`
+counts both from the demand. Where neither is a bound, the hits are null.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Counted = Mapping[str, int | None]  #: belady_hits, accesses, compulsory
 
 @dataclass(frozen=True)
 class Bound:
-    """What the count of a bound depends on, beside the trace."""
+    """Everything besides the trace that the count of a bound depends on."""
 
     admission: str  #: FORCED, RELAXED, or "" where only the compulsory misses are a bound
     passes: str
@@ -38,13 +38,13 @@ class Bound:
     warm: tuple[tuple[int, int], ...]
 
     def identity(self, trace: Trace) -> str:
-        """A hash of everything that the count depends on."""
+        """Return a hash of everything that the count depends on."""
         document = [SEMANTICS_VERSION, trace.digest, "bound", asdict(self)]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
 
 class Judged(NamedTuple):
-    """A configuration's bound; unless it is forced, what must be said of it, and the setting that makes it so."""
+    """A configuration's bound. Unless it is forced, also the remark to make and the setting that causes it."""
 
     bound: Bound | None
     remark: str = ""
@@ -52,7 +52,7 @@ class Judged(NamedTuple):
 
 
 def judge(trace: Trace, config: ReplayConfig) -> Judged:
-    """The bound of a configuration. Raises ConfigError or PolicyError if it cannot be replayed."""
+    """Return the bound of a configuration. Raises ConfigError or PolicyError if it cannot be replayed."""
     ready = plan(trace, config)
     eviction, miss = ready.chosen.eviction, ready.chosen.miss
     if ready.chosen.changes_routing:
@@ -75,12 +75,12 @@ def _bound(ready: Plan, admission: str) -> Bound:
 
 
 def bound_of(trace: Trace, config: ReplayConfig) -> Bound | None:
-    """The bound of a configuration, None where it has none. Raises ConfigError or PolicyError."""
+    """Return the bound of a configuration, None if it has none. Raises ConfigError or PolicyError."""
     return judge(trace, config).bound
 
 
 def remarks(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
-    """What a reader of these configurations' `belady_hit_rate` must know, each thing once."""
+    """Return the remarks on these configurations' `belady_hit_rate`, each once."""
     settings: dict[str, dict[str, None]] = {}
     for _, remark, setting in (judge(trace, config) for config in configs):
         if remark:
@@ -89,7 +89,7 @@ def remarks(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
 
 
 def count(trace: Trace, bound: Bound) -> Counted:
-    """Hits that no eviction exceeds, null where that is not known; accesses; and misses that no cache avoids."""
+    """Count hits that no eviction exceeds (null if unknown), accesses, and misses that no cache avoids."""
     from moereplay.simulator.curves import optimum  # LLVM takes a moment to import
     from moereplay.simulator.curves.stream import Cut, demands_of
     from moereplay.traces.demand import demand_of
@@ -105,5 +105,5 @@ def count(trace: Trace, bound: Bound) -> Counted:
 
 
 def misses_of(counted: Counted) -> int:
-    """What the bound cannot hit."""
+    """Return the misses of the bound."""
     return (counted["accesses"] or 0) - (counted["belady_hits"] or 0)

@@ -1,4 +1,4 @@
-"""Capacity: what a user may write, and how many bytes each pool gets.
+"""Capacity: the text forms, the bytes of each pool, and how much of a memory is left for experts.
 
 5%        of all expert bytes at the trace's stored precision      5%@16   of their bytes at 16 bits
 600MB  1.5GiB   bytes                51experts   mean experts      32/layer   experts of every layer
@@ -30,7 +30,7 @@ FORMS = "5%, 5%@16, 600MB, 1.5GiB, 51experts or 32/layer"
 
 @dataclass(frozen=True)
 class Capacity:
-    """Bytes of each pool, and the same amount in every form a reader may think in."""
+    """Bytes of each pool, and the total in every form."""
 
     pools: tuple[int, ...]
     total: int
@@ -41,7 +41,7 @@ class Capacity:
     token_cycles: float
 
     def forms(self) -> str:
-        """All forms in one line."""
+        """Return all forms in one line."""
         return (
             f"{self.percent_stored:.4g}% = {self.percent_16:.4g}%@16 = {self.total / 2**20:,.1f} MiB = "
             f"{self.experts:,.1f} experts = {self.per_layer:.4g}/layer, {self.token_cycles:.3g} token cycles"
@@ -56,10 +56,10 @@ def parse_capacity(
     reserved: int = 0,
     per_token: tuple[float, ...] = (),
 ) -> Capacity:
-    """The pools of a capacity. Raises ConfigError if unparsable or smaller than the largest expert of a pool.
+    """Return the pools of a capacity. Raises ConfigError if it is invalid or smaller than a pool's largest expert.
 
     `tiers[0]` holds the bytes per layer at which experts are cached in this run; `reserved` bytes of the capacity
-    belong to no pool. `per_token` is how many experts a token has in each layer, where these are not k.
+    belong to no pool. `per_token` is the number of experts of a token in each layer, if it differs from k.
     """
     total = _total(text, geometry)
     if total > MOST_BYTES:
@@ -82,7 +82,7 @@ def parse_capacity(
 
 
 def check_readable(text: str) -> None:
-    """Raises ConfigError for a text that no model could read as a capacity."""
+    """Raises ConfigError for a text that is not a capacity for any model."""
     _total(text, ONE_EXPERT)
 
 
@@ -107,14 +107,14 @@ def _differs(geometry: Geometry, per_token: tuple[float, ...]) -> bool:
 
 
 def _token_bytes(geometry: Geometry, sizes: tuple[int, ...], per_token: tuple[float, ...]) -> float:
-    """What one token demands over all layers."""
+    """Return the bytes that one token demands over all layers."""
     if not _differs(geometry, per_token):
         return sum(sizes) * geometry.k
     return sum(size * count for size, count in zip(sizes, per_token, strict=True))
 
 
 def _total(text: str, geometry: Geometry) -> Fraction:
-    """Bytes over all layers, exactly. Raises ConfigError if it cannot be read."""
+    """Return the exact bytes over all layers. Raises ConfigError for an invalid capacity."""
     if len(text) > LONGEST:
         raise ConfigError(f"capacity {text[:LONGEST]!r}... has {len(text):,} characters; write {FORMS}")
     if match := re.fullmatch(rf"{NUMBER}%(?:@{NUMBER})?", text):
@@ -132,7 +132,7 @@ def _total(text: str, geometry: Geometry) -> Fraction:
 
 
 def parse_size(text: str) -> Fraction | None:
-    """`600MB` or `1.5GiB` in bytes, exactly; None for anything else, numbers without a unit among it."""
+    """Return `600MB` or `1.5GiB` in exact bytes; None for anything else, including numbers without a unit."""
     match = re.fullmatch(rf"{NUMBER}\s*({'|'.join(UNITS)})", text) if len(text) <= LONGEST else None
     return Fraction(match[1]) * UNITS[match[2]] if match else None
 
@@ -150,7 +150,7 @@ def _all_bytes(sizes: tuple[int, ...], geometry: Geometry) -> int:
 
 
 def surplus(capacity: Capacity, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> str | None:
-    """The warning for a capacity above all copies that can be cached, at every precision; None if it is not."""
+    """Return the warning for a capacity that holds all copies at every precision, or None."""
     each = [geometry.experts * sum(sizes) for sizes in zip(*tiers, strict=True)]
     needed = each if len(capacity.pools) > 1 else [sum(each)]
     if capacity.total <= sum(needed) or any(pool < need for pool, need in zip(capacity.pools, needed, strict=True)):
@@ -162,10 +162,11 @@ def surplus(capacity: Capacity, geometry: Geometry, tiers: tuple[tuple[int, ...]
 def cliff(
     capacity: Capacity, geometry: Geometry, sizes: tuple[int, ...], per_token: tuple[float, ...] = ()
 ) -> str | None:
-    """The warning for a capacity below one token's demand, or None; `sizes` are the fewest bytes of an expert by layer.
+    """Return the warning for a capacity below one token's demand, or None.
 
-    Between two uses of an expert a token uses all its experts of every other layer. A global LRU that has fetched them
-    all still holds it only if they fit beside it, which takes the least in the layer whose own experts take most.
+    `sizes` are the fewest bytes of an expert by layer. Between two uses of an expert, a token uses all its experts of
+    every other layer. A global LRU that fetched them all still holds the expert only if they fit as well. The layer
+    whose own experts have the most bytes needs the least capacity for that.
     """
     if capacity.token_cycles >= 1:
         return None
@@ -186,14 +187,14 @@ def cliff(
     return text
 
 
-# -- How much of a fast memory is left for experts, beside dense weights, KV cache and what the engine itself takes.
+# memory
 
 CONTEXT = 4096  #: positions in the KV cache, assumed where nobody says
 RUNTIME = 500_000_000  #: bytes, assumed where nobody says: buffers, the engine's code, an accelerator's context
 
 
 class Memory(NamedTuple):
-    """A fast memory, divided; all in bytes."""
+    """Division of a fast memory, in bytes."""
 
     total_bytes: int
     dense_bytes: int  #: weights of everything that is no routed expert; `traces/dense.py` says which are counted
@@ -202,14 +203,14 @@ class Memory(NamedTuple):
 
     @property
     def cache_bytes(self) -> int:
-        """What is left for experts, 0 if nothing is."""
+        """Bytes left for experts, at least 0."""
         return max(0, self.total_bytes - self.dense_bytes - self.kv_bytes - self.runtime_bytes)
 
 
 def sized(geometry: Geometry, model: str, dense: str = "", dense_bits: str = "") -> Geometry:
-    """Return the geometry of the model so called, with the bytes of its dense weights as far as they are stated.
+    """Return the geometry of `model` with its dense weight bytes, as far as they are known.
 
-    `dense` and `dense_bits` are the settings of those names; they win over what a trace says. Raises ConfigError.
+    `dense` and `dense_bits` are the settings of those names; they override the trace. Raises ConfigError.
     """
     try:
         if dense_bits:
@@ -220,9 +221,9 @@ def sized(geometry: Geometry, model: str, dense: str = "", dense_bits: str = "")
 
 
 def divided(trace: Trace, total: str, context: int, runtime: str = "", dense: str = "", dense_bits: str = "") -> Memory:
-    """The memory `total` of a machine that runs the trace's model with `context` positions in its KV cache.
+    """Divide the memory `total` of a machine that runs the trace's model with `context` KV cache positions.
 
-    Raises ConfigError for what is no amount of bytes, and where not one expert fits, with what is missing.
+    Raises ConfigError for an invalid size, and if not one expert fits, with the missing bytes.
     """
     about = trace.header.provenance
     geometry = sized(as_known(trace.geometry, about.model), about.model, dense, dense_bits)
@@ -242,12 +243,12 @@ def divided(trace: Trace, total: str, context: int, runtime: str = "", dense: st
 
 
 def kv_bytes_of(trace: Trace) -> int:
-    """Of KV cache that one position adds, by the trace or by the model that it names; 0 where neither says."""
+    """Return the KV cache bytes of one position, from the trace or its model's name; 0 if unknown."""
     return as_known(trace.geometry, trace.header.provenance.model).kv_bytes
 
 
 def size_of(text: str, what: str) -> int:
-    """Bytes of `8GB` or `7.5GiB`. Raises ConfigError naming what it is of."""
+    """Return the bytes of `8GB` or `7.5GiB`. Raises ConfigError naming the option `what`."""
     size = parse_size(text)
     if size is None:
         raise ConfigError(f"--{what} {shown(text)!r} is no size; write for example 8GB or 7.5GiB")

@@ -1,4 +1,4 @@
-"""The identity and the capabilities of a run's demand: of a recorded trace, or of a live model."""
+"""One replay's configuration: typed, frozen, with every default filled in and a hash that identifies it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FUTURE = "future"  #: the capability of demand that is known in advance
 
 @dataclass(frozen=True)
 class Origin:
-    """What a configuration is checked against, and what identifies the demand in a result."""
+    """The demand that a configuration is checked against, and its identity in a result."""
 
     geometry: Geometry
     capabilities: frozenset[str]
@@ -43,7 +43,7 @@ class Origin:
 
 
 def origin_of(trace: Trace) -> Origin:
-    """The origin of a recorded trace, which has the capability FUTURE."""
+    """Return the origin of a recorded trace, which has the capability FUTURE."""
     return Origin(
         geometry=trace.geometry,
         capabilities=trace.capabilities | {FUTURE},
@@ -56,14 +56,14 @@ def origin_of(trace: Trace) -> Origin:
     )
 
 
-# -- One replay's configuration: typed, frozen, every default filled in, with a hash that names it.
+# configuration
 
 #: Raised when the meaning of any counter or time changes: results of other versions are not comparable.
 SEMANTICS_VERSION = 1
 
 
 class ReplayConfig(Frozen):
-    """What to replay a trace against. Field names are the command line's options."""
+    """Settings of one replay. Field names are the command line's options."""
 
     capacity: str = "5%"
     eviction: str = "lru"
@@ -123,11 +123,11 @@ class ReplayConfig(Frozen):
         return self
 
     def policy_set(self) -> PolicySet:
-        """The four policies, parsed. Raises PolicyError."""
+        """Parse the four policies. Raises PolicyError."""
         return PolicySet(*(parse(kind, getattr(self, kind)) for kind in KINDS))
 
     def spelled_out(self) -> dict[str, object]:
-        """The configuration with every policy parameter written out."""
+        """Return the configuration with every policy parameter written out."""
         chosen = self.policy_set()
         return self.model_dump(mode="json") | {kind: getattr(chosen, kind).text(full=True) for kind in KINDS}
 
@@ -141,10 +141,10 @@ class ReplayConfig(Frozen):
         return self if fitted is miss else self.model_copy(update={"miss": fitted.text()})
 
     def identity(self, demand: Trace | Origin) -> str:
-        """A hash of everything that a result depends on: configuration, the platform's figures, demand and semantics.
+        """Return a hash of everything that a result depends on: configuration, platform figures, demand, semantics.
 
-        Settings that earlier versions lack count where they are not at their default. Raises ConfigError if the
-        platform cannot be read.
+        Settings that are newer than the first result format count only if they differ from their default. Raises
+        ConfigError if the platform cannot be read.
         """
         settings = self._fitted(demand.geometry.expert_bits).spelled_out() | {
             "platform": platform(self.platform).figures()
@@ -155,7 +155,7 @@ class ReplayConfig(Frozen):
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
     def _fitted(self, bits: float) -> ReplayConfig:
-        """`stored_at`; a configuration that is refused has no results, and is named as it was written."""
+        """Apply `stored_at`; keep a configuration that it rejects, which has no results, as it was written."""
         try:
             return self.stored_at(bits)
         except PolicyError:
@@ -172,29 +172,29 @@ class PolicySet:
     miss: Chosen[Miss]
 
     def priced(self, times: Times) -> PolicySet:
-        """The same, with what policies leave to the platform filled in."""
+        """Fill in the parameters that policies leave to the platform."""
         policy, params = self.miss.policy, self.miss.params
         return replace(self, miss=Chosen(policy, dict(policy.priced(params, times.costs))))
 
     @property
     def reads(self) -> frozenset[str]:
-        """What any hook of the four may read of what is optional."""
+        """Optional columns and arrays that any hook of the four may read."""
         return frozenset().union(*(getattr(self, kind).policy.may_read for kind in KINDS))
 
     @property
     def own(self) -> list[str]:
-        """The policies that are from files of the user's own."""
+        """Policies from user files, as `kind label`."""
         chosen: list[Chosen] = [getattr(self, kind) for kind in KINDS]
         return [f"{each.policy.kind} {each.policy.label}" for each in chosen if each.policy.version]
 
     @property
     def open_loop(self) -> bool:
-        """Whether the recorded logits could have reacted to what these policies change."""
+        """True if these policies change what the recorded logits would have reacted to."""
         return self.changes_routing or self.miss.policy.changes_output or self._low_precision
 
     @property
     def changes_routing(self) -> bool:
-        """Whether the demand may differ from the recorded one."""
+        """True if the demand may differ from the recorded one."""
         return self.routing.policy.choose is not None
 
     @property
@@ -202,7 +202,7 @@ class PolicySet:
         return bool(self.miss.policy.bits(self.miss.params))
 
     def check(self, capabilities: frozenset[str], lookahead_depth: int) -> None:
-        """Raises PolicyError naming the policy and the capability that the trace, or the live model, lacks."""
+        """Raises PolicyError naming the policy and the capability that the trace or live model lacks."""
         for kind in KINDS:
             chosen: Chosen = getattr(self, kind)
             for need in sorted(chosen.needs - capabilities):
@@ -228,7 +228,7 @@ def _lacking(need: str) -> str:
 
 
 def parse_reset(text: str) -> int:
-    """Tokens between resets: 0 for `never`, -1 for `request`, N for a number. Raises ValueError."""
+    """Return the tokens between resets: 0 for `never`, -1 for `request`, N for a number. Raises ValueError."""
     if text in ("never", "request"):
         return {"never": 0, "request": -1}[text]
     if tokens := whole(text):
@@ -237,7 +237,7 @@ def parse_reset(text: str) -> int:
 
 
 def configure(**settings: object) -> ReplayConfig:
-    """A validated configuration. Raises ConfigError or PolicyError naming the setting and what it allows."""
+    """Return a validated configuration. Raises ConfigError or PolicyError naming the setting and its allowed values."""
     try:
         config = ReplayConfig.model_validate(settings)
         config.policy_set()

@@ -1,8 +1,8 @@
-"""A dry run: before a policy from a user's own file is replayed in machine code, both engines replay a short opening.
+"""Dry run of user policies: both engines replay a short opening before the policy runs in machine code.
 
-Machine code reports neither the line of an error nor a result of the wrong type, and relies on what a policy promises.
-The reference engine checks results and promises, and its errors name a line; where the engines then disagree, a promise
-that cannot be checked is broken, or machine code does arithmetic differently.
+Machine code reports neither the line of an error nor a result of the wrong type, and relies on the promises of a
+policy. The reference engine checks results and promises, and its errors name a line. If the engines then disagree, an
+uncheckable promise is broken, or machine code computes differently.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _trying = Lock()
 
 
 def dry_run(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
-    """Replay an opening by both engines, once for all capacities and seeds.
+    """Replay an opening on both engines, once for all capacities and seeds.
 
-    Raises PolicyError with file and line for a wrong result or a broken promise, and what a hook raises.
+    Raises PolicyError with file and line for a wrong result or a broken promise, and the error of a failing hook.
     """
     chosen = spec.chosen
     case = (trace.digest, tuple(chosen.own), spec.config.model_copy(update={"capacity": "", "seed": 0}))
@@ -46,7 +46,7 @@ def dry_run(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
 
 
 def opening(trace: Trace) -> Trace:
-    """The first tokens of the first requests, of their prompts and of what follows those, as a trace of its own."""
+    """Return the first tokens of the first requests, of prompt and output, as a trace."""
     requests = min(REQUESTS, trace.requests)
     geometry = trace.geometry
     tokens = max(1, ENOUGH // (requests * geometry.layers * (geometry.k + 1)))
@@ -54,7 +54,7 @@ def opening(trace: Trace) -> Trace:
 
 
 def _begin(trace: Trace, index: int, tokens: int) -> Request:
-    """Up to so many tokens of a request: half of them of its prompt, if it has as many."""
+    """Return up to `tokens` tokens of a request: half of them from its prompt, if it has as many."""
     first, last = (int(offset) for offset in trace.request_offsets[index : index + 2])
     prompt = int(trace.prompt_lengths[index])
     decoded = min(last - first - prompt, max(tokens - prompt, tokens // 2))
@@ -77,7 +77,7 @@ def _compare(short: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
 
 
 def end_states(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> tuple[EndState, EndState]:
-    """A whole run by the reference, then compiled. Raises PolicyError, and what a hook raises in the reference."""
+    """Run the reference engine, then the compiled one. Raises PolicyError, and the error of a hook in the reference."""
     from moereplay.simulator.compiled import engine as compiled  # LLVM takes a moment to import
 
     config, chosen = spec.config, spec.chosen
@@ -88,7 +88,7 @@ def end_states(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> tuple[EndS
 
 
 def _tight(short: Trace, spec: RunSpec) -> tuple[int, ...]:
-    """Bytes of pools in which copies are evicted: half of what the opening demands, but at least two experts."""
+    """Return bytes of pools that force evictions: half of what the opening demands, at least two experts."""
     if spec.config.warm:
         return spec.pools
     chosen, sizes = short.read("chosen"), spec.layout.tiers[0]
@@ -102,7 +102,7 @@ def _tight(short: Trace, spec: RunSpec) -> tuple[int, ...]:
 
 @contextmanager
 def named_by_machine_code(chosen: PolicySet) -> Iterator[None]:
-    """What machine code raises under user policies becomes a PolicyError with their names: it knows no lines."""
+    """Turn errors of machine code under user policies into a PolicyError with the policies' names, without lines."""
     try:
         yield
     except (AssertionError, IndexError, ArithmeticError) as error:
@@ -114,7 +114,7 @@ def named_by_machine_code(chosen: PolicySet) -> Iterator[None]:
 
 
 def difference(expected: EndState, found: EndState) -> str:
-    """The first in which two engines differ, or nothing."""
+    """Return the first difference between two engines, or an empty string."""
     totals, others = expected.ran.counters.totals(expected.ran.end_ns), found.ran.counters.totals(found.ran.end_ns)
     for name, count in totals.items():
         if others[name] != count:
@@ -150,7 +150,7 @@ def _file_of(policy: Policy) -> str:
 
 
 def _promises(policy: Policy) -> Iterator[str]:
-    """The declarations of a policy that engines rely on."""
+    """Yield the declarations of a policy that engines rely on."""
     if isinstance(policy, Eviction):
         yield f"key_scope={policy.key_scope!r}" if isinstance(policy.key_scope, str) else "key_scope"
         yield from (name for name in ("queue", "declines") if name in vars(policy) and _is_given(policy, name))

@@ -1,5 +1,5 @@
-"""The error of replays that cannot be configured."""
+"""Errors of the simulator."""
 
 
 class ConfigError(Exception):
-    """A replay cannot be configured so; the message names the setting and the fix."""
+    """The error of a replay that cannot be configured; the message names the setting and the fix."""

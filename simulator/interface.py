@@ -1,4 +1,4 @@
-"""The interface of both engines: what a run is given beside its source, and what it returns."""
+"""Interface of the engines: the input of a run, its result, and decisions in steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moereplay.traces.shared import read_only, shared
 
 @dataclass(frozen=True)
 class CopyLayout:
-    """The dense numbering of experts x = layer * E + e and copies y = x * P + p, and the bytes of a copy."""
+    """Dense numbering of experts x = layer * E + e and copies y = x * P + p, and the bytes of a copy."""
 
     geometry: Geometry
     tiers: tuple[tuple[int, ...], ...]  #: [p][layer] bytes
@@ -34,13 +34,13 @@ class CopyLayout:
 
     @cached_property
     def experts(self) -> int:
-        """L * E, the experts of all layers."""
+        """L * E, the number of experts of all layers."""
         return self.geometry.layers * self.geometry.experts
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Everything that a run needs beside its source, checked."""
+    """Validated input of a run, besides its source."""
 
     config: ReplayConfig
     layout: CopyLayout
@@ -51,7 +51,7 @@ class RunSpec:
 
     @cached_property
     def warm(self) -> list[int]:
-        """Copies that are in the fast tier from the start, of the most precise tier."""
+        """Copies y that are resident from the start, at the highest precision."""
         experts, precisions = self.layout.geometry.experts, self.layout.precisions
         return [(layer * experts + expert) * precisions for layer, expert in self.config.warm]
 
@@ -62,23 +62,23 @@ class RunSpec:
 
 
 class RunCounters(Protocol):
-    """The counters of a finished run."""
+    """Counters of a finished run."""
 
     def totals(self, end: int) -> Row:
-        """Sums over layers and phases; `end` is the time at which the run ended, ns."""
+        """Return sums over layers and phases; `end` is the time at which the run ended, ns."""
         ...
 
     def per_layer(self) -> list[Row]:
-        """A row per layer and phase."""
+        """Return a row per layer and phase."""
         ...
 
     def per_request(self) -> list[Row]:
-        """A row per request in run order."""
+        """Return a row per request in run order."""
         ...
 
 
 class FinishedRun(NamedTuple):
-    """The counters, the end and the events of a finished run."""
+    """Counters, end time and events of a finished run."""
 
     counters: RunCounters
     end_ns: int
@@ -86,14 +86,14 @@ class FinishedRun(NamedTuple):
 
 
 class EndState(NamedTuple):
-    """A finished run with the state that it ended in, for comparing engines."""
+    """A finished run and the state at its end, for comparing engines."""
 
     ran: FinishedRun
     residents: Sequence[int]  #: copies y
     memories: Sequence[Sequence[Any]]  #: own.rows, own.regs and own.reals of the four policies, in the order of KINDS
 
 
-# -- Who decides, apart from what takes time: it learns what has ended, and says what begins.
+# decisions in steps
 
 NO_COPY = -1
 #: What is begun, in the words of the event log.
@@ -101,7 +101,7 @@ ACTED_ON = ("dense", "expert", "transfer", "evict", "reset")
 
 
 class Begun(NamedTuple):
-    """Something that begins."""
+    """One activity or action that begins."""
 
     kind: str  #: one of ACTED_ON
     layer: int
@@ -112,52 +112,55 @@ class Begun(NamedTuple):
 
 
 class Decisions(Protocol):
-    """Who decides in a run. Times are integer nanoseconds of the machine's clock."""
+    """A decision engine that is driven step by step. Times are integer nanoseconds of the machine's clock."""
 
     @property
     def is_over(self) -> bool:
-        """Whether compute has nothing left to do."""
+        """True if compute has nothing left to do."""
         ...
 
     @property
     def is_called_up(self) -> bool:
-        """Whether compute, which waited, may go on: `resumed` is due when nothing else lands now."""
+        """True if blocked compute can go on: call `resumed` after all transfers that land now."""
         ...
 
     def begin(self, now: int) -> Sequence[Begun]:
-        """The run begins."""
+        """Start the run; return what begins."""
         ...
 
     def computed(self, now: int, elapsed: int) -> Sequence[Begun]:
-        """Compute has ended, at `now`, what it was busy with for `elapsed` ns."""
+        """Report that compute finished its activity at `now` after `elapsed` ns; return what begins."""
         ...
 
     def landed(self, y: int, now: int, elapsed: int) -> Sequence[Begun]:
-        """The oldest transfer under way, of copy y, is complete; it kept the link for `elapsed` ns."""
+        """Report that the oldest transfer in flight, of copy y, landed; return what begins.
+
+        It kept the link for `elapsed` ns.
+        """
         ...
 
     def resumed(self, now: int) -> Sequence[Begun]:
-        """Compute goes on."""
+        """Resume blocked compute; return what begins."""
         ...
 
     def abandoned(self, y: int, elapsed: int) -> None:
-        """A transfer has ended that a reset, or the end of the run, has abandoned."""
+        """Report the end of a transfer that a reset or the end of the run abandoned."""
         ...
 
     def note_end(self, line: int, now: int) -> None:
-        """What began in this line of the event log was over at `now`."""
+        """Set the end time of this line of the event log."""
         ...
 
     def close(self) -> FinishedRun:
-        """The counters and the event log; the run ended with its last step."""
+        """Return counters and event log; the run ended with its last step."""
         ...
 
 
-# -- Oracle information: when every expert is demanded first, and the ranking that a fitted policy goes by.
+# oracle information
 
 
 class Oracle(NamedTuple):
-    """What policies may know before a run; a field is empty where it is unknown or no policy needs it."""
+    """Oracle information of a run; a field is empty if it is unknown or no policy needs it."""
 
     first_uses: Sequence[int] | np.ndarray  #: position of each expert's first demand
     first_passes: Sequence[int] | np.ndarray  #: and the pass of that
@@ -170,28 +173,28 @@ NO_ORACLE = Oracle((), (), ())
 def oracle_of_trace(
     trace: Trace, source: Callable[[], Gates], config: ReplayConfig, eviction: Chosen[Eviction]
 ) -> Oracle:
-    """The oracle information of a trace, taken from its `source` once for all replays of this process."""
+    """Return the oracle information of a trace, computed from `source` once per process."""
     what = ("oracle", config.passes, eviction.policy.profile(eviction.params), config.profile)
     return shared(trace, what, lambda: _as_arrays(oracle_of(source(), config, eviction)))
 
 
 def _as_arrays(oracle: Oracle) -> Oracle:
-    """int64 arrays, read-only: every replay copies them."""
+    """Convert to read-only int64 arrays, which every replay copies."""
     first_uses, first_passes = (read_only(np.array(uses, np.int64)) for uses in oracle[:2])
     return Oracle(first_uses, first_passes, oracle.ranking)
 
 
 def oracle_of(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> Oracle:
-    """The oracle information of a source."""
+    """Return the oracle information of a source."""
     first_uses = source.first_uses()
     first_passes = [source.pass_of(position) for position in first_uses]
     return Oracle(first_uses, first_passes, ranking(source, config, eviction))
 
 
 def ranking(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> list[int]:
-    """Experts x, the most valuable first; [] if the policy is not fitted to anything.
+    """Return experts x by descending value; [] if the policy is not fitted to a profile.
 
-    By demand: the most often chosen first, ties by lowest id, without those that were never chosen.
+    A profile of demand ranks the most often chosen first, ties by lowest id, without experts that were never chosen.
     """
     wanted = eviction.policy.profile(eviction.params)
     if wanted == NO_PROFILE:
@@ -203,13 +206,13 @@ def ranking(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> 
 
 
 def check_profile_is_read(configs: Sequence[ReplayConfig]) -> None:
-    """Raises ConfigError for a given profile that no policy of theirs is fitted to."""
+    """Raises ConfigError if a profile is given that no policy of these configurations reads."""
     evictions = [config.policy_set().eviction for config in configs if config.profile]
     if evictions and not any(each.policy.profile(each.params) == GIVEN_PROFILE for each in evictions):
         raise ConfigError("--profile: no policy here reads it; write for example --eviction static:profile=given")
 
 
 def check_profile(config: ReplayConfig, eviction: Chosen[Eviction]) -> None:
-    """Raises PolicyError if the policy is fitted to a profile that is not given."""
+    """Raises PolicyError if the policy needs a profile that is not given."""
     if eviction.policy.profile(eviction.params) == GIVEN_PROFILE and not config.profile:
         raise PolicyError(f"eviction {eviction.text()} is fitted to a profile; give one with --profile FILE")

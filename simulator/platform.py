@@ -1,7 +1,7 @@
-"""The machine: tiers, links and compute, and the integer nanoseconds that their rates amount to.
+"""The machine: tiers, links and compute, and their integer nanoseconds.
 
 Without calibration compute is a roofline: max(2 * params * tokens / FLOP/s, bytes / memory bandwidth) + launch.
-`simulator/times.py` asks for the times of a model.
+`simulator/times.py` derives the times of a model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Points = tuple[tuple[Annotated[int, Field(ge=1, lt=2**63)], Annotated[float, Fie
 
 
 class Wire(Sparse):
-    """What experts cross: a fixed latency, then bytes at a rate; `depth` transfers may be issued at once."""
+    """A path that experts cross: a fixed latency, then bytes at a rate; `depth` transfers may be in flight at once."""
 
     later: ClassVar = frozenset({"start_ns", "reads", "by_size", "lane_bytes_per_s"})
 
@@ -65,12 +65,12 @@ class Wire(Sparse):
 
     @property
     def first_millionths(self) -> int:
-        """Of an expert's bytes, after which its compute may begin."""
+        """Part of an expert's bytes, in millionths, after which its compute may begin."""
         return MILLION
 
     @property
     def idle_ns(self) -> int:
-        """Latency of a transfer, the sum of its reads'; `start_ns` not counted."""
+        """Latency of a transfer, summed over its reads, without `start_ns`."""
         return bounded(self.latency_ns * self.reads, "latency_ns times reads", "lower")
 
     def wire_ns(self, size: int, share: float = 1) -> int:
@@ -81,7 +81,7 @@ class Wire(Sparse):
         return ceiling(size * NS, max(1, min(whole))) if whole else 0
 
     def _rate(self, size: int) -> tuple[int, int]:
-        """Bytes per second as a ratio, for an expert of so many bytes; the denominator of an infinite rate is 0."""
+        """Return bytes per second as a ratio for an expert of `size` bytes; an infinite rate has denominator 0."""
         return curve(self.by_size).at(size, self.reads) if self.by_size else _ratio(self.bytes_per_s)
 
     def _lanes(self) -> tuple[int, int]:
@@ -102,7 +102,7 @@ class Link(Wire):
 
     @property
     def first_millionths(self) -> int:
-        """Of an expert's bytes, after which its compute may begin."""
+        """Part of an expert's bytes, in millionths, after which its compute may begin."""
         piece = exact(self.first_piece)
         return half_even(piece.numerator * MILLION, piece.denominator)
 
@@ -127,7 +127,7 @@ _CEILINGS = "flops and memory_bytes_per_s"
 
 
 class Roofline(Sparse):
-    """A processor by its two ceilings, and what it costs to start a kernel."""
+    """A processor with two ceilings and a kernel launch time."""
 
     later: ClassVar = frozenset({"by_tokens", "formats", "kv_bytes_per_s"})
 
@@ -166,7 +166,7 @@ class Roofline(Sparse):
 
 
 class Measured(Sparse):
-    """Compute by given times: constants and nanoseconds per token, or measured curves in times of one token's."""
+    """Compute by measured times: constants and nanoseconds per token, or curves relative to one token."""
 
     later: ClassVar = frozenset({"kv_bytes_per_s", "dense_by_tokens", "expert_by_tokens", "expert_by_size"})
 
@@ -213,7 +213,7 @@ class Measured(Sparse):
 
 
 class Contention(Sparse):
-    """What is left of a rate while others work: CPU, link and accelerator read the same memory."""
+    """Share of a rate that is left while others work: CPU, link and accelerator read the same memory."""
 
     later: ClassVar = frozenset({"compute"})
 
@@ -223,7 +223,7 @@ class Contention(Sparse):
 
 
 class Loading(Sparse):
-    """What compute itself spends to have experts loaded."""
+    """Compute time spent on loading experts."""
 
     later: ClassVar = frozenset({"gate_ns", "ns_per_expert", "ns_per_mib"})
 
@@ -232,12 +232,12 @@ class Loading(Sparse):
     ns_per_mib: Ns = 0  #: and per MiB of it
 
     def ns(self, size: int) -> int:
-        """For one expert of so many bytes, rounded up."""
+        """Return the time of one expert of `size` bytes, rounded up."""
         return bounded(self.ns_per_expert - (-size * self.ns_per_mib // MIB), "loading", "lower")
 
 
 class Calibration(Sparse):
-    """Where measured figures come from. Nothing here changes a replay."""
+    """Provenance of measured figures. It does not change a replay."""
 
     later: ClassVar = frozenset({"slow_tier", "throttle_bytes_per_s", "digest", "models"})
 
@@ -253,7 +253,7 @@ class Calibration(Sparse):
     models: dict[str, Annotated[float, Field(ge=0, le=2**60)]] = Field(default_factory=dict)
 
     def in_one_line(self) -> str:
-        """Of which machine, by which runs, how far off, from when, and whether a digest holds the figures."""
+        """Return device, number of runs, error, date, and whether a digest protects the figures."""
         error = None if self.mape is None else f"mean error {self.mape:.1%}"
         runs = f"{self.cells} runs" if self.cells else None
         unverified = None if self.digest else "figures unverified (no digest)"
@@ -265,7 +265,7 @@ LINK_TIMES = {"bytes_per_s", "latency_ns", "depth", *Link.later}
 
 
 def _kind(processor: object) -> object:
-    """`kind` of a table or of a model; pydantic allows no validator of ours on a field that it chooses by itself."""
+    """Return `kind` of a table or a model; pydantic allows no validator on a field that it selects itself."""
     return processor.get("kind") if isinstance(processor, dict) else getattr(processor, "kind", None)
 
 
@@ -303,38 +303,41 @@ class Platform(Sparse):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of each link, in one unit."""
+        """Share of each link, in one unit."""
         return tuple(1.0 if link.share is None else link.share for link in self.links)
 
     @property
     def wires(self) -> tuple[Wire, ...]:
-        """The links into the fast tier, then those that fill the tiers below, from the top down."""
+        """Links into the fast tier, then those that fill the lower tiers, from the top down."""
         return (*self.links, *self.tiers)
 
     @property
-    def asks_of_the_model(self) -> bool:
-        """Whether a price depends on the model's KV cache or on the format of its weights."""
+    def depends_on_model(self) -> bool:
+        """True if a price depends on the model's KV cache or on the format of its weights."""
         of = self.compute
         return of.kv_bytes_per_s is not None or (isinstance(of, Roofline) and bool(of.formats))
 
     @property
     def seal(self) -> str:
-        """Digest of the figures with what the calibration says of them."""
+        """Digest of the figures and of the calibration."""
         about = self.calibration.model_dump(mode="json", exclude={"digest"}) if self.calibration else None
         return hashlib.sha256(canonical([self.figures(), about])).hexdigest()[:16]
 
     @property
     def is_edited(self) -> bool:
-        """Whether figures, or what is said of them, are not those that a calibration has written."""
+        """True if figures or calibration differ from those that a calibration wrote."""
         return self.calibration is not None and self.calibration.digest not in ("", self.seal)
 
     @property
     def calibrated(self) -> Calibration | None:
-        """The calibration that its figures are of; None if it has none, or they were edited since."""
+        """The calibration of its figures; None if there is none or the figures were edited since."""
         return None if self.is_edited else self.calibration
 
     def document(self) -> dict[str, Any]:
-        """What its file says, defaults filled in but for later figures: `link` where there is one, else `links`."""
+        """Return the content of its file: `link` if there is one link, else `links`.
+
+        Defaults are filled in, except for newer figures.
+        """
         several = len(self.links) > 1
         rows = [
             link.model_dump(include=LINK_TIMES | ({"share"} if several else set()))
@@ -346,7 +349,7 @@ class Platform(Sparse):
         return self.model_dump(include=about) | links | self.model_dump(exclude={*about, "links"})
 
     def figures(self) -> dict[str, object]:
-        """What a replay's times depend on, whatever the machine is called."""
+        """Return all figures that a replay's times depend on, without names."""
         parts = {"compute", "cpu", "overlap", "loading"} | ({"contention"} if self.contention else set())
         rows: list[dict[str, object]] = [link.model_dump(mode="json", include=LINK_TIMES) for link in self.links]
         others: dict[str, object] = self.model_dump(mode="json", include=parts)
@@ -359,7 +362,7 @@ class Platform(Sparse):
         return others | {"links": rows}
 
     def row(self) -> dict[str, object]:
-        """One line of `moereplay platforms`."""
+        """Return one line of `moereplay platforms`."""
         return {
             "platform": self.name,
             "what": self.summary,
@@ -371,7 +374,7 @@ class Platform(Sparse):
 
 
 def _each(figures: Sequence[float]) -> float | str:
-    """One figure as it is, those of several links side by side."""
+    """Return one figure as it is, or those of several links joined by +."""
     return figures[0] if len(figures) == 1 else " + ".join(f"{figure:g}" for figure in figures)
 
 
@@ -382,7 +385,7 @@ def _in_order(points: Points, what: str) -> Points:
 
 
 def _from_one_token(points: Points) -> Points:
-    """Times of what one token takes. Raises ValueError."""
+    """Validate times relative to one token. Raises ValueError."""
     if points and points[0] != (1, 1.0):
         raise ValueError("the first point is one token, which takes 1 times itself: write [1, 1.0] first")
     if any(after < before for (_, before), (_, after) in pairwise(points)):
@@ -391,10 +394,10 @@ def _from_one_token(points: Points) -> Points:
 
 
 def _ratio(rate: float) -> tuple[int, int]:
-    """A rate as numerator and denominator; (1, 0) if it is infinite."""
+    """Return a rate as numerator and denominator; (1, 0) if it is infinite."""
     return (1, 0) if rate == inf else exact(rate).as_integer_ratio()
 
 
 def too_late() -> ConfigError:
-    """What a run ends with where a step would begin after LATEST_NS."""
+    """Return the error of a run in which a step would begin after LATEST_NS."""
     return ConfigError("the run takes more than 146 years of simulated time; lower the platform's times")

@@ -1,7 +1,7 @@
-"""Exact arithmetic on a platform's figures: how decimals become whole nanoseconds and whole bytes per second.
+"""Exact arithmetic on a platform's figures: decimals become whole nanoseconds and whole bytes per second.
 
-A figure is the decimal that a file gives: 0.7 is 7/10, not the double nearest to it. Figures become ratios of integers
-once; times are then integer arithmetic, and each is rounded once, by `half_even` or by `ceiling`.
+A figure is the decimal in the file: 0.7 is 7/10, not the nearest double. Figures become ratios of integers once; times
+are then integer arithmetic, and each is rounded once, by `half_even` or by `ceiling`.
 """
 
 from __future__ import annotations

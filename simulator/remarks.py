@@ -1,4 +1,4 @@
-"""What a reader of replays should know of their settings: without effect on this trace, or adapted to its model."""
+"""Remarks on the settings of replays: without effect on this trace, or adapted to its model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def without_effect(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
 
 
 def _reasons(trace: Trace, config: ReplayConfig) -> Iterator[tuple[str, str]]:
-    """Each setting that changes nothing in a configuration, and why."""
+    """Yield each setting that changes nothing in a configuration, and the reason."""
     chosen = config.policy_set()
     checks: dict[str, Callable[[], str]] = {
         "passes": lambda: _passes(trace, config.passes),
@@ -87,7 +87,7 @@ def _one_layer(trace: Trace) -> str:
 
 
 def _passes(trace: Trace, passes: str) -> str:
-    """Why a schedule has the passes of `recorded`, or nothing."""
+    """Return why a schedule has the passes of `recorded`, or an empty string."""
     name, _, number = passes.partition(":")
     size, longest = whole(number) or 1, int(np.max(trace.prompt_lengths, initial=0))
     if name == "batch":
@@ -101,7 +101,7 @@ def _passes(trace: Trace, passes: str) -> str:
 
 
 def _reset(trace: Trace, config: ReplayConfig) -> str:
-    """Why no reset happens after the start, or nothing."""
+    """Return why no reset happens after the start, or an empty string."""
     every = parse_reset(config.reset)
     if not every:
         return ""
@@ -129,7 +129,7 @@ def _admission(config: ReplayConfig, chosen: PolicySet) -> str:
 
 
 def _lookahead(config: ReplayConfig, chosen: PolicySet) -> str:
-    """Why a control of the look-ahead changes nothing, or nothing."""
+    """Return why a control of the look-ahead changes nothing, or an empty string."""
     prefetch = chosen.prefetch
     if config.lookahead == "recorded" or prefetch.policy.depth(prefetch.params):
         return ""
@@ -137,20 +137,20 @@ def _lookahead(config: ReplayConfig, chosen: PolicySet) -> str:
 
 
 def _seed(config: ReplayConfig, chosen: PolicySet) -> str:
-    """Why a seed changes nothing, or nothing."""
+    """Return why a seed changes nothing, or an empty string."""
     policies: list[Policy] = [getattr(chosen, kind).policy for kind in KINDS]
     shuffles = config.lookahead != "recorded" and not _lookahead(config, chosen)
     return "" if not config.seed or shuffles or any(map(_draws, policies)) else "no policy here draws"
 
 
 def _draws(policy: Policy) -> bool:
-    """Whether hooks read the seed; a user's own may do so in ways that are not seen here."""
+    """Return True if hooks read the seed; a user policy may read it in ways that are not seen here."""
     return bool(policy.version) or any(_names_seed(hook) for _, hook in given_by(policy))
 
 
 @cache
 def _names_seed(function: Any) -> bool:
-    """Whether a function, or one that it calls by a global name, reads `now["seed"]`."""
+    """Return True if a function, or one that it calls by a global name, reads `now["seed"]`."""
     code = getattr(function, "__code__", None)
     if code is None:
         return False

@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def warning(self) -> str | None:
-        """What a reader should know of the capacity: below one token's demand, above everything, above the memory."""
+        """Warnings on the capacity and on unknown costs, or None."""
         said = (self.capacity_warning, self._shortage(), self._unknown_cache(), self._no_dense_part(), self._edited())
         return "; ".join(filter(None, said)) or None
 
@@ -61,14 +61,14 @@ class Plan:
         )
 
     def _edited(self) -> str | None:
-        """That the figures are not those of the platform's calibration, if so."""
+        """Return a warning if the figures are not those of the platform's calibration."""
         if not self.machine.is_edited or self.machine.calibration is None:
             return None
         of = self.machine.calibration.device
         return f"{self.machine.name} is not called calibrated: its file was edited after the calibration of {of}"
 
     def _shortage(self) -> str | None:
-        """That the machine's memory does not hold all this, if so."""
+        """Return a warning if the machine's memory does not hold cache, buffers and dense weights."""
         side = _side_bytes(self.chosen, self.layout.tiers)
         parts = {"the cache": self.capacity.total, "side buffers": side, "dense weights": self._times.dense.resident}
         if self.machine.memory_bytes is None or sum(parts.values()) <= self.machine.memory_bytes:
@@ -84,13 +84,13 @@ class Plan:
         return f"cost {each / 1000:g} us each here; no replay knows how many" if each else "no price counts"
 
     def _unknown_cache(self) -> str | None:
-        """That reading the KV cache has a price, but the model's is not known, if so."""
+        """Return a warning if reading the KV cache has a price, but its size is unknown."""
         if self.machine.compute.kv_bytes_per_s is None or self.layout.geometry.kv_bytes:
             return None
         return "reading the KV cache takes no time: neither the trace nor its model's name says how many bytes it has"
 
     def _no_dense_part(self) -> str | None:
-        """That times are of routed experts alone, if so."""
+        """Return a warning if times cover routed experts only."""
         if self.times_everything:
             return None
         return (
@@ -100,12 +100,12 @@ class Plan:
 
     @property
     def times_everything(self) -> bool:
-        """Whether the dense part has a time: it is measured, or its weights are known."""
+        """True if the dense part has a time: it is measured, or its weights are known."""
         return isinstance(self.machine.compute, Measured) or self._times.dense.read > 0
 
     @property
     def uncalibrated(self) -> str | None:
-        """Why a calibrated machine's times are not calibrated for this model; None if they are, or it is not."""
+        """Reason why a calibrated machine's times do not hold for this model, or None."""
         about = self.machine.calibrated
         if about is None:
             return None
@@ -117,7 +117,7 @@ class Plan:
 
     @property
     def assumed_of_dense(self) -> str | None:
-        """What is assumed of the dense weights' bytes, if times or a warning depend on them."""
+        """Assumption on the dense weights' bytes, if times or a warning depend on them."""
         unused = isinstance(self.machine.compute, Measured) and self.machine.memory_bytes is None
         return None if unused else assumption(self.layout.geometry, self.origin.recorded or self.origin.live)
 
@@ -126,7 +126,7 @@ class Plan:
         return times_of(self.machine, self.layout.geometry, self.layout.tiers)
 
     def spec(self, log: bool) -> RunSpec:
-        """What an engine needs beside its source."""
+        """Return the engine's input, besides the source."""
         return RunSpec(self.config, self.layout, self._times, self.capacity.pools, log, self.lower)
 
 
@@ -136,7 +136,7 @@ def plan(trace: Trace, config: ReplayConfig) -> Plan:
 
 
 def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
-    """`plan` for any origin of demand. Raises ConfigError or PolicyError."""
+    """Check a configuration against any origin of demand. Raises ConfigError or PolicyError."""
     config = config.stored_at(origin.geometry.expert_bits)
     chosen, machine = config.policy_set(), platform(config.platform)
     chosen.check(origin.capabilities, origin.lookahead_depth)
@@ -153,7 +153,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     _check_experts("warm", config.warm, origin.geometry)
     _check_warm(config, capacity, tiers[0])
     lower = _lower_tiers(machine, origin.geometry, tiers, chosen)
-    geometry = as_known(origin.geometry, origin.model) if machine.asks_of_the_model else origin.geometry
+    geometry = as_known(origin.geometry, origin.model) if machine.depends_on_model else origin.geometry
     geometry = sized(geometry, origin.model, config.dense, config.dense_bits)
     return Plan(origin, config, chosen, machine, capacity, CopyLayout(geometry, tiers), lower)
 
@@ -174,13 +174,13 @@ def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = 
 
 
 def source_of(trace: Trace, ready: Plan) -> TraceSource:
-    """The demand of a trace as a plan reads it."""
+    """Return the demand of a trace as a plan reads it."""
     config = ready.config
     return TraceSource(trace, config.passes, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
 
 
 def _run_compiled(trace: Trace, ready: Plan, log: bool) -> FinishedRun:
-    """In machine code; with user policies a dry run comes first."""
+    """Run in machine code, after a dry run of user policies."""
     from moereplay.simulator.compiled import engine as compiled  # LLVM takes a moment to import
 
     spec = ready.spec(log)
@@ -194,14 +194,14 @@ def _run_compiled(trace: Trace, ready: Plan, log: bool) -> FinishedRun:
 
 
 def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
-    """Replay any source of demand by the reference engine, which reads one gate at a time."""
+    """Replay any source of demand on the reference engine, which reads one gate at a time."""
     from moereplay.simulator.reference import engine as reference  # and SimPy, which no compiled replay needs
 
     return report(reference.run(source, ready.spec(log)), ready)
 
 
 def report(ran: FinishedRun, ready: Plan) -> Result:
-    """The result of a finished run: counters, configuration and what a reader needs beside them."""
+    """Return the result of a finished run: counters, configuration and provenance."""
     config = ready.config.model_dump(mode="json") | {kind: getattr(ready.chosen, kind).text() for kind in KINDS}
     counters, events = ran.counters, list(ran.events)
     counted = counters.totals(ran.end_ns), counters.per_layer(), counters.per_request()
@@ -209,7 +209,7 @@ def report(ran: FinishedRun, ready: Plan) -> Result:
 
 
 def report_measured(ran: FinishedRun, ready: Plan) -> Result:
-    """`report` of a run on real threads: nothing in it is the platform's."""
+    """Return the result of a run on real threads, without the platform's times."""
     result = report(ran, ready)
     label = with_routing("LIVE, measured" if ready.origin.live else "MEASURED", ready.origin.synthetic)
     seconds: Row = {"seconds": "measured", "calibration": None, "uncalibrated": None, "assumed": None}
@@ -219,7 +219,7 @@ def report_measured(ran: FinishedRun, ready: Plan) -> Result:
 
 
 def _about(ready: Plan) -> Row:
-    """Everything beside the configuration that a reader needs in order to trust a figure."""
+    """Return everything besides the configuration that is needed to trust a figure."""
     chosen = ready.chosen.priced(times_of(ready.machine, ready.layout.geometry, ready.layout.tiers))
     return {
         "label": _label(ready),
@@ -239,7 +239,7 @@ def _about(ready: Plan) -> Row:
 
 
 def _seconds(ready: Plan) -> Row:
-    """Whether its times are of measured prices, and of which; without the dense part they are an estimate."""
+    """Return whether times are calibrated, and by which runs; without the dense part they are an estimate."""
     about, wrong = ready.machine.calibrated, ready.uncalibrated
     line = about.in_one_line() if about and wrong is None else None
     seconds = "estimate" if line is None else "calibrated"
@@ -247,9 +247,9 @@ def _seconds(ready: Plan) -> Row:
 
 
 def _unlike(models: Mapping[str, float], name: str, dense: int) -> str | None:
-    """Why figures fitted on `models`, with bytes of dense weights each, are not of this one; None if they are.
+    """Return why figures fitted on `models` (name: dense bytes) do not hold for this model; None if they do.
 
-    A model without a name is judged by its bytes alone, and bytes of 0 are not known.
+    A model without a name is judged by its bytes alone; 0 bytes are unknown.
     """
     if not models:
         return None
@@ -270,7 +270,7 @@ def _label(ready: Plan) -> str:
 
 
 def _side_bytes(chosen: PolicySet, tiers: tuple[tuple[int, ...], ...]) -> int:
-    """What the prefetch policy's own buffers hold, each as large as the largest expert."""
+    """Return the bytes of the prefetch policy's side buffers, each as large as the largest expert."""
     return chosen.prefetch.policy.side_slots(chosen.prefetch.params) * max(tiers[0])
 
 
@@ -282,7 +282,7 @@ def _tiers(geometry: Geometry, chosen: PolicySet) -> tuple[tuple[int, ...], ...]
 def _lower_tiers(
     machine: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...], chosen: PolicySet
 ) -> tuple[int, ...]:
-    """Bytes of each. Raises ConfigError for one that holds no expert, and where the CPU would read through it."""
+    """Return the bytes of each lower tier. Raises ConfigError if one holds no expert or a CPU would read through it."""
     if machine.tiers and chosen.miss.policy.uses_cpu(chosen.miss.params):
         raise ConfigError(
             f"platform {machine.name}: miss {chosen.miss.policy.name} computes from the slow tier, which no CPU "

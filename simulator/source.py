@@ -1,4 +1,4 @@
-"""Where demand comes from: a recorded trace, or anything that can answer at a gate as one would (a live model)."""
+"""Source of demand: a recorded trace, or anything that answers at a gate as a trace would (a live model)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One forward pass: tokens that go through the model together, of one request or of several.
+    """One forward pass: tokens of one or several requests that go through the model together.
 
     Policies see the request, phase and position of its first row.
     """
@@ -42,12 +42,12 @@ class Pass(NamedTuple):
 
     @classmethod
     def of_slice(cls, index: int, request: int, phase: int, tokens: int, start: int) -> Pass:
-        """`tokens` consecutive tokens of one request, from `start`."""
+        """Return a pass of `tokens` consecutive tokens of one request, from `start`."""
         return cls(index, [Row(request, token, phase) for token in range(start, start + tokens)])
 
     @classmethod
     def planned(cls, index: int, plan: Passes) -> Pass:
-        """That of a schedule."""
+        """Return a pass of a schedule."""
         start, stop = int(plan.start[index]), int(plan.stop[index])
         if plan.rows is None:
             return cls.of_slice(index, int(plan.request[index]), int(plan.phase[index]), stop - start, start)
@@ -56,7 +56,7 @@ class Pass(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return len(self.rows)
 
     @property
@@ -71,7 +71,7 @@ class Pass(NamedTuple):
 
     @property
     def leader(self) -> tuple[int, int]:
-        """Request and phase of the first row, to which is charged what the pass does once for all of them."""
+        """Request and phase of the first row, charged with what a pass does once for all rows."""
         return self.request, self.phase
 
     @property
@@ -81,7 +81,7 @@ class Pass(NamedTuple):
 
     @property
     def at(self) -> slice | list[int]:
-        """Its tokens as an index of the token axis: a slice where they follow each other."""
+        """Its tokens as an index of the token axis: a slice if they are consecutive."""
         if len(self.rows) == 1:
             return slice(self.start, self.start + 1)
         tokens = [row.token for row in self.rows]
@@ -89,7 +89,7 @@ class Pass(NamedTuple):
         return slice(tokens[0], tokens[-1] + 1) if follow else tokens
 
     def parts(self) -> dict[tuple[int, int], list[int]]:
-        """(request, phase) -> places of its rows in the pass; one entry in a pass of one request."""
+        """Return (request, phase) -> positions of its rows in the pass; one entry in a pass of one request."""
         if len(self.rows) == 1:
             return {self.leader: [0]}
         parts: dict[tuple[int, int], list[int]] = {}
@@ -99,7 +99,7 @@ class Pass(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """What is known when a gate has run; lists over the pass's T tokens, () where the source has none."""
+    """State of a gate after it has run; lists over the pass's T tokens, () where the source has none."""
 
     ids: Sequence[Sequence[int]]  #: (T, k) the model's own choice in rank order, -1 none
     demand: Union  #: its union in demand order
@@ -112,7 +112,7 @@ class Gate(NamedTuple):
 
 
 class GateReadings(NamedTuple):
-    """What one gate said about the pass's T tokens, as arrays; None where the source has none or nobody needs it."""
+    """Readings of one gate over the pass's T tokens, as arrays; None where the source has none or none is needed."""
 
     ids: np.ndarray  #: (T, k) in rank order, -1 none
     weights: np.ndarray | None  #: (T, k) f32
@@ -121,7 +121,7 @@ class GateReadings(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """What became of a gate's choice; (T, k) each, -1 none."""
+    """The executed mixture of a gate; (T, k) each, -1 for none."""
 
     gate: Gate  #: the router's own
     routed: Sequence[Sequence[int]]  #: after the routing policy
@@ -130,7 +130,7 @@ class Mixture(NamedTuple):
 
 
 class Gates(Protocol):
-    """What an engine asks in every pass, layer after layer."""
+    """The gates of a run, requested in every pass, layer after layer."""
 
     @property
     def geometry(self) -> Geometry:
@@ -138,43 +138,43 @@ class Gates(Protocol):
         ...
 
     def gate(self, step: Pass, layer: int) -> Gate:
-        """The gate of a layer."""
+        """Return the gate of a layer."""
         ...
 
     def weigh(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        """Gate weights in UNITs (T, k) of other ids than the model's own, from the unmodified logits."""
+        """Return gate weights in UNITs (T, k) of ids other than the model's own, from the unmodified logits."""
         ...
 
     def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
-        """What the policies made of the gate. A live model obeys."""
+        """Report the mixture that the policies decided on. A live model executes it."""
         ...
 
     def first_uses(self) -> Sequence[int]:
-        """Position of each expert's first demand; () if the future is unknown."""
+        """Return the position of each expert's first demand; () if the future is unknown."""
         ...
 
     def pass_of(self, position: int) -> int:
-        """The pass of a position in the demand stream; NEVER for NEVER. Asked only if the future is known."""
+        """Return the pass of a position in the demand stream; NEVER for NEVER. Only called if the future is known."""
         ...
 
     def popularity(self, tokens: int) -> Sequence[int]:
-        """How often the first `tokens` tokens (0: all) chose each expert. Asked only if the future is known."""
+        """Count how often the first `tokens` tokens (0: all) chose each expert. Only called if the future is known."""
         ...
 
 
 class Source(Gates, Protocol):
-    """Gates, and a schedule of passes to ask them in."""
+    """Gates with a schedule of passes."""
 
     def passes(self) -> Iterator[Pass]:
-        """Passes in run order."""
+        """Yield passes in run order."""
         ...
 
 
 class Scheduler(Protocol):
-    """Decides which rows a pass has, when the pass before it has ended."""
+    """Decides the rows of each pass when the previous pass has ended."""
 
     def next_rows(self, now: int) -> Sequence[Row]:
-        """Rows of the pass that begins at `now` ns; none ends the run."""
+        """Return the rows of the pass that begins at `now` ns; an empty list ends the run."""
         ...
 
 
@@ -185,13 +185,13 @@ class InOrder:
         self._passes = source.passes()
 
     def next_rows(self, now: int) -> Sequence[Row]:
-        """Those of its next pass."""
+        """Return the rows of the source's next pass."""
         step = next(self._passes, None)
         return step.rows if step else ()
 
 
 def gate_of(readings: GateReadings, demand: Union, router: Router, bias: np.ndarray | None) -> Gate:
-    """What policies see of a gate, from any source; `bias` (E,) is the layer's correction bias."""
+    """Return the policies' view of a gate, from any source; `bias` (E,) is the layer's correction bias."""
     return Gate(
         ids=readings.ids.tolist(),
         demand=demand,
@@ -211,14 +211,14 @@ def _scores(logits: np.ndarray, router: Router, bias: np.ndarray | None) -> dict
 
 
 def weigh(router: Router, logits: np.ndarray | None, ids: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Gate weights in UNITs (T, k) of any ids (T, k) by the router's own rule. Raises PolicyError without logits."""
+    """Return gate weights in UNITs (T, k) of any ids (T, k) by the router's rule. Raises PolicyError without logits."""
     if logits is None:
         raise PolicyError("a policy that changes the mixture must declare that it needs logits: needs=always('logits')")
     return to_units(routers.weigh(router, logits, np.asarray(ids))).tolist()
 
 
 class Window:
-    """The rows of one array around the pass in progress; a compressed store is slow to read token by token."""
+    """Rows of one array around the current pass; a compressed store is slow to read token by token."""
 
     def __init__(self, trace: Trace, name: str) -> None:
         self._trace, self._name = trace, name
@@ -227,7 +227,7 @@ class Window:
         self._blocks: dict[int, np.ndarray] = {}  # of READ_AHEAD tokens each, in the order of their reading
 
     def rows(self, step: Pass) -> np.ndarray:
-        """The rows of the pass's tokens, (T, L, ...)."""
+        """Return the rows of the pass's tokens, (T, L, ...)."""
         at = step.at
         if not isinstance(at, slice):
             return np.stack([self._row(token, most=max(BLOCKS, len(at))) for token in at])
@@ -237,7 +237,7 @@ class Window:
         return self._rows[at.start - self._first : at.stop - self._first]
 
     def _row(self, token: int, most: int) -> np.ndarray:
-        """One token's; `most` blocks are kept, as many as the pass may lie in."""
+        """Return one token's row. Keeps `most` blocks, as many as the pass may span."""
         block, offset = divmod(token, READ_AHEAD)
         if block not in self._blocks:
             if len(self._blocks) >= most:
@@ -248,9 +248,9 @@ class Window:
 
 
 class TraceGates:
-    """The recorded gates of a trace, in passes of any rows; reads only the arrays that the policies need.
+    """Recorded gates of a trace, in passes of any rows; reads only the arrays that the policies need.
 
-    Which demand comes next is unknown: that depends on the passes to come.
+    Future demand is unknown: it depends on the passes to come.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class TraceGates:
 
     @property
     def geometry(self) -> Geometry:
-        """The trace's."""
+        """Sizes of the trace's model."""
         return self._trace.geometry
 
     @cached_property
@@ -281,7 +281,7 @@ class TraceGates:
         return [predicted(self._trace, d, *look) for d in range(1, depth + 1)]
 
     def gate(self, step: Pass, layer: int) -> Gate:
-        """The recorded gate of each row."""
+        """Return the recorded gate of each row."""
         readings = self._readings(step, layer)
         mass = () if readings.weights is None else to_units(readings.weights).tolist()
         return self._gate(readings, union_of(readings.ids.tolist(), mass), layer)
@@ -305,22 +305,22 @@ class TraceGates:
         return None if self._trace.router_bias is None else self._trace.router_bias[layer]
 
     def weigh(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> list[list[int]]:
-        """From the recorded logits."""
+        """Weigh by the recorded logits."""
         return weigh(self.geometry.router, self._logits_of(step, layer), ids)
 
     def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
-        """A trace does not react: replays of changed routing are open loop."""
+        """Do nothing: a trace does not react, so replays of changed routing are open loop."""
 
     def first_uses(self) -> Sequence[int]:
-        """Unknown."""
+        """Return (): unknown."""
         return ()
 
     def pass_of(self, position: int) -> int:
-        """Raises AssertionError: nobody asks where the future is unknown."""
+        """Unreachable: only called when future demand is known."""
         raise AssertionError(f"the pass of demand {position} depends on a schedule that is not known yet")
 
     def popularity(self, tokens: int) -> list[int]:
-        """Counted over the recorded choice."""
+        """Count over the recorded choice."""
         sizes, last = self.geometry, self._trace.tokens if tokens == 0 else min(tokens, self._trace.tokens)
         counts = np.zeros(sizes.layers * sizes.experts, np.int64)
         base = np.arange(sizes.layers)[:, None] * sizes.experts
@@ -331,7 +331,7 @@ class TraceGates:
 
 
 class TraceSource(TraceGates):
-    """A recorded trace under the schedule of `--passes`, whose demand is known from first to last."""
+    """A recorded trace under the schedule of `--passes`, with known future demand."""
 
     def __init__(
         self,
@@ -346,18 +346,18 @@ class TraceSource(TraceGates):
         self._begins = np.asarray(self._demand.offsets)[:: trace.geometry.layers]  # a view: no list of all passes
 
     def passes(self) -> Iterator[Pass]:
-        """The schedule."""
+        """Yield the passes of the schedule."""
         return (Pass.planned(index, self._plan) for index in range(len(self._plan)))
 
     def gate(self, step: Pass, layer: int) -> Gate:
-        """The recorded gate, with the demand derived from the trace."""
+        """Return the recorded gate, with the demand derived from the trace."""
         demand = self._demand.step(step.index * self.geometry.layers + layer)
         return self._gate(self._readings(step, layer), demand, layer)
 
     def first_uses(self) -> Sequence[int]:
-        """From the derived demand."""
+        """Return the first uses of the derived demand."""
         return self._demand.first_use.tolist()
 
     def pass_of(self, position: int) -> int:
-        """By bisection over where passes begin."""
+        """Bisect the positions at which passes begin."""
         return NEVER if position == NEVER else bisect_right(self._begins, position) - 1

@@ -1,6 +1,6 @@
-"""Decisions in steps, on any machine of the reference engine.
+"""Runs a decision engine step by step on any machine of the reference engine.
 
-The reference engine decides in the events of its machine, which is slow in Python. Here the compiled engine decides in
+The reference engine decides within its machine's events, which is slow in Python. Here the compiled engine decides in
 steps (`simulator.compiled.stepper`).
 """
 
@@ -10,17 +10,17 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from moereplay.simulator.interface import NO_COPY, Begun, Decisions, FinishedRun
-from moereplay.simulator.reference.machine import Activity, Bell, Machine, Span
+from moereplay.simulator.reference.machine import Activity, Machine, Span, Wakeup
 from moereplay.simulator.reference.state import Area, Placement, Transfer
 
 
 def run(decisions: Decisions, machine: Machine, placement: Placement, warm: Iterable[int] = ()) -> FinishedRun:
-    """A run to its end; copies `warm` are in the fast tier before. Raises what the machine or a policy raises."""
+    """Run to the end; copies `warm` are resident from the start. Raises errors of the machine and of policies."""
     for y in warm:
         placement.warmed(y)
     stage = _Stage(decisions, machine, placement, warm)
     stage.act(decisions.begin(int(machine.env.now)))
-    while not decisions.is_over or stage.rings:
+    while not decisions.is_over or stage.resume_due:
         machine.env.step()
     while stage.under_way:  # only its end tells how long it took
         stage.closed = True
@@ -29,7 +29,7 @@ def run(decisions: Decisions, machine: Machine, placement: Placement, warm: Iter
 
 
 class _Stage:
-    """What has begun on the machine."""
+    """Activities that are running on the machine."""
 
     def __init__(self, decisions: Decisions, machine: Machine, placement: Placement, warm: Iterable[int]) -> None:
         self._decisions, self._machine, self._placement = decisions, machine, placement
@@ -37,11 +37,11 @@ class _Stage:
         self._streamed: int | None = None  # the copy in the bypass buffer
         self._epoch = 0
         self.under_way = 0  #: transfers
-        self.rings = False  #: compute is about to be resumed
+        self.resume_due = False  #: compute is about to be resumed
         self.closed = False
 
     def act(self, begun: Sequence[Begun]) -> None:
-        """Let it begin on the machine, in this order."""
+        """Start these on the machine, in this order."""
         for each in begun:
             getattr(self, f"_{each.kind}")(each)
 
@@ -69,7 +69,7 @@ class _Stage:
         self._vacate(begun.y)
 
     def _reset(self, begun: Begun) -> None:
-        """What is under way goes on, but nobody waits for it."""
+        """Evict everything; transfers in flight end without effect."""
         self._epoch += 1
         self._machine.links[0].abandon()
         for y in sorted(self._placed):
@@ -102,16 +102,16 @@ class _Stage:
             self._decisions.abandoned(y, activity.span.spent)
             return
         self.act(self._decisions.landed(y, int(self._machine.env.now), activity.span.spent))
-        if self._decisions.is_called_up and not self.rings:
-            self._ring()
+        if self._decisions.is_called_up and not self.resume_due:
+            self._schedule_resume()
 
-    def _ring(self) -> None:
-        """Compute goes on in an event of this time, after all that lands now."""
-        self.rings = True
-        bell = Bell(self._machine.env)
-        bell.callbacks.append(lambda _: self._resume())
-        bell.ring()
+    def _schedule_resume(self) -> None:
+        """Resume compute in an event of this time, after everything that lands now."""
+        self.resume_due = True
+        wakeup = Wakeup(self._machine.env)
+        wakeup.callbacks.append(lambda _: self._resume())
+        wakeup.ring()
 
     def _resume(self) -> None:
-        self.rings = False
+        self.resume_due = False
         self.act(self._decisions.resumed(int(self._machine.env.now)))

@@ -1,9 +1,9 @@
-"""Work in threads beside the one that waits for it, so that Ctrl-C takes effect at once.
+"""Work in threads beside the main thread, so that Ctrl-C takes effect at once.
 
-Python handles Ctrl-C between two instructions of its main thread, and a replay in machine code is one instruction, its
-compilation a few long ones. So neither runs there: the main thread only waits. When it is interrupted, or no more
-results are wanted, a flag that machine code reads at every step stops the work. A compilation reads none: its thread is
-a daemon, goes on by itself, and does not keep the process from ending.
+Python handles Ctrl-C between two instructions of its main thread. A replay in machine code is one instruction, and a
+compilation a few long ones, so neither runs there: the main thread only waits. On an interrupt, or when no more
+results are wanted, a flag that machine code reads at every step stops the work. A compilation reads no flag: its thread
+is a daemon that does not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _started: WeakSet[threading.Thread] = WeakSet()  #: those that have work
 
 
 def stop_flag() -> np.ndarray:
-    """(1,) `layout.STOP` of the work that this thread does; zero in threads that this module did not start."""
+    """Return (1,) `layout.STOP` of this thread's work; zero in threads that this module did not start."""
     return _here.flag if hasattr(_here, "flag") else np.zeros(1, STOP)
 
 
@@ -41,8 +41,11 @@ def check_stop() -> None:
         raise KeyboardInterrupt
 
 
-def waited_for(work: Callable[[], R]) -> R:
-    """What `work` returns or raises. Called in the main thread it runs beside it, and Ctrl-C interrupts the wait."""
+def run_interruptibly(work: Callable[[], R]) -> R:
+    """Return the result of `work`. From the main thread, run it in a worker so that Ctrl-C interrupts the wait.
+
+    Raises the error of `work`.
+    """
     if threading.current_thread() is not threading.main_thread():
         return work()  # the main thread handles Ctrl-C
     worker = _idle_worker()
@@ -59,27 +62,26 @@ def waited_for(work: Callable[[], R]) -> R:
 
 
 class Worker(threading.Thread):
-    """A daemon that does one piece of work after another: a thread for each would take as long as a short replay."""
+    """A daemon thread that does one piece of work after another; starting a thread takes as long as a short replay."""
 
     def __init__(self) -> None:
-        """Idle."""
         super().__init__(daemon=True)
         self._flag, self._asked = np.zeros(1, STOP), SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]()
         self.start()
 
     def ask(self, work: Callable[[], R]) -> Future[R]:
-        """What `work` will return or raise."""
+        """Submit `work`; return the future of its result."""
         future = Future[R]()
         self._asked.put((work, future))
         return future
 
     def end(self) -> None:
-        """Stop what it does by the flag; the thread ends then."""
+        """Stop the current work by the flag and end the thread."""
         self._flag["requested"] = 1
         self._asked.put(None)
 
     def run(self) -> None:
-        """The thread."""
+        """Work until the end is requested."""
         _here.flag = self._flag
         while asked := self._asked.get():
             _settle(*asked)
@@ -99,9 +101,9 @@ def _idle_worker() -> Worker:
 
 
 def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iterator[R]:
-    """`work` of every item, in order, `threads` at once. Raises what the first to fail in that order raised.
+    """Yield `work` of every item in order, `threads` at once. Raises the first error in that order.
 
-    However it ends, the flag then stops what is still running.
+    On exit the flag stops whatever is still running.
     """
     todo = deque((item, Future[R]()) for item in items)
     futures, flag = deque(future for _, future in todo), np.zeros(1, STOP)
@@ -117,10 +119,10 @@ def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iter
 
 
 def end_all(seconds: float) -> bool:
-    """Make every thread of this module end, for a process that is about to; whether all have within `seconds`.
+    """Make every thread of this module end before the process does; return True if all have within `seconds`.
 
-    A worker without work is a daemon, which ends with the process. Machine code ends by its flag. Python is made to
-    raise, so that it removes what it has half written.
+    Idle workers are daemons and end with the process. The flag stops machine code. Python code gets a SystemExit, so
+    that it removes partial files.
     """
     deadline = time.monotonic() + seconds
     running = [thread for thread in _started if thread.is_alive()]

@@ -1,4 +1,4 @@
-"""Which expert lies behind which link: a layer's experts, in order of their ids, are dealt out in contiguous runs."""
+"""Integer times of one model on one platform, and the home link of each expert."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from moereplay.traces.schema import Geometry
 
 
 def homes(experts: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """The link of each expert of a layer, by its number in the layer. `shares` are of each link, in any unit.
+    """Return the home link of each expert of a layer; `shares` are those of the links, in any unit.
 
-    The runs are as long as the shares say, by largest remainder: every link gets the whole part of its quota, and what
-    is left goes one each to the largest fractions, of equal ones to the lower link.
+    Experts are dealt out in contiguous runs in the order of their ids. The lengths follow the shares by largest
+    remainder: every link gets the whole part of its quota, and the rest goes one each to the largest fractions, ties to
+    the lower link.
     """
     exact = [Fraction(str(share)) for share in shares]
     quotas = [experts * share / sum(exact) for share in exact]
@@ -31,11 +32,11 @@ def homes(experts: int, shares: Sequence[float]) -> tuple[int, ...]:
     return tuple(link for link, run in enumerate(runs) for _ in range(run))
 
 
-# -- The integer times of one model on one platform: what engines ask for.
+# times
 
 
 class Times:
-    """The integer times of one geometry and its precision tiers on one platform, worked out as they are asked for."""
+    """Integer times of one geometry and its precision tiers on one platform, computed on demand."""
 
     def __init__(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> None:
         """`tiers[p][layer]` is the bytes of an expert at precision p."""
@@ -50,13 +51,13 @@ class Times:
         self._left = platform.contention or Contention()  #: shares of their rates, while others work
 
     def is_of(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> bool:
-        """Whether these are the times of this very model on an equal machine."""
+        """Return True if these are the times of this model on an equal machine."""
         same = self._geometry is geometry or self._geometry == geometry
         return same and self._tiers == tiers and self._platform == platform
 
     @cached_property
     def _params(self) -> tuple[int, ...]:
-        """Weights of an expert of each layer, which its bytes tell where the model's are not known."""
+        """Weights of an expert by layer, derived from its bytes if the model's count is unknown."""
         known, bits = self._geometry.expert_params, exact(self._geometry.expert_bits)
         sizes = self._geometry.expert_bytes
         return tuple(known or half_even(size * 8 * bits.denominator, bits.numerator) for size in sizes)
@@ -71,7 +72,7 @@ class Times:
 
     @cached_property
     def costs(self) -> Costs:
-        """What the mean expert takes, rounded down, for policies that weigh its link against the CPU."""
+        """Costs of the mean expert, rounded down, for policies that weigh its link against the CPU."""
         load = [
             self.latency_ns[home] + self.wire_ns[home][layer][0] + self.load_ns[layer][0]
             for layer in self._layers
@@ -83,7 +84,7 @@ class Times:
 
     @cached_property
     def dense(self) -> Dense:
-        """Bytes of the weights that are no routed expert, as far as they are known."""
+        """Bytes of the dense weights, as far as they are known."""
         return dense_of(self._geometry)
 
     # links
@@ -95,7 +96,7 @@ class Times:
 
     @cached_property
     def contended_wire_ns(self) -> list[list[list[int]]]:
-        """The same for a transfer that starts while the CPU computes."""
+        """`wire_ns` of a transfer that starts while the CPU computes."""
         return self._wire(self._left.link)
 
     def _wire(self, share: float) -> list[list[list[int]]]:
@@ -106,33 +107,33 @@ class Times:
 
     @property
     def has_pieces(self) -> bool:
-        """Whether compute may begin with an expert that has arrived in part."""
+        """True if compute may begin with a partially loaded expert."""
         return min(self.first) < MILLION and not self.waits_for_all
 
     @cached_property
     def load_ns(self) -> list[list[int]]:
-        """[layer][precision] nanoseconds that compute spends to have a demanded expert fetched."""
+        """[layer][precision] nanoseconds that compute spends on having a demanded expert fetched."""
         return [[self._platform.loading.ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
 
     @property
     def has_loading(self) -> bool:
-        """Whether any of these is more than nothing; if so all are."""
+        """True if `load_ns` is not zero everywhere."""
         return max(map(max, self.load_ns)) > 0
 
     @property
     def waits_for_all(self) -> bool:
-        """Whether a step computes only when all that it awaits has arrived."""
+        """True if a step computes only after all its transfers have landed."""
         return self._platform.overlap == "none"
 
     # compute; `contended` if a link works when it begins
 
     @property
     def slows_compute(self) -> bool:
-        """Whether links take from the accelerator's rate."""
+        """True if links take from the accelerator's rate."""
         return self._left.compute < 1
 
     def dense_ns(self, layer: int, tokens: int, contended: bool = False) -> int:
-        """Attention, norms, gate and shared experts of one layer, and the gate's decisions."""
+        """Return the time of attention, norms, gate and shared experts of one layer, and of the gate's decisions."""
         compute, gate_ns = self._platform.compute, self._platform.loading.gate_ns
         if isinstance(compute, Measured):
             return compute.dense(tokens, self._share(contended)) + gate_ns
@@ -140,7 +141,7 @@ class Times:
         return self._once(key, compute, self._dense_params[0][layer]) + gate_ns
 
     def pass_ns(self, tokens: int, contended: bool = False) -> int:
-        """Embedding, head and dense layers; charged before layer 0."""
+        """Return the time of embedding, head and dense layers, charged before layer 0."""
         compute = self._platform.compute
         if isinstance(compute, Measured):
             return compute.once(self._share(contended))
@@ -148,7 +149,7 @@ class Times:
         return self._once(key, compute, self._dense_params[1])
 
     def kv_ns(self, context: int, contended: bool = False) -> int:
-        """One layer's part of reading the KV cache of so many positions, rounded up."""
+        """Return one layer's part of reading the KV cache of `context` positions, rounded up."""
         rate = self._platform.compute.kv_bytes_per_s
         if not rate:
             return 0
@@ -158,15 +159,15 @@ class Times:
 
     @property
     def reads_kv(self) -> bool:
-        """Whether the dense time depends on how many positions a pass looks back at."""
+        """True if the dense time depends on the length of the context."""
         return bool(self._geometry.kv_bytes and self._platform.compute.kv_bytes_per_s)
 
     def expert_ns(self, layer: int, precision: int, tokens: int, contended: bool = False) -> int:
-        """One expert over the tokens routed to it."""
+        """Return the time of one expert over its tokens."""
         return self._expert("expert", self._platform.compute, layer, precision, tokens, self._share(contended))
 
     def weight_format(self, precision: int) -> str:
-        """The model's, of experts as they are stored; at other precisions it is not known."""
+        """Return the model's weight format for experts at their stored precision; unknown at others."""
         return self._geometry.weight_format if self._tiers[precision] == self._geometry.expert_bytes else ""
 
     def _share(self, contended: bool) -> float:
@@ -176,11 +177,11 @@ class Times:
 
     @property
     def has_cpu(self) -> bool:
-        """Whether experts may be computed on the CPU."""
+        """True if experts may be computed on the CPU."""
         return self._platform.cpu is not None
 
     def cpu_ns(self, layer: int, precision: int, tokens: int, contended: bool = False) -> int:
-        """An expert on the CPU, from the slow tier; `contended` if the link works beside it.
+        """Return the time of an expert on the CPU, from the slow tier; `contended` if the link works as well.
 
         Raises ConfigError if the platform has no CPU.
         """
@@ -201,7 +202,7 @@ class Times:
         return self._once(key, compute, self._params[layer], weights)
 
     def _once(self, key: tuple[str, int, int, int, float], compute: Roofline, params: int, weights: str = "") -> int:
-        """Of a key (what, bytes, precision, tokens, share of the rate), worked out the first time."""
+        """Return the time of a key (what, bytes, precision, tokens, share of the rate), computed once."""
         if key not in self._known:
             _, size, _, tokens, share = key
             self._known[key] = compute.ns(params, size, tokens, weights, share)
@@ -213,7 +214,7 @@ _recent: deque[Times] = deque(maxlen=8)
 
 
 def times_of(machine: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> Times:
-    """`Times`, shared by all replays of this process that have the same machine and model."""
+    """Return `Times`, shared by all replays of this process that have the same machine and model."""
     for times in tuple(_recent):
         if times.is_of(machine, geometry, tiers):
             return times

@@ -27,7 +27,7 @@ from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.jit.trial import is_sound
 from moereplay.simulator.source import Source, TraceSource
-from moereplay.simulator.threads import waited_for
+from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Trace
 
 #: Lines of the event log that a first run has room for; a second one has exactly enough.
@@ -48,7 +48,7 @@ def run(trace: Trace, spec: RunSpec) -> FinishedRun:
 
 def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
     """The same, with the state at the end."""
-    state = waited_for(partial(_finished, *given(trace, spec), spec))
+    state = run_interruptibly(partial(_finished, *given(trace, spec), spec))
     memories = [[state.arrays[f"own_{of}_{i}"] for of in ("rows", "regs", "reals")] for i in range(len(KINDS))]
     residents = np.flatnonzero(state.arrays["copies"]["state"] == RESIDENT).tolist()
     return EndState(_ran(state, spec), residents, memories)
@@ -77,7 +77,7 @@ def run_source(source: Source, spec: RunSpec, keep: bool = True) -> Run:
 
 def run_inputs(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False) -> Run:
     """Replay input arrays in a thread beside the caller."""
-    return waited_for(partial(_run, inputs, oracle, spec, keep))
+    return run_interruptibly(partial(_run, inputs, oracle, spec, keep))
 
 
 def _run(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool) -> Run:

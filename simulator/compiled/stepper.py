@@ -19,7 +19,7 @@ from moereplay.simulator.compiled.outcome import cause_of, check, counters_of, e
 from moereplay.simulator.compiled.stepped import ABANDONED, BEGUN, CLOSED, COMPUTED, LANDED, RESUMED, stepped_kernel
 from moereplay.simulator.interface import ACTED_ON, NO_COPY, Begun, FinishedRun, Oracle, RunSpec, oracle_of
 from moereplay.simulator.source import Source
-from moereplay.simulator.threads import waited_for
+from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Trace
 
 #: Lines of the log that one step has room for, per copy of a layer's experts.
@@ -37,7 +37,7 @@ class Stepper:
         lines = LINES * spec.layout.geometry.experts * spec.layout.precisions
         self._spec, self._chosen = spec, spec.chosen
         self._state = initial_state(inputs, oracle, spec, lines, stepped=True)
-        self._take_up = waited_for(partial(bound, stepped_kernel, self._state, spec.chosen))
+        self._take_up = run_interruptibly(partial(bound, stepped_kernel, self._state, spec.chosen))
         self._lines: list[list[int]] = []
         state = self._state  # its records by name, once: a step is a matter of microseconds
         self._clock, self._compute, self._errors = (state[name] for name in ("clock", "compute", "errors"))

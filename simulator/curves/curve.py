@@ -29,7 +29,7 @@ from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig, configur
 from moereplay.simulator.curves import belady, lru
 from moereplay.simulator.curves.stream import Cut, Demands, Tally, demands_of, tally
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.threads import waited_for
+from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Geometry, Trace, canonical
 from moereplay.traces.synthetic import synthetic
 
@@ -129,7 +129,7 @@ def curve(
     counted = tally(geometry.layers, len(grid), None if equal else grid)
     weights = np.array([1 if equal else size for size in geometry.expert_bytes], np.int64)
     demands = demands_of(trace, passes, reset)
-    waited_for(partial(_count, demands, policy, cut, weights, counted, done))
+    run_interruptibly(partial(_count, demands, policy, cut, weights, counted, done))
     return _curve(trace, policy, config, grid, equal, counted)
 
 
@@ -214,7 +214,7 @@ def _curve(trace: Trace, policy: str, config: ReplayConfig, grid: np.ndarray, de
     )
 
 
-# -- A curve as the row that `curve --json` prints and that `results.curves` stores.
+# rows, as `curve --json` prints and `results.curves` stores them
 
 
 def to_row(curve: Curve) -> Row:

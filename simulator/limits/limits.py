@@ -61,7 +61,7 @@ def _most(hits: np.ndarray, slots: tuple[int, ...]) -> int:
     return sum(int(row[:many].sum()) for row, many in zip(best, slots, strict=True))
 
 
-# -- The fewest misses if routing may choose: a limit that no admissible choice undercuts, and what one of them reaches.
+# routing that may choose
 
 
 class Bracket(NamedTuple):
@@ -97,7 +97,7 @@ def _pools(trace: Trace, bound: Bound, plan: Passes, rules: Choices) -> Pools:
     return Pools(slots, starts, layers, layers if len(slots) > 1 else 1, unit_of(rules))
 
 
-# -- Everything that limits a configuration, each null where its premise fails, with the reason.
+# all limits
 
 NOT_FETCHED = "no least time where a miss may be dropped, substituted or computed on the CPU: its bytes need not cross"
 OTHER_PRECISIONS = "no least time where misses are fetched at several precisions: a copy's bytes are not known"

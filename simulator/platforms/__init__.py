@@ -24,12 +24,12 @@ NAMES = ("a100-5gbps", "rtx4090-pcie4", "h100-pcie5", "h200-pcie5", "phone-ufs4"
 
 
 def presets() -> list[Platform]:
-    """Every platform that ships with the program."""
+    """Return every platform that ships with the program."""
     return [platform(name) for name in NAMES]
 
 
 def platform(name: str) -> Platform:
-    """A preset by name, or a platform file by path (.toml), with changes: `a100-5gbps:link.bytes_per_s=25e9`.
+    """Return a preset by name, or a platform file (.toml), with changes: `a100-5gbps:link.bytes_per_s=25e9`.
 
     Raises ConfigError.
     """
@@ -47,7 +47,7 @@ def _preset(name: str) -> Platform:
 
 
 def _document(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
-    """The tables of a preset or of a file, laid over those of its `base`."""
+    """Return the tables of a preset or file, laid over those of its `base`."""
     if name in extending:
         chain = " -> ".join((*extending, name))
         raise ConfigError(f"platform {extending[0]} extends itself: {chain}; remove one `base`")
@@ -64,9 +64,9 @@ def _document(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """`own` over `base`, figure by figure; links, and a table of another kind, as a whole.
+    """Lay `own` over `base`, figure by figure; links and a table of another kind replace the base's as a whole.
 
-    Names are not inherited, nor is a calibration, which is of the base's figures.
+    Names and the calibration, which describes the base's figures, are not inherited.
     """
     hidden = {"name", "summary", "calibration"}
     hidden |= {"link", "links"} - own.keys() if {"link", "links"} & own.keys() else set()
@@ -75,7 +75,7 @@ def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
 
 
 def _over(old: object, new: object) -> object:
-    """A table's figures over those of a table of its kind; anything else as it is."""
+    """Lay a table over one of the same kind; replace anything else."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return new
     if new.get("kind", old.get("kind")) != old.get("kind"):
@@ -84,7 +84,7 @@ def _over(old: object, new: object) -> object:
 
 
 def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
-    """The machine with other figures: `table.figure=value`, any number of them. Its calibration is not of those."""
+    """Return the machine with changes `table.figure=value`, without its calibration."""
     document = {key: value for key, value in machine.document().items() if key != "calibration"}
     tables = _tables(machine, document)
     for change in changes:
@@ -100,9 +100,9 @@ def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
 
 
 def _tables(machine: Platform, document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A platform's tables of figures by name: `link`, or `links.0` and so on; `compute`, and what else it has.
+    """Return a platform's tables of figures by name: `link`, or `links.0` and so on; `compute` and the others.
 
-    They become part of the document, with the figures that it leaves unsaid.
+    Adds the figures that the document leaves at their default to it.
     """
     rows = document.get("links") or [document["link"]]
     links = {f"links.{row}" if "links" in document else "link": table for row, table in enumerate(rows)}
@@ -124,7 +124,7 @@ def _unsaid(part: Sparse, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    """What the file of a platform says."""
+    """Return the tables of a platform's file."""
     if name not in NAMES and not name.endswith(".toml"):
         called = Path(name).name
         raise ConfigError(f"no platform called {called!r}: {hint(called, NAMES, 'give a .toml file, or choose from')}")
@@ -153,7 +153,7 @@ def _valid(document: Mapping[str, Any], name: str) -> Platform:
 
 
 def _with_rows(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The document with its links as rows: `[link]` is one."""
+    """Return the document with its links as rows: `[link]` is one."""
     if "link" not in document:
         return dict(document)
     if "links" in document:
@@ -166,7 +166,7 @@ def _with_rows(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def sealed(machine: Platform) -> Platform:
-    """The machine as its file is read, with the digest of its figures in `[calibration]`.
+    """Return the machine as its file is read, with the digest of its figures in `[calibration]`.
 
     Raises ConfigError for figures that no file may have.
     """
@@ -176,12 +176,12 @@ def sealed(machine: Platform) -> Platform:
 
 
 def as_toml(machine: Platform) -> str:
-    """The platform as a file that can be edited and given back."""
+    """Return the platform as an editable file."""
     return "\n".join(_lines(machine.document(), "")) + "\n"
 
 
 def _lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
-    """A table's own figures, then the tables in it."""
+    """Yield a table's own figures, then its inner tables."""
     said = {key: value for key, value in table.items() if value is not None}
     inner = {key: value for key, value in said.items() if isinstance(value, dict) or key in ("links", "tiers")}
     yield from (f"{_key(key)} = {_figure(value)}" for key, value in said.items() if key not in inner)
@@ -196,7 +196,7 @@ def _key(name: str) -> str:
 
 
 def _figure(value: object) -> str:
-    """TOML's basic strings are JSON's, but for DEL, which JSON may leave as it is."""
+    """Return a TOML value. TOML's basic strings are JSON's, except for DEL, which JSON may leave as it is."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_figure, value))}]"
     return json_text(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

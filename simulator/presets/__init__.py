@@ -29,7 +29,7 @@ ALWAYS = (*KINDS, "capacity", "platform")  #: settings that every preset names; 
 
 
 class Setting(Frozen):
-    """The value of one option of `moereplay replay`, and where it is from."""
+    """Value of one option of `moereplay replay`, with its source."""
 
     value: str
     source: str
@@ -45,16 +45,16 @@ class Preset(Frozen):
     settings: dict[str, Setting]
 
     def values(self) -> dict[str, str]:
-        """The settings as the command line spells them."""
+        """Return the settings as the command line spells them."""
         return {name: setting.value for name, setting in self.settings.items()}
 
     def row(self) -> dict[str, str]:
-        """One line of `moereplay presets`."""
+        """Return one line of `moereplay presets`."""
         return {"preset": self.name, **{name: self.settings[name].value for name in ALWAYS}, "what": self.summary}
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name. Raises ConfigError, suggesting the nearest name."""
+    """Return the preset of that name. Raises ConfigError, suggesting the nearest name."""
     if name not in NAMES:
         raise ConfigError(f"no preset called {name!r}: {hint(name, NAMES)}")
     if name.endswith(LEAST_STALE):
@@ -63,13 +63,13 @@ def preset(name: str) -> Preset:
 
 
 def settings(names: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Name and settings of each preset of a comma list. Raises ConfigError."""
+    """Yield name and settings of each preset of a comma list. Raises ConfigError."""
     for name in names.split(","):
         yield name.strip(), preset(name.strip()).values()
 
 
 def explain(chosen: Preset) -> list[tuple[str, str]]:
-    """(heading, text) pairs on one preset: each value with its source, and what was assumed."""
+    """Return (heading, text) pairs on one preset: each value with its source and its assumption."""
     pairs = [("preset", chosen.name), ("what", chosen.summary), ("source", chosen.source), ("", "")]
     for name, setting in chosen.settings.items():
         pairs += [(name, str(setting.value)), ("", f"  source: {setting.source}")]
@@ -78,7 +78,7 @@ def explain(chosen: Preset) -> list[tuple[str, str]]:
 
 
 def _with_least_stale(base: Preset) -> Preset:
-    """SpecMD's Table 2: the same configuration, its eviction replaced."""
+    """Replace the eviction, as SpecMD's Table 2 does."""
     eviction = preset("specmd-5").settings["eviction"]
     changed = eviction.model_copy(update={"source": "SpecMD Table 2: eviction replaced by Least-Stale (§4.2)"})
     return base.model_copy(

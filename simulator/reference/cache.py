@@ -1,4 +1,4 @@
-"""The cache of the fast tier: what is resident, in which pool, and what is evicted. It knows bytes, not time."""
+"""The cache of the fast tier: residents, pools and evictions. It knows bytes, not time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_YET = -1
 
 
 class Cache:
-    """Copies and pools: one pool, or one per layer; a bypass buffer, and perhaps side buffers, outside of them."""
+    """Copies in one pool, or in one pool per layer, with a bypass buffer and optional side buffers outside of them."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Cache:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing resident, nothing remembered."""
+        """Evict everything and forget the history."""
         copies = len(self.tables.copies)
         for y in list(self._placed):
             self._vacate(y)
@@ -58,7 +58,7 @@ class Cache:
     # look-up
 
     def find(self, x: int, want: int, state: int = RESIDENT) -> int:
-        """The most precise copy of x in `state` that is at least as precise as `want`, or NONE."""
+        """Return the most precise copy of x in `state` that is at least as precise as `want`, or NONE."""
         first = x * self._precisions
         for y in range(first, first + want + 1):
             if self.tables.copies[y]["state"] == state:
@@ -66,7 +66,7 @@ class Cache:
         return NONE
 
     def reason(self, x: int, want: int) -> str:
-        """Why x is missing, judged over the copies that would have done."""
+        """Return why x is missing, judged over the copies that are precise enough."""
         copies = range(x * self._precisions, x * self._precisions + want + 1)
         if not any(self._ever[y] for y in copies):
             return "compulsory"
@@ -74,7 +74,7 @@ class Cache:
         return "collisions" if latest == self.tables.now["pass"] else "capacity"
 
     def use(self, y: int) -> None:
-        """A demanded expert, resident or on its way, is used."""
+        """Count the use of a demanded expert, resident or in flight."""
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
         self._timestamp(expert)
         expert["uses_ever"] += 1
@@ -85,12 +85,12 @@ class Cache:
         self._victims.invalidate(y // self._precisions)
 
     def learn(self, x: int, **facts: int) -> None:
-        """Write what the gate or compute found out about expert x."""
+        """Set columns of expert x that the gate or compute determined."""
         self.tables.experts[x].update(facts)
         self._victims.invalidate(x)
 
     def gated(self) -> None:
-        """This layer's gate has called `on_gate`, which may have changed the keys of the layer's copies."""
+        """Invalidate the keys of the layer's copies, which `on_gate` may have changed."""
         if self._hooks.eviction.policy.on_gate is None:
             return
         first = self.tables.now["layer"] * self.tables.now["experts"]
@@ -98,7 +98,7 @@ class Cache:
             self._victims.invalidate(x)
 
     def predict(self, y: int) -> None:
-        """A prefetch policy named a resident copy."""
+        """Note that a prefetch policy predicted a resident copy."""
         expert = self.tables.experts[y // self._precisions]
         self._time += 1
         expert["last_prediction"], expert["prediction_pass"] = self._time, self.tables.now["pass"]
@@ -110,14 +110,14 @@ class Cache:
         expert["last_use"], expert["last_pass"] = self._time, self.tables.now["pass"]
 
     def free_bytes(self, y: int) -> int:
-        """Free bytes of the pool that y belongs to."""
+        """Return the free bytes of the pool of copy y."""
         pool = self.tables.copies[y]["pool"]
         return self._capacity[pool] - self._used[pool]
 
     # protection
 
     def protect(self, y: int) -> None:
-        """Pin a copy: it is no victim until it is released or the step ends."""
+        """Pin a copy: it cannot be evicted until it is released or the step ends."""
         self.tables.copies[y]["protected"] = 1
         self._pinned.add(y)
 
@@ -127,7 +127,7 @@ class Cache:
         self._pinned.discard(y)
 
     def computed(self, y: int) -> None:
-        """Its compute has ended: a demand may evict it as a last resort; the bypass buffer is free."""
+        """Note the end of a copy's compute: a demand may evict it as a last resort; the bypass buffer is free."""
         if self._bypass_buffer == y:
             self._bypass_buffer = None
             self._set(y, ABSENT)
@@ -145,7 +145,7 @@ class Cache:
     # transfers
 
     def claim(self, transfer: Transfer) -> Claim:
-        """Take the bytes of a transfer that is about to start, evicting what must leave."""
+        """Take the bytes of a transfer that is about to start, evicting what is needed."""
         if transfer.prefetch and self._side.slots:
             return self._claim_side(transfer)
         pool = self.tables.copies[transfer.y]["pool"]
@@ -170,21 +170,21 @@ class Cache:
         if not self._would_free(short, chain(candidates, last_resort)):
             return Claim.REFUSED
         if self._victims.asks_of_each:
-            return self._evict_if_all_may(y, pool, prefetch, layer)
+            return self._evict_if_all_admitted(y, pool, prefetch, layer)
         victim = self._victims.choose(pool, y, candidates or last_resort)
         if not self._victims.admits(y, prefetch, victim):
-            return self._declined(prefetch)
+            return self._reject(prefetch)
         return self._evict_until_it_fits(y, pool, victim, layer)
 
-    def _evict_if_all_may(self, y: int, pool: int, prefetch: bool, layer: int) -> Claim:
-        """The policy is asked about every victim before the first is evicted."""
-        victims = self._agreed(y, pool, prefetch)
+    def _evict_if_all_admitted(self, y: int, pool: int, prefetch: bool, layer: int) -> Claim:
+        """Evict only after the policy has admitted y against every victim."""
+        victims = self._admitted_victims(y, pool, prefetch)
         for victim in victims:
             self._evict(victim, layer, cause=y)
-        return Claim.GRANTED if victims else self._declined(prefetch)
+        return Claim.GRANTED if victims else self._reject(prefetch)
 
-    def _agreed(self, y: int, pool: int, prefetch: bool) -> list[int]:
-        """The copies to evict for y, in this order; none if the policy declines one of them. Pins are as before."""
+    def _admitted_victims(self, y: int, pool: int, prefetch: bool) -> list[int]:
+        """Return the copies to evict for y, in this order; none if the policy rejects admission. Keeps the pins."""
         copies, aside, pinned = self.tables.copies, list[int](), set(self._pinned)
         short, agreed = self._used[pool] + copies[y]["bytes"] - self._capacity[pool], True
         while agreed and short > 0:
@@ -209,10 +209,13 @@ class Cache:
         return self._residents[pool] - self._pinned
 
     def _last_resort(self, pool: int) -> set[int]:
-        """Demanded by this step and already computed: evicted only for a demand, and only if nothing else can be."""
+        """Return copies that this step demanded and computed.
+
+        They are evicted only for a demand, and only if nothing else can be.
+        """
         return self._residents[pool] & self._done & self._pinned
 
-    def _declined(self, prefetch: bool) -> Claim:
+    def _reject(self, prefetch: bool) -> Claim:
         return Claim.BYPASSED if not prefetch and self._bypass_buffer is None else Claim.REFUSED
 
     def _evict_until_it_fits(self, y: int, pool: int, victim: int, layer: int) -> Claim:
@@ -233,7 +236,7 @@ class Cache:
         self._hooks.notify("on_evict", y)
 
     def _record_eviction(self, y: int, layer: int, cause: int) -> None:
-        """Counted for the layer of the expert that comes in; waste and lifetime for the victim's."""
+        """Count for the layer of the incoming expert; waste and lifetime for the victim's layer."""
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
         self._counters.count("evictions", layer)
         self._counters.lived(expert["layer"], self.tables.now["step"] - self._entered_step[y])
@@ -246,12 +249,12 @@ class Cache:
         self._log.note("evict", y, f"for {cause}")
 
     def _forget_uses(self, x: int) -> None:
-        """One of its copies went; another may still be here."""
+        """Reset the uses of x if no copy of it is left."""
         if self.find(x, self._precisions - 1) == NONE:
             self.tables.experts[x]["uses_here"] = 0
 
     def land(self, transfer: Transfer) -> None:
-        """A transfer is complete: its copy is resident, unless it bypassed the cache."""
+        """Make a landed copy resident, unless it bypassed the cache."""
         if transfer.bypasses:
             return
         self._enter(transfer.y, transfer.unused)
@@ -278,11 +281,11 @@ class Cache:
         self._victims.invalidate(y // self._precisions)
 
     def queue(self, y: int) -> None:
-        """The copy waits for the link."""
+        """Mark the copy as queued for the link."""
         self._set(y, QUEUED)
 
     def forget(self, y: int) -> None:
-        """A queued copy is absent again: it will not be fetched."""
+        """Mark a queued copy as absent: it will not be fetched."""
         self._set(y, ABSENT)
 
     def _set(self, y: int, state: int) -> None:
@@ -291,7 +294,7 @@ class Cache:
     # where copies lie
 
     def _place(self, y: int, area: Area) -> None:
-        """Space for y is taken; its transfer starts next."""
+        """Take space for y; its transfer starts next."""
         self._set(y, IN_FLIGHT)
         self._placed[y] = None
         self._placement.placed(y, area)
@@ -303,7 +306,7 @@ class Cache:
     # the side buffer
 
     def _claim_side(self, transfer: Transfer) -> Claim:
-        """A free buffer, or the oldest that can be overwritten."""
+        """Take a free buffer, or the oldest that can be overwritten."""
         if self._side.full:
             stale = self._side.overwritable()
             if stale == NONE:
@@ -315,7 +318,7 @@ class Cache:
         return Claim.GRANTED
 
     def promote(self, y: int) -> None:
-        """A demanded expert moves from its side buffer into the cache, if there is space; no bytes cross the link."""
+        """Move a demanded expert from its side buffer into the cache, if there is space, without a transfer."""
         if y not in self._side:
             return
         pool, layer = self.tables.copies[y]["pool"], self.tables.experts[y // self._precisions]["layer"]
@@ -334,7 +337,7 @@ class Cache:
     # start and end
 
     def warm(self, y: int) -> None:
-        """Resident before the start: unused, not prefetched, never counted."""
+        """Make a copy resident before the start: unused, not prefetched, never counted."""
         copy = self.tables.copies[y]
         self._arrivals += 1
         self._set(y, RESIDENT)
@@ -346,6 +349,6 @@ class Cache:
         self._hooks.notify("on_insert", y, 0)
 
     def unused_bytes(self) -> list[tuple[int, int]]:
-        """(layer, bytes) of each copy that was prefetched and is still unused."""
+        """Return (layer, bytes) of each copy that was prefetched and is still unused."""
         unused = [y for y, copy in enumerate(self.tables.copies) if copy["state"] == RESIDENT and copy["prefetched"]]
         return [(self.tables.experts[y // self._precisions]["layer"], self.tables.copies[y]["bytes"]) for y in unused]

@@ -1,7 +1,7 @@
-"""The tables as a user's own policy sees them: reading what `reads` leaves out, and writing a table, is an error.
+"""Checks of user policies at every call: reads, writes, errors, results, and the promises on keys.
 
-Machine code would cut a float that is written to an array of integers, and find old numbers in columns that nothing
-reads. So the error comes here, and names the file and the line of the hook.
+Machine code would truncate a float that is written to an array of integers, and read old numbers from unused columns.
+So the error is raised here, and names the file and line of the hook. Tests hold the shipped policies to the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from moereplay.simulator.reference.state import Tables
 
 
 class Row:
-    """A row of a table, to be read."""
+    """A read-only row of a table."""
 
     __slots__ = ("_hidden", "_row")
 
@@ -47,7 +47,7 @@ class Row:
 
 
 class Table(list[Row]):
-    """The rows of a table. In machine code a number below 0 counts from the end, which no rule means."""
+    """Read-only rows of a table. In machine code a negative index counts from the end, which no policy intends."""
 
     __slots__ = ("_name",)
 
@@ -62,7 +62,7 @@ class Table(list[Row]):
 
 
 class Hidden:
-    """In place of an array of `step`."""
+    """Stands for an array of `step` that the policy did not declare."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -74,7 +74,7 @@ class Hidden:
 
 
 class Cells(list):
-    """Numbers of one type, as an array holds them, which are written one by one."""
+    """Writable numbers of one type, as an array holds them."""
 
     __slots__ = ("_name", "_owner")
 
@@ -96,8 +96,8 @@ class Cells(list):
         raise complaint_here(f"{value!r} is written to {self._name}, which holds integers of {BITS} bits")
 
 
-class Given(tuple):
-    """Parameters and capacities, to be read."""
+class ReadOnly(tuple):
+    """Read-only parameters and capacities."""
 
     __slots__ = ()
 
@@ -106,7 +106,7 @@ class Given(tuple):
 
 
 class CheckedTables:
-    """The tables as one policy sees them, and its memory."""
+    """Tables as one policy sees them, and its memory."""
 
     def __init__(self, policy: Policy, tables: Tables) -> None:
         hidden = OPTIONAL - policy.may_read
@@ -118,17 +118,17 @@ class CheckedTables:
         self._gate = self._shown = Step(*[()] * len(Step._fields))
 
     def step(self, step: Step) -> Step:
-        """The arrays of a gate, which are not to be written: the engine goes on with them."""
+        """Return the arrays of a gate as read-only; the engine goes on with them."""
         if step is not self._gate:
             self._gate, self._shown = step, Step(*map(_frozen, step))._replace(**self._arrays)
         return self._shown
 
     def memory(self, name: str, rows: Sequence[Sequence[float]]) -> tuple[Cells, ...]:
-        """A table of `own`, whose writes are checked."""
+        """Return a table of `own` whose writes are checked."""
         return tuple(Cells(f"own.{name}", row, self) for row in rows)
 
     def output(self, length: int) -> Cells:
-        """A list for a hook to write to."""
+        """Return a list for a hook to write to."""
         return Cells("out", [0] * length, self)
 
 
@@ -137,21 +137,21 @@ def _frozen(rows: Any) -> Any:
 
 
 def undeclared(name: str) -> PolicyError:
-    """PolicyError at the line of a hook that reads what it must not."""
+    """Return a PolicyError at the line of a hook that reads an undeclared column or array."""
     return complaint_here(f"{name!r} is read, which `reads` does not name; add it there, or leave `reads` out")
 
 
-# -- What hooks of a user's own policy raise and return: errors name the hook's file, line and text.
+# results
 
 
 class ResultChecks:
-    """Refuses results of the wrong type, and numbers of no expert, copy or precision."""
+    """Rejects results of the wrong type, and numbers that are not an expert, copy or precision."""
 
     def __init__(self, policy: Policy, now: Mapping[str, int], copies: Sequence[Mapping[str, int]]) -> None:
         self._policy, self._now, self._copies = policy, now, copies
 
     def called(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """What the hook returns. Raises PolicyError for what it raises."""
+        """Call the hook. Raises PolicyError for its errors."""
         try:
             return function(*arguments)
         except PolicyError:  # of the tables, which name the line themselves
@@ -161,7 +161,7 @@ class ResultChecks:
             raise PolicyError(blamed(error) or str(complaint(function, said))) from error
 
     def check(self, hook: Hook, function: Callable[..., Any], result: Any, arguments: Sequence[Any]) -> None:
-        """Raises PolicyError for a result of another type or range. `arguments` are the hook's own."""
+        """Raises PolicyError for a result of the wrong type or range. `arguments` are the hook's own."""
         check = getattr(self, f"_check_{hook.name}", None)
         try:
             check_result(hook, result)
@@ -206,14 +206,14 @@ class ResultChecks:
 
 
 def _in_words(allowed: Sequence[int]) -> str:
-    """`2, 5, 9`, or `0 to 7` where all between are allowed; `none`."""
+    """Return `2, 5, 9`, or `0 to 7` if all between are allowed; `none`."""
     low, high = min(allowed, default=0), max(allowed, default=0)
     if len({*allowed}) > 1 and len({*allowed}) == high - low + 1:
         return f"{low} to {high}"
     return ", ".join(map(str, sorted({*allowed}))) or "none"
 
 
-# -- What a user's eviction policy promises of its keys (`queue`, `key_scope`), checked on some copies at every choice.
+# promises on keys
 
 #: Kept keys that are evaluated once more at a choice.
 TRIED = 16
@@ -223,7 +223,7 @@ Order = tuple[int, int, int]  #: key, timestamp, copy
 
 
 class KeyChecks:
-    """Checks `queue` and `key_scope` against the keys."""
+    """Checks the promises `queue` and `key_scope` of an eviction policy on some copies at every choice."""
 
     def __init__(self, chosen: Chosen[Eviction], key: Callable[[int], int], tables: Tables) -> None:
         """`key` evaluates the policy's key of a copy."""
@@ -234,7 +234,7 @@ class KeyChecks:
         self._before: dict[int, Order] = {}  # of the scope before this one, what nothing has happened to since
 
     def check_new(self, y: int, key: int) -> None:
-        """Raises PolicyError unless the key is the promised timestamp, and small enough to be moved."""
+        """Raises PolicyError unless the key is the promised timestamp, and within the range for `layer`."""
         if self._scope == "layer" and abs(key) > MOST_BY_LAYER:
             raise self._broken(f"is {key} for copy {y}: key_scope='layer' promises that it stays within 2**61")
         copy, expert = self._tables.copies[y], self._tables.experts[y // self._tables.now["precisions"]]
@@ -245,7 +245,7 @@ class KeyChecks:
             )
 
     def check_kept(self, kept: Mapping[int, Order], candidates: Sequence[int]) -> None:
-        """Raises PolicyError if a key has changed that `key_scope` says cannot have; candidates take turns."""
+        """Raises PolicyError if a key has changed against `key_scope`; candidates take turns."""
         for at in range(self._turn, self._turn + min(TRIED, len(candidates))):
             y = candidates[at % len(candidates)]
             key = self._key(y) if y in kept else None
@@ -255,15 +255,15 @@ class KeyChecks:
         self._turn += TRIED
 
     def move_on(self, kept: Mapping[int, Order], same_pass: bool) -> None:
-        """The scope changes; these keys were true until now."""
+        """Start a new scope; `kept` were valid until now."""
         self._before = dict(kept) if same_pass and self._scope == "layer" else {}
 
     def forget(self, y: int) -> None:
-        """Forget its key: something happened to the copy."""
+        """Forget the key of a copy that has changed."""
         self._before.pop(y, None)
 
     def check_moved(self, kept: Mapping[int, Order]) -> None:
-        """Raises PolicyError unless the keys of a layer have moved by as much."""
+        """Raises PolicyError unless all keys of a layer have moved by the same amount."""
         moved: dict[int, int] = {}
         for y in self._before.keys() & kept.keys():
             layer = self._tables.experts[y // self._tables.now["precisions"]]["layer"]
@@ -277,18 +277,18 @@ class KeyChecks:
         return complaint(hook, f"hook key {what}")
 
 
-# -- Every call of a user's own policy: its hooks see checked tables, and what they return is checked.
+# calls
 
 
 class CheckedCalls:
-    """The policies that ship are called without: tests hold them to the same."""
+    """Calls hooks of a user policy with checked tables and checks the results."""
 
     def __init__(self, policy: Policy, tables: Tables) -> None:
         self.tables = CheckedTables(policy, tables)
         self._results = ResultChecks(policy, tables.now, tables.copies)
 
     def call(self, hook: Hook, function: Callable[..., Any], own: Own, given: tuple[Any, ...]) -> Any:
-        """What the hook returns. Raises PolicyError with file, line and text for what it does wrongly."""
+        """Call the hook. Raises PolicyError with file, line and text for a fault."""
         self.tables.sealed = "" if hook.writes else hook.name
         if hook.at_gate:
             given = (self.tables.step(given[0]), *given[1:])

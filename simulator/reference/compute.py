@@ -14,7 +14,7 @@ from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.counters import NO_EXPERT, Counters, EventLog
 from moereplay.simulator.reference.gate import Access, Demanded, Gatekeeper, Served
 from moereplay.simulator.reference.link import Links
-from moereplay.simulator.reference.machine import Activity, Bell, Machine, Span
+from moereplay.simulator.reference.machine import Activity, Machine, Span, Wakeup
 from moereplay.simulator.reference.state import Tables, Transfer
 from moereplay.simulator.source import Pass
 
@@ -22,7 +22,7 @@ Process = Generator[simpy.Event, None, None]
 
 
 class Compute:
-    """Runs passes; the links answer in events."""
+    """Runs passes; the links respond in events."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class Compute:
         self._tables, self._cache, self._links, self._gates = tables, cache, links, gates
         self._counters, self._log = counters, log
         self._ready: deque[int] = deque()  # copies that arrived and wait for compute
-        self._awaited: Bell | None = None
+        self._awaited: Wakeup | None = None
         self._on_cpu = 0  # experts that the CPU has not yet computed
         self._spent_ns = 0  # since the gate of the step in progress
         self._context = 0  # positions that the pass in progress looks back at
 
     def run(self, step_pass: Pass, clock: int, position: int, context: int) -> Process:
-        """One pass, every layer, after `clock` tokens; its first row is at `position` of its request.
+        """Run one pass, every layer, after `clock` tokens; its first row is at `position` of its request.
 
         It looks back at `context` positions.
         """
@@ -61,7 +61,7 @@ class Compute:
         self._counters.end_pass(began, self._now, step_pass)
 
     def _begin_step(self, step_pass: Pass, layer: int, clock: int, position: int) -> None:
-        """Raises ConfigError if it is too late for one."""
+        """Set the execution point. Raises ConfigError if it is too late for a step."""
         if self._now > LATEST_NS:
             raise too_late()
         self._tables.now.update(
@@ -88,7 +88,7 @@ class Compute:
         self._cache.end_step()
 
     def _head(self, step_pass: Pass) -> Process:
-        """Counted with the dense part of layer 0, in which the simulated machine has it."""
+        """Run the head, counted with the dense part of layer 0, which includes it on the simulated machine."""
         if self._machine.head is not None:
             head = self._machine.head(step_pass.tokens)
             self._counters.charge(head, "dense_ns", 0)
@@ -97,7 +97,7 @@ class Compute:
     # contract atomic
 
     def _together(self, demanded: Demanded, step_pass: Pass, layer: int) -> Process:
-        """Everything is looked up at the gate; hits run in demand order, then arrivals as they come."""
+        """Look up everything at the gate; hits run in demand order, then arrivals in the order of landing."""
         accesses = self._gates.look_up(demanded, range(len(demanded.step.expert)))
         accesses = self._gates.union_again(demanded, accesses, step_pass)
         to_load = self._gates.use(demanded, accesses, at_once=not self._loads)
@@ -124,7 +124,7 @@ class Compute:
             yield from self._run_expert(coming.pop(self._ready.popleft()), layer)
 
     def _all_together(self, accesses: list[Access], layer: int) -> Process:
-        """Nothing runs before all is there, or, where not all has room, before no link moves; then in demand order."""
+        """Run in demand order once all copies are resident, or once no link moves if not all fit."""
         left = [access for access in accesses if access.served.runs_here]
         while left:
             coming = sum(access.served.waits for access in left)
@@ -139,14 +139,14 @@ class Compute:
                 self._links.wake()
 
     def _all_here(self, due: int, nothing_else: bool) -> bool:
-        """Whether all `due` have arrived, or none can before something that is there is computed."""
+        """Return True if all `due` have arrived, or none can before a resident expert is computed."""
         stuck = not self._links.moving and (self._ready or not nothing_else)
         return len(self._ready) == due or bool(stuck)
 
     # contract sequential
 
     def _one_by_one(self, demanded: Demanded, step_pass: Pass, layer: int) -> Process:
-        """Algorithm 1 of SpecMD: each expert is looked up when its turn comes, and only it is protected."""
+        """Look up each expert in its turn and pin only this one: Algorithm 1 of SpecMD."""
         if self._config.prefetch_at == "gate":
             self._gates.suggest(demanded)
         for n in range(len(demanded.step.expert)):
@@ -179,7 +179,7 @@ class Compute:
         return self._machine.priced.expert(layer, access.y, access.tokens, self._links.busy, lands)
 
     def _load(self, transfers: list[Transfer], layer: int) -> Process:
-        """What compute itself does before these are fetched: each is queued at its end, or all at the last one's."""
+        """Spend compute's own time on loading; each transfer is queued at its end, or all after the last."""
         for transfer in transfers:
             assert self._machine.priced is not None  # or nothing is to be loaded
             load = self._machine.priced.load(layer, transfer.y)
@@ -192,7 +192,7 @@ class Compute:
             self._links.fetch_announced(transfer)
 
     def _run_expert(self, access: Access, layer: int) -> Process:
-        """One expert over its tokens."""
+        """Run one expert over its tokens."""
         expert = self._expert(layer, access)
         self._counters.charge(expert, "expert_ns", layer)
         expert.measured(self._add_to_step)
@@ -204,38 +204,38 @@ class Compute:
         self._spent_ns += span.spent
 
     def _begun(self, activity: Activity, kind: str, y: int) -> Activity:
-        """Compute has started its next activity: the links are woken."""
+        """Log the start of compute's next activity and wake the links."""
         self._log.begin(kind, y, activity, "demand" if kind == "load" else "compute")
         self._links.wake()
         return activity
 
     def _until(self, holds: Callable[[], bool]) -> Process:
-        """Wait, woken by arrivals and by the CPU."""
+        """Wait until a condition holds; arrivals and the CPU wake it."""
         while not holds():
             self._links.wake()
-            self._awaited = Bell(self._machine.env)
+            self._awaited = Wakeup(self._machine.env)
             yield self._awaited
 
     def _wake(self) -> None:
-        """Compute goes on as a COMPUTE event of this time, if it waits."""
+        """Resume blocked compute as a COMPUTE event of this time."""
         if self._awaited is not None:
             self._awaited.ring()
             self._awaited = None
 
     def arrived(self, transfer: Transfer) -> None:
-        """A transfer, or its first piece, is here; compute goes on if a demand waits for it."""
+        """Handle the arrival of a transfer or its first piece: resume compute if a demand waits for it."""
         if not transfer.unused and not transfer.arrival_known:
             transfer.arrival_known = True
             self._ready.append(transfer.y)
             self._wake()
 
     def moved(self) -> None:
-        """A link has moved something: where compute waits for all, nothing more may come."""
+        """Handle a link event: compute that waits for all transfers checks whether more may come."""
         if self._waits_for_all:
             self._wake()
 
     def _start_cpu(self, accesses: list[Access], layer: int) -> None:
-        """The CPU takes its share one after the other, beside link and compute; slower if a link works too."""
+        """Start the CPU's experts, one after the other, in parallel with links and compute."""
         contended = self._links.busy
         self._on_cpu = len(accesses)
         self._links.beside_cpu(bool(accesses))

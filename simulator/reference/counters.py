@@ -1,4 +1,7 @@
-"""Counters of a run, per (layer, phase) and per request, and lifetimes of evicted copies."""
+"""Counters, lifetimes and the event log of a run.
+
+Counters are kept per (layer, phase) and per request. Parity, timelines and first divergence compare logs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from moereplay.simulator.source import Pass
 
 
 class Counters:
-    """What a pass does once is charged to the request and phase of its first row, but see `charge_to`."""
+    """Statistics of a run. Work that a pass does once is charged to its first row; see `charge_to`."""
 
     def __init__(self, layers: int) -> None:
         self._cells = [[_zeros() for _ in PHASES] for _ in range(layers)]
@@ -25,7 +28,7 @@ class Counters:
         self._row: Row = {}
 
     def begin_pass(self, now: int, step_pass: Pass) -> None:
-        """Charge to this pass from here on; a request begins with its first pass."""
+        """Charge to this pass from now on; a request begins with its first pass."""
         for (request, phase), places in step_pass.parts().items():
             if request not in self._requests:
                 self._requests[request] = {"request": request, **_times(now), **_zeros()}
@@ -34,11 +37,11 @@ class Counters:
         self.charge_to(step_pass.request, step_pass.phase)
 
     def charge_to(self, request: int, phase: int) -> None:
-        """Charge to this request and phase from here on: what belongs to single tokens of a pass."""
+        """Charge to this request and phase from now on, for work of single tokens of a pass."""
         self.phase, self._row = phase, self._requests[request]
 
     def end_pass(self, began: int, now: int, step_pass: Pass) -> None:
-        """The pass's time is part of the TTFT or TPOT of every request in it."""
+        """Add the pass's time to the TTFT or TPOT of every request in it."""
         for request, phase in step_pass.parts():
             row = self._requests[request]
             row["end_ns"] = now
@@ -49,12 +52,12 @@ class Counters:
             row["decode_passes"] += 1
 
     def count(self, name: str, layer: int, amount: int = 1) -> None:
-        """Add to a counter."""
+        """Add to a counter of this layer, phase and request."""
         self._cells[layer][self.phase][name] += amount
         self._row[name] += amount
 
     def charge(self, activity: Activity, name: str, layer: int) -> None:
-        """Count an activity's time for the pass in which it begins: now if it is known, else at its end."""
+        """Count an activity's time for the pass in which it begins, now if it is known, else at its end."""
         if activity.span is not None:
             self.count(name, layer, activity.span.spent)
             return
@@ -62,7 +65,7 @@ class Counters:
         activity.measured(lambda span: add(name, span.spent))
 
     def _here(self, layer: int) -> Callable[[str, int], None]:
-        """`count` for this layer and the pass in progress, for when an activity's time is known."""
+        """Return `count` bound to this layer and pass, for times that are known later."""
         cells = self._cells[layer][self.phase], self._row
 
         def add(name: str, amount: int) -> None:
@@ -72,18 +75,18 @@ class Counters:
         return add
 
     def lived(self, layer: int, steps: int) -> None:
-        """A copy was evicted after `steps` steps."""
+        """Record the lifetime of an evicted copy in steps."""
         self._lifetimes[layer][self.phase][min(steps.bit_length(), LIFETIME_BUCKETS - 1)] += 1
 
     def totals(self, end: int) -> Row:
-        """Sums over layers and phases."""
+        """Return sums over layers and phases."""
         cells = [cell for layer in self._cells for cell in layer]
         totals: Row = {name: sum(cell[name] for cell in cells) for name in COUNTERS}
         histograms = [histogram for layer in self._lifetimes for histogram in layer]
         return totals | {"time_ns": end, "lifetime": [sum(bucket) for bucket in zip(*histograms, strict=True)]}
 
     def per_layer(self) -> list[Row]:
-        """A row per layer and phase, phases without any step left out."""
+        """Return a row per layer and phase, without phases that had no step."""
         return [
             {"layer": layer, "phase": PHASES[phase]}
             | reported(cell.values(), "layer")
@@ -94,7 +97,7 @@ class Counters:
         ]
 
     def per_request(self) -> list[Row]:
-        """A row per request in run order."""
+        """Return a row per request in run order."""
         left_out = {name for name, counter in COUNTERS.items() if "request" not in counter.per}
         return [{name: it for name, it in row.items() if name not in left_out} for row in self._requests.values()]
 
@@ -107,7 +110,7 @@ def _zeros() -> Row:
     return dict.fromkeys(COUNTERS, 0)
 
 
-# -- The event log: what happened when, to which copy and why. Parity, timelines and first divergence compare logs.
+# the event log
 
 NO_EXPERT = -1
 
@@ -120,13 +123,13 @@ class EventLog:
         self.events: list[Event] = []
 
     def note(self, kind: str, y: int, cause: str) -> None:
-        """An event that takes no time."""
+        """Add an event that takes no time."""
         if self._keep:
             now = int(self._env.now)
             self._add(Span(now, now, 0), kind, y, cause)
 
     def begin(self, kind: str, y: int, activity: Activity, cause: str) -> None:
-        """An activity was started: its place in the log is here; its times may be filled in at its end."""
+        """Add an activity at its start; its times may be filled in at its end."""
         if not self._keep:
             return
         if activity.span is not None:

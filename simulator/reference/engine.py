@@ -1,4 +1,4 @@
-"""The reference engine: `run` a source of demand under a configuration."""
+"""The reference engine: `run` a source of demand, or drive a run pass by pass from a live model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from moereplay.simulator.reference.counters import NO_EXPERT, Counters, EventLog
 from moereplay.simulator.reference.gate import Gatekeeper
 from moereplay.simulator.reference.hooks import BoundHooks
 from moereplay.simulator.reference.link import Links
-from moereplay.simulator.reference.machine import Bell, Machine, simulated
-from moereplay.simulator.reference.state import Placement, Tables, Transfer, Unobserved
+from moereplay.simulator.reference.machine import Machine, Wakeup, simulated
+from moereplay.simulator.reference.state import NullPlacement, Placement, Tables, Transfer
 from moereplay.simulator.source import Gates, InOrder, Pass, Scheduler, Source
 
 
@@ -26,7 +26,7 @@ def run(
 ) -> FinishedRun:
     """Replay the source on `machine`, by default the simulated one of the platform of `spec`.
 
-    `placement` is told where copies lie. Raises PolicyError, and what an activity of the machine failed with.
+    `placement` follows where copies lie. Raises PolicyError, and the error of a failed activity.
     """
     return run_scheduled(source, spec, InOrder(source), machine, placement)
 
@@ -38,7 +38,7 @@ def run_scheduled(
     machine: Machine | None = None,
     placement: Placement | None = None,
 ) -> FinishedRun:
-    """`run` with passes that are decided one at a time. Raises PolicyError for a policy that needs the future."""
+    """Run passes that are decided one at a time. Raises PolicyError for a policy that needs the future."""
     _check_future(gates, spec)
     return _finished(Engine(gates, spec, machine, placement), scheduler).close()
 
@@ -54,7 +54,7 @@ def _check_future(gates: Gates, spec: RunSpec) -> None:
 
 
 def run_with_state(source: Source, spec: RunSpec) -> EndState:
-    """The same, with the state at the end."""
+    """Replay the source and return the state at the end as well."""
     engine = _finished(Engine(source, spec), InOrder(source))
     return EndState(engine.close(), *engine.state())
 
@@ -66,16 +66,16 @@ def _finished(engine: Engine, scheduler: Scheduler) -> Engine:
 
 
 class Engine:
-    """One run: its parts, wired, and what happens between passes."""
+    """One run: its connected parts, and the work between passes."""
 
     def __init__(
         self, source: Gates, spec: RunSpec, machine: Machine | None = None, placement: Placement | None = None
     ) -> None:
-        """The platform of `spec` prices policies, whatever the machine."""
+        """Connect the parts. The platform of `spec` prices policies on any machine."""
         config, chosen = spec.config, spec.config.policy_set().priced(spec.times)
         machine = machine or simulated(spec.times, spec.layout.precisions)
         self.env = machine.env
-        self.finished = Bell(self.env)
+        self.finished = Wakeup(self.env)
         self._config, self._warm = config, spec.warm
         self._counters = Counters(spec.layout.geometry.layers)
         self._tables = Tables(spec.layout, spec.pools, oracle_of(source, config, chosen.eviction), config.seed)
@@ -84,7 +84,9 @@ class Engine:
         side = chosen.prefetch.policy.side_slots(chosen.prefetch.params)
         free_only = config.prefetch_admission == "free_only"
         shared = self._counters, self._log
-        self._cache = Cache(spec.layout, self._tables, self._hooks, *shared, placement or Unobserved(), side, free_only)
+        self._cache = Cache(
+            spec.layout, self._tables, self._hooks, *shared, placement or NullPlacement(), side, free_only
+        )
         self._links = Links(machine.links, spec.times, spec.lower, self._cache, *shared, self._arrived, self._moved)
         gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._links, *shared)
         self._compute = Compute(machine, spec, self._tables, self._cache, self._links, gates, *shared)
@@ -99,7 +101,7 @@ class Engine:
         self._compute.moved()
 
     def replay(self, scheduler: Scheduler) -> Process:
-        """Passes, until the scheduler has no rows left."""
+        """Run passes until the scheduler returns no rows."""
         self.warm_up()
         while rows := scheduler.next_rows(int(self.env.now)):
             yield from self.forward(Pass(self._passes, rows))
@@ -107,7 +109,7 @@ class Engine:
         self.finished.ring()
 
     def forward(self, step_pass: Pass) -> Process:
-        """One pass, after the reset that may be due."""
+        """Run one pass, after a reset if one is due."""
         requests = {row.request for row in step_pass.rows}
         if self._reset_due(requests):
             self._reset()
@@ -121,26 +123,26 @@ class Engine:
         self._tokens_since_reset += step_pass.tokens
 
     def _context(self, step_pass: Pass) -> int:
-        """Positions of its requests, each up to its last row in this pass."""
+        """Return the positions that a pass looks back at, over its requests, each up to its last row."""
         last = dict[int, int]()
         for row in step_pass.rows:
             last[row.request] = max(last.get(row.request, 0), row.token - self._began[row.request] + 1)
         return sum(last.values())
 
     def warm_up(self) -> None:
-        """What is resident before the first pass."""
+        """Make warm copies resident before the first pass."""
         for y in self._warm:
             self._cache.warm(y)
 
     def _reset_due(self, requests: set[int]) -> bool:
-        """`request`: before a pass that has no request in common with the pass before."""
+        """Return True if a reset precedes this pass; `request`: if it shares no request with the previous pass."""
         every = parse_reset(self._config.reset)
         if self._passes == 0 or every == 0:
             return False
         return not requests & self._previous if every < 0 else self._tokens_since_reset >= every
 
     def _reset(self) -> None:
-        """Residency, policy state, history and queue are cleared; what is in flight is abandoned."""
+        """Clear residency, policy memory, history and queues; abandon transfers in flight."""
         self._tokens_since_reset = 0
         self._log.note("reset", NO_EXPERT, self._config.reset)
         self._tables.clear()
@@ -149,9 +151,9 @@ class Engine:
         self._links.clear()
 
     def close(self) -> FinishedRun:
-        """The run ends now, with its last step: count what was prefetched and never used.
+        """End the run with its last step and count what was prefetched and never used.
 
-        What is on the link is abandoned; where only its end tells how long it took, that is waited for.
+        Transfers in flight are abandoned; those whose duration is only known at their end are awaited.
         """
         ended = int(self.env.now)
         self._links.clear()
@@ -162,35 +164,34 @@ class Engine:
         return FinishedRun(self._counters, ended, self._log.events)
 
     def state(self) -> tuple[list[int], list[Sequence[Any]]]:
-        """The copies that are resident, and the memories of the four policies, as `EndState` has them."""
+        """Return the resident copies and the memories of the four policies, as in `EndState`."""
         residents = [y for y, copy in enumerate(self._tables.copies) if copy["state"] == RESIDENT]
         return residents, [(own.rows, own.regs, own.reals) for own in self._hooks.memories]
 
 
-# -- The engine moved on from outside: a live model's forward pass cannot wait inside it, so it steps the engine.
+# driven from outside
 
 
 class Driven:
-    """A run whose passes are known one at a time.
+    """A run whose passes are known one at a time; a live forward pass cannot wait inside an engine, so it steps it.
 
-    `begin` a pass, `advance` at each of its gates, `close` at the end. The events are those of `run`: a pass begins at
-    the time, and in the place, at which the one before it ended.
+    `begin` a pass, `advance` at each of its gates, `close` at the end. The events are those of `run`: a pass begins in
+    the event in which the previous pass ended.
     """
 
     def __init__(
         self, source: Gates, spec: RunSpec, machine: Machine | None = None, placement: Placement | None = None
     ) -> None:
-        """`machine` and `placement` are those of `run`."""
         self._engine = Engine(source, spec, machine, placement)
         self._engine.warm_up()
         self._process: simpy.Process | None = None
 
     def begin(self, step_pass: Pass) -> None:
-        """The next pass."""
+        """Begin the next pass."""
         self._process = self._engine.env.process(self._engine.forward(step_pass))
 
     def advance(self, done: Callable[[], bool]) -> None:
-        """Run events until `done()` holds. Raises what a policy raised."""
+        """Run events until `done()` holds. Raises the error of a policy."""
         while not done():
             self._engine.env.step()
         failure = self._process.value if self._process is not None and self._process.triggered else None
@@ -199,9 +200,9 @@ class Driven:
 
     @property
     def waits_for_a_pass(self) -> bool:
-        """Whether the pass that began last has ended."""
+        """True if the last pass has ended."""
         return self._process is None or self._process.triggered
 
     def close(self) -> FinishedRun:
-        """The run ends with its last step; what is then on the link is abandoned."""
+        """End the run with its last step; transfers in flight are abandoned."""
         return self._engine.close()

@@ -1,7 +1,7 @@
-"""Gate weights of what runs: the router's own where a token keeps its experts, weighed anew where it does not.
+"""Distance of the executed mixture from the router's own, and the gate weights that it runs with.
 
-A recorded weight and the same one worked out from recorded logits differ in their last bits, which would order demand
-otherwise; so a policy that changes nothing changes no weight.
+A recorded weight and one recomputed from recorded logits differ in their last bits, which would change demand order.
+Therefore a policy that changes nothing changes no weight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Rows = Sequence[Sequence[int]]
 
 
 def weights_of(source: Gates, step_pass: Pass, layer: int, gate: Gate, routed: Rows, run: Rows) -> Rows:
-    """(T, k) UNITs of `run`, given what routing made of the gate; () if nothing changed and none are recorded."""
+    """Return (T, k) UNITs of `run`, given the routed experts; () if nothing changed and none are recorded."""
     tokens = list(zip(gate.ids, routed, run, strict=True))
     anew = [reweighed(*token) for token in tokens]
     if not any(anew) and not gate.mass:
@@ -28,30 +28,29 @@ def weights_of(source: Gates, step_pass: Pass, layer: int, gate: Gate, routed: R
 
 
 def kept(gate: Gate, t: int, run: Sequence[int]) -> list[int]:
-    """What the router gave to those of its experts that token t runs."""
+    """Return the router's weights of those of its experts that token t runs."""
     own = dict(zip(gate.ids[t], gate.mass[t], strict=True))
     return [own[e] if e != NONE else 0 for e in run]
 
 
 def reweighed(own: Sequence[int], routed: Sequence[int], run: Sequence[int]) -> bool:
-    """Whether a token's mixture is weighed anew: it was routed to fewer experts, or runs one that is not its own.
+    """Return True if a token's weights are recomputed: it has fewer experts, or one that is not its own.
 
-    Otherwise every expert keeps the weight that the router gave it, and one dropped at a miss leaves the others' as
-    they were.
+    Otherwise every expert keeps its recorded weight; dropping one at a miss does not change the others.
     """
     return replaced(own, run) or sum(e != NONE for e in routed) < sum(e != NONE for e in own)
 
 
 def replaced(own: Sequence[int], run: Sequence[int]) -> bool:
-    """Whether a token runs an expert that its router did not choose."""
+    """Return True if a token runs an expert that its router did not choose."""
     return any(e not in (*own, NONE) for e in run)
 
 
-# -- How far the executed mixture is from the router's own: counted only where policies may change it.
+# distance from the router: counted only if policies may change the mixture
 
 
 def count_fidelity(counters: Counters, source: Gates, step_pass: Pass, layer: int, mixture: Mixture) -> None:
-    """Kept, substituted and dropped assignments and mass, rank displacement, total variation: summed over tokens.
+    """Count kept, substituted and dropped assignments and gate weight, rank displacement, total variation.
 
     Each token's are charged to its own request and phase.
     """
@@ -72,7 +71,7 @@ def count_fidelity(counters: Counters, source: Gates, step_pass: Pass, layer: in
 
 
 def _count_kept(counters: Counters, layer: int, gate: Gate, places: Sequence[int]) -> None:
-    """Of tokens that run what the router chose; a foreign trace may weigh what it did not route."""
+    """Count tokens that run the router's choice; a foreign trace may have weights of unrouted experts."""
     counters.count("assignments_kept", layer, sum(e != NONE for t in places for e in gate.ids[t]))
     weighed = places if gate.mass else ()
     pairs = (pair for t in weighed for pair in zip(gate.ids[t], gate.mass[t], strict=True))
@@ -99,7 +98,10 @@ def _count_token(counters: Counters, layer: int, gate: Gate, t: int, run: Sequen
 def _count_lost(
     counters: Counters, layer: int, own: Sequence[int], run: Sequence[int], before: Mapping[int, int]
 ) -> None:
-    """Mass of what did not run: each foreign expert stands in for one, those first whose own slot runs something."""
+    """Count the weight of experts that did not run.
+
+    Each substitute stands for one of them, first for those whose own slot runs something.
+    """
     lost = [j for j, e in enumerate(own) if e != NONE and e not in run]
     lost.sort(key=lambda j: (run[j] == NONE, j))
     foreign = sum(e not in (*own, NONE) for e in run)
@@ -108,7 +110,7 @@ def _count_lost(
 
 
 def _count_low(counters: Counters, layer: int, mixture: Mixture, places: Sequence[int]) -> None:
-    """Mass of the router's own choice that ran below the highest precision."""
+    """Count the weight of the router's choice that ran below the highest precision."""
     low = {e for e, tier in mixture.tiers.items() if tier > 0}
     if not low or not mixture.gate.mass:
         return
@@ -119,7 +121,7 @@ def _count_low(counters: Counters, layer: int, mixture: Mixture, places: Sequenc
 
 
 def _displacement(gate: Gate, t: int, own: Sequence[int], run: Sequence[int]) -> int:
-    """Sum over executed slots of |rank by choice score - slot|; chosen experts keep their recorded rank."""
+    """Return the sum over executed slots of |rank by choice score - slot|; chosen experts keep their rank."""
     if not gate.choice:
         return 0
     others = [e for e in range(len(gate.choice[t])) if e not in own]

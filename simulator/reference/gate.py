@@ -1,4 +1,4 @@
-"""The demand of a step after its gate: which experts run, on how many tokens, and how each is served."""
+"""The gate: one indivisible event that decides routing, look-up, miss handling and prefetching."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class Served(Enum):
 
     @property
     def runs_here(self) -> bool:
-        """Whether it is computed from the fast tier, perhaps after a transfer."""
+        """True if it is computed from the fast tier, perhaps after a transfer."""
         return self in (Served.HIT, Served.LATE, Served.FETCH)
 
     @property
     def runs(self) -> bool:
-        """Whether it is computed at all, on the accelerator or on the CPU."""
+        """True if it is computed, on the accelerator or on the CPU."""
         return self.runs_here or self is Served.CPU
 
     @property
     def waits(self) -> bool:
-        """Whether compute waits for a transfer first."""
+        """True if compute waits for a transfer first."""
         return self in (Served.LATE, Served.FETCH)
 
 
 @dataclass
 class Access:
-    """One demanded expert of a step, or a substitute, and how it will be served."""
+    """One demanded expert of a step, or a substitute, and how it is served."""
 
     n: int  #: position in the demand, NONE for a substitute
     x: int
@@ -63,7 +63,7 @@ ABSENT_YET_RUN = (Served.FETCH, Served.CPU)
 
 @dataclass
 class Demanded:
-    """A step after its gate."""
+    """Demand of a step after its gate."""
 
     step_pass: Pass
     gate: Gate
@@ -74,11 +74,11 @@ class Demanded:
     tiers: dict[int, int] = field(default_factory=dict)  #: executed expert of the layer -> precision it runs at
 
 
-# -- The gate: one indivisible event in which routing, classification, miss handling and prefetching are decided.
+# the gate
 
 
 class Gatekeeper:
-    """Semantics §3, steps 2 to 7; `atomic` calls them in one go, `sequential` looks experts up one by one."""
+    """Steps 2 to 7 of semantics §3. `atomic` calls them together; `sequential` looks experts up one by one."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Gatekeeper:
     # 2: routing
 
     def open(self, step_pass: Pass, layer: int) -> Demanded:
-        """Route the tokens, form the union of their demand, cancel overtaken prefetches."""
+        """Route the tokens, form the union of their demand, cancel outdated prefetches."""
         self._tables.now.update(gated=1, absent=-1)
         gate = self._source.gate(step_pass, layer)
         ids, weight, union = self._route(gate, step_pass, layer)
@@ -129,7 +129,7 @@ class Gatekeeper:
     def _route(
         self, gate: Gate, step_pass: Pass, layer: int
     ) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]], Union]:
-        """Chosen experts, their weights, and their union."""
+        """Return the chosen experts, their weights and their union."""
         routing = self._hooks.routing
         if routing.policy.choose is None:
             return gate.ids, gate.mass, gate.demand
@@ -161,7 +161,7 @@ class Gatekeeper:
     # 4 and 5: look-up and misses
 
     def look_up(self, demanded: Demanded, positions: Sequence[int]) -> list[Access]:
-        """Classify these demanded experts against this moment; the miss policy decides on those that are absent."""
+        """Classify these demanded experts against the present state; the miss policy decides on absent ones."""
         accesses = [self._classify(demanded, n) for n in positions]
         missing = [access for access in accesses if access.served is Served.FETCH]
         if missing:
@@ -286,7 +286,7 @@ class Gatekeeper:
         return later
 
     def union_again(self, demanded: Demanded, accesses: list[Access], step_pass: Pass) -> list[Access]:
-        """The union after substitution: substitutes are used, but are no accesses."""
+        """Return the union after substitution: substitutes are used, but are not accesses."""
         if not any(access.substitutes for access in accesses):
             return accesses
         now = self._tables.now
@@ -303,11 +303,11 @@ class Gatekeeper:
         return Access(NONE, x, self._cache.find(x, self._precisions - 1), tokens, Served.HIT)
 
     def substitutes(self, access: Access) -> list[Access]:
-        """The sequential form of `union_again`: the substitutes of one access, computed in its place."""
+        """Return the substitutes of one access, for the sequential contract."""
         return [self._serve({}, x, tokens) for x, tokens in sorted(access.substitutes.items())]
 
     def settle(self, demanded: Demanded, step_pass: Pass, layer: int) -> None:
-        """Tell the source what each token runs, and count how far that is from the router's own choice."""
+        """Report the executed mixture to the source and count its fidelity."""
         mixture = Mixture(demanded.gate, demanded.step.ids, demanded.ids, demanded.tiers)
         self._source.used(step_pass, layer, mixture)
         count_fidelity(self._counters, self._source, step_pass, layer, mixture)
@@ -337,7 +337,7 @@ class Gatekeeper:
             self._links.prefetch(Transfer(y, layer, prefetch=True, target_step=now["step"] + layer - now["layer"]))
 
     def _count_for(self, step_pass: Pass, t: int, name: str, x: int) -> None:
-        """One, for the request of row t."""
+        """Count one for the request of row t."""
         row = step_pass.rows[t]
         self._counters.charge_to(row.request, row.phase)
         self._count(name, x)

@@ -1,4 +1,4 @@
-"""Policies' hooks bound to a run: each is called by its name, with the tables that the contract hands it."""
+"""Policies' hooks bound to a run, and victim selection by key or by the `victim` hook."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from moereplay.policies.files import complaint
 from moereplay.policies.grammar import Chosen, PolicyT
 from moereplay.policies.hooks import EVENTS, HOOKS, given_by
 from moereplay.simulator.config import PolicySet
-from moereplay.simulator.reference.checks import CheckedCalls, Given, KeyChecks, Order
+from moereplay.simulator.reference.checks import CheckedCalls, KeyChecks, Order, ReadOnly
 from moereplay.simulator.reference.state import Tables
 
 
 class BoundPolicy(Generic[PolicyT]):
-    """One policy with its memory. What a user's own policy reads, writes and returns is checked at every call."""
+    """One policy with its memory. Every call of a user policy is checked: reads, writes and results."""
 
     def __init__(self, chosen: Chosen[PolicyT], tables: Tables, pools: Sequence[int]) -> None:
         self.chosen, self.policy, self.params = chosen, chosen.policy, chosen.params
@@ -36,15 +36,15 @@ class BoundPolicy(Generic[PolicyT]):
         }
         if self._checks is not None:
             tables = {name: self._checks.tables.memory(name, table) for name, table in tables.items()}
-        given: Any = tuple if self._checks is None else Given
+        given: Any = tuple if self._checks is None else ReadOnly
         self.own = Own(**tables, par=given(self._par), capacity=given(self._pools))
 
     def output(self, length: int) -> list[int]:
-        """Numbers for a hook to write to."""
+        """Return a list for a hook to write to."""
         return [0] * length if self._checks is None else self._checks.tables.output(length)
 
     def call(self, name: str, *given: Any) -> Any:
-        """What a hook returns; `given` are the step, for a hook at a gate, and what it takes beside the tables."""
+        """Call a hook; `given` are the step, for a hook at a gate, and the hook's own arguments."""
         if name not in self._hooks:
             raise AssertionError(f"{self.policy.kind} {self.policy.name} was asked for a hook that it does not give")
         hook, function = self._hooks[name]
@@ -54,7 +54,7 @@ class BoundPolicy(Generic[PolicyT]):
 
 
 class BoundHooks:
-    """The four policies of a run, and the events that any of them may listen to."""
+    """The four policies of a run, and the listeners of every event."""
 
     def __init__(self, chosen: PolicySet, tables: Tables, pools: Sequence[int]) -> None:
         self.routing = BoundPolicy(chosen.routing, tables, pools)
@@ -71,7 +71,7 @@ class BoundHooks:
 
     @property
     def memories(self) -> list[Own]:
-        """Of the four, in the order of KINDS."""
+        """Memories of the four policies, in the order of KINDS."""
         return [bound.own for bound in self._all]
 
     def clear(self) -> None:
@@ -84,11 +84,11 @@ def _zeros(rows: int, columns: int, zero: float) -> list[list]:
     return [[zero] * columns for _ in range(rows)] if columns else []
 
 
-# -- Victim selection: the eviction policy's order over candidates, by key or by its `victim` hook.
+# victim selection
 
 
 class Victims:
-    """Calls the policy; keeps a key for as long as the policy's declared scope says that it cannot have changed."""
+    """Selects victims; keeps a key for as long as the policy's key scope says that it is valid."""
 
     def __init__(self, tables: Tables, eviction: BoundPolicy[Eviction]) -> None:
         self._tables, self._eviction = tables, eviction
@@ -107,7 +107,7 @@ class Victims:
             self._promises.move_on({}, same_pass=False)
 
     def invalidate(self, x: int) -> None:
-        """Expert x has changed: the keys of its copies are evaluated again before the next choice."""
+        """Invalidate the keys of expert x's copies."""
         first = x * self._precisions
         for y in range(first, first + self._precisions):
             self._orders.pop(y, None)
@@ -115,18 +115,18 @@ class Victims:
                 self._promises.forget(y)
 
     def choose(self, pool: int, y_in: int, candidates: set[int]) -> int:
-        """The copy among `candidates` to evict for y_in. Raises PolicyError if the policy names another."""
+        """Return the copy among `candidates` to evict for y_in. Raises PolicyError if the policy names another."""
         if self._eviction.policy.victim is None:
             return self._smallest(candidates)
         return self._by_hook(pool, y_in, candidates)
 
     @property
     def asks_of_each(self) -> bool:
-        """Whether the policy is asked about every victim before one leaves."""
+        """True if `admit` is called for every victim before one is evicted."""
         return self._eviction.policy.admit is not None and not self._eviction.policy.decides_once
 
     def admits(self, y_in: int, prefetched: bool, y_out: int) -> bool:
-        """Whether the policy admits y_in at the cost of y_out."""
+        """Return True if the policy admits y_in at the cost of y_out."""
         admit = self._eviction.policy.admit
         if admit is None or self._eviction.call("admit", y_in, int(prefetched), y_out):
             return True
@@ -135,7 +135,7 @@ class Victims:
         return False
 
     def _smallest(self, candidates: set[int]) -> int:
-        """The smallest key is evicted; ties by least recent logical timestamp, then by lowest id."""
+        """Return the copy of smallest key; ties by least recent logical timestamp, then by lowest id."""
         self._drop_stale_keys()
         if self._promises:
             self._promises.check_kept(self._orders, sorted(candidates))
@@ -167,7 +167,7 @@ class Victims:
             self._orders.clear()
 
     def _by_hook(self, pool: int, y_in: int, candidates: set[int]) -> int:
-        """By the hook, which reads `protected`: what this step has computed is unpinned while it is a candidate."""
+        """Call `victim`, which reads `protected`: last-resort candidates are temporarily unpinned."""
         copies = self._tables.copies
         unpinned = [y for y in candidates if copies[y]["protected"]]
         for y in unpinned:

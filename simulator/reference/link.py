@@ -1,4 +1,8 @@
-"""A link between two tiers: a queue, demand ahead of prefetch, transfers first in first out and never interrupted."""
+"""Links: a link is a queue between two tiers; a transfer crosses the links up to the fast tier, one after the other.
+
+Demand goes ahead of prefetch; transfers are first in, first out and never interrupted. The link into the fast tier is
+that of the expert's home. At the same time the lower row acts first.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from moereplay.simulator.times import Times
 
 
 class Link:
-    """Up to `depth` transfers are issued at once; bytes are claimed when a transfer starts."""
+    """One link. Up to `depth` transfers are in flight at once; bytes are claimed when a transfer starts."""
 
     def __init__(
         self,
@@ -26,7 +30,7 @@ class Link:
         into: LowerTier | None,
         landed: Callable[[Transfer], None],
     ) -> None:
-        """It reads the tier `below` and fills `into`, or else the cache; `landed` is told after what was filled."""
+        """Connect the tier `below` to `into`, by default the cache; `landed` is called after that has been filled."""
         self._channel, self._cache, self._below, self._into = channel, cache, below, into or cache
         self._counters, self._log, self._landed = counters, log, landed
         self._epoch = self._unmeasured = 0
@@ -34,13 +38,13 @@ class Link:
         self._empty()
 
     def clear(self) -> None:
-        """Forget the queue, abandon what is in flight; the link is free at once."""
+        """Forget the queue and abandon transfers in flight; the link is free at once."""
         self._epoch += 1
         self._channel.abandon()
         self._empty()
 
     def close(self) -> None:
-        """What is issued from here on does not land any more."""
+        """Make transfers that start from now on land without effect."""
         self._closed = True
 
     def _empty(self) -> None:
@@ -51,17 +55,17 @@ class Link:
 
     @property
     def unmeasured(self) -> bool:
-        """Whether a transfer, perhaps an abandoned one, is under way of which nobody knows how long it takes."""
+        """True if a transfer, perhaps an abandoned one, is in flight whose duration is unknown."""
         return self._unmeasured > 0
 
     @property
     def busy(self) -> bool:
-        """Whether something is in flight, or a demand is queued."""
+        """True if a transfer is in flight, or a demand is queued."""
         return bool(self._in_flight or self._demands)
 
     @property
     def moving(self) -> bool:
-        """Whether something is in flight."""
+        """True if a transfer is in flight."""
         return bool(self._in_flight)
 
     def add(self, transfer: Transfer) -> None:
@@ -70,11 +74,11 @@ class Link:
         (self._prefetches if transfer.prefetch else self._demands).append(transfer)
 
     def in_flight(self, y: int) -> Transfer:
-        """The transfer that is bringing y."""
+        """Return the transfer that is bringing y."""
         return next(transfer for transfer in self._in_flight if transfer.y == y)
 
     def cancel(self, step: int) -> None:
-        """Drop every queued prefetch aimed at this step or an earlier one."""
+        """Drop every queued prefetch for this step or an earlier one."""
         overtaken = [transfer for transfer in self._prefetches if transfer.target_step <= step]
         self._prefetches = deque(transfer for transfer in self._prefetches if transfer.target_step > step)
         for transfer in overtaken:
@@ -82,12 +86,12 @@ class Link:
             self.abandon(transfer)
 
     def abandon(self, transfer: Transfer) -> None:
-        """A prefetch comes too late and goes no further."""
+        """Cancel a prefetch that comes too late."""
         self._cache.forget(transfer.y)
         self._note(transfer, "prefetch_cancelled", "cancel")
 
     def wake(self) -> None:
-        """Start whatever can start now."""
+        """Start every transfer that can start now."""
         while len(self._in_flight) < self._channel.depth and self._start_one():
             pass
 
@@ -105,7 +109,7 @@ class Link:
         return False
 
     def _start_demand(self) -> bool:
-        """The head of the queue or nothing: a demand that finds no space blocks the link."""
+        """Start the head of the queue; a demand that finds no space blocks the link."""
         if self._into.claim(self._demands[0]) is Claim.REFUSED:
             return False
         self._begin(self._demands.popleft())
@@ -130,7 +134,7 @@ class Link:
             activity.then(lambda: self._complete(transfer, epoch))
 
     def _moved(self, transfer: Transfer) -> list[tuple[str, int]]:
-        """What a transfer that starts adds to the counters."""
+        """Return the counters that a starting transfer adds to."""
         size = self._cache.tables.copies[transfer.y]["bytes"]
         if self._into is not self._cache:
             return [("bytes_lower", size)]
@@ -142,17 +146,17 @@ class Link:
         self._unmeasured -= 1
 
     def _first_piece(self, transfer: Transfer, epoch: int) -> None:
-        """One LINK event: compute is woken if it waits for this, as if it were complete."""
+        """Wake compute, in a LINK event, as if the transfer were complete."""
         if epoch == self._epoch:
             transfer.piece_here = True
             self._landed(transfer)
 
     def lands(self, y: int) -> int:
-        """When the transfer that is bringing y will be complete, if compute may begin before; else 0."""
+        """Return when the transfer that is bringing y will land, if compute may begin before; else 0."""
         return next((transfer.lands for transfer in self._in_flight if transfer.y == y), 0)
 
     def _complete(self, transfer: Transfer, epoch: int) -> None:
-        """One LINK event: resident, next transfers started, compute woken."""
+        """Make the copy resident, start the next transfers and wake compute, all in one LINK event."""
         if epoch != self._epoch:  # abandoned by a reset
             return
         self._in_flight.remove(transfer)
@@ -165,7 +169,7 @@ class Link:
         self._log.note(kind, transfer.y, transfer.cause)
 
 
-# -- All links: a transfer crosses one after the other, up from the highest tier that holds its copy to the fast tier.
+# all links
 
 
 class Links:
@@ -182,10 +186,10 @@ class Links:
         arrived: Callable[[Transfer], None],
         moved: Callable[[], None],
     ) -> None:
-        """A channel for each link that the times are of; `lower` are the bytes of the lower tiers.
+        """Connect a channel for each link of `times`; `lower` are the bytes of the lower tiers.
 
-        `arrived` is told of what compute may begin with, `moved` of every event of a link.
-        Raises ValueError where a channel is missing.
+        `arrived` is called for each arrival that compute may begin with, `moved` for every event of a link. Raises
+        ValueError if a channel is missing.
         """
         if len(channels) != len(times.depth):
             raise ValueError(
@@ -213,7 +217,7 @@ class Links:
         self._send(transfer)
 
     def announce(self, transfer: Transfer) -> None:
-        """A demand that will be fetched: it counts as queued, but does not start before `fetch_announced`."""
+        """Mark a demand as queued; it does not start before `fetch_announced`."""
         self._cache.queue(transfer.y)
         self._announced += 1
 
@@ -229,7 +233,7 @@ class Links:
         self._counters.count("prefetch_issued", transfer.layer)
 
     def _send(self, transfer: Transfer) -> None:
-        """To the next link up; a copy that is under way into a lower tier goes on with this transfer."""
+        """Queue on the next link up; a copy in flight to a lower tier continues with this transfer."""
         for tier in self._lower:
             if transfer.y in tier.coming:
                 tier.coming[transfer.y] = transfer
@@ -239,20 +243,20 @@ class Links:
         link.add(transfer)
 
     def in_flight(self, y: int) -> Transfer:
-        """The transfer that is bringing y into the fast tier."""
+        """Return the transfer that is bringing y into the fast tier."""
         return self._home(y).in_flight(y)
 
     def lands(self, y: int) -> int:
-        """When the transfer that is bringing y will be complete, if compute may begin before; else 0."""
+        """Return when the transfer that is bringing y will land, if compute may begin before; else 0."""
         return self._home(y).lands(y)
 
     def meet(self, transfer: Transfer) -> None:
-        """A demand waits for this transfer, of which a first piece may have arrived."""
+        """Note that a demand waits for this transfer, whose first piece may have arrived."""
         if transfer.piece_here:
             self._arrived(transfer)
 
     def cancel(self, step: int) -> None:
-        """Drop every prefetch aimed at this step or an earlier one that has not started into the fast tier."""
+        """Drop every prefetch for this step or an earlier one that has not started into the fast tier."""
         for link in self._rows:
             link.cancel(step)
         for link, tier in zip(self._fills, self._lower, strict=True):
@@ -264,50 +268,50 @@ class Links:
         self.cancel(self._now["step"] + self._now["layers"])
 
     def wake(self) -> None:
-        """Start whatever can start now. A demand that finds no room holds its own link only."""
+        """Start every transfer that can start now. A demand without space blocks only its own link."""
         for link in self._rows:
             link.wake()
 
     def beside_cpu(self, computes: bool) -> None:
-        """Whether the CPU computes now, and may take from the links' rates."""
+        """Set whether the CPU is computing, which may take from the links' rates."""
         for link in self._rows:
             link.beside_cpu = computes
 
     @property
     def busy(self) -> bool:
-        """Whether something is in flight on any link, or a demand is queued or about to be."""
+        """True if a transfer is in flight on any link, or a demand is queued or announced."""
         return self._announced > 0 or any(link.busy for link in self._rows)
 
     @property
     def moving(self) -> bool:
-        """Whether something is in flight on any link."""
+        """True if a transfer is in flight on any link."""
         return any(link.moving for link in self._rows)
 
     @property
     def unmeasured(self) -> bool:
-        """Whether a transfer, perhaps an abandoned one, is under way of which nobody knows how long it takes."""
+        """True if a transfer, perhaps an abandoned one, is in flight whose duration is unknown."""
         return any(link.unmeasured for link in self._rows)
 
     def clear(self) -> None:
-        """Forget the queues, abandon what is in flight; the links are free at once and the lower tiers empty."""
+        """Forget the queues, abandon transfers in flight; the links are free at once and the lower tiers empty."""
         for link in self._rows:
             link.clear()
         for tier in self._lower:
             tier.clear()
 
     def close(self) -> None:
-        """The run is about to end: what is issued from here on does not land any more."""
+        """Make transfers that start from now on land without effect: the run is about to end."""
         for link in self._rows:
             link.close()
 
     def _landed(self, transfer: Transfer) -> None:
-        """Its bytes may be evictable now, for whichever link waits for room."""
+        """Start links that wait for space, which the arrival may have made evictable, then wake compute."""
         self.wake()
         self._arrived(transfer)
         self._moved()
 
     def _filled(self, transfer: Transfer) -> None:
-        """It is in a lower tier, and goes on if anybody wants it."""
+        """Send a copy on from a lower tier if a transfer wants it."""
         for tier in self._lower:
             onward = tier.coming.pop(transfer.y, None)
             if onward is not None:

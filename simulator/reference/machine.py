@@ -1,4 +1,9 @@
-"""The total order of events: (time, phase, resource, issue number), with LINK before CPU before COMPUTE."""
+"""The machine of a run: clock, accelerator, CPU and links; simulated by default.
+
+Events are ordered by (time, phase, resource, issue number), with LINK before CPU before COMPUTE. An engine decides what
+is done and in which order. A machine determines how long it takes, at the start or at the end, so that real threads
+can do it.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +23,12 @@ LINK, CPU, COMPUTE = EventPriority(1), EventPriority(1001), EventPriority(1002)
 
 
 def of_link(row: int) -> EventPriority:
-    """Phase LINK of one link: at the same time the lower link comes first."""
+    """Return the phase LINK of one link: at the same time the lower link comes first."""
     return EventPriority(LINK + row)
 
 
 class Span(NamedTuple):
-    """When an activity was, in ns of the clock, and how long it kept its resource."""
+    """Begin and end of an activity in ns of the clock, and how long it kept its resource."""
 
     began: int
     ended: int
@@ -31,7 +36,7 @@ class Span(NamedTuple):
 
 
 class Activity(simpy.Event):
-    """Something that takes time: an event of its phase at its end.
+    """Work that takes time: an event of its phase at its end.
 
     `span` is None until it is known: from the start under the simulated clock, at the end (`finish`) on a real machine.
     """
@@ -44,12 +49,12 @@ class Activity(simpy.Event):
         self._phase = phase
 
     def finish(self, span: Span) -> None:
-        """It is over: an event of this time. Call it where the environment's events run."""
+        """End the activity in an event of this time. Call it where the environment's events run."""
         self._ends_in(0)
         self.span = span
 
     def measured(self, use: Callable[[Span], None]) -> None:
-        """Call `use` with the span: now if it is known, else first of all at the end."""
+        """Call `use` with the span: now if it is known, else first at the end."""
         if self.span is not None:
             use(self.span)
         else:
@@ -80,8 +85,8 @@ class Planned(Activity):
         self.span = span
 
 
-class Bell(simpy.Event):
-    """What compute, or the end of a run, waits for: rung from any event, it is a COMPUTE event of its time."""
+class Wakeup(simpy.Event):
+    """A wakeup of compute or of the end of a run: a COMPUTE event of the time at which it is rung."""
 
     def ring(self) -> None:
         """Wake the waiter."""
@@ -90,7 +95,7 @@ class Bell(simpy.Event):
         self.env.schedule(self, priority=COMPUTE)
 
 
-# -- What takes time: an accelerator, a CPU and links on one clock; simulated unless a run is handed others.
+# machines
 
 NOT_YET = -1  #: before the first nanosecond
 
@@ -108,23 +113,23 @@ class Accelerator(Protocol):
 
 
 class Priced(Protocol):
-    """An accelerator whose times depend on more than what it computes. Only a simulated one has to be told."""
+    """A simulated accelerator, whose times depend on inputs known only at run time."""
 
     def dense(self, layer: int, tokens: int, context: int, contended: bool) -> Activity:
-        """`context` positions of KV cache are read; `contended` if a link works."""
+        """Start a dense part that reads `context` positions of KV cache; `contended` if a link works."""
         ...
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool, lands: int) -> Activity:
-        """`contended` if a link works; only a first piece is here if it `lands` later."""
+        """Start an expert; `contended` if a link works; if `lands` is later, only a first piece has arrived."""
         ...
 
     def load(self, layer: int, y: int) -> Activity:
-        """Start what compute itself does before copy y is fetched."""
+        """Start the work that compute does before copy y is fetched."""
         ...
 
 
 class Processor(Protocol):
-    """A CPU beside the accelerator. Activities are of phase CPU."""
+    """A CPU that works in parallel with the accelerator. Activities are of phase CPU."""
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
         """Start the expert of copy y, after those started before; `contended` if a link works too."""
@@ -141,7 +146,7 @@ class Channel(Protocol):
         ...
 
     def abandon(self) -> None:
-        """A reset: nobody waits any more for what is in flight, and the wire counts as free."""
+        """Abandon transfers in flight at a reset: the wire counts as free."""
         ...
 
 
@@ -159,7 +164,7 @@ class Machine:
 
 
 def simulated(times: Times, precisions: int) -> Machine:
-    """The machine of a platform."""
+    """Return the simulated machine of a platform."""
     env = simpy.Environment()
     compute, cpu = SimulatedAccelerator(env, times, precisions), SimulatedProcessor(env, times, precisions)
     links = tuple(SimulatedChannel(env, times, precisions, row) for row in range(len(times.depth)))
@@ -173,21 +178,21 @@ class SimulatedAccelerator:
         self._env, self._times, self._precisions = env, times, precisions
 
     def dense(self, layer: int, tokens: int, context: int = 0, contended: bool = False) -> Activity:
-        """The dense part of a layer for so many tokens; layer 0 begins with what the pass takes once."""
+        """Start the dense part of a layer; layer 0 includes the time of the pass."""
         before = self._times.pass_ns(tokens, contended) if layer == 0 else 0
         return self._busy(
             self._times.dense_ns(layer, tokens, contended) + self._times.kv_ns(context, contended) + before
         )
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool = False, lands: int = 0) -> Activity:
-        """A copy for so many tokens; one in pieces ends no sooner than the last piece, which `lands`, allows."""
+        """Start a copy; if it arrives in pieces, it ends no sooner than the last piece (at `lands`) allows."""
         spent = self._times.expert_ns(layer, y % self._precisions, tokens, contended)
         home = self._times.homes[y // self._precisions % len(self._times.homes)]
         rest = part(spent, MILLION - self._times.first[home])
         return self._busy(spent, until=lands + rest if lands else 0)
 
     def load(self, layer: int, y: int) -> Activity:
-        """What compute spends on having a copy loaded."""
+        """Start the time that compute spends on having a copy loaded."""
         return self._busy(self._times.load_ns[layer][y % self._precisions])
 
     def _busy(self, spent: int, until: int = 0) -> Activity:
@@ -203,7 +208,7 @@ class SimulatedProcessor:
         self._free_at = 0
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
-        """Known when it is asked for."""
+        """Queue an expert; its times are known at once."""
         began = max(int(self._env.now), self._free_at)
         spent = self._times.cpu_ns(layer, y % self._precisions, tokens, contended)
         self._free_at = began + spent
@@ -219,7 +224,7 @@ class SimulatedChannel:
         self._last_done = NOT_YET
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
-        """Ends at max(now + latency, end of the one before) + its bytes on the wire."""
+        """Start a transfer, which ends at max(now + latency, end of the previous one) + its time on the wire."""
         now = int(self._env.now)
         wire_ns = (self._times.contended_wire_ns if contended else self._times.wire_ns)[self._row]
         idle = self._last_done < now
@@ -234,12 +239,12 @@ class SimulatedChannel:
         return activity
 
     def _first_piece(self, now: int, free: int, whole: int) -> Activity | None:
-        """Planned before the whole: where both end at once, it is first."""
+        """Plan the first piece before the whole: if both end at once, it is first."""
         first = self._times.first[self._row]
         if not self._times.has_pieces or first == MILLION:
             return None
         return Planned(self._env, of_link(self._row), Span(now, free + part(whole, first), 0))
 
     def abandon(self) -> None:
-        """The next transfer waits for nothing."""
+        """Free the wire."""
         self._last_done = NOT_YET

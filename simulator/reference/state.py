@@ -1,4 +1,7 @@
-"""The tables of the policy contract, as rows of dicts: every policy sees them, the engine alone writes them."""
+"""State that the parts of a run share: the tables of the policy contract, transfers, and where copies lie.
+
+Every policy reads the tables; only the engine writes them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class Tables:
             row["pool"] = layer if pools > 1 else 0
 
     def _rank(self, ranking: Sequence[int], pools: int) -> None:
-        """How many bytes of its pool a profile gives away before it comes to each expert."""
+        """Set `profile`: the bytes of its pool that the profile ranks before each expert."""
         taken = [0] * pools
         for x in ranking:
             copy = self.copies[x * self.now["precisions"]]
@@ -51,7 +54,7 @@ class Tables:
             taken[copy["pool"]] += copy["bytes"]
 
     def clear(self) -> None:
-        """As at the start, but for the future and the profile."""
+        """Reset to the start, except for oracle information and profile."""
         for row in self.experts:
             row.update(last_use=0, last_pass=-1, prediction_pass=-1, last_prediction=0, uses_ever=0, uses_here=0)
             row.update(mass_ever=0, needed=0)
@@ -59,11 +62,11 @@ class Tables:
             row.update(state=ABSENT, protected=0, entered=0, prefetched=0)
 
 
-# -- A transfer, and the cache's answer to its claim of bytes.
+# transfers
 
 
 class Claim(Enum):
-    """The cache's answer to a transfer that is about to start."""
+    """The cache's verdict on a transfer that is about to start."""
 
     GRANTED = 0
     BYPASSED = 1  #: a demand whose admission was rejected: it goes to the bypass buffer
@@ -72,7 +75,7 @@ class Claim(Enum):
 
 @dataclass
 class Transfer:
-    """A transfer that is queued or under way."""
+    """One expert copy that crosses the links."""
 
     y: int
     layer: int
@@ -95,7 +98,7 @@ class Transfer:
         return "prefetch" if self.prefetch else "streamed" if self.bypasses else "demand"
 
 
-# -- Where copies lie in the fast tier, told to whoever holds the bytes: a real arena of slots, or nobody.
+# where copies lie
 
 
 class Area(Enum):
@@ -107,36 +110,36 @@ class Area(Enum):
 
 
 class Placement(Protocol):
-    """Follows copies y. Space is vacated before what takes it is placed."""
+    """Follows where copies y lie, for a holder of real bytes. Space is vacated before it is taken again."""
 
     def warmed(self, y: int) -> None:
-        """Copy y lies in the pool from the start; its bytes are to be there when this returns."""
+        """Load copy y, which lies in the pool from the start, before returning."""
         ...
 
     def placed(self, y: int, area: Area) -> None:
-        """Space for copy y is taken; the transfer that fills it starts next."""
+        """Take space for copy y; the transfer that fills it starts next."""
         ...
 
     def promoted(self, y: int) -> None:
-        """Copy y, complete, belongs to the pool from now on and no longer to its side buffer."""
+        """Move copy y, which is complete, from its side buffer to the pool."""
         ...
 
     def vacated(self, y: int) -> None:
-        """The space of copy y is free. After a reset its transfer may still be under way."""
+        """Free the space of copy y. After a reset its transfer may still be in flight."""
         ...
 
 
-class Unobserved:
-    """Nobody holds the bytes: the simulated machine."""
+class NullPlacement:
+    """Placement without real bytes, for the simulated machine."""
 
     def warmed(self, y: int) -> None:
-        """Nothing to load."""
+        """Do nothing."""
 
     def placed(self, y: int, area: Area) -> None:
-        """Nothing to allocate."""
+        """Do nothing."""
 
     def promoted(self, y: int) -> None:
-        """Nothing to move."""
+        """Do nothing."""
 
     def vacated(self, y: int) -> None:
-        """Nothing to free."""
+        """Do nothing."""

@@ -1,4 +1,7 @@
-"""The tiers below the fast one: what they hold, and what is evicted there. They know bytes, not time."""
+"""Tiers outside the cache: the caches below the fast tier, and the side buffers of a prefetch policy.
+
+They know bytes.
+"""
 
 from __future__ import annotations
 
@@ -9,41 +12,41 @@ from moereplay.simulator.reference.state import Claim, Tables, Transfer
 
 
 class Below(Protocol):
-    """A tier that a link reads from. A copy is held from when its transfer is queued until it has crossed the link."""
+    """A tier that a link reads. A copy is held from when its transfer is queued until it has crossed the link."""
 
     def __contains__(self, y: int) -> bool: ...
 
     def hold(self, y: int) -> None:
-        """It may not be evicted."""
+        """Pin a copy."""
         ...
 
     def release(self, y: int) -> None:
-        """It may be evicted again."""
+        """Unpin a copy."""
         ...
 
     def read(self, y: int) -> None:
-        """It starts to cross the link."""
+        """Note that a copy starts to cross the link."""
         ...
 
 
 class SlowTier:
-    """Has every expert."""
+    """The slowest tier, which has every expert and evicts none."""
 
     def __contains__(self, y: int) -> bool:
         return True
 
     def hold(self, y: int) -> None:
-        """Nothing is ever evicted."""
+        """Do nothing."""
 
     def release(self, y: int) -> None:
-        """Nothing is ever evicted."""
+        """Do nothing."""
 
     def read(self, y: int) -> None:
-        """Nothing is ever evicted."""
+        """Do nothing."""
 
 
 class LowerTier:
-    """Copies by when they were last read or came in; what was longest ago is evicted."""
+    """A cache between the fast and the slow tier: LRU over reads and arrivals."""
 
     def __init__(self, tables: Tables, capacity: int) -> None:
         """`capacity` in bytes."""
@@ -51,7 +54,7 @@ class LowerTier:
         self.clear()
 
     def clear(self) -> None:
-        """Empty."""
+        """Evict everything."""
         self._order: dict[int, None] = {}  # copies that are complete, the longest unread first
         #: Copies on their way in, in the order of their start, each with the transfer that goes on from here, if any.
         self.coming: dict[int, Transfer | None] = {}
@@ -62,20 +65,20 @@ class LowerTier:
         return y in self._order
 
     def hold(self, y: int) -> None:
-        """No victim until it is released."""
+        """Pin a copy until it is released."""
         self._held.add(y)
 
     def release(self, y: int) -> None:
-        """A victim, when its turn comes."""
+        """Unpin a copy."""
         self._held.discard(y)
 
     def read(self, y: int) -> None:
-        """The last to be evicted."""
+        """Make a copy the last to be evicted."""
         del self._order[y]
         self._order[y] = None
 
     def claim(self, transfer: Transfer) -> Claim:
-        """Take the bytes of a transfer that is about to start, evicting what must leave, or nothing."""
+        """Take the bytes of a transfer that is about to start, evicting enough, or nothing at all."""
         size = self._bytes(transfer.y)
         victims = self._victims(self._used + size - self._capacity)
         if victims is None:
@@ -88,7 +91,7 @@ class LowerTier:
         return Claim.GRANTED
 
     def _victims(self, short: int) -> list[int] | None:
-        """Those that free so many bytes; None if there are not enough."""
+        """Return copies that free `short` bytes, None if there are not enough."""
         victims = []
         for y in self._order:
             if short <= 0:
@@ -99,24 +102,27 @@ class LowerTier:
         return victims if short <= 0 else None
 
     def stop(self, step: int) -> list[Transfer]:
-        """Prefetches aimed at this step or an earlier one stay here when they arrive: those that do not go on."""
+        """Keep prefetches for this step or an earlier one in this tier; return those that do not go on."""
         stopped = [it for it in self.coming.values() if it and it.prefetch and it.target_step <= step]
         self.coming.update(dict.fromkeys(transfer.y for transfer in stopped))
         return stopped
 
     def land(self, transfer: Transfer) -> None:
-        """A transfer is complete."""
+        """Make a landed copy resident."""
         self._order[transfer.y] = None
 
     def _bytes(self, y: int) -> int:
         return self._tables.copies[y]["bytes"]
 
 
-# -- Speculative buffers beside the cache: prefetches go here and never evict a cached expert.
+# side buffers
 
 
 class SideBuffer:
-    """`slots` buffers, each as large as the largest expert, in order of their transfers' start."""
+    """Speculative buffers outside the cache: prefetches fill them and never evict a cached expert.
+
+    Each of the `slots` is as large as the largest expert; they are kept in order of their transfers' start.
+    """
 
     def __init__(self, tables: Tables, slots: int) -> None:
         self._tables, self.slots = tables, slots
@@ -130,7 +136,7 @@ class SideBuffer:
         return y in self._held
 
     def put(self, transfer: Transfer) -> None:
-        """A transfer starts into a free buffer."""
+        """Put a starting transfer into a free buffer."""
         self._held[transfer.y] = transfer
 
     def take(self, y: int) -> None:
@@ -139,11 +145,11 @@ class SideBuffer:
 
     @property
     def full(self) -> bool:
-        """Whether no buffer is free."""
+        """True if no buffer is free."""
         return len(self._held) >= self.slots
 
     def overwritable(self) -> int:
-        """The oldest copy whose gate has passed and that is not pinned, or NONE."""
+        """Return the oldest copy whose gate has passed and that is not pinned, or NONE."""
         return next((y for y, transfer in self._held.items() if self._is_stale(transfer)), NONE)
 
     def _is_stale(self, transfer: Transfer) -> bool:

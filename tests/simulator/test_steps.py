@@ -13,7 +13,7 @@ from moereplay.simulator.compiled.stepper import Stepper, can_step
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.reference.machine import Machine, simulated
-from moereplay.simulator.reference.state import Area, Unobserved
+from moereplay.simulator.reference.state import Area, NullPlacement
 from moereplay.simulator.steps import run
 from tests.kit.cases import ListSource as Lists
 from tests.kit.cases import Outcome, Prompted, compiled_run, machine, outcome_of, sizes, spec_of, tokens
@@ -55,7 +55,7 @@ def same(ours: Outcome, theirs: Outcome) -> bool:
 def test_in_steps_the_engine_does_what_it_does_whole(scenario: Scenario) -> None:
     spec = spec_for(scenario)
     whole = outcome_of(compiled_run(scenario.source, spec))
-    steps = outcome_of(run(Stepper.of_source(scenario.source, spec), on(spec), Unobserved(), spec.warm))
+    steps = outcome_of(run(Stepper.of_source(scenario.source, spec), on(spec), NullPlacement(), spec.warm))
     assert steps.events == whole.events and same(steps, whole)
 
 
@@ -111,4 +111,4 @@ def test_what_ends_a_run_is_raised() -> None:
     source = demand(*ROWS)
     spec = spec_of(source.geometry, 5, machine(cpu_ns=1), miss="cpu")
     with pytest.raises((ConfigError, PolicyError)):
-        run(Stepper.of_source(source, spec), on(spec), Unobserved())
+        run(Stepper.of_source(source, spec), on(spec), NullPlacement())

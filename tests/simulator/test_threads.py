@@ -185,7 +185,7 @@ def test_what_is_raised_beside_the_wait_is_raised_from_it_with_its_line():
         raise ConfigError("here")
 
     with pytest.raises(ConfigError, match="here") as raised:
-        threads.waited_for(fails)
+        threads.run_interruptibly(fails)
     assert raised.traceback[-1].name == "fails"
 
 
@@ -232,26 +232,26 @@ def test_python_in_threads_removes_what_it_has_half_written_before_the_process_e
 
 def test_one_thread_does_the_work_of_all_waits_until_one_is_interrupted():
     here = threading.get_ident()
-    first, again = threads.waited_for(threading.get_ident), threads.waited_for(threading.get_ident)
+    first, again = threads.run_interruptibly(threading.get_ident), threads.run_interruptibly(threading.get_ident)
     assert first == again != here
     begun = threading.Event()
     press_ctrl_c(begun)
     with pytest.raises(KeyboardInterrupt):
-        threads.waited_for(sleeps_for_ever(begun))
+        threads.run_interruptibly(sleeps_for_ever(begun))
     check_that_all_end()
-    assert threads.waited_for(threads.stop_flag)["requested"] == 0
+    assert threads.run_interruptibly(threads.stop_flag)["requested"] == 0
 
 
 def test_an_idle_thread_keeps_no_result():
     class Kept:
         pass
 
-    kept = weakref.ref(threads.waited_for(Kept))
+    kept = weakref.ref(threads.run_interruptibly(Kept))
     wait_until(lambda: kept() is None)
 
 
 def test_an_idle_thread_does_not_delay_the_end():
-    threads.waited_for(lambda: None)
+    threads.run_interruptibly(lambda: None)
     began = time.monotonic()
     assert threads.end_all(SOON)
     assert time.monotonic() - began < SOON / 2
@@ -260,8 +260,8 @@ def test_an_idle_thread_does_not_delay_the_end():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_has_a_thread_of_its_own():
     script = (
-        "import os\nfrom moereplay.simulator.threads import waited_for\nwaited_for(int)\n"
-        "child = os.fork()\nif not child: os._exit(7 if waited_for(int) == 0 else 1)\n"
+        "import os\nfrom moereplay.simulator.threads import run_interruptibly\nrun_interruptibly(int)\n"
+        "child = os.fork()\nif not child: os._exit(7 if run_interruptibly(int) == 0 else 1)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
     )
     command = [sys.executable, "-c", script]
