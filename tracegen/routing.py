@@ -34,9 +34,9 @@ class Routing(NamedTuple):
 def routing_of(config: Any, outputs: list[tuple[Tensor, Tensor, Tensor]], bias: np.ndarray | None) -> Routing:
     """The rule of the gates that gave these (logits, weights, ids), one entry per layer; `bias` is (L, E) or None.
 
-    Raises RecordError, naming the family and the nearest rule, if no file states it and no inferred rule holds.
+    Raises RecordError, naming the family and the nearest rule, if the table has no row for it and no inferred rule holds.
     """
-    family = families.of(config.model_type)
+    family = families.family_of(config.model_type)
     if family is not None:
         return Routing(family.name, family.router(config), family.shared(config))
     return Routing(f"{config.model_type} (inferred)", _inferred(config, outputs, bias), _shared(config))
@@ -53,7 +53,7 @@ def _inferred(config: Any, outputs: list[tuple[Tensor, Tensor, Tensor]], bias: n
     what = f"weights are {found.ulps} units in the last place off those" if not found.wrong else "choice is not that"
     raise RecordError(
         f"unknown family {config.model_type}: its gates' {what} of the nearest rule ({spelled(nearest)}), "
-        f"{found.wrong} of {found.rows} rows choose otherwise; state its rule in tracegen/families/"
+        f"{found.wrong} of {found.rows} rows choose otherwise; state its rule in tracegen/families.py"
     )
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from moereplay.tracegen.families import catalogue
+from moereplay.tracegen import families
 from moereplay.tracegen.modules import BIAS_NAMES
 
-FAMILIES = {family.name: family for family in catalogue()}
+FAMILIES = {family.name: family for family in families.FAMILIES}
 
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, **keys: Any) -> PreTrainedModel:

@@ -28,7 +28,7 @@ from transformers import (
 from moereplay.tracegen import agreement, families, routing
 from moereplay.tracegen.capture import Capture, Reading, by_rank, watching
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.families.contract import small
+from moereplay.tracegen.family import small
 from moereplay.tracegen.modules import MoeModules, discover
 from moereplay.tracegen.selfcheck import check
 from moereplay.traces import routers
@@ -318,10 +318,10 @@ def test_a_gate_that_reads_more_than_its_norm_fails_the_self_check(modules: MoeM
 
 
 def test_an_unknown_family_is_inferred_from_its_config_and_proven() -> None:
-    """AFMoE (sigmoid, its bias held by the block) has no file here."""
+    """AFMoE (sigmoid, its bias held by the block) has no row in the table."""
     sizes = {"intermediate_size": 48, "moe_intermediate_size": 16, "head_dim": 16, "num_dense_layers": 1}
     config = AfmoeConfig(**small(**sizes, num_experts=8, num_experts_per_tok=2, route_scale=2.5))
-    assert families.of(config.model_type) is None
+    assert families.family_of(config.model_type) is None
     found = discover(random_model(config))
     assert found.geometry.router == Router(family="sigmoid_groups", renormalise=True, scale=2.5)
     assert found.geometry.shared_experts == config.num_shared_experts == 2
@@ -330,9 +330,9 @@ def test_an_unknown_family_is_inferred_from_its_config_and_proven() -> None:
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_inference_finds_the_rule_of_a_known_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its file out of sight. SparseMixer's constant is no usual key, so Phi alone must be refused."""
+    """With its row out of sight. SparseMixer's constant is no usual key, so Phi alone must be refused."""
     known = discover(shared_model(name, torch.float32))
-    monkeypatch.setattr(families, "of", lambda model_type: None)
+    monkeypatch.setattr(families, "family_of", lambda model_type: None)
     if name == "phimoe":
         with pytest.raises(RecordError, match="unknown family phimoe: its gates' weights are"):
             discover(known.model)
@@ -354,10 +354,10 @@ def weighs_alike(left: Router, right: Router, bias: np.ndarray | None) -> bool:
 
 def test_a_rule_that_cannot_be_inferred_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tampered(TAMPERED["chooses the worst"][0]).model
-    monkeypatch.setattr(families, "of", lambda model_type: None)
+    monkeypatch.setattr(families, "family_of", lambda model_type: None)
     with pytest.raises(RecordError, match="unknown family olmoe: its gates' choice is not that of the") as refusal:
         discover(model)
-    assert "32 of 96 rows choose otherwise; state its rule in tracegen/families/" in str(refusal.value)
+    assert "32 of 96 rows choose otherwise; state its rule in tracegen/families.py" in str(refusal.value)
 
 
 # The yardstick
