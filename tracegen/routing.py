@@ -34,7 +34,7 @@ class Routing(NamedTuple):
 def routing_of(config: Any, outputs: list[tuple[Tensor, Tensor, Tensor]], bias: np.ndarray | None) -> Routing:
     """The rule of the gates that gave these (logits, weights, ids), one entry per layer; `bias` is (L, E) or None.
 
-    Raises RecordError, naming the family and the nearest rule, if the table has no row for it and no inferred rule holds.
+    Raises RecordError, naming the family and the nearest rule, if no row of the table and no inferred rule holds.
     """
     family = families.family_of(config.model_type)
     if family is not None:
