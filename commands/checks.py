@@ -55,7 +55,7 @@ def checker_of(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
     way = _way(asked)
     if way is None:
         return None
-    from moereplay.tracegen.requirements import require_torch
+    from moereplay.tracegen.errors import require_torch
 
     require_torch()
     found = _running(asked, traces) if way == "live" else _measuring(asked, traces, platforms)

@@ -98,9 +98,9 @@ def live(
 
     With --slow-tier experts are read from there into a cache of that capacity, and times are MEASURED.
     """
+    from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.folder import check_look_ahead
     from moereplay.tracegen.precision import check_quantiser
-    from moereplay.tracegen.requirements import require_torch
 
     tokens = _checked(model, tokens)
     config = _config(settings)

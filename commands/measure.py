@@ -64,8 +64,8 @@ def measure(
     from moereplay.analysis.figures.measured import check_throttles
     from moereplay.results.measured import FILE
     from moereplay.results.outputs import check_output
+    from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
-    from moereplay.tracegen.requirements import require_torch
     from moereplay.traces.store import open_trace
 
     require_torch()

@@ -76,9 +76,9 @@ def quality(
     """
     from moereplay.results.outputs import check_output
     from moereplay.results.quality import EXAMPLES, FILE
+    from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.precision import check_quantiser
     from moereplay.tracegen.quality.named import named_tasks
-    from moereplay.tracegen.requirements import require_torch
 
     chosen = _chosen(sets)
     check_output(out / FILE)

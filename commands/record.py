@@ -75,9 +75,9 @@ def record(
 ) -> None:
     """Record a model's routing, prompt by prompt, into a trace. Nothing of what the model computes is changed."""
     from moereplay.results.outputs import check_output
+    from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.folder import check_look_ahead, require_tokenizer
     from moereplay.tracegen.plan import refuse_taken
-    from moereplay.tracegen.requirements import require_torch
 
     source = _checked(model, source, sampling)
     require_torch()

@@ -62,9 +62,9 @@ def validate(
     from moereplay.results.outputs import check_output
     from moereplay.results.validation import FILE
     from moereplay.simulator.errors import ConfigError
+    from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.placement import check_device
     from moereplay.tracegen.precision import check_quantiser
-    from moereplay.tracegen.requirements import require_torch
     from moereplay.traces.store import open_trace
 
     if settings.preset and sets:

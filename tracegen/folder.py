@@ -12,8 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.requirements import require
+from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.documents import DocumentError, content, from_json, refuse_irregular
 
 MINIATURE = Path(__file__).parent / "miniature"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.requirements import require
+from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.texts import hint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.requirements import require
+from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.documents import DocumentError, content, from_json
 from moereplay.traces.schema import canonical
 

@@ -17,9 +17,8 @@ from transformers import AutoModelForCausalLM, ViTConfig
 
 from moereplay.tracegen import folder as folders
 from moereplay.tracegen.checkpoint import load
-from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.errors import RecordError, require_torch
 from moereplay.tracegen.folder import fingerprint, locate, weight_files
-from moereplay.tracegen.requirements import require_torch
 from tests.kit.tiny_checkpoints import checkpoint
 from tests.kit.tiny_models import tiny_model
 
