@@ -108,7 +108,7 @@ def _measuring(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
 
 def _running(asked: Checks, traces: Sequence[Trace]) -> Checker:
     from moereplay.commands.validate import as_recorded, folder_of, loaded_for
-    from moereplay.tracegen.placement import check_device
+    from moereplay.tracegen.plan import check_device
 
     device, named = asked.device or "auto", asked.live or ""
     check_device(device)

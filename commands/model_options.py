@@ -65,7 +65,7 @@ class Placement(NamedTuple):
     def located(self, model: str) -> Folder:
         """The checkpoint of `model`, checked as far as torch is not needed. Raises RecordError."""
         from moereplay.tracegen.folder import check_revision, located
-        from moereplay.tracegen.placement import check_device, check_placement
+        from moereplay.tracegen.plan import check_device, check_placement
 
         check_device(self.device)
         check_placement(self.dtype, self.device_map, self.quantise)

@@ -63,7 +63,7 @@ def validate(
     from moereplay.results.validation import FILE
     from moereplay.simulator.errors import ConfigError
     from moereplay.tracegen.errors import require_torch
-    from moereplay.tracegen.placement import check_device
+    from moereplay.tracegen.plan import check_device
     from moereplay.tracegen.precision import check_quantiser
     from moereplay.traces.store import open_trace
 
@@ -142,7 +142,7 @@ def folder_of(trace: Trace, named: str) -> Folder:
 
 def as_recorded(trace: Trace, dtype: str, device_map: str | None) -> dict[str, Any]:
     """dtype and quantisation of the weights for `load`: as recorded, unless an option says otherwise."""
-    from moereplay.tracegen.placement import DTYPES, QUANTISERS, check_placement
+    from moereplay.tracegen.plan import DTYPES, QUANTISERS, check_placement
 
     stored, _, quantiser = trace.header.provenance.dtype.partition("+")
     recorded = {"dtype": stored if stored in DTYPES else "auto", "device_map": device_map}

@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import Folder, fingerprint, locate, one_line, read_config, weight_files
-from moereplay.tracegen.placement import check_placement
+from moereplay.tracegen.plan import check_placement
 
 #: Transformers' own configuration of each of `placement.QUANTISERS`. bitsandbytes changes linear layers only: experts
 #: that transformers keeps as one 3-D tensor stay as they were, and their bytes are recorded so.
