@@ -1,7 +1,7 @@
 """Check, before anything is written, that what is recorded is what the model does: one short probe run, every layer.
 
 Bit for bit: the logits are the gate's matrix on its input, and again on the norm of the residual (look-ahead at depth
-0); the experts are given the gate's own ids and weights. By `tracegen/agreement.py`, with ties and rounding counted:
+0); the experts are given the gate's own ids and weights. By `tracegen/routing.py`, with ties and rounding counted:
 choice and weights follow from the logits by `traces/routers.py`.
 """
 
@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from moereplay.tracegen.agreement import Agreement, agree
 from moereplay.tracegen.capture import look
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.modules import MoeModules, Site
 from moereplay.tracegen.probe import Call, probe
-from moereplay.tracegen.routing import spelled
+from moereplay.tracegen.routing import Agreement, agree, spelled
 
 TOKENS = 32
 

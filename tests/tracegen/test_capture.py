@@ -25,7 +25,7 @@ from transformers import (
     SwitchTransformersForConditionalGeneration,
 )
 
-from moereplay.tracegen import agreement, families, routing
+from moereplay.tracegen import families, routing
 from moereplay.tracegen.capture import Capture, Reading, by_rank, watching
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.family import small
@@ -369,12 +369,12 @@ def test_agreement_counts_wrong_rows_ties_and_ulps() -> None:
     ids = torch.tensor([[0, 1], [0, 3], [0, 3]])
     router = Router(renormalise=True)
     weights = torch.from_numpy(routers.weigh(router, logits.numpy(), ids.numpy()))
-    found = agreement.agree(router, None, logits, weights, ids)
+    found = routing.agree(router, None, logits, weights, ids)
     assert found[:4] == (3, 1, 1, 0) and not found.holds
     off = torch.nextafter(torch.nextafter(weights, torch.tensor(9.0)), torch.tensor(9.0))
-    assert agreement.agree(router, None, logits[:2], off[:2], ids[:2])[:4] == (2, 0, 1, 2)
+    assert routing.agree(router, None, logits[:2], off[:2], ids[:2])[:4] == (2, 0, 1, 2)
     half = weights.bfloat16()
-    assert agreement.agree(router, None, logits[:2], half[:2], ids[:2]).ulps == 0
+    assert routing.agree(router, None, logits[:2], half[:2], ids[:2]).ulps == 0
 
 
 def test_a_tie_between_groups_is_a_tie() -> None:
@@ -382,8 +382,8 @@ def test_a_tie_between_groups_is_a_tie() -> None:
     router = Router(family="sigmoid_groups", groups=3, groups_kept=2)
     logits, ids = torch.tensor([[1.0, 0.0, 0.0, 1.0, 1.0, 0.0]]), torch.tensor([[3, 4]])
     weights = logits.sigmoid().gather(1, ids)
-    assert agreement.agree(router, None, logits, weights, ids)[:3] == (1, 0, 1)
-    assert agreement.agree(router, np.array([0.1, 0, 0, 0, 0, 0], np.float32), logits, weights, ids)[:3] == (1, 1, 0)
+    assert routing.agree(router, None, logits, weights, ids)[:3] == (1, 0, 1)
+    assert routing.agree(router, np.array([0.1, 0, 0, 0, 0, 0], np.float32), logits, weights, ids)[:3] == (1, 1, 0)
 
 
 def test_a_rule_is_spelled_with_what_differs_from_the_defaults() -> None:
