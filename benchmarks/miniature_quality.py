@@ -23,9 +23,9 @@ from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.replay import replay
 from moereplay.tracegen.capture import Reading, watching
 from moereplay.tracegen.checkpoint import Loaded, load
+from moereplay.tracegen.decoding import nll
 from moereplay.tracegen.live.run import LiveRequest, run
 from moereplay.tracegen.modules import MoeModules, discover
-from moereplay.tracegen.nll import nll
 from moereplay.tracegen.precision.affine import rounded
 from moereplay.traces.documents import json_text
 from moereplay.traces.store import open_trace

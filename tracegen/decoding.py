@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
+from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.plan import Decoding
-from moereplay.tracegen.steps import input_device
 
 
 def continued(model: Any, prompt: Sequence[int], decoding: Decoding, seed: int) -> list[int]:
@@ -64,3 +74,150 @@ def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+# -- Drive a causal language model over given token ids with its key-value cache: batch 1, no gradients, no sampling.
+
+
+class Stepper:
+    """One sequence through one model: `prefill` starts it, `step` continues it, `reset` forgets it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """`model` is any causal language model of transformers, in evaluation mode."""
+        self._model = model
+        self._device = input_device(model)
+        self._cache: Any = None  #: whatever cache class the model makes for itself
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that have gone through since the last reset."""
+        return self._length
+
+    def prefill(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """Forget what was before, then one pass over `ids`; returns logits (T, V) in the model's dtype and device."""
+        self.reset()
+        return self.step(ids)
+
+    def step(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """One pass over the next `ids`, one or several, after those in the cache; returns logits (len(ids), V)."""
+        given = torch.as_tensor(ids, dtype=torch.long, device=self._device).reshape(1, -1)
+        # MiniMax counts from 0 at every step unless told where it is
+        at = torch.arange(self._length, self._length + given.shape[1], device=self._device)[None]
+        with torch.inference_mode():
+            seen = self._model(
+                input_ids=given, position_ids=at, past_key_values=self._cache, use_cache=True, return_dict=True
+            )
+        self._cache = seen.past_key_values
+        self._length += given.shape[1]
+        return seen.logits[0]
+
+    def reset(self) -> None:
+        """Drop the cache: the next tokens start a new sequence."""
+        self._cache = None
+        self._length = 0
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where token ids must be: the embedding's device; the CPU if accelerate has offloaded it and moves ids itself."""
+    device = next(model.get_input_embeddings().parameters()).device
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+# -- Negative log-likelihood of every token that goes through a model, from the logits of its own passes.
+
+ROWS_AT_ONCE = 256  #: a float32 copy of all logits of a long prompt would double the memory that they take
+
+
+def nll(logits: Tensor, targets: Tensor) -> Tensor:
+    """(T,) float32 nats: -ln softmax(logits[t])[targets[t]], from logits (T, V) of any dtype and ids (T,)."""
+    parts = zip(logits.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True)
+    return torch.cat([cross_entropy(rows.float(), wanted, reduction="none") for rows, wanted in parts])
+
+
+class Surprise:
+    """Inside `with Surprise(model) as surprise:`, the nll of every token of every pass; `take` ends a sequence.
+
+    It works on generate() and on plain passes alike: it sees what goes in and what comes out. Batch 1.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._parts: list[Tensor] = []
+        self._next: Tensor | None = None  #: (1, V) logits of the token that comes next
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._hooks = [self._model.register_forward_hook(self._after_pass, with_kwargs=True)]
+        head = self._model.get_output_embeddings()
+        if head is not None:
+            self._hooks.append(head.register_forward_hook(last_row_as_if_alone))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def take(self) -> np.ndarray:
+        """(T,) float32 of the tokens since the last take, which were one sequence; the next pass starts another."""
+        parts, self._parts, self._next = self._parts, [], None
+        return torch.cat([part.cpu() for part in parts]).numpy()
+
+    def _after_pass(self, model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        ids, logits = kwargs["input_ids"][0], output.logits[0]
+        ids = ids.to(logits.device)
+        first = torch.zeros(1, device=logits.device) if self._next is None else nll(self._next, ids[:1])
+        self._parts += [first, nll(logits[:-1], ids[1:])] if len(ids) > 1 else [first]
+        last = logits[-1:].clone()  # a view would keep the whole prompt's logits alive
+        self._next = last
+        if torch.isnan(last).any():
+            raise RecordError("the model's logits are not numbers (NaN); try --dtype bfloat16 or float32")
+
+
+def last_row_as_if_alone(head: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    """Give the last row of a prompt's logits the bits it has when the head sees that row only, as in plain generate().
+
+    A matrix product over many rows rounds differently from one over a single row, and could pick another token.
+    """
+    if output.shape[1] > 1:
+        output[:, -1:] = head.forward(args[0][:, -1:])
+
+
+# -- One token from one row of logits, as generate() picks it: for runs that must see every pass themselves.
+
+
+class Sampler:
+    """Picks the tokens that `tracegen.decoding.continued` would pick under the same settings and seed."""
+
+    def __init__(self, decoding: Decoding, seed: int, device: torch.device) -> None:
+        self._greedy = not decoding.temperature
+        self._warp = _warpers(decoding)
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def pick(self, logits: Tensor) -> int:
+        """The next token from logits (V,)."""
+        row = logits.to(torch.float32, copy=True)[None]
+        if self._greedy:
+            return int(row.argmax())
+        chances = self._warp(torch.empty(1, 0, dtype=torch.long), row).softmax(-1)  # type: ignore[arg-type]
+        return int(torch.multinomial(chances, 1, generator=self._generator))
+
+
+def endings(model: PreTrainedModel) -> frozenset[int]:
+    """Tokens with which the model ends a text."""
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    return frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
+
+
+def _warpers(decoding: Decoding) -> LogitsProcessorList:
+    """In generate()'s order; those that change nothing are left out, as there."""
+    chosen = LogitsProcessorList()
+    if decoding.temperature not in (0, 1):
+        chosen.append(TemperatureLogitsWarper(decoding.temperature))
+    if decoding.top_k:
+        chosen.append(TopKLogitsWarper(decoding.top_k))
+    if decoding.top_p < 1:
+        chosen.append(TopPLogitsWarper(decoding.top_p))
+    return chosen

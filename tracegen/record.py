@@ -19,13 +19,11 @@ import torch
 
 from moereplay.tracegen.capture import Capture, Rows
 from moereplay.tracegen.checkpoint import Loaded
-from moereplay.tracegen.decoding import continued, seed_of
+from moereplay.tracegen.decoding import Stepper, Surprise, continued, seed_of
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.modules import MoeModules, discover
-from moereplay.tracegen.nll import Surprise
 from moereplay.tracegen.plan import Plan, partial_of
 from moereplay.tracegen.selfcheck import check
-from moereplay.tracegen.steps import Stepper
 from moereplay.tracegen.tokens import Room, Work
 from moereplay.traces.dense import with_stored
 from moereplay.traces.schema import Header, Provenance, Request, Trace

@@ -20,12 +20,11 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.reference.counters import Counters
 from moereplay.simulator.reference.fidelity import count_fidelity
 from moereplay.simulator.source import Gate, Mixture, Pass
-from moereplay.tracegen.decoding import Decoding, continued, seed_of
+from moereplay.tracegen.decoding import Decoding, Stepper, continued, seed_of
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.quality import Score, score
 from moereplay.tracegen.live.run import Live, LiveRequest, check_same_model, prepare, requests_of, run
 from moereplay.tracegen.live.source import Emulation
-from moereplay.tracegen.steps import Stepper
 from moereplay.traces import routers
 from moereplay.traces.demand import union_of
 from moereplay.traces.schema import memory_trace

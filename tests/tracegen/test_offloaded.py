@@ -18,7 +18,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.reference.engine import FinishedRun
 from moereplay.simulator.reference.machine import LINK
 from moereplay.tracegen.checkpoint import Loaded, load
-from moereplay.tracegen.decoding import Decoding
+from moereplay.tracegen.decoding import Decoding, Stepper
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.experts import implemented
 from moereplay.tracegen.live.offloaded import (
@@ -37,7 +37,6 @@ from moereplay.tracegen.offload.clock import RealClock, Worker
 from moereplay.tracegen.offload.comparison import agreement
 from moereplay.tracegen.offload.named import Named
 from moereplay.tracegen.offload.slow_tier import Memory
-from moereplay.tracegen.steps import Stepper
 from tests.kit.live_runs import DTYPES, TO_RUN, loaded, modules, tokens
 
 IDS = tokens(10)

@@ -12,14 +12,12 @@ from torch import Tensor
 
 from moereplay.simulator.config import Origin, configure
 from moereplay.simulator.replay import Plan, plan_for, replay
-from moereplay.tracegen.decoding import Decoding, continued
+from moereplay.tracegen.decoding import Decoding, Sampler, Stepper, continued
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.requests import CAPABILITIES
 from moereplay.tracegen.live.run import LiveRequest, run
-from moereplay.tracegen.live.sampling import Sampler
 from moereplay.tracegen.quality.session import Session, Subject, Tally, alone_because
 from moereplay.tracegen.quality.texts import Continued, Given
-from moereplay.tracegen.steps import Stepper
 from moereplay.traces.schema import Request, memory_trace
 from tests.kit.live_runs import loaded, modules, tokens
 from tests.kit.tiny_models import FAMILIES

@@ -19,13 +19,11 @@ from zarr.storage import LocalStore
 
 from moereplay.tracegen import record as recording
 from moereplay.tracegen.checkpoint import Loaded, load
-from moereplay.tracegen.decoding import Decoding, continued, seed_of
+from moereplay.tracegen.decoding import Decoding, Stepper, Surprise, continued, nll, seed_of
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.nll import Surprise, nll
 from moereplay.tracegen.plan import Plan, refuse_taken
 from moereplay.tracegen.prompts import Prompts
 from moereplay.tracegen.record import Progress, record, room_of
-from moereplay.tracegen.steps import Stepper
 from moereplay.tracegen.tokens import Work, encode
 from moereplay.traces.schema import Geometry, Header, Trace, TraceError
 from moereplay.traces.store import open_trace, verify

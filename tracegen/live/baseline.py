@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from moereplay.tracegen.decoding import Stepper, nll
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.quality import Score, score
 from moereplay.tracegen.live.source import Emulation
-from moereplay.tracegen.nll import nll
-from moereplay.tracegen.steps import Stepper
 
 
 class Readers:

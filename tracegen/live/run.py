@@ -25,14 +25,13 @@ from moereplay.simulator.config import KINDS, Origin, ReplayConfig
 from moereplay.simulator.reference.engine import FinishedRun
 from moereplay.simulator.replay import Plan, plan_for, report, report_measured
 from moereplay.tracegen.checkpoint import Loaded
-from moereplay.tracegen.decoding import seed_of
+from moereplay.tracegen.decoding import Sampler, endings, seed_of
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.baseline import Readers
 from moereplay.tracegen.live.experts import check_computable, implemented
 from moereplay.tracegen.live.offloaded import Transfers
 from moereplay.tracegen.live.quality import Quality
 from moereplay.tracegen.live.requests import CAPABILITIES, LiveRequest, check_live, requests_of
-from moereplay.tracegen.live.sampling import Sampler, endings
 from moereplay.tracegen.live.source import Emulation, changes_experts, depth_needed, rounding
 from moereplay.tracegen.live.tiers import Stored, said, tiers_of
 from moereplay.tracegen.modules import MoeModules, discover

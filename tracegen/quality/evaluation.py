@@ -28,6 +28,7 @@ from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, ReplayC
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import Plan, plan_for, replay
 from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.decoding import input_device
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.experts import check_computable
 from moereplay.tracegen.live.requests import CAPABILITIES
@@ -40,7 +41,6 @@ from moereplay.tracegen.quality.answers import Answers
 from moereplay.tracegen.quality.session import Session, Subject, alone_because
 from moereplay.tracegen.quality.tasks import Task
 from moereplay.tracegen.record import header_of
-from moereplay.tracegen.steps import input_device
 from moereplay.tracegen.tokens import Work
 from moereplay.traces.lock import refuse_busy
 from moereplay.traces.metadata import PARTIAL

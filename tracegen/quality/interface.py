@@ -12,13 +12,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
-from moereplay.tracegen.decoding import seed_of
+from moereplay.tracegen.decoding import Sampler, endings, input_device, seed_of
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.live.sampling import Sampler, endings
 from moereplay.tracegen.plan import Decoding
 from moereplay.tracegen.quality.session import Session
 from moereplay.tracegen.quality.texts import Continued, Given
-from moereplay.tracegen.steps import input_device
 
 #: Generation settings that `Sampler` has; others would silently mean something else.
 KNOWN = {"do_sample", "temperature", "top_p", "top_k", "until", "max_gen_toks"}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from moereplay.tracegen.steps import Stepper, input_device
+from moereplay.tracegen.decoding import Stepper, input_device
 
 #: By model, why its texts cannot be padded: a run of it decides, and every set of every task asks.
 _KNOWN: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()

@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from moereplay.tracegen.decoding import Sampler
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.quality import Score, score
-from moereplay.tracegen.live.sampling import Sampler
 
 
 class Text(Protocol):
