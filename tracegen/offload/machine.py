@@ -9,10 +9,9 @@ from torch import Tensor
 
 from moereplay.simulator.reference.machine import COMPUTE, CPU, LINK, Activity, Machine, Span
 from moereplay.simulator.reference.state import Transfer
-from moereplay.tracegen.offload.arena import Slots
+from moereplay.tracegen.offload.arena import Copies, Slots
 from moereplay.tracegen.offload.clock import RealClock, Worker
 from moereplay.tracegen.offload.compute import Layers
-from moereplay.tracegen.offload.copies import Copies
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
 
 
