@@ -127,7 +127,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 def _checked(measured: Trace, configs: Sequence[ReplayConfig], where: Where) -> list[Ready]:
     """Everything that can be refused is, before the first run; what needs no torch, before that is imported."""
-    from moereplay.tracegen.offload.decisions import way_of
+    from moereplay.tracegen.offload.machine import way_of
     from moereplay.tracegen.offload.planned import planned
 
     plans = [planned(measured, config) for config in configs]

@@ -24,7 +24,7 @@ from moereplay.simulator.reference.machine import (
     simulated,
 )
 from moereplay.simulator.reference.state import Area, Transfer
-from moereplay.tracegen.offload.clock import RealClock, Worker
+from moereplay.tracegen.offload.machine import RealClock, Worker
 
 
 def simulation(spec: RunSpec) -> Machine:

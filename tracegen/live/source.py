@@ -26,7 +26,7 @@ from moereplay.tracegen.live.experts import Orders, check_obeyed, executing
 from moereplay.tracegen.live.offloaded import Transfers
 from moereplay.tracegen.live.tiers import Tiers
 from moereplay.tracegen.modules import MoeModules
-from moereplay.tracegen.offload.clock import undisturbed
+from moereplay.tracegen.offload.machine import undisturbed
 from moereplay.traces import routers
 from moereplay.traces.demand import union_of
 from moereplay.traces.routers import to_units

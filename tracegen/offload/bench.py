@@ -16,11 +16,9 @@ from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.replay import Plan, plan, report, report_measured, source_of
 from moereplay.tracegen.offload.arena import Arena, Copies, Slots, arenas_of
-from moereplay.tracegen.offload.clock import undisturbed
 from moereplay.tracegen.offload.compute import Layers, experts_only, format_at, shape_of
-from moereplay.tracegen.offload.decisions import AUTO, Decider, way_of
 from moereplay.tracegen.offload.durations import Durations, Step, as_machine
-from moereplay.tracegen.offload.machine import RealMachine
+from moereplay.tracegen.offload.machine import AUTO, Decider, RealMachine, undisturbed, way_of
 from moereplay.tracegen.offload.planned import planned
 from moereplay.tracegen.offload.slow_tier import SlowTier, faults_named, throttled
 from moereplay.traces.schema import Trace
