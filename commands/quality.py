@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from moereplay.simulator.config import ReplayConfig
     from moereplay.tracegen.checkpoint import Loaded
     from moereplay.tracegen.quality.evaluation import Evaluation, Job
-    from moereplay.tracegen.quality.tasks import Task
+    from moereplay.tracegen.quality.harness import Task
     from moereplay.traces.schema import Geometry
 
     Chosen = Callable[[Geometry], dict[str, ReplayConfig]]
@@ -128,7 +128,7 @@ def _configs(path: Path) -> dict[str, ReplayConfig]:
 
 
 def _tasks(names: Sequence[str], asked: Asked) -> Sequence[Task]:
-    from moereplay.tracegen.quality.tasks import Asking, tasks_of
+    from moereplay.tracegen.quality.harness import Asking, tasks_of
 
     return tasks_of(names, Asking(asked.limit, asked.seed, asked.window, asked.shots, asked.chat))
 

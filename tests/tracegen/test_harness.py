@@ -18,9 +18,8 @@ from moereplay.tracegen.live.requests import CAPABILITIES
 from moereplay.tracegen.live.run import proven
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.quality.answers import sha256_of
-from moereplay.tracegen.quality.harness import HarnessTask, known_tasks
+from moereplay.tracegen.quality.harness import Asking, HarnessTask, known_tasks, tasks_of
 from moereplay.tracegen.quality.session import Session, Subject
-from moereplay.tracegen.quality.tasks import Asking, tasks_of
 
 TASKS = Path(__file__).resolve().parents[1] / "tasks"
 NAMES = ("next_word", "answer", "whole_text")

@@ -6,17 +6,19 @@ import contextlib
 import io
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from math import isfinite, log
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TextIO
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import one_line
 from moereplay.tracegen.quality.answers import Answers, Example, Measure, sha256_of
-from moereplay.tracegen.quality.named import YAML, called_of
+from moereplay.tracegen.quality.named import PERPLEXITY, YAML, called_of
+from moereplay.tracegen.quality.perplexity import Perplexity
 from moereplay.tracegen.quality.session import Session
 from moereplay.tracegen.quality.task_file import check_task_file, content_of
 from moereplay.tracegen.tokens import check_chat
@@ -175,3 +177,50 @@ def _quiet(session: Session | None = None) -> Iterator[None]:
 def _aloud(shown: TextIO, progress: Callable[[int], None], tokens: int) -> None:
     with contextlib.redirect_stderr(shown):
         progress(tokens)
+
+
+# -- The tasks that `--tasks` names, in their order.
+
+
+class Task(Protocol):
+    """Something that a model is asked."""
+
+    @property
+    def compared(self) -> bool:
+        """Whether the unmodified model reads the same beside."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """In tables and files."""
+        ...
+
+    @property
+    def definition(self) -> list[object]:
+        """Everything that its answers depend on beside the model."""
+        ...
+
+    def answers(self, session: Session) -> Answers:
+        """Ask everything."""
+        ...
+
+
+class Asking(NamedTuple):
+    """How tasks are asked."""
+
+    limit: int | None = None  #: examples, or windows, of each
+    seed: int = 0
+    window: int = 512  #: tokens of a window of a perplexity
+    shots: int | None = None
+    chat: bool = False
+
+
+def tasks_of(names: Sequence[str], how: Asking) -> list[Task]:
+    """Of `named_tasks`. Raises RecordError for a task that the harness does not know, or an unreadable file."""
+    return [_task(name, how) for name in names]
+
+
+def _task(name: str, how: Asking) -> Task:
+    if name.startswith(PERPLEXITY):
+        return Perplexity.of(Path(name.removeprefix(PERPLEXITY)), how.window, how.limit)
+    return HarnessTask.of(name, how.limit, how.seed, how.shots, how.chat)
