@@ -19,7 +19,7 @@ from moereplay.tracegen.decoding import Sampler
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.quality import LARGEST_EXPONENT, Score, score
 from moereplay.tracegen.prompts import Prompts, read_texts
-from moereplay.tracegen.quality.answers import Answers, Example, Measure, sha256_of
+from moereplay.tracegen.quality.evaluation import Answers, Example, Measure, sha256_of
 from moereplay.tracegen.quality.named import PERPLEXITY
 from moereplay.tracegen.quality.session import Session
 from moereplay.tracegen.record import room_of
