@@ -27,10 +27,9 @@ from moereplay.simulator.replay import Plan, plan_for, report, report_measured
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.decoding import Sampler, endings, seed_of
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.live.baseline import Readers
 from moereplay.tracegen.live.experts import check_computable, implemented
 from moereplay.tracegen.live.offloaded import Transfers
-from moereplay.tracegen.live.quality import Quality
+from moereplay.tracegen.live.quality import Quality, Readers
 from moereplay.tracegen.live.requests import CAPABILITIES, LiveRequest, check_live, requests_of
 from moereplay.tracegen.live.source import Emulation, changes_experts, depth_needed, rounding
 from moereplay.tracegen.live.tiers import Stored, said, tiers_of
