@@ -16,9 +16,8 @@ from torch.nn.functional import linear
 from moereplay.tracegen import precision
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.precision import BEST, CHOOSING, NAMES, affine, at_width, check_quantiser
-from moereplay.tracegen.precision.contract import Packed, Quantiser
+from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
 from moereplay.tracegen.precision.integers import packed, unpacked
-from moereplay.tracegen.precision.libraries import imported
 from moereplay.tracegen.precision.registry import load, quantiser_at, titled
 from moereplay.tracegen.precision.torchao_intx import as_theirs
 

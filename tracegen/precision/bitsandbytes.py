@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as padded
 
-from moereplay.tracegen.precision.contract import Packed, Quantiser
-from moereplay.tracegen.precision.libraries import imported
+from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
 
 BLOCK = 64
 EIGHT = 8

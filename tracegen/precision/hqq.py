@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moereplay.tracegen.precision.contract import Packed, Quantiser
+from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
 from moereplay.tracegen.precision.groups import GROUP, grouped, ungrouped
 from moereplay.tracegen.precision.integers import packed, unpacked
-from moereplay.tracegen.precision.libraries import imported
 
 
 def pack(weight: Tensor, bits: float) -> Packed:

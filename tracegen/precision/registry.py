@@ -6,8 +6,7 @@ from importlib import import_module
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.precision import DEFAULT, NAMES, at_width, check_quantiser
-from moereplay.tracegen.precision.contract import Quantiser
-from moereplay.tracegen.precision.libraries import version_of
+from moereplay.tracegen.precision.contract import Quantiser, version_of
 
 
 def load(name: str) -> Quantiser:

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moereplay.tracegen.precision.contract import Packed, Quantiser
+from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
 from moereplay.tracegen.precision.groups import GROUP, grouped, ungrouped
 from moereplay.tracegen.precision.integers import packed, unpacked
-from moereplay.tracegen.precision.libraries import imported
 
 BLOCK = (1, GROUP)
 MODULE = "torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor"
