@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from moereplay.tracegen.precision.contract import Packed, Quantiser
-from moereplay.tracegen.precision.groups import grouped, ungrouped
-from moereplay.tracegen.precision.integers import BYTE, packed, unpacked
+from moereplay.tracegen.precision.integers import BYTE, grouped, packed, ungrouped, unpacked
 
 EXACT = 20  #: bits up to which float32 divides without reaching one value too many
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
-from moereplay.tracegen.precision.groups import GROUP, grouped, ungrouped
-from moereplay.tracegen.precision.integers import packed, unpacked
+from moereplay.tracegen.precision.integers import GROUP, grouped, packed, ungrouped, unpacked
 
 
 def pack(weight: Tensor, bits: float) -> Packed:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
-from moereplay.tracegen.precision.groups import GROUP, grouped, ungrouped
-from moereplay.tracegen.precision.integers import packed, unpacked
+from moereplay.tracegen.precision.integers import GROUP, grouped, packed, ungrouped, unpacked
 
 BLOCK = (1, GROUP)
 
