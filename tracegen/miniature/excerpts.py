@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from moereplay.tracegen.miniature import corpus
+from moereplay.tracegen.miniature import train
 from moereplay.traces.documents import json_text
 
 PROMPTS, PROMPT_BYTES = 32, 240
@@ -18,7 +18,7 @@ EXCERPT_BYTES = 3000
 def main() -> None:
     """Write `heldout.txt` and `prompts.jsonl` beside this file."""
     folder = Path(__file__).parent
-    _, held_out = corpus.split()
+    _, held_out = train.split()
     text = "".join(map(_middle, held_out))
     (folder / "heldout.txt").write_text(text, encoding="utf-8")
     lines = [json_text({"prompt": prompt}) + "\n" for prompt in islice(_evenly(held_out), PROMPTS)]

@@ -6,8 +6,10 @@ library's own loss sums tokens over all layers first, and a model can satisfy th
 """
 
 import argparse
+import hashlib
 import platform
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,7 +20,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from transformers import OlmoeConfig, OlmoeForCausalLM, PreTrainedTokenizerFast
 
-from moereplay.tracegen.miniature import corpus
 from moereplay.traces.documents import json_text
 
 END = "<|endoftext|>"
@@ -49,7 +50,7 @@ def tokenizer_of(texts: list[str], recipe: Recipe) -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocabulary, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
-    bpe.train_from_iterator(corpus.lines(texts), trainer)
+    bpe.train_from_iterator(lines(texts), trainer)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, pad_token=END, model_max_length=recipe.window)
 
 
@@ -175,7 +176,7 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     recipe = Recipe(steps=options.steps, batch=options.batch)
-    texts, held_out = corpus.split()
+    texts, held_out = split()
     tokenizer = tokenizer_of(texts, recipe)
     model = new_model(recipe).to(options.device)
     stream, unseen = _encode(tokenizer, texts), _encode(tokenizer, held_out)
@@ -185,7 +186,7 @@ def main() -> None:
     losses = {"nats_untrained": untrained, "nats": held_out_loss(model, unseen)}
     facts = {
         "recipe": asdict(recipe),
-        "corpus": {"python": platform.python_version(), "sha256": corpus.digest(texts)} | _size(texts, stream),
+        "corpus": {"python": platform.python_version(), "sha256": digest(texts)} | _size(texts, stream),
         "held_out": _size(held_out, unseen) | losses,
         "tokens_trained": recipe.steps * recipe.batch * recipe.window,
         "seconds": time.monotonic() - began,
@@ -208,3 +209,46 @@ def _save(model: OlmoeForCausalLM, tokenizer: PreTrainedTokenizerFast, facts: di
 
 if __name__ == "__main__":
     main()
+
+
+# -- The text the miniature learns from: the standard library of the Python that runs this, its docstrings included.
+
+# Absent from some systems' packages, generated, or another library's: leaving them out keeps machines alike.
+_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"})
+_HELD_OUT_OF = 30  # one file in thirty is never trained on
+
+
+def sources() -> list[Path]:
+    """The library's source files, in the order of their names."""
+    root = Path(sysconfig.get_path("stdlib"))
+    return sorted(file for file in root.rglob("*.py") if not _LEFT_OUT & set(file.relative_to(root).parts))
+
+
+def split() -> tuple[list[str], list[str]]:
+    """The texts to train on and the texts held out, one of each file; the file's name alone decides which."""
+    train: list[str] = []
+    held_out: list[str] = []
+    root = Path(sysconfig.get_path("stdlib"))
+    for file in sources():
+        place = held_out if _held_out(file.relative_to(root)) else train
+        place.append(file.read_text(encoding="utf-8", errors="replace"))
+    return train, held_out
+
+
+def digest(texts: list[str]) -> str:
+    """SHA-256 over the texts in order: which corpus this was."""
+    whole = hashlib.sha256()
+    for text in texts:
+        whole.update(text.encode())
+    return whole.hexdigest()
+
+
+def lines(texts: list[str]) -> Iterator[str]:
+    """Every line with its end, for the tokenizer's training."""
+    for text in texts:
+        yield from text.splitlines(keepends=True)
+
+
+def _held_out(name: Path) -> bool:
+    """Whether this file is kept for evaluation: stable when files are added or removed beside it."""
+    return hashlib.sha256(name.as_posix().encode()).digest()[0] % _HELD_OUT_OF == 0
