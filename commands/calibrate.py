@@ -122,7 +122,7 @@ def _measure_here(here: Here, slow_tier: str, of: tuple[str | None, str], out: P
     from moereplay.commands.progress import progress
     from moereplay.simulator.platforms import as_toml
     from moereplay.tracegen.errors import require_torch
-    from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
+    from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
     from moereplay.traces.geometry import known
 
     require_torch()

@@ -91,7 +91,7 @@ def _option(name: str) -> str:
 
 def _measuring(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str]) -> Checker:
     from moereplay.commands.model_options import slow_tier_of
-    from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
+    from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
 
     named, device = asked.slow_tier or "", asked.device or "cpu"
     part = (asked.layers or 4, asked.check_prompt or 0, asked.check_tokens or 16)

@@ -65,7 +65,7 @@ def measure(
     from moereplay.results.measured import FILE
     from moereplay.results.outputs import check_output
     from moereplay.tracegen.errors import require_torch
-    from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
+    from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
     from moereplay.traces.store import open_trace
 
     require_torch()
@@ -128,7 +128,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 def _checked(measured: Trace, configs: Sequence[ReplayConfig], where: Where) -> list[Ready]:
     """Everything that can be refused is, before the first run; what needs no torch, before that is imported."""
     from moereplay.tracegen.offload.machine import way_of
-    from moereplay.tracegen.offload.planned import planned
+    from moereplay.tracegen.offload.part import planned
 
     plans = [planned(measured, config) for config in configs]
     for ready in plans:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from moereplay.tracegen.live.offloaded import Transfers
     from moereplay.tracegen.live.run import Prepared
     from moereplay.tracegen.offload.bench import SlowTiers
-    from moereplay.tracegen.offload.named import Named
+    from moereplay.tracegen.offload.part import Named
     from moereplay.traces.schema import Geometry
 
 
@@ -110,7 +110,7 @@ class Offloading(NamedTuple):
         """None without a slow tier. Raises ConfigError for what cannot run with it, or means nothing without."""
         from moereplay.simulator.errors import ConfigError
         from moereplay.tracegen.live.requests import check_offloadable
-        from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
+        from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
 
         if self.slow_tier is None:
             for name in ("throttle", "threads"):
@@ -133,7 +133,7 @@ def slow_tier_of(text: str, device: str, geometry: Geometry, bits: Sequence[floa
 
     Raises ConfigError.
     """
-    from moereplay.tracegen.offload.named import slow_tier_named
+    from moereplay.tracegen.offload.part import slow_tier_named
 
     named = slow_tier_named(text)
     from moereplay.tracegen.offload.compute import layout_of

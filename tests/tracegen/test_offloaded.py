@@ -35,7 +35,7 @@ from moereplay.tracegen.live.source import Emulation
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.offload.comparison import agreement
 from moereplay.tracegen.offload.machine import RealClock, Worker
-from moereplay.tracegen.offload.named import Named
+from moereplay.tracegen.offload.part import Named
 from moereplay.tracegen.offload.slow_tier import Memory
 from tests.kit.live_runs import DTYPES, TO_RUN, loaded, modules, tokens
 

@@ -35,7 +35,7 @@ from moereplay.tracegen.offload.device import described
 from moereplay.tracegen.offload.durations import DENSE, NoProcessor
 from moereplay.tracegen.offload.experts import Layout
 from moereplay.tracegen.offload.machine import RealClock, Worker
-from moereplay.tracegen.offload.named import Named
+from moereplay.tracegen.offload.part import Named
 from moereplay.tracegen.offload.slow_tier import SlowTier, faults_named, opened, throttled
 from moereplay.traces.schema import canonical
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from moereplay.simulator.errors import ConfigError
 from moereplay.tracegen.offload.device import available_memory, free_memory, host_memory
 from moereplay.tracegen.offload.experts import Layout, contents
-from moereplay.tracegen.offload.named import Named
+from moereplay.tracegen.offload.part import Named
 from moereplay.traces.documents import json_text
 
 SPIN_NS = 100_000  #: a throttle sleeps until so long before its end, and yields from there on
