@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from moereplay.sweeps.experiment.file import composed
 from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.folder import one_line
 from moereplay.traces.installation import install_command
 
 PERPLEXITY = "perplexity:"
@@ -47,3 +52,77 @@ def _check_file(name: str, path: str, example: str) -> None:
         raise RecordError(f"task {name}: {path} is a folder; expected a file, for example {example}")
     if not Path(path).is_file():
         raise RecordError(f"task {name}: there is no file {path or 'named'}; expected for example {example}")
+
+
+# -- A task's YAML file, as lm-evaluation-harness reads it, and the local files that its answers depend on.
+
+#: What a task's examples come from.
+SOURCES = {"dataset_path", "custom_dataset", "class"}
+
+
+def check_task_file(path: str) -> None:
+    """Raises RecordError naming the file if the harness could make no task of it, data and functions aside."""
+    document = _read(path, recursive=True)
+    if isinstance(document.get("task"), list):  # by its path the harness reads no group
+        raise RecordError(f"task {path}: the file holds a list of tasks, and no task; name them one by one in --tasks")
+    if "task" not in document:
+        raise RecordError(f"task {path}: the file names no `task`; write one, such as task: mine")
+    if not document.keys() & SOURCES:
+        raise RecordError(f"task {path}: the file names no `dataset_path`; write one, such as dataset_path: json")
+
+
+def content_of(path: str) -> str:
+    """sha256 of the file, those that it includes, its data and all Python beside its functions. Raises RecordError."""
+    found = hashlib.sha256()
+    for each in _read_from(path):
+        found.update(hashlib.sha256(Path(each).read_bytes()).digest())
+    return found.hexdigest()
+
+
+def _read_from(path: str) -> list[str]:
+    """The file first, then the others, each once. A function may import what lies beside it, so that is its own too."""
+    texts = list(_texts(_read(path, recursive=True)))
+    modules = [Path(module) for module in map(_module_of, texts) if _is_file(module)]
+    beside = [str(each) for module in modules for each in sorted(module.parent.glob("*.py"))]
+    return list(dict.fromkeys([*_included(path), *sorted(filter(_is_file, texts)), *beside]))
+
+
+def _included(path: str) -> Iterator[str]:
+    """The file and all that it includes, each beside the file that names it."""
+    yield path
+    included = _read(path, recursive=False).get("include") or []
+    for each in [included] if isinstance(included, str) else included:
+        yield from _included(str(Path(path).parent / each))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string of a document."""
+    if isinstance(value, str):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(each)
+
+
+def _is_file(text: str) -> bool:
+    """Whether some string happens to be a path: prompts are too long for one, or hold what no path holds."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _module_of(function: str) -> str:
+    """The file of `/folder/module.function`, which is how the harness spells a function that it has not imported."""
+    folder, _, name = function.rpartition("/")
+    return f"{folder}/{name.rpartition('.')[0].replace('.', '/')}.py"
+
+
+def _read(path: str, recursive: bool) -> dict[str, Any]:
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    try:
+        composed(Path(path).read_bytes(), tags=False)  # no key twice, no endless aliases
+        return load_yaml(path, resolve_func=False, recursive=recursive)
+    except Exception as refused:  # no YAML, no mapping, a missing include, a cycle
+        expected = "expected a task of lm-evaluation-harness in YAML"
+        raise RecordError(f"task {path}: {one_line(refused)}; {expected}") from None
