@@ -16,9 +16,9 @@ from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.platform import Calibration, Measured
 from moereplay.simulator.platforms import as_toml, sealed
 from moereplay.tracegen.offload.bench import Bench, SlowTiers, check_measurable, replayed
-from moereplay.tracegen.offload.compute import TOKENS, by_format, by_tokens, in_times
 from moereplay.tracegen.offload.durations import Durations
 from moereplay.tracegen.offload.fit import Figure, Fitted, figure_of, fit
+from moereplay.tracegen.offload.kernels import TOKENS, by_format, by_tokens, in_times
 from moereplay.tracegen.offload.slow_tier import SlowTier
 from moereplay.traces.dense import dense_of
 from moereplay.traces.geometry import KnownModel
