@@ -1,9 +1,8 @@
-"""The fast tier: what is where, what is pinned, what comes in and what leaves."""
+"""The fast tier: states of copies, uses, pins, arrivals and evictions."""
 
 from __future__ import annotations
 
 from moereplay.policies.contract import ABSENT, IN_FLIGHT, NONE, RESIDENT
-from moereplay.simulator.compiled import listeners
 from moereplay.simulator.compiled.counters import (
     BYTES_WASTED,
     CAPACITY,
@@ -11,12 +10,21 @@ from moereplay.simulator.compiled.counters import (
     COMPULSORY,
     EVICTIONS,
     INSERTIONS,
+    IS_EVICT,
     count,
     lived,
+    note,
 )
-from moereplay.simulator.compiled.log import IS_EVICT, note
-from moereplay.simulator.compiled.queues import BY_ENTRY, NO_QUEUE, leave_queue, move_last
-from moereplay.simulator.compiled.ranking import add_member, invalidate, invalidate_expert, remove_member
+from moereplay.simulator.compiled.ranking import (
+    BY_ENTRY,
+    NO_QUEUE,
+    add_member,
+    invalidate,
+    invalidate_expert,
+    leave_queue,
+    move_last,
+    remove_member,
+)
 from moereplay.simulator.compiled.state import (
     NEVER_LEFT,
     copies,
@@ -25,24 +33,25 @@ from moereplay.simulator.compiled.state import (
     expert_of,
     experts,
     layer_of,
+    notifier,
     now,
     owned,
     pinned,
     pool_of,
     pools,
 )
-from moereplay.simulator.compiled.uses import count_first_use, count_use, forget_uses, need_no_more, set_timestamp
+from moereplay.simulator.compiled.uses import clear_needed, count_first_use, count_use, forget_uses, set_timestamp
 from moereplay.simulator.jit.marks import called, fast
 
-on_evict = listeners.notifier("on_evict")
-on_use = listeners.notifier("on_use")
+on_evict = notifier("on_evict")
+on_use = notifier("on_use")
 
 # look-up
 
 
 @fast
 def find(s, x, want, state):
-    """The most precise copy of x in `state` that is at least as precise as `want`, or NONE."""
+    """Return the most precise copy of expert x in `state` that is at least as precise as `want`, or NONE."""
     first = x * s["precisions"]
     for y in range(first, first + want + 1):
         if copies(s)[y]["state"] == state:
@@ -52,13 +61,13 @@ def find(s, x, want, state):
 
 @fast
 def find_any(s, x, state):
-    """The most precise copy of x in `state`, or NONE."""
+    """Return the most precise copy of expert x in `state`, or NONE."""
     return find(s, x, s["precisions"] - 1, state)
 
 
 @fast
 def reason(s, x, want):
-    """Why x is missing, judged over the copies that would have done: the counter of that."""
+    """Return the counter for the kind of miss, judged over all copies of x that would have satisfied `want`."""
     first, ever, latest = x * s["precisions"], False, NEVER_LEFT
     for y in range(first, first + want + 1):
         ever = ever or owned(s)[y]["ever"] == 1
@@ -70,14 +79,14 @@ def reason(s, x, want):
 
 @fast
 def free_bytes(s, y):
-    """Free bytes of the pool that y belongs to."""
+    """Return the free bytes in the pool of copy y."""
     pool = pools(s)[pool_of(s, y)]
     return pool["capacity"] - pool["used"]
 
 
 @fast
 def set_state(s, y, state):
-    """One of the contract's: ABSENT, QUEUED, IN_FLIGHT or RESIDENT."""
+    """Set the state of copy y: ABSENT, QUEUED, IN_FLIGHT or RESIDENT."""
     copies(s)[y]["state"] = state
 
 
@@ -86,7 +95,7 @@ def set_state(s, y, state):
 
 @fast
 def use(s, hooks, y):
-    """A demanded expert is (or will be) resident and is used."""
+    """Record the use of a demanded copy that is resident or in flight."""
     x = expert_of(s, y)
     count_use(s, x, copies(s)[y]["prefetched"] * owned(s)[y]["counted"])
     if s["listeners_on_use"] != 0:
@@ -97,7 +106,7 @@ def use(s, hooks, y):
 
 @fast
 def use_without_events(s, x):
-    """Expert x has one copy, nobody listens, and its pin ends with the step (`unpin_demanded`)."""
+    """Record a use on the fast path: one copy per expert, no listeners, pinned until the step ends."""
     count_use(s, x, copies(s)[x]["prefetched"] * owned(s)[x]["counted"])
     copies(s)[x]["prefetched"] = 0
     pin_unlisted(s, x)
@@ -105,7 +114,7 @@ def use_without_events(s, x):
 
 @fast
 def forget_if_gone(s, x):
-    """One of its copies went; another may still be here."""
+    """Clear the uses of expert x if none of its copies is resident."""
     if s["precisions"] == 1 or find_any(s, x, RESIDENT) == NONE:
         forget_uses(s, x)
 
@@ -115,7 +124,7 @@ def forget_if_gone(s, x):
 
 @called
 def pin(s, y):
-    """Not a victim until unpinned or the step's end."""
+    """Pin copy y until `unpin` or the end of the step."""
     mine = owned(s)[y]
     if mine["listed"] == 0:
         mine["listed"] = 1
@@ -126,7 +135,7 @@ def pin(s, y):
 
 @fast
 def pin_unlisted(s, y):
-    """Not a victim until unpinned."""
+    """Pin copy y until `unpin`; the end of the step does not release it."""
     copy = copies(s)[y]
     if copy["protected"] == 0:
         copy["protected"] = 1
@@ -137,7 +146,6 @@ def pin_unlisted(s, y):
 
 @fast
 def unpin(s, y):
-    """Any transfer may evict it again."""
     copy = copies(s)[y]
     if copy["protected"] == 1:
         copy["protected"] = 0
@@ -148,7 +156,7 @@ def unpin(s, y):
 
 @called
 def show_last_resort(s, pool, protected):
-    """Computed copies of a pool look pinned or not; nothing else of it is unpinned then."""
+    """Set `protected` of all computed copies in a pool, so that the policy's hook can choose among them."""
     for i in range(s["cache"]["done_now"]):
         y = done(s)[i]
         if pool_of(s, y) == pool and owned(s)[y]["aside"] == 0:
@@ -156,9 +164,9 @@ def show_last_resort(s, pool, protected):
 
 
 @fast
-def has_run(s, x, y):
-    """Its compute has ended: a demand that finds nothing else may evict it; one that bypasses the cache is gone."""
-    need_no_more(s, x)
+def mark_computed(s, x, y):
+    """Mark copy y as computed: it becomes evictable as a last resort, or leaves the bypass buffer."""
+    clear_needed(s, x)
     if s["has_admit"] == 1 and s["cache"]["bypassed"] == y:
         s["cache"]["bypassed"] = NONE
         set_state(s, y, ABSENT)
@@ -171,7 +179,7 @@ def has_run(s, x, y):
 
 @fast
 def unpin_demanded(s):
-    """Nothing is pinned between a step's start and its gate: `end_step` for `use_without_events`."""
+    """Unpin the step's demand on the fast path: `end_step` for copies of `use_without_events`."""
     for n in range(s["demand"]["demanded"]):
         unpin(s, demand_expert(s)[n])
     forget_all_done(s)
@@ -179,7 +187,7 @@ def unpin_demanded(s):
 
 @called
 def end_step(s):
-    """Nothing is pinned between a step's start and its gate."""
+    """Unpin all copies: nothing is pinned between the start of a step and its gate."""
     for i in range(s["cache"]["pinned_now"]):
         y = pinned(s)[i]
         owned(s)[y]["listed"] = 0
@@ -190,7 +198,7 @@ def end_step(s):
 
 @fast
 def forget_all_done(s):
-    """The last resort is empty."""
+    """Clear the list of copies that are evictable as a last resort."""
     for i in range(s["cache"]["done_now"]):
         owned(s)[done(s)[i]]["done"] = 0
     s["cache"]["done_now"] = 0
@@ -201,21 +209,21 @@ def forget_all_done(s):
 
 @fast
 def occupy(s, y):
-    """Its bytes are taken from the start of its transfer."""
+    """Reserve the bytes of copy y when its transfer starts."""
     pools(s)[pool_of(s, y)]["used"] += copies(s)[y]["bytes"]
     set_state(s, y, IN_FLIGHT)
 
 
 @called
 def bypass(s, y):
-    """Its transfer goes to the bypass buffer, as the policy rejected its admission."""
+    """Direct the transfer of a rejected copy to the bypass buffer."""
     s["cache"]["bypassed"] = y
     set_state(s, y, IN_FLIGHT)
 
 
 @fast
 def enter(s, y, unused):
-    """It is resident from now on. `unused`: 1 if it was prefetched and no demand has met it."""
+    """Make copy y resident. `unused`: 1 if it was prefetched and no demand has met it."""
     mine, copy, x = owned(s)[y], copies(s)[y], expert_of(s, y)
     known = experts(s)[x]["uses_here"] > 0 or (s["precisions"] > 1 and find_any(s, x, RESIDENT) != NONE)
     s["cache"]["arrivals"] += 1
@@ -232,7 +240,7 @@ def enter(s, y, unused):
 
 @fast
 def join_pool(s, y):
-    """It is a member of its pool: a candidate, now or once it is unpinned."""
+    """Add copy y to its pool: it is a candidate for eviction once it is not pinned."""
     copy = copies(s)[y]
     owned(s)[y]["member"] = 1
     if copy["protected"] == 0:
@@ -245,7 +253,7 @@ def join_pool(s, y):
 
 @called
 def move_in(s, y):
-    """A resident copy leaves its side buffer for its pool."""
+    """Move a resident copy from its side buffer into its pool."""
     pools(s)[pool_of(s, y)]["used"] += copies(s)[y]["bytes"]
     s["cache"]["arrivals"] += 1
     copies(s)[y]["entered"] = s["cache"]["arrivals"]  # the cache, now
@@ -255,7 +263,7 @@ def move_in(s, y):
 
 @called
 def warm_copy(s, y):
-    """Resident before the start: unused, not prefetched, never counted."""
+    """Make copy y resident before the start: unused, not prefetched and not counted."""
     copy = copies(s)[y]
     s["cache"]["arrivals"] += 1
     copy["state"], copy["entered"] = RESIDENT, s["cache"]["arrivals"]
@@ -269,7 +277,7 @@ def warm_copy(s, y):
 
 @fast
 def evict(s, hooks, y, incoming):
-    """Out of its pool."""
+    """Remove copy y from its pool."""
     copy, mine = copies(s)[y], owned(s)[y]
     pools(s)[pool_of(s, y)]["used"] -= copy["bytes"]
     mine["member"] = 0
@@ -288,7 +296,7 @@ def evict(s, hooks, y, incoming):
 
 @called
 def forget_done(s, y):
-    """Out of the list of this step; it may come back and be computed again."""
+    """Remove copy y from this step's list of computed copies: it may return and run again."""
     owned(s)[y]["done"] = 0
     s["cache"]["done_now"] -= 1
     for i in range(s["cache"]["done_now"]):
@@ -298,7 +306,7 @@ def forget_done(s, y):
 
 @fast
 def leave(s, y, incoming):
-    """Count an eviction: charged to the layer that comes in, waste to the victim's."""
+    """Count an eviction: for the layer that comes in; wasted bytes for the victim's layer."""
     copy, mine = copies(s)[y], owned(s)[y]
     layer = layer_of(s, y)
     count(s, EVICTIONS, layer_of(s, incoming), 1)
@@ -316,7 +324,7 @@ def leave(s, y, incoming):
 
 @called
 def clear_cache(s):
-    """Empty, and as if nothing had ever been here."""
+    """Empty the cache and forget its history."""
     for y in range(s["n_copies"]):
         copy, mine = copies(s)[y], owned(s)[y]
         copy["state"], copy["protected"], copy["entered"], copy["prefetched"] = ABSENT, 0, 0, 0

@@ -1,11 +1,13 @@
-"""The clock: which event is next. (time, phase, resource, issue number), with LINK before CPU before COMPUTE.
+"""Simulated time: the next event, and the completion time of each transfer.
 
-No queue of events is needed: a link's transfers land in the order of their issue, and CPU and compute have one event
-each.
+Events are ordered by (time, phase, resource, issue number), with LINK before CPU before COMPUTE. A queue of events is
+not needed: transfers of a link complete in the order of their issue, and CPU and compute have one event each.
 """
 
 from __future__ import annotations
 
+from moereplay.simulator.compiled.counters import LINK_BUSY_NS, count
+from moereplay.simulator.compiled.state import kind_of, layer_of, slow_wire_ns, wire_ns
 from moereplay.simulator.jit.marks import fast
 
 #: No event: later than any time.
@@ -16,13 +18,13 @@ OF_LINK, OF_CPU, OF_COMPUTE, OF_NOTHING = range(4)
 
 @fast
 def advance(s, time):
-    """Time moves on, ns."""
+    """Set the time, ns."""
     s["clock"]["time"] = time
 
 
 @fast
 def next_event(s, lands):
-    """Time moves on to the next event; returns what it is of. `lands`: when the next transfer is complete."""
+    """Advance to the next event and return its kind. `lands`: time of the next transfer's completion, ns."""
     clock = s["clock"]
     if lands <= clock["cpu_at"] and lands <= clock["compute_at"] and lands < NEVER_DUE:
         clock["time"], clock["wake"] = lands, 1
@@ -41,7 +43,7 @@ def next_event(s, lands):
 
 @fast
 def busy(s, spent):
-    """Compute is busy for so long, or until the caller says; the links are woken now."""
+    """Keep compute busy for `spent` ns, or until the caller reports its end, and wake the links."""
     clock = s["clock"]
     clock["compute_at"] = clock["time"] + spent if s["external"] == 0 else NEVER_DUE
     clock["go"], clock["wake"] = 0, 1
@@ -49,13 +51,13 @@ def busy(s, spent):
 
 @fast
 def wait(s):
-    """Compute waits until it is resumed; the links are woken now."""
+    """Block compute until `resume`, and wake the links."""
     s["clock"]["waiting"], s["clock"]["go"], s["clock"]["wake"] = 1, 0, 1
 
 
 @fast
 def resume(s):
-    """Compute goes on as a COMPUTE event of this time, if it waits."""
+    """Schedule blocked compute as a COMPUTE event at the current time."""
     if s["clock"]["waiting"] == 1:
         s["clock"]["waiting"] = 0
         s["clock"]["compute_at"] = s["clock"]["time"]
@@ -63,25 +65,24 @@ def resume(s):
 
 @fast
 def go_on(s):
-    """Compute goes on without an event."""
+    """Let compute continue without an event."""
     s["clock"]["go"] = 1
 
 
 @fast
 def stop(s):
-    """Compute is over."""
     s["clock"]["go"] = 0
 
 
 @fast
 def cpu_busy(s, spent):
-    """The CPU is busy for so long."""
+    """Keep the CPU busy for `spent` ns."""
     s["clock"]["cpu_at"] = s["clock"]["time"] + spent
 
 
 @fast
 def cpu_is_busy(s):
-    """Whether the CPU computes: then transfers are slower where it shares memory with the links."""
+    """Return whether the CPU computes: transfers are slower where it shares memory with the links."""
     return s["has_resolve"] == 1 and s["clock"]["cpu_at"] != NEVER_DUE
 
 
@@ -90,13 +91,62 @@ def cpu_is_busy(s):
 
 @fast
 def wake_links(s):
-    """The links start what they can before the next event."""
+    """Request that links start transfers before the next event."""
     s["clock"]["wake"] = 1
 
 
 @fast
 def links_are_woken(s):
-    """Whether they were woken since the last call."""
+    """Return whether `wake_links` was called since the last call, and clear the request."""
     woken = s["clock"]["wake"] == 1
     s["clock"]["wake"] = 0
     return woken
+
+
+# the wire of a link: latencies overlap, bytes do not
+
+NOT_YET = -1  #: before the first nanosecond
+MILLION = 1_000_000
+
+
+@fast
+def send(s, link, y):
+    """Start a transfer of copy y and return its completion time, ns; `link` is a row of `links`.
+
+    Latencies overlap; bytes follow those of earlier transfers. Return the current time if the caller reports ends.
+    """
+    mine, time = s["links"][link], s["clock"]["time"]
+    if s["external"] == 1:
+        return time
+    begins, latency = max(time, mine["last_done"]), mine["latency_ns"]
+    if s["has_start"] == 1 and mine["last_done"] < time:
+        latency += mine["start_ns"]
+    mine["last_done"] = max(time + latency, mine["last_done"]) + on_the_wire(s, link, y)
+    count(s, LINK_BUSY_NS, layer_of(s, y), mine["last_done"] - begins)
+    return mine["last_done"]
+
+
+@fast
+def on_the_wire(s, link, y):
+    """Return how long the bytes of copy y occupy the wire if they start now, ns."""
+    kind = kind_of(s, y) if s["n_links"] == 1 else link * s["n_kinds"] + kind_of(s, y)
+    return slow_wire_ns(s)[kind] if cpu_is_busy(s) else wire_ns(s)[kind]
+
+
+@fast
+def first_piece(s, link, y):
+    """Return when the first piece of copy y arrives, ns; y has just been sent."""
+    whole = on_the_wire(s, link, y)
+    return s["links"][link]["last_done"] - whole + part(whole, s["links"][link]["first"])
+
+
+@fast
+def part(ns, millionths):
+    """Return `millionths` of a time, rounded up, without overflow of 64 bits."""
+    return ns // MILLION * millionths + (ns % MILLION * millionths + MILLION - 1) // MILLION
+
+
+@fast
+def free(s, link):
+    """Let the next transfer start without waiting for earlier ones."""
+    s["links"][link]["last_done"] = NOT_YET

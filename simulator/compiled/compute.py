@@ -1,47 +1,59 @@
-"""Compute, a state machine: a step begins, its gate opens, experts are looked up and computed, the step ends.
+"""Compute as a state machine: begin a step, open its gate, look up and run its experts, end the step.
 
-Its program counter says what it does next. It goes on at once, or is busy, or waits (`clock`); every state is in the
-machine code once.
+A program counter selects the next action. Each action makes compute continue at once, stay busy for a time, or wait
+(`clock`). Every state appears in the machine code once.
 """
 
 from __future__ import annotations
 
 from moereplay.policies.contract import NONE
-from moereplay.simulator.compiled.cache import end_step, has_run, unpin
+from moereplay.simulator.compiled.cache import end_step, mark_computed, unpin
 from moereplay.simulator.compiled.clock import advance, busy, cpu_is_busy, stop, wait, wake_links
-from moereplay.simulator.compiled.costs import cost_of, dense_cost, lasting, lasts
+from moereplay.simulator.compiled.costs import (
+    begin_loading,
+    cost_of,
+    dense_cost,
+    fetch_all_announced,
+    lasting,
+    lasts,
+    load,
+    next_load,
+    start_cpu,
+)
 from moereplay.simulator.compiled.counters import (
+    BY_COMPUTE,
     DENSE_NS,
     EXPERT_NS,
+    IS_DENSE,
+    IS_EXPERT,
+    NO_COPY,
     STALL_NS,
     begin_pass,
     count,
     count_here,
     end_pass,
     open_page,
+    span,
 )
-from moereplay.simulator.compiled.cpu import start_cpu
-from moereplay.simulator.compiled.errors import STOPPED, TOO_LATE, fail
-from moereplay.simulator.compiled.fidelity import count_changed, count_unchanged
 from moereplay.simulator.compiled.gate import (
     close_gate,
-    has_come,
-    has_had_its_turn,
     look_up,
+    mark_arrived,
+    mark_executed,
     open_gate,
     suggest,
     use_all,
 )
 from moereplay.simulator.compiled.link import any_announced
 from moereplay.simulator.compiled.links import any_in_flight, fetch_announced, next_landing, nothing_queued
-from moereplay.simulator.compiled.loading import begin_loading, fetch_all_announced, load, next_load
-from moereplay.simulator.compiled.log import BY_COMPUTE, IS_DENSE, IS_EXPERT, NO_COPY, span
 from moereplay.simulator.compiled.reset import reset_if_due
-from moereplay.simulator.compiled.rows import row_at
-from moereplay.simulator.compiled.served import HIT
 from moereplay.simulator.compiled.state import (
+    HIT,
+    STOPPED,
+    TOO_LATE,
     accesses,
     expert_of,
+    fail,
     kept,
     now,
     pass_phase,
@@ -51,19 +63,23 @@ from moereplay.simulator.compiled.state import (
     pass_tokens,
     ran,
     ready,
+    row_at,
     slot,
     stop_flag,
 )
+from moereplay.simulator.compiled.weights import count_changed, count_unchanged
 from moereplay.simulator.jit.marks import called, fast
 from moereplay.simulator.platform import LATEST_NS
 
+#: States of the program counter.
 STEP, GATE, LOOK, SUGGEST, SHARE, LOAD, LOADED, START, TURN, RAN, END, OVER = range(12)
+#: Results of `next_turn` other than an access: the step ends, compute blocks, or the links start another round.
 NO_TURN, WAIT, ROUND = -1, -2, -3
 
 
 @fast
 def run_compute(s, hooks):
-    """What compute does next."""
+    """Perform the next action of compute."""
     at = s["compute"]["program_counter"]
     if at == TURN:
         take_turn(s)
@@ -90,20 +106,19 @@ def run_compute(s, hooks):
 
 @fast
 def go_to(s, state):
-    """Where compute goes on."""
     s["compute"]["program_counter"] = state
 
 
 @fast
 def busy_until(s, spent, state):
-    """Compute is busy for so long, then goes on there."""
+    """Keep compute busy for `spent` ns, then continue in `state`."""
     busy(s, spent)
     go_to(s, state)
 
 
 @fast
 def suggest_if(s, due, then):
-    """On to `then`, by way of the prefetch policy if there is one and it is its time."""
+    """Continue in `then`, by way of the prefetch policy if there is one and it is due."""
     if due and s["has_suggest"] == 1:
         s["compute"]["then"] = then
         go_to(s, SUGGEST)
@@ -113,7 +128,7 @@ def suggest_if(s, due, then):
 
 @fast
 def is_over(s):
-    """Whether every pass has been computed."""
+    """Return whether every pass has been computed."""
     return s["compute"]["program_counter"] == OVER
 
 
@@ -122,18 +137,22 @@ def is_over(s):
 
 @called
 def begin_step(s):
-    """The execution point moves on; compute spends the dense part."""
+    """Advance the execution point and start the dense part."""
     if stop_flag(s)["requested"] == 1:
         fail(s, STOPPED, 0)
     if s["clock"]["time"] > LATEST_NS:
         fail(s, TOO_LATE, 0)
-    index, layer = s["compute"]["index"], s["compute"]["layer"]
+    compute = s["compute"]
+    index, layer = compute["index"], compute["layer"]
     if index == s["passes"]:
         go_to(s, OVER)
         stop(s)
         return
     if layer == 0:
-        begin_forward(s)
+        reset_if_due(s, index)
+        compute["start"], compute["tokens"] = pass_start(s)[index], pass_tokens(s)[index]
+        compute["began"] = s["clock"]["time"]
+        begin_pass(s, index, compute["tokens"])
     point(s, index, layer)
     dense = dense_cost(s, index, layer)
     count_here(s, DENSE_NS, dense)
@@ -143,7 +162,7 @@ def begin_step(s):
 
 @fast
 def point(s, index, layer):
-    """The execution point that policies see."""
+    """Set the execution point that policies see."""
     here = now(s)
     here["pass"], here["layer"], here["step"] = index, layer, index * s["layers"] + layer
     here["phase"], here["tokens"] = pass_phase(s)[index], s["compute"]["tokens"]
@@ -153,20 +172,9 @@ def point(s, index, layer):
     open_page(s, layer)
 
 
-@called
-def begin_forward(s):
-    """A pass begins, after the reset that may be due."""
-    compute = s["compute"]
-    index = compute["index"]
-    reset_if_due(s, index)
-    compute["start"], compute["tokens"] = pass_start(s)[index], pass_tokens(s)[index]
-    compute["began"] = s["clock"]["time"]
-    begin_pass(s, index, compute["tokens"])
-
-
 @fast
 def begin_gate(s):
-    """Nothing of the step has been looked up or computed."""
+    """Reset the step's progress before its first look-up."""
     compute = s["compute"]
     compute["gated_at"], compute["spent"], compute["coming"] = s["clock"]["time"], 0, 0
     compute["turn"], compute["looked_up"], compute["gathered"] = 0, 0, 0
@@ -174,20 +182,22 @@ def begin_gate(s):
 
 @fast
 def expect(s, coming):
-    """So many experts wait for the link."""
+    """Set the number of experts that wait for a transfer."""
     s["compute"]["coming"] = coming
 
 
 @called
 def finish_step(s):
-    """The step's end, in the event that ended its last activity."""
+    """End the step, in the event that ended its last activity."""
     layer = now(s)["layer"]
     if s["demand"]["changed"] == 1:
         count_changed(s, layer)
     else:
         count_unchanged(s, layer)
     if s["keeps"] == 1:
-        keep(s, layer)
+        for t in range(s["compute"]["tokens"]):
+            for j in range(s["width"]):
+                kept(s)[row_at(s, t), layer, j] = ran(s)[t, j]
     count(s, STALL_NS, layer, stalled(s))
     end_step(s)
     go_to(s, STEP)
@@ -196,13 +206,13 @@ def finish_step(s):
 
 @fast
 def stalled(s):
-    """For how long compute has waited since the step's gate, ns."""
+    """Return how long compute has waited since the step's gate, ns."""
     return s["clock"]["time"] - s["compute"]["gated_at"] - s["compute"]["spent"]
 
 
 @fast
 def move_on(s):
-    """To the next layer, or the next pass."""
+    """Advance to the next layer, or to the next pass."""
     compute = s["compute"]
     compute["layer"] += 1
     if compute["layer"] == s["layers"]:
@@ -211,20 +221,12 @@ def move_on(s):
         compute["index"] += 1
 
 
-@called
-def keep(s, layer):
-    """What every row ran, for those who ask."""
-    for t in range(s["compute"]["tokens"]):
-        for j in range(s["width"]):
-            kept(s)[row_at(s, t), layer, j] = ran(s)[t, j]
-
-
 # experts
 
 
 @fast
 def look(s, hooks):
-    """Contract `atomic`: all demanded experts meet the cache at the gate; `sequential`: the next one, as it is now."""
+    """Look up demanded experts: all at the gate (contract `atomic`), or the next one only (`sequential`)."""
     compute, sequential = s["compute"], s["sequential"] == 1
     first = compute["looked_up"]
     last = min(first + 1, s["demand"]["demanded"]) if sequential else s["demand"]["demanded"]
@@ -236,7 +238,7 @@ def look(s, hooks):
 
 @called
 def share(s):
-    """The CPU's share begins, and after the gate of contract `atomic` the links are woken."""
+    """Start the CPU's share, begin announced loads, and wake the links (contract `atomic`)."""
     if s["has_resolve"] == 1:
         start_cpu(s)
     go_to(s, TURN)
@@ -249,7 +251,7 @@ def share(s):
 
 @called
 def go_on_loading(s, at):
-    """Begin to load, queue what is loaded if reads may begin, or wake the links for the step's other experts."""
+    """Load the next demand, queue the loaded one, or wake the links for the other experts."""
     if at == LOAD:
         begin_load(s)
     elif at == LOADED:
@@ -263,7 +265,7 @@ def go_on_loading(s, at):
 
 @fast
 def begin_load(s):
-    """The next demand is loaded; after the last, contract `atomic`, the prefetch policy has its time."""
+    """Load the next demand. After the last one, contract `atomic`, call the prefetch policy."""
     turn = next_load(s)
     if turn == NONE:
         if s["waits_for_all"] == 1:
@@ -279,7 +281,7 @@ def begin_load(s):
 
 @called
 def take_turn(s):
-    """The next expert to compute, a wait, the next look-up, or the step's end."""
+    """Run the next expert, wait, look up the next one, or end the step."""
     turn = next_turn(s)
     while turn >= 0 and nothing_else_until(s, s["clock"]["time"] + lasts(s, turn)):
         advance(s, s["clock"]["time"] + run_expert(s, turn))
@@ -300,7 +302,7 @@ def take_turn(s):
 
 @called
 def next_turn(s):
-    """The access to compute, WAIT or NO_TURN: hits in order, then arrivals as they come, then the CPU's share."""
+    """Return the access to run, WAIT, ROUND or NO_TURN: hits in order, then arrivals, then the CPU's share."""
     compute = s["compute"]
     if s["waits_for_all"] == 1 and compute["gathered"] == 0:
         if not all_here(s):
@@ -322,7 +324,7 @@ def next_turn(s):
 
 @called
 def all_here(s):
-    """Whether all that is awaited has arrived, or none can before something that is there is computed."""
+    """Return whether every awaited expert has arrived, or none can arrive before a resident one has run."""
     here = s["link"]["ready_end"] - s["compute"]["ready_first"]
     if here == s["compute"]["coming"]:
         return True
@@ -336,21 +338,21 @@ def all_here(s):
 
 @called
 def gather(s):
-    """What has arrived is computed with what was there, in demand order."""
+    """Mark all arrivals as hits, so that they run with the resident experts in demand order."""
     while has_arrived(s):
-        has_come(s, slot(s)[expert_of(s, take_arrived(s)) - now(s)["layer"] * s["experts"]])
+        mark_arrived(s, slot(s)[expert_of(s, take_arrived(s)) - now(s)["layer"] * s["experts"]])
     s["compute"]["turn"], s["compute"]["gathered"] = 0, 1
 
 
 @fast
 def has_arrived(s):
-    """Whether a copy that compute waits for is there."""
+    """Return whether an awaited copy has arrived and has not run."""
     return s["compute"]["ready_first"] < s["link"]["ready_end"]
 
 
 @fast
 def take_arrived(s):
-    """The copy that arrived first of those not computed yet."""
+    """Return the earliest arrival that has not run."""
     y = ready(s)[s["compute"]["ready_first"] & (s["n_ring"] - 1)]
     s["compute"]["ready_first"] += 1
     s["compute"]["coming"] -= 1
@@ -359,13 +361,13 @@ def take_arrived(s):
 
 @fast
 def nothing_else_until(s, end):
-    """Whether compute alone has events up to then, and the links nothing to start: no need to ask who is next."""
+    """Return whether compute alone has events until `end` ns, and no transfer can start."""
     return s["external"] == 0 and nothing_queued(s) and next_landing(s) > end and s["clock"]["cpu_at"] > end
 
 
 @called
 def run_expert(s, turn):
-    """One expert starts; returns for how long, ns."""
+    """Start one expert; return its duration, ns."""
     spent = cost_of(s, turn)
     length = lasting(s, accesses(s)[turn]["y"], spent)
     s["compute"]["running"] = turn
@@ -373,21 +375,21 @@ def run_expert(s, turn):
     count(s, EXPERT_NS, now(s)["layer"], spent)
     span(s, IS_EXPERT, accesses(s)[turn]["y"], 0, length, BY_COMPUTE)
     if s["waits_for_all"] == 1:
-        has_had_its_turn(s, turn)
+        mark_executed(s, turn)
     return length
 
 
 @fast
 def spend(s, spent):
-    """Compute's time in this step, ns."""
+    """Add to compute's busy time in this step, ns."""
     s["compute"]["spent"] += spent
 
 
 @called
 def finish_expert(s):
-    """Its compute has ended."""
+    """Release an expert whose compute has ended."""
     access = accesses(s)[s["compute"]["running"]]
-    has_run(s, access["x"], access["y"])
+    mark_computed(s, access["x"], access["y"])
     if s["sequential"] == 1:
         unpin(s, access["y"])
     go_to(s, TURN)

@@ -1,24 +1,33 @@
-"""What compute's activities take, ns: of the platform's tables, slower while a link works if they share a memory.
+"""Durations of dense parts, experts, loading and CPU work, ns, from the platform's tables.
 
-Where the caller says when something ends, nothing is known when it begins.
+Compute is slower while a link works, if they share memory. Durations are 0 where the caller reports when work ends.
 """
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.channel import MILLION, part
-from moereplay.simulator.compiled.link import its_piece_is_here, lands_at
-from moereplay.simulator.compiled.links import any_link_is_busy
+from moereplay.policies.contract import NONE
+from moereplay.simulator.compiled.clock import MILLION, cpu_busy, part
+from moereplay.simulator.compiled.counters import BY_DEMAND, BY_MISS, IS_CPU, IS_LOAD, LOADING_NS, count, span
+from moereplay.simulator.compiled.link import any_announced, first_piece_arrived, lands_at
+from moereplay.simulator.compiled.links import any_link_is_busy, fetch_announced
 from moereplay.simulator.compiled.state import (
+    FETCH,
+    NO_CPU,
+    ON_CPU,
     accesses,
     cost_row,
+    cpu_ns,
     dense_ns,
     dense_row,
     expert_ns,
+    fail,
     home_of,
     kind_of,
     kv_ns,
+    load_ns,
     now,
     pass_tokens,
+    slow_cpu_ns,
     slow_dense_ns,
     slow_expert_ns,
     slow_kv_ns,
@@ -28,7 +37,7 @@ from moereplay.simulator.jit.marks import called, fast
 
 @fast
 def dense_cost(s, index, layer):
-    """The dense part of one layer in a pass."""
+    """Return the duration of the dense part of one layer in a pass."""
     row = dense_row(s)[pass_tokens(s)[index]]
     if s["external"] == 1:
         return 0
@@ -39,20 +48,20 @@ def dense_cost(s, index, layer):
 
 @fast
 def cost_of(s, turn):
-    """What computing one expert over its tokens takes, ns."""
+    """Return the compute time of one access over its tokens, ns."""
     access = accesses(s)[turn]
     return expert_cost(s, access["y"], access["tokens"])
 
 
 @fast
 def lasts(s, turn):
-    """For how long compute is busy with it, ns."""
+    """Return how long an access keeps compute busy, ns."""
     return lasting(s, accesses(s)[turn]["y"], cost_of(s, turn))
 
 
 @fast
 def expert_cost(s, y, tokens):
-    """One copy of the layer in progress over so many tokens."""
+    """Return the compute time of a copy in the current layer over `tokens` tokens."""
     if s["external"] == 1:
         return 0
     kind = now(s)["layer"] if s["precisions"] == 1 else kind_of(s, y)
@@ -63,14 +72,71 @@ def expert_cost(s, y, tokens):
 
 @fast
 def lasting(s, y, spent):
-    """For how long compute is busy with a copy that takes it `spent`: longer if only a first piece is there."""
-    if s["has_pieces"] == 1 and its_piece_is_here(s, y):
+    """Return how long copy y keeps compute busy: longer than `spent` if only its first piece has arrived."""
+    if s["has_pieces"] == 1 and first_piece_arrived(s, y):
         return until_the_rest(s, y, spent)
     return spent
 
 
 @called
 def until_the_rest(s, y, spent):
-    """The rest of its compute cannot begin before it is complete."""
+    """Return how long copy y keeps compute busy, given that its remainder must arrive before the rest runs."""
     rest = part(spent, MILLION - s["links"][home_of(s, y)]["first"])
     return max(spent, lands_at(s, y) + rest - s["clock"]["time"])
+
+
+# loading: what compute itself spends on each demand before it is fetched
+
+
+@fast
+def begin_loading(s):
+    """Start again at the first access."""
+    s["loading"]["next"] = 0
+
+
+@called
+def next_load(s):
+    """Return the next access to be fetched, in demand order, or NONE."""
+    while s["loading"]["next"] < s["gate"]["served"]:
+        s["loading"]["next"] += 1
+        if accesses(s)[s["loading"]["next"] - 1]["served"] == FETCH:
+            return s["loading"]["next"] - 1
+    return NONE
+
+
+@fast
+def fetch_all_announced(s):
+    """Queue all loaded demands, in demand order."""
+    begin_loading(s)
+    while any_announced(s):
+        fetch_announced(s, accesses(s)[next_load(s)]["y"])
+
+
+@fast
+def load(s, i):
+    """Begin to load the i-th access; return the time that compute spends on it, ns."""
+    y = accesses(s)[i]["y"]
+    spent = load_ns(s)[kind_of(s, y)]
+    count(s, LOADING_NS, now(s)["layer"], spent)
+    span(s, IS_LOAD, y, 0, spent, BY_DEMAND)
+    return spent
+
+
+# the CPU beside the accelerator: a step's misses that it computes from the slow tier, one after the other
+
+
+@called
+def start_cpu(s):
+    """Schedule the misses that the CPU runs, one after the other, in parallel with link and compute."""
+    after, contended = 0, any_link_is_busy(s)
+    for i in range(s["gate"]["served"]):
+        access = accesses(s)[i]
+        if access["served"] == ON_CPU:
+            if s["has_cpu"] == 0:
+                fail(s, NO_CPU, 0)
+                return
+            size, tokens = cost_row(s)[kind_of(s, access["y"])], access["tokens"]
+            spent = slow_cpu_ns(s)[size, tokens] if contended else cpu_ns(s)[size, tokens]
+            span(s, IS_CPU, access["y"], after, spent, BY_MISS)
+            after += spent
+            cpu_busy(s, after)

@@ -1,18 +1,22 @@
-"""Counters: one addition per count. What a request cost is the difference of the counters at its two ends.
+"""Counters and the event log.
 
-What a pass does once is charged to the request and phase of its first row, what belongs to a token to its own.
+A count is one addition; the counters of a request are the difference of totals at its two ends. Work done once per
+pass is charged to the request and phase of its first row, work per token to the token's own.
 """
 
 from __future__ import annotations
 
 from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS
-from moereplay.simulator.compiled.rows import row_at
 from moereplay.simulator.compiled.state import (
     before,
     cells,
+    expert_of,
+    layer_of,
     lifetimes,
+    log,
     now,
     pass_number,
+    row_at,
     row_number,
     row_opens,
     row_phase,
@@ -33,7 +37,7 @@ NO_ROW = -1
 
 
 def __getattr__(name: str) -> int:
-    """The column of a counter, by its name in capitals: declared in `results.counters` alone."""
+    """Return the column of a counter by its name in capitals, as declared in `results.counters`."""
     if name not in _COLUMNS:
         raise AttributeError(f"no counter is declared as {name.lower()!r}")
     return _COLUMNS[name]
@@ -41,19 +45,19 @@ def __getattr__(name: str) -> int:
 
 @fast
 def count(s, counter, layer, amount):
-    """Add to a counter of a layer, in the phase of the pass in progress."""
+    """Add to a counter of a layer, in the current pass's phase."""
     cells(s)[(layer * 2 + now(s)["phase"]) * WIDTH + counter] += amount
 
 
 @fast
 def count_here(s, counter, amount):
-    """Add to a counter of the layer in progress."""
+    """Add to a counter of the current layer."""
     cells(s)[s["counters"]["page"] + counter] += amount
 
 
 @fast
 def count_for(s, t, counter, layer, amount):
-    """Add to a counter of a layer what belongs to a token, the t-th of the pass."""
+    """Add to a counter of a layer for the t-th token of the pass."""
     if s["batched"] == 0:
         count(s, counter, layer, amount)
     else:
@@ -62,7 +66,7 @@ def count_for(s, t, counter, layer, amount):
 
 @called
 def count_apart(s, row, counter, layer, amount):
-    """To the row's request and phase, and to no other request by the difference of its ends."""
+    """Charge a row's own request and phase, and exclude the amount from the difference of the current request."""
     cells(s)[(layer * 2 + row_phase(s)[row]) * WIDTH + counter] += amount
     rows(s)[row_number(s)[row], counter] += amount
     before(s)[counter] += amount
@@ -70,19 +74,19 @@ def count_apart(s, row, counter, layer, amount):
 
 @fast
 def lived(s, layer, steps):
-    """A copy of the layer was evicted after so many steps."""
+    """Count the lifetime of an evicted copy, in steps."""
     lifetimes(s)[(layer * 2 + now(s)["phase"]) * BUCKETS + min(bit_length(steps), BUCKETS - 1)] += 1
 
 
 @fast
 def open_page(s, layer):
-    """`count_here` counts for this layer, in the phase of the pass in progress."""
+    """Select the layer of `count_here`."""
     s["counters"]["page"] = (layer * 2 + now(s)["phase"]) * WIDTH
 
 
 @called
 def begin_pass(s, index, tokens):
-    """Charge to the request of this pass from here on; a request begins with its first row."""
+    """Charge the request of this pass from here on. A request begins with its first row."""
     number = pass_number(s)[index]
     if number != s["counters"]["row"]:
         close_row(s)
@@ -96,7 +100,7 @@ def begin_pass(s, index, tokens):
 
 @fast
 def begin_part(s, number, tokens):
-    """So many rows of a request begin."""
+    """Begin `tokens` rows of a request."""
     times = row_times(s)
     if times[number, TOKENS] == 0:
         times[number, START], times[number, FIRST] = s["clock"]["time"], NO_FIRST
@@ -105,7 +109,7 @@ def begin_part(s, number, tokens):
 
 @called
 def end_pass(s, began):
-    """The pass's part in TTFT or TPOT of every request in it; it began then, ns."""
+    """Add the pass to TTFT or TPOT of every request in it; `began`: its start, ns."""
     if s["batched"] == 0:
         end_part(s, s["counters"]["row"], now(s)["phase"], began)
     else:
@@ -116,7 +120,7 @@ def end_pass(s, began):
 
 @fast
 def end_part(s, number, phase, began):
-    """The same of one request and phase."""
+    """Add the pass to TTFT or TPOT of one request."""
     times, time = row_times(s), s["clock"]["time"]
     times[number, END] = time
     if phase == 0:
@@ -128,7 +132,7 @@ def end_part(s, number, phase, began):
 
 @called
 def close_row(s):
-    """What the counters gained since the last call is what the request in progress cost."""
+    """Charge all counts since the last call to the current request."""
     for counter in range(WIDTH):
         total = 0
         for cell in range(counter, s["n_cells"], WIDTH):
@@ -136,3 +140,48 @@ def close_row(s):
         if s["counters"]["row"] != NO_ROW:
             rows(s)[s["counters"]["row"], counter] += total - before(s)[counter]
         before(s)[counter] = total
+
+
+# the event log: numbers in the kernel, names for readers. What does not fit is counted, so that a second run fits
+
+KINDS = (
+    "dense", "expert", "cpu", "transfer", "hits", "late", "compulsory", "collisions", "capacity", "evict", "promote",
+    "cancel", "drop", "reset", "fill", "load",
+)  # fmt: skip
+(
+    IS_DENSE, IS_EXPERT, IS_CPU, IS_TRANSFER, IS_HIT, IS_LATE, IS_COMPULSORY, IS_COLLISION, IS_CAPACITY, IS_EVICT,
+    IS_PROMOTE, IS_CANCEL, IS_DROP, IS_RESET, IS_FILL, IS_LOAD,
+) = range(len(KINDS))  # fmt: skip
+#: Causes are numbers below zero, or the copy that comes in.
+CAUSES = ("", "compute", "miss", "demand", "prefetch", "streamed", "gate", "reset")
+BY_COMPUTE, BY_MISS, BY_DEMAND, BY_PREFETCH, BY_STREAM, BY_GATE, BY_RESET = range(-1, -len(CAUSES), -1)
+NO_COPY = -1
+
+
+@fast
+def note(s, kind, y, cause):
+    """Log an instantaneous event."""
+    span(s, kind, y, 0, 0, cause)
+
+
+@fast
+def span(s, kind, y, after, spent, cause):
+    """Log an activity that starts in `after` ns and takes `spent` ns."""
+    if s["logs"] == 1:
+        begin = s["clock"]["time"] + after
+        write(s, kind, y, begin, begin + spent, cause)
+
+
+@called
+def write(s, kind, y, begin, end, cause):
+    """Append a line if there is room. Lines are counted in any case, so that a second run has room for all."""
+    at = s["log"]["lines"]
+    s["log"]["lines"] = at + 1
+    if at >= s["n_log"]:
+        return
+    line = log(s)[at]
+    line["t0"], line["t1"], line["kind"], line["cause"] = begin, end, kind, cause
+    line["pass"], line["layer"], line["expert"], line["precision"] = now(s)["pass"], now(s)["layer"], NO_COPY, 0
+    if y != NO_COPY:
+        x, layer = expert_of(s, y), layer_of(s, y)
+        line["layer"], line["expert"], line["precision"] = layer, x - layer * s["experts"], y - x * s["precisions"]

@@ -1,11 +1,10 @@
-"""The demand of a step, and what policies may see of its gate."""
+"""The demand of a step, and the arrays of its gate that policies may read."""
 
 from __future__ import annotations
 
 from moereplay.policies.contract import NONE
-from moereplay.simulator.compiled.errors import BAD_CHOICE, fail
-from moereplay.simulator.compiled.rows import token_at
 from moereplay.simulator.compiled.state import (
+    BAD_CHOICE,
     batch_order,
     batch_score,
     batch_scores,
@@ -18,6 +17,7 @@ from moereplay.simulator.compiled.state import (
     demand_rank,
     demand_sum,
     demand_tokens,
+    fail,
     ids,
     logits,
     look_order,
@@ -32,6 +32,7 @@ from moereplay.simulator.compiled.state import (
     stream_rank,
     stream_sum,
     stream_tokens,
+    token_at,
     token_choice,
     token_ids,
     token_logits,
@@ -47,10 +48,10 @@ from moereplay.simulator.jit.marks import called, fast
 
 @fast
 def route(s, hooks):
-    """The demand of the step in progress: as recorded, or as the routing policy chooses."""
+    """Set the demand of the current step: as recorded, or as the routing policy chooses."""
     begin_demand(s)
     if s["has_choose"] == 1:
-        weigh_record(s)
+        count_recorded(s)
         choose(s, hooks.choose)
     if s["demand"]["changed"] == 0:
         recall(s)
@@ -58,7 +59,7 @@ def route(s, hooks):
 
 @fast
 def begin_demand(s):
-    """What policies may see of the trace is read, if anybody looks; nothing is changed yet."""
+    """Read the trace's arrays that policies may see, if any policy reads them."""
     s["demand"]["changed"] = 0
     if s["reads_ids"] == 1:
         read_gate(s)
@@ -68,13 +69,13 @@ def begin_demand(s):
 
 @called
 def mark_changed(s):
-    """The tokens run something else than was recorded."""
+    """Note that tokens run other experts than recorded."""
     s["demand"]["changed"] = 1
 
 
 @fast
 def read_gate(s):
-    """What policies may see of the trace, beside the demand."""
+    """Read the arrays of the gate that are not part of the demand."""
     read_ids(s)
     if s["scored"] == 1:
         read_scores(s)
@@ -84,7 +85,7 @@ def read_gate(s):
 
 @called
 def read_ids(s):
-    """What the router chose: for policies, and to be changed."""
+    """Copy the router's choice, for policies and for changes to it."""
     layer = now(s)["layer"]
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
@@ -94,7 +95,7 @@ def read_ids(s):
 
 @called
 def read_scores(s):
-    """Policies calculate in float64, as Python does."""
+    """Copy scores as float64: compiled and plain Python policies must calculate alike."""
     for t in range(s["compute"]["tokens"]):
         at, layer = token_at(s, t), now(s)["layer"]
         if s["reads_logits"] == 1:
@@ -105,14 +106,14 @@ def read_scores(s):
 
 @called
 def widen(given, row):
-    """One row of numbers."""
+    """Copy a row into one of another type."""
     for e in range(len(given)):
         row[e] = given[e]
 
 
 @called
 def read_weights(s):
-    """What the router gave."""
+    """Copy the router's gate weights, in UNITs."""
     layer = now(s)["layer"]
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
@@ -121,7 +122,7 @@ def read_weights(s):
 
 @called
 def gather(s):
-    """Tokens of the pass lie apart: what hooks would find in place is put together."""
+    """Copy scattered tokens of the pass into adjacent rows, where hooks expect them."""
     layer = now(s)["layer"]
     for t in range(s["compute"]["tokens"]):
         at = token_at(s, t)
@@ -138,7 +139,7 @@ def gather(s):
 
 @fast
 def begin_recall(s):
-    """How many experts were recorded; returns where the step begins in the recorded stream."""
+    """Set the number of recorded experts; return the step's first position in the demand stream."""
     step, demand = now(s)["step"], s["demand"]
     demand["demanded"] = offsets(s)[step + 1] - offsets(s)[step]
     demand["assignments"], demand["mass"] = 0, 0
@@ -147,7 +148,7 @@ def begin_recall(s):
 
 @fast
 def recall_one(s, n, at):
-    """The n-th demanded expert, which stands at `at` in the recorded stream."""
+    """Copy the n-th demanded expert from position `at` of the demand stream."""
     demand_expert(s)[n] = now(s)["layer"] * s["experts"] + stream_expert(s)[at]
     demand_tokens(s)[n], demand_sum(s)[n] = stream_tokens(s)[at], stream_sum(s)[at]
     s["demand"]["assignments"] += stream_tokens(s)[at]
@@ -162,7 +163,7 @@ def recall_one(s, n, at):
 
 @called
 def recall(s):
-    """The recorded demand."""
+    """Copy the recorded demand."""
     first = begin_recall(s)
     for n in range(s["demand"]["demanded"]):
         recall_one(s, n, first + n)
@@ -172,8 +173,8 @@ def recall(s):
 
 
 @called
-def weigh_record(s):
-    """What the recorded demand amounts to, whatever is demanded in the end."""
+def count_recorded(s):
+    """Count assignments and gate weight of the recorded demand, before routing changes it."""
     step, assignments, mass = now(s)["step"], 0, 0
     for at in range(offsets(s)[step], offsets(s)[step + 1]):
         assignments += stream_tokens(s)[at]
@@ -183,7 +184,7 @@ def weigh_record(s):
 
 @called
 def choose(s, hook):
-    """The routing policy's choice, weighed from the unmodified logits."""
+    """Call the routing policy and build its demand, with gate weights from the unmodified logits."""
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
             chosen(s)[t, j] = NONE
@@ -191,12 +192,12 @@ def choose(s, hook):
     if not take_choice(s):
         s["demand"]["changed"] = 0
     elif s["demand"]["changed"] == 1:
-        demand_anew(s)
+        rebuild_demand(s)
 
 
 @called
 def take_choice(s):
-    """Put the choice in place of the router's; False, and the run ends, if it names what does not exist."""
+    """Replace the router's choice; return False, and end the run, if the policy chose an invalid expert."""
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
             if not -1 <= chosen(s)[t, j] < s["experts"]:
@@ -209,8 +210,8 @@ def take_choice(s):
 
 
 @called
-def demand_anew(s):
-    """What the tokens demand instead of what was recorded."""
+def rebuild_demand(s):
+    """Build the demand from the experts that the tokens run, in place of the recorded demand."""
     by_rank = weigh_run(s)
     if s["reads_weights"] == 1:
         for t in range(s["compute"]["tokens"]):
@@ -223,7 +224,7 @@ def demand_anew(s):
 
 @called
 def run_instead(s, t, j, expert):
-    """Token t runs another expert in place of its j-th, or none (NONE)."""
+    """Replace the j-th expert of token t by another, or by none (NONE)."""
     ran(s)[t, j] = expert
     mark_changed(s)
 
@@ -259,7 +260,7 @@ def union_of(s, by_rank, expert, rank, mass, mass_sum, tokens):
 
 @called
 def sort(n, by_rank, expert, rank, mass, mass_sum, tokens):
-    """By descending largest weight, or else by best rank and descending number of tokens; ties by lowest id."""
+    """Sort by descending largest gate weight, or by best rank and descending number of tokens; ties by lowest id."""
     for i in range(1, n):
         j = i
         while j > 0 and comes_first(j, by_rank, expert, rank, mass, tokens):
@@ -273,7 +274,7 @@ def sort(n, by_rank, expert, rank, mass, mass_sum, tokens):
 
 @fast
 def comes_first(j, by_rank, expert, rank, mass, tokens):
-    """Whether an entry comes before the one before it."""
+    """Return whether entry j sorts before entry j - 1."""
     if by_rank == 1:
         if rank[j] != rank[j - 1]:
             return rank[j] < rank[j - 1]
@@ -286,5 +287,5 @@ def comes_first(j, by_rank, expert, rank, mass, tokens):
 
 @fast
 def swap(column, j):
-    """Exchange an entry with the one before it."""
+    """Exchange entries j and j - 1."""
     column[j], column[j - 1] = column[j - 1], column[j]

@@ -1,4 +1,4 @@
-"""The compiled engine: the reference's results, from kernels of machine code, the fast path for most replays."""
+"""The compiled engine: results of the reference engine, from kernels of machine code."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ import numpy as np
 
 from moereplay.policies.contract import RESIDENT
 from moereplay.simulator.compiled import hooks
-from moereplay.simulator.compiled.cost_tables import Inputs
 from moereplay.simulator.compiled.fast_path import FastHooks, fast_path
-from moereplay.simulator.compiled.initial import SimulationState, initial_state
-from moereplay.simulator.compiled.inputs import inputs_from, inputs_of
-from moereplay.simulator.compiled.kernel import kernel, priced_kernel
+from moereplay.simulator.compiled.initial import FROZEN, OWN_CLOCK, PLAIN, STEPPED, SimulationState, initial_state
+from moereplay.simulator.compiled.inputs import Inputs, inputs_from, inputs_of
+from moereplay.simulator.compiled.kernel import kernel, priced_kernel, stepped_kernel
 from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.outcome import check, counters_of, events_of
-from moereplay.simulator.compiled.stepped import stepped_kernel
-from moereplay.simulator.compiled.variants import FROZEN, OWN_CLOCK, PLAIN, STEPPED
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, oracle_of, oracle_of_trace
 from moereplay.simulator.jit.calls import caller, flat
@@ -43,19 +40,18 @@ LOG = logging.getLogger(__name__)
 
 def run(trace: Trace, spec: RunSpec) -> FinishedRun:
     """Replay a trace. Raises TraceError, PolicyError or ConfigError."""
-    return run_inputs(*given(trace, spec), spec).ran
+    return run_inputs(*prepare_inputs(trace, spec), spec).ran
 
 
 def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
-    """The same, with the state at the end."""
-    state = run_interruptibly(partial(_finished, *given(trace, spec), spec))
+    """Replay a trace and return its counters with the final state."""
+    state = run_interruptibly(partial(_finished, *prepare_inputs(trace, spec), spec))
     memories = [[state.arrays[f"own_{of}_{i}"] for of in ("rows", "regs", "reals")] for i in range(len(KINDS))]
     residents = np.flatnonzero(state.arrays["copies"]["state"] == RESIDENT).tolist()
     return EndState(_ran(state, spec), residents, memories)
 
 
-def given(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
-    """What there is to replay, and what is known of it beforehand."""
+def prepare_inputs(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
     config, chosen = spec.config, spec.chosen
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
     source = partial(TraceSource, trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
@@ -63,20 +59,20 @@ def given(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
 
 
 class Run(NamedTuple):
-    """A finished run, and what every row ran, (R, L, k), if that was asked for."""
+    """A finished run, and the experts that every row ran, (R, L, k), if they were kept."""
 
     ran: FinishedRun
     kept: np.ndarray
 
 
 def run_source(source: Source, spec: RunSpec, keep: bool = True) -> Run:
-    """Replay a source that does not react to what is made of its gates."""
+    """Replay a source whose gates do not depend on earlier results."""
     oracle = oracle_of(source, spec.config, spec.chosen.eviction)
     return run_inputs(inputs_from(source), oracle, spec, keep)
 
 
 def run_inputs(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False) -> Run:
-    """Replay input arrays in a thread beside the caller."""
+    """Replay input arrays in a worker thread."""
     return run_interruptibly(partial(_run, inputs, oracle, spec, keep))
 
 
@@ -86,7 +82,7 @@ def _run(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool) -> Run:
 
 
 def _finished(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False) -> SimulationState:
-    """The state after its run; if the event log did not fit, after another with room for all of it."""
+    """Run to the end. If the event log did not fit, run again with room for all of it."""
     chosen = spec.chosen
     state = initial_state(inputs, oracle, spec, LINES if spec.log else 0, keep)
     _start(state, chosen)
@@ -106,7 +102,7 @@ def _start(state: SimulationState, chosen: PolicySet) -> None:
 
 
 def bound(of: Callable, state: SimulationState, chosen: PolicySet) -> Callable[[], None]:
-    """A kernel with what it takes, compiled or from disk: to be called once, or, if it is stepped, step by step."""
+    """Return a compiled kernel bound to its state and hooks: call it once, or once per step if it is stepped."""
     with COMPILING:  # runs of other threads go on meanwhile
         code = machine_code(of)
         pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
@@ -117,7 +113,7 @@ def bound(of: Callable, state: SimulationState, chosen: PolicySet) -> Callable[[
 
 @cache
 def machine_code(of: Callable) -> Callable | int:
-    """The address of a kernel, compiled or from disk; in plain Python, or through Numba's public names, a function."""
+    """Return a kernel's address, or a function in plain Python and through Numba's public names."""
     if IS_PYTHON:
         return of
     if not is_sound():

@@ -1,9 +1,8 @@
-"""The loop for most replays: a step at a time, without a loop over events.
+"""The fast path: most replays, one step at a time, without an event loop.
 
-Where there is one link, experts have one precision, every miss is fetched, nobody listens and nobody asks for the log
-(`variants`), only the link works beside compute. So a step is: what landed until its gate, the gate, one expert after
-the other with what landed meanwhile. Everything but this loop is the general kernel's code, compiled with those options
-frozen out.
+With one link, one precision, every miss fetched, no listeners and no log (`initial.FROZEN`), only the link works while
+compute does. A step is then: transfers that land before the gate, the gate, and the experts one after the other, with
+transfers that land meanwhile. All but this loop is the general kernel's code, compiled with these options as constants.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from moereplay.policies.contract import IN_FLIGHT, RESIDENT
-from moereplay.simulator.compiled.cache import has_run, reason, unpin_demanded, use_without_events
+from moereplay.simulator.compiled.cache import mark_computed, reason, unpin_demanded, use_without_events
 from moereplay.simulator.compiled.clock import NEVER_DUE, advance
 from moereplay.simulator.compiled.compute import (
     begin_gate,
@@ -37,35 +36,37 @@ from moereplay.simulator.compiled.counters import (
     count_here,
 )
 from moereplay.simulator.compiled.demand import begin_demand, begin_recall, recall_one, route
-from moereplay.simulator.compiled.errors import NO_ERROR, STUCK, fail
-from moereplay.simulator.compiled.fidelity import count_tokens, count_unchanged
 from moereplay.simulator.compiled.gate import (
     cancel_overtaken,
-    count_named,
+    count_predicted,
     count_prefetch_hit,
     mark_open,
     serve_by,
+    set_absent,
     suggest,
-    tell_absent,
 )
-from moereplay.simulator.compiled.link import close_links, demand_may_start, meet
+from moereplay.simulator.compiled.link import await_transfer, close_links, demand_may_start
 from moereplay.simulator.compiled.links import complete, fetch, next_landing, start_transfers
 from moereplay.simulator.compiled.reset import count_unused
 from moereplay.simulator.compiled.state import (
+    NO_ERROR,
+    STUCK,
     copies,
     demand_expert,
     demand_sum,
     demand_tokens,
+    fail,
     now,
     present,
     slot,
 )
-from moereplay.simulator.compiled.uses import foresee, need
+from moereplay.simulator.compiled.uses import mark_needed, update_next_use
+from moereplay.simulator.compiled.weights import count_tokens, count_unchanged
 from moereplay.simulator.jit.marks import called, fast
 
 
 class FastHooks(NamedTuple):
-    """Pointers to the hooks that the fast variant calls."""
+    """Pointers to the hooks that the fast path calls."""
 
     choose: Any
     suggest: Any
@@ -73,13 +74,13 @@ class FastHooks(NamedTuple):
 
 
 def fast_path(s: Any, hooks: Any) -> None:
-    """Replay to the end a state that `variants.is_fast` is true of; `hooks` are FastHooks."""
+    """Replay to the end. `initial.is_fast` must be true of the state; `hooks` are FastHooks."""
     replay_steps(s, hooks)
 
 
 @fast
 def replay_steps(s, hooks):
-    """One step after the other; then what lands in the nanosecond of the end, but for what is issued then."""
+    """Run all steps, then land the transfers of the last nanosecond, but none that is issued in it."""
     begin_step(s)
     while not is_over(s) and s["errors"]["error"] == NO_ERROR:
         start_more(s, hooks)
@@ -102,7 +103,7 @@ def replay_steps(s, hooks):
 
 @fast
 def run_link(s, hooks, until):
-    """Time moves on to `until`; what lands by then lands first."""
+    """Advance to `until`, landing transfers on the way."""
     if next_landing(s) <= until:
         catch_up(s, hooks, until)
     advance(s, until)
@@ -110,7 +111,7 @@ def run_link(s, hooks, until):
 
 @called
 def catch_up(s, hooks, until):
-    """One landing after the other, each with what it lets start."""
+    """Land transfers one by one and start those that each makes possible."""
     while next_landing(s) <= until:
         advance(s, next_landing(s))
         complete(s, hooks)
@@ -119,7 +120,7 @@ def catch_up(s, hooks, until):
 
 @called
 def start_more(s, hooks):
-    """Start what can start, after anything but a landing."""
+    """Start transfers after an event other than a landing."""
     start_transfers(s, hooks)
 
 
@@ -128,7 +129,7 @@ def start_more(s, hooks):
 
 @fast
 def look_up_demand(s, hooks):
-    """The gate: hits, delayed hits and misses, each used in demand order; returns how many hits."""
+    """Open the gate: classify and use each demanded expert in demand order; return the number of hits."""
     begin_gate(s)
     mark_open(s)
     first = begin_fast_demand(s, hooks)
@@ -144,7 +145,7 @@ def look_up_demand(s, hooks):
         elif state == IN_FLIGHT:
             late += 1
             serve_by(s, x, n)
-            meet(s, x)
+            await_transfer(s, x)
         else:
             misses += 1
             serve_by(s, x, n)
@@ -159,7 +160,7 @@ def look_up_demand(s, hooks):
 
 @fast
 def begin_fast_demand(s, hooks):
-    """Route the tokens; returns where the step begins in the recorded stream, which is followed if none routes."""
+    """Route the tokens; without a routing policy return the step's first position in the demand stream."""
     if s["has_choose"] == 1:
         route(s, hooks)
         return 0
@@ -169,22 +170,22 @@ def begin_fast_demand(s, hooks):
 
 @fast
 def take_demanded(s, n, at):
-    """The n-th demanded expert, which is at `at` in the recorded stream; the tables are updated."""
+    """Return the n-th demanded expert and update its tables; `at`: its position in the demand stream."""
     if s["has_choose"] == 0:
         recall_one(s, n, at)
     x = demand_expert(s)[n]
-    need(s, x, demand_sum(s)[n])
+    mark_needed(s, x, demand_sum(s)[n])
     if s["knows_future"] == 1:
-        foresee(s, x, n)
-    count_named(s, x)
+        update_next_use(s, x, n)
+    count_predicted(s, x)
     return x
 
 
 @fast
 def count_look_up(s, hits, late, misses):
-    """What a gate adds to the counters of its layer, and who waits."""
+    """Count the outcomes of a gate, and set how many experts compute waits for."""
     expect(s, late + misses)
-    tell_absent(s, misses)
+    set_absent(s, misses)
     count_here(s, ACCESSES, s["demand"]["demanded"])
     count_here(s, ASSIGNMENTS, s["demand"]["assignments"])
     count_here(s, HITS, hits)
@@ -197,7 +198,7 @@ def count_look_up(s, hits, late, misses):
 
 @fast
 def compute(s, hooks, hits):
-    """The hits in demand order, then the others as they come."""
+    """Run the hits in demand order, then the other experts as they arrive."""
     for i in range(hits):
         run(s, hooks, demand_expert(s)[present(s)[i]], demand_tokens(s)[present(s)[i]])
     while s["compute"]["coming"] > 0 and s["errors"]["error"] == NO_ERROR:
@@ -212,18 +213,18 @@ def compute(s, hooks, hits):
 
 @fast
 def run(s, hooks, x, tokens):
-    """One expert over its tokens; then a demand that found no room may start."""
+    """Run one expert over its tokens, then start a demand that was waiting for space."""
     spent = expert_cost(s, x, tokens)
     spend(s, spent)
     run_link(s, hooks, s["clock"]["time"] + spent)
-    has_run(s, x, x)
+    mark_computed(s, x, x)
     if demand_may_start(s, 0):
         start_more(s, hooks)
 
 
 @fast
 def end_fast_step(s, hooks):
-    """The step's end, in the event that ended its last activity."""
+    """End the step, in the event that ended its last activity."""
     if s["after_demand"] == 1 and s["has_suggest"] == 1:
         suggest(s, hooks)
     count_here(s, EXPERT_NS, s["compute"]["spent"])

@@ -1,16 +1,21 @@
-"""The gate: one indivisible event in which routing, classification, miss handling and prefetching are decided."""
+"""The gate: one indivisible event that routes, classifies the demand, handles misses and prefetches."""
 
 from __future__ import annotations
 
 from moereplay.policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT
-from moereplay.simulator.compiled import listeners
 from moereplay.simulator.compiled.cache import find, free_bytes, pin, reason, use
 from moereplay.simulator.compiled.counters import (
     ACCESSES,
+    BY_GATE,
     COLLISIONS,
     COMPULSORY,
     CPU_EXECUTED,
     HITS,
+    IS_CAPACITY,
+    IS_COLLISION,
+    IS_COMPULSORY,
+    IS_HIT,
+    IS_LATE,
     LATE,
     LOW_PRECISION,
     MISSES,
@@ -21,50 +26,61 @@ from moereplay.simulator.compiled.counters import (
     PREFETCH_USED,
     count,
     count_here,
+    note,
 )
 from moereplay.simulator.compiled.demand import route
-from moereplay.simulator.compiled.errors import BAD_NAME, BAD_VERDICT, BAD_WANT, fail
-from moereplay.simulator.compiled.fidelity import count_assignments
-from moereplay.simulator.compiled.link import announce, meet
+from moereplay.simulator.compiled.link import announce, await_transfer
 from moereplay.simulator.compiled.links import cancel, fetch, prefetch, prefetches_wait
-from moereplay.simulator.compiled.log import BY_GATE, IS_CAPACITY, IS_COLLISION, IS_COMPULSORY, IS_HIT, IS_LATE, note
 from moereplay.simulator.compiled.ranking import invalidate_expert
-from moereplay.simulator.compiled.served import DELAYED, FETCH, HAS_RUN, HIT, ON_CPU, runs, runs_here, waits
-from moereplay.simulator.compiled.side_buffer import promote
 from moereplay.simulator.compiled.state import (
+    BAD_NAME,
+    BAD_VERDICT,
+    BAD_WANT,
+    DELAYED,
+    FETCH,
+    HAS_RUN,
+    HIT,
+    ON_CPU,
     accesses,
     copies,
     demand_expert,
     demand_sum,
     demand_tokens,
     expert_of,
+    fail,
     layer_of,
     missing,
-    named,
+    notifier,
     now,
     others,
     owned,
+    predictions,
+    runs,
+    runs_here,
     slot,
     suggested,
     tier,
     verdict,
+    waits,
     wants,
 )
-from moereplay.simulator.compiled.substitution import add_stand_ins, drop, make_union_again, no_stand_ins, substitute
-from moereplay.simulator.compiled.uses import foresee, need, need_no_more, predict
+from moereplay.simulator.compiled.substitution import add_stand_ins, clear_substitutes, drop, rebuild_union, substitute
+from moereplay.simulator.compiled.transfers import promote
+from moereplay.simulator.compiled.uses import clear_needed, mark_needed, predict, update_next_use
+from moereplay.simulator.compiled.weights import count_assignments
 from moereplay.simulator.jit.marks import called, fast
 
-on_gate = listeners.notifier("on_gate")
+on_gate = notifier("on_gate")
 
 # routing
 
 
 @fast
 def open_gate(s, hooks):
-    """Route the tokens, take the union of their demand, cancel overtaken prefetches."""
+    """Route the tokens, take the union of their demand, and cancel overtaken prefetches."""
     mark_open(s)
     s["gate"]["served"] = 0
-    no_stand_ins(s)
+    clear_substitutes(s)
     if s["precisions"] > 1:
         clear_tiers(s)
     route(s, hooks)
@@ -80,40 +96,38 @@ def open_gate(s, hooks):
 
 @fast
 def mark_open(s):
-    """The gate is open; how many experts are absent is not known yet."""
+    """Mark the gate as open, with the number of absent experts still unknown."""
     now(s)["gated"], now(s)["absent"] = 1, -1
 
 
 @fast
 def close_gate(s):
-    """A step begins: its gate has not opened."""
     now(s)["gated"] = 0
 
 
 @fast
 def cancel_overtaken(s):
-    """Prefetches for this step that have not started come too late."""
+    """Cancel prefetches for this step that have not started."""
     if prefetches_wait(s):
         cancel(s, now(s)["step"])
 
 
 @called
 def clear_tiers(s):
-    """Nothing runs yet at any precision."""
     for e in range(s["experts"]):
         tier(s)[e] = NONE
 
 
 @called
 def invalidate_layer(s):
-    """The eviction policy has counted the demand: keys of this layer may have changed."""
+    """Invalidate the keys of this layer, after the eviction policy's `on_gate` has read the demand."""
     for x in range(now(s)["layer"] * s["experts"], (now(s)["layer"] + 1) * s["experts"]):
         invalidate_expert(s, x)
 
 
 @called
 def choose_precisions(s, hook):
-    """The precision wanted of every demanded expert."""
+    """Call the miss policy for the precision of every demanded expert."""
     hook(s)
     for n in range(s["demand"]["demanded"]):
         if not 0 <= wants(s)[n] < s["precisions"]:
@@ -123,23 +137,23 @@ def choose_precisions(s, hook):
 
 @called
 def take_demand(s):
-    """Count what is demanded, and how much of it a prefetch policy had named."""
+    """Count the demand, and how much of it a prefetch policy predicted."""
     for n in range(s["demand"]["demanded"]):
         x = demand_expert(s)[n]
-        need(s, x, demand_sum(s)[n])
+        mark_needed(s, x, demand_sum(s)[n])
         if s["keys_read_demand"] == 1:
             invalidate_expert(s, x)
-        count_named(s, x)
+        count_predicted(s, x)
     count_here(s, ACCESSES, s["demand"]["demanded"])
     count_assignments(s)
 
 
 @fast
-def count_named(s, x):
-    """How often a demanded expert was named since its layer's last gate, of how often it could have been."""
+def count_predicted(s, x):
+    """Count the predictions of expert x since its layer's last gate, and how many were possible."""
     if s["has_suggest"] == 1:
-        count_here(s, PREDICTED_DEMANDED, named(s)[x])
-        count_here(s, PREDICTABLE, max(min(now(s)["layer"], s["reach"]), named(s)[x]))
+        count_here(s, PREDICTED_DEMANDED, predictions(s)[x])
+        count_here(s, PREDICTABLE, max(min(now(s)["layer"], s["reach"]), predictions(s)[x]))
 
 
 # look-up and misses
@@ -147,7 +161,7 @@ def count_named(s, x):
 
 @fast
 def look_up(s, hooks, first, last):
-    """Classify demanded experts [first, last) against this moment; the miss policy decides on those that are absent."""
+    """Classify demanded experts [first, last) now; the miss policy decides on those that are absent."""
     absent = 0
     for n in range(first, last):
         classify(s, accesses(s)[n - first], n)
@@ -160,27 +174,27 @@ def look_up(s, hooks, first, last):
     count_absent(s, absent)
     if s["knows_future"] == 1:
         for n in range(first, last):
-            foresee(s, demand_expert(s)[n], n)
+            update_next_use(s, demand_expert(s)[n], n)
             if s["keys_read_future"] == 1:
                 invalidate_expert(s, demand_expert(s)[n])
     if s["substitution"]["substituted"] == 1:
-        add_substitutes(s)
+        serve_substitutes(s)
 
 
 @called
-def add_substitutes(s):
-    """Tokens run other experts than were looked up: those are served too."""
+def serve_substitutes(s):
+    """Serve the experts that substitute for those that were looked up."""
     if s["sequential"] == 1:
         s["gate"]["served"] = add_stand_ins(s, s["gate"]["served"])
         return
-    s["gate"]["served"] = make_union_again(s, s["gate"]["served"])
+    s["gate"]["served"] = rebuild_union(s, s["gate"]["served"])
     for i in range(s["gate"]["served"]):
         accesses(s)[i] = others(s)[i]
 
 
 @called
 def classify(s, access, n):
-    """Hit, late, or missing for a reason."""
+    """Classify an access as a hit, a delayed hit, or a miss with its reason."""
     x, want, layer = demand_expert(s)[n], wants(s)[n], now(s)["layer"]
     access["n"], access["x"], access["tokens"] = n, x, demand_tokens(s)[n]
     y = find(s, x, want, RESIDENT)
@@ -195,7 +209,7 @@ def classify(s, access, n):
         access["y"], access["served"] = y, DELAYED
         count(s, LATE, layer, 1)
         note(s, IS_LATE, y, BY_GATE)
-        meet(s, y)
+        await_transfer(s, y)
         return
     access["y"], access["served"] = x * s["precisions"] + want, FETCH
     why = reason(s, x, want)
@@ -206,7 +220,7 @@ def classify(s, access, n):
 
 @fast
 def count_prefetch_hit(s, y):
-    """A hit of the layer in progress, of a prefetched copy that had not been used before."""
+    """Count a hit on a prefetched copy that was not used before."""
     if copies(s)[y]["prefetched"] == 1:
         count_here(s, PREFETCH_HITS, 1)
         count_here(s, PREFETCH_USED, 1)
@@ -214,7 +228,7 @@ def count_prefetch_hit(s, y):
 
 @fast
 def line_of(why):
-    """The event log's name of a reason."""
+    """Return the event log's name of a miss reason."""
     if why == COMPULSORY:
         return IS_COMPULSORY
     return IS_COLLISION if why == COLLISIONS else IS_CAPACITY
@@ -222,34 +236,32 @@ def line_of(why):
 
 @called
 def count_absent(s, absent):
-    """Tell policies how many of those looked up are absent and run all the same."""
+    """Publish to policies how many of the looked-up experts are absent and run nevertheless."""
     total = max(now(s)["absent"], 0)
     if absent > 0:
         for i in range(s["gate"]["served"]):
             served = accesses(s)[i]["served"]
             total += 1 if served == FETCH or served == ON_CPU else 0
-    tell_absent(s, total)
+    set_absent(s, total)
 
 
 @fast
-def tell_absent(s, total):
-    """What policies see of it."""
+def set_absent(s, total):
     now(s)["absent"] = total
 
 
 @fast
 def resolve(s, hooks, first, absent):
-    """Call the miss policy for all that is absent, then apply its verdicts in demand order."""
+    """Call the miss policy for all absent experts, then apply its verdicts in demand order."""
     for m in range(absent):
         verdict(s)[m] = 0
     hooks.resolve(s, absent, free_bytes(s, accesses(s)[missing(s)[0] - first]["y"]))
     for m in range(absent):
-        obey(s, hooks, accesses(s)[missing(s)[m] - first], verdict(s)[m])
+        apply_verdict(s, hooks, accesses(s)[missing(s)[m] - first], verdict(s)[m])
 
 
 @fast
-def obey(s, hooks, access, decided):
-    """One verdict."""
+def apply_verdict(s, hooks, access, decided):
     if decided == DROP:
         drop(s, access)
     elif decided == PER_TOKEN:
@@ -268,7 +280,7 @@ def obey(s, hooks, access, decided):
 
 @fast
 def use_all(s, hooks):
-    """Set timestamps, pin and, where absent, queue what runs from the fast tier; returns how many wait for the link."""
+    """Use and pin what runs from the fast tier and queue what is absent; return how many wait for a transfer."""
     base, coming = now(s)["layer"] * s["experts"], 0
     for i in range(s["gate"]["served"]):
         access = accesses(s)[i]
@@ -291,18 +303,18 @@ def use_all(s, hooks):
 
 @fast
 def serve_by(s, x, i):
-    """The i-th access serves expert x of this layer."""
+    """Note that the i-th access serves expert x of this layer."""
     slot(s)[x - now(s)["layer"] * s["experts"]] = i
 
 
 @fast
 def use_one(s, hooks, access):
-    """An expert that runs from the fast tier is used and pinned; any other is not needed there."""
+    """Use and pin an expert that runs from the fast tier; clear the need for any other."""
     if not runs_here(access["served"]):
-        need_no_more(s, access["x"])
+        clear_needed(s, access["x"])
         return
     if access["n"] == NONE:
-        need(s, access["x"], 0)  # a substitute: the demanded are marked already
+        mark_needed(s, access["x"], 0)  # a substitute: the demanded are marked already
     use(s, hooks, access["y"])
     pin(s, access["y"])
     if access["y"] != access["x"] * s["precisions"]:
@@ -310,14 +322,14 @@ def use_one(s, hooks, access):
 
 
 @fast
-def has_come(s, i):
-    """The i-th access is there as a hit is."""
+def mark_arrived(s, i):
+    """Treat the i-th access, whose transfer has landed, as a hit."""
     accesses(s)[i]["served"] = HIT
 
 
 @fast
-def has_had_its_turn(s, i):
-    """The i-th access is computed in this round and in no other."""
+def mark_executed(s, i):
+    """Exclude the i-th access from later rounds of this step."""
     accesses(s)[i]["served"] = HAS_RUN
 
 
@@ -326,17 +338,17 @@ def has_had_its_turn(s, i):
 
 @fast
 def suggest(s, hooks):
-    """Call the prefetch policy, and queue what is absent."""
+    """Call the prefetch policy, and queue the absent copies that it predicts."""
     layer = now(s)["layer"]
     for x in range(layer * s["experts"], (layer + 1) * s["experts"]):
-        named(s)[x] = 0  # counted at this gate
-    for i in range(ask_names(s, hooks.suggest)):
-        name(s, hooks, suggested(s)[i])
+        predictions(s)[x] = 0  # counted at this gate
+    for i in range(predicted_copies(s, hooks.suggest)):
+        record_prediction(s, hooks, suggested(s)[i])
 
 
 @fast
-def ask_names(s, hook):
-    """How many copies the prefetch policy names; none, with an error set, if it names what does not exist."""
+def predicted_copies(s, hook):
+    """Return how many copies the prefetch policy predicts; 0, with an error set, if one is invalid."""
     if s["renews"] == 1:  # what it named before and is still queued is named anew, or is not wanted any more
         cancel(s, now(s)["step"] + s["layers"])
     total = hook(s)
@@ -351,12 +363,12 @@ def ask_names(s, hook):
 
 
 @fast
-def name(s, hooks, y):
-    """A prefetch policy names a copy."""
+def record_prediction(s, hooks, y):
+    """Record the prediction of copy y, and prefetch it if it is absent."""
     x, layer = expert_of(s, y), layer_of(s, y)
     precision = y - x * s["precisions"]
     count(s, PREDICTED, layer, 1)
-    named(s)[x] += 1
+    predictions(s)[x] += 1
     resident = find(s, x, precision, RESIDENT)
     if resident != NONE:
         predict(s, hooks, resident)

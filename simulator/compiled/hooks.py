@@ -1,23 +1,25 @@
-"""Policies' hooks as machine code, which kernels call through pointers: one signature per hook, made from their table.
+"""Policies' hooks as machine code, called by kernels through pointers, with one signature per hook.
 
-A pointer, not a function that the kernel is compiled with: closures and dispatchers as arguments are never kept on
-disk, and every policy would cost a compilation of the kernel.
+Hooks are pointers, not functions that a kernel is compiled with: Numba keeps no code on disk for functions as
+arguments, and every policy would compile the kernel again.
 """
 
 from __future__ import annotations
 
+import re
 from collections import namedtuple
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from types import FunctionType, NoneType
 from typing import TYPE_CHECKING, Any
 
-from moereplay.policies.contract import Policy
+from moereplay.policies.contract import Policy, PolicyError
+from moereplay.policies.files import complaint
 from moereplay.policies.hooks import HOOKS, KINDS
 from moereplay.simulator.compiled import adapters, state
 from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.readable import readable
-from moereplay.simulator.compiled.user_hooks import refusal
 from moereplay.simulator.config import PolicySet
 from moereplay.simulator.jit.machine_code import kept, unkept
 from moereplay.simulator.jit.marks import IS_PYTHON, NotCompiledError, Shape, fast, merged, whole_number
@@ -26,6 +28,7 @@ from moereplay.simulator.jit.trial import is_sound
 
 if TYPE_CHECKING:
     from moereplay.simulator.jit.compiling import Built
+
 
 #: In place of a hook that a policy does not give; kernels call none of them.
 ABSENT = None if IS_PYTHON else 0
@@ -37,7 +40,7 @@ MEMORY: dict[str, Callable] = dict(
 
 
 def bound(names: tuple[str, ...], chosen: PolicySet) -> tuple[Any, ...]:
-    """Pointers to these hooks of the four policies. Raises PolicyError for one that does not compile."""
+    """Return pointers to these hooks of the four policies. Raises PolicyError for one that does not compile."""
     return tuple(_bound(name, chosen) for name in names)
 
 
@@ -47,13 +50,13 @@ def _bound(name: str, chosen: PolicySet) -> Any:
 
 
 def shapes_of(names: tuple[str, ...]) -> list[Shape]:
-    """What a kernel that takes these hooks knows of them."""
+    """Return the signatures of these hooks, as a kernel calls them."""
     return [_shape(name) for name in names]
 
 
 @cache
 def _shape(name: str) -> Shape:
-    """A kernel hands over the simulation state and the numbers that the adapter takes."""
+    """Return a hook's signature: its adapter's numbers, whether it returns one, and its listeners."""
     answers = HOOKS[name].result is not NoneType and _adapter(name) not in adapters.BATCHED
     return Shape(_adapter(name).__code__.co_argcount - 1, answers, len(KINDS) if HOOKS[name].is_event else 0)
 
@@ -66,14 +69,14 @@ def _adapter(name: str) -> FunctionType:
 
 
 def plain() -> Any:
-    """The way through Numba's public names; numba takes half a second to import."""
+    """Import the compiler that uses public names of Numba only; the import takes half a second."""
     from moereplay.simulator.jit import plain as through_public_names
 
     return through_public_names
 
 
 def compiled(name: str, policy: Policy) -> Any:
-    """Where a policy's hook is as machine code. Raises PolicyError if it does not compile."""
+    """Return the address of a policy's hook. Raises PolicyError if the hook does not compile."""
     given = getattr(policy, name, None)
     if given is None:
         return ABSENT if IS_PYTHON or is_sound() else plain().absent(STATE, _shape(name))
@@ -85,7 +88,7 @@ def compiled(name: str, policy: Policy) -> Any:
 
 @cache
 def _machine(name: str, given: FunctionType, kind: str, reads: frozenset[str], checked: bool) -> Any:
-    """The address; in plain Python the adapter. Indices of users' own hooks are `checked`."""
+    """Return the address, or the adapter in plain Python. Indices of users' hooks are `checked`."""
     code = _with(_adapter(name), {"hook": given} | _around(name, kind, reads), given.__name__)
     if IS_PYTHON:
         return code
@@ -98,7 +101,7 @@ def _machine(name: str, given: FunctionType, kind: str, reads: frozenset[str], c
 
 
 def name_of(name: str, given: FunctionType, kind: str, reads: frozenset[str], checked: bool) -> str:
-    """Under which a hook is kept: it changes with everything that goes into its code; empty if that cannot be told."""
+    """Return the name of a hook's code on disk, a digest of all its inputs; empty if one has no digest."""
     content = digest(reached_from(given), given.__module__, sorted(reads), checked)
     return f"{name}_{given.__name__}_{kind}_{content}" if content else ""
 
@@ -110,7 +113,7 @@ def _built(name: str, code: FunctionType, reached: list[FunctionType], checked: 
 
 
 def _around(name: str, kind: str, reads: frozenset[str]) -> dict[str, Callable]:
-    """What an adapter reads for a hook, and what it does with the result."""
+    """Return the globals of an adapter: the tables that its hook may read, and the conversion of its result."""
     reading = readable(reads) | {"own": MEMORY[kind]}
     tables = adapters.with_step if HOOKS[name].at_gate else adapters.without_step
     result_of = no_result if HOOKS[name].result is NoneType else whole_number
@@ -118,10 +121,43 @@ def _around(name: str, kind: str, reads: frozenset[str]) -> dict[str, Callable]:
 
 
 def _with(function: FunctionType, values: dict[str, Any], name: str) -> FunctionType:
-    """A copy of a function with more globals."""
+    """Copy a function with more globals."""
     return FunctionType(function.__code__, function.__globals__ | values, name)
 
 
 @fast
 def no_result(answer):
-    """For hooks that return nothing, whatever they return."""
+    """Discard the return value of a hook declared to return nothing."""
+
+
+# hooks that do not compile: what Numba says of them is one line
+
+#: Where colorama is installed, Numba colours what it says, whoever reads it.
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+#: Each attempt's report begins with one, that on a function which the hook calls inside that on the hook.
+STAGE = re.compile(r"\(step: [^)]*\)")
+#: Why the implementation that was meant is none for these types.
+SPECIFIC = re.compile(r"raised a specific error:\s*\w+: (.*)")
+#: A place at the end of a reason, which the error names itself.
+PLACE = re.compile(r"[.,]* *(defined at|Raised from) .*")
+
+
+def refusal(policy: Policy, hook: str, given: FunctionType, said: str) -> PolicyError:
+    """Return the error for a hook that does not compile, with the line in the user's file and a workaround."""
+    said = COLOUR.sub("", said)
+    name = re.escape(Path(given.__code__.co_filename).name)  # numba spells the folder in its own way
+    place = re.search(rf'{name}(?:", line | \()(\d+)', said)
+    reason = _reason(said[: place.end()] if place else said)
+    if policy.reads is not None:
+        reason += f"; it may read {', '.join(sorted(policy.reads)) or 'none'} of what reads may name"
+    what = f"hook {hook} does not compile ({reason}); replay it with --engine reference"
+    if policy.version:
+        return complaint(given, what, int(place[1]) if place else 0)
+    return PolicyError(f"{policy.kind} {policy.name}: {what}")
+
+
+def _reason(said: str) -> str:
+    """Return the message of a specific error in Numba's report, or else the first line of its innermost part."""
+    innermost = STAGE.split(said)[-1]
+    lines = (PLACE.sub("", line).strip(" :") for line in (*SPECIFIC.findall(innermost), *innermost.splitlines()))
+    return next(filter(None, lines), "Numba does not say why")

@@ -10,15 +10,12 @@ import numpy as np
 from moereplay.policies.contract import KEY_SCOPES, NEVER, NONE, NOW, QUEUES, Eviction, Memory
 from moereplay.policies.grammar import Chosen
 from moereplay.policies.hooks import EVENTS
-from moereplay.simulator.compiled.channel import NOT_YET
-from moereplay.simulator.compiled.clock import NEVER_DUE
-from moereplay.simulator.compiled.cost_tables import Inputs, costs_of
+from moereplay.simulator.compiled.clock import NEVER_DUE, NOT_YET
 from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
+from moereplay.simulator.compiled.inputs import Inputs, costs_of
 from moereplay.simulator.compiled.layout import ARRAYS, HEAD, MEMORIES, POSITIONS, RECORDS, ROWS, RULE, STATE
-from moereplay.simulator.compiled.queues import NO_QUEUE
-from moereplay.simulator.compiled.ranking import TOUCH
+from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
 from moereplay.simulator.compiled.state import NEVER_LEFT, NO_KEY
-from moereplay.simulator.compiled.variants import OWN_CLOCK, STEPPED, is_fast, is_plain
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
@@ -31,10 +28,10 @@ CACHE_LINE = 64
 
 
 class SimulationState:
-    """The numbers, and the arrays that they point to. Plain Python finds records and arrays here by name."""
+    """The numbers of a run, and the arrays that they address. Plain Python finds records and arrays by name."""
 
     def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
-        """`numbers` and `arrays` by the names of `layout.STATE`; what is not given is 0."""
+        """Store `numbers` and `arrays` by the names of `layout.STATE`; missing numbers are 0."""
         self.is_fast, self.is_plain = is_fast(numbers), is_plain(numbers)
         self._row = np.zeros(1, STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
@@ -43,7 +40,7 @@ class SimulationState:
 
     @property
     def address(self) -> int:
-        """Where the numbers lie."""
+        """Address of the numbers in memory."""
         return self._row.ctypes.data
 
     def __getitem__(self, name: str) -> Any:
@@ -51,7 +48,7 @@ class SimulationState:
 
 
 def _head(numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> list[int]:
-    """The numbers and addresses of `layout.HEAD`: written one by one, by name, they would take as long as the rest."""
+    """Return the numbers and addresses of `layout.HEAD`: writing them by name would take as long as the other setup."""
     head = [0] * len(HEAD)
     for name, value in numbers.items():
         head[POSITIONS[name]] = value
@@ -63,9 +60,10 @@ def _head(numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> list[
 def initial_state(
     inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0, keep: bool = False, stepped: bool = False
 ) -> SimulationState:
-    """As at the start. `lines` of the event log are kept, and what every token ran if `keep`.
+    """Return the state at the start of a run, with room for `lines` of the event log.
 
-    If it is `stepped`, the caller says when something ends, and prices are only what policies may read.
+    `keep`: store the experts that every token runs. `stepped`: the caller reports when activities end, and costs are
+    only input to policies.
     """
     chosen = spec.chosen.priced(spec.times)
     numbers = _scalars(spec, chosen) | _prices(spec) | _lengths(inputs, spec, chosen, lines, keep)
@@ -85,9 +83,9 @@ def initial_state(
     state = SimulationState(numbers, arrays | costs | dict(inputs) | records)
     state["clock"]["compute_at"], state["clock"]["cpu_at"] = NEVER_DUE, NEVER_DUE
     state["counters"]["row"], state["cache"]["bypassed"] = NO_ROW, NONE
-    _describe(state, spec)
-    _foresee(state, oracle)
-    _remember(state, spec, chosen)
+    _fill_tables(state, spec)
+    _fill_oracle(state, oracle)
+    _fill_constants(state, spec, chosen)
     return state
 
 
@@ -127,7 +125,7 @@ def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
 
 
 def _prices(spec: RunSpec) -> dict[str, int]:
-    """Those that are more than numbers in a table."""
+    """Return which costs need code and not only a table."""
     times = spec.times
     return {
         "has_loading": times.has_loading,
@@ -140,20 +138,20 @@ def _prices(spec: RunSpec) -> dict[str, int]:
 
 
 def _reads_ids(numbers: Mapping[str, int], named: frozenset[str]) -> bool:
-    """Whether anybody looks at what the gate's tokens are and run: who may change it, or a hook that reads the gate."""
+    """Return whether any policy reads or may change the tokens' experts."""
     hooks = ("has_suggest", "has_want", "listeners_on_gate")
     read = named & {"ids", "logits", "choice", "weight"} and any(numbers[hook] for hook in hooks)
     return bool(numbers["has_choose"] or numbers["has_resolve"] or read)
 
 
 def _victim_selection(numbers: Mapping[str, int], eviction: Chosen[Eviction]) -> dict[str, int]:
-    """By queues where the key is a logical timestamp and the fast variant runs, else by keys in rows."""
+    """Select queues where the key is a logical timestamp on the fast path, or else keys in rows."""
     queue = QUEUES.index(eviction.policy.queue(eviction.params)) if is_fast(numbers) else NO_QUEUE
     return {"queue": queue, "ranks": numbers["by_key"] and queue == NO_QUEUE}
 
 
 def _given(chosen: PolicySet) -> dict[str, int]:
-    """Which hooks there are, and who listens to what."""
+    """Return which hooks exist, and which policies listen to which event."""
     policies = [getattr(chosen, kind).policy for kind in KINDS]
     listeners = {
         f"listeners_{event}": sum(1 << i for i, policy in enumerate(policies) if getattr(policy, event) is not None)
@@ -180,7 +178,7 @@ def _given(chosen: PolicySet) -> dict[str, int]:
 
 
 def _key_dependencies(eviction: Eviction) -> dict[str, int]:
-    """What may change a key: one that may not read a column stays when that changes; a hook may write what it reads."""
+    """Return the table columns on which the eviction policy's keys depend."""
     named = eviction.may_read
     return {
         "keys_read_demand": bool(named & {"needed", "mass_ever"}),
@@ -249,8 +247,8 @@ def _power_of_two(least: int) -> int:
 # contents
 
 
-def _describe(state: SimulationState, spec: RunSpec) -> None:
-    """What is what, and where a run starts."""
+def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
+    """Fill in the constant columns, and the initial values that are not 0."""
     arrays, layout, geometry = state.arrays, spec.layout, spec.layout.geometry
     experts, owned, copies, pools = (arrays[name] for name in ("experts", "owned", "copies", "pools"))
     y = np.arange(len(copies))
@@ -277,8 +275,8 @@ def _describe(state: SimulationState, spec: RunSpec) -> None:
     arrays["warm"][:] = spec.warm
 
 
-def _foresee(state: SimulationState, oracle: Oracle) -> None:
-    """What is known of the future and of the past before a run."""
+def _fill_oracle(state: SimulationState, oracle: Oracle) -> None:
+    """Fill in oracle information: next uses, next passes and the profile ranking."""
     experts, copies = state.arrays["experts"], state.arrays["copies"]
     experts["next_use"] = np.asarray(oracle.first_uses, np.int64) if len(oracle.first_uses) else NEVER
     experts["next_pass"] = np.asarray(oracle.first_passes, np.int64) if len(oracle.first_passes) else NEVER
@@ -289,8 +287,8 @@ def _foresee(state: SimulationState, oracle: Oracle) -> None:
         taken[copy["pool"]] += copy["bytes"]
 
 
-def _remember(state: SimulationState, spec: RunSpec, chosen: PolicySet) -> None:
-    """What policies and routers are told once."""
+def _fill_constants(state: SimulationState, spec: RunSpec, chosen: PolicySet) -> None:
+    """Fill in constants that policies and routers read."""
     geometry, here = spec.layout.geometry, state.arrays["now"]
     here["layers"], here["experts"], here["k"] = geometry.layers, geometry.experts, geometry.k
     here["precisions"], here["seed"] = spec.layout.precisions, spec.config.seed
@@ -304,3 +302,37 @@ def _remember(state: SimulationState, spec: RunSpec, chosen: PolicySet) -> None:
 def _write_rule(rule: np.ndarray, router: Router) -> None:
     rule["family"], rule["shared"] = FAMILIES.index(router.family), is_shared(router)
     rule["scale"], rule["band"] = router.scale, 2 * router.jitter
+
+
+# variants of the kernels: which numbers of a state each takes for constants (`simulator/jit/parts.py`)
+
+#: The engine says when something ends.
+OWN_CLOCK = {"external": 0}
+#: Two tiers, and no price that is more than a number in a table.
+TWO_TIERS = dict.fromkeys(
+    ("n_tiers", "has_loading", "waits_for_all", "has_start", "slows_compute", "reads_kv", "has_pieces"), 0
+)
+PLAIN = TWO_TIERS | OWN_CLOCK
+#: The caller says when something ends, of compute and of one link.
+STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}
+#: Two tiers and one link, passes of one request each, one precision, contract `atomic`, every miss fetched, no
+#: listeners, no log, no price that is more than a number in a table: a cached copy is all that there is.
+FROZEN = {
+    **PLAIN,
+    "precisions": 1,
+    "n_links": 1,
+    "by_key": 1,
+    **dict.fromkeys(("sequential", "side_slots", "logs", "keeps", "n_warm", "batched"), 0),
+    **dict.fromkeys(("has_want", "has_resolve", "has_substitute", "has_admit", "asks_of_each"), 0),
+    **dict.fromkeys((f"listeners_{event}" for event in EVENTS), 0),
+}
+
+
+def is_plain(numbers: Mapping[str, Any]) -> bool:
+    """Return whether a run needs neither lower tiers nor costs beyond tables."""
+    return all(numbers[name] == value for name, value in PLAIN.items())
+
+
+def is_fast(numbers: Mapping[str, Any]) -> bool:
+    """Return whether the fast path can replay a run with these numbers."""
+    return all(numbers[name] == value for name, value in FROZEN.items())

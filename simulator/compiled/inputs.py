@@ -1,4 +1,4 @@
-"""The demand side as arrays: of a trace, memory-mapped where it is on disk, or of any source that is known whole."""
+"""Input arrays of a replay, from a trace (mapped from disk) or from a source, and tables of times from a platform."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from moereplay.policies.contract import NONE, UNIT, Prefetch
 from moereplay.policies.grammar import Chosen, parse
-from moereplay.simulator.compiled.cost_tables import Inputs
-from moereplay.simulator.compiled.layout import FEED
+from moereplay.simulator.compiled.layout import INPUT_ARRAYS
 from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.source import Gate, Pass, Source
+from moereplay.simulator.times import Times
 from moereplay.traces import routers, token_arrays
 from moereplay.traces.demand import Demand, demand_of, next_passes
 from moereplay.traces.derived import derived
@@ -37,12 +38,13 @@ STREAM = {
 
 #: What is kept on disk of the passes of a long trace, beside what `traces/passes.py` keeps.
 KEPT = {
-    name: Rows(np.dtype(FEED[name][0]).str) for name in ("pass_tokens", "pass_phase", "pass_position", "pass_apart")
+    name: Rows(np.dtype(INPUT_ARRAYS[name][0]).str)
+    for name in ("pass_tokens", "pass_phase", "pass_position", "pass_apart")
 }
 
 
 class Demanded(NamedTuple):
-    """What decides which arrays of a trace are input, and in what form."""
+    """Settings that decide which arrays of a trace are input, and in which form."""
 
     passes: str
     scores: bool  #: whether any policy needs the router's logits
@@ -52,9 +54,9 @@ class Demanded(NamedTuple):
 
 
 def inputs_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Inputs:
-    """Only the arrays that the policies need; `reads` is what they declare to read. Raises TraceError.
+    """Return the arrays that the policies need; `reads` is the set that they declare. Raises TraceError.
 
-    All replays of this process that want the same share them.
+    All replays of this process with the same requirements share the arrays.
     """
     depths = _depths(config)
     control = (config.lookahead, config.seed if config.lookahead != "recorded" else 0) if depths else ("", 0)
@@ -76,7 +78,7 @@ def _inputs_of(trace: Trace, wanted: Demanded) -> Inputs:
 
 
 def _plan_of(trace: Trace, passes: str, plan: Passes) -> dict[str, np.ndarray]:
-    """Passes as arrays. Those of a long trace, whose requests come one after the other, are kept on disk."""
+    """Return the passes as arrays. Those of a long trace with requests in sequence are kept on disk."""
     if plan.rows is not None or not is_long(len(plan)):
         return _plan(plan)
 
@@ -115,7 +117,7 @@ def _plan(plan: Passes) -> dict[str, np.ndarray]:
 
 
 def _numbered(requests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Requests numbered in the order in which they come first: each row's number, and each number's first row."""
+    """Number requests by first occurrence: return each row's number, and each number's first row."""
     _, first, number = np.unique(requests, return_index=True, return_inverse=True)
     order = np.argsort(first)
     return np.argsort(order)[number], first[order]
@@ -148,20 +150,20 @@ def _looks_of(trace: Trace, wanted: Demanded) -> dict[str, np.ndarray]:
 
 
 def _depths(config: ReplayConfig) -> tuple[int, ...]:
-    """How far each row of the look-ahead looks; depth 0 is each layer's own scores."""
+    """Return the look-ahead distance of each row; distance 0 is each layer's own scores."""
     prefetch: Chosen[Prefetch] = parse("prefetch", config.prefetch)
     depth = prefetch.policy.depth(prefetch.params)
     return (0,) * depth if prefetch.policy.own_scores(prefetch.params) else tuple(range(1, depth + 1))
 
 
 def _filled(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
-    """Every array of `layout.FEED`; one that is absent has no tokens."""
+    """Return every array of `layout.INPUT_ARRAYS`, empty where it is absent."""
     width = arrays["token_ids"].shape[2]
     lengths = {"layers": geometry.layers, "experts": geometry.experts, "width": width}
-    absent = {name: [lengths.get(axis, 0) for axis in axes] for name, (_, axes) in FEED.items()}
+    absent = {name: [lengths.get(axis, 0) for axis in axes] for name, (_, axes) in INPUT_ARRAYS.items()}
     return {
         name: read_only(np.ascontiguousarray(arrays.get(name, np.zeros(absent[name], dtype)), dtype))
-        for name, (dtype, _) in FEED.items()
+        for name, (dtype, _) in INPUT_ARRAYS.items()
     }
 
 
@@ -169,7 +171,7 @@ def _filled(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
 
 
 def inputs_from(source: Source) -> Inputs:
-    """A source asked for everything in advance; it must not react to what is made of its gates."""
+    """Read a source completely in advance; its gates must not depend on earlier results."""
     geometry, passes = source.geometry, list(source.passes())
     gates = [source.gate(step, layer) for step in passes for layer in range(geometry.layers)]
     plan = _plan_from(passes)
@@ -190,7 +192,7 @@ def _demand_from(gates: Sequence[Gate], pass_of: Callable[[int], int]) -> dict[s
     unions = [gate.demand for gate in gates]
     counts = [len(union.expert) for union in unions]
     columns = {
-        name: np.array([value for union in unions for value in getattr(union, field)], FEED[name][0])
+        name: np.array([value for union in unions for value in getattr(union, field)], INPUT_ARRAYS[name][0])
         for name, field in STREAM.items()
     }
     columns["stream_pass"] = np.array([pass_of(position) for position in columns["stream_next"].tolist()], np.int64)
@@ -221,12 +223,12 @@ def _looks_from(gates: Sequence[Gate], geometry: Geometry, plan: Passes) -> dict
 
 
 def _at(gates: Sequence[Gate], name: str, d: int) -> list[Sequence]:
-    """One depth of every gate; a gate that looks less far has none."""
+    """Return one depth of every gate, empty for gates with less look-ahead."""
     return [getattr(gate, name)[d] if d < len(gate.look_order) else [()] * len(gate.ids) for gate in gates]
 
 
 def _by_token(plan: Passes, layers: int, rows: Sequence[Sequence], width: int, filler: int) -> np.ndarray:
-    """(T, layers, width) of rows that come gate by gate, the layers of a pass one after the other."""
+    """Return (T, layers, width) from rows that are ordered by gate, with the layers of a pass in sequence."""
     padded = [[[*row, *[filler] * (width - len(row))] for row in gate] for gate in rows]
     passes = [np.stack(padded[at : at + layers], 1) for at in range(0, len(padded), layers)]
     found = np.concatenate(passes) if passes else np.zeros((0, layers, width))
@@ -235,3 +237,72 @@ def _by_token(plan: Passes, layers: int, rows: Sequence[Sequence], width: int, f
     tokens = np.full((int(plan.rows.token.max()) + 1, layers, width), filler, found.dtype)
     tokens[plan.rows.token] = found
     return tokens
+
+
+# tables of times, made from a platform before a run: what the kernels look up
+
+Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.INPUT_ARRAYS`
+
+
+def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
+    """Return tables of the durations in `simulator.times.Times`, ns: a row per pass length, expert size and format."""
+    times, layout = spec.times, spec.layout
+    tokens = int(inputs["pass_tokens"].max(initial=1))
+    counted = np.bincount(inputs["pass_tokens"], minlength=1)  # a sort would take longer than all the rest
+    lengths = np.flatnonzero(counted)
+    layers = range(layout.geometry.layers)
+    copies = [(layer, p) for layer in layers for p in range(layout.precisions)]
+    sizes = [(layout.tiers[p][layer], times.weight_format(p)) for layer, p in copies]
+    rows = {size: row for row, size in enumerate(dict.fromkeys(sizes))}
+    kinds = [copies[sizes.index(size)] for size in rows]
+    slow = times.slows_compute
+    experts = _per_tokens(times.expert_ns, kinds, tokens)
+    return {
+        "dense_ns": _dense(times, lengths, len(layers), contended=False),
+        "slow_dense_ns": _dense(times, lengths, len(layers), contended=slow),
+        "dense_row": np.cumsum(counted > 0) - 1,
+        "load_ns": np.array(times.load_ns, np.int64).ravel(),
+        "cost_row": np.array([rows[size] for size in sizes], np.int64),
+        "expert_ns": experts,
+        "slow_expert_ns": _per_tokens(partial(times.expert_ns, contended=True), kinds, tokens) if slow else experts,
+        "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),
+        "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
+        "wire_ns": np.array(times.wire_ns, np.int64).ravel(),
+        "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
+    } | _kv(inputs, times)
+
+
+def _dense(times: Times, lengths: np.ndarray, layers: int, contended: bool) -> np.ndarray:
+    """Return (lengths, layers) durations; layer 0 includes the cost before the first layer."""
+    dense = [[times.dense_ns(layer, int(length), contended) for layer in range(layers)] for length in lengths]
+    for row, length in zip(dense, lengths, strict=True):
+        row[0] += times.pass_ns(int(length), contended)
+    return np.array(dense, np.int64).reshape(-1, layers)
+
+
+def _kv(inputs: Inputs, times: Times) -> dict[str, np.ndarray]:
+    """Return a layer's part of KV-cache reads for every pass."""
+    if not times.reads_kv:
+        return dict.fromkeys(("kv_ns", "slow_kv_ns"), np.zeros(0, np.int64))
+    contexts, row = np.unique(_contexts(inputs), return_inverse=True)
+    read = {
+        name: [times.kv_ns(int(each), slow) for each in contexts]
+        for name, slow in (("kv_ns", False), ("slow_kv_ns", True))
+    }
+    return {name: np.array(each, np.int64)[row] for name, each in read.items()}
+
+
+def _contexts(inputs: Inputs) -> np.ndarray:
+    """Return the context length of every pass: the sum over its requests, each up to its last row."""
+    tokens, number = inputs["pass_tokens"], inputs["row_number"]
+    if not len(number):
+        return inputs["pass_position"] + tokens
+    first = inputs["row_token"][np.unique(number, return_index=True)[1]]
+    last = np.zeros((len(tokens), len(first)), np.int64)
+    np.maximum.at(last, (np.repeat(np.arange(len(tokens)), tokens), number), inputs["row_token"] - first[number] + 1)
+    return last.sum(1)
+
+
+def _per_tokens(of: Callable[[int, int, int], int], kinds: Sequence[tuple[int, int]], tokens: int) -> np.ndarray:
+    table = [[of(layer, precision, count) for count in range(tokens + 1)] for layer, precision in kinds]
+    return np.array(table, np.int64).reshape(len(kinds), tokens + 1)

@@ -1,32 +1,36 @@
-"""The general kernel: the loop over events, in which compute, CPU and link take turns."""
+"""The general kernel, which runs the event loop, and the stepped kernel, whose caller reports when activities end.
+
+The stepped kernel lets real threads carry out the engine's decisions: activities that begin are in the event log, and
+their ends are unknown until the caller reports them.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from moereplay.simulator.compiled.clock import OF_CPU, OF_LINK, OF_NOTHING, go_on, links_are_woken, next_event, resume
-from moereplay.simulator.compiled.compute import is_over, run_compute
-from moereplay.simulator.compiled.counters import close_row
-from moereplay.simulator.compiled.errors import NO_ERROR, STUCK, fail
+from moereplay.simulator.compiled.compute import GATE, RAN, is_over, run_compute, spend
+from moereplay.simulator.compiled.counters import DENSE_NS, EXPERT_NS, LINK_BUSY_NS, close_row, count, count_here
 from moereplay.simulator.compiled.link import close_links
 from moereplay.simulator.compiled.links import complete, next_landing, start_transfers
 from moereplay.simulator.compiled.reset import count_unused, warm_up
-from moereplay.simulator.jit.marks import fast
+from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of, now
+from moereplay.simulator.jit.marks import called, fast
 
 
 def kernel(s: Any, hooks: Any) -> None:
-    """Replay to the end. `engine` compiles it, once for all policies: `hooks` are pointers, see `hooks.py`."""
+    """Replay to the end. `engine` compiles it once for all policies; `hooks` are pointers, see `hooks.py`."""
     replay(s, hooks)
 
 
 def priced_kernel(s: Any, hooks: Any) -> None:
-    """The same for machines that `variants.is_plain` is not true of: with lower tiers, or prices of their own."""
+    """Replay to the end, with lower tiers or costs beyond tables: where `initial.is_plain` is false."""
     replay(s, hooks)
 
 
 @fast
 def replay(s, hooks):
-    """The loop over events, from the start to the end of a run."""
+    """Run the event loop from start to end."""
     warm_up(s, hooks)
     go_on(s)
     while s["errors"]["error"] == NO_ERROR:
@@ -45,15 +49,80 @@ def replay(s, hooks):
             resume(s)
         elif event == OF_NOTHING:
             fail(s, STUCK, 0)
-    land_the_last(s, hooks)
+    land_last(s, hooks)
     count_unused(s)
     close_row(s)
 
 
 @fast
-def land_the_last(s, hooks):
-    """What lands in the nanosecond of the end still does, but for what is issued then."""
+def land_last(s, hooks):
+    """Land the transfers of the last nanosecond, but none that is issued in it."""
     close_links(s)
     while s["errors"]["error"] == NO_ERROR and next_landing(s) <= s["clock"]["time"]:
         complete(s, hooks)
         start_transfers(s, hooks)
+
+
+# the kernel in steps: the caller says when something has ended, and the run goes on until something else must end
+
+#: What the caller says, in `stepped.ended`, beside `clock.time`, and for how long it lasted, in `stepped.elapsed`.
+BEGUN, COMPUTED, LANDED, RESUMED, ABANDONED, CLOSED = range(6)
+
+
+def stepped_kernel(s: Any, hooks: Any) -> None:
+    """Process one reported end, and continue until something else must end. The state must be of `initial.STEPPED`."""
+    process_end(s, hooks)
+
+
+@fast
+def process_end(s, hooks):
+    """Process the reported end: none yet, compute, a transfer, a wait, an abandoned transfer, or the run."""
+    ended = s["stepped"]["ended"]
+    if ended == LANDED:
+        land_one(s, hooks)
+    elif ended == ABANDONED:
+        charge_link(s)
+    elif ended == CLOSED:
+        count_unused(s)
+        close_row(s)
+    else:
+        if ended == BEGUN:
+            warm_up(s, hooks)
+        elif ended == COMPUTED:
+            charge_compute(s)
+        go_on(s)
+        run_until_blocked(s, hooks)
+
+
+@fast
+def land_one(s, hooks):
+    """Land a transfer. Compute that waits for it continues when the caller reports RESUMED."""
+    charge_link(s)
+    complete(s, hooks)
+    start_transfers(s, hooks)
+
+
+@fast
+def run_until_blocked(s, hooks):
+    """Run compute until it waits for an activity, or the run is over."""
+    while s["errors"]["error"] == NO_ERROR and s["clock"]["go"] == 1:
+        run_compute(s, hooks)
+        if links_are_woken(s):
+            start_transfers(s, hooks)
+
+
+@called
+def charge_compute(s):
+    """Count the measured duration of a dense part or an expert."""
+    elapsed = s["stepped"]["elapsed"]
+    if s["compute"]["program_counter"] == RAN:
+        spend(s, elapsed)
+        count(s, EXPERT_NS, now(s)["layer"], elapsed)
+    elif s["compute"]["program_counter"] == GATE:
+        count_here(s, DENSE_NS, elapsed)
+
+
+@called
+def charge_link(s):
+    """Count how long a transfer occupied the link."""
+    count(s, LINK_BUSY_NS, layer_of(s, s["stepped"]["y"]), s["stepped"]["elapsed"])

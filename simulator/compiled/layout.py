@@ -1,7 +1,7 @@
-"""What a run is made of: the numbers of its state, and the arrays that they point to, each with type and shape.
+"""The memory layout of a run: the numbers of its state, and the arrays that they address, with types and shapes.
 
-Experts x = layer * E + e and copies y = x * P + p are numbered densely, so that nothing is ever searched by name.
-`now`, `experts` and `copies` are the tables of `policies/contract.py`, which policies see. `state` reaches all of it.
+Experts x = layer * E + e and copies y = x * P + p are numbered densely, so that nothing is looked up by name. `now`,
+`experts` and `copies` are the tables of `policies/contract.py`. `state` holds the functions that access all of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moereplay.simulator.platform import MOST_LINKS, MOST_TIERS
 
 
 def record(names: str) -> np.dtype:
-    """A record of int64 numbers."""
+    """Return a record type of int64 numbers."""
     return np.dtype([(name, np.int64) for name in names.split()], align=True)
 
 
@@ -60,7 +60,8 @@ RECORDS = {
 #: -1), and whether the first piece of the next to land has arrived; those into the fast tier first, then one into each
 #: lower tier. A lower tier: bytes, and the ends of its list of complete copies.
 LINK = record(
-    "depth latency_ns start_ns first demand_first demand_end ask_first ask_end flight_first flight_end last_done pieced"
+    "depth latency_ns start_ns first demand_first demand_end prefetch_first prefetch_end flight_first flight_end "
+    "last_done pieced"
 )
 LOWER_TIER = record("capacity used complete held_bytes oldest newest")
 ROWS = {"links": (LINK, MOST_LINKS + MOST_TIERS), "lower": (LOWER_TIER, MOST_TIERS)}
@@ -141,12 +142,12 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "behind": (np.int64, ("n_queued",)),  # in a queue: the next to leave after a copy, and before it
     "in_front": (np.int64, ("n_queued",)),
     "invalid_copies": (np.int64, ("n_copies",)),
-    "asked": (np.int64, ("n_copies",)),  # copies whose keys are wanted, and the answers
-    "answers": (np.int64, ("n_copies",)),
+    "eval_copies": (np.int64, ("n_copies",)),  # a batch of copies, and their keys
+    "eval_keys": (np.int64, ("n_copies",)),
     # rings of copies on their way, when they land, and those that compute waits for; their length is a power of two.
     # The first four are a ring for each link, one after the other; so are the rows of times on the wire
-    "demands": (np.int64, ("n_rings",)),
-    "asks": (np.int64, ("n_rings",)),
+    "demand_queue": (np.int64, ("n_rings",)),
+    "prefetch_queue": (np.int64, ("n_rings",)),
     "flight": (np.int64, ("n_rings",)),
     "lands": (np.int64, ("n_rings",)),
     "piece_at": (np.int64, ("n_pieces",)),  # when their first pieces arrive
@@ -178,7 +179,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "ran": (np.int64, ("n_most", "width")),
     "chosen": (np.int64, ("n_most", "width")),
     "units": (np.int64, ("n_most", "width")),
-    "anew": (np.int64, ("n_most",)),  # 1 for tokens that `units` weighs anew
+    "reweighed": (np.int64, ("n_most",)),  # 1 for tokens that `units` weighs anew
     "weights": (np.int64, ("n_most", "width")),  # of what routing chose, for policies
     "logits": (np.float64, ("n_held", "experts")),
     "choice": (np.float64, ("n_held", "experts")),
@@ -208,7 +209,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "stand_ins": (np.int64, ("experts",)),  # tokens that each expert takes over from the access at hand
     "tier": (np.int64, ("experts",)),  # precision at which each expert of the layer runs in this step, or NONE
     "slot": (np.int64, ("experts",)),  # the access that serves an expert, or NONE
-    "named": (np.int64, ("n_experts",)),  # how often it was named for its layer's next gate
+    "predictions": (np.int64, ("n_experts",)),  # how often it was predicted for its layer's next gate
     "present": (np.int64, ("experts",)),  # demanded and resident, in demand order
     "union_at": (np.int64, ("experts",)),  # an expert's position in the union being made, or NONE
     "access_of": (np.int64, ("experts",)),  # an expert's access while the union is made again, or NONE
@@ -220,7 +221,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
 #: The demand side: a schedule of passes over recorded tokens. A pass is rows, numbered through the run. Unless a state
 #: is `batched`, row r is token r, all rows of a pass are of one request and phase, and the arrays of rows are empty.
 #: Requests are numbered in the order of their first rows. Arrays that are absent have no tokens.
-FEED: dict[str, tuple[Any, tuple[str, ...]]] = {
+INPUT_ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "pass_start": (np.int64, ("passes",)),  # its first row
     "pass_tokens": (np.int64, ("passes",)),
     "pass_phase": (np.int64, ("passes",)),  # of the first row, and so on
@@ -271,32 +272,39 @@ OWNS = {
     ),
     "uses": "experts",
     "space": "chosen_victims owned.aside",
-    "channel": "links.last_done",
+    "clock": "links.last_done",
     "lower_tiers": "lower newer older is_there held owned.coming owned.onward",
-    "link": "links asks demands flight lands piece_at ready owned.awaited owned.bypasses owned.prefetch owned.target",
-    "side_buffer": "buffered owned.side",
-    "ranking": (
-        "asked invalid_copies keyed_pass keyed_scope layer_key layer_marked layer_order layer_shift marked_layers "
-        "member_count members row_count row_key row_order pools.scope owned.invalid owned.member_at owned.row_at"
+    "link": (
+        "links prefetch_queue demand_queue flight lands piece_at ready "
+        "owned.awaited owned.bypasses owned.prefetch owned.target"
     ),
-    "queues": "behind in_front",
+    "transfers": "side_buffer buffered owned.side",
+    "ranking": (
+        "eval_copies invalid_copies keyed_pass keyed_scope layer_key layer_marked layer_order layer_shift "
+        "marked_layers member_count members row_count row_key row_order pools.scope owned.invalid "
+        "owned.member_at owned.row_at behind in_front"
+    ),
+    "costs": "loading",
     "compute": "now kept",
-    "gate": "now.absent now.gated accesses missing named slot tier verdict",
+    "gate": "now.absent now.gated accesses missing predictions slot tier verdict",
     "demand": (
         "chosen ids ran weights logits choice batch_scores batch_order batch_score union_at "
         "demand_expert demand_mass demand_next demand_pass demand_rank "
         "demand_sum demand_tokens final_expert final_mass final_rank final_sum final_tokens"
     ),
     "substitution": "access_of eligible others stand_ins",
-    "weights": "anew units",
-    "fidelity": "own_in_run run_in_own",
-    "counters": "before cells lifetimes row_times rows",
+    "weights": "reweighed units own_in_run run_in_own",
+    "counters": "log before cells lifetimes row_times rows",
     "fast_path": "present",
-    "adapters": "answers wants suggested",
+    "adapters": "eval_keys wants suggested",
+    "state": "errors",
 }
 
 #: What a state begins with: its numbers and the addresses of its arrays, all int64, each with its position.
-HEAD = (*(SETTING + LENGTHS).split(), *(f"at_{name}" for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)))
+HEAD = (
+    *(SETTING + LENGTHS).split(),
+    *(f"at_{name}" for name in ("now", "rule", "stop", *ARRAYS, *INPUT_ARRAYS, *MEMORIES)),
+)
 POSITIONS = {name: position for position, name in enumerate(HEAD)}
 STATE = np.dtype(
     [

@@ -1,32 +1,29 @@
-"""A link: a queue, demand ahead of prefetch; transfers go first in first out and are never interrupted.
+"""A link: a queue with demands ahead of prefetches, and transfers that run first in, first out, without preemption.
 
-`link` is a row of `links`: those into the fast tier, then one into each lower tier.
+`link` is a row of `links`: first the links into the fast tier, then one into each lower tier.
 """
 
 from __future__ import annotations
 
 from moereplay.policies.contract import ABSENT, QUEUED
 from moereplay.simulator.compiled.cache import set_state
-from moereplay.simulator.compiled.channel import MILLION, first_piece, free, send
-from moereplay.simulator.compiled.clock import NEVER_DUE
+from moereplay.simulator.compiled.clock import MILLION, NEVER_DUE, first_piece, free, send
 from moereplay.simulator.compiled.counters import (
+    BY_DEMAND,
+    BY_PREFETCH,
+    BY_STREAM,
     BYTES_DEMAND,
     BYTES_LOWER,
     BYTES_PREFETCH,
+    IS_CANCEL,
+    IS_DROP,
+    IS_FILL,
+    IS_TRANSFER,
     PREFETCH_CANCELLED,
     PREFETCH_DROPPED,
     PREFETCH_STARTED,
     PREFETCH_USED,
     count,
-)
-from moereplay.simulator.compiled.log import (
-    BY_DEMAND,
-    BY_PREFETCH,
-    BY_STREAM,
-    IS_CANCEL,
-    IS_DROP,
-    IS_FILL,
-    IS_TRANSFER,
     note,
     span,
 )
@@ -37,15 +34,15 @@ from moereplay.simulator.compiled.lower_tiers import (
 )
 from moereplay.simulator.compiled.space import BYPASSED, GRANTED, REFUSED
 from moereplay.simulator.compiled.state import (
-    asks,
     copies,
-    demands,
+    demand_queue,
     flight,
     home_of,
     lands,
     layer_of,
     owned,
     piece_at,
+    prefetch_queue,
     ready,
 )
 from moereplay.simulator.compiled.transfers import claim
@@ -54,13 +51,13 @@ from moereplay.simulator.jit.marks import called, fast
 
 @fast
 def mask(s, at):
-    """A ring's index of a position."""
+    """Return the ring index of a position."""
     return at & (s["n_ring"] - 1)
 
 
 @fast
 def place(s, link, at):
-    """The index of a position in the rings of a link, which lie one after the other."""
+    """Return the index of a position in a link's part of the rings."""
     if s["n_links"] == 1:
         return mask(s, at)
     return link * s["n_ring"] + mask(s, at)
@@ -71,7 +68,7 @@ def place(s, link, at):
 
 @fast
 def enqueue(s, y, is_prefetch):
-    """A new transfer of y waits for its link."""
+    """Mark copy y as queued, with a new transfer."""
     mine = owned(s)[y]
     set_state(s, y, QUEUED)
     mine["prefetch"], mine["awaited"], mine["bypasses"] = is_prefetch, 0, 0
@@ -79,60 +76,59 @@ def enqueue(s, y, is_prefetch):
 
 @fast
 def announce(s, y):
-    """A demand that will be fetched: it counts as queued, but does not start before `fetch_announced`."""
+    """Mark a demand as queued that `fetch_announced` will start later."""
     set_state(s, y, QUEUED)
     s["link"]["announced"] += 1
 
 
 @fast
 def take_announced(s):
-    """One that was announced is queued now."""
     s["link"]["announced"] -= 1
 
 
 @fast
 def any_announced(s):
-    """Whether compute has yet to hand over a demand."""
+    """Return whether compute has yet to hand over a demand."""
     return s["has_loading"] == 1 and s["link"]["announced"] > 0
 
 
 @fast
 def push(s, link, y, is_prefetch):
-    """The last of a link's queue of its kind."""
+    """Append copy y to a link's demand queue or prefetch queue."""
     mine = s["links"][link]
     if is_prefetch == 1:
-        asks(s)[place(s, link, mine["ask_end"])] = y
-        mine["ask_end"] += 1
+        prefetch_queue(s)[place(s, link, mine["prefetch_end"])] = y
+        mine["prefetch_end"] += 1
     else:
-        demands(s)[place(s, link, mine["demand_end"])] = y
+        demand_queue(s)[place(s, link, mine["demand_end"])] = y
         mine["demand_end"] += 1
 
 
 @fast
-def aim(s, y, target):
-    """The step that a prefetch is for."""
+def set_target(s, y, target):
+    """Set the step that a prefetch is for."""
     owned(s)[y]["target"] = target
 
 
 @fast
 def cancel_on(s, link, step):
-    """Drop every queued prefetch aimed at this step or an earlier one; the others keep their order."""
-    kept = s["links"][link]["ask_first"]
-    for at in range(s["links"][link]["ask_first"], s["links"][link]["ask_end"]):
-        y = asks(s)[place(s, link, at)]
+    """Cancel queued prefetches for this step or an earlier one; the others keep their order."""
+    kept = s["links"][link]["prefetch_first"]
+    for at in range(s["links"][link]["prefetch_first"], s["links"][link]["prefetch_end"]):
+        y = prefetch_queue(s)[place(s, link, at)]
         if owned(s)[y]["target"] <= step:
             if s["n_tiers"] > 0:
                 release(s, tier_below(s, link), y)
             abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
         else:
-            asks(s)[place(s, link, kept)] = y
+            prefetch_queue(s)[place(s, link, kept)] = y
             kept += 1
-    s["links"][link]["ask_end"] = kept
+    s["links"][link]["prefetch_end"] = kept
 
 
 @fast
 def abandon(s, y, counter, line):
-    """A queued prefetch will not be fetched after all."""
+    """Remove a queued prefetch and count it under `counter`."""
     set_state(s, y, ABSENT)
     count(s, counter, layer_of(s, y), 1)
     note(s, line, y, BY_PREFETCH)
@@ -143,7 +139,7 @@ def abandon(s, y, counter, line):
 
 @fast
 def start_on(s, hooks, link):
-    """Start what can start on one link: demands first, and one that finds no room holds this link."""
+    """Start transfers on a link, demands first. A demand that finds no space blocks the link."""
     while may_start(s, link):
         y = first_queued(s, link)
         claimed = claim_on(s, hooks, link, y)
@@ -157,7 +153,7 @@ def start_on(s, hooks, link):
 
 @fast
 def claim_on(s, hooks, link, y):
-    """Take the bytes of a copy in the tier that a link fills."""
+    """Reserve space for a copy in the tier that the link fills."""
     if s["n_tiers"] > 0 and link >= first_fill(s):
         return GRANTED if claim_lower(s, link - first_fill(s), y) else REFUSED
     return claim(s, hooks, y)
@@ -165,30 +161,30 @@ def claim_on(s, hooks, link, y):
 
 @fast
 def may_start(s, link):
-    """Whether something is queued and the link has room for it."""
+    """Return whether a transfer is queued and the link has a free slot."""
     mine = s["links"][link]
-    queued = mine["demand_first"] < mine["demand_end"] or mine["ask_first"] < mine["ask_end"]
+    queued = mine["demand_first"] < mine["demand_end"] or mine["prefetch_first"] < mine["prefetch_end"]
     return queued and mine["flight_end"] - mine["flight_first"] < mine["depth"]
 
 
 @fast
 def demand_may_start(s, link):
-    """Whether a demand is queued and the link has room for it."""
+    """Return whether a demand is queued and the link has a free slot."""
     return demand_waits(s, link) and may_start(s, link)
 
 
 @fast
 def first_queued(s, link):
-    """Who starts next."""
+    """Return the copy whose transfer starts next."""
     if demand_waits(s, link):
-        return demands(s)[place(s, link, s["links"][link]["demand_first"])]
-    return asks(s)[place(s, link, s["links"][link]["ask_first"])]
+        return demand_queue(s)[place(s, link, s["links"][link]["demand_first"])]
+    return prefetch_queue(s)[place(s, link, s["links"][link]["prefetch_first"])]
 
 
 @fast
 def drop(s, link, y):
-    """The first queued prefetch finds no room, and does not wait for any."""
-    s["links"][link]["ask_first"] += 1
+    """Drop the first queued prefetch, because it finds no space."""
+    s["links"][link]["prefetch_first"] += 1
     if s["n_tiers"] > 0:
         release(s, tier_below(s, link), y)
     abandon(s, y, PREFETCH_DROPPED, IS_DROP)
@@ -196,7 +192,7 @@ def drop(s, link, y):
 
 @fast
 def begin(s, link, y, claimed):
-    """The first queued is issued."""
+    """Issue the first queued transfer."""
     mine, ends = s["links"][link], send(s, link, y)
     if s["has_admit"] == 1:
         owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
@@ -207,7 +203,7 @@ def begin(s, link, y, claimed):
         piece_at(s)[at] = NEVER_DUE if s["link"]["closed"] == 1 else first_piece(s, link, y)
     mine["flight_end"] += 1
     if owned(s)[y]["prefetch"] == 1:
-        mine["ask_first"] += 1
+        mine["prefetch_first"] += 1
     else:
         mine["demand_first"] += 1
     if s["n_tiers"] > 0:
@@ -217,7 +213,7 @@ def begin(s, link, y, claimed):
 
 @fast
 def note_start(s, link, y, ends):
-    """Count a transfer that starts, and log it."""
+    """Count and log a transfer that starts."""
     layer, size, kind = layer_of(s, y), copies(s)[y]["bytes"], IS_TRANSFER
     if s["n_tiers"] > 0 and link >= first_fill(s):
         count(s, BYTES_LOWER, layer, size)
@@ -232,7 +228,7 @@ def note_start(s, link, y, ends):
 
 @fast
 def cause(s, y):
-    """Of a transfer, for the event log."""
+    """Return the cause of a transfer for the event log."""
     if owned(s)[y]["prefetch"] == 1:
         return BY_PREFETCH
     return BY_STREAM if owned(s)[y]["bypasses"] == 1 else BY_DEMAND
@@ -240,7 +236,7 @@ def cause(s, y):
 
 @fast
 def landing(s, link):
-    """When the next transfer of a link is complete, or its first piece if that has not arrived."""
+    """Return when a link's next transfer completes, or its first piece arrives, ns."""
     if s["links"][link]["flight_first"] == s["links"][link]["flight_end"]:
         return NEVER_DUE
     at = place(s, link, s["links"][link]["flight_first"])
@@ -251,34 +247,34 @@ def landing(s, link):
 
 @fast
 def awaits_piece(s, link):
-    """Whether the next event of a link is a first piece."""
+    """Return whether the next event of a link is the arrival of a first piece."""
     return s["links"][link]["first"] < MILLION and s["links"][link]["pieced"] == 0
 
 
 @fast
 def take_piece(s, link):
-    """The first piece of the oldest transfer of a link is here."""
+    """Record the arrival of the first piece of a link's oldest transfer; return its copy."""
     s["links"][link]["pieced"] = 1
     return flight(s)[place(s, link, s["links"][link]["flight_first"])]
 
 
 @fast
 def lands_at(s, y):
-    """When y is complete, of which compute has the first piece, ns."""
+    """Return when copy y completes, ns; compute runs on its first piece."""
     link = home_of(s, y)
     return lands(s)[place(s, link, s["links"][link]["flight_first"])]
 
 
 @fast
-def its_piece_is_here(s, y):
-    """Whether y, which is in flight, is the next to land on its link, and its first piece has arrived."""
+def first_piece_arrived(s, y):
+    """Return whether copy y is in flight, next to complete on its link, and its first piece has arrived."""
     mine = s["links"][home_of(s, y)]
     return mine["pieced"] == 1 and flight(s)[place(s, home_of(s, y), mine["flight_first"])] == y
 
 
 @fast
 def take_landed(s, link):
-    """The oldest transfer of a link, which is complete."""
+    """Remove a link's oldest transfer, which is complete; return its copy."""
     y = flight(s)[place(s, link, s["links"][link]["flight_first"])]
     s["links"][link]["flight_first"] += 1
     if s["has_pieces"] == 1:
@@ -287,21 +283,21 @@ def take_landed(s, link):
 
 
 @fast
-def call_up(s, y):
-    """A copy that compute waits for is there."""
+def notify_arrival(s, y):
+    """Add copy y to the arrivals that compute waits for."""
     ready(s)[mask(s, s["link"]["ready_end"])] = y
     s["link"]["ready_end"] += 1
 
 
 @fast
 def first_fill(s):
-    """The first link that fills a lower tier."""
+    """Return the first link that fills a lower tier."""
     return s["n_links"] - s["n_tiers"]
 
 
 @fast
 def tier_below(s, link):
-    """The tier that a link reads: a row of `lower`, or one after them for the slow tier."""
+    """Return the tier that a link reads: a row of `lower`, or the number of rows for the slow tier."""
     return max(0, link - first_fill(s) + 1)
 
 
@@ -310,37 +306,35 @@ def tier_below(s, link):
 
 @fast
 def is_busy(s, link):
-    """Whether something is in flight, or a demand is queued."""
+    """Return whether a transfer is in flight or a demand is queued."""
     return s["links"][link]["flight_first"] < s["links"][link]["flight_end"] or demand_waits(s, link)
 
 
 @fast
 def is_moving(s, link):
-    """Whether something is in flight."""
+    """Return whether a transfer is in flight."""
     return s["links"][link]["flight_first"] < s["links"][link]["flight_end"]
 
 
 @fast
 def demand_waits(s, link):
-    """Whether a demand waits to start."""
     return s["links"][link]["demand_first"] < s["links"][link]["demand_end"]
 
 
 @fast
 def prefetch_waits(s, link):
-    """Whether a prefetch waits to start."""
-    return s["links"][link]["ask_first"] < s["links"][link]["ask_end"]
+    return s["links"][link]["prefetch_first"] < s["links"][link]["prefetch_end"]
 
 
 @fast
-def meet(s, y):
-    """A demand waits for this transfer."""
+def await_transfer(s, y):
+    """Make a demand wait for the transfer of copy y."""
     mine = owned(s)[y]
     if mine["prefetch"] == 1 and mine["awaited"] == 0:
         mine["awaited"] = 1
         count(s, PREFETCH_USED, layer_of(s, y), 1)
-        if s["has_pieces"] == 1 and its_piece_is_here(s, y):
-            call_up(s, y)
+        if s["has_pieces"] == 1 and first_piece_arrived(s, y):
+            notify_arrival(s, y)
 
 
 # start and end
@@ -348,21 +342,20 @@ def meet(s, y):
 
 @called
 def clear_link(s, link):
-    """Nothing is queued, and what is in flight is abandoned."""
+    """Empty a link's queues and abandon its transfers."""
     mine = s["links"][link]
-    mine["demand_first"], mine["ask_first"] = mine["demand_end"], mine["ask_end"]
+    mine["demand_first"], mine["prefetch_first"] = mine["demand_end"], mine["prefetch_end"]
     mine["flight_first"], mine["pieced"] = mine["flight_end"], 0
     free(s, link)
 
 
 @fast
 def close_links(s):
-    """The run is over: what is issued from here on does not land any more."""
+    """End the run: transfers that are issued from here on never land."""
     s["link"]["closed"] = 1
 
 
 @called
 def forget_bypasses(s):
-    """No transfer is on its way to the bypass buffer."""
     for y in range(s["n_copies"]):
         owned(s)[y]["bypasses"] = 0

@@ -1,23 +1,21 @@
-"""All links: a transfer crosses one after the other, up from the highest tier that has its copy to the fast tier.
+"""All links. A transfer crosses one link after the other, from the highest tier that holds the copy to the fast tier.
 
-The link into the fast tier is that of the expert's home. Where several links act at the same time the lower row is
-first.
+Every expert has one home link into the fast tier. Links that act at the same time act in the order of their rows.
 """
 
 from __future__ import annotations
 
 from moereplay.simulator.compiled.clock import resume
 from moereplay.simulator.compiled.counters import (
+    IS_CANCEL,
     PREFETCH_CANCELLED,
     PREFETCH_ISSUED,
     count,
 )
 from moereplay.simulator.compiled.link import (
     abandon,
-    aim,
     any_announced,
     awaits_piece,
-    call_up,
     cancel_on,
     clear_link,
     demand_waits,
@@ -27,23 +25,22 @@ from moereplay.simulator.compiled.link import (
     is_busy,
     is_moving,
     landing,
+    notify_arrival,
     place,
     prefetch_waits,
     push,
+    set_target,
     start_on,
     take_announced,
     take_landed,
     take_piece,
     tier_below,
 )
-from moereplay.simulator.compiled.log import (
-    IS_CANCEL,
-)
 from moereplay.simulator.compiled.lower_tiers import (
     clear_lower,
+    continue_up,
+    end_in_tier,
     fill,
-    goes_no_further,
-    goes_on,
     highest,
     hold,
     release,
@@ -60,7 +57,7 @@ from moereplay.simulator.jit.marks import called, fast
 
 @fast
 def fetch(s, y):
-    """Queue a demand, behind other demands and ahead of all prefetches."""
+    """Queue a demand behind other demands and ahead of all prefetches."""
     enqueue(s, y, 0)
     send_up(s, y, 0)
 
@@ -74,20 +71,20 @@ def fetch_announced(s, y):
 
 @fast
 def prefetch(s, y, target):
-    """Queue a prefetch, behind older ones."""
+    """Queue a prefetch behind older ones."""
     enqueue(s, y, 1)
-    aim(s, y, target)
+    set_target(s, y, target)
     send_up(s, y, 1)
     count(s, PREFETCH_ISSUED, layer_of(s, y), 1)
 
 
 @fast
 def send_up(s, y, is_prefetch):
-    """Queue a copy on the link that it crosses next, or let what is under way into a lower tier go on."""
+    """Queue copy y on the next link of its path, or let a transfer into a lower tier continue."""
     if s["n_tiers"] == 0:
         push(s, home_of(s, y), y, is_prefetch)
     elif owned(s)[y]["coming"] == 1:
-        goes_on(s, y)
+        continue_up(s, y)
     else:
         tier = highest(s, y)
         hold(s, tier, y)
@@ -96,7 +93,7 @@ def send_up(s, y, is_prefetch):
 
 @fast
 def cancel(s, step):
-    """Drop every prefetch aimed at this step or an earlier one that has not started into the fast tier."""
+    """Cancel prefetches for this step or an earlier one that have not started into the fast tier."""
     for link in range(s["n_links"]):
         cancel_on(s, link, step)
     if s["n_tiers"] > 0:
@@ -106,31 +103,31 @@ def cancel(s, step):
 
 @called
 def stop_fills(s, link, step):
-    """Prefetches aimed at this step or an earlier one that are under way into a lower tier stay there."""
+    """End prefetches for this step or an earlier one in the lower tier that they are on their way into."""
     for at in range(s["links"][link]["flight_first"], s["links"][link]["flight_end"]):
         y = flight(s)[place(s, link, at)]
         mine = owned(s)[y]
         if mine["onward"] == 1 and mine["prefetch"] == 1 and mine["target"] <= step:
-            goes_no_further(s, y)
+            end_in_tier(s, y)
             abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
 
 
 @fast
 def start_transfers(s, hooks):
-    """Start whatever can start now."""
+    """Start every transfer that can start now."""
     for link in range(s["n_links"]):
         start_on(s, hooks, link)
 
 
 @fast
 def next_landing(s):
-    """When the next transfer is complete, or a first piece of it."""
+    """Return when the next transfer completes, or its first piece arrives, ns."""
     return landing(s, next_to_land(s))
 
 
 @fast
 def next_to_land(s):
-    """The link whose transfer is complete next."""
+    """Return the link whose transfer completes next."""
     if s["n_links"] == 1:
         return 0
     next_one = 0
@@ -142,21 +139,21 @@ def next_to_land(s):
 
 @fast
 def complete(s, hooks):
-    """One LINK event: resident, and compute is woken if it waits for this copy. The caller wakes the links."""
+    """Process a LINK event: make the copy resident, and resume compute if it waits. The caller wakes the links."""
     link = next_to_land(s)
     if s["has_pieces"] == 1 and awaits_piece(s, link):
-        show_piece(s, link)
+        land_piece(s, link)
         return
     piece_was_here = s["has_pieces"] == 1 and s["links"][link]["pieced"] == 1
     y = take_landed(s, link)
     if s["n_tiers"] > 0:
         release(s, tier_below(s, link), y)
     if s["n_tiers"] > 0 and link >= first_fill(s):
-        rise(s, y, fill(s, link - first_fill(s), y))
+        promote_to_next_tier(s, y, fill(s, link - first_fill(s), y))
     else:
         land(s, hooks, y)
         if not piece_was_here and is_awaited(s, y):
-            call_up(s, y)
+            notify_arrival(s, y)
             resume(s)
     if s["waits_for_all"] == 1:  # nothing more may come
         resume(s)
@@ -164,29 +161,29 @@ def complete(s, hooks):
 
 @fast
 def is_awaited(s, y):
-    """Whether compute waits for a transfer, or will."""
+    """Return whether compute waits, or will wait, for the transfer of copy y."""
     return owned(s)[y]["prefetch"] == 0 or owned(s)[y]["awaited"] == 1
 
 
 @called
-def show_piece(s, link):
-    """One LINK event: compute is woken if it waits for this copy, as if it were complete."""
+def land_piece(s, link):
+    """Process the arrival of a first piece: resume compute as if the transfer were complete."""
     y = take_piece(s, link)
     if is_awaited(s, y):
-        call_up(s, y)
+        notify_arrival(s, y)
         resume(s)
 
 
 @called
-def rise(s, y, onward):
-    """A copy that has come into a lower tier goes on from there, if its transfer does."""
+def promote_to_next_tier(s, y, onward):
+    """Continue the transfer of a copy from the lower tier that it has reached, if `onward`."""
     if onward:
         send_up(s, y, owned(s)[y]["prefetch"])
 
 
 @fast
 def any_link_is_busy(s):
-    """Whether something is on its way, or a demand is about to be."""
+    """Return whether a transfer is in flight, or a demand is queued or announced."""
     if any_announced(s):
         return True
     for link in range(s["n_links"]):
@@ -197,7 +194,7 @@ def any_link_is_busy(s):
 
 @called
 def any_in_flight(s):
-    """Whether something is on its way."""
+    """Return whether a transfer is in flight."""
     for link in range(s["n_links"]):
         if is_moving(s, link):
             return True
@@ -206,7 +203,7 @@ def any_in_flight(s):
 
 @fast
 def prefetches_wait(s):
-    """Whether a prefetch waits to start, or may be under way into a lower tier."""
+    """Return whether a prefetch waits to start, or may be on its way into a lower tier."""
     if s["n_tiers"] > 0:
         return True
     for link in range(s["n_links"]):
@@ -217,7 +214,7 @@ def prefetches_wait(s):
 
 @fast
 def nothing_queued(s):
-    """Whether no transfer waits to start."""
+    """Return whether no transfer waits to start."""
     for link in range(s["n_links"]):
         if demand_waits(s, link) or prefetch_waits(s, link):
             return False
@@ -226,7 +223,7 @@ def nothing_queued(s):
 
 @called
 def clear_links(s):
-    """Nothing is queued, what is in flight is abandoned, and the lower tiers are empty."""
+    """Empty all queues, abandon all transfers and empty the lower tiers."""
     for link in range(s["n_links"]):
         clear_link(s, link)
     forget_bypasses(s)

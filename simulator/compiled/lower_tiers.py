@@ -1,8 +1,7 @@
-"""The tiers below the fast one: what they hold, and what is evicted there. They know bytes, not time.
+"""The tiers below the fast tier: their copies and evictions, in bytes without time.
 
-A copy is held in a tier from when its transfer up from there is queued until it has crossed the link: it may not be
-evicted. What was read, or came in, longest ago is evicted. `tier` is a row of `lower`; the slow tier, which comes after
-them, is none of them and has everything.
+A copy is held from the queueing of its transfer until it has crossed the link; held copies are not evicted. The least
+recently read copy is evicted first. `tier` is a row of `lower`; the slow tier has no row and holds every copy.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from moereplay.simulator.jit.marks import called, fast
 
 @fast
 def cell(s, tier, y):
-    """The index of a copy in the arrays of the tiers."""
+    """Return the index of a copy in the tiers' arrays."""
     return tier * s["n_copies"] + y
 
 
 @called
 def highest(s, y):
-    """The highest tier that has a copy."""
+    """Return the highest tier that holds a copy."""
     tier = 0
     while tier < s["n_tiers"] and is_there(s)[cell(s, tier, y)] == 0:
         tier += 1
@@ -29,7 +28,7 @@ def highest(s, y):
 
 @called
 def hold(s, tier, y):
-    """Its transfer up is queued."""
+    """Protect copy y while its transfer up is queued."""
     if tier < s["n_tiers"]:
         held(s)[cell(s, tier, y)] = 1
         s["lower"][tier]["held_bytes"] += copies(s)[y]["bytes"]
@@ -37,7 +36,7 @@ def hold(s, tier, y):
 
 @called
 def release(s, tier, y):
-    """It has crossed the link, or will not."""
+    """Release copy y: it has crossed the link, or will not."""
     if tier < s["n_tiers"]:
         held(s)[cell(s, tier, y)] = 0
         s["lower"][tier]["held_bytes"] -= copies(s)[y]["bytes"]
@@ -45,7 +44,7 @@ def release(s, tier, y):
 
 @called
 def read(s, tier, y):
-    """It starts to cross the link: the last to be evicted."""
+    """Make copy y the most recently read."""
     if tier < s["n_tiers"]:
         take_out(s, tier, y)
         put_last(s, tier, y)
@@ -53,8 +52,9 @@ def read(s, tier, y):
 
 @called
 def claim_lower(s, tier, y):
-    """Take the bytes of a transfer that is about to start, evicting what must leave; False, and nothing leaves, if
-    that is not enough."""
+    """Reserve space for a transfer that is about to start, with evictions; return False, and evict nothing, if there is
+    not enough.
+    """
     mine, size = s["lower"][tier], copies(s)[y]["bytes"]
     if mine["used"] + size - evictable(s, tier) > mine["capacity"]:
         return False
@@ -71,14 +71,14 @@ def claim_lower(s, tier, y):
 
 @called
 def evictable(s, tier):
-    """Bytes of the copies that are complete and not held."""
+    """Return the bytes of complete copies that are not held."""
     mine = s["lower"][tier]
     return mine["complete"] - mine["held_bytes"]
 
 
 @called
 def drop_copy(s, tier, y):
-    """Out of the tier."""
+    """Remove copy y from the tier."""
     take_out(s, tier, y)
     is_there(s)[cell(s, tier, y)] = 0
     s["lower"][tier]["used"] -= copies(s)[y]["bytes"]
@@ -87,7 +87,7 @@ def drop_copy(s, tier, y):
 
 @called
 def fill(s, tier, y):
-    """A transfer into the tier is complete; returns whether it goes on."""
+    """Complete a transfer into the tier; return whether it continues upwards."""
     is_there(s)[cell(s, tier, y)] = 1
     s["lower"][tier]["complete"] += copies(s)[y]["bytes"]
     put_last(s, tier, y)
@@ -96,14 +96,14 @@ def fill(s, tier, y):
 
 
 @fast
-def goes_on(s, y):
-    """A copy that is under way into a lower tier goes on with the transfer that was queued for it last."""
+def continue_up(s, y):
+    """Let a transfer into a lower tier continue upwards."""
     owned(s)[y]["onward"] = 1
 
 
 @fast
-def goes_no_further(s, y):
-    """It stays in the tier that it is under way into."""
+def end_in_tier(s, y):
+    """End a transfer in the lower tier that it is on its way into."""
     owned(s)[y]["onward"] = 0
 
 
@@ -112,7 +112,7 @@ def goes_no_further(s, y):
 
 @called
 def put_last(s, tier, y):
-    """Behind all others."""
+    """Append copy y to the list."""
     mine, at = s["lower"][tier], cell(s, tier, y)
     newer(s)[at], older(s)[at] = NONE, mine["newest"]
     if mine["newest"] == NONE:
@@ -124,7 +124,7 @@ def put_last(s, tier, y):
 
 @called
 def take_out(s, tier, y):
-    """The others keep their order."""
+    """Remove copy y from the list."""
     mine, before, after = s["lower"][tier], older(s)[cell(s, tier, y)], newer(s)[cell(s, tier, y)]
     if before == NONE:
         mine["oldest"] = after
@@ -138,7 +138,7 @@ def take_out(s, tier, y):
 
 @called
 def clear_lower(s):
-    """Empty, and nothing is on its way."""
+    """Empty the tiers and abandon their transfers."""
     for tier in range(s["n_tiers"]):
         mine = s["lower"][tier]
         mine["used"], mine["complete"], mine["held_bytes"] = 0, 0, 0

@@ -1,4 +1,4 @@
-"""What a run left in its arrays, in the form that every engine reports."""
+"""The result of a run, from its arrays, in the form that all engines report."""
 
 from __future__ import annotations
 
@@ -9,8 +9,22 @@ import numpy as np
 from moereplay.policies.contract import PolicyError
 from moereplay.results.counters import COUNTERS, PHASES, reported
 from moereplay.results.result import Event, Row
-from moereplay.simulator.compiled.counters import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
-from moereplay.simulator.compiled.errors import (
+from moereplay.simulator.compiled.counters import (
+    BUCKETS,
+    BY_RESET,
+    CAUSES,
+    DECODE,
+    END,
+    FIRST,
+    KINDS,
+    NO_FIRST,
+    PASSES,
+    START,
+    TOKENS,
+    WIDTH,
+)
+from moereplay.simulator.compiled.initial import SimulationState
+from moereplay.simulator.compiled.state import (
     BAD_CHOICE,
     BAD_NAME,
     BAD_STAND_IN,
@@ -25,8 +39,6 @@ from moereplay.simulator.compiled.errors import (
     STUCK,
     TOO_LATE,
 )
-from moereplay.simulator.compiled.initial import SimulationState
-from moereplay.simulator.compiled.log import BY_RESET, CAUSES, KINDS
 from moereplay.simulator.config import PolicySet
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import RunSpec
@@ -41,12 +53,12 @@ class FinishedCounters:
         self._cells, self._lifetimes, self._requests = cells, lifetimes, requests
 
     def totals(self, end: int) -> Row:
-        """Sums over layers and phases."""
+        """Return sums over layers and phases."""
         sums = dict(zip(COUNTERS, self._cells.sum((0, 1)).tolist(), strict=True))
         return sums | {"time_ns": end, "lifetime": self._lifetimes.sum((0, 1)).tolist()}
 
     def per_layer(self) -> list[Row]:
-        """A row per layer and phase, phases without any step left out."""
+        """Return a row per layer and phase; phases without steps are omitted."""
         layers, phases = (indices.tolist() for indices in np.nonzero(self._cells.any(2)))
         cells, lifetimes = (counts[layers, phases].tolist() for counts in (self._cells, self._lifetimes))
         return [
@@ -55,12 +67,12 @@ class FinishedCounters:
         ]
 
     def per_request(self) -> list[Row]:
-        """A row per request in run order."""
+        """Return a row per request in run order."""
         return self._requests
 
 
 def counters_of(state: SimulationState) -> FinishedCounters:
-    """The counters of a finished run."""
+    """Return the counters of a finished run."""
     layers = int(state["layers"])
     cells = state.arrays["cells"].reshape(layers, len(PHASES), WIDTH)
     return FinishedCounters(cells, state.arrays["lifetimes"].reshape(layers, len(PHASES), BUCKETS), _requests(state))
@@ -86,25 +98,25 @@ def _times(columns: list[int]) -> Row:
 
 
 def events_of(state: SimulationState, spec: RunSpec) -> list[Event]:
-    """The event log in words."""
+    """Return the event log with names."""
     return [event_of(line, spec) for line in state.arrays["log"][: int(state["log"]["lines"])].tolist()]
 
 
 def event_of(line: Sequence[int], spec: RunSpec) -> Event:
-    """A line in words; it is numbers as in `layout.EVENT`."""
+    """Return a line of numbers, as in `layout.EVENT`, as an event with names."""
     t0, t1, kind, step_pass, layer, expert, precision, cause = line
     return Event(t0, t1, KINDS[kind], step_pass, layer, expert, precision, cause_of(cause, spec))
 
 
 def cause_of(cause: int, spec: RunSpec) -> str:
-    """In words."""
+    """Return the name of a cause."""
     if cause == BY_RESET:
         return spec.config.reset
     return f"for {cause}" if cause >= 0 else CAUSES[-cause]
 
 
 def check(state: SimulationState, chosen: PolicySet) -> None:
-    """Raises what the reference raises when a run cannot go on; KeyboardInterrupt if it was told to stop."""
+    """Raise the reference engine's error for a run that could not continue, or KeyboardInterrupt if it was stopped."""
     error, eviction, miss = int(state["errors"]["error"]), chosen.eviction.policy.name, chosen.miss.policy.name
     if error == NO_ERROR:
         return

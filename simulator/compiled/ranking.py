@@ -1,28 +1,34 @@
-"""Victim selection by key: the smallest (key, logical timestamp, copy) among those that may leave.
+"""Victim selection by key: the smallest (key, logical timestamp, copy) of a pool's candidates.
 
-Keys of candidates stand in rows, one per layer, beside their orders: timestamp and copy in one number. Every layer
-keeps the smallest of its own; going along a short row took half the time of a tournament tree. What happens to a copy
-only marks its key as invalid; keys are evaluated, a batch at a time, when a victim is wanted next, and then only layers
-that have lost their smallest are searched again. A layer is its own pool or a part of the one pool.
+The keys of candidates lie in one row per layer, next to their orders (timestamp and copy in one number), and every
+layer keeps its smallest; scanning a short row takes half the time of a tournament tree. Changes to a copy only
+invalidate its key. Keys are evaluated in batches when a victim is needed, and only layers that lost their smallest key
+are scanned again. A layer is a pool, or part of the only pool.
 
-A policy declares the scope in which the key of an untouched copy stays valid. `touch`: for ever. `pass`, `step`: until
-that scope moves on. `layer`: within a pass the keys of a layer's copies all move by as much, so that one of them is
-evaluated anew. Rows hold keys less `layer_shift`, by which their layer has moved.
+A policy declares the key-validity scope, in which the key of a copy without changes stays valid. `touch`: always.
+`pass`, `step`: until the next one. `layer`: within a pass, the keys of a layer move by the same amount, so that one of
+them is evaluated. Rows hold keys less `layer_shift`, by which their layer has moved.
+
+Where the key is the logical timestamp itself, queues replace keys. Each pool has a ring of its copies through a node of
+its own, which closes it; a copy in no queue is a ring of itself. By last use, a copy is queued at the gate that sets
+its timestamp, before it has arrived; it is pinned until then.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from moereplay.policies.contract import KEY_SCOPES
+from moereplay.policies.contract import KEY_SCOPES, QUEUES
 from moereplay.simulator.compiled.state import (
     NEVER_LEFT,
     NO_KEY,
-    answers,
-    asked,
+    behind,
     copies,
+    eval_copies,
+    eval_keys,
     expert_of,
     experts,
+    in_front,
     invalid_copies,
     keyed_pass,
     keyed_scope,
@@ -36,6 +42,7 @@ from moereplay.simulator.compiled.state import (
     members,
     now,
     owned,
+    pool_of,
     pools,
     row_count,
     row_key,
@@ -51,7 +58,7 @@ TOUCH, LAYER, STEP, PASS = range(len(KEY_SCOPES))
 
 @fast
 def invalidate_expert(s, x):
-    """Something happened to expert x."""
+    """Invalidate the keys of all copies of expert x."""
     if s["precisions"] == 1:
         invalidate(s, x)
     else:
@@ -60,7 +67,7 @@ def invalidate_expert(s, x):
 
 @called
 def invalidate_copies(s, x):
-    """Something happened to an expert with several precisions."""
+    """Invalidate the keys of an expert with several precisions."""
     first = x * s["precisions"]
     for y in range(first, first + s["precisions"]):
         invalidate(s, y)
@@ -68,7 +75,7 @@ def invalidate_copies(s, x):
 
 @fast
 def invalidate(s, y):
-    """Something happened to a copy: its key is evaluated anew before the next choice."""
+    """Invalidate the key of copy y: it is evaluated before the next victim is selected."""
     mine = owned(s)[y]
     if s["ranks"] == 1 and mine["member"] == 1 and mine["invalid"] == 0:
         mine["invalid"] = 1
@@ -81,7 +88,7 @@ def invalidate(s, y):
 
 @called
 def add_member(s, y):
-    """Its key counts from now on, if it is a candidate."""
+    """Add copy y to its layer's members, and rank it if it is a candidate."""
     if s["key_scope"] != TOUCH:
         layer = layer_of(s, y)
         owned(s)[y]["member_at"] = member_count(s)[layer]
@@ -93,7 +100,7 @@ def add_member(s, y):
 
 @called
 def remove_member(s, y):
-    """Its key does not count any more."""
+    """Remove copy y from its layer's members and row."""
     if s["key_scope"] != TOUCH:
         forget_member(s, y)
     leave_row(s, y)
@@ -101,7 +108,7 @@ def remove_member(s, y):
 
 @called
 def forget_member(s, y):
-    """Out of its layer's list; the last takes its place."""
+    """Remove copy y from its layer's list of members; the last member takes its place."""
     layer, place = layer_of(s, y), owned(s)[y]["member_at"]
     base = layer * s["row_length"]
     member_count(s)[layer] -= 1
@@ -115,21 +122,21 @@ def forget_member(s, y):
 
 @called
 def smallest(s, keys, pool):
-    """The candidate of the pool that leaves first; there must be one."""
+    """Return the first victim of a pool that has candidates."""
     if s["key_scope"] != TOUCH:
-        renew(s, keys, pool, scope_of(s))
+        refresh_keys(s, keys, pool, scope_of(s))
     if s["ranking"]["invalid_now"] > 0:
         rank_invalid(s, keys)
     if s["ranking"]["layers_marked"] > 0:
         compare_layers(s)
     if s["per_layer"] == 1:
-        return copy_in(s, layer_order(s)[pool])
-    return copy_in(s, first_of(layer_key(s), layer_order(s), 0, s["layers"])[1])
+        return copy_of_order(s, layer_order(s)[pool])
+    return copy_of_order(s, smallest_entry(layer_key(s), layer_order(s), 0, s["layers"])[1])
 
 
 @fast
 def scope_of(s):
-    """A number that changes when the key of an untouched copy may."""
+    """Return a number that changes when keys of copies without changes may."""
     if s["key_scope"] == PASS:
         return now(s)["pass"]
     return now(s)["step"] * 2 + now(s)["gated"]
@@ -137,7 +144,7 @@ def scope_of(s):
 
 @called
 def rank_invalid(s, keys):
-    """Rank what something happened to, and take out what may not leave now."""
+    """Evaluate invalid keys, and remove copies that are no longer candidates."""
     count = 0
     for i in range(s["ranking"]["invalid_now"]):
         y = invalid_copies(s)[i]
@@ -150,48 +157,48 @@ def rank_invalid(s, keys):
 
 @fast
 def key_or_leave_row(s, y, count):
-    """1 if y is now the `count`-th to be asked about; else it leaves its row."""
-    if may_leave(s, y):
-        ask(s, count, y)
+    """Return 1 and add copy y to the batch at `count` if it is a candidate; else remove it from its row."""
+    if is_candidate(s, y):
+        request_key(s, count, y)
         return 1
     leave_row(s, y)
     return 0
 
 
 @fast
-def ask(s, at, y):
-    """The key of copy y is wanted: the `at`-th of the next batch."""
-    asked(s)[at] = y
+def request_key(s, at, y):
+    """Add copy y to the next batch of keys, at position `at`."""
+    eval_copies(s)[at] = y
 
 
 @called
 def rank(s, keys, count):
-    """Give what was asked about its key and its order."""
+    """Evaluate a batch of keys and store them with their orders."""
     if count == 0:
         return
     keys(s, count)
     for i in range(count):
-        y, key = asked(s)[i], answers(s)[i]
+        y, key = eval_copies(s)[i], eval_keys(s)[i]
         at, order = row_place(s, y), experts(s)[expert_of(s, y)]["last_use"] * s["n_ring"] + y
         row_key(s)[at], row_order(s)[at] = key - layer_shift(s)[layer_of(s, y)], order
-        challenge(s, layer_of(s, y), y, key, order)
+        update_minimum(s, layer_of(s, y), y, key, order)
 
 
 @fast
-def may_leave(s, y):
-    """Whether it is a candidate."""
+def is_candidate(s, y):
+    """Return whether copy y is a candidate."""
     return owned(s)[y]["member"] == 1 and copies(s)[y]["protected"] == 0
 
 
 @fast
-def copy_in(s, order):
-    """Whose order it is: the copy is in the low bits, as `n_ring` is a power of two and larger than any."""
+def copy_of_order(s, order):
+    """Return the copy in the low bits of an order; `n_ring` is a power of two above all copies."""
     return order & (s["n_ring"] - 1)
 
 
 @fast
 def row_place(s, y):
-    """Where it stands in its layer's row: at the end, if it was not there yet."""
+    """Return the position of copy y in its layer's row, appending it if it has none."""
     mine, layer = owned(s)[y], layer_of(s, y)
     if mine["row_at"] == 0:
         row_count(s)[layer] += 1
@@ -200,10 +207,10 @@ def row_place(s, y):
 
 
 @fast
-def challenge(s, layer, y, key, order):
-    """It may be its layer's winner now; if it was already, another one may be."""
+def update_minimum(s, layer, y, key, order):
+    """Update its layer's smallest key with copy y's; mark the layer if copy y held the smallest."""
     best_key, best = layer_key(s)[layer], layer_order(s)[layer]
-    if copy_in(s, best) == y:  # none is of NO_KEY
+    if copy_of_order(s, best) == y:  # none is of NO_KEY
         mark_layer(s, layer)
     elif key < best_key or (key == best_key and order < best):
         layer_key(s)[layer], layer_order(s)[layer] = key, order
@@ -211,16 +218,16 @@ def challenge(s, layer, y, key, order):
 
 @fast
 def leave_row(s, y):
-    """Take it out of its row; the last of the row takes its place."""
+    """Remove copy y from its row; the last entry takes its place."""
     mine, layer = owned(s)[y], layer_of(s, y)
     if mine["row_at"] == 0:
         return
     row_count(s)[layer] -= 1
     at, last = layer * s["row_length"] + mine["row_at"] - 1, layer * s["row_length"] + row_count(s)[layer]
     row_key(s)[at], row_order(s)[at] = row_key(s)[last], row_order(s)[last]
-    owned(s)[copy_in(s, row_order(s)[last])]["row_at"] = mine["row_at"]
+    owned(s)[copy_of_order(s, row_order(s)[last])]["row_at"] = mine["row_at"]
     mine["row_at"] = 0
-    if copy_in(s, layer_order(s)[layer]) == y:
+    if copy_of_order(s, layer_order(s)[layer]) == y:
         mark_layer(s, layer)
 
 
@@ -228,35 +235,35 @@ def leave_row(s, y):
 
 
 @fast
-def renew(s, keys, pool, scope):
-    """What is of an older scope: the pool, and where there are several the layers that are about to be ranked."""
+def refresh_keys(s, keys, pool, scope):
+    """Refresh keys of an older scope: the pool's, and with a pool per layer those of layers about to be ranked."""
     if pools(s)[pool]["scope"] != scope:
         if s["per_layer"] == 1:
-            renew_layers(s, keys, pool, pool + 1, scope)
+            refresh_layers(s, keys, pool, pool + 1, scope)
         else:
-            renew_layers(s, keys, 0, s["layers"], scope)
+            refresh_layers(s, keys, 0, s["layers"], scope)
         pools(s)[pool]["scope"] = scope
     if s["per_layer"] == 1:
-        renew_invalid_layers(s, keys, scope)
+        refresh_invalid_layers(s, keys, scope)
 
 
 @called
-def renew_invalid_layers(s, keys, scope):
-    """Those of which a copy waits to be ranked beside the others; not if it only goes."""
+def refresh_invalid_layers(s, keys, scope):
+    """Refresh layers in which an invalid copy will be ranked among others."""
     for i in range(s["ranking"]["invalid_now"]):
         y = invalid_copies(s)[i]
-        if owned(s)[y]["invalid"] == 1 and may_leave(s, y):
-            renew_layers(s, keys, layer_of(s, y), layer_of(s, y) + 1, scope)
+        if owned(s)[y]["invalid"] == 1 and is_candidate(s, y):
+            refresh_layers(s, keys, layer_of(s, y), layer_of(s, y) + 1, scope)
 
 
 @called
-def renew_layers(s, keys, first, last, scope):
-    """New keys for layers [first, last), or by how much they all moved."""
+def refresh_layers(s, keys, first, last, scope):
+    """Refresh layers [first, last): evaluate all keys, or one per layer to learn the common shift."""
     count = 0
     for layer in range(first, last):
         stays = s["key_scope"] == LAYER and keyed_pass(s)[layer] == now(s)["pass"]
         if keyed_scope(s)[layer] != scope and not stays:
-            renew_layer(s, keys, layer, scope)
+            refresh_layer(s, keys, layer, scope)
     for layer in range(first, last):
         if keyed_scope(s)[layer] != scope:
             count += key_untouched(s, layer, count)
@@ -265,8 +272,8 @@ def renew_layers(s, keys, first, last, scope):
 
 
 @called
-def renew_layer(s, keys, layer, scope):
-    """New keys for all candidates of a layer."""
+def refresh_layer(s, keys, layer, scope):
+    """Evaluate the keys of all candidates of a layer."""
     base, count = layer * s["row_length"], 0
     layer_shift(s)[layer] = 0
     for i in range(base, base + member_count(s)[layer]):
@@ -279,25 +286,25 @@ def renew_layer(s, keys, layer, scope):
 
 @fast
 def key_untouched(s, layer, count):
-    """1 if the layer has a copy that nothing happened to, which is now the `count`-th to be asked about."""
+    """Return 1 and add a valid copy of the layer to the batch at `count`; 0 if there is none."""
     for at in range(layer * s["row_length"], layer * s["row_length"] + row_count(s)[layer]):
-        y = copy_in(s, row_order(s)[at])
+        y = copy_of_order(s, row_order(s)[at])
         if owned(s)[y]["invalid"] == 0:
-            ask(s, count, y)
+            request_key(s, count, y)
             return 1
     return 0
 
 
 @fast
 def shift(s, keys, count):
-    """Layers move by as much as those of their copies that are asked about."""
+    """Set each layer's shift to that of its copy in the batch."""
     if count == 0:
         return
     keys(s, count)
     for i in range(count):
-        y = asked(s)[i]
+        y = eval_copies(s)[i]
         layer = layer_of(s, y)
-        moved = answers(s)[i] - row_key(s)[layer * s["row_length"] + owned(s)[y]["row_at"] - 1]
+        moved = eval_keys(s)[i] - row_key(s)[layer * s["row_length"] + owned(s)[y]["row_at"] - 1]
         if layer_order(s)[layer] != NO_KEY:
             layer_key(s)[layer] += moved - layer_shift(s)[layer]
         layer_shift(s)[layer] = moved
@@ -308,7 +315,7 @@ def shift(s, keys, count):
 
 @fast
 def mark_layer(s, layer):
-    """Its winner may be another one, or have another key."""
+    """Mark a layer whose smallest key must be searched again."""
     if layer_marked(s)[layer] == 0:
         layer_marked(s)[layer] = 1
         marked_layers(s)[s["ranking"]["layers_marked"]] = layer
@@ -317,20 +324,20 @@ def mark_layer(s, layer):
 
 @called
 def compare_layers(s):
-    """The winners of the layers that changed, and what they win with."""
+    """Search marked layers for their smallest keys."""
     for i in range(s["ranking"]["layers_marked"]):
         layer = marked_layers(s)[i]
         layer_marked(s)[layer] = 0
         first = layer * s["row_length"]
-        key, order = first_of(row_key(s), row_order(s), first, first + row_count(s)[layer])
+        key, order = smallest_entry(row_key(s), row_order(s), first, first + row_count(s)[layer])
         layer_key(s)[layer] = key if order == NO_KEY else key + layer_shift(s)[layer]
         layer_order(s)[layer] = order
     s["ranking"]["layers_marked"] = 0
 
 
 @fast
-def first_of(keys, orders, first, last):
-    """The smallest (key, order) of places [first, last); NO_KEY twice if there are none."""
+def smallest_entry(keys, orders, first, last):
+    """Return the smallest (key, order) at positions [first, last), or NO_KEY twice if there are none."""
     key, order = NO_KEY, NO_KEY
     for i in range(first, last):
         if keys[i] < key or (keys[i] == key and orders[i] < order):
@@ -343,7 +350,7 @@ def first_of(keys, orders, first, last):
 
 @called
 def clear_ranking(s):
-    """No candidates, and no key is valid."""
+    """Remove all candidates and invalidate all keys."""
     s["ranking"]["invalid_now"], s["ranking"]["layers_marked"] = 0, 0
     for y in range(s["n_copies"]):
         owned(s)[y]["row_at"], owned(s)[y]["invalid"] = 0, 0
@@ -353,3 +360,42 @@ def clear_ranking(s):
         keyed_scope(s)[layer] = 0 if s["key_scope"] == TOUCH else NEVER_LEFT
     for pool in range(s["n_pools"]):
         pools(s)[pool]["scope"] = NEVER_LEFT
+
+
+# victim selection by the oldest logical timestamp: queues in place of keys
+
+NO_QUEUE, BY_LAST_USE, BY_ENTRY = range(len(QUEUES))
+
+
+@fast
+def move_last(s, y):
+    """Move copy y to the end of its pool's queue."""
+    leave_queue(s, y)
+    node = s["n_copies"] + pool_of(s, y)
+    last = in_front(s)[node]
+    behind(s)[last], in_front(s)[y] = y, last
+    behind(s)[y], in_front(s)[node] = node, y
+
+
+@fast
+def leave_queue(s, y):
+    """Remove copy y from its queue, as a ring of itself."""
+    before, after = in_front(s)[y], behind(s)[y]
+    behind(s)[before], in_front(s)[after] = after, before
+    behind(s)[y], in_front(s)[y] = y, y
+
+
+@fast
+def first_of_queue(s, pool):
+    """Return the first candidate of a pool's queue; there must be one."""
+    y = behind(s)[s["n_copies"] + pool]
+    while copies(s)[y]["protected"] == 1:
+        y = behind(s)[y]
+    return y
+
+
+@called
+def clear_queues(s):
+    """Make every copy and every pool's node a ring of itself."""
+    for node in range(s["n_queued"]):
+        behind(s)[node], in_front(s)[node] = node, node

@@ -1,7 +1,7 @@
-"""The tables as one policy's hooks get them: columns and arrays that its `reads` leaves out are not there.
+"""The tables as one policy's hooks receive them, without columns and arrays that are absent from its `reads`.
 
-So a hook that reads one all the same does not compile, whichever way it came by the name. Where nothing is compiled,
-numpy refuses the column and None the index.
+A hook that reads an undeclared column does not compile, however it obtains the name. In plain Python, numpy rejects the
+column, and indexing None fails for an array.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from moereplay.simulator.jit.marks import IS_PYTHON, array_reader, merged
 
 
 def readable(reads: frozenset[str]) -> dict[str, Callable]:
-    """`all_experts` and `step_of` for hooks of a policy that reads these, by those names."""
+    """Return `all_experts` and `step_of`, by these names, for hooks of a policy that reads `reads`."""
     return {"all_experts": _experts(reads & OPTIONAL_COLUMNS), "step_of": _step(reads & OPTIONAL_ARRAYS)}
 
 
 @cache
 def _experts(reads: frozenset[str]) -> Callable:
-    """The table with the columns that are left, each where it is in EXPERT."""
+    """Return the expert table with the declared columns at their offsets in EXPERT."""
     if reads == OPTIONAL_COLUMNS:
         return all_experts
     every: Any = EXPERT.fields
@@ -58,13 +58,13 @@ def _experts(reads: frozenset[str]) -> Callable:
 
 @cache
 def _step(reads: frozenset[str]) -> Callable:
-    """`step_of`, in which functions of the arrays that are left out return None."""
+    """Return `step_of` with functions that return None for undeclared arrays."""
     hidden = dict.fromkeys(OPTIONAL_ARRAYS - reads, nothing)
     return merged(FunctionType(step_of.__code__, step_of.__globals__ | hidden, step_of.__name__))
 
 
 def step_of(s, demanded):
-    """The gate's arrays; `demanded` experts, 0 while routing has not chosen yet."""
+    """Return the gate's arrays, with `demanded` experts: 0 before routing has chosen."""
     return Step(
         ids(s),
         logits(s),
@@ -82,7 +82,7 @@ def step_of(s, demanded):
 
 @merged
 def wide(array):
-    """The array; where nothing is compiled, of 64 bits, as numpy would go on with the 16 or 32 that are kept."""
+    """Return an array as int64 in plain Python, where numpy would keep calculating in its 16 or 32 bits."""
     return array.astype(np.int64) if IS_PYTHON else array
 
 
@@ -91,7 +91,7 @@ def wide(array):
 
 @merged
 def scores(s):
-    """(T, E)."""
+    """Return scores, (T, E)."""
     if s["batched"] == 1:
         return all_batch_scores(s)[: s["compute"]["tokens"]]
     return all_token_scores(s)[s["compute"]["start"] : s["compute"]["start"] + s["compute"]["tokens"], now(s)["layer"]]
@@ -99,19 +99,19 @@ def scores(s):
 
 @merged
 def order(s):
-    """(D, T, E)."""
+    """Return look-ahead orders, (D, T, E)."""
     return of_pass(s, all_batch_order(s), all_look_order(s))
 
 
 @merged
 def score(s):
-    """(D, T, E)."""
+    """Return look-ahead scores, (D, T, E)."""
     return of_pass(s, all_batch_score(s), all_look_score(s))
 
 
 @merged
 def of_pass(s, gathered, recorded):
-    """(D, T, E) of the pass and layer in progress, from its gathered tokens (D, T, E) or from all (D, T, L, E)."""
+    """Return (D, T, E) of the current pass and layer, from gathered tokens (D, T, E) or all (D, T, L, E)."""
     first, tokens = s["compute"]["start"], s["compute"]["tokens"]
     if s["batched"] == 1:
         return gathered[:, :tokens]
@@ -123,40 +123,40 @@ def of_pass(s, gathered, recorded):
 
 @merged
 def nothing(s, demanded=0):
-    """None in place of an array."""
+    """Return None in place of an array."""
 
 
 @merged
 def ids(s):
-    """(T, k)."""
+    """Return (T, k)."""
     return all_ids(s)[: s["compute"]["tokens"]]
 
 
 @merged
 def logits(s):
-    """(T, E)."""
+    """Return (T, E)."""
     return all_logits(s)[: s["compute"]["tokens"]]
 
 
 @merged
 def choice(s):
-    """(T, E)."""
+    """Return (T, E)."""
     return all_choice(s)[: s["compute"]["tokens"]]
 
 
 @merged
 def rank(s, demanded):
-    """(n,)."""
+    """Return (n,)."""
     return all_demand_rank(s)[:demanded]
 
 
 @merged
 def mass(s, demanded):
-    """(n,)."""
+    """Return (n,)."""
     return all_demand_mass(s)[:demanded]
 
 
 @merged
 def weight(s):
-    """(T, k), or (0, k) where there are none."""
+    """Return (T, k), or (0, k) if the trace has no weights and routing is unchanged."""
     return all_weights(s)[: s["compute"]["tokens"] if s["weighted"] == 1 or s["demand"]["changed"] == 1 else 0]

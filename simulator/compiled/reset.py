@@ -1,19 +1,16 @@
-"""Start, reset and end: what is resident before, what is forgotten, and what was never used."""
+"""Start, reset and end of a run: initial residents, cleared history, and prefetches that were never used."""
 
 from __future__ import annotations
 
 from moereplay.policies.contract import RESIDENT
-from moereplay.simulator.compiled import listeners
 from moereplay.simulator.compiled.cache import clear_cache, warm_copy
-from moereplay.simulator.compiled.counters import BYTES_UNUSED_AT_END, count
+from moereplay.simulator.compiled.counters import BY_RESET, BYTES_UNUSED_AT_END, IS_RESET, NO_COPY, count, note
 from moereplay.simulator.compiled.links import clear_links
-from moereplay.simulator.compiled.log import BY_RESET, IS_RESET, NO_COPY, note
-from moereplay.simulator.compiled.queues import clear_queues
-from moereplay.simulator.compiled.ranking import clear_ranking
-from moereplay.simulator.compiled.side_buffer import clear_side_buffers
+from moereplay.simulator.compiled.ranking import clear_queues, clear_ranking
 from moereplay.simulator.compiled.state import (
     copies,
     layer_of,
+    notifier,
     own_eviction,
     own_miss,
     own_prefetch,
@@ -22,15 +19,16 @@ from moereplay.simulator.compiled.state import (
     pass_tokens,
     warm,
 )
+from moereplay.simulator.compiled.transfers import clear_side_buffers
 from moereplay.simulator.compiled.uses import clear_uses
 from moereplay.simulator.jit.marks import called
 
-on_insert = listeners.notifier("on_insert")
+on_insert = notifier("on_insert")
 
 
 @called
 def warm_up(s, hooks):
-    """What is resident before the start."""
+    """Make the initial residents resident."""
     for i in range(s["n_warm"]):
         y = warm(s)[i]
         warm_copy(s, y)
@@ -40,7 +38,7 @@ def warm_up(s, hooks):
 
 @called
 def reset_if_due(s, index):
-    """Forget everything before pass `index`, if that is due."""
+    """Reset before pass `index` if the configuration requires it."""
     if is_due(s, index):
         note(s, IS_RESET, NO_COPY, BY_RESET)
         s["reset"]["tokens"] = 0
@@ -50,7 +48,7 @@ def reset_if_due(s, index):
 
 @called
 def is_due(s, index):
-    """Whether everything is forgotten before this pass: never, if all requests are others, or after so many tokens."""
+    """Return whether a reset precedes this pass: never, when no request continues, or after a number of tokens."""
     if index == 0 or s["reset_every"] == 0:
         return False
     if s["reset_every"] < 0:
@@ -60,7 +58,7 @@ def is_due(s, index):
 
 @called
 def reset(s):
-    """Residency, policy state, history and queue are cleared; what is in flight is abandoned."""
+    """Clear residency, policy memory, history and queues, and abandon transfers."""
     clear_uses(s)
     clear_cache(s)
     clear_side_buffers(s)
@@ -75,7 +73,7 @@ def reset(s):
 
 @called
 def clear_memory(own):
-    """A policy's, but for its parameters."""
+    """Clear a policy's memory but not its parameters."""
     own.rows[:] = 0
     own.regs[:] = 0
     own.reals[:] = 0.0
@@ -83,7 +81,7 @@ def clear_memory(own):
 
 @called
 def count_unused(s):
-    """What was prefetched and is still unused."""
+    """Count the bytes of prefetched copies that are still unused."""
     for y in range(s["n_copies"]):
         if copies(s)[y]["state"] == RESIDENT and copies(s)[y]["prefetched"] == 1:
             count(s, BYTES_UNUSED_AT_END, layer_of(s, y), copies(s)[y]["bytes"])

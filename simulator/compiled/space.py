@@ -1,11 +1,24 @@
-"""Making space in a pool: whether enough can be evicted, whether the policy agrees, and which copies are evicted."""
+"""Victim selection and space in a pool: whether evictions can free enough, and whether the policy admits a copy."""
 
 from __future__ import annotations
 
 from moereplay.policies.contract import NONE
 from moereplay.simulator.compiled.cache import evict, pin_unlisted, show_last_resort, unpin
-from moereplay.simulator.compiled.state import chosen_victims, copies, owned, pool_of, pools
-from moereplay.simulator.compiled.victims import admits, last_resort_suffices, named_by_policy, smallest_key
+from moereplay.simulator.compiled.ranking import NO_QUEUE, first_of_queue, is_candidate, request_key, smallest
+from moereplay.simulator.compiled.state import (
+    BAD_VICTIM,
+    chosen_victims,
+    copies,
+    done,
+    eval_copies,
+    eval_keys,
+    expert_of,
+    experts,
+    fail,
+    owned,
+    pool_of,
+    pools,
+)
 from moereplay.simulator.jit.marks import called, fast
 
 GRANTED, BYPASSED, REFUSED = range(3)
@@ -15,7 +28,7 @@ WAS_CANDIDATE, WAS_LAST_RESORT = 1, 2
 
 @fast
 def make_space(s, hooks, y, prefetch):
-    """Evict what y needs, if that is enough and the policy admits y. `prefetch`: 1 if no demand waits for y."""
+    """Evict enough for copy y, if that is possible and the policy admits y. `prefetch`: 1 if no demand waits for y."""
     pool, size = pool_of(s, y), copies(s)[y]["bytes"]
     bytes_of = pools(s)[pool]
     short = bytes_of["used"] + size - bytes_of["capacity"]
@@ -41,13 +54,13 @@ def make_space(s, hooks, y, prefetch):
 
 @fast
 def choose_victim(s, hooks, pool, y):
-    """The victim in the pool for y: a candidate, or else one of the last resort; NONE with an error set."""
+    """Return the victim for y: a candidate, or else a last-resort copy; NONE with an error set."""
     if s["by_key"] == 1:
-        return smallest_key(s, hooks.key, pool)
+        return victim_by_key(s, hooks.key, pool)
     last_resort = pools(s)[pool]["open"] == 0
     if last_resort:
         show_last_resort(s, pool, 0)  # as the hook reads `protected`
-    victim = named_by_policy(s, hooks.victim, pool, y)
+    victim = victim_of_policy(s, hooks.victim, pool, y)
     if last_resort:
         show_last_resort(s, pool, 1)
     return victim
@@ -55,13 +68,13 @@ def choose_victim(s, hooks, pool, y):
 
 @fast
 def rejected(s, prefetch):
-    """The verdict on a transfer that the policy rejects."""
+    """Return the verdict on a transfer that the policy rejects."""
     return REFUSED if prefetch == 1 or s["cache"]["bypassed"] != NONE else BYPASSED
 
 
 @called
 def evict_if_all_may(s, hooks, y, prefetch):
-    """Every victim is selected and admission decided before one is evicted; until then the tables do not change."""
+    """Select all victims and decide admission before the first eviction, so that hooks see unchanged tables."""
     bytes_of = pools(s)[pool_of(s, y)]
     short = bytes_of["used"] + copies(s)[y]["bytes"] - bytes_of["capacity"]
     verdict, s["space"]["aside_now"] = GRANTED, 0
@@ -74,7 +87,7 @@ def evict_if_all_may(s, hooks, y, prefetch):
         else:
             short -= copies(s)[victim]["bytes"]
             set_aside(s, victim, short > 0)
-    put_back(s)
+    restore_candidates(s)
     if verdict == GRANTED:
         for i in range(s["space"]["aside_now"]):
             evict(s, hooks, chosen_victims(s)[i], y)
@@ -83,7 +96,7 @@ def evict_if_all_may(s, hooks, y, prefetch):
 
 @fast
 def set_aside(s, y, more):
-    """The copy is a victim; while more are selected it is no candidate."""
+    """Record a victim; while more are selected it is not a candidate."""
     chosen_victims(s)[s["space"]["aside_now"]] = y
     s["space"]["aside_now"] += 1
     if more:
@@ -92,10 +105,86 @@ def set_aside(s, y, more):
 
 
 @fast
-def put_back(s):
-    """Copies that were set aside are candidates again, or of the last resort, as before."""
+def restore_candidates(s):
+    """Restore the copies that were set aside."""
     for i in range(s["space"]["aside_now"]):
         y = chosen_victims(s)[i]
         if owned(s)[y]["aside"] == WAS_CANDIDATE:
             unpin(s, y)
         owned(s)[y]["aside"] = 0
+
+
+# victim selection: a candidate by key or by the policy's own hook, or else a computed copy as the last resort
+
+
+@fast
+def victim_by_key(s, keys, pool):
+    """Return the first victim by key: a candidate, or else a last-resort copy; there must be one."""
+    if pools(s)[pool]["open"] <= 0:
+        return smallest_last_resort(s, keys, pool)
+    if s["queue"] != NO_QUEUE:
+        return first_of_queue(s, pool)
+    return smallest(s, keys, pool)
+
+
+@called
+def victim_of_policy(s, hook, pool, y):
+    """Return the policy's victim; NONE, and end the run, if it is not a candidate of the pool."""
+    victim = hook(s, pool, y)
+    if 0 <= victim < s["n_copies"] and copies(s)[victim]["pool"] == pool and is_candidate(s, victim):
+        return victim
+    fail(s, BAD_VICTIM, victim)
+    return NONE
+
+
+@called
+def admits(s, hook, y, prefetch, victim):
+    """Return whether the policy admits copy y in place of the victim."""
+    return hook(s, y, prefetch, victim)
+
+
+# the last resort
+
+
+@fast
+def is_last_resort(s, y, pool):
+    """Return whether copy y is demanded by this step, computed and not set aside: only a demand may evict it."""
+    protected = copies(s)[y]["protected"] == 1 and owned(s)[y]["aside"] == 0
+    return protected and copies(s)[y]["pool"] == pool
+
+
+@called
+def last_resort_suffices(s, pool, short):
+    """Return whether last-resort copies hold at least `short` bytes."""
+    for i in range(s["cache"]["done_now"]):
+        if short <= 0:
+            return True
+        if is_last_resort(s, done(s)[i], pool):
+            short -= copies(s)[done(s)[i]]["bytes"]
+    return short <= 0
+
+
+@called
+def smallest_last_resort(s, keys, pool):
+    """Return the smallest (key, logical timestamp, copy) of the few last-resort copies."""
+    count = 0
+    for i in range(s["cache"]["done_now"]):
+        if is_last_resort(s, done(s)[i], pool):
+            request_key(s, count, done(s)[i])
+            count += 1
+    keys(s, count)
+    best = count - 1
+    for i in range(count - 1):
+        if leaves_before(s, i, best):
+            best = i
+    return eval_copies(s)[best]
+
+
+@called
+def leaves_before(s, i, j):
+    """Return whether the i-th copy of the batch is evicted before the j-th."""
+    if eval_keys(s)[i] != eval_keys(s)[j]:
+        return eval_keys(s)[i] < eval_keys(s)[j]
+    a, b = eval_copies(s)[i], eval_copies(s)[j]
+    ours, theirs = experts(s)[expert_of(s, a)]["last_use"], experts(s)[expert_of(s, b)]["last_use"]
+    return ours < theirs or (ours == theirs and a < b)

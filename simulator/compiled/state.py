@@ -1,12 +1,16 @@
-"""How the kernel reaches its arrays: a function for each, the policies' bound hooks, and their memories."""
+"""Access to the state of a run: a function per array, policies' memories, properties of copies, and event listeners."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
 from moereplay.policies.contract import NOW, Own
-from moereplay.simulator.compiled.layout import ARRAYS, FEED, MEMORIES, RULE, STOP
-from moereplay.simulator.jit.marks import array_reader, fast, merged, record_reader
+from moereplay.policies.hooks import HOOKS, KINDS
+from moereplay.simulator.compiled.layout import ARRAYS, INPUT_ARRAYS, MEMORIES, RULE, STOP
+from moereplay.simulator.jit.marks import array_reader, called, fast, merged, record_reader
 
 #: No key: larger than that of any copy that it is compared with.
 NO_KEY = (1 << 63) - 1
@@ -15,10 +19,12 @@ now = record_reader("now", NOW)
 rule = record_reader("rule", RULE)
 stop_flag = record_reader("stop", STOP)
 _reader = {name: array_reader(name, dtype, *axes) for name, (dtype, axes) in ARRAYS.items()}
-_reader |= {name: array_reader(name, dtype, *axes, readonly=True) for name, (dtype, axes) in FEED.items()}
+_reader |= {name: array_reader(name, dtype, *axes, readonly=True) for name, (dtype, axes) in INPUT_ARRAYS.items()}
 #: Of arrays that policies are given, or parts of which are.
 _whole = {name: array_reader(name, dtype, *axes, whole=True) for name, (dtype, axes) in (ARRAYS | MEMORIES).items()}
-_whole |= {name: array_reader(name, dtype, *axes, readonly=True, whole=True) for name, (dtype, axes) in FEED.items()}
+_whole |= {
+    name: array_reader(name, dtype, *axes, readonly=True, whole=True) for name, (dtype, axes) in INPUT_ARRAYS.items()
+}
 #: Those that hooks only read: one that writes to them does not compile.
 _INPUTS = ("ids", "logits", "choice", "weights", "missing")
 _INPUTS += ("demand_expert", "demand_rank", "demand_mass", "demand_tokens")
@@ -55,10 +61,10 @@ keyed_pass = _reader["keyed_pass"]
 behind = _reader["behind"]
 in_front = _reader["in_front"]
 invalid_copies = _reader["invalid_copies"]
-asked = _reader["asked"]
-answers = _reader["answers"]
-demands = _reader["demands"]
-asks = _reader["asks"]
+eval_copies = _reader["eval_copies"]
+eval_keys = _reader["eval_keys"]
+demand_queue = _reader["demand_queue"]
+prefetch_queue = _reader["prefetch_queue"]
 flight = _reader["flight"]
 lands = _reader["lands"]
 piece_at = _reader["piece_at"]
@@ -86,7 +92,7 @@ ids = _reader["ids"]
 ran = _reader["ran"]
 chosen = _reader["chosen"]
 units = _reader["units"]
-anew = _reader["anew"]
+reweighed = _reader["reweighed"]
 weights = _reader["weights"]
 logits = _reader["logits"]
 choice = _reader["choice"]
@@ -112,7 +118,7 @@ eligible = _reader["eligible"]
 stand_ins = _reader["stand_ins"]
 tier = _reader["tier"]
 slot = _reader["slot"]
-named = _reader["named"]
+predictions = _reader["predictions"]
 present = _reader["present"]
 accesses = _reader["accesses"]
 others = _reader["others"]
@@ -152,8 +158,8 @@ batch_order = _reader["batch_order"]
 batch_score = _reader["batch_score"]
 all_experts = _whole["experts"]
 all_copies = _whole["copies"]
-all_asked = _whole["asked"]
-all_answers = _whole["answers"]
+all_eval_copies = _whole["eval_copies"]
+all_eval_keys = _whole["eval_keys"]
 all_suggested = _whole["suggested"]
 all_eligible = _whole["eligible"]
 all_ids = _whole["ids"]
@@ -198,31 +204,26 @@ _own_capacity_3 = _whole["own_capacity_3"]
 
 @merged
 def own_routing(s):
-    """The routing policy's memory."""
     return Own(_own_rows_0(s), _own_regs_0(s), _own_reals_0(s), _own_par_0(s), _own_capacity_0(s))
 
 
 @merged
 def own_prefetch(s):
-    """The prefetch policy's memory."""
     return Own(_own_rows_1(s), _own_regs_1(s), _own_reals_1(s), _own_par_1(s), _own_capacity_1(s))
 
 
 @merged
 def own_eviction(s):
-    """The eviction policy's memory."""
     return Own(_own_rows_2(s), _own_regs_2(s), _own_reals_2(s), _own_par_2(s), _own_capacity_2(s))
 
 
 @merged
 def own_miss(s):
-    """The miss policy's memory."""
     return Own(_own_rows_3(s), _own_regs_3(s), _own_reals_3(s), _own_par_3(s), _own_capacity_3(s))
 
 
 @fast
 def expert_of(s, y):
-    """The expert of a copy."""
     if s["precisions"] == 1:
         return np.int64(y)
     return np.int64(owned(s)[y]["x"])
@@ -230,13 +231,12 @@ def expert_of(s, y):
 
 @fast
 def layer_of(s, y):
-    """The layer of a copy."""
     return np.int64(owned(s)[y]["layer"])
 
 
 @fast
 def pool_of(s, y):
-    """The pool of a copy; not read from its row, as then every later look at a pool would wait for that row."""
+    """Return the pool of a copy; reading it from the copy's row would delay every later access to the pool."""
     if s["per_layer"] == 0:
         return 0
     return layer_of(s, y)
@@ -244,7 +244,7 @@ def pool_of(s, y):
 
 @fast
 def kind_of(s, y):
-    """layer * P + precision."""
+    """Return layer * P + precision."""
     if s["precisions"] == 1:
         return layer_of(s, y)
     return np.int64(owned(s)[y]["kind"])
@@ -252,7 +252,84 @@ def kind_of(s, y):
 
 @fast
 def home_of(s, y):
-    """The link that brings a copy."""
+    """Return the link into the fast tier that carries a copy."""
     if s["n_links"] == 1:
         return 0
     return np.int64(owned(s)[y]["link"])
+
+
+# a pass is rows: the token of each, and the request and phase that its own counts are charged to
+
+
+@fast
+def row_at(s, t):
+    """Return the run-wide number of the t-th row of the current pass."""
+    return s["compute"]["start"] + t
+
+
+@fast
+def token_at(s, t):
+    """Return the token of the t-th row, as an index of the token axis."""
+    return row_at(s, t) if s["batched"] == 0 else row_token(s)[row_at(s, t)]
+
+
+# how an access is served: a hit, a delayed hit, a miss that is fetched, and what else becomes of a miss
+
+#: REPLACED by substitutes, for every token. HAS_RUN where compute takes several rounds.
+HIT, DELAYED, FETCH, DROPPED, ON_CPU, REPLACED, HAS_RUN = range(7)
+
+
+@fast
+def runs_here(served):
+    """Return whether an access runs from the fast tier, at once or after a wait."""
+    return served <= FETCH
+
+
+@fast
+def runs(served):
+    """Return whether an access runs, from the fast tier or on the CPU."""
+    return served <= FETCH or served == ON_CPU
+
+
+@fast
+def waits(served):
+    """Return whether compute waits for the access's transfer."""
+    return served == DELAYED or served == FETCH
+
+
+# how a run may end before its trace does
+
+NO_ERROR, STUCK, NO_CPU, NO_LOGITS, NO_HOOK = range(5)
+BAD_VICTIM, BAD_CHOICE, BAD_NAME, BAD_WANT, BAD_VERDICT, BAD_STAND_IN = range(5, 11)
+STOPPED, TOO_LATE = 11, 12
+
+
+@fast
+def fail(s, error, culprit):
+    """End the run with an error. `culprit`: the invalid value that a hook returned, or 0."""
+    s["errors"]["error"], s["errors"]["culprit"] = error, culprit
+
+
+# events, passed to the policies that listen, in the order of `KINDS`
+
+ROUTING, PREFETCH, EVICTION, MISS = (1 << at for at in range(len(KINDS)))
+
+
+@cache
+def notifier(event: str) -> Callable:
+    """Return a function of the state, the bound hooks and the event's arguments that calls every listener's hook."""
+    listeners, pointers = f"listeners_{event}", list(HOOKS).index(event)
+
+    @called
+    def notify(s, hooks, *numbers):
+        listening = s[listeners]
+        if listening & ROUTING:
+            hooks[pointers][0](s, *numbers)
+        if listening & PREFETCH:
+            hooks[pointers][1](s, *numbers)
+        if listening & EVICTION:
+            hooks[pointers][2](s, *numbers)
+        if listening & MISS:
+            hooks[pointers][3](s, *numbers)
+
+    return notify

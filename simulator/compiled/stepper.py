@@ -1,6 +1,6 @@
-"""The compiled engine in steps: it decides, and the caller says what has ended and when.
+"""The compiled engine driven step by step: it makes decisions, and the caller reports when activities end.
 
-run(Stepper.of(trace, spec), machine, placement)   # simulator.steps: what the reference engine does there, faster
+run(Stepper.of(trace, spec), machine, placement)   # simulator.steps: as with the reference engine, but faster
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from functools import partial
 
 from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.compute import OVER
-from moereplay.simulator.compiled.cost_tables import Inputs
-from moereplay.simulator.compiled.engine import bound, given
+from moereplay.simulator.compiled.counters import IS_DENSE, IS_EXPERT, KINDS
+from moereplay.simulator.compiled.engine import bound, prepare_inputs
 from moereplay.simulator.compiled.initial import initial_state
-from moereplay.simulator.compiled.inputs import inputs_from
-from moereplay.simulator.compiled.log import IS_DENSE, IS_EXPERT, KINDS
+from moereplay.simulator.compiled.inputs import Inputs, inputs_from
+from moereplay.simulator.compiled.kernel import ABANDONED, BEGUN, CLOSED, COMPUTED, LANDED, RESUMED, stepped_kernel
 from moereplay.simulator.compiled.outcome import cause_of, check, counters_of, event_of
-from moereplay.simulator.compiled.stepped import ABANDONED, BEGUN, CLOSED, COMPUTED, LANDED, RESUMED, stepped_kernel
 from moereplay.simulator.interface import ACTED_ON, NO_COPY, Begun, FinishedRun, Oracle, RunSpec, oracle_of
 from moereplay.simulator.source import Source
 from moereplay.simulator.threads import run_interruptibly
@@ -30,10 +29,10 @@ KIND = 2  #: of a line, its kind
 
 
 class Stepper:
-    """One run, in steps."""
+    """One run, driven step by step; implements `simulator.decisions`."""
 
     def __init__(self, inputs: Inputs, oracle: Oracle, spec: RunSpec) -> None:
-        """Raises PolicyError for a hook that does not compile. `can_step` says what can be run so."""
+        """Raises PolicyError for a hook that does not compile. `can_step` tells which runs are supported."""
         lines = LINES * spec.layout.geometry.experts * spec.layout.precisions
         self._spec, self._chosen = spec, spec.chosen
         self._state = initial_state(inputs, oracle, spec, lines, stepped=True)
@@ -47,53 +46,53 @@ class Stepper:
 
     @classmethod
     def of(cls, trace: Trace, spec: RunSpec) -> Stepper:
-        """Of a trace."""
-        return cls(*given(trace, spec), spec)
+        """Create a stepper for a trace."""
+        return cls(*prepare_inputs(trace, spec), spec)
 
     @classmethod
     def of_source(cls, source: Source, spec: RunSpec) -> Stepper:
-        """Of a source that does not react to what is made of its gates."""
+        """Create a stepper for a source whose gates do not depend on earlier results."""
         return cls(inputs_from(source), oracle_of(source, spec.config, spec.chosen.eviction), spec)
 
     @property
     def is_over(self) -> bool:
-        """Whether compute has nothing left to do."""
+        """True when compute has finished."""
         return self._compute["program_counter"] == OVER
 
     @property
     def is_called_up(self) -> bool:
-        """Whether compute, which waited, may go on."""
+        """True if blocked compute can resume."""
         return self._clock["compute_at"] != NEVER_DUE
 
     def begin(self, now: int) -> Sequence[Begun]:
-        """The run begins."""
+        """Begin the run at `now`, ns."""
         return self._step(BEGUN, now, 0)
 
     def computed(self, now: int, elapsed: int) -> Sequence[Begun]:
-        """Compute has ended, at `now`, what it was busy with for `elapsed` ns."""
+        """Report that compute's activity of `elapsed` ns has ended at `now`."""
         return self._step(COMPUTED, now, elapsed)
 
     def landed(self, y: int, now: int, elapsed: int) -> Sequence[Begun]:
-        """The transfer under way, of copy y, is complete; it kept the link for `elapsed` ns."""
+        """Report that the transfer of copy y is complete; it occupied the link for `elapsed` ns."""
         return self._step(LANDED, now, elapsed, y)
 
     def resumed(self, now: int) -> Sequence[Begun]:
-        """Compute goes on."""
+        """Resume compute."""
         self._clock["compute_at"] = NEVER_DUE
         return self._step(RESUMED, now, 0)
 
     def abandoned(self, y: int, elapsed: int) -> None:
-        """A transfer has ended that a reset or the end of the run has abandoned."""
+        """Report the end of a transfer that a reset or the end of the run abandoned."""
         self._step(ABANDONED, int(self._clock["time"]), elapsed, y)
 
     def close(self) -> FinishedRun:
-        """What the run has counted, and its event log."""
+        """Return the counters and the event log."""
         end = int(self._clock["time"])
         self._step(CLOSED, end, 0)
         return FinishedRun(counters_of(self._state), end, [event_of(line, self._spec) for line in self._lines])
 
     def note_end(self, line: int, now: int) -> None:
-        """What began in this line of the event log was over at `now`."""
+        """Set the end of an activity in a line of the event log."""
         self._lines[line][1] = now
 
     def _step(self, ended: int, now: int, elapsed: int, y: int = 0) -> Sequence[Begun]:
@@ -119,14 +118,14 @@ class Stepper:
         return Begun(WORDS[kind], layer, y, self._tokens(kind), cause_of(cause, self._spec), n)
 
     def _tokens(self, kind: int) -> int:
-        """Of what compute has begun: it begins one thing at a time."""
+        """Return the tokens of the activity that compute has just begun."""
         if kind == IS_EXPERT:
             return int(self._accesses[self._compute["running"]]["tokens"])
         return int(self._compute["tokens"]) if kind == IS_DENSE else 0
 
 
 def can_step(spec: RunSpec) -> bool:
-    """Whether a run has what `Stepper` knows: one link, no lower tier, no CPU, no price that changes what is done."""
+    """Return whether `Stepper` supports a run: one link, no lower tier, no CPU, and only costs that are tables."""
     times = spec.times
     miss = spec.chosen.miss
     if spec.lower or times.has_pieces or times.waits_for_all or miss.policy.uses_cpu(miss.params):

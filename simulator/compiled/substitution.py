@@ -1,4 +1,4 @@
-"""Misses that are not fetched for every token: dropped experts, and resident ones that substitute for a missing one."""
+"""Misses that are not fetched for every token: experts are dropped, or resident experts substitute for them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from moereplay.simulator.compiled import counters
 from moereplay.simulator.compiled.cache import find_any
 from moereplay.simulator.compiled.counters import SUBSTITUTED, count, count_for
 from moereplay.simulator.compiled.demand import mark_changed, run_instead, union_of
-from moereplay.simulator.compiled.errors import BAD_STAND_IN, NO_HOOK, fail
-from moereplay.simulator.compiled.served import DROPPED, HIT, REPLACED, runs
 from moereplay.simulator.compiled.state import (
+    BAD_STAND_IN,
+    DROPPED,
+    HIT,
+    NO_HOOK,
+    REPLACED,
     access_of,
     accesses,
     eligible,
+    fail,
     final_expert,
     final_mass,
     final_rank,
@@ -21,6 +25,7 @@ from moereplay.simulator.compiled.state import (
     now,
     others,
     ran,
+    runs,
     stand_ins,
 )
 from moereplay.simulator.compiled.weights import weigh_run
@@ -28,14 +33,14 @@ from moereplay.simulator.jit.marks import called, fast
 
 
 @fast
-def no_stand_ins(s):
-    """A step begins: nothing has been substituted."""
+def clear_substitutes(s):
+    """Clear the mark that this step has substitutes."""
     s["substitution"]["substituted"] = 0
 
 
 @called
 def drop(s, access):
-    """No token runs it."""
+    """Remove the expert from all tokens that run it."""
     access["served"] = DROPPED
     e = access["x"] - now(s)["layer"] * s["experts"]
     for t in range(s["compute"]["tokens"]):
@@ -48,7 +53,7 @@ def drop(s, access):
 
 @called
 def substitute(s, hook, access):
-    """Call the policy token by token; the expert is fetched, most precise, if any token still needs it."""
+    """Call the policy for every token. Fetch the expert at full precision if any token still needs it."""
     if s["has_substitute"] == 0:
         fail(s, NO_HOOK, 0)
         return
@@ -59,7 +64,7 @@ def substitute(s, hook, access):
         j = first_place(ran(s)[t], e)
         if j == NONE:
             continue
-        other = ask_token(s, hook, t, j)
+        other = substitute_for(s, hook, t, j)
         if other == NONE:
             needed += 1
             continue
@@ -76,8 +81,8 @@ def substitute(s, hook, access):
 
 
 @called
-def ask_token(s, hook, t, j):
-    """The expert that substitutes for a token's j-th one, or NONE."""
+def substitute_for(s, hook, t, j):
+    """Return the expert that substitutes for a token's j-th one, or NONE."""
     base = now(s)["layer"] * s["experts"]
     for e in range(s["experts"]):
         resident = find_any(s, base + e, RESIDENT) != NONE
@@ -87,7 +92,7 @@ def ask_token(s, hook, t, j):
 
 @called
 def first_place(row, e):
-    """The first place of e in the row, or NONE."""
+    """Return the first position of e in a row, or NONE."""
     for j in range(len(row)):
         if row[j] == e:
             return j
@@ -98,10 +103,10 @@ def first_place(row, e):
 
 
 @called
-def make_union_again(s, served):
-    """Contract `atomic`: the union of the demand anew, into `others`; substitutes are used, but are no accesses.
+def rebuild_union(s, served):
+    """Rebuild the union of the demand in `others` (contract `atomic`); substitutes are used but are not accesses.
 
-    `served` is how many accesses there were; returns how many there are.
+    `served` is the number of accesses before; return the number after.
     """
     by_rank = weigh_run(s)
     union = union_of(s, by_rank, final_expert(s), final_rank(s), final_mass(s), final_sum(s), final_tokens(s))
@@ -120,7 +125,7 @@ def make_union_again(s, served):
 
 @called
 def serve(s, access, x, tokens):
-    """One expert of the new demand: as it is served already, or a hit of a substitute."""
+    """Serve an expert of the new union: as before, or as a hit if it is a substitute."""
     known = access_of(s)[x - now(s)["layer"] * s["experts"]]
     if known == NONE:
         stand_in(s, access, x, tokens)
@@ -132,18 +137,18 @@ def serve(s, access, x, tokens):
 
 @called
 def stand_in(s, access, x, tokens):
-    """A substitute: used, but no access."""
+    """Make an access of a substitute: it is used, but not counted as an access."""
     access["n"], access["x"], access["y"], access["tokens"] = NONE, x, find_any(s, x, RESIDENT), tokens
     access["served"] = HIT
 
 
 @called
 def add_stand_ins(s, served):
-    """Contract `sequential`: the substitutes of the access at hand follow it, lowest id first; returns how many."""
+    """Append the substitutes of the current access, lowest id first (contract `sequential`); return the new length."""
     base, total = now(s)["layer"] * s["experts"], served
     for e in range(s["experts"]):
         if stand_ins(s)[e] > 0:
             stand_in(s, accesses(s)[total], base + e, stand_ins(s)[e])
             total += 1
-    no_stand_ins(s)
+    clear_substitutes(s)
     return total

@@ -1,27 +1,25 @@
-"""The expert table: demand, uses, predictions and their logical timestamps, and the next use."""
+"""The expert table: demand, uses, predictions with their logical timestamps, and next uses."""
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled import listeners
-from moereplay.simulator.compiled.queues import BY_LAST_USE, move_last
-from moereplay.simulator.compiled.ranking import invalidate_expert
-from moereplay.simulator.compiled.state import demand_next, demand_pass, expert_of, experts, now
+from moereplay.simulator.compiled.ranking import BY_LAST_USE, invalidate_expert, move_last
+from moereplay.simulator.compiled.state import demand_next, demand_pass, expert_of, experts, notifier, now
 from moereplay.simulator.jit.marks import called, fast
 
-on_predict = listeners.notifier("on_predict")
+on_predict = notifier("on_predict")
 
 
 @fast
-def need(s, x, mass):
-    """Expert x is demanded, with so much gate weight."""
+def mark_needed(s, x, mass):
+    """Mark expert x as demanded, and add its gate weight."""
     if s["reads_need"] == 1:
         experts(s)[x]["needed"] = 1
         experts(s)[x]["mass_ever"] += mass
 
 
 @fast
-def need_no_more(s, x):
-    """Expert x has run, or does not run from here."""
+def clear_needed(s, x):
+    """Clear the demand for expert x: it has run, or does not run from the fast tier."""
     if s["reads_need"] == 1:
         experts(s)[x]["needed"] = 0
     if s["keys_read_demand"] == 1:
@@ -29,8 +27,8 @@ def need_no_more(s, x):
 
 
 @fast
-def foresee(s, x, n):
-    """The next use of expert x, the n-th demanded of this step."""
+def update_next_use(s, x, n):
+    """Update the next use of expert x, the n-th demanded of this step."""
     experts(s)[x]["next_use"] = demand_next(s)[n]
     if s["reads_passes"] == 1:
         experts(s)[x]["next_pass"] = demand_pass(s)[n]
@@ -38,7 +36,7 @@ def foresee(s, x, n):
 
 @fast
 def set_timestamp(s, x):
-    """A use, or the arrival of a prefetch: the next logical timestamp."""
+    """Set the next logical timestamp, at a use or the arrival of a prefetch."""
     s["uses"]["timestamps"] += 1
     experts(s)[x]["last_use"] = s["uses"]["timestamps"]
     experts(s)[x]["last_pass"] = now(s)["pass"]
@@ -48,7 +46,7 @@ def set_timestamp(s, x):
 
 @fast
 def count_use(s, x, counted):
-    """A use of expert x. `counted`: 1 if the arrival of what runs counted as its first use here."""
+    """Count a use of expert x. `counted`: 1 if the arrival of its copy was already counted as a use."""
     set_timestamp(s, x)
     expert = experts(s)[x]
     expert["uses_ever"] += 1
@@ -57,19 +55,19 @@ def count_use(s, x, counted):
 
 @fast
 def count_first_use(s, x):
-    """The arrival of a prefetch counts as the first use here of expert x."""
+    """Count the arrival of a prefetch as the first use of expert x since it became resident."""
     experts(s)[x]["uses_here"] = 1
 
 
 @fast
 def forget_uses(s, x):
-    """Expert x has no copy any more: its uses here are forgotten."""
+    """Clear the uses of expert x, which has no copy left."""
     experts(s)[x]["uses_here"] = 0
 
 
 @fast
 def predict(s, hooks, y):
-    """A prefetch policy predicted a resident copy: the next logical timestamp."""
+    """Record the prediction of a resident copy, with the next logical timestamp."""
     x = expert_of(s, y)
     s["uses"]["timestamps"] += 1
     experts(s)[x]["last_prediction"], experts(s)[x]["prediction_pass"] = s["uses"]["timestamps"], now(s)["pass"]
@@ -81,7 +79,7 @@ def predict(s, hooks, y):
 
 @called
 def clear_uses(s):
-    """As if nothing had ever been used; oracle information stays."""
+    """Clear uses and predictions; oracle information stays."""
     s["uses"]["timestamps"] = 0
     for x in range(s["n_experts"]):
         clear_expert(experts(s)[x])
@@ -89,6 +87,6 @@ def clear_uses(s):
 
 @called
 def clear_expert(row):
-    """As at the start, but for its future."""
+    """Reset an expert's row except for its next use."""
     row["last_pass"], row["prediction_pass"], row["last_prediction"] = -1, -1, 0
     row["last_use"], row["uses_ever"], row["uses_here"], row["mass_ever"], row["needed"] = 0, 0, 0, 0, 0

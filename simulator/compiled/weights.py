@@ -1,7 +1,7 @@
-"""Weights of what the tokens run, and the union of their demand: `traces.routers` and `traces.demand`, to the bit.
+"""Gate weights of the executed experts, and their distance from the router's own mixture.
 
-A weight is made of shares, which the trace holds, by + * / in float64 in the order of ranks (or of ids, where the rule
-sums over experts), rounded to float32 and then to UNITs.
+Weights equal those of `traces.routers` and `traces.demand` bit for bit: shares from the trace are combined with + * /
+in float64 in the order of ranks (of ids, where the rule sums over experts), then rounded to float32 and to UNITs.
 """
 
 from __future__ import annotations
@@ -9,15 +9,34 @@ from __future__ import annotations
 import numpy as np
 
 from moereplay.policies.contract import NONE, UNIT
-from moereplay.simulator.compiled.errors import NO_LOGITS, fail
-from moereplay.simulator.compiled.rows import token_at
+from moereplay.simulator.compiled.counters import (
+    ASSIGNMENTS,
+    ASSIGNMENTS_KEPT,
+    MASS,
+    MASS_DROPPED,
+    MASS_KEPT,
+    MASS_LOW_PRECISION,
+    MASS_SUBSTITUTED,
+    RANK_DISPLACEMENT,
+    VARIATION,
+    count,
+    count_for,
+    count_here,
+)
 from moereplay.simulator.compiled.state import (
+    NO_LOGITS,
     all_eligible,
-    anew,
+    fail,
     ids,
     now,
+    own_in_run,
     ran,
+    reweighed,
     rule,
+    run_in_own,
+    tier,
+    token_at,
+    token_choice,
     token_ids,
     token_logits,
     token_shares,
@@ -32,29 +51,29 @@ SPARSEMIXER = FAMILIES.index("sparsemixer")
 
 @fast
 def to_units(weight):
-    """round(weight * UNIT), half to even."""
+    """Return round(weight * UNIT), half to even."""
     return np.int64(np.rint(np.float64(np.float32(weight)) * UNIT))
 
 
 @called
 def weigh_run(s):
-    """Weights of what the tokens run: the router's own where a token keeps its experts, else from the logits.
+    """Set the weights of executed experts: the router's own where a token keeps its experts, else from the logits.
 
-    With nothing to weigh by they are 0; returns 1 then, as the union goes by ranks.
+    Return 1 if there are neither weights nor logits: weights are then 0, and the union is ordered by rank.
     """
     some = any_reweighed(s)
     if some:
         weigh(s)
     if s["weighted"] == 1 or not some:
         for t in range(s["compute"]["tokens"]):
-            if anew(s)[t] == 0:
+            if reweighed(s)[t] == 0:
                 keep_weights(s, t)
     return 1 if s["weighted"] == 0 and not some else 0
 
 
 @called
 def keep_weights(s, t):
-    """What the router gave to those of its experts that a token runs."""
+    """Copy the router's weights of those of its experts that a token runs."""
     at, layer = token_at(s, t), now(s)["layer"]
     for j in range(s["width"]):
         units(s)[t, j] = 0
@@ -65,20 +84,19 @@ def keep_weights(s, t):
 
 @called
 def any_reweighed(s):
-    """Whether any token of the step is weighed anew; which ones is noted."""
+    """Mark tokens that need new weights; return whether there are any."""
     some = False
     for t in range(s["compute"]["tokens"]):
-        anew(s)[t] = 1 if is_reweighed(s, t) else 0
-        some = some or anew(s)[t] == 1
+        reweighed(s)[t] = 1 if is_reweighed(s, t) else 0
+        some = some or reweighed(s)[t] == 1
     return some
 
 
 @called
 def is_reweighed(s, t):
-    """Whether a token was routed to fewer experts than its router chose, or runs one that is not its own.
+    """Return whether a token was routed to fewer experts than recorded, or runs one that is not its own.
 
-    Otherwise every expert keeps the weight that the router gave it, and one dropped at a miss leaves the others' as
-    they were.
+    Otherwise each expert keeps its recorded weight, and one dropped at a miss leaves the other weights unchanged.
     """
     own, routed, run = token_ids(s)[token_at(s, t), now(s)["layer"]], ids(s)[t], ran(s)[t]
     fewer = 0
@@ -91,7 +109,7 @@ def is_reweighed(s, t):
 
 @called
 def last_place(row, e):
-    """The last place of an expert in a row, or NONE."""
+    """Return the last position of an expert in a row, or NONE."""
     place = NONE
     for j in range(len(row)):  # no branch: many at a time
         place = j if row[j] == e else place
@@ -100,7 +118,7 @@ def last_place(row, e):
 
 @called
 def weigh(s):
-    """Weights in UNITs, from the unmodified logits, of the experts that the step's tokens run; -1 weighs 0."""
+    """Compute weights in UNITs from the unmodified logits for the experts that tokens run; -1 weighs 0."""
     if s["scored"] == 0:
         fail(s, NO_LOGITS, 0)
         return
@@ -122,7 +140,7 @@ def weigh(s):
 
 @called
 def weigh_shares(rule, share, ids, units):
-    """Each id's share, or its share of their sum if the rule says so."""
+    """Set each weight to the id's share, or to its part of the sum of shares if the rule normalises."""
     total = 0.0
     for j in range(len(ids)):
         if ids[j] >= 0:
@@ -138,7 +156,7 @@ def weigh_shares(rule, share, ids, units):
 
 @called
 def weigh_near(rule, share, logits, ids, taken, units):
-    """Each id's share of those experts that no id before it took and that are not far below it."""
+    """Set each weight to the id's share among the experts that are left and within the band below it."""
     taken[:] = 0
     for j in range(len(ids)):
         units[j] = 0
@@ -151,7 +169,7 @@ def weigh_near(rule, share, logits, ids, taken, units):
 
 @called
 def sum_near(rule, share, logits, pick, taken):
-    """The shares, in id order, of the experts left whose distance below the pick is inside the band."""
+    """Sum, in id order, the shares of the experts left that are within the band below `pick`."""
     reference, total = logits[pick], 0.0
     for e in range(len(logits)):
         size = max(abs(logits[e]), reference)
@@ -159,3 +177,183 @@ def sum_near(rule, share, logits, pick, taken):
         if taken[e] == 0 and gap <= rule["band"]:
             total += np.float64(share[e])
     return total
+
+
+# how far the executed mixture is from the router's own, where policies may have changed it
+
+
+@fast
+def count_assignments(s):
+    """Count the router's assignments in the current layer."""
+    if s["batched"] == 0:
+        count_here(s, ASSIGNMENTS, s["demand"]["assignments"])
+    else:
+        for t in range(s["compute"]["tokens"]):
+            count_for(s, t, ASSIGNMENTS, now(s)["layer"], assignments_of(s, t))
+
+
+@called
+def assignments_of(s, t):
+    """Return how many experts the router chose for a token."""
+    total = 0
+    for j in range(s["width"]):
+        total += 1 if token_ids(s)[token_at(s, t), now(s)["layer"], j] != NONE else 0
+    return total
+
+
+@called
+def mass_of(s, t):
+    """Return the gate weight of the router's choices; a foreign trace may also weigh experts that were not chosen."""
+    at, layer, total = token_at(s, t), now(s)["layer"], 0
+    for j in range(s["width"] if s["weighted"] == 1 else 0):
+        total += to_units(token_weights(s)[at, layer, j]) if token_ids(s)[at, layer, j] != NONE else 0
+    return total
+
+
+@called
+def count_unchanged(s, layer):
+    """Count a layer that ran as routed."""
+    if s["batched"] == 0:
+        count(s, ASSIGNMENTS_KEPT, layer, s["demand"]["assignments"])
+        count(s, MASS, layer, s["demand"]["mass"])
+        count(s, MASS_KEPT, layer, s["demand"]["mass"])
+    else:
+        for t in range(s["compute"]["tokens"]):
+            count_for(s, t, ASSIGNMENTS_KEPT, layer, assignments_of(s, t))
+            count_for(s, t, MASS, layer, mass_of(s, t))
+            count_for(s, t, MASS_KEPT, layer, mass_of(s, t))
+    count_low(s, layer)
+
+
+@called
+def count_changed(s, layer):
+    """Count a layer whose routing changed, token by token, with new weights where experts were replaced."""
+    if any_reweighed(s):
+        weigh(s)
+    count_tokens(s, layer)
+    count_low(s, layer)
+
+
+@called
+def count_tokens(s, layer):
+    """Count all tokens; `units` must hold the new weights."""
+    for t in range(s["compute"]["tokens"]):
+        match(s, t, layer)
+        count_kept(s, t, layer)
+        if s["scored"] == 1:
+            count_displacement(s, t, layer)
+        if s["weighted"] == 1:
+            count_token(s, t, layer)
+            count_lost(s, t, layer)
+
+
+@called
+def match(s, t, layer):
+    """Find each routed expert's position in the run, and each executed expert's position in the routing, or NONE."""
+    own, run = token_ids(s)[token_at(s, t), layer], ran(s)[t]
+    for j in range(s["width"]):
+        own_in_run(s)[j], run_in_own(s)[j] = last_place(run, own[j]), last_place(own, run[j])
+
+
+@called
+def count_kept(s, t, layer):
+    """Count the routed experts that run."""
+    total = 0
+    for j in range(s["width"]):
+        total += 1 if own_in_run(s)[j] != NONE else 0
+    count_for(s, t, ASSIGNMENTS_KEPT, layer, total)
+
+
+@called
+def count_displacement(s, t, layer):
+    """Sum over executed slots |rank by choice score - slot|; routed experts keep their recorded rank."""
+    total, at = 0, token_at(s, t)
+    for j in range(s["width"]):
+        if run_in_own(s)[j] != NONE:
+            total += abs(run_in_own(s)[j] - j)
+        elif ran(s)[t, j] != NONE:
+            total += abs(rank_behind(token_choice(s)[at, layer], token_ids(s)[at, layer], ran(s)[t, j]) - j)
+    count_for(s, t, RANK_DISPLACEMENT, layer, total)
+
+
+@called
+def count_token(s, t, layer):
+    """Count the gate weight of one token: the router's, the part kept, and the total variation."""
+    weights, own = token_weights(s)[token_at(s, t), layer], token_ids(s)[token_at(s, t), layer]
+    run, weighed = ran(s)[t], units(s)[t]
+    whole, stayed, moved = 0, 0, 0
+    for j in range(s["width"]):
+        if own[j] != NONE:
+            before, at = to_units(weights[j]), own_in_run(s)[j]
+            whole += before
+            stayed += before if at != NONE else 0
+            moved += abs(before - after(weighed, at, before, reweighed(s)[t]))
+    for j in range(s["width"]):
+        if run[j] != NONE and run_in_own(s)[j] == NONE and last_place(run, run[j]) == j:
+            moved += weighed[j]  # a foreign expert: its token is weighed anew
+    count_for(s, t, MASS, layer, whole)
+    count_for(s, t, MASS_KEPT, layer, stayed)
+    count_for(s, t, VARIATION, layer, moved // 2)
+
+
+@called
+def count_lost(s, t, layer):
+    """Count the weight of experts that did not run as substituted or dropped.
+
+    Each foreign expert substitutes for one routed expert; those whose own slot runs something come first.
+    """
+    weights, own, run = (
+        token_weights(s)[token_at(s, t), layer],
+        token_ids(s)[token_at(s, t), layer],
+        ran(s)[t],
+    )
+    foreign, substituted, dropped = 0, 0, 0
+    for j in range(s["width"]):
+        if run[j] != NONE and run_in_own(s)[j] == NONE:
+            foreign += 1
+    for is_empty in range(2):
+        for j in range(s["width"]):
+            if own[j] != NONE and own_in_run(s)[j] == NONE and (run[j] == NONE) == (is_empty == 1):
+                if foreign > 0:
+                    substituted += to_units(weights[last_place(own, own[j])])
+                else:
+                    dropped += to_units(weights[last_place(own, own[j])])
+                foreign -= 1
+    count_for(s, t, MASS_SUBSTITUTED, layer, substituted)
+    count_for(s, t, MASS_DROPPED, layer, dropped)
+
+
+@called
+def count_low(s, layer):
+    """Count the weight of routed experts that ran below the highest precision."""
+    if s["precisions"] == 1 or s["weighted"] == 0:
+        return
+    for t in range(s["compute"]["tokens"]):
+        at, low = token_at(s, t), 0
+        for j in range(s["width"]):
+            e = token_ids(s)[at, layer, j]
+            if e != NONE and tier(s)[e] > 0 and last_place(ran(s)[t], e) != NONE:
+                low += to_units(token_weights(s)[at, layer, j])
+        count_for(s, t, MASS_LOW_PRECISION, layer, low)
+
+
+@fast
+def after(weighed, at, before, is_anew):
+    """Return the weight of a routed expert in the executed mixture."""
+    if at == NONE:
+        return 0
+    return weighed[at] if is_anew == 1 else before
+
+
+@called
+def rank_behind(choice, own, e):
+    """Return the rank of an expert that was not chosen: after the chosen, by descending score, ties by lowest id."""
+    rank, score = np.int64(len(own)), choice[e]
+    for other in range(e):
+        rank += 1 if choice[other] >= score else 0
+    for other in range(e + 1, len(choice)):
+        rank += 1 if choice[other] > score else 0
+    for other in own:
+        if other != NONE:
+            rank -= 1 if (choice[other] > score) | ((choice[other] == score) & (other < e)) else 0
+    return rank

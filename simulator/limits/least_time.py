@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moereplay.simulator.bounds import RELAXED, Bound
-from moereplay.simulator.compiled.cost_tables import costs_of
-from moereplay.simulator.compiled.inputs import inputs_of
+from moereplay.simulator.compiled.inputs import costs_of, inputs_of
 from moereplay.simulator.curves.optimum import ACCESSES, HITS, keys, look_up, started
 from moereplay.simulator.curves.stream import Cut, Demands, demands_of
 from moereplay.simulator.jit.calls import compiled

@@ -15,8 +15,7 @@ from moereplay.policies.contract import Eviction, PolicyError
 from moereplay.policies.grammar import parse
 from moereplay.policies.hooks import given_by
 from moereplay.simulator import dry_run
-from moereplay.simulator.compiled.hooks import compiled
-from moereplay.simulator.compiled.user_hooks import refusal
+from moereplay.simulator.compiled.hooks import compiled, refusal
 from moereplay.simulator.config import configure
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.remarks import remarks

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moereplay.simulator.compiled import errors
+from moereplay.simulator.compiled import state as codes
 from moereplay.simulator.compiled.outcome import check
 from moereplay.simulator.config import configure
 
@@ -16,13 +16,13 @@ CHOSEN = configure(eviction="fifo", prefetch="top_k", miss="drop", routing="prun
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (errors.BAD_VICTIM, "fifo named 77, which may not leave its pool"),
-        (errors.BAD_CHOICE, "routing prune chose 77, which is no expert"),
-        (errors.BAD_NAME, "prefetch top_k named 77, which is no copy"),
-        (errors.BAD_WANT, "miss drop wants precision 77, which there is not"),
-        (errors.BAD_VERDICT, "miss drop decided 77, which is no verdict"),
-        (errors.BAD_STAND_IN, "miss drop let 77 stand in"),
-        (errors.STUCK, "nothing can happen any more"),
+        (codes.BAD_VICTIM, "fifo named 77, which may not leave its pool"),
+        (codes.BAD_CHOICE, "routing prune chose 77, which is no expert"),
+        (codes.BAD_NAME, "prefetch top_k named 77, which is no copy"),
+        (codes.BAD_WANT, "miss drop wants precision 77, which there is not"),
+        (codes.BAD_VERDICT, "miss drop decided 77, which is no verdict"),
+        (codes.BAD_STAND_IN, "miss drop let 77 stand in"),
+        (codes.STUCK, "nothing can happen any more"),
     ],
 )
 def test_an_error_of_machine_code_names_the_policy_and_the_value(error: int, message: str) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moereplay.simulator.compiled.cost_tables import costs_of
 from moereplay.simulator.compiled.initial import initial_state
-from moereplay.simulator.compiled.inputs import inputs_from
+from moereplay.simulator.compiled.inputs import costs_of, inputs_from
 from moereplay.simulator.config import configure
 from moereplay.simulator.interface import oracle_of
 from moereplay.simulator.platform import Link, Roofline

@@ -99,6 +99,7 @@ def test_what_has_an_owner_exists() -> None:
     known = {
         *ARRAYS,
         *ROWS,
+        *RECORDS,
         "now",
         *(f"{table}.{column}" for table, columns in tables.items() for column in columns or ()),
     }
