@@ -53,7 +53,7 @@ def three_numbers(s, a, b, c):
 BY_NUMBERS = (no_number, one_number, two_numbers, three_numbers)
 
 
-# hooks that take lists, and those that are called for many positions or copies at once
+# hooks that take lists, and hooks that are called for a batch of positions or copies
 
 
 def choose(s):
@@ -91,5 +91,5 @@ def key(s, count):
         eval_keys[i] = result_of(hook(*tables(s), eval_copies[i]))
 
 
-#: Those that write results into the state, and return none.
+#: Adapters that write results into the state and return nothing.
 BATCHED = (want, key)

@@ -171,7 +171,7 @@ def mark_computed(s, x, y):
         s["cache"]["bypassed"] = NONE
         set_state(s, y, ABSENT)
         forget_if_gone(s, x)
-    elif owned(s)[y]["member"] == 1 and owned(s)[y]["done"] == 0:  # a side buffer takes no bytes of the pool
+    elif owned(s)[y]["member"] == 1 and owned(s)[y]["done"] == 0:  # a copy in a side buffer takes no bytes of the pool
         owned(s)[y]["done"] = 1
         done(s)[s["cache"]["done_now"]] = y
         s["cache"]["done_now"] += 1
@@ -204,7 +204,7 @@ def forget_all_done(s):
     s["cache"]["done_now"] = 0
 
 
-# coming in
+# arrival
 
 
 @fast
@@ -256,7 +256,7 @@ def move_in(s, y):
     """Move a resident copy from its side buffer into its pool."""
     pools(s)[pool_of(s, y)]["used"] += copies(s)[y]["bytes"]
     s["cache"]["arrivals"] += 1
-    copies(s)[y]["entered"] = s["cache"]["arrivals"]  # the cache, now
+    copies(s)[y]["entered"] = s["cache"]["arrivals"]  # the order of arrival in the cache itself
     join_pool(s, y)
     invalidate_expert(s, expert_of(s, y))
 
@@ -272,7 +272,7 @@ def warm_copy(s, y):
     join_pool(s, y)
 
 
-# leaving
+# eviction
 
 
 @fast
@@ -319,7 +319,7 @@ def leave(s, y, incoming):
     note(s, IS_EVICT, y, incoming)
 
 
-# a reset
+# reset
 
 
 @called

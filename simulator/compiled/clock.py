@@ -10,9 +10,9 @@ from moereplay.simulator.compiled.counters import LINK_BUSY_NS, count
 from moereplay.simulator.compiled.state import kind_of, layer_of, slow_wire_ns, wire_ns
 from moereplay.simulator.jit.marks import fast
 
-#: No event: later than any time.
+#: The time of an event that is not scheduled.
 NEVER_DUE = (1 << 63) - 1
-#: What an event is of.
+#: Kinds of events.
 OF_LINK, OF_CPU, OF_COMPUTE, OF_NOTHING = range(4)
 
 

@@ -85,7 +85,7 @@ def until_the_rest(s, y, spent):
     return max(spent, lands_at(s, y) + rest - s["clock"]["time"])
 
 
-# loading: what compute itself spends on each demand before it is fetched
+# loading: compute's own work on each demand before its transfer
 
 
 @fast
@@ -122,7 +122,7 @@ def load(s, i):
     return spent
 
 
-# the CPU beside the accelerator: a step's misses that it computes from the slow tier, one after the other
+# the CPU: it runs a step's misses from the slow tier, one after the other
 
 
 @called

@@ -32,14 +32,14 @@ _COLUMNS = {name.upper(): column for column, name in enumerate(COUNTERS)}
 #: Columns of a request's times.
 START, FIRST, DECODE, PASSES, END, TOKENS = range(6)
 TIMES = 6
-NO_FIRST = -1  #: no prompt
+NO_FIRST = -1  #: the request has no prompt
 NO_ROW = -1
 
 
 def __getattr__(name: str) -> int:
     """Return the column of a counter by its name in capitals, as declared in `results.counters`."""
     if name not in _COLUMNS:
-        raise AttributeError(f"no counter is declared as {name.lower()!r}")
+        raise AttributeError(f"unknown counter {name.lower()!r}")
     return _COLUMNS[name]
 
 
@@ -142,7 +142,7 @@ def close_row(s):
         before(s)[counter] = total
 
 
-# the event log: numbers in the kernel, names for readers. What does not fit is counted, so that a second run fits
+# the event log: numbers in the kernel, names for readers
 
 KINDS = (
     "dense", "expert", "cpu", "transfer", "hits", "late", "compulsory", "collisions", "capacity", "evict", "promote",
@@ -152,7 +152,7 @@ KINDS = (
     IS_DENSE, IS_EXPERT, IS_CPU, IS_TRANSFER, IS_HIT, IS_LATE, IS_COMPULSORY, IS_COLLISION, IS_CAPACITY, IS_EVICT,
     IS_PROMOTE, IS_CANCEL, IS_DROP, IS_RESET, IS_FILL, IS_LOAD,
 ) = range(len(KINDS))  # fmt: skip
-#: Causes are numbers below zero, or the copy that comes in.
+#: A cause is negative, or the copy whose transfer evicts another.
 CAUSES = ("", "compute", "miss", "demand", "prefetch", "streamed", "gate", "reset")
 BY_COMPUTE, BY_MISS, BY_DEMAND, BY_PREFETCH, BY_STREAM, BY_GATE, BY_RESET = range(-1, -len(CAUSES), -1)
 NO_COPY = -1

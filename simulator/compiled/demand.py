@@ -169,7 +169,7 @@ def recall(s):
         recall_one(s, n, first + n)
 
 
-# what routing chooses
+# the demand of a routing policy
 
 
 @called
@@ -229,7 +229,7 @@ def run_instead(s, t, j, expert):
     mark_changed(s)
 
 
-# the union of what the tokens run
+# the union of the demand
 
 
 @called

@@ -27,14 +27,14 @@ from moereplay.simulator.source import Source, TraceSource
 from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Trace
 
-#: Lines of the event log that a first run has room for; a second one has exactly enough.
+#: Room for lines of the event log in a first run; a second run has exactly enough.
 LINES = 1 << 16
-#: What each kernel takes beside the state: a named tuple of pointers to hooks.
+#: The named tuple of hook pointers that each kernel takes.
 POINTERS = {kernel: hooks.BoundHooks, priced_kernel: hooks.BoundHooks, fast_path: FastHooks}
 POINTERS |= {stepped_kernel: hooks.BoundHooks}
-#: The numbers of a state that each takes for constants.
+#: Numbers of the state that are constants in each kernel.
 CONSTANTS = {kernel: PLAIN, priced_kernel: OWN_CLOCK, fast_path: FROZEN, stepped_kernel: STEPPED}
-PARTS = {kernel: "general", priced_kernel: "most general", fast_path: "usual", stepped_kernel: "stepped"}
+TITLES = {kernel: "general", priced_kernel: "multi-tier", fast_path: "fast-path", stepped_kernel: "stepped"}
 LOG = logging.getLogger(__name__)
 
 
@@ -103,7 +103,7 @@ def _start(state: SimulationState, chosen: PolicySet) -> None:
 
 def bound(of: Callable, state: SimulationState, chosen: PolicySet) -> Callable[[], None]:
     """Return a compiled kernel bound to its state and hooks: call it once, or once per step if it is stepped."""
-    with COMPILING:  # runs of other threads go on meanwhile
+    with COMPILING:  # runs in other threads continue meanwhile
         code = machine_code(of)
         pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
     if isinstance(code, int):
@@ -119,7 +119,7 @@ def machine_code(of: Callable) -> Callable | int:
     if not is_sound():
         return hooks.plain().kernel(of, CONSTANTS[of])
     if not is_kept(of.__name__):
-        LOG.info("compiling the replay engine's %s part (about half a minute, once)", PARTS[of])
+        LOG.info("compiling the %s kernel (about 30 s, first run only)", TITLES[of])
     return kept(of.__name__, partial(_built, of))
 
 

@@ -230,7 +230,7 @@ def end_fast_step(s, hooks):
     count_here(s, EXPERT_NS, s["compute"]["spent"])
     count_here(s, STALL_NS, stalled(s))
     if s["demand"]["changed"] == 1:
-        count_tokens(s, now(s)["layer"])  # what routing weighed is what runs
+        count_tokens(s, now(s)["layer"])  # routed tokens run as weighed: no miss changes them
     else:
         count_unchanged(s, now(s)["layer"])
     unpin_demanded(s)

@@ -314,7 +314,7 @@ def use_one(s, hooks, access):
         clear_needed(s, access["x"])
         return
     if access["n"] == NONE:
-        mark_needed(s, access["x"], 0)  # a substitute: the demanded are marked already
+        mark_needed(s, access["x"], 0)  # a substitute; demanded experts are already marked
     use(s, hooks, access["y"])
     pin(s, access["y"])
     if access["y"] != access["x"] * s["precisions"]:
@@ -341,7 +341,7 @@ def suggest(s, hooks):
     """Call the prefetch policy, and queue the absent copies that it predicts."""
     layer = now(s)["layer"]
     for x in range(layer * s["experts"], (layer + 1) * s["experts"]):
-        predictions(s)[x] = 0  # counted at this gate
+        predictions(s)[x] = 0  # predictions for this gate have been counted
     for i in range(predicted_copies(s, hooks.suggest)):
         record_prediction(s, hooks, suggested(s)[i])
 
@@ -349,7 +349,7 @@ def suggest(s, hooks):
 @fast
 def predicted_copies(s, hook):
     """Return how many copies the prefetch policy predicts; 0, with an error set, if one is invalid."""
-    if s["renews"] == 1:  # what it named before and is still queued is named anew, or is not wanted any more
+    if s["renews"] == 1:  # the policy suggests again what it still wants
         cancel(s, now(s)["step"] + s["layers"])
     total = hook(s)
     if not 0 <= total <= s["n_copies"]:

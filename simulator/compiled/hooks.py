@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from moereplay.simulator.jit.compiling import Built
 
 
-#: In place of a hook that a policy does not give; kernels call none of them.
+#: Placeholder for a hook that a policy does not have; kernels never call it.
 ABSENT = None if IS_PYTHON else 0
-#: What a kernel takes: a pointer per hook, and for an event one per kind of policy, in the order of KINDS.
+#: Pointers that a kernel takes: one per hook, and for an event one per kind of policy, in the order of KINDS.
 BoundHooks = namedtuple("BoundHooks", HOOKS)
 MEMORY: dict[str, Callable] = dict(
     zip(KINDS, (state.own_routing, state.own_prefetch, state.own_eviction, state.own_miss), strict=True)
@@ -57,8 +57,8 @@ def shapes_of(names: tuple[str, ...]) -> list[Shape]:
 @cache
 def _shape(name: str) -> Shape:
     """Return a hook's signature: its adapter's numbers, whether it returns one, and its listeners."""
-    answers = HOOKS[name].result is not NoneType and _adapter(name) not in adapters.BATCHED
-    return Shape(_adapter(name).__code__.co_argcount - 1, answers, len(KINDS) if HOOKS[name].is_event else 0)
+    returns = HOOKS[name].result is not NoneType and _adapter(name) not in adapters.BATCHED
+    return Shape(_adapter(name).__code__.co_argcount - 1, returns, len(KINDS) if HOOKS[name].is_event else 0)
 
 
 def _adapter(name: str) -> FunctionType:
@@ -130,34 +130,34 @@ def no_result(answer):
     """Discard the return value of a hook declared to return nothing."""
 
 
-# hooks that do not compile: what Numba says of them is one line
+# hooks that do not compile: one line from Numba's report
 
-#: Where colorama is installed, Numba colours what it says, whoever reads it.
+#: Colour codes of Numba's messages, where colorama is installed.
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-#: Each attempt's report begins with one, that on a function which the hook calls inside that on the hook.
+#: The start of a report on one compilation attempt; reports on called functions are nested in the caller's.
 STAGE = re.compile(r"\(step: [^)]*\)")
-#: Why the implementation that was meant is none for these types.
+#: The reason why the intended implementation does not accept these types.
 SPECIFIC = re.compile(r"raised a specific error:\s*\w+: (.*)")
-#: A place at the end of a reason, which the error names itself.
+#: A location at the end of a reason; the error states it itself.
 PLACE = re.compile(r"[.,]* *(defined at|Raised from) .*")
 
 
-def refusal(policy: Policy, hook: str, given: FunctionType, said: str) -> PolicyError:
+def refusal(policy: Policy, hook: str, given: FunctionType, report: str) -> PolicyError:
     """Return the error for a hook that does not compile, with the line in the user's file and a workaround."""
-    said = COLOUR.sub("", said)
-    name = re.escape(Path(given.__code__.co_filename).name)  # numba spells the folder in its own way
-    place = re.search(rf'{name}(?:", line | \()(\d+)', said)
-    reason = _reason(said[: place.end()] if place else said)
+    report = COLOUR.sub("", report)
+    name = re.escape(Path(given.__code__.co_filename).name)  # Numba may write the folder differently
+    place = re.search(rf'{name}(?:", line | \()(\d+)', report)
+    reason = _reason(report[: place.end()] if place else report)
     if policy.reads is not None:
-        reason += f"; it may read {', '.join(sorted(policy.reads)) or 'none'} of what reads may name"
+        reason += f"; declared reads: {', '.join(sorted(policy.reads)) or 'none'}"
     what = f"hook {hook} does not compile ({reason}); replay it with --engine reference"
     if policy.version:
         return complaint(given, what, int(place[1]) if place else 0)
     return PolicyError(f"{policy.kind} {policy.name}: {what}")
 
 
-def _reason(said: str) -> str:
+def _reason(report: str) -> str:
     """Return the message of a specific error in Numba's report, or else the first line of its innermost part."""
-    innermost = STAGE.split(said)[-1]
+    innermost = STAGE.split(report)[-1]
     lines = (PLACE.sub("", line).strip(" :") for line in (*SPECIFIC.findall(innermost), *innermost.splitlines()))
-    return next(filter(None, lines), "Numba does not say why")
+    return next(filter(None, lines), "no reason in Numba's report")

@@ -23,7 +23,7 @@ from moereplay.simulator.threads import stop_flag
 from moereplay.traces.routers import is_shared
 from moereplay.traces.schema import Router
 
-#: Tables begin with one: a row of `owned` is then one, and what every use writes of an expert's is in one. Bytes.
+#: Alignment of tables, bytes: a row of `owned` fills one cache line, and a use writes one line of the expert table.
 CACHE_LINE = 64
 
 
@@ -99,7 +99,7 @@ def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.nd
     return held[first : first + size].view(kind)
 
 
-# numbers
+# numbers of the state
 
 
 def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
@@ -168,7 +168,7 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     eviction = chosen.eviction.policy
     given["has_resolve"] = not chosen.miss.policy.fetches_all
     given["has_admit"] = eviction.admit is not None and eviction.declines(chosen.eviction.params)
-    each = given["has_admit"] or eviction.victim is not None  # who must leave next may depend on who has left
+    each = given["has_admit"] or eviction.victim is not None  # a victim may depend on earlier victims
     given["asks_of_each"] = eviction.admit is not None and each and not eviction.decides_once
     named = chosen.reads
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
@@ -244,7 +244,7 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-# contents
+# contents of the arrays
 
 
 def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
@@ -304,19 +304,19 @@ def _write_rule(rule: np.ndarray, router: Router) -> None:
     rule["scale"], rule["band"] = router.scale, 2 * router.jitter
 
 
-# variants of the kernels: which numbers of a state each takes for constants (`simulator/jit/parts.py`)
+# kernel variants: the numbers of the state that are constants in each (`simulator/jit/parts.py`)
 
-#: The engine says when something ends.
+#: The engine computes when activities end.
 OWN_CLOCK = {"external": 0}
-#: Two tiers, and no price that is more than a number in a table.
+#: Two tiers, and no cost term beyond a table.
 TWO_TIERS = dict.fromkeys(
     ("n_tiers", "has_loading", "waits_for_all", "has_start", "slows_compute", "reads_kv", "has_pieces"), 0
 )
 PLAIN = TWO_TIERS | OWN_CLOCK
-#: The caller says when something ends, of compute and of one link.
+#: The caller reports when activities of compute and of one link end.
 STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}
 #: Two tiers and one link, passes of one request each, one precision, contract `atomic`, every miss fetched, no
-#: listeners, no log, no price that is more than a number in a table: a cached copy is all that there is.
+#: listeners, no log, no cost term beyond a table.
 FROZEN = {
     **PLAIN,
     "precisions": 1,

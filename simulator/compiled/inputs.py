@@ -25,7 +25,7 @@ from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.shared import read_only, shared
 from moereplay.traces.token_arrays import look
 
-#: The demand stream's columns in `traces.demand`.
+#: Columns of the demand stream, by input array, in `traces.demand`.
 STREAM = {
     "stream_expert": "expert",
     "stream_rank": "rank",
@@ -36,7 +36,7 @@ STREAM = {
 }
 
 
-#: What is kept on disk of the passes of a long trace, beside what `traces/passes.py` keeps.
+#: Arrays of a long trace's passes that are kept on disk, in addition to those of `traces/passes.py`.
 KEPT = {
     name: Rows(np.dtype(INPUT_ARRAYS[name][0]).str)
     for name in ("pass_tokens", "pass_phase", "pass_position", "pass_apart")
@@ -47,10 +47,10 @@ class Demanded(NamedTuple):
     """Settings that decide which arrays of a trace are input, and in which form."""
 
     passes: str
-    scores: bool  #: whether any policy needs the router's logits
-    next_pass: bool  #: whether any reads it
-    depths: tuple[int, ...]  #: of the look-ahead
-    control: tuple[str, int]  #: of the look-ahead, and its seed
+    scores: bool  #: a policy needs the router's logits
+    next_pass: bool  #: a policy reads the pass of the next use
+    depths: tuple[int, ...]  #: look-ahead distances
+    control: tuple[str, int]  #: look-ahead control and its seed
 
 
 def inputs_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Inputs:
@@ -100,7 +100,7 @@ def _add_passes(trace: Trace, plan: Passes, part: slice, arrays: Mapping[str, Gr
 
 def _plan(plan: Passes) -> dict[str, np.ndarray]:
     start, rows = plan.start, plan.rows
-    requests, token = (plan.request, start) if rows is None else (rows.request, rows.token)  # of every row that counts
+    requests, token = (plan.request, start) if rows is None else (rows.request, rows.token)  # of every row
     leaders = np.arange(len(plan)) if rows is None else start
     numbers, first = _numbered(requests)
     arrays = {
@@ -167,7 +167,7 @@ def _filled(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
     }
 
 
-# any source
+# inputs from any source
 
 
 def inputs_from(source: Source) -> Inputs:
@@ -239,7 +239,7 @@ def _by_token(plan: Passes, layers: int, rows: Sequence[Sequence], width: int, f
     return tokens
 
 
-# tables of times, made from a platform before a run: what the kernels look up
+# tables of durations, from a platform
 
 Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.INPUT_ARRAYS`
 
@@ -248,7 +248,7 @@ def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
     """Return tables of the durations in `simulator.times.Times`, ns: a row per pass length, expert size and format."""
     times, layout = spec.times, spec.layout
     tokens = int(inputs["pass_tokens"].max(initial=1))
-    counted = np.bincount(inputs["pass_tokens"], minlength=1)  # a sort would take longer than all the rest
+    counted = np.bincount(inputs["pass_tokens"], minlength=1)  # sorting would take longer than all other work
     lengths = np.flatnonzero(counted)
     layers = range(layout.geometry.layers)
     copies = [(layer, p) for layer in layers for p in range(layout.precisions)]

@@ -63,9 +63,9 @@ def land_last(s, hooks):
         start_transfers(s, hooks)
 
 
-# the kernel in steps: the caller says when something has ended, and the run goes on until something else must end
+# the stepped kernel
 
-#: What the caller says, in `stepped.ended`, beside `clock.time`, and for how long it lasted, in `stepped.elapsed`.
+#: Reports of the caller in `stepped.ended`, with `clock.time` and the duration in `stepped.elapsed`.
 BEGUN, COMPUTED, LANDED, RESUMED, ABANDONED, CLOSED = range(6)
 
 

@@ -301,7 +301,7 @@ def tier_below(s, link):
     return max(0, link - first_fill(s) + 1)
 
 
-# what others ask
+# queries
 
 
 @fast

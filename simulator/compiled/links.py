@@ -155,7 +155,7 @@ def complete(s, hooks):
         if not piece_was_here and is_awaited(s, y):
             notify_arrival(s, y)
             resume(s)
-    if s["waits_for_all"] == 1:  # nothing more may come
+    if s["waits_for_all"] == 1:  # compute also waits for the last arrival
         resume(s)
 
 

@@ -107,7 +107,7 @@ def end_in_tier(s, y):
     owned(s)[y]["onward"] = 0
 
 
-# the list, from the longest unread to the last read
+# the list of copies, least recently read first
 
 
 @called

@@ -126,18 +126,18 @@ def check(state: SimulationState, chosen: PolicySet) -> None:
     if error == TOO_LATE:
         raise too_late()
     if error == NO_CPU:
-        raise ConfigError("this platform has no [cpu] table, which miss policies that compute there need")
+        raise ConfigError("missing [cpu] table in the platform: the miss policy computes on the CPU")
     if error == NO_LOGITS:
         raise PolicyError("a policy that changes the mixture must declare that it needs logits: needs=always('logits')")
     raise AssertionError(
         {
-            BAD_VICTIM: f"{eviction} named {culprit}, which may not leave its pool",
-            STUCK: "nothing can happen any more: a demanded expert finds no room",
-            BAD_CHOICE: f"routing {chosen.routing.policy.name} chose {culprit}, which is no expert",
-            BAD_NAME: f"prefetch {chosen.prefetch.policy.name} named {culprit}, which is no copy",
-            BAD_WANT: f"miss {miss} wants precision {culprit}, which there is not",
-            BAD_VERDICT: f"miss {miss} decided {culprit}, which is no verdict, or less precise than wanted",
-            BAD_STAND_IN: f"miss {miss} let {culprit} stand in, which may not",
-            NO_HOOK: f"miss {miss} was asked for a hook that it does not give",
+            BAD_VICTIM: f"eviction {eviction}: invalid victim {culprit}: expected an evictable copy of the pool",
+            STUCK: "deadlock: a demanded expert finds no space in its pool",
+            BAD_CHOICE: f"routing {chosen.routing.policy.name}: invalid expert {culprit}",
+            BAD_NAME: f"prefetch {chosen.prefetch.policy.name}: invalid copy {culprit}",
+            BAD_WANT: f"miss {miss}: invalid precision {culprit}",
+            BAD_VERDICT: f"miss {miss}: invalid verdict {culprit}: expected a verdict or a precision that is wanted",
+            BAD_STAND_IN: f"miss {miss}: invalid substitute {culprit}: expected an eligible expert",
+            NO_HOOK: f"miss {miss}: PER_TOKEN requires a hook substitute",
         }[error]
     )

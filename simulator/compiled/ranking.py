@@ -94,7 +94,7 @@ def add_member(s, y):
         owned(s)[y]["member_at"] = member_count(s)[layer]
         members(s)[layer * s["row_length"] + member_count(s)[layer]] = y
         member_count(s)[layer] += 1
-    if copies(s)[y]["protected"] == 0:  # else it is invalidated when it is unpinned
+    if copies(s)[y]["protected"] == 0:  # else `unpin` invalidates it
         invalidate(s, y)
 
 
@@ -117,7 +117,7 @@ def forget_member(s, y):
     owned(s)[last]["member_at"] = place
 
 
-# the choice
+# selection
 
 
 @called
@@ -148,7 +148,7 @@ def rank_invalid(s, keys):
     count = 0
     for i in range(s["ranking"]["invalid_now"]):
         y = invalid_copies(s)[i]
-        if owned(s)[y]["invalid"] == 1:  # else ranked with its layer meanwhile
+        if owned(s)[y]["invalid"] == 1:  # else `refresh_layer` has ranked it
             owned(s)[y]["invalid"] = 0
             count += key_or_leave_row(s, y, count)
     s["ranking"]["invalid_now"] = 0
@@ -210,7 +210,7 @@ def row_place(s, y):
 def update_minimum(s, layer, y, key, order):
     """Update its layer's smallest key with copy y's; mark the layer if copy y held the smallest."""
     best_key, best = layer_key(s)[layer], layer_order(s)[layer]
-    if copy_of_order(s, best) == y:  # none is of NO_KEY
+    if copy_of_order(s, best) == y:  # NO_KEY is the order of no copy
         mark_layer(s, layer)
     elif key < best_key or (key == best_key and order < best):
         layer_key(s)[layer], layer_order(s)[layer] = key, order
@@ -231,7 +231,7 @@ def leave_row(s, y):
         mark_layer(s, layer)
 
 
-# scopes that move on
+# key-validity scopes
 
 
 @fast
@@ -278,7 +278,7 @@ def refresh_layer(s, keys, layer, scope):
     layer_shift(s)[layer] = 0
     for i in range(base, base + member_count(s)[layer]):
         y = np.int64(members(s)[i])
-        owned(s)[y]["invalid"] = 0  # and stays in the list until that is worked off
+        owned(s)[y]["invalid"] = 0  # it stays in the list; `rank_invalid` skips it
         count += key_or_leave_row(s, y, count)
     rank(s, keys, count)
     keyed_scope(s)[layer], keyed_pass(s)[layer] = scope, now(s)["pass"]
@@ -310,7 +310,7 @@ def shift(s, keys, count):
         layer_shift(s)[layer] = moved
 
 
-# layers
+# the smallest key per layer
 
 
 @fast
@@ -345,7 +345,7 @@ def smallest_entry(keys, orders, first, last):
     return key, order
 
 
-# a reset
+# reset
 
 
 @called
@@ -362,7 +362,7 @@ def clear_ranking(s):
         pools(s)[pool]["scope"] = NEVER_LEFT
 
 
-# victim selection by the oldest logical timestamp: queues in place of keys
+# queues in place of keys
 
 NO_QUEUE, BY_LAST_USE, BY_ENTRY = range(len(QUEUES))
 

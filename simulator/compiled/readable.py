@@ -86,7 +86,7 @@ def wide(array):
     return array.astype(np.int64) if IS_PYTHON else array
 
 
-# what was recorded of the pass's tokens: in place if they follow each other, or as `demand` gathered it
+# recorded arrays of the pass's tokens: in place if they are adjacent, else as `demand` gathered them
 
 
 @merged
@@ -118,7 +118,7 @@ def of_pass(s, gathered, recorded):
     return recorded[:, first : first + tokens, now(s)["layer"]]
 
 
-# the arrays of OPTIONAL_ARRAYS, by their names there
+# optional arrays, by their names in OPTIONAL_ARRAYS
 
 
 @merged

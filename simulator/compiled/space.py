@@ -22,7 +22,7 @@ from moereplay.simulator.compiled.state import (
 from moereplay.simulator.jit.marks import called, fast
 
 GRANTED, BYPASSED, REFUSED = range(3)
-#: What a chosen victim was before: a candidate, or evictable as a last resort.
+#: State of a victim before it was set aside: a candidate, or evictable as a last resort.
 WAS_CANDIDATE, WAS_LAST_RESORT = 1, 2
 
 
@@ -44,7 +44,7 @@ def make_space(s, hooks, y, prefetch):
     while bytes_of["used"] + size > bytes_of["capacity"]:
         victim = choose_victim(s, hooks, pool, y)
         if victim == NONE:
-            return REFUSED  # and the run ends with an error
+            return REFUSED  # an error is set
         if s["has_admit"] == 1 and not agreed and not admits(s, hooks.admit, y, prefetch, victim):
             return rejected(s, prefetch)
         agreed = True
@@ -59,7 +59,7 @@ def choose_victim(s, hooks, pool, y):
         return victim_by_key(s, hooks.key, pool)
     last_resort = pools(s)[pool]["open"] == 0
     if last_resort:
-        show_last_resort(s, pool, 0)  # as the hook reads `protected`
+        show_last_resort(s, pool, 0)  # the hook reads `protected`
     victim = victim_of_policy(s, hooks.victim, pool, y)
     if last_resort:
         show_last_resort(s, pool, 1)
@@ -81,7 +81,7 @@ def evict_if_all_may(s, hooks, y, prefetch):
     while verdict == GRANTED and short > 0:
         victim = choose_victim(s, hooks, pool_of(s, y), y)
         if victim == NONE:
-            verdict = REFUSED  # and the run ends with an error
+            verdict = REFUSED  # an error is set
         elif not admits(s, hooks.admit, y, prefetch, victim):
             verdict = rejected(s, prefetch)
         else:
@@ -114,7 +114,7 @@ def restore_candidates(s):
         owned(s)[y]["aside"] = 0
 
 
-# victim selection: a candidate by key or by the policy's own hook, or else a computed copy as the last resort
+# victim selection: a candidate by key or by the policy's hook
 
 
 @fast
@@ -143,7 +143,7 @@ def admits(s, hook, y, prefetch, victim):
     return hook(s, y, prefetch, victim)
 
 
-# the last resort
+# last resort: copies whose compute has ended in this step
 
 
 @fast

@@ -12,7 +12,7 @@ from moereplay.policies.hooks import HOOKS, KINDS
 from moereplay.simulator.compiled.layout import ARRAYS, INPUT_ARRAYS, MEMORIES, RULE, STOP
 from moereplay.simulator.jit.marks import array_reader, called, fast, merged, record_reader
 
-#: No key: larger than that of any copy that it is compared with.
+#: Larger than every key.
 NO_KEY = (1 << 63) - 1
 NEVER_LEFT = -1
 now = record_reader("now", NOW)
@@ -20,12 +20,12 @@ rule = record_reader("rule", RULE)
 stop_flag = record_reader("stop", STOP)
 _reader = {name: array_reader(name, dtype, *axes) for name, (dtype, axes) in ARRAYS.items()}
 _reader |= {name: array_reader(name, dtype, *axes, readonly=True) for name, (dtype, axes) in INPUT_ARRAYS.items()}
-#: Of arrays that policies are given, or parts of which are.
+#: Readers of whole arrays, for policies.
 _whole = {name: array_reader(name, dtype, *axes, whole=True) for name, (dtype, axes) in (ARRAYS | MEMORIES).items()}
 _whole |= {
     name: array_reader(name, dtype, *axes, readonly=True, whole=True) for name, (dtype, axes) in INPUT_ARRAYS.items()
 }
-#: Those that hooks only read: one that writes to them does not compile.
+#: Arrays that are read-only for hooks: a hook that writes to one does not compile.
 _INPUTS = ("ids", "logits", "choice", "weights", "missing")
 _INPUTS += ("demand_expert", "demand_rank", "demand_mass", "demand_tokens")
 _INPUTS += ("batch_scores", "batch_order", "batch_score")
@@ -258,7 +258,7 @@ def home_of(s, y):
     return np.int64(owned(s)[y]["link"])
 
 
-# a pass is rows: the token of each, and the request and phase that its own counts are charged to
+# rows of a pass
 
 
 @fast
@@ -273,9 +273,9 @@ def token_at(s, t):
     return row_at(s, t) if s["batched"] == 0 else row_token(s)[row_at(s, t)]
 
 
-# how an access is served: a hit, a delayed hit, a miss that is fetched, and what else becomes of a miss
+# outcomes of an access
 
-#: REPLACED by substitutes, for every token. HAS_RUN where compute takes several rounds.
+#: REPLACED: by substitutes for every token. HAS_RUN: in an earlier round of the step.
 HIT, DELAYED, FETCH, DROPPED, ON_CPU, REPLACED, HAS_RUN = range(7)
 
 
@@ -297,7 +297,7 @@ def waits(served):
     return served == DELAYED or served == FETCH
 
 
-# how a run may end before its trace does
+# errors that end a run
 
 NO_ERROR, STUCK, NO_CPU, NO_LOGITS, NO_HOOK = range(5)
 BAD_VICTIM, BAD_CHOICE, BAD_NAME, BAD_WANT, BAD_VERDICT, BAD_STAND_IN = range(5, 11)
@@ -310,7 +310,7 @@ def fail(s, error, culprit):
     s["errors"]["error"], s["errors"]["culprit"] = error, culprit
 
 
-# events, passed to the policies that listen, in the order of `KINDS`
+# events: the policies that listen are called in the order of `KINDS`
 
 ROUTING, PREFETCH, EVICTION, MISS = (1 << at for at in range(len(KINDS)))
 

@@ -21,26 +21,26 @@ from moereplay.simulator.source import Source
 from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Trace
 
-#: Lines of the log that one step has room for, per copy of a layer's experts.
+#: Room in the log for the lines of one step, per copy of a layer's experts.
 LINES = 64
-#: Words of the log's numbers that somebody must act on.
+#: Kinds of log lines that the caller must carry out, by number.
 WORDS = {number: word for number, word in enumerate(KINDS) if word in ACTED_ON}
-KIND = 2  #: of a line, its kind
+KIND = 2  #: column of a line
 
 
 class Stepper:
-    """One run, driven step by step; implements `simulator.decisions`."""
+    """One run, driven step by step; implements `Decisions` of `simulator.interface`."""
 
     def __init__(self, inputs: Inputs, oracle: Oracle, spec: RunSpec) -> None:
         """Raises PolicyError for a hook that does not compile. `can_step` tells which runs are supported."""
         lines = LINES * spec.layout.geometry.experts * spec.layout.precisions
         self._spec, self._chosen = spec, spec.chosen
         self._state = initial_state(inputs, oracle, spec, lines, stepped=True)
-        self._take_up = run_interruptibly(partial(bound, stepped_kernel, self._state, spec.chosen))
+        self._process_end = run_interruptibly(partial(bound, stepped_kernel, self._state, spec.chosen))
         self._lines: list[list[int]] = []
-        state = self._state  # its records by name, once: a step is a matter of microseconds
+        state = self._state  # look up records once: a step takes microseconds
         self._clock, self._compute, self._errors = (state[name] for name in ("clock", "compute", "errors"))
-        self._ended, self._log, self._room = state["stepped"], state["log"], state.arrays["log"]
+        self._report, self._log, self._room = state["stepped"], state["log"], state.arrays["log"]
         self._accesses = state.arrays["accesses"]
         self._experts, self._precisions = spec.layout.geometry.experts, spec.layout.precisions
 
@@ -96,10 +96,10 @@ class Stepper:
         self._lines[line][1] = now
 
     def _step(self, ended: int, now: int, elapsed: int, y: int = 0) -> Sequence[Begun]:
-        said = self._ended
-        said["ended"], said["elapsed"], said["y"] = ended, elapsed, y
+        report = self._report
+        report["ended"], report["elapsed"], report["y"] = ended, elapsed, y
         self._clock["time"], self._log["lines"] = now, 0
-        self._take_up()
+        self._process_end()
         if self._errors["error"]:
             check(self._state, self._chosen)
         return self._begun(int(self._log["lines"]))

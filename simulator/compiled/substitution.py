@@ -99,7 +99,7 @@ def first_place(row, e):
     return NONE
 
 
-# the demand again
+# the demand after substitution
 
 
 @called

@@ -111,7 +111,7 @@ def is_reweighed(s, t):
 def last_place(row, e):
     """Return the last position of an expert in a row, or NONE."""
     place = NONE
-    for j in range(len(row)):  # no branch: many at a time
+    for j in range(len(row)):  # without a branch, so that it vectorizes
         place = j if row[j] == e else place
     return place if e != NONE else NONE
 
@@ -179,7 +179,7 @@ def sum_near(rule, share, logits, pick, taken):
     return total
 
 
-# how far the executed mixture is from the router's own, where policies may have changed it
+# distance of the executed mixture from the router's own
 
 
 @fast
@@ -290,7 +290,7 @@ def count_token(s, t, layer):
             moved += abs(before - after(weighed, at, before, reweighed(s)[t]))
     for j in range(s["width"]):
         if run[j] != NONE and run_in_own(s)[j] == NONE and last_place(run, run[j]) == j:
-            moved += weighed[j]  # a foreign expert: its token is weighed anew
+            moved += weighed[j]  # a foreign expert, so its token has new weights
     count_for(s, t, MASS, layer, whole)
     count_for(s, t, MASS_KEPT, layer, stayed)
     count_for(s, t, VARIATION, layer, moved // 2)

@@ -1,1 +1,1 @@
-"""From marked Python functions to machine code, kept on disk. Nothing here knows what an expert is."""
+"""Compile marked Python functions to machine code and keep it on disk; independent of the simulator."""

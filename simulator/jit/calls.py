@@ -1,7 +1,7 @@
-"""Machine code as Python calls it: arguments as Numba hands them over, and what it raises.
+"""Calls of machine code from Python: arguments in Numba's calling convention, and exceptions.
 
-Numba's convention: a place for the result, one for what is raised, then every number of every argument, one by one. The
-GIL is released meanwhile.
+Numba's convention is a pointer for the result, one for an exception, then all numbers of all arguments one by one. The
+GIL is released during a call.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from moereplay.simulator.jit.machine_code import COMPILING, any_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.jit.trial import is_sound
 
-DONE, NOTHING = 0, -2  #: what a function returns that raised nothing
+DONE, NOTHING = 0, -2  #: status codes without an exception
 
 
 class Raised(ctypes.Structure):
-    """What a function raises."""
+    """Numba's record of an exception."""
 
     _fields_ = [
         ("pickled", ctypes.c_void_p),
@@ -36,20 +36,20 @@ class Raised(ctypes.Structure):
 
 
 class Compiled:
-    """A function of numbers, arrays and tuples of them, which returns nothing; compiled when it is first called."""
+    """A function of numbers, arrays and tuples of them that returns nothing, compiled at its first call."""
 
     def __init__(self, function: FunctionType) -> None:
-        """Arguments must be of the same types at every call."""
+        """Arguments must have the same types at every call."""
         self._function, self._addresses = function, dict[str, int]()
         self._name = f"{function.__module__}{function.__name__}"
 
     @property
     def is_kept(self) -> bool:
-        """Whether it need not be compiled, at least for arguments of some types."""
+        """True if machine code for some argument types is on disk."""
         return any_kept(self._name)
 
     def __call__(self, *arguments: Any) -> None:
-        """Raises what the function raises."""
+        """Call the function. Raises its exceptions."""
         if not is_sound():
             self._plain(*arguments)
             return
@@ -76,13 +76,13 @@ class Compiled:
 
 
 def compiled(function: Callable) -> Callable:
-    """Machine code of a function and of what it calls that is marked."""
+    """Return a function compiled together with the marked functions that it calls."""
     assert isinstance(function, FunctionType)
     return function if IS_PYTHON else Compiled(function)
 
 
 def kinds(argument: Any) -> str:
-    """The type of an argument: what machine code is made for."""
+    """Return the types of an argument, as text."""
     if isinstance(argument, tuple):
         return f"{type(argument).__name__}({','.join(map(kinds, argument))})"
     if isinstance(argument, np.ndarray):
@@ -92,7 +92,7 @@ def kinds(argument: Any) -> str:
 
 
 def flat(argument: Any) -> Iterator[Any]:
-    """The numbers of an argument. An array: no owner, length, bytes of an item, address, shape, strides."""
+    """Yield the numbers of an argument. An array: no owner, length, bytes per item, address, shape, strides."""
     if isinstance(argument, tuple):
         for each in argument:
             yield from flat(each)
@@ -106,12 +106,12 @@ def flat(argument: Any) -> Iterator[Any]:
 
 
 def call(address: int, numbers: list[Any]) -> None:
-    """Call what returns nothing. Raises what it raises."""
+    """Call a function that returns nothing. Raises its exceptions."""
     caller(address, numbers)()
 
 
 def caller(address: int, numbers: list[Any]) -> Callable[[], None]:
-    """`call`, made once for many calls with the same arguments."""
+    """Return `call` with fixed arguments, for many calls."""
     code = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *map(type, numbers))(address)
     result, raised = ctypes.c_void_p(), ctypes.POINTER(Raised)()
 
@@ -123,9 +123,9 @@ def caller(address: int, numbers: list[Any]) -> Callable[[], None]:
 
 
 def _raise(raised: Raised) -> None:
-    """What Numba pickled when it compiled: the exception, and the place that the traceback is to end with."""
+    """Raise an exception that Numba pickled, with its location as the traceback's last line."""
     kind, arguments, place = pickle.loads(ctypes.string_at(raised.pickled, raised.size))
-    if raised.dynamic > 0:  # made of values that were known only then
+    if raised.dynamic > 0:  # arguments that were known only at run time
         values = iter(ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(raised.unwrap)(raised.values))
         arguments = [each if isinstance(each, str | int | float | None) else next(values) for each in arguments]
     error = kind(*(arguments or ()))

@@ -1,4 +1,4 @@
-"""A small program that goes through all that `internals` and `calls` take for granted of Numba; `trial` runs it."""
+"""A small program that uses every private part of Numba on which `internals` and `calls` depend; run by `trial`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moereplay.simulator.jit.marks import (
     whole_number,
 )
 
-#: A state like the engine's: numbers, addresses, a record inside.
+#: A state like the engine's: numbers, addresses and a record.
 STATE = np.dtype(
     [
         *((name, np.int64) for name in ("n", "m", "frozen", "at_table", "at_grid", "at_box")),
@@ -32,13 +32,13 @@ STATE = np.dtype(
 )
 BOX = np.dtype([("value", np.int64)], align=True)
 ITEM = np.dtype([("id", np.int64), ("weight", np.float64)], align=True)
-SHAPE = Shape(numbers=1, answers=True)
-EVENT = Shape(numbers=1, answers=False, listeners=2)
+SHAPE = Shape(numbers=1, returns=True)
+EVENT = Shape(numbers=1, returns=False, listeners=2)
 LIMIT = 10
 
 
 class Hooks(NamedTuple):
-    """Pointers to hooks: one that answers, and the listeners of an event."""
+    """Pointers to hooks: one that returns a number, and the listeners of an event."""
 
     ask: Any
     notify: Any
@@ -51,13 +51,13 @@ box = Reader("box", BOX)
 
 @fast
 def add(s, amount):
-    """Part of its caller."""
+    """Add to the sum, inlined in its caller."""
     s["inner"]["sum"] += amount
 
 
 @called
 def visit(s, hooks, i):
-    """One row: readers, a hook, both listeners, and the numbers of its bits."""
+    """Process one row with readers, a hook, both listeners and bit counts."""
     answer = hooks.ask(s, i)
     hooks.notify[0](s, answer)
     hooks.notify[1](s, answer)
@@ -68,12 +68,12 @@ def visit(s, hooks, i):
 
 @merged
 def row(s, i):
-    """An array, which functions cannot return."""
+    """Return an array: only merged functions can."""
     return grid(s)[i]
 
 
 def kernel(s, hooks):
-    """All rows; a frozen number rules out a branch."""
+    """Process all rows; a frozen number removes a branch."""
     for i in range(s["n"]):
         visit(s, hooks, i)
     if s["frozen"] == 1:
@@ -81,7 +81,7 @@ def kernel(s, hooks):
 
 
 def ask(s, i):
-    """What a hook would do with a list, memory and an error."""
+    """Use a list, memory and an exception, as hooks may."""
     made = [i, 2 * i]
     if i > LIMIT:
         raise ValueError("beyond the limit", LIMIT)
@@ -89,22 +89,22 @@ def ask(s, i):
 
 
 def notify(s, number):
-    """A listener."""
+    """Listen to an event."""
     box(s)["value"] += number % 3
 
 
 def refused(s, i):
-    """A hook that answers with a float, which does not compile."""
+    """Return a float, which does not compile."""
     return whole_number(table(s)[i]["weight"])
 
 
 def outside(s, i):
-    """An index that no array has; checks of bounds are asked for."""
+    """Use an index beyond the array, which bounds checks must reject."""
     return whole_number(grid(s)[i + 1000, 0])
 
 
 def main() -> None:
-    """The trial. Raises what goes wrong."""
+    """Run the trial. Raises on the first failure."""
 
     def hook(adapter: Any, shape: Shape, checked: bool = False) -> int:
         return unkept(lambda: compiling.hook(adapter, STATE, shape, [], checked))
@@ -128,7 +128,7 @@ def main() -> None:
         hook(refused, SHAPE)
         raise AssertionError("a float was taken for a whole number")
     except NotCompiledError as error:
-        assert "integer is expected" in str(error)
+        assert "expected an integer" in str(error)
     checked = Hooks(hook(outside, SHAPE, checked=True), (listener, listener))
     try:
         caller(code, list(flat((state.ctypes.data, checked))))()
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def example(n: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """A state of n rows, and its arrays, which it points to."""
+    """Return a state of n rows with its arrays."""
     state, arrays = np.zeros(1, STATE), (np.zeros(n, ITEM), np.arange(n * 3).reshape(n, 3).copy(), np.zeros(1, BOX))
     state["n"], state["m"] = n, 3
     for name, array in zip(("at_table", "at_grid", "at_box"), arrays, strict=True):
@@ -148,7 +148,7 @@ def example(n: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
 
 
 def expected(n: int) -> tuple[int, int, int]:
-    """The sum, the last row and the box, worked out without the functions above."""
+    """Return the sum, the last row and the box, computed without the functions above."""
     total, value = 0, 0
     for i in range(n):
         answer = 3 * i + 2 * i + value

@@ -1,7 +1,7 @@
-"""From marked functions to machine code: the only way to the compiler, taken where nothing is kept.
+"""Compilation of marked functions to machine code, when none is on disk.
 
 `_nrt=False` forbids allocation, and with it the atomic reference counts around every call of a policy's hook, which
-cost ten times the call itself. Division in kernels is C's, as no divisor is ever zero.
+cost ten times the call itself. Division in kernels is C's, because no divisor is ever zero.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moereplay.simulator.jit.parts import Parts, part_of_callers, with_globals
 
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 UNWRAPPED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-#: How what is marked is compiled.
+#: The compiler of each mark.
 MARKS: dict[str, Callable] = {
     "inlined": njit(pipeline_class=internals.InlinedCompiler, **UNWRAPPED, **OPTIONS),
     "plain": njit(pipeline_class=internals.PartCompiler, **UNWRAPPED, **OPTIONS),
@@ -37,7 +37,7 @@ def built(
     vectorised: bool = True,
     **options: Any,
 ) -> Built:
-    """A function and all that it reaches; numbers of the state may be frozen. Raises NotCompiledError."""
+    """Compile a function with all that it calls; numbers of the state may be frozen. Raises NotCompiledError."""
     made = with_globals(
         function,
         Parts(constants or {}, MARKS, internals.reader, internals.BUILTINS).globals_of(function, function.__code__),
@@ -58,14 +58,14 @@ def built(
 def kernel(
     entry: FunctionType, state: np.dtype, hooks: type, shapes: Iterable[Shape], constants: Mapping[str, int]
 ) -> Built:
-    """A kernel that takes the state and pointers to these hooks."""
+    """Compile a kernel that takes the state and pointers to these hooks."""
     pointers = types.NamedTuple([_pointers(shape, state) for shape in shapes], hooks)
     return built(entry, types.void(numba.from_dtype(state), pointers), constants, vectorised=False, **OPTIONS)
 
 
 def _signature(shape: Shape, state: np.dtype) -> Any:
-    answer = types.int64 if shape.answers else types.void
-    return answer(numba.from_dtype(state), *[types.int64] * shape.numbers)
+    result = types.int64 if shape.returns else types.void
+    return result(numba.from_dtype(state), *[types.int64] * shape.numbers)
 
 
 def _pointers(shape: Shape, state: np.dtype) -> Any:
@@ -74,16 +74,16 @@ def _pointers(shape: Shape, state: np.dtype) -> Any:
 
 
 def hook(adapter: FunctionType, state: np.dtype, shape: Shape, reached: Iterable[FunctionType], checked: bool) -> Built:
-    """An adapter with the hook that it calls, which reaches these functions. Raises NotCompiledError."""
+    """Compile an adapter with its hook and the functions that the hook reaches. Raises NotCompiledError."""
     for function in reached:
         part_of_callers(function)
     with internals.bounds_checks(checked):
-        try:  # without lists no references need be counted, which cost more than many a hook
+        try:  # without lists, reference counts are not needed; they cost more than many hooks
             return built(adapter, _signature(shape, state), _nrt=False)
         except NotCompiledError:
             return built(adapter, _signature(shape, state))
 
 
 def of_arguments(function: FunctionType, arguments: Iterable[Any]) -> Built:
-    """A function of numbers and arrays like these."""
+    """Compile a function for the types of these arguments."""
     return built(function, types.void(*map(numba.typeof, arguments)), **OPTIONS)

@@ -1,9 +1,9 @@
-"""Numba and LLVM below their public names: this file, and the calling convention in `calls`.
+"""All uses of Numba and LLVM below their public names, except for the calling convention in `calls`.
 
-First what `marks` only names, in LLVM's language: readers of the state, bits, and pointers to hooks. Then how functions
-become one piece of machine code: put together first, and optimised once. Numba would optimise and load every function
-by itself, with all that it calls, and once more in each of its callers. `canary` tries all of it before it is used, and
-`plain` does without.
+The first part implements in LLVM what `marks` declares: readers of the state, bit operations and hook pointers. The
+second part links functions into one module and optimizes it once; Numba would optimize and load every function by
+itself with all that it calls, and again in each of its callers. `canary` tests all of it before use; `plain` is the
+fallback.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ WORD = ir.IntType(64)
 
 
 def reader(of: Reader) -> Any:
-    """The function that a reader stands for."""
+    """Return the function that a reader stands for."""
     return array_reader(of) if of.axes else record_reader(of)
 
 
 def array_reader(of: Reader) -> Any:
-    """From the state to an array."""
+    """Return a function from the state to an array."""
     size = of.dtype.itemsize
     kind = types.Array(numba.from_dtype(of.dtype), len(of.axes), "C", readonly=of.readonly)
 
@@ -58,7 +58,7 @@ def array_reader(of: Reader) -> Any:
 
 
 def record_reader(of: Reader) -> Any:
-    """From the state to a record."""
+    """Return a function from the state to a record."""
     kind = numba.from_dtype(of.dtype)
 
     @intrinsic
@@ -72,7 +72,7 @@ def record_reader(of: Reader) -> Any:
 
 
 def _number(builder: Any, kind: Any, state: Any, name: str) -> Any:
-    """A length or an address, which do not change in a run: the compiler need not read it again after every store."""
+    """Load a length or an address as invariant, so that the compiler need not reload it after every store."""
     load = builder.load(cgutils.get_record_member(builder, state, kind.offset(name), WORD))
     load.set_metadata("invariant.load", builder.module.add_metadata([]))
     return load
@@ -95,7 +95,7 @@ def _bit_count(typing: Any, number: Any) -> Any:
 
 def _whole_number(typing: Any, answer: Any) -> Any:
     if not isinstance(answer, types.Integer | types.Boolean):
-        raise TypingError(f"it answers with {answer}, where an integer is expected")
+        raise TypingError(f"invalid result type {answer}: expected an integer")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return arguments[0]
@@ -111,35 +111,35 @@ BUILTINS = {
 
 
 class HookPointer(types.Callable):
-    """The address of a hook of this signature, called by Numba's own convention, so that what it raises goes on.
+    """The address of a hook with this signature, called by Numba's convention so that its exceptions propagate.
 
-    Numba's own type of functions looks for a Python object behind every pointer, at every call, and has a name as long
-    as its signature, which would be part of every function's.
+    Numba's own function type looks up a Python object at every call, and its name contains the signature, which would
+    make every function's name long.
     """
 
     def __init__(self, of: Any) -> None:
-        """`of`: its signature, the state first."""
+        """`of`: the hook's signature, with the state first."""
         self.of = of
         super().__init__(name=f"hook{len(of.args) - 1}{of.return_type}")
 
     def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
-        """The one signature, with the pointer before its arguments."""
+        """Return the signature with the pointer as receiver."""
         return signature(self.of.return_type, *self.of.args, recvr=self)
 
     def get_call_signatures(self) -> tuple[list[Any], bool]:
-        """The one signature."""
+        """Return the only signature."""
         return [self.of], False
 
     def get_impl_key(self, sig: Any) -> Any:
-        """All are called alike."""
+        """Use one implementation for all signatures."""
         return HookPointer
 
 
 class Address(models.PrimitiveModel):
-    """A pointer is a number."""
+    """Data model of a pointer: an integer."""
 
     def __init__(self, manager: Any, kind: HookPointer) -> None:
-        """Of 64 bits."""
+        """Use 64 bits."""
         super().__init__(manager, kind, WORD)
 
 
@@ -156,27 +156,27 @@ register_model(HookPointer)(Address)
 lower_builtin(HookPointer, HookPointer, types.VarArg(types.Any))(_call)
 
 
-# -- one piece of machine code ---------------------------------------------------------------------------------------
+# linking: one module of machine code
 
-LEVEL = 3  #: of optimisation: Numba's own
+LEVEL = 3  #: optimization level, as in Numba
 
 
 class NotLoaded:
-    """Stands for Numba's engine, which loads what is called from Python."""
+    """Stub for Numba's JIT engine: parts are linked, never loaded."""
 
     @staticmethod
     def set_env(name: str, environment: Any) -> None:
-        """What has not been loaded has no environment."""
+        """Ignore the environment: code that is not loaded has none."""
 
 
 class Part(JITCodeLibrary):
-    """A function that others are made with."""
+    """A function that is linked into others."""
 
     hint = ""  #: an attribute of LLVM's, on every function
     codegen = NotLoaded  # pyright: ignore[reportAssignmentType]
 
     def add_llvm_module(self, ll_module: Any) -> None:
-        """Keep it as it is."""
+        """Link the module without optimizing it."""
         for function in ll_module.functions if self.hint else ():
             if not function.is_declaration:
                 function.add_function_attribute(self.hint)
@@ -184,27 +184,27 @@ class Part(JITCodeLibrary):
         self._final_module.link_in(ll_module)
 
     def finalize(self) -> None:
-        """Nothing is added from here on."""
+        """Mark as finalized without optimizing or loading."""
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """It is nowhere."""
+        """Parts are never loaded on their own; always 0."""
         return 0
 
 
 class Inlined(Part):
-    """One that its callers take in."""
+    """A function that is inlined into its callers."""
 
     hint = "alwaysinline"
 
 
 class Whole(Part):
-    """What is called from outside, with every part that it reaches."""
+    """A function that is called from outside, linked with every part that it reaches."""
 
     def object_code(self, entry: str, vectorised: bool) -> tuple[bytes, list[str]]:
-        """Machine code, of which only `entry` is seen from outside, and the names of what it does not define.
+        """Return machine code that exports only `entry`, and the names of its undefined symbols.
 
-        Loops are not to be `vectorised` where most of them have a few turns.
+        `vectorised`: vectorize loops; False where most loops have few iterations.
         """
         for library in _reached_from(self):
             part = library._final_module if isinstance(library, Part) else library._get_module_for_linking()
@@ -221,9 +221,9 @@ class Whole(Part):
 
 
 def _reached_from(library: Any) -> Iterator[Any]:
-    """Every library that it calls, once; what is no part has linked its own."""
+    """Yield every library that is called, once; a library that is not a part has linked its own."""
     waiting, seen = list(library._linking_libraries), set()
-    for each in waiting:  # which grows
+    for each in waiting:  # grows in the loop
         if each not in seen:
             seen.add(each)
             waiting += each._linking_libraries if isinstance(each, Part) else ()
@@ -243,40 +243,40 @@ def _undefined(module: Any) -> list[str]:
 
 
 class PartCompiler(CompilerBase):
-    """Numba's own passes, into a part."""
+    """Numba's default passes, with a `Part` as their library."""
 
     library: type[Part] = Part
 
     def define_pipelines(self) -> list[Any]:
-        """Numba's, with a library of our own."""
+        """Return Numba's pipeline with our library."""
         self.state.library = self.library(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
         return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
 
 
 class InlinedCompiler(PartCompiler):
-    """Numba's own passes, into a part that is merged."""
+    """Numba's default passes, with an `Inlined` part."""
 
     library = Inlined
 
 
 class WholeCompiler(PartCompiler):
-    """Numba's own passes, into what is called from outside."""
+    """Numba's default passes, with a `Whole`."""
 
     library = Whole
 
 
 def register_runtime() -> None:
-    """Make known to LLVM what hooks that allocate or print need of Numba; takes half a second."""
+    """Register the runtime symbols of hooks that allocate or print with LLVM; takes half a second."""
     assert cpu_target.target_context
 
 
 @contextmanager
 def bounds_checks(wanted: bool) -> Iterator[None]:
-    """Compile meanwhile so that an index outside of an array raises IndexError.
+    """Compile so that an index outside an array raises IndexError, within the context.
 
-    Not by the option of njit, which functions that the hook calls would not inherit.
+    An option of njit would not apply to functions that the hook calls.
     """
-    settings: Any = config  # its attributes are set when it is imported
+    settings: Any = config  # its attributes are set at import
     before = settings.BOUNDSCHECK
     settings.BOUNDSCHECK = 1 if wanted else before
     try:

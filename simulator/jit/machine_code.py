@@ -1,8 +1,8 @@
-"""Machine code kept on disk, in a folder whose name is a hash of everything that it was made from.
+"""Machine code on disk, in a folder named by a hash of everything that it was made from.
 
-A file is an object file of the compiler's behind a hash of it: what is not whole is thrown away and made again. LLVM
-loads it without the compiler, whose import takes longer than a short replay. Processes may share a folder: a file is
-written beside its place and renamed.
+A file is an object file after its hash; damaged files are deleted and made again. LLVM loads a file without Numba,
+whose import takes longer than a short replay. Processes may share a folder: files are written under a temporary name
+and renamed.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from moereplay.traces.documents import json_text
 from moereplay.traces.files import private_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Packages whose sources end up in machine code, or decide what it means.
+#: Packages whose sources become machine code, or determine its meaning.
 SOURCES = ("policies", "results", "simulator", "traces")
-#: Folders in them that machine code cannot reach: an edit there compiles nothing anew.
+#: Folders that machine code cannot reach: an edit there causes no compilation.
 APART = ("simulator/reference", "traces/importers")
 PACKAGES = ("numba", "llvmlite", "numpy")
-#: Folders of other states of the sources go when no process has used them for so long.
+#: Folders of other states of the sources are deleted when no process has used them for this long.
 KEPT_SECONDS = 7 * 24 * 3600
 ENDING = ".code"
 #: Numba compiles one function at a time.
 COMPILING = RLock()
-_loaded: list[Any] = []  # engines, which own the code
+_loaded: list[Any] = []  # engines own the code
 
 
 class Built(NamedTuple):
-    """What is kept: an object file, the name of its entry, and of all that it does not define."""
+    """An object file, the name of its entry, and its undefined symbols."""
 
     code: bytes
     entry: str
@@ -52,11 +52,11 @@ class Built(NamedTuple):
 
 
 class DamagedError(Exception):
-    """A file is not what was written."""
+    """A file does not match its hash, or needs symbols that this process does not have."""
 
 
 def kept(name: str, build: Callable[[], Built]) -> int:
-    """The address of the code kept under a name; where there is none `build` makes it, and may raise."""
+    """Return the address of the code under a name; if there is none, `build` makes it, and may raise."""
     with COMPILING:
         path = _path(name)
         try:
@@ -64,27 +64,27 @@ def kept(name: str, build: Callable[[], Built]) -> int:
         except DamagedError:
             with suppress(OSError):
                 path.unlink()
-        except OSError:  # not there; or too many open files: what is there may serve another process
+        except OSError:  # no file; or too many open files, and other processes may still use this one
             pass
         made = build()
-        with suppress(OSError):  # a full disk
+        with suppress(OSError):  # e.g. a full disk
             _write(path, made)
         return _load(made)
 
 
 def unkept(build: Callable[[], Built]) -> int:
-    """The address of code for which no name on disk can stand."""
+    """Return the address of code that is not kept on disk."""
     with COMPILING:
         return _load(build())
 
 
 def is_kept(name: str) -> bool:
-    """Whether code of that name lies in the folder."""
+    """Return whether code of this name is on disk."""
     return _path(name).is_file()
 
 
 def any_kept(prefix: str) -> bool:
-    """Whether code of a name that begins so lies in the folder."""
+    """Return whether code with this prefix is on disk."""
     return any(folder().glob(f"{_plain(prefix)}_*{ENDING}"))
 
 
@@ -118,7 +118,7 @@ def _write(path: Path, made: Built) -> None:
 
 
 def _load(made: Built) -> int:
-    """Into memory. LLVM ends the process where a name is not known, so that is looked at first."""
+    """Load an object file. Resolves undefined symbols first: MCJIT aborts the process on an unknown one."""
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
     if not _are_known(made.undefined):
         from moereplay.simulator.jit.internals import register_runtime  # numba takes half a second to import
@@ -144,9 +144,9 @@ def _machine() -> Any:
 
 @cache
 def folder() -> Path:
-    """Where this state of the sources keeps its machine code: below the user's cache, or in the temporary folder.
+    """Return the folder for the current sources, below the user's cache or in the temporary folder.
 
-    It is the user's alone (traces/files.py), and every process of theirs finds the same.
+    The folder is private (traces/files.py), and all of the user's processes find the same one.
     """
     path = private_folder(f"compiled-{state_of_sources()}")
     os.utime(path)
@@ -155,7 +155,7 @@ def folder() -> Path:
 
 
 def _forget_unused(home: Path) -> None:
-    """Another process may be doing the same, or start to use one: it compiles again."""
+    """Delete folders that were not used for a week. A process that uses one meanwhile compiles again."""
     oldest = time.time() - KEPT_SECONDS
     for path in home.glob("compiled-*"):
         with suppress(OSError):
@@ -165,7 +165,7 @@ def _forget_unused(home: Path) -> None:
 
 @cache
 def state_of_sources() -> str:
-    """A hash of all sources, of the versions that compile them, and of the processor."""
+    """Return a hash of all sources, the compiling versions and the processor."""
     hasher = sha256()
     for path in _source_files():
         hasher.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
@@ -174,7 +174,7 @@ def state_of_sources() -> str:
 
 
 def versions() -> list[str]:
-    """Versions of what compiles, and the processor."""
+    """Return the versions of all compiling packages, and the processor."""
     packages = [version(package) for package in PACKAGES]
     return [sys.version, *packages, platform.machine(), binding.get_host_cpu_name()]
 

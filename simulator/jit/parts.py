@@ -1,4 +1,8 @@
-"""What a function reaches, in the form in which Numba takes it."""
+"""Preparation of functions for Numba: replace what they call by compiled parts, and freeze numbers of the state.
+
+Numbers that are the same in most runs become constants before compilation. The compiler then neither sees nor compiles
+hooks that are never called, the log, side buffers and the like. Functions name the state `s`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from moereplay.simulator.jit.marks import MARKED, Builtin, Reader
 
 
 class Parts:
-    """What an entry reaches, as Numba takes it; with constants in place of what it would read of the state."""
+    """The compiled form of all functions that an entry reaches, with frozen numbers of the state."""
 
     def __init__(
         self,
@@ -26,12 +30,12 @@ class Parts:
         reader: Callable[[Reader], Any],
         builtins: Mapping[str, Any],
     ) -> None:
-        """`constants` by the names of the state's numbers; `marks`: how what is marked is compiled."""
+        """`constants` by the names of the state's numbers; `marks`: the compiler of each mark."""
         self._constants, self._marks, self._reader, self._builtins = constants, marks, cache(reader), builtins
         self._made: dict[Any, Any] = {}
 
     def globals_of(self, function: FunctionType, code: CodeType) -> dict[str, Any]:
-        """The function's globals, with what this code of it names made."""
+        """Return the function's globals, with the names in `code` replaced by their compiled form."""
         named = {line.argval for line in dis.get_instructions(code) if line.opname == "LOAD_GLOBAL"}
         found = {name: value for name, value in function.__globals__.items() if name in named}
         return function.__globals__ | {name: self._of(value) for name, value in found.items()}
@@ -48,13 +52,13 @@ class Parts:
         return self._made[value]
 
     def _function(self, given: FunctionType) -> FunctionType:
-        frozen_here = self._constants and not given.__closure__  # `state.notifier` knows its event by one
+        frozen_here = self._constants and not given.__closure__  # the closures of `state.notifier` hold their event
         code = frozen(given, self._constants) if frozen_here else given.__code__
         return with_globals(given, self.globals_of(given, code), code)
 
 
 def with_globals(function: FunctionType, names: dict[str, Any], code: CodeType | None = None) -> FunctionType:
-    """A copy of a function with other globals, and perhaps other code."""
+    """Copy a function with other globals, and optionally other code."""
     return FunctionType(
         code or function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
@@ -62,15 +66,15 @@ def with_globals(function: FunctionType, names: dict[str, Any], code: CodeType |
 
 @cache
 def part_of_callers(function: FunctionType, **options: Any) -> None:
-    """Make a function known to Numba, for code that calls it; a call would hand over table by table."""
+    """Register a function with Numba as inlined: a call would pass all tables one by one."""
     register_jitable(forceinline=True, **options)(function)
 
 
-# freezing: numbers of the state that become constants
+# freezing numbers of the state
 
 
 def frozen(function: FunctionType, constants: Mapping[str, int]) -> CodeType:
-    """The function's code with these constants in place of what it would read of the state."""
+    """Return the function's code with constants in place of numbers of the state."""
     lines, first = inspect.getsourcelines(function)
     tree = ast.parse(textwrap.dedent("".join(lines)))
     definition = tree.body[0]
@@ -83,14 +87,14 @@ def frozen(function: FunctionType, constants: Mapping[str, int]) -> CodeType:
 
 
 class Freezer(ast.NodeTransformer):
-    """Puts constants in place of `s["name"]`, and leaves out what is never run then."""
+    """Replaces `s["name"]` by constants and removes branches that never run."""
 
     def __init__(self, constants: Mapping[str, int]) -> None:
         """`constants` by name."""
         self._constants = constants
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        """A number of the state."""
+        """Replace a number of the state."""
         name = str(node.slice.value) if isinstance(node.slice, ast.Constant) else ""
         if isinstance(node.value, ast.Name) and node.value.id == "s" and name in self._constants:
             return ast.copy_location(ast.Constant(self._constants[name]), node)
@@ -98,7 +102,7 @@ class Freezer(ast.NodeTransformer):
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        """Two constants."""
+        """Evaluate a comparison of constants."""
         self.generic_visit(node)
         sides = [node.left, *node.comparators]
         if not all(isinstance(side, ast.Constant) for side in sides):
@@ -106,7 +110,7 @@ class Freezer(ast.NodeTransformer):
         return ast.copy_location(ast.Constant(eval(compile(ast.Expression(node), "", "eval"))), node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
-        """What decides ends it; what cannot decide is left out."""
+        """Stop at a constant that decides, and omit those that cannot."""
         deciding, values = isinstance(node.op, ast.Or), []
         for value in map(self.visit, node.values):
             if not isinstance(value, ast.Constant):
@@ -121,14 +125,14 @@ class Freezer(ast.NodeTransformer):
         return ast.copy_location(ast.BoolOp(node.op, values), node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
-        """The side that is left."""
+        """Keep the side that a constant test selects."""
         test = self.visit(node.test)
         if isinstance(test, ast.Constant):
             return self.visit(node.body if test.value else node.orelse)
         return ast.copy_location(ast.IfExp(test, self.visit(node.body), self.visit(node.orelse)), node)
 
     def visit_If(self, node: ast.If) -> Any:
-        """The branch that is left."""
+        """Keep the branch that a constant test selects."""
         test = self.visit(node.test)
         if isinstance(test, ast.Constant):
             return self._body(node.body if test.value else node.orelse) or ast.copy_location(ast.Pass(), node)
@@ -137,7 +141,7 @@ class Freezer(ast.NodeTransformer):
         return node
 
     def visit_For(self, node: ast.For) -> Any:
-        """A loop of one turn is no loop: `for link in range(1)`."""
+        """Unroll a loop of one iteration, such as `for link in range(1)`."""
         node = ast.For(node.target, self.visit(node.iter), self._body(node.body), node.orelse, lineno=node.lineno)
         leaves = any(isinstance(each, ast.Break | ast.Continue) for line in node.body for each in ast.walk(line))
         if leaves or ast.unparse(node.iter) != "range(1)":

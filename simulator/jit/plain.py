@@ -1,7 +1,7 @@
-"""The same functions through Numba's public names alone: what is used where `canary` finds that the others changed.
+"""The fallback through Numba's public names alone, used where `canary` fails.
 
-Nothing is kept on disk, so every process compiles again; arrays that policies may only read can be written to; an error
-of a user's hook does not name its line. Results are the same.
+Nothing is kept on disk, so every process compiles again; read-only arrays can be written to; an error in a user's hook
+does not name its line. Results are the same.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from numba.extending import intrinsic, overload
 from moereplay.simulator.jit.marks import NotCompiledError, Reader, Shape
 from moereplay.simulator.jit.parts import Parts, part_of_callers, with_globals
 
-#: Hooks in a tuple are functions as values, which Numba calls experimental.
+# Hooks in a tuple are first-class functions, which Numba calls experimental.
 warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-#: How what is marked is compiled; what is merged may return records, which functions cannot.
+#: The compiler of each mark; merged functions may return records, which other functions cannot.
 MARKS = {"inlined": njit(**OPTIONS), "plain": njit(**OPTIONS), "merged": njit(inline="always", **OPTIONS)}
 
 
 @intrinsic
 def pointer(typing: Any, address: Any) -> Any:
-    """A number as an address."""
+    """Convert a number to an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
@@ -39,7 +39,7 @@ def pointer(typing: Any, address: Any) -> Any:
 
 
 def reader(of: Reader) -> Any:
-    """The function that a reader stands for: an array or a record where the state says that it lies."""
+    """Return the function that a reader stands for, from the state to an array or a record."""
     at, dtype, axes = f"at_{of.name}", of.dtype, of.axes
     if not axes:
         return njit(inline="always")(lambda s: carray(pointer(s[at]), 1, dtype)[0])
@@ -56,7 +56,7 @@ def reader(of: Reader) -> Any:
 
 @njit
 def bit_length(number):
-    """The position of the highest bit of a number that is not negative, from 1; 0 of 0."""
+    """Return the position of the highest set bit of a non-negative number, from 1; 0 for 0."""
     length = 0
     while number > 0:
         number >>= 1
@@ -66,7 +66,7 @@ def bit_length(number):
 
 @njit
 def bit_count(number):
-    """How many bits of a number are set, of a negative one's two's complement."""
+    """Return the number of set bits, of a negative number's two's complement."""
     left, count = np.uint64(number), 0
     while left > np.uint64(0):
         left &= left - np.uint64(1)
@@ -80,7 +80,7 @@ def _whole(answer):  # no annotations: Numba compares them with those of the imp
 
 def _whole_typed(answer):
     if not isinstance(answer, types.Integer | types.Boolean):
-        raise TypingError(f"it answers with {answer}, where an integer is expected")
+        raise TypingError(f"invalid result type {answer}: expected an integer")
     return lambda answer: answer
 
 
@@ -89,7 +89,7 @@ overload(_whole, inline="always")(_whole_typed)
 
 @njit
 def whole_number(answer):
-    """What a hook answers; a float is refused."""
+    """Return a hook's integer result; a float is rejected at compilation."""
     return _whole(answer)
 
 
@@ -106,19 +106,19 @@ def _njit(function: FunctionType, signature: Any, constants: Mapping[str, int], 
 
 
 def function(of: FunctionType) -> Callable[..., None]:
-    """A function of numbers and arrays, compiled when it is called."""
+    """Return a function of numbers and arrays that is compiled when it is called."""
     return _njit(of, None, {})
 
 
 def kernel(entry: FunctionType, constants: Mapping[str, int]) -> Callable[[Any, Any], None]:
-    """A kernel of the state, a record, and a named tuple of hooks; compiled for each set of hooks."""
+    """Return a kernel of the state, a record, and a named tuple of hooks; compiled for each set of hooks."""
     return _njit(entry, None, constants)
 
 
 def hook(
     adapter: FunctionType, state: np.dtype, shape: Shape, reached: Iterable[FunctionType], checked: bool
 ) -> Callable[..., Any]:
-    """An adapter with the hook that it calls, which reaches these functions. Raises NotCompiledError."""
+    """Return an adapter with its hook and the functions that the hook reaches. Raises NotCompiledError."""
     for each in reached:
         part_of_callers(each, boundscheck=checked)
     return _njit(adapter, _signature(shape, state), {}, boundscheck=checked)
@@ -126,12 +126,12 @@ def hook(
 
 @cache
 def absent(state: np.dtype, shape: Shape) -> Callable[..., Any]:
-    """In place of a hook that a policy does not give: kernels name it, and call it never."""
-    answer = 0 if shape.answers else None
-    bodies = (lambda s: answer, lambda s, a: answer, lambda s, a, b: answer, lambda s, a, b, c: answer)
+    """Return a stand-in for a hook that a policy does not have: kernels refer to it but never call it."""
+    result = 0 if shape.returns else None
+    bodies = (lambda s: result, lambda s, a: result, lambda s, a, b: result, lambda s, a, b, c: result)
     return njit(_signature(shape, state))(bodies[shape.numbers])
 
 
 def _signature(shape: Shape, state: np.dtype) -> Any:
-    answer = types.int64 if shape.answers else types.void
-    return answer(from_dtype(state), *[types.int64] * shape.numbers)
+    result = types.int64 if shape.returns else types.void
+    return result(from_dtype(state), *[types.int64] * shape.numbers)

@@ -1,8 +1,8 @@
-"""Whether the installed Numba has below its public names what `internals` and `calls` take for granted.
+"""Test whether the installed Numba has the private parts on which `internals` and `calls` depend.
 
-A small program (`canary`) goes through all of it, in a process of its own, as a wrong assumption may end the process.
-It runs once for each state of this folder and each version; its verdict is kept beside the machine code. Where it
-fails, `plain` is used. MOEREPLAY_JIT=plain asks for that, =internals for the other without a trial.
+The test program (`canary`) runs in a process of its own, because a wrong assumption may abort the process. It runs once
+for each state of this folder and each version, and its verdict is kept next to the machine code. If it fails, `plain`
+is used. MOEREPLAY_JIT=plain selects that; MOEREPLAY_JIT=internals skips the test.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from moereplay.simulator.jit.machine_code import versions
 from moereplay.traces.files import private_folder
 
 LOG = logging.getLogger(__name__)
-SECONDS = 120  #: that the trial may take on a busy machine
+SECONDS = 120  #: time limit on a busy machine
 PASSED = "passed"
 RUN = "from moereplay.simulator.jit.canary import main; main()"
 
 
 @cache
 def is_sound() -> bool:
-    """Whether the compiled engine may go below Numba's public names."""
+    """Return whether the compiled engine may use Numba's private parts."""
     asked = os.environ.get("MOEREPLAY_JIT", "")
     if asked in ("plain", "internals"):
         return asked == "internals"
@@ -38,8 +38,8 @@ def is_sound() -> bool:
         path.write_text(verdict, encoding="utf-8")
     if verdict != PASSED:
         LOG.warning(
-            "this version of Numba differs inside (%s): replays compile anew in every process, with the same results",
-            verdict.strip().splitlines()[-1] if verdict.strip() else "the trial ended without a word",
+            "private parts of this version of Numba differ (%s): every process compiles again; results are the same",
+            verdict.strip().splitlines()[-1] if verdict.strip() else "the test program failed without a message",
         )
     return verdict == PASSED
 
@@ -52,7 +52,7 @@ def _state() -> str:
 
 
 def _tried() -> str:
-    """Run the trial in a process of its own: `passed`, or what went wrong."""
+    """Run the test program in a process of its own; return `passed` or its error."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NUMBA_DISABLE_JIT": "0"}
     command = [sys.executable, "-c", RUN]
     try:
@@ -66,7 +66,7 @@ def _tried() -> str:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return f"the trial took more than {SECONDS} s"
+        return f"the test program took more than {SECONDS} s"
     if ended.returncode == 0 and ended.stdout.strip() == PASSED:
         return PASSED
-    return ended.stderr or ended.stdout or f"the trial ended with {ended.returncode}"
+    return ended.stderr or ended.stdout or f"the test program exited with {ended.returncode}"

@@ -234,7 +234,7 @@ def test_ctrl_c_while_a_kernel_is_compiled_ends_the_command(workers, tmp_path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     process = start("replay", SAMPLE, "--capacity", "10%,20%", "--workers", workers)
     assert process.stderr is not None
-    assert any(line.startswith("compiling the replay engine's") for line in process.stderr)
+    assert any(line.startswith("compiling the") for line in process.stderr)
     time.sleep(3)  # into it
     seconds, said = interrupted(process)
     assert process.returncode == 130

@@ -16,13 +16,13 @@ CHOSEN = configure(eviction="fifo", prefetch="top_k", miss="drop", routing="prun
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (codes.BAD_VICTIM, "fifo named 77, which may not leave its pool"),
-        (codes.BAD_CHOICE, "routing prune chose 77, which is no expert"),
-        (codes.BAD_NAME, "prefetch top_k named 77, which is no copy"),
-        (codes.BAD_WANT, "miss drop wants precision 77, which there is not"),
-        (codes.BAD_VERDICT, "miss drop decided 77, which is no verdict"),
-        (codes.BAD_STAND_IN, "miss drop let 77 stand in"),
-        (codes.STUCK, "nothing can happen any more"),
+        (codes.BAD_VICTIM, "fifo.*77"),
+        (codes.BAD_CHOICE, "routing prune.*77"),
+        (codes.BAD_NAME, "prefetch top_k.*77"),
+        (codes.BAD_WANT, "miss drop.*precision 77"),
+        (codes.BAD_VERDICT, "miss drop.*verdict 77"),
+        (codes.BAD_STAND_IN, "miss drop.*substitute 77"),
+        (codes.STUCK, "deadlock"),
     ],
 )
 def test_an_error_of_machine_code_names_the_policy_and_the_value(error: int, message: str) -> None:
