@@ -1,7 +1,7 @@
-"""Prices of real machines from the logs of engines, and how far predictions made with them are from what was measured.
+"""Fit platforms to runs that engines logged, and compare predictions made with them with the measurements.
 
-A folder of evidence is `cells.csv`, one row per run, with `models.csv`, per-token series and routing beside it.
-`fitting.py` makes a platform of some of its runs, `evidence.py` predicts all of them.
+A folder of evidence holds `cells.csv` (one row per run), `models.csv`, per-token logs and routing. `fitting.py` fits a
+platform to some of its runs, `evidence.py` predicts all of them.
 """
 
 if __name__ != "moereplay.calibration":

@@ -1,4 +1,7 @@
-"""Every run of a folder of evidence: predicted by the calibration of its device, or refused with the reason."""
+"""Calibrate on logs or on a folder of runs, and predict runs with calibrated platforms.
+
+A run that cannot be predicted is refused with the reason.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
-from moereplay.calibration.files import QUOTED, Evidence, Line, within
+from moereplay.calibration.files import QUOTED, Evidence, Line, read_folder, within
 from moereplay.calibration.fitting import Fitted, fit, prediction
 from moereplay.calibration.prediction import REPLAY, Prediction, measured, rounded, summary
-from moereplay.calibration.replayed import model_routing_of, replayed, routing_of
-from moereplay.calibration.runs import MIB, RefusalError, Run, Sizes, run_of
+from moereplay.calibration.replayed import Replayed, model_routing_of, replayed, routing_of
+from moereplay.calibration.runs import MIB, Logged, RefusalError, Run, Sizes, run_of, runs_of_logs, split
 from moereplay.policies.errors import PolicyError
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform
@@ -22,12 +26,12 @@ from moereplay.traces.schema import TraceError
 
 FIT, HELD_OUT = "fit", "held_out"
 OPTION = "--fit"
-SAME_EXPERT = 0.01  #: experts whose bytes differ by less are stored in one way
+SAME_EXPERT = 0.01  #: experts whose sizes differ by a smaller share count as one format
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Calibrated platforms by device, the patterns of what they were fitted on, and devices that could not be."""
+    """Calibrated platforms by device, the patterns of the cells they were fitted on, and the failed fits by device."""
 
     platforms: Mapping[str, Platform]
     globs: Sequence[str]
@@ -35,23 +39,25 @@ class Machines:
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader must know of platforms that were edited after their calibration."""
+        """Warnings about platforms that were edited after their calibration."""
         edited = [machine.name for machine in self.platforms.values() if machine.is_edited]
-        said = "was edited after its calibration; its figures are not the fitted ones"
-        return [f"warning: platform {name} {said}" for name in edited]
+        reason = "was edited after its calibration; its figures are not the fitted ones"
+        return [f"warning: platform {name} {reason}" for name in edited]
 
     def role(self, cell: Line) -> str:
-        """Whether the cell is one of those that were fitted on."""
+        """Return FIT for a cell that the calibration used, else HELD_OUT."""
         return FIT if any(fnmatchcase(cell.text("cell"), glob) for glob in self.globs) else HELD_OUT
 
 
 def method_of(globs: Sequence[str], folder: str) -> str:
-    """How a calibration on these runs is made again; `globs_of` reads it."""
-    return shlex.join(["moereplay", "calibrate", folder, *(word for glob in globs for word in (OPTION, glob))])
+    """Return the command that repeats a calibration; `globs_of` reads the patterns back."""
+    return shlex.join(
+        ["moereplay", "calibrate", "folder", folder, *(word for glob in globs for word in (OPTION, glob))]
+    )
 
 
 def globs_of(method: str) -> list[str]:
-    """The patterns of a method, none if it is said in other words."""
+    """Return the patterns of `--fit` in a method; empty for a method in other words."""
     try:
         words = shlex.split(method)
     except ValueError:
@@ -60,7 +66,7 @@ def globs_of(method: str) -> list[str]:
 
 
 def from_files(names: Sequence[str]) -> Machines:
-    """Calibrated platforms as files or presets. Raises ConfigError for one without a calibration."""
+    """Load calibrated platforms from files or presets. Raises ConfigError for one without a calibration."""
     platforms: dict[str, Platform] = {}
     globs: list[str] = []
     for name in names:
@@ -69,16 +75,14 @@ def from_files(names: Sequence[str]) -> Machines:
         if about is None:
             raise ConfigError(f"platform {name} has no [calibration]; make one with `moereplay calibrate`")
         if about.device in platforms:
-            raise ConfigError(
-                f"{name} is of device {about.device!r}, as another --calibration is; give one of each device"
-            )
+            raise ConfigError(f"{name} is a second calibration of device {about.device!r}: pass one per device")
         platforms[about.device] = machine
         globs += globs_of(about.method)
     return Machines(platforms, globs, {})
 
 
 def from_fits(evidence: Evidence, globs: Sequence[str], base: Platform) -> Machines:
-    """A calibration of each device that has runs to fit on. Raises ConfigError if none can be made."""
+    """Calibrate each device that has runs to fit on. Raises ConfigError if no fit succeeds."""
     platforms: dict[str, Platform] = {}
     failures: dict[str, str] = {}
     runs, _ = runs_of(evidence, evidence.chosen(globs))
@@ -88,17 +92,17 @@ def from_fits(evidence: Evidence, globs: Sequence[str], base: Platform) -> Machi
         except ConfigError as wrong:
             failures[device] = str(wrong)
     if not platforms:
-        raise ConfigError(next(iter(failures.values()), "no run is left to fit on; name runs with a time per token"))
+        raise ConfigError(next(iter(failures.values()), "no run to fit on: expected runs with a time per token"))
     return Machines(platforms, globs, failures)
 
 
 def fit_of(runs: Sequence[Run], globs: Sequence[str], base: Platform, evidence: Evidence) -> Fitted:
-    """The calibration on these runs. Raises ConfigError."""
+    """Fit one device's platform on its runs. Raises ConfigError."""
     return fit(runs, base, method_of(globs, evidence.path.name))
 
 
 def runs_of(evidence: Evidence, cells: Sequence[Line]) -> tuple[list[Run], dict[str, str]]:
-    """The cells that can be priced, and the reasons of the others by name."""
+    """Return the runs of usable cells, and the reasons for refusing the others by name."""
     runs: list[Run] = []
     refused: dict[str, str] = {}
     for cell in cells:
@@ -110,7 +114,7 @@ def runs_of(evidence: Evidence, cells: Sequence[Line]) -> tuple[list[Run], dict[
 
 
 def predictions(evidence: Evidence, machines: Machines) -> Iterator[Prediction]:
-    """One for every cell, in the order of the file. Raises ConfigError for files that are wrong."""
+    """Predict every cell in file order. Raises ConfigError for invalid files."""
     fitted, _ = runs_of(evidence, [cell for cell in evidence.cells if machines.role(cell) == FIT])
     for cell in evidence.cells:
         role = machines.role(cell)
@@ -135,21 +139,22 @@ def _predicted(evidence: Evidence, cell: Line, machines: Machines, role: str, fi
 
 
 def _check_like_the_fit(run: Run, fitted: Sequence[Run]) -> None:
-    """Raises RefusalError unless the fit has the run's model with the same experts per token.
+    """Raise RefusalError unless the fit used the run's model with the same experts per token.
 
-    Compute's rate then holds what that model reads beside them; with other experts the share of that differs.
+    The fitted compute rate then includes the unknown dense bytes of that model. It does not transfer to other experts,
+    because dense bytes are then another share of a token's bytes.
     """
     model, sizes = run.cell.text("model"), run.sizes
     unknown = f"unknown dense bytes per token of {model}"
     alike = [each.sizes for each in fitted if (each.cell.text("model"), each.device) == (model, run.device)]
     if not alike:
-        raise RefusalError(f"nobody says what {model} reads beside its experts; give its dense_mib")
+        raise RefusalError(f"{unknown}: set dense_mib")
     if sizes.k not in (known := sorted({each.k for each in alike})):
-        said = f"it ran k = {sizes.k}, the calibration was fitted with k = {', '.join(map(str, known))}"
-        raise RefusalError(f"{unknown}: {said}; give its dense_mib")
+        fitted_k = ", ".join(map(str, known))
+        raise RefusalError(f"{unknown}: the run has k = {sizes.k}, the calibration k = {fitted_k}; set dense_mib")
     if not any(each.weight_format == sizes.weight_format and _near(each, sizes) for each in alike if each.k == sizes.k):
         stored = f"{sizes.weight_format or 'no format'}, {sizes.expert_bytes:,.0f} bytes an expert"
-        raise RefusalError(f"{unknown}: it ran with {stored}, the calibration's runs with others; give its dense_mib")
+        raise RefusalError(f"{unknown}: the run has {stored}, the calibration others; set dense_mib")
 
 
 def _near(one: Sizes, other: Sizes) -> bool:
@@ -157,15 +162,15 @@ def _near(one: Sizes, other: Sizes) -> bool:
 
 
 def _reason(evidence: Evidence, run: Run, wrong: Exception) -> str:
-    """Why routing was not replayed; a file outside of the folder, which a row may name, is not quoted."""
+    """Explain why routing was not replayed, without quoting a file outside the folder."""
     named = run.cell.text("trace_file")
     if named and not within(evidence.path, named):
-        return f"trace_file {named[:QUOTED]!r} lies outside of the folder, and cannot be replayed"
+        return f"trace_file {named[:QUOTED]!r} is outside the folder and is not replayed"
     return str(wrong)
 
 
 def _by_routing(evidence: Evidence, machine: Platform, run: Run, published: Prediction) -> Prediction:
-    """By replay of the run's own routing; that of its model is replayed beside what the run published."""
+    """Predict by replay of the run's own routing. Routing of the same model is replayed as additional information."""
     if own := routing_of(evidence.path, run):
         found = replayed(machine, run, own)
         columns = found.columns
@@ -182,11 +187,11 @@ def _machine(device: str, machines: Machines) -> Platform:
     if device in machines.failures:
         raise RefusalError(f"device {device} could not be calibrated: {machines.failures[device]}")
     known = ", ".join(sorted(machines.platforms))
-    raise RefusalError(f"no calibration is of device {device}; there is one of {known}")
+    raise RefusalError(f"no calibration for device {device}: known devices are {known}")
 
 
 def document(found: Sequence[Prediction]) -> dict[str, object]:
-    """As `moereplay evidence --json` prints it. The summary is over held-out cells, if there are any with a time."""
+    """Return the document of `moereplay evidence --json`. Its summary covers held-out cells if any has a time."""
     held = [each for each in found if each.role == HELD_OUT]
     over = held if any(each.time_error is not None for each in held) else list(found)
     refused = sum(each.refused for each in found)
@@ -194,64 +199,65 @@ def document(found: Sequence[Prediction]) -> dict[str, object]:
     return {"cells": [each.document() for each in found], "summary": about | summary(over)}
 
 
-# -- Single runs, each a per-token log: predicted by a calibration, by replay where their routing is given.
+class Calibrated(NamedTuple):
+    """A fitted platform, predictions of the held-out runs, and further entries of the document."""
 
-ROLE = "held_out"
-#: What is printed of a run: column, words and decimals.
-PRINTED = (
-    ("tpot_ms", "time per token, mean", "ms"),
-    ("tpot_median_ms", "time per token, median", "ms"),
-    ("tok_s", "tokens per second", ""),
-    ("hit_pct", "hits", "%"),
-    ("read_mib_per_token", "read per token", "MiB"),
-    ("compute_ms", "compute", "ms"),
-    ("io_ms", "waiting for reads", "ms"),
-    ("stall_ms", "waiting for reads", "ms"),
-    ("mgmt_ms", "loading", "ms"),
-)
+    fitted: Fitted
+    held: list[Prediction]
+    more: dict[str, object]
+
+
+def calibrate_folder(path: Path, globs: Sequence[str], base: Platform) -> Calibrated:
+    """Fit on the cells that match, and predict the other runs of the device. Raises ConfigError."""
+    evidence = read_folder(path)
+    runs, refused = runs_of(evidence, evidence.chosen(globs))
+    found = fit_of(runs, globs, base, evidence)
+    every = predictions(evidence, Machines({found.device: found.platform}, globs, {}))
+    held = [each for each in every if each.role == HELD_OUT and each.device == found.device and not each.refused]
+    return Calibrated(found, held, {"left_out": refused})
+
+
+def calibrate_logs(
+    files: Sequence[Path], abouts: Sequence[Logged], hold_out: float, base: Platform, routing: Path | None
+) -> Calibrated:
+    """Fit on the first tokens of each log, predict the last ones, and replay the routing of a single log.
+
+    Raises ConfigError, and TraceError for routing that cannot be read.
+    """
+    runs = runs_of_logs(files, abouts)
+    first, last = split(runs, hold_out)
+    budgets = ", ".join(dict.fromkeys(each.memory for each in abouts))
+    logs = f"{len(files)} log{'s' if len(files) > 1 else ''} of {abouts[0].model} at {budgets}"
+    found = fit(first, base, f"{logs}, the last {hold_out:.0%} of tokens held out")
+    held = [prediction(found.platform, run, HELD_OUT) for run in last]
+    if routing is None:
+        return Calibrated(found, held, {})
+    again = _replayed_log(found.platform, runs[0], routing)
+    return Calibrated(found, held, {"replay": {"columns": dict(again.columns), **again.more}})
 
 
 def of_log(machine: Platform, run: Run, routing: Path | None) -> Prediction:
     """Predict a run by replay of its routing, else from the bytes of its log. Raises ConfigError or TraceError."""
-    published = prediction(machine, run, ROLE)
+    published = prediction(machine, run, HELD_OUT)
     if routing is None:
         return replace(published, measured=_measured(run, published.predicted))
-    try:
-        found = replayed(machine, run, routing)
-    except RefusalError as refusal:
-        raise ConfigError(f"--trace {routing}: {refusal}") from None
+    found = _replayed_log(machine, run, routing)
     columns = found.columns
     return replace(published, basis=REPLAY, predicted=columns, measured=_measured(run, columns), more=found.more)
 
 
+def _replayed_log(machine: Platform, run: Run, routing: Path) -> Replayed:
+    try:
+        return replayed(machine, run, routing)
+    except RefusalError as refusal:
+        raise ConfigError(f"--trace {routing}: {refusal}") from None
+
+
 def _measured(run: Run, names: Iterable[str]) -> dict[str, float]:
-    """What the log says of these columns; hits and bytes follow from the bytes that it read."""
-    assert run.series is not None  # or it is no log
+    """Return these columns as logged. Hits follow from the bytes that were read."""
+    assert run.series is not None  # a log always has a series
     read, wall = float(run.series.read_bytes.mean()), float(run.series.wall_ms.mean())
     hits = {"hit_pct": 100 * (1 - read / run.demand_bytes)} if run.cached else {}
     speed = {"tok_s": 1000 / wall} if wall else {}
     known = {"read_mib_per_token": read / MIB, **hits, **speed, **measured(run, names)}
     return {name: known[name] for name in names if name in known}
-
-
-def rows(found: Prediction) -> list[dict[str, object]]:
-    """One row per quantity: predicted beside measured."""
-    error = found.error
-    return [
-        {
-            "log": found.cell,
-            "what": f"{words}, {unit}" if unit else words,
-            "predicted": found.predicted[name],
-            "measured": found.measured.get(name),
-            "error": _error(name, found, error.get(name)),
-        }
-        for name, words, unit in PRINTED
-        if name in found.predicted
-    ]
-
-
-def _error(name: str, found: Prediction, error: float | None) -> str:
-    """Of hits in points, of the others in percent."""
-    if name == "hit_pct" and name in found.measured:
-        return f"{found.predicted[name] - found.measured[name]:+.1f} points"
-    return "-" if error is None else f"{error:+.1%}"

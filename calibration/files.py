@@ -1,4 +1,4 @@
-"""Rows of a CSV file with a header, as text by column; every fault names the file and the line."""
+"""Read a folder of evidence: CSV rows, per-token logs, models. Every error names the file and the line."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from moereplay.traces.documents import content
 from moereplay.traces.texts import hint
 
 MOST_COLUMNS = 1024
-#: A decimal number; Python takes more for one: nan, infinity, 1_000, digits of other scripts.
+#: A decimal number. `float` also accepts nan, infinity, 1_000 and digits of other scripts.
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 QUOTED = 60  #: characters of a cell that an error quotes
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row: its cells by column, without blanks around them."""
+    """One row: stripped cells by column."""
 
     file: Path
     number: int  #: of its line, from 1
@@ -35,14 +35,14 @@ class Line:
     kind: File = "cells"
 
     def text(self, column: str) -> str:
-        """The cell, empty where the file has no such column. Raises KeyError for a column that is not declared."""
-        assert FILES[self.kind][column]  # or docs/logs.md does not have it
+        """Return a cell, empty if the file lacks the column. Raises KeyError for an undeclared column."""
+        assert FILES[self.kind][column]  # every column that is read is declared and documented
         return self.cells.get(column, "")
 
     def amount(self, column: str) -> float | None:
-        """A number in the column's range, None where the cell is empty. Raises ConfigError naming the line."""
+        """Return a number in the column's range, None for an empty cell. Raises ConfigError naming the line."""
         written, allowed = self.text(column), FILES[self.kind][column].range
-        assert allowed is not None  # or it is a column of text
+        assert allowed is not None  # a text column is read by `text`
         if not written:
             return None
         value = float(written) if NUMBER.fullmatch(written) else nan
@@ -52,12 +52,12 @@ class Line:
 
     @property
     def where(self) -> str:
-        """File and line, for errors."""
+        """File and line, for error messages."""
         return f"{self.file} line {self.number}" if self.number else str(self.file)
 
 
 def read_lines(file: Path, kind: File) -> list[Line]:
-    """Every row of a file of that kind; lines that begin with # are remarks. Raises ConfigError naming the line."""
+    """Read every row of a file; lines that begin with # are comments. Raises ConfigError naming the line."""
     written = _text(file).splitlines()
     kept = [(number, line) for number, line in enumerate(written, 1) if line.strip() and not line.startswith("#")]
     if not kept:
@@ -102,7 +102,7 @@ def _cells(file: Path, number: int, line: str) -> list[str]:
         raise ConfigError(f"{file} line {number}: {broken}; expected cells between commas") from None
 
 
-# -- The per-token log of one run: what each decoded token took, and what it read.
+# -- per-token logs
 
 NEEDED = needed("tokens")
 PARTS = ("compute_ms", "io_ms", "stall_ms", "mgmt_ms", "majflt")
@@ -110,7 +110,7 @@ PARTS = ("compute_ms", "io_ms", "stall_ms", "mgmt_ms", "majflt")
 
 @dataclass(frozen=True)
 class Series:
-    """Arrays of one number per token, (T,) float64; a column that the file lacks, or leaves empty, is None."""
+    """Per-token columns of a log, (T,) float64 each; a missing or empty column is None."""
 
     wall_ms: np.ndarray
     read_bytes: np.ndarray
@@ -126,13 +126,13 @@ class Series:
         return len(self.wall_ms)
 
     def part(self, kept: slice) -> Series:
-        """Some of the tokens."""
+        """Return the series of some tokens."""
         parts = (rows if rows is None else rows[kept] for rows in (getattr(self, name) for name in PARTS))
         return Series(self.wall_ms[kept], self.read_bytes[kept], *parts)
 
 
 def read_series(file: Path) -> Series:
-    """The log of a file. Raises ConfigError naming the line."""
+    """Read a per-token log. Raises ConfigError naming the line."""
     lines = read_lines(file, "tokens")
     if not lines:
         raise ConfigError(f"{file}: no tokens; expected a row for each")
@@ -145,53 +145,53 @@ def read_series(file: Path) -> Series:
 
 
 def _column(lines: list[Line], name: str) -> np.ndarray | None:
-    """(T,) numbers, None if no token has one. Raises ConfigError if only some have."""
+    """Return (T,) numbers, None if the column is empty. Raises ConfigError for a partly empty column."""
     values = [line.amount(name) for line in lines]
     missing = [line for line, value in zip(lines, values, strict=True) if value is None]
     if len(missing) == len(lines):
         return None
     if missing:
-        raise ConfigError(f"{missing[0].file} line {missing[0].number}: {name} is empty; others have it: fill it in")
+        raise ConfigError(f"{missing[0].file} line {missing[0].number}: {name} is empty; expected all or none")
     return np.array(values, float)
 
 
-# -- A folder of evidence: measured runs, the models that they ran, and what was logged beside them.
+# -- folders of evidence
 
 CELLS, MODELS = "cells.csv", "models.csv"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The rows of a folder."""
+    """Rows of a folder. Its paths are relative to the folder."""
 
     path: Path
     cells: tuple[Line, ...]
     models: tuple[Line, ...]
 
     def series(self, cell: Line) -> Series | None:
-        """The cell's per-token log, None where none is named or the named one is not there. Raises ConfigError."""
+        """Read the per-token log of a cell, None if it is not named or missing. Raises ConfigError."""
         named = cell.text("per_token_file")
         if not named:
             return None
         if not within(self.path, named):
             raise ConfigError(
-                f"{cell.where}: per_token_file {named[:QUOTED]!r} leads out of the folder; expected one in it"
+                f"{cell.where}: per_token_file {named[:QUOTED]!r} is outside the folder; expected a path inside it"
             )
         return read_series(self.path / named) if (self.path / named).exists() else None
 
     def model(self, cell: Line) -> Line | None:
-        """The row of models.csv of what the cell ran: same name, and same quantisation where both say one."""
+        """Return the row of the cell's model in models.csv, preferring the same quantisation."""
         named = [line for line in self.models if line.text("model") == cell.text("model")]
-        said = [line for line in named if line.text("quant") == cell.text("quant")]
-        return (said or named or [None])[0]
+        same = [line for line in named if line.text("quant") == cell.text("quant")]
+        return (same or named or [None])[0]
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the cells, in the order of the file."""
+        """Names of the cells in file order."""
         return [cell.text("cell") for cell in self.cells]
 
     def chosen(self, globs: Sequence[str]) -> list[Line]:
-        """The cells whose names match any of the patterns. Raises ConfigError for a pattern that matches none."""
+        """Return the cells that match any pattern. Raises ConfigError for a pattern without a match."""
         for glob in globs:
             if not any(fnmatchcase(name, glob) for name in self.names):
                 raise ConfigError(f"--fit {glob!r} matches no cell of {self.path / CELLS}: {hint(glob, self.names)}")
@@ -199,13 +199,13 @@ class Evidence:
 
 
 def read_folder(path: Path) -> Evidence:
-    """The folder's rows. Raises ConfigError naming file and line."""
+    """Read the rows of a folder. Raises ConfigError naming file and line."""
     cells = read_lines(path / CELLS, "cells")
     known: dict[str, Line] = {}
     for cell in cells:
         name = cell.text("cell")
         if name in known:
-            raise ConfigError(f"{cell.file} line {cell.number}: cell {name!r} again, as on line {known[name].number}")
+            raise ConfigError(f"{cell.file} line {cell.number}: cell {name!r} repeats line {known[name].number}")
         known[name] = cell
     if not cells:
         raise ConfigError(f"{path / CELLS}: no cells; expected a row for each run")
@@ -214,8 +214,8 @@ def read_folder(path: Path) -> Evidence:
 
 
 def within(folder: Path, named: str) -> bool:
-    """Whether a file that a row names lies in the folder, links followed."""
+    """Return True if a named file is inside the folder after resolving links."""
     try:
         return (folder / named).resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError):  # links in a circle, a zero byte
+    except (OSError, ValueError):  # a cycle of links, or a zero byte
         return False

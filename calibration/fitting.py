@@ -1,4 +1,4 @@
-"""A platform from measured runs: which figures are fitted on which of them, and what a reader must know of it."""
+"""Fit a platform to measured runs: compute by weight format, loading, page faults and the link; and its warnings."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from moereplay.simulator.platforms import sealed
 from moereplay.traces.geometry import recognised
 from moereplay.traces.weight_formats import MIXTURES
 
-#: A run whose mean token takes so much more than its median one has outliers that no price describes.
+#: Ratio of mean to median time per token above which a run has outliers that the model does not describe.
 OUTLIERS = 1.15
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A calibrated platform, its figures by name, and how far it is off on the runs that it was fitted on."""
+    """A calibrated platform, its figures by name, and the runs of the fit."""
 
     platform: Platform
     figures: dict[str, Figure]
@@ -31,17 +31,17 @@ class Fitted:
 
     @property
     def device(self) -> str:
-        """What was measured."""
+        """Name of the measured machine."""
         return self.runs[0].device
 
     @property
     def on_itself(self) -> list[Prediction]:
-        """The runs of the fit, predicted."""
+        """Predictions of the runs of the fit."""
         return [prediction(self.platform, run, "fit") for run in self.runs]
 
 
 def fit(runs: Sequence[Run], base: Platform, method: str) -> Fitted:
-    """Fit the figures of a platform on runs of one device; `method` is kept. Raises ConfigError if they cannot tell."""
+    """Fit a platform to runs of one device and record `method` in it. Raises ConfigError if the runs do not suffice."""
     _check(runs, base)
     warnings: list[str] = []
     machine, figures = _fitted(runs, base, warnings)
@@ -58,7 +58,7 @@ def fit(runs: Sequence[Run], base: Platform, method: str) -> Fitted:
 
 
 def models_of(runs: Sequence[Run]) -> dict[str, float]:
-    """Return the models of runs by name, with the mean bytes that each reads beside its experts, 0 if not known."""
+    """Return the models of the runs by name with their mean dense bytes per token, 0 if unknown."""
     found: dict[str, list[float]] = {}
     for run in runs:
         name = run.cell.text("model")
@@ -70,13 +70,13 @@ def models_of(runs: Sequence[Run]) -> dict[str, float]:
 def _check(runs: Sequence[Run], base: Platform) -> None:
     devices = sorted({run.device for run in runs})
     if not devices:
-        raise ConfigError("no run is left to fit on; name runs with a time per token and their hits or bytes")
+        raise ConfigError("no run to fit on: expected runs with a time per token and hits or bytes")
     if len(devices) > 1:
         raise ConfigError(
-            f"the runs to fit are of {', '.join(devices)}; a calibration is of one device: fit each apart"
+            f"runs of several devices ({', '.join(devices)}): expected one; run calibrate once per device"
         )
     if len(base.links) > 1:
-        raise ConfigError(f"platform {base.name} has several links; a calibration needs a base with one")
+        raise ConfigError(f"invalid --base {base.name}: expected a platform with one link")
 
 
 def _fitted(runs: Sequence[Run], base: Platform, warnings: list[str]) -> tuple[Platform, dict[str, Figure]]:
@@ -84,8 +84,8 @@ def _fitted(runs: Sequence[Run], base: Platform, warnings: list[str]) -> tuple[P
     if not waits or not any(run.median("compute_ms") and not run.foreign_time for run in runs):
         timed = [run for run in runs if not run.foreign_time]
         warnings.append(
-            "no run that reads experts logs what its time is made of: compute and link are the two ends of a line over "
-            "bytes"
+            "no run that reads experts logs the parts of its time: "
+            "compute and link are fitted as a line over missed bytes"
         )
         return fit_line(timed, base)
     machine, loading = fit_loading(runs, base)
@@ -106,22 +106,22 @@ def _summary(runs: Sequence[Run]) -> str:
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
-    said = [f"{run.name}: its time is left out of compute: {run.foreign_time}" for run in runs if run.foreign_time]
+    found = [f"{run.name}: its time is excluded from compute: {run.foreign_time}" for run in runs if run.foreign_time]
     for run in runs:
         mean, median = run.mean("wall_ms"), run.median("wall_ms")
         if mean and median and mean > OUTLIERS * median:
             times = f"{mean / median:.2f} times"
-            said.append(f"{run.name}: the mean token took {times} the median one; no price describes such outliers")
+            found.append(f"{run.name}: the mean token took {times} the median one; such outliers are not modelled")
         if run.sizes.dense_bytes is None:
-            said.append(f"{run.name}: nobody says what it reads beside experts; compute's rate holds for it alone")
+            found.append(f"{run.name}: unknown dense bytes; the compute rate holds for this model only")
     lengths = {run.sizes.expert_bytes for run in runs}
     if len(lengths) == 1:
-        said.append("all runs read experts of one size: what smaller or larger ones take is not known")
-    return said
+        found.append("all runs read experts of one size; times of other sizes are unknown")
+    return found
 
 
 def prediction(platform: Platform, run: Run, role: str) -> Prediction:
-    """The run on the platform, from what it published."""
+    """Predict a run on the platform from its published figures."""
     found = predicted(platform, run)
     return Prediction(
         cell=run.name,
@@ -135,13 +135,13 @@ def prediction(platform: Platform, run: Run, role: str) -> Prediction:
     )
 
 
-# -- Compute's figures: bytes per second by weight format, and what having an expert loaded costs.
+# -- compute, loading and page faults
 
-FAULTS = 50  #: per token, on average: with fewer, their price drowns in everything else
+FAULTS = 50  #: mean per token; with fewer faults their cost is not identifiable
 
 
 def fit_loading(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str, Figure]]:
-    """The base with nanoseconds per MiB that loading takes: of each run the sum over the sum, of runs the median."""
+    """Fit loading in ns per MiB: the ratio of sums per run, the median over runs. Return the base with it."""
     telling = [run for run in runs if run.cached and run.mean("mgmt_ms") is not None and run.missed_bytes.any()]
     if not telling:
         return base, {}
@@ -155,7 +155,7 @@ def fit_loading(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str
 
 
 def fit_faults(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str, Figure]]:
-    """The base with nanoseconds of compute per major page fault: of each run the slope, of runs the median."""
+    """Fit compute in ns per major page fault: the slope per run, the median over runs. Return the base with it."""
     slopes = [slope for run in runs if (slope := _ns_per_fault(run)) is not None]
     if not slopes:
         return base, {}
@@ -164,7 +164,7 @@ def fit_faults(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str,
 
 
 def _ns_per_fault(run: Run) -> float | None:
-    """Least squares of tokens' compute over their faults; None for a run that faults too seldom to tell."""
+    """Regress compute on faults over tokens; None for a run with too few faults."""
     series = run.series
     if series is None or series.majflt is None or series.compute_ms is None or series.majflt.mean() < FAULTS:
         return None
@@ -177,7 +177,7 @@ def _ns_per_mib(run: Run) -> float:
 
 
 def fit_compute(runs: Sequence[Run], base: Platform, warnings: list[str]) -> tuple[Platform, dict[str, Figure]]:
-    """The base with its memory's rate by format. Runs that logged management apart decide, where there are any."""
+    """Fit the memory rate by weight format, on runs that log loading separately if there are any."""
     timed = [run for run in runs if run.median("compute_ms") and not run.foreign_time]
     apart = [run for run in timed if _apart(run)]
     _warn_of_others(timed, apart, base, warnings)
@@ -203,18 +203,18 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _apart(run: Run) -> bool:
-    """Whether what was spent on loading is not inside compute."""
+    """Return True if the run logs loading separately from compute."""
     return run.mean("mgmt_ms") is not None
 
 
 def _format(run: Run) -> str | None:
-    """A format of the experts that is unlike the rest of the model's; mixtures are what a whole file is stored in."""
+    """Return the weight format of experts that differs from the rest of the model; mixtures apply to a whole file."""
     named = run.sizes.weight_format
     return named if named and named not in MIXTURES else None
 
 
 def _seconds(run: Run, base: Platform) -> float:
-    """Compute of the median token without launches, and without loading where that is inside."""
+    """Return the compute of the median token in seconds, without launches and without loading."""
     inside = 0.0 if _apart(run) else float(np.median(loading_ms(base, run)))
     launch = base.compute.launch_ns if isinstance(base.compute, Roofline) else 0
     started = run.sizes.layers * (1 + run.sizes.k) * launch + run.sizes.layers * base.loading.gate_ns
@@ -223,12 +223,12 @@ def _seconds(run: Run, base: Platform) -> float:
 
 
 def _rate(run: Run, base: Platform) -> float:
-    """Bytes per second over everything that a token reads."""
+    """Return bytes per second over all bytes that a token reads."""
     return ((run.sizes.dense_bytes or 0) + run.demand_bytes) / _seconds(run, base)
 
 
 def _format_rate(run: Run, fitted: Platform) -> float:
-    """The same of the experts alone, what is dense being read at the usual rate."""
+    """Return bytes per second of experts alone, with dense bytes at the usual rate."""
     assert isinstance(fitted.compute, Roofline)
     dense = (run.sizes.dense_bytes or 0) / fitted.compute.memory_bytes_per_s
     return run.demand_bytes / max(_seconds(run, fitted) - dense, 1e-6)
@@ -248,6 +248,6 @@ def _warn_of_others(timed: Sequence[Run], apart: Sequence[Run], base: Platform, 
     rates = sorted(_rate(run, base) / 1e9 for run in inside)
     usual = float(np.median([_rate(run, base) for run in apart])) / 1e9
     warnings.append(
-        f"{len(inside)} runs log management inside compute and do not decide its rate; what is left of it implies "
-        f"{rates[0]:.1f} to {rates[-1]:.1f} GB/s, the others {usual:.1f}: a machine in their state is that much slower"
+        f"{len(inside)} runs log loading inside compute and are excluded from its rate; the remainder implies "
+        f"{rates[0]:.1f} to {rates[-1]:.1f} GB/s, the others {usual:.1f}"
     )

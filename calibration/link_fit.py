@@ -1,7 +1,8 @@
-"""The link's figures, from how long runs waited for how many bytes.
+"""Fit the link of a platform: to logged waits for bytes, or to times per token alone (a line over missed bytes).
 
-A run that logged its tokens gives up to four observations: its tokens in parts by bytes read, each with its mean wait.
-So the start of a transfer is told apart from its rate within one run, and between runs of different budgets.
+A run with a per-token log gives up to four observations: its tokens, sorted by bytes read, in four parts with
+their mean waits. This separates the start of a transfer from its rate, within a run and between
+runs of different budgets.
 """
 
 from __future__ import annotations
@@ -20,37 +21,37 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform, Roofline
 
 PARTS, FEWEST_TOKENS = 4, 40
-#: Bytes of the parts must differ by so much, or the log is one observation.
+#: If the bytes of the first and last part differ by a smaller factor, the log is one observation.
 UNLIKE = 1.2
-LEAST_START = 1_000.0  #: nanoseconds: below it a start is none
-#: A lane's ceiling is kept only where it holds some run back by more than this share.
+LEAST_START = 1_000.0  #: nanoseconds; a shorter start counts as 0
+#: The rate limit of a lane is kept only if it slows a run by more than this share.
 FELT = 0.02
 STARTS_NS = (20_000.0, 400_000.0, 2_000_000.0)
 
 
 @dataclass(frozen=True)
 class Waits:
-    """One run's observations: mean wait in milliseconds of each part of its tokens."""
+    """Observations of one run: the mean wait in ms of each part of its tokens."""
 
     run: Run
     parts: tuple[np.ndarray, ...]  #: indices of tokens
     waited_ms: tuple[float, ...]
 
     def errors(self, platform: Platform) -> np.ndarray:
-        """Logarithms of predicted over measured wait, each divided by the number of parts."""
+        """Return log(predicted / measured wait) of each part."""
         each = waiting_ms(as_run(platform, self.run), self.run)
         predicted = np.array([each[part].mean() for part in self.parts])
         return np.log(np.maximum(predicted, 1e-9) / np.array(self.waited_ms))
 
 
 def waits_of(runs: Sequence[Run]) -> list[Waits]:
-    """What the runs say of their link; those that read nothing, or do not say how long they waited, are left out."""
+    """Return the observations of runs that read bytes and logged their waits."""
     waited = [run for run in runs if run.mean(_column(run)) and run.missed_bytes.any()]
     return [_waits(run) for run in waited]
 
 
 def _column(run: Run) -> str:
-    """Where a run says how long it waited."""
+    """Name the column of a run's waits."""
     return "io_ms" if run.serial else "stall_ms"
 
 
@@ -73,13 +74,13 @@ def _parts(missed: np.ndarray) -> list[np.ndarray]:
 
 
 def fit_link(waits: Sequence[Waits], base: Platform) -> tuple[Platform, dict[str, Figure]]:
-    """The base with rate, start and lanes that fit the waits best, and the figures."""
+    """Fit rate, start and lanes of the link. Return the base with them, and the figures."""
     starts = _starts(waits)
 
     def fitted(some: Sequence[Waits]) -> dict[str, float]:
         place = _least_place(some, base, starts)
         if len(some) == len(waits):
-            starts[:] = [place]  # where fits without one run begin
+            starts[:] = [place]  # fits without one run start here
         return _kept(_named(place), some)
 
     figures = jackknifed(waits, fitted)
@@ -87,22 +88,22 @@ def fit_link(waits: Sequence[Waits], base: Platform) -> tuple[Platform, dict[str
 
 
 def with_link(base: Platform, figures: dict[str, float]) -> Platform:
-    """The platform with these figures of its link; one latency takes the place of the base's."""
+    """Return the platform with these figures of its link; they replace the latency of the base."""
     known = {"bytes_per_s": figures["bytes_per_s"], "start_ns": round(figures["start_ns"]), "latency_ns": 0}
     known |= {"lane_bytes_per_s": figures.get("lane_bytes_per_s"), "by_size": (), "reads": 1}
     return base.model_copy(update={"links": (base.links[0].model_copy(update=known), *base.links[1:])})
 
 
 def _guess(waits: Sequence[Waits]) -> float:
-    """Bytes per second if waiting were nothing but bytes."""
+    """Return bytes per second if transmission alone explained the waits."""
     rates = [wait.run.missed_bytes.mean() / (wait.run.mean(_column(wait.run)) or 1) for wait in waits]
     return float(np.median(rates)) * 1000
 
 
 def _starts(waits: Sequence[Waits]) -> list[tuple[float, ...]]:
-    """Where a search begins: rate and start, and a lane's rate where runs differ in lanes."""
+    """Return start points of the search: rate, start, and the rate of a lane if runs differ in lanes."""
     guess, lanes = _guess(waits), {wait.run.lanes or 1 for wait in waits}
-    lane = (guess / min(lanes),) if len(lanes) > 1 else ()  # a ceiling that nobody feels would stay where it starts
+    lane = (guess / min(lanes),) if len(lanes) > 1 else ()  # without a difference the lane's rate cannot be identified
     return [(guess, start, *lane) for start in STARTS_NS]
 
 
@@ -119,7 +120,7 @@ def _named(place: Sequence[float]) -> dict[str, float]:
 
 
 def _kept(found: dict[str, float], waits: Sequence[Waits]) -> dict[str, float]:
-    """Without a start that is none, and without a ceiling of lanes that no run felt."""
+    """Drop a negligible start, and a rate limit of lanes that slows no run."""
     if found["start_ns"] < LEAST_START:
         found["start_ns"] = 0.0
     if lane := found.get("lane_bytes_per_s"):
@@ -129,13 +130,13 @@ def _kept(found: dict[str, float], waits: Sequence[Waits]) -> dict[str, float]:
     return found
 
 
-# -- A fitted figure with how sure it is.
+# -- figures and their spread
 
 Item = TypeVar("Item")
 
 
 class Figure(NamedTuple):
-    """A price, and half the range that it has when each run is left out in turn (None with one run); `n` runs."""
+    """A fitted value, its half range under leave-one-run-out (None with one run), and the number of runs."""
 
     value: float
     spread: float | None
@@ -145,7 +146,7 @@ class Figure(NamedTuple):
 def jackknifed(
     items: Sequence[Item], fitted: Callable[[Sequence[Item]], dict[str, float]], n: int | None = None
 ) -> dict[str, Figure]:
-    """The figures of all items, each with its spread."""
+    """Fit all items, and each subset without one item for the spread."""
     whole = fitted(items)
     without = [fitted([*items[:at], *items[at + 1 :]]) for at in range(len(items))] if len(items) > 1 else []
     return {name: Figure(value, _half_range(name, without), n or len(items)) for name, value in whole.items()}
@@ -156,25 +157,25 @@ def _half_range(name: str, fits: Sequence[dict[str, float]]) -> float | None:
     return (max(values) - min(values)) / 2 if values else None
 
 
-# -- A minimum of a function of few positive numbers, by trying steps of fixed ratios: deterministic, no derivatives.
+# -- search: a deterministic descent over few positive numbers, by steps of fixed ratios, without derivatives
 
-#: Steps of the logarithms, each tried until none helps.
+#: Step sizes of the logarithms; each is used until no step improves the loss.
 STEPS = (0.5, 0.15, 0.05, 0.015, 0.005, 0.0015)
-MOST_MOVES = 100  #: per step
-#: Errors beyond this count in proportion, not squared: one run in another state must not decide.
+MOST_MOVES = 100  #: per step size
+#: Larger errors count linearly, so that a run of a machine in another state does not dominate the fit.
 USUAL_ERROR = 0.1
 
 Loss = Callable[[Sequence[float]], float]
 
 
 def huber(errors: np.ndarray) -> float:
-    """Sum of squares of small errors, of the sizes of large ones; `errors` are logarithms of ratios."""
+    """Return the Huber loss of errors, which are logarithms of ratios."""
     sizes = np.abs(errors)
     return float(np.where(sizes < USUAL_ERROR, sizes**2 / 2, USUAL_ERROR * (sizes - USUAL_ERROR / 2)).sum())
 
 
 def least(loss: Loss, starts: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The best place that is reached from any of the starts; all numbers stay above 0."""
+    """Return the best local minimum reached from the start points; all numbers stay positive."""
     reached = [_descended(loss, start) for start in starts]
     return min(reached, key=loss)
 
@@ -192,24 +193,24 @@ def _descended(loss: Loss, start: Sequence[float]) -> tuple[float, ...]:
 
 
 def _moves(place: tuple[float, ...], step: float) -> list[tuple[float, ...]]:
-    """Every number up, down or left: what a rate and a start explain together lies aslant."""
+    """Move every number up, down or not, in all combinations: rate and start are correlated."""
     ratios = {-1: exp(-step), 0: 1.0, 1: exp(step)}
     ways = [way for way in product(ratios, repeat=len(place)) if any(way)]
     return [tuple(number * ratios[to] for number, to in zip(place, way, strict=True)) for way in ways]
 
 
-# -- Two figures from runs that published a time per token and nothing of what it is made of: a line over missed bytes.
+# -- runs that published times per token alone
 
 FEWEST = 2  #: runs of different bytes
 GUESSES = ((1e10, 2e9), (1e11, 1e10), (1e12, 2e10))
 
 
 def fit_line(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str, Figure]]:
-    """The base with a rate of compute and one of the link. Raises ConfigError if the runs cannot tell them apart."""
+    """Fit a compute rate and a link rate. Raises ConfigError if the runs cannot identify both."""
     if len({round(float(run.missed_bytes.mean()), -3) for run in runs}) < FEWEST:
         raise ConfigError(
-            "no run to fit that reads experts logs compute_ms with stall_ms (or io_ms, by --serial), and all read as "
-            "much per token; name runs of several memory budgets"
+            "no run that reads experts logs compute_ms with stall_ms (with --serial: io_ms), and all read the same "
+            "bytes per token; pass runs of several memory budgets"
         )
 
     def fitted(some: Sequence[Run]) -> dict[str, float]:
@@ -236,14 +237,14 @@ def _loss(runs: Sequence[Run], base: Platform, place: Sequence[float]) -> float:
 
 
 def token_ms(platform: Platform, run: Run) -> float:
-    """Milliseconds that a run's mean token takes on a platform."""
+    """Predict the mean time per token of a run in ms."""
     machine = as_run(platform, run)
     return compute_ms(machine, run) + float((waiting_ms(machine, run) + loading_ms(machine, run)).mean())
 
 
 def time_of(run: Run) -> float:
-    """Milliseconds that the run's mean token took, as published or as logged."""
+    """Return the measured mean time per token in ms, as published or as logged."""
     cell, speed = run.cell, run.cell.amount("tok_s")
     found = cell.amount("tpot_ms") or cell.amount("tpot_median_ms") or (1000 / speed if speed else run.mean("wall_ms"))
-    assert found, "a run without a time is none"
+    assert found, "runs without a time are refused earlier"
     return found

@@ -1,4 +1,8 @@
-"""What a calibrated platform says of a run, in the columns of cells.csv, beside what was measured."""
+"""Predict a run from the bytes that it read, in closed form, by the rules of docs/semantics.md.
+
+Published runs state how many bytes a token read, not which experts. So the misses of a step are modelled as binomial:
+each of k demanded experts misses with the token's share of missed bytes, and every expert has the mean size.
+"""
 
 from __future__ import annotations
 
@@ -15,129 +19,27 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform, Roofline
 from moereplay.simulator.rates import NS
 
-#: What a run is judged by: the first of these that was measured.
+#: Times by which a run is compared: the first one that was measured.
 TIMES = ("tpot_median_ms", "tpot_ms")
 PUBLISHED, REPLAY = "published", "replay"
 Columns = Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """One cell: predicted, measured and the error of each column, or the reason why it is not predicted."""
-
-    cell: str
-    device: str
-    role: str  #: fit, held_out
-    basis: str = ""  #: published, replay
-    reason: str = ""  #: of a refusal; of a prediction whose time is not compared
-    predicted: Columns = field(default_factory=dict)
-    measured: Columns = field(default_factory=dict)
-    compared: bool = True  #: whether its time counts in summaries
-    more: Mapping[str, object] = field(default_factory=dict)  #: what only this basis tells
-
-    @property
-    def refused(self) -> bool:
-        """Whether nothing is predicted."""
-        return not self.predicted
-
-    @property
-    def error(self) -> dict[str, float]:
-        """predicted / measured - 1 by column, where both are known and something was measured."""
-        both = {name: (value, self.measured[name]) for name, value in self.predicted.items() if name in self.measured}
-        return {name: value / was - 1 for name, (value, was) in both.items() if was}
-
-    @property
-    def time_error(self) -> float | None:
-        """Of the time per token; None if none was measured, or it does not count."""
-        errors = self.error
-        return next((errors[name] for name in TIMES if name in errors), None) if self.compared else None
-
-    def document(self) -> dict[str, object]:
-        """As `moereplay evidence --json` prints it."""
-        return {
-            "cell": self.cell,
-            "device": self.device,
-            "status": "refused" if self.refused else "predicted",
-            "reason": self.reason,
-            "basis": self.basis,
-            "role": self.role,
-            "measured": rounded(self.measured),
-            "predicted": rounded(self.predicted),
-            "error": rounded(self.error),
-            **self.more,
-        }
-
-
-def rounded(columns: Columns) -> dict[str, float]:
-    """As documents print them: six digits."""
-    return {name: float(f"{value:.6g}") for name, value in columns.items()}
-
-
-def predicted(platform: Platform, run: Run) -> dict[str, float]:
-    """The columns that published hits and bytes tell, each of the mean token but for the median one's time."""
-    machine = as_run(platform, run)
-    compute, waiting, loading = compute_ms(machine, run), waiting_ms(machine, run), loading_ms(machine, run)
-    each = compute + waiting + loading
-    return columns(run, compute, waiting, loading) | {"tpot_median_ms": float(np.median(each))}
-
-
-def columns(run: Run, compute: float, waiting: np.ndarray, loading: np.ndarray) -> dict[str, float]:
-    """Means per token: times in milliseconds, tokens per second."""
-    tpot = compute + float(waiting.mean()) + float(loading.mean())
-    waited = {"io_ms" if run.serial else "stall_ms": float(waiting.mean())}
-    speed = {"tok_s": 1000 / tpot} if tpot else {}
-    return {"tpot_ms": tpot, **speed, "compute_ms": compute, **waited, "mgmt_ms": float(loading.mean())}
-
-
-def measured(run: Run, names: Iterable[str]) -> dict[str, float]:
-    """What the row has of these columns, else what its log says."""
-    known = {name: run.cell.amount(name) for name in names}
-    logged = {} if run.series is None else _logged(run, run.series)
-    found = {name: logged.get(name) if value is None else value for name, value in known.items()}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _logged(run: Run, series: Series) -> dict[str, float | None]:
-    """Columns as a log tells them: means per token, and the median token's time."""
-    parts = {name: run.mean(name) for name in ("compute_ms", "io_ms", "stall_ms", "mgmt_ms")}
-    return parts | {"tpot_ms": float(series.wall_ms.mean()), "tpot_median_ms": float(np.median(series.wall_ms))}
-
-
-def summary(predictions: Sequence[Prediction]) -> dict[str, object]:
-    """How far predictions are off, over those whose time counts; null where there is none."""
-    known = [(error, each.cell) for each in predictions if (error := each.time_error) is not None]
-    if not known:
-        return {"cells": 0, "median_abs_error": None, "mape": None, "bias": None, "worst": None, "worst_cell": None}
-    values = np.array([error for error, _ in known])
-    worst, worst_cell = max(known, key=lambda each: abs(each[0]))
-    return {
-        "cells": len(known),
-        "median_abs_error": float(np.median(np.abs(values))),
-        "mape": float(np.abs(values).mean()),
-        "bias": float(values.mean()),
-        "worst": worst,
-        "worst_cell": worst_cell,
-    }
-
-
-# -- What a step takes whose number of fetched experts is known, by the rules of docs/semantics.md, without a replay.
-
-
 class StepPrices(NamedTuple):
-    """Times of one step in nanoseconds, of one model on one machine."""
+    """Times of one step of a model on a machine, in nanoseconds."""
 
     k: int  #: experts demanded
-    load: float  #: that compute spends to have one expert fetched
-    latency: float  #: of a transfer; those of `depth` transfers overlap
-    start: float  #: more of it on an idle wire
-    wire: float  #: of a transfer's bytes
-    depth: int  #: transfers issued at once
+    load: float  #: compute time per fetched expert
+    latency: float  #: of a transfer; latencies of up to `depth` transfers overlap
+    start: float  #: additional latency on an idle link
+    wire: float  #: transmission of an expert
+    depth: int  #: concurrent transfers
     expert: float  #: compute of one expert
-    waits_for_all: bool  #: compute begins when everything has arrived, and reads begin when all is asked for
+    waits_for_all: bool  #: no overlap: reads begin after all requests, compute after all arrivals
 
 
 def waiting(prices: StepPrices, missed: int) -> float:
-    """Nanoseconds that a step with so many fetched experts waits for the link: all but its loading and its compute."""
+    """Return the nanoseconds that a step with `missed` fetched experts stalls, without loading and compute."""
     arrivals = _arrivals(prices, missed)
     if not arrivals:
         return 0.0
@@ -151,7 +53,7 @@ def waiting(prices: StepPrices, missed: int) -> float:
 
 
 def _arrivals(prices: StepPrices, missed: int) -> list[float]:
-    """When each fetched expert has arrived, in nanoseconds after the gate."""
+    """Return the arrival of each fetched expert in nanoseconds after the gate."""
     ends: list[float] = []
     for index in range(missed):
         asked = missed if prices.waits_for_all else index + 1
@@ -165,7 +67,7 @@ def _arrivals(prices: StepPrices, missed: int) -> list[float]:
 
 
 def mean_waiting(prices: StepPrices, share: np.ndarray) -> np.ndarray:
-    """Nanoseconds that a step waits on average, (T,), where each demanded expert misses with probability share (T,)."""
+    """Return the expected stall of a step, (T,) ns, if each demanded expert misses with probability share (T,)."""
     k = prices.k
     counts = np.arange(k + 1)
     each = np.array([waiting(prices, missed) for missed in range(k + 1)])
@@ -174,13 +76,13 @@ def mean_waiting(prices: StepPrices, share: np.ndarray) -> np.ndarray:
     return (ways * miss**counts * (1 - miss) ** (k - counts)) @ each
 
 
-# -- A platform as one run used it, and what a step of its model then takes.
+# -- a platform as a run used it
 
 MS = 1e6  #: nanoseconds
 
 
 def as_run(platform: Platform, run: Run) -> Platform:
-    """The machine with the lanes and the overlap of the run; without a cache nothing is spent on loading."""
+    """Return the platform with the lanes and overlap of the run. A run without a cache has no loading cost."""
     lanes = {} if run.lanes is None else {"depth": run.lanes}
     changed: dict[str, object] = {
         "links": tuple(link.model_copy(update=lanes) for link in platform.links),
@@ -193,9 +95,9 @@ def as_run(platform: Platform, run: Run) -> Platform:
 
 
 def step_prices(machine: Platform, sizes: Sizes) -> StepPrices:
-    """What one step of the model takes on that machine. Raises ConfigError for several links."""
+    """Return the times of one step on the machine. Raises ConfigError for several links."""
     if len(machine.links) > 1:
-        raise ConfigError(f"platform {machine.name} has several links; published bytes do not say which were used")
+        raise ConfigError(f"platform {machine.name} has several links; expected one: bytes do not state the link")
     link = next(iter(machine.links))
     size = round(sizes.expert_bytes)
     return StepPrices(
@@ -211,7 +113,7 @@ def step_prices(machine: Platform, sizes: Sizes) -> StepPrices:
 
 
 def expert_ns(machine: Platform, sizes: Sizes) -> float:
-    """One expert for one token: its bytes at the rate of its format."""
+    """Return the compute time of one expert for one token in ns, at the rate of its weight format."""
     compute = machine.compute
     if not isinstance(compute, Roofline):
         return compute.expert_ns + compute.expert_ns_per_token
@@ -220,7 +122,7 @@ def expert_ns(machine: Platform, sizes: Sizes) -> float:
 
 
 def compute_ms(machine: Platform, run: Run) -> float:
-    """Per token: what is always read, the experts that it is routed to, and the gates' decisions."""
+    """Return the compute of a token in ms: dense weights, demanded experts and gate decisions."""
     sizes, compute = run.sizes, machine.compute
     experts = run.demand_bytes / sizes.expert_bytes * expert_ns(machine, sizes)
     gates = sizes.layers * machine.loading.gate_ns
@@ -231,11 +133,113 @@ def compute_ms(machine: Platform, run: Run) -> float:
 
 
 def waiting_ms(machine: Platform, run: Run) -> np.ndarray:
-    """(T,) what each token waits for the link."""
+    """Return the stall of each token, (T,) ms."""
     return run.sizes.layers * mean_waiting(step_prices(machine, run.sizes), run.missed_share) / MS
 
 
 def loading_ms(machine: Platform, run: Run) -> np.ndarray:
-    """(T,) what each token spends on having experts loaded."""
+    """Return the loading time of each token, (T,) ms."""
     each = machine.loading.ns(round(run.sizes.expert_bytes))
     return run.missed_bytes / run.sizes.expert_bytes * each / MS
+
+
+# -- predictions
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One cell: predicted and measured columns, or the reason for refusing it."""
+
+    cell: str
+    device: str
+    role: str  #: fit, held_out
+    basis: str = ""  #: published, replay
+    reason: str = ""  #: for refusing the cell, or for not comparing its time
+    predicted: Columns = field(default_factory=dict)
+    measured: Columns = field(default_factory=dict)
+    compared: bool = True  #: its time counts in summaries
+    more: Mapping[str, object] = field(default_factory=dict)  #: entries that only this basis has
+
+    @property
+    def refused(self) -> bool:
+        """True if nothing is predicted."""
+        return not self.predicted
+
+    @property
+    def error(self) -> dict[str, float]:
+        """predicted / measured - 1 by column, where both are known and the measured value is not 0."""
+        both = {name: (value, self.measured[name]) for name, value in self.predicted.items() if name in self.measured}
+        return {name: value / was - 1 for name, (value, was) in both.items() if was}
+
+    @property
+    def time_error(self) -> float | None:
+        """Error of the time per token; None if it was not measured or is not compared."""
+        errors = self.error
+        return next((errors[name] for name in TIMES if name in errors), None) if self.compared else None
+
+    def document(self) -> dict[str, object]:
+        """Return the cell as `moereplay evidence --json` prints it."""
+        return {
+            "cell": self.cell,
+            "device": self.device,
+            "status": "refused" if self.refused else "predicted",
+            "reason": self.reason,
+            "basis": self.basis,
+            "role": self.role,
+            "measured": rounded(self.measured),
+            "predicted": rounded(self.predicted),
+            "error": rounded(self.error),
+            **self.more,
+        }
+
+
+def rounded(columns: Columns) -> dict[str, float]:
+    """Round to six digits, as documents print numbers."""
+    return {name: float(f"{value:.6g}") for name, value in columns.items()}
+
+
+def predicted(platform: Platform, run: Run) -> dict[str, float]:
+    """Predict columns from published hits or bytes: means per token, and the time of the median token."""
+    machine = as_run(platform, run)
+    compute, waiting, loading = compute_ms(machine, run), waiting_ms(machine, run), loading_ms(machine, run)
+    each = compute + waiting + loading
+    return columns(run, compute, waiting, loading) | {"tpot_median_ms": float(np.median(each))}
+
+
+def columns(run: Run, compute: float, waiting: np.ndarray, loading: np.ndarray) -> dict[str, float]:
+    """Return means per token: times in ms, and tokens per second."""
+    tpot = compute + float(waiting.mean()) + float(loading.mean())
+    waited = {"io_ms" if run.serial else "stall_ms": float(waiting.mean())}
+    speed = {"tok_s": 1000 / tpot} if tpot else {}
+    return {"tpot_ms": tpot, **speed, "compute_ms": compute, **waited, "mgmt_ms": float(loading.mean())}
+
+
+def measured(run: Run, names: Iterable[str]) -> dict[str, float]:
+    """Return the measured values of these columns, from the row, else from the log."""
+    known = {name: run.cell.amount(name) for name in names}
+    logged = {} if run.series is None else _logged(run, run.series)
+    found = {name: logged.get(name) if value is None else value for name, value in known.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _logged(run: Run, series: Series) -> dict[str, float | None]:
+    """Return columns from a log: means per token, and the time of the median token."""
+    parts = {name: run.mean(name) for name in ("compute_ms", "io_ms", "stall_ms", "mgmt_ms")}
+    return parts | {"tpot_ms": float(series.wall_ms.mean()), "tpot_median_ms": float(np.median(series.wall_ms))}
+
+
+def summary(predictions: Sequence[Prediction]) -> dict[str, object]:
+    """Summarise the errors of compared times; values are None without any."""
+    known = [(error, each.cell) for each in predictions if (error := each.time_error) is not None]
+    if not known:
+        return {"cells": 0, "median_abs_error": None, "mape": None, "bias": None, "worst": None, "worst_cell": None}
+    values = np.array([error for error, _ in known])
+    worst, worst_cell = max(known, key=lambda each: abs(each[0]))
+    return {
+        "cells": len(known),
+        "median_abs_error": float(np.median(np.abs(values))),
+        "mape": float(np.abs(values).mean()),
+        "bias": float(values.mean()),
+        "worst": worst,
+        "worst_cell": worst_cell,
+    }

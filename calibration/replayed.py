@@ -1,4 +1,4 @@
-"""A run predicted by replaying its routing: hits and bytes of the very experts, and the times of every token."""
+"""Predict a run by replaying its routing: hits, bytes and times of its own experts and tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from moereplay.calibration.prediction import as_run
 from moereplay.calibration.runs import MIB, RefusalError, Run, Sizes
-from moereplay.results.metrics import values_of
 from moereplay.results.result import Event, Result
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
@@ -30,28 +29,28 @@ from moereplay.traces.store import open_trace
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
 MS = 1e6  #: nanoseconds
-#: What rows call their policy, and what it is here.
+#: Eviction policies by their names in rows.
 POLICIES = {"lru": "lru", "lfu with recency (LFRU), sampled eviction": "lfru", "lfu with recency (LFRU)": "lfru"}
-BITS = 16.0  #: at which dense bytes are stated: weights are half of them
-#: A routing file that a row's notes name.
+BITS = 16.0  #: precision at which dense bytes are converted to weights
+#: A routing file that column `notes` names.
 NAMED = re.compile(r"\broutes/[\w.-]+\.(?:csv|jsonl)\b")
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """Columns of cells.csv as replayed, and how the tokens' own series compare."""
+    """Columns of cells.csv as replayed, and the correlation with the per-token log."""
 
     columns: Mapping[str, float]
     more: Mapping[str, object]
 
 
 def routing_of(folder: Path, run: Run) -> Path | None:
-    """The file of the run's own routing; None where the row names none that is there."""
+    """Return the file of the run's own routing, None if it is not named or missing."""
     return _present(folder, run.cell.text("trace_file"))
 
 
 def model_routing_of(folder: Path, run: Run) -> Path | None:
-    """Routing of the same model, perhaps of another prompt, that the row's notes name; None where none is there."""
+    """Return the routing of the same model that the row's notes name, None without one. Its prompt may differ."""
     found = NAMED.search(run.cell.text("notes"))
     return _present(folder, found[0]) if found else None
 
@@ -65,7 +64,7 @@ def _present(folder: Path, named: str) -> Path | None:
 
 
 def replayed(platform: Platform, run: Run, routing: Path) -> Replayed:
-    """The run's routing on the platform. Raises RefusalError, TraceError or ConfigError."""
+    """Replay the run's routing on the platform. Raises RefusalError, TraceError or ConfigError."""
     trace = _trace(routing, run)
     with TemporaryDirectory() as folder:
         machine = Path(folder) / "machine.toml"
@@ -76,16 +75,16 @@ def replayed(platform: Platform, run: Run, routing: Path) -> Replayed:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """Policy, capacity and scope of the run. Raises RefusalError for what is not one of ours."""
+    """Return the policy, capacity and scope of the run. Raises RefusalError for a policy that cannot be replayed."""
     eviction = POLICIES.get(run.cell.text("policy"))
     if eviction is None:
-        raise RefusalError(f"policy {run.cell.text('policy')!r} has no replay")
+        raise RefusalError(f"policy {run.cell.text('policy')!r} cannot be replayed")
     scope = "per_layer" if run.cell.text("cache_scope").startswith("per layer") else "global"
     if memory := run.cell.amount("cache_mib"):
         return {"eviction": eviction, "capacity": f"{memory:.6f}MiB", "scope": scope}
     if slots := run.cell.amount("cache_slots"):
         return {"eviction": eviction, "capacity": f"{slots:.0f}experts", "scope": scope}
-    raise RefusalError("its cache's size is not said")
+    raise RefusalError("missing cache_mib or cache_slots")
 
 
 def _trace(routing: Path, run: Run) -> Trace:
@@ -95,12 +94,12 @@ def _trace(routing: Path, run: Run) -> Trace:
 
 @cache
 def _requests(routing: Path, sizes: Sizes) -> tuple[Header, Sequence[Request]]:
-    """The rows of a trace, or of another tool's file, with the sizes of the run; several runs may name one file."""
+    """Read the first request of a trace or of another tool's file. Cached, as several runs may name one file."""
     header, rows = _stored(routing) if is_trace(routing) else _foreign(routing, sizes)
     found = header.geometry
     if (found.layers, found.k) != (sizes.layers, sizes.k):
         ours, theirs = (f"{each.layers} layers with {each.k} experts per token" for each in (found, sizes))
-        raise ConfigError(f"{routing} has {ours}, and the run {theirs}; give the run's k (--k, or column k)")
+        raise ConfigError(f"{routing} has {ours}, the run has {theirs}; set the run's k (--k, or column k)")
     requests = list(islice(rows, 1))
     return header.model_copy(update={"geometry": _sized(found, sizes)}), requests
 
@@ -118,12 +117,12 @@ def _foreign(path: Path, sizes: Sizes) -> tuple[Header, Iterator[Request]]:
 
 
 def is_trace(path: Path) -> bool:
-    """Whether this is a trace of ours, and no file of another tool."""
+    """Return True for a trace folder, False for a file of another tool."""
     return path.is_dir() and (path / "zarr.json").exists()
 
 
 def _sized(geometry: Geometry, sizes: Sizes) -> Geometry:
-    """The trace's geometry with the dense bytes and the weight format of the run."""
+    """Return the trace's geometry with the dense bytes and the weight format of the run."""
     mean = sum(geometry.expert_bytes) / geometry.layers
     dense = round((sizes.dense_bytes or 0) * 8 / BITS / geometry.layers)
     bits = BITS_PER_WEIGHT.get(sizes.weight_format, BITS)
@@ -139,8 +138,8 @@ def _compared(result: Result, run: Run, sizes: Sequence[int]) -> Replayed:
         return sum(row[name] for row in decode)
 
     if not total("accesses"):
-        raise RefusalError("its routing has no decoded token with experts, and no other is compared; record decoding")
-    tpot = values_of(result)["tpot_ms"] or 0.0
+        raise RefusalError("its routing has no decoded token with experts; record decoding")
+    tpot = sum(row["decode_ns"] for row in result.per_request) / passes / MS
     tokens = _tokens(result.events, passes, sizes)
     columns = {
         "tpot_ms": tpot,
@@ -156,22 +155,22 @@ def _compared(result: Result, run: Run, sizes: Sequence[int]) -> Replayed:
 
 
 def _hits(result: Result, run: Run) -> float:
-    """Percent over what the row counts: decoded tokens, or the prompt too."""
+    """Return hits in percent over decoded tokens, and over the prompt if the row includes it."""
     phases = ("decode",) if run.cell.text("hit_scope").startswith("decode") else ("decode", "prefill")
     rows = [row for row in result.per_layer if row["phase"] in phases]
     return 100 * sum(row["hits"] for row in rows) / sum(row["accesses"] for row in rows)
 
 
 class Tokens(NamedTuple):
-    """Of each decoded token, (T,)."""
+    """Per decoded token, (T,)."""
 
-    wall_ms: np.ndarray  #: from the end of the one before
-    busy_ms: np.ndarray  #: of that, compute of dense parts and experts
+    wall_ms: np.ndarray  #: since the end of the previous token
+    busy_ms: np.ndarray  #: compute of dense layers and experts in that time
     read_bytes: np.ndarray
 
 
 def _tokens(events: Sequence[Event], passes: int, sizes: Sequence[int]) -> Tokens:
-    """The last passes of the log; `sizes` are bytes of an expert by layer."""
+    """Sum events over the last `passes` passes; `sizes` are bytes of an expert by layer."""
     last = max(event.step_pass for event in events)
     ends, busy, read = np.zeros((3, last + 1))
     for event in events:
@@ -185,9 +184,9 @@ def _tokens(events: Sequence[Event], passes: int, sizes: Sequence[int]) -> Token
 
 
 def _correlations(run: Run, tokens: Tokens) -> dict[str, object]:
-    """Pearson's r with the log's tokens, of bytes read, of waiting with loading, and of the whole time.
+    """Return Pearson's r with the log over tokens: bytes read, waiting with loading, and the whole time.
 
-    Nothing where the log is of another length, null where a series does not vary.
+    Empty if the log has another length; None for a series that does not vary.
     """
     series = run.series
     if series is None or series.tokens != len(tokens.wall_ms):

@@ -1,4 +1,4 @@
-"""What is printed of a calibration and of predictions: documents, and rows of tables."""
+"""Documents and table rows of calibrations and predictions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from moereplay.calibration.fitting import Fitted
 from moereplay.calibration.prediction import TIMES, Prediction, summary
 
-#: Columns of predicted cells that may be left out of a table, first to go first.
+#: Columns that a narrow table drops, in this order.
 SPARE = ("loading", "waiting", "compute", "time", "basis")
-SHOWN = 2  #: cells of a reason
-#: What a figure is shown in, by the end of its name: divisor and unit.
+SHOWN = 2  #: cells listed per reason
+#: Divisor and unit of a figure by the end of its name.
 UNITS = {
     "bytes_per_s": (1e9, "GB/s"),
     "ns_per_mib": (1e3, "us/MiB"),
@@ -21,7 +21,7 @@ UNITS = {
 
 
 def document(found: Fitted, held: Sequence[Prediction]) -> dict[str, object]:
-    """As `moereplay calibrate --json` prints it."""
+    """Return the document of `moereplay calibrate --json`."""
     about = found.platform.calibration
     fitted = found.on_itself
     return {
@@ -37,12 +37,12 @@ def document(found: Fitted, held: Sequence[Prediction]) -> dict[str, object]:
 
 
 def figure_rows(found: Fitted) -> list[dict[str, object]]:
-    """One row per figure: value and spread in a unit that a reader knows."""
+    """Return one row per figure: value and spread in a readable unit."""
     return [figure_row(name, figure.value, figure.spread, figure.n) for name, figure in found.figures.items()]
 
 
 def figure_row(name: str, value: float, spread: float | None, n: int) -> dict[str, object]:
-    """A figure in the unit that its name ends in; rates are bytes per second."""
+    """Return a figure in the unit of its name; rates are in bytes per second."""
     fits = [of for end, of in UNITS.items() if name.endswith(end)]
     divisor, unit = (fits or [(1e9, "GB/s")])[0]
     shown = name.replace("ns_per", "time_per").removesuffix("_ns")  # the unit is not ns
@@ -51,7 +51,7 @@ def figure_row(name: str, value: float, spread: float | None, n: int) -> dict[st
 
 
 def warning_lines(warnings: Sequence[str]) -> list[str]:
-    """Each warning; those that end in the same words below these."""
+    """Return the warnings, grouped by their common ending."""
     alike: dict[str, list[str]] = {}
     for each in warnings:
         what, _, why = each.rpartition("; ")
@@ -66,7 +66,7 @@ def _warning(why: str, what: Sequence[str]) -> list[str]:
 
 
 def residual_rows(found: Sequence[Prediction]) -> list[dict[str, object]]:
-    """One row per predicted cell: predicted/measured ms of a token, the error, and what the time is made of."""
+    """Return one row per predicted cell: predicted/measured ms per token, the error, and the parts of the time."""
     return [_residual_row(each) for each in found if not each.refused]
 
 
@@ -95,12 +95,12 @@ def _both(each: Prediction, name: str) -> str:
 
 
 def _three(ms: float) -> str:
-    """With three digits, or all before the point."""
+    """Format with three digits, or without decimals."""
     return f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
 
 
 def refusal_rows(found: Sequence[Prediction]) -> list[dict[str, object]]:
-    """One row per reason, with the cells that it refuses; the document names each of them."""
+    """Return one row per reason with the cells that it refuses."""
     by_reason: dict[str, list[str]] = {}
     for each in found:
         if each.refused:
@@ -114,12 +114,48 @@ def _listed(cells: Sequence[str]) -> str:
 
 
 def summary_line(found: Sequence[Prediction]) -> str:
-    """How far these are off, in words."""
+    """Summarise the errors in one line."""
     of = summary(found)
     if not of["cells"]:
-        return "no run whose time counts"
+        return "no run with a compared time"
     errors = {name: float(str(of[name])) for name in ("median_abs_error", "mape", "bias", "worst")}
     return (
         f"{of['cells']} runs: median |error| {errors['median_abs_error']:.1%}, mean |error| {errors['mape']:.1%}, "
         f"bias {errors['bias']:+.1%}, worst {errors['worst']:+.1%} ({of['worst_cell']})"
     )
+
+
+#: Quantities of a single run: column, words and unit.
+QUANTITIES = (
+    ("tpot_ms", "time per token, mean", "ms"),
+    ("tpot_median_ms", "time per token, median", "ms"),
+    ("tok_s", "tokens per second", ""),
+    ("hit_pct", "hits", "%"),
+    ("read_mib_per_token", "read per token", "MiB"),
+    ("compute_ms", "compute", "ms"),
+    ("io_ms", "waiting for reads", "ms"),
+    ("stall_ms", "waiting for reads", "ms"),
+    ("mgmt_ms", "loading", "ms"),
+)
+
+
+def quantity_rows(found: Prediction) -> list[dict[str, object]]:
+    """Return one row per quantity of a single run: predicted, measured and the error."""
+    return [
+        {
+            "log": found.cell,
+            "what": f"{words}, {unit}" if unit else words,
+            "predicted": found.predicted[name],
+            "measured": found.measured.get(name),
+            "error": _error(name, found),
+        }
+        for name, words, unit in QUANTITIES
+        if name in found.predicted
+    ]
+
+
+def _error(name: str, found: Prediction) -> str:
+    """Hits differ by points, other quantities by percent."""
+    if name == "hit_pct" and name in found.measured:
+        return f"{found.predicted[name] - found.measured[name]:+.1f} points"
+    return f"{found.error[name]:+.1%}" if name in found.error else "-"

@@ -48,7 +48,9 @@ VERBS = {
         "quality": "Measure perplexity and tasks under policy sets",
         "forecast": "Estimate the quality loss of policies that were not run",
         "measure": "Compare predicted times with real offloading",
-        "calibrate": "Fit a platform to measured runs, or to this machine",
+        "calibrate_logs": "Fit a platform to per-token logs of an engine",
+        "calibrate_folder": "Fit a platform to runs of a folder of evidence",
+        "calibrate_machine": "Measure this machine and fit a platform to it",
         "evidence": "Compare predictions with published runs",
     },
     "Look up": {
@@ -58,10 +60,11 @@ VERBS = {
         "models": "List or show known models",
     },
 }
-#: Verbs of a kind, with the part of `--help` that lists them.
+#: Verbs with subcommands: the heading of `--help` that lists each, and its line.
 GROUPS = {
     "traces": ("Record and import", "Merge, slice, append and share traces"),
     "sweep": ("Replay and compare", "Replay many configurations from an experiment file"),
+    "calibrate": ("Check against the model and the machine", "Fit a platform to measured runs, or to this machine"),
 }
 NAMES = tuple(name for verbs in VERBS.values() for name in verbs)
 #: Verbs that another file than their own defines.
@@ -73,6 +76,7 @@ FILES = {
     "report": ("plot",),
     "bounds": ("curve",),
     "quality": ("forecast",),
+    "calibrate": ("calibrate_logs", "calibrate_folder", "calibrate_machine", "evidence"),
     "catalogue": ("policies", "presets", "platforms", "models"),
 }
 

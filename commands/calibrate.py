@@ -1,255 +1,380 @@
-"""`moereplay calibrate`: the prices of a real machine from the logs of engines that ran on it, or of this one."""
+"""`moereplay calibrate` fits a platform to measured runs; `moereplay evidence` compares its predictions with runs.
+
+A calibration has three sources, and a subcommand for each: per-token logs of an engine, a folder of published runs, and
+this machine, on which experts are then really moved.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from moereplay.commands.log_options import OfLogs, logged
 from moereplay.commands.options import Typed, grouped
-from moereplay.commands.terminal import STDOUT, say, show, show_json
+from moereplay.commands.terminal import STDOUT, say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
-
-    from moereplay.calibration.fitting import Fitted
+    from moereplay.calibration.evidence import Calibrated, Machines
     from moereplay.calibration.prediction import Prediction
-    from moereplay.calibration.runs import Run
-    from moereplay.simulator.platform import Platform
+    from moereplay.calibration.runs import Logged
     from moereplay.traces.schema import Geometry
 
+BASE = "phone-ufs4"  #: a device whose experts lie on flash
+Value = TypeVar("Value")
 
-class OfFit(NamedTuple):
-    """How a platform is fitted to logs."""
+Base = Annotated[str, typer.Option(help="Platform that supplies the figures that are not fitted.")]
+Folder = Annotated[Path, typer.Argument(help="Folder with cells.csv.", show_default=False)]
+
+
+class AboutLogs(NamedTuple):
+    """Facts that per-token logs do not contain; a folder has them in cells.csv."""
+
+    model: Annotated[str | None, typer.Option(help="Known model; `moereplay models` lists them.")] = None
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(help="Size of the expert cache, such as 4000MiB, or 0 for none (once, or once per log)."),
+    ] = None
+    k: Annotated[int | None, typer.Option(min=1, help="Experts per token (default: the model's).")] = None
+    lanes: Annotated[int, typer.Option(min=1, help="Concurrent reads.")] = 4
+    serial: Annotated[bool, typer.Option("--serial", help="The engine does not overlap reads with compute.")] = False
+    quant: Annotated[str, typer.Option(help="Weight format of the model file.")] = "Q4_K_M"
+    dense: Annotated[
+        str | None, typer.Option(help="Bytes of all weights except routed experts, as stored: 1816MiB.")
+    ] = None
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(help="Routing of the run: a trace or another tool's file (once, or once per log)."),
+    ] = None
+
+
+class Fitting(NamedTuple):
+    """Machine of the logs, and the share of tokens to predict rather than fit."""
 
     device: Annotated[str, typer.Option(help="Name of the machine.")] = "this machine"
-    hold_out: Annotated[float, typer.Option(min=0, max=0.9, help="Logs: share of tokens held out, the last.")] = 0.3
+    hold_out: Annotated[float, typer.Option(min=0, max=0.9, help="Share of tokens to predict, from the end.")] = 0.3
 
 
-class Here(NamedTuple):
-    """This machine, measured by real offloading."""
+class Written(NamedTuple):
+    """Where the calibrated platform goes."""
 
-    slow_tier: Annotated[
-        str | None, typer.Option(help="Measure this machine: disk:DIR or pinned; --device cpu or cuda, --model.")
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Platform file to write (.toml); - writes it to standard output, without tables."),
     ] = None
-    layers: Annotated[int, typer.Option(min=1, help="Of --slow-tier: layers of the model, as memory allows.")] = 4
-    throttle: Annotated[str, typer.Option(help="Of --slow-tier: its fastest, as 400MB/s.")] = "none"
-    threads: Annotated[int, typer.Option(min=1, help="Of --slow-tier: that compute, on a CPU.")] = 1
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 
+    def check(self) -> None:
+        """Raises ConfigError or ResultError for an output that cannot be written, before anything is read."""
+        from moereplay.results.outputs import check_output
+        from moereplay.simulator.errors import ConfigError
 
-OF_BOTH = {"model", "device"}  #: options of logs that --slow-tier takes too
+        if self.out == STDOUT and self.as_json:
+            raise ConfigError("--out - cannot be combined with --json: both write to standard output")
+        if self.out and self.out != STDOUT:
+            check_output(self.out)
+
+    def finish(self, toml: str, warnings: Sequence[str], show_tables: Callable[[], None]) -> None:
+        """Write the platform, then print the tables. Standard output takes one of them; warnings then go to stderr."""
+        from moereplay.calibration.report import warning_lines
+
+        if self.out == STDOUT:
+            for line in warning_lines(warnings):
+                say(line)
+            print(toml, end="")
+            return
+        if self.out:
+            self.out.write_text(toml, "utf-8")
+        show_tables()
+        if self.out:
+            say(f"wrote {self.out}: pass it as --platform, or to `moereplay evidence --calibration`")
 
 
 @grouped
-def calibrate(
-    sources: Annotated[
-        list[Path] | None,
-        typer.Argument(help="A folder with cells.csv, or per-token LOGs (.csv).", show_default=False),
-    ] = None,
+def calibrate_logs(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Per-token logs (.csv).", show_default=False)],
     *,
-    fit: Annotated[
-        list[str] | None, typer.Option(help="Of a folder: cells to fit on, a pattern; again for more.")
-    ] = None,
-    base: Annotated[str, typer.Option(help="Platform whose other figures are kept.")] = "phone-ufs4",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write the calibrated platform (.toml); - is standard output, without the tables."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
-    logs: OfLogs,
-    fitting: OfFit,
-    here: Here,
-    typed: Typed,
+    about: AboutLogs,
+    fitting: Fitting,
+    base: Base = BASE,
+    written: Written,
 ) -> None:
-    """Fit the prices of a machine to measured runs; print what is off, on them and on runs held out.
-
-    Without sources and with --slow-tier, this machine is measured.
-    """
-    from moereplay.calibration.report import document
-    from moereplay.results.outputs import check_output
+    """Fit a platform to per-token logs of an engine, and predict the tokens that are held out."""
+    from moereplay.calibration.evidence import calibrate_logs as fitted
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platforms import as_toml, platform
+    from moereplay.simulator.platform_files import platform
 
-    if out == STDOUT and as_json:
-        raise ConfigError("--out - and --json both write to standard output; leave one of them out")
-    if out and out != STDOUT:
-        check_output(out)
-    if here.slow_tier:
-        if sources or fit:
-            raise ConfigError("--slow-tier measures this machine and reads no logs; leave the sources and --fit out")
-        _refuse(typed & {"base", *OfLogs._fields, *OfFit._fields} - OF_BOTH, "means nothing beside --slow-tier")
-        _measure_here(here, here.slow_tier, (logs.model, fitting.device), out, as_json)
-        return
-    _refuse(typed & {*Here._fields}, "means nothing without --slow-tier")
-    if not sources:
-        raise ConfigError("name a folder with --fit PATTERN, or logs; or measure this machine with --slow-tier")
-    for missing in (source for source in sources if not source.exists()):
-        raise ConfigError(f"cannot read {missing}: No such file or directory; check the path")
-    if sources[0].is_dir():
-        if len(sources) > 1 or not fit:
-            raise ConfigError("one folder and at least one --fit PATTERN are needed; or name per-token logs")
-        _refuse(typed & {*OfLogs._fields, *OfFit._fields}, "is of LOGs and means nothing beside a folder")
-    machine = platform(base)
-    found, held, more = _of_folder(sources[0], fit or [], machine) if fit else _of_logs(sources, logs, fitting, machine)
-    if out:
-        _write(out, as_toml(found.platform), found.warnings)
-    if out == STDOUT:
-        return
-    if as_json:
-        show_json(document(found, held) | more)
-    else:
-        _report(found, held, more)
-    if out:
-        say(f"wrote {out}: give it as --platform, or to `moereplay evidence --calibration`")
+    written.check()
+    for log in logs:
+        _check_exists(log)
+        if log.is_dir():
+            raise ConfigError(f"{log} is a folder: for a folder use `moereplay calibrate folder {log} --fit PATTERN`")
+    if about.trace and len(logs) > 1:
+        raise ConfigError("--trace requires a single log")
+    routing = about.trace[0] if about.trace else None
+    _finish(fitted(logs, _described(about, logs, fitting.device), fitting.hold_out, platform(base), routing), written)
 
 
-def _refuse(ignored: AbstractSet[str], why: str) -> None:
-    """Raises ConfigError naming the first of these options, if there is one."""
+@grouped
+def calibrate_folder(
+    folder: Folder,
+    *,
+    fit: Annotated[list[str], typer.Option(help="Pattern of cells to fit on (repeatable).", show_default=False)],
+    base: Base = BASE,
+    written: Written,
+) -> None:
+    """Fit a platform to some runs of a folder, and predict the other runs of the same device."""
+    from moereplay.calibration.evidence import calibrate_folder as fitted
     from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.platform_files import platform
 
-    for name in sorted(ignored):
-        raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
+    written.check()
+    _check_exists(folder)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder} is a file: for per-token logs use `moereplay calibrate logs {folder} --model NAME`"
+        )
+    _finish(fitted(folder, fit, platform(base)), written)
 
 
-def _measure_here(here: Here, slow_tier: str, of: tuple[str | None, str], out: Path | None, as_json: bool) -> None:
-    """Calibrate this machine by runs of its own; `of` is the model and the device."""
+@grouped
+def calibrate_machine(
+    *,
+    slow_tier: Annotated[
+        str,
+        typer.Option(
+            help="Memory that experts are read from: disk:DIR, disk:DIR:buffered or pinned.", show_default=False
+        ),
+    ],
+    model: Annotated[str, typer.Option(help="Known model of this size; see `moereplay models`.", show_default=False)],
+    device: Annotated[str, typer.Option(help="Device that computes: cpu, cuda, cuda:1.")] = "cpu",
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the model to allocate.")] = 4,
+    throttle: Annotated[str, typer.Option(help="Upper bound on the read rate: 400MB/s, none.")] = "none",
+    threads: Annotated[int, typer.Option(min=1, help="Number of compute threads (CPU only).")] = 1,
+    written: Written,
+) -> None:
+    """Measure this machine: move and compute random experts of a model's sizes, and fit a platform to the times."""
     from tempfile import TemporaryDirectory
 
     from moereplay.commands.model_options import slow_tier_of
     from moereplay.commands.progress import progress
-    from moereplay.simulator.platforms import as_toml
-    from moereplay.tracegen.errors import require_torch
-    from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
+    from moereplay.simulator.platform_files import as_toml
+    from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
+    from moereplay.tracegen.requirements import require_torch
     from moereplay.traces.geometry import known
 
+    written.check()
     require_torch()
-    model, named = of
-    device = "cpu" if named == OfFit().device else named
-    throttle, geometry = throttle_named(here.throttle), _measured_geometry(model, here.layers)
+    rate, geometry = throttle_named(throttle), _first_layers(model, layers)
     require_place(slow_tier_named(slow_tier), device)
     from moereplay.tracegen.offload.calibration import RUNS, about_of, bench_of, calibrate, document
     from moereplay.tracegen.offload.device import compute_on, described
     from moereplay.tracegen.offload.slow_tier import kind_of
 
-    compute_on(here.threads)
-    with TemporaryDirectory() as folder, slow_tier_of(slow_tier, device, geometry, [geometry.expert_bits]) as slow:
+    compute_on(threads)
+    with TemporaryDirectory() as place, slow_tier_of(slow_tier, device, geometry, [geometry.expert_bits]) as slow:
         bench = bench_of(geometry, slow, device)
         with progress(RUNS, "real runs") as done:
-            said = about_of(described(device), kind_of(slow_tier), throttle, known(model or ""))
-            found = calibrate(bench, geometry, said, Path(folder), done)
-    if out:
-        _write(out, as_toml(found.fitted.platform), found.fitted.warnings)
-    if out == STDOUT:
-        return
-    _show_here(document(found, described(device)), as_json)
-    if out:
-        say(f"wrote {out}: give it as --platform")
+            about = about_of(described(device), kind_of(slow_tier), rate, known(model))
+            found = calibrate(bench, geometry, about, Path(place), done)
+    shown = partial(_show_machine, document(found, described(device)), written.as_json)
+    written.finish(as_toml(found.fitted.platform), found.fitted.warnings, shown)
 
 
-def _write(out: Path, toml: str, warnings: Sequence[str]) -> None:
-    """The platform, into a file, or on standard output, beside which no table has the warnings."""
-    from moereplay.calibration.report import warning_lines
-
-    if out == STDOUT:
-        for line in warning_lines(warnings):
-            say(line)
-        print(toml, end="")
-    else:
-        out.write_text(toml, "utf-8")
+def older_use(arguments: Sequence[str]) -> str:
+    """Return the subcommand that `calibrate` with these arguments meant before it had subcommands."""
+    if any(each.partition("=")[0] == "--slow-tier" for each in arguments):
+        return "machine"
+    if any(each.partition("=")[0] == "--fit" or Path(each).is_dir() for each in arguments):
+        return "folder"
+    return "logs"
 
 
-def _measured_geometry(model: str | None, layers: int) -> Geometry:
-    """The first layers of a known model. Raises ConfigError or TraceError for none, or for more than it has."""
+def _check_exists(source: Path) -> None:
+    from moereplay.simulator.errors import ConfigError
+
+    if not source.exists():
+        raise ConfigError(f"cannot read {source}: No such file or directory; check the path")
+
+
+def _first_layers(model: str, layers: int) -> Geometry:
+    """Raises TraceError for an unknown model, ConfigError for more layers than it has."""
     from moereplay.simulator.errors import ConfigError
     from moereplay.tracegen.offload.part import shallow
     from moereplay.traces.geometry import known
 
-    if model is None:
-        raise ConfigError("--slow-tier needs --model, whose sizes are measured; `moereplay models` lists them")
     geometry = known(model).geometry
     if layers > geometry.layers:
-        raise ConfigError(f"--layers {layers}: {model} has {geometry.layers}; take at most that")
+        raise ConfigError(f"invalid --layers {layers}: expected at most {geometry.layers}, the layers of {model}")
     return shallow(geometry, layers)
 
 
-def _show_here(document: dict[str, Any], as_json: bool) -> None:
+def _described(about: AboutLogs, files: Sequence[Path], device: str) -> list[Logged]:
+    """Return the facts about each log. Raises ConfigError naming an option that is missing or repeated too often."""
+    from moereplay.calibration.runs import Logged
+    from moereplay.simulator.errors import ConfigError
+
+    if about.model is None:
+        raise ConfigError("missing model: pass --model NAME; `moereplay models` lists the names")
+    if about.memory is None:
+        raise ConfigError("missing memory: pass --memory, the size of the expert cache, such as 4000MiB, or 0")
+    rest = (about.k, about.lanes, about.serial, about.quant, about.dense, device)
+    return [Logged(about.model, size, *rest) for size in _per_log(about.memory, files, "--memory")]
+
+
+def _per_log(values: Sequence[Value], files: Sequence[Path], option: str) -> list[Value]:
+    """Return one value per log. Raises ConfigError unless there is one value, or one per log."""
+    from moereplay.simulator.errors import ConfigError
+
+    if len(values) not in (1, len(files)):
+        raise ConfigError(f"{option} is given {len(values)} times for {len(files)} logs; pass it once, or once per log")
+    return list(values) * (1 if len(values) == len(files) else len(files))
+
+
+def _finish(made: Calibrated, written: Written) -> None:
+    from moereplay.simulator.platform_files import as_toml
+
+    shown = partial(_show_fit, made, written.as_json)
+    written.finish(as_toml(made.fitted.platform), made.fitted.warnings, shown)
+
+
+def _show_fit(made: Calibrated, as_json: bool) -> None:
+    from moereplay.analysis.tables import table
+    from moereplay.calibration.report import SPARE, document, figure_rows, residual_rows, summary_line, warning_lines
+
+    found = made.fitted
+    if as_json:
+        show_json(document(found, made.held) | made.more)
+        return
+    show(f"{found.device}: {found.platform.calibration.method}" if found.platform.calibration else found.device)
+    show(table(figure_rows(found)), table(residual_rows([*found.on_itself, *made.held]), spare=SPARE, more="--json"))
+    show(f"fit       {summary_line(found.on_itself)}", f"held out  {summary_line(made.held)}")
+    show(*warning_lines(found.warnings))
+    if isinstance(again := made.more.get("replay"), dict):
+        rows = [{"figure": name, "value": value} for name, value in again["columns"].items()]
+        show("replay of its routing", table(rows))
+
+
+def _show_machine(document: dict[str, Any], as_json: bool) -> None:
     from moereplay.analysis.tables import table
     from moereplay.calibration.report import figure_row, warning_lines
 
     if as_json:
         show_json(document)
         return
-    show(f"{document['device']}: {document['method']}")
-    show(table([figure_row(name, **figure) for name, figure in document["figures"].items()]))
     held = document["held_out"]
-    show(f"fit       mean |error| of the time per token {document['fit']['mape']:.1%}")
-    show(f"held out  {held['cells']} capacities: mean |error| {held['mape']:.1%}, worst {held['worst']:+.1%}")
-    show(*warning_lines(document["warnings"]))
+    show(
+        f"{document['device']}: {document['method']}",
+        table([figure_row(name, **figure) for name, figure in document["figures"].items()]),
+        f"fit       mean |error| of the time per token {document['fit']['mape']:.1%}",
+        f"held out  {held['cells']} capacities: mean |error| {held['mape']:.1%}, worst {held['worst']:+.1%}",
+        *warning_lines(document["warnings"]),
+    )
 
 
-def _of_folder(folder: Path, globs: list[str], base: Platform) -> tuple[Fitted, list[Prediction], dict[str, object]]:
-    """Fitted on some of a folder's cells; the others of its device, predicted."""
-    from moereplay.calibration.evidence import HELD_OUT, Machines, fit_of, predictions, runs_of
+@grouped
+def evidence(
+    sources: Annotated[
+        list[Path], typer.Argument(help="Folder with cells.csv, or per-token logs (.csv).", show_default=False)
+    ],
+    *,
+    calibration: Annotated[
+        list[str] | None, typer.Option(help="Calibrated platform (.toml); one per device (repeatable).")
+    ] = None,
+    fit: Annotated[
+        list[str] | None, typer.Option(help="With a folder: fit on these cells instead of --calibration (repeatable).")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help=f"With --fit: platform that supplies the other figures (default: {BASE}).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    logs: AboutLogs,
+    typed: Typed,
+) -> None:
+    """Predict measured runs with a calibrated platform, by replay where their routing is available."""
+    from moereplay.calibration.evidence import document
+    from moereplay.simulator.errors import ConfigError
+
+    for source in sources:
+        _check_exists(source)
+    if sources[0].is_dir():
+        for name in sorted(typed & {*AboutLogs._fields}):
+            raise ConfigError(f"--{name} cannot be combined with a folder: it is a column of cells.csv")
+        found, machines = _of_folder(sources, calibration, fit, base)
+    else:
+        for name, given in (("--fit", fit), ("--base", base)):
+            if given:
+                raise ConfigError(f"{name} cannot be combined with logs: run `moereplay calibrate logs` first")
+        found, machines = _of_logs(sources, calibration, logs)
+    for line in machines.remarks:
+        say(line)
+    if as_json:
+        show_json(document(found))
+    elif sources[0].is_dir():
+        _show_folder(found)
+    else:
+        _show_logs(found, bool(logs.trace))
+
+
+def _of_folder(
+    sources: Sequence[Path], calibration: list[str] | None, fit: list[str] | None, base: str | None
+) -> tuple[list[Prediction], Machines]:
+    from moereplay.calibration.evidence import from_files, from_fits, predictions
     from moereplay.calibration.files import read_folder
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.platform_files import platform
 
-    evidence = read_folder(folder)
-    runs, refused = runs_of(evidence, evidence.chosen(globs))
-    found = fit_of(runs, globs, base, evidence)
-    machines = Machines({found.device: found.platform}, globs, {})
-    every = predictions(evidence, machines)
-    held = [each for each in every if each.role == HELD_OUT and each.device == found.device and not each.refused]
-    return found, held, {"left_out": refused}
+    if len(sources) > 1:
+        raise ConfigError(f"{sources[0]} cannot be combined with {sources[1]}: pass one folder, or logs")
+    if bool(calibration) == bool(fit):
+        raise ConfigError("pass exactly one of --calibration FILE and --fit PATTERN (both repeatable)")
+    if base and calibration:
+        raise ConfigError("--base cannot be combined with --calibration")
+    cells = read_folder(sources[0])
+    machines = from_files(calibration) if calibration else from_fits(cells, fit or [], platform(base or BASE))
+    return list(predictions(cells, machines)), machines
 
 
-def _of_logs(
-    files: list[Path], about: OfLogs, fitting: OfFit, base: Platform
-) -> tuple[Fitted, list[Prediction], dict[str, object]]:
-    """Fitted on the first tokens of logs; the others predicted, and the routing of a log replayed."""
-    from moereplay.analysis.tables import counted
-    from moereplay.calibration.fitting import fit, prediction
-    from moereplay.calibration.runs import runs_of_logs, split
+def _of_logs(files: list[Path], calibration: list[str] | None, about: AboutLogs) -> tuple[list[Prediction], Machines]:
+    from moereplay.calibration.evidence import from_files, of_log
+    from moereplay.calibration.runs import runs_of_logs
     from moereplay.simulator.errors import ConfigError
 
-    if about.trace and len(files) > 1:
-        raise ConfigError("--trace is the routing of one log; name that log alone")
-    said = logged(about, files, fitting.device)
-    runs = runs_of_logs(files, said)
-    first, last = split(runs, fitting.hold_out)
-    budgets, logs = ", ".join(dict.fromkeys(each.memory for each in said)), counted(len(files), "log")
-    method = f"{logs} of {about.model} at {budgets}, the last {fitting.hold_out:.0%} of tokens held out"
-    found = fit(first, base, method)
-    held = [prediction(found.platform, run, "held_out") for run in last]
-    if about.trace is None:
-        return found, held, {}
-    return found, held, {"replay": _replay(found.platform, runs[0], about.trace[0])}
+    if not calibration:
+        raise ConfigError("missing calibration: pass --calibration FILE, which `moereplay calibrate` writes")
+    if len(calibration) > 1:
+        raise ConfigError("--calibration can be given once with logs: they are of one machine")
+    for file in files:
+        if file.is_dir():
+            raise ConfigError(f"{file} is a folder: pass one folder, or logs")
+    machines = from_files(calibration)
+    ((device, machine),) = machines.platforms.items()
+    runs = runs_of_logs(files, _described(about, files, device), fewest=1)
+    routings = _per_log(about.trace, files, "--trace") if about.trace else [None] * len(files)
+    for routing in routings:
+        if routing and not routing.exists():
+            raise ConfigError(f"--trace {routing}: No such file or directory; check the path")
+    say_when_compiling()
+    return [of_log(machine, run, routing) for run, routing in zip(runs, routings, strict=True)], machines
 
 
-def _replay(machine: Platform, run: Run, routing: Path) -> dict[str, object]:
-    """What a replay of its routing says of a run. Raises ConfigError for routing that cannot be replayed."""
-    from moereplay.calibration.replayed import replayed
-    from moereplay.calibration.runs import RefusalError
-    from moereplay.simulator.errors import ConfigError
-
-    try:
-        again = replayed(machine, run, routing)
-    except RefusalError as refusal:
-        raise ConfigError(f"--trace {routing}: {refusal}") from None
-    return {"columns": dict(again.columns), **again.more}
-
-
-def _report(found: Fitted, held: list[Prediction], more: dict[str, object]) -> None:
+def _show_folder(found: list[Prediction]) -> None:
     from moereplay.analysis.tables import table
-    from moereplay.calibration.report import SPARE, figure_rows, residual_rows, summary_line, warning_lines
+    from moereplay.calibration.report import SPARE, refusal_rows, residual_rows, summary_line
 
-    show(f"{found.device}: {found.platform.calibration.method}" if found.platform.calibration else found.device)
-    show(table(figure_rows(found)), table(residual_rows([*found.on_itself, *held]), spare=SPARE, more="--json"))
-    show(f"fit       {summary_line(found.on_itself)}", f"held out  {summary_line(held)}")
-    show(*warning_lines(found.warnings))
-    if isinstance(again := more.get("replay"), dict):
-        show(
-            "replay of its routing",
-            table([{"figure": name, "value": value} for name, value in again["columns"].items()]),
-        )
+    for rows in filter(None, (residual_rows(found), refusal_rows(found))):
+        show(table(rows, spare=SPARE, more="--json"))
+    for role in ("fit", "held_out"):
+        show(f"{role.replace('_', ' '):9} {summary_line([each for each in found if each.role == role])}")
+
+
+def _show_logs(found: list[Prediction], replayed: bool) -> None:
+    from moereplay.analysis.tables import table
+    from moereplay.calibration.report import quantity_rows
+
+    show(table([row for each in found for row in quantity_rows(each)]))
+    show("error: predicted / measured - 1; measured hits follow from the bytes in the log")
+    if not replayed:
+        show("predicted from the bytes in the log; pass --trace, its routing, to predict hits and bytes too")

@@ -109,7 +109,7 @@ def _options(trace: Trace, placement: Placement, stream: Stream, licence: str) -
             licence=licence,
         )
     except ValidationError as error:
-        raise ConfigError(options.complaint(error)) from None
+        raise ConfigError(options.option_fault(error)) from None
 
 
 def _cache_bytes(trace: Trace, placement: Placement) -> int | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from moereplay.commands import options
-from moereplay.commands.options import complaint, grouped
+from moereplay.commands.options import grouped, option_fault
 from moereplay.commands.terminal import keeping, left_of, say, say_wrote
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
             real_experts=reading.real_experts,
         )
     except ValidationError as error:
-        raise ConfigError(complaint(error)) from None
+        raise ConfigError(option_fault(error)) from None
 
 
 def _shape(text: str | None) -> tuple[int, int] | None:

@@ -12,7 +12,7 @@ import typer
 
 from moereplay.commands import model_options
 from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Offloading, Placement, measured_on, real_transfers
-from moereplay.commands.options import LiveSettings, PolicyFiles, check_events, complaint, grouped
+from moereplay.commands.options import LiveSettings, PolicyFiles, check_events, grouped, option_fault
 from moereplay.commands.progress import RequestMeter
 from moereplay.commands.terminal import keeping, say, say_wrote, show, show_json
 
@@ -197,7 +197,7 @@ def _decoding(tokens: Tokens) -> Decoding | None:
     try:
         return Decoding(max_new_tokens=new, temperature=tokens.temperature or 0.0)
     except ValidationError as error:
-        raise RecordError(complaint(error)) from None
+        raise RecordError(option_fault(error)) from None
 
 
 def _opened(path: Path) -> Trace:

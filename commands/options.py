@@ -1,9 +1,10 @@
-"""Options that several verbs share, typed once; those of settings are in `commands/settings.py`."""
+"""Options of the command line: groups that verbs take as one argument, help by heading, shared options, settings."""
 
 from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,23 +21,123 @@ if TYPE_CHECKING:
 
     from moereplay.simulator.config import ReplayConfig
 
+#: Cores of this process: a container may have fewer than the machine.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# -- groups of options
+
+
+@dataclass(frozen=True)
+class Group:
+    """Options that a verb takes as one argument, annotated with `Annotated[..., Group(...)]`."""
+
+    options: Sequence[Parameter]
+    build: Callable[[typer.Context, dict[str, Any]], Any]  #: makes the argument from the values of the options by name
+
+
+def option(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
+    """Return an option as a function parameter, which is the form that typer reads."""
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def is_typed(context: typer.Context, name: str) -> bool:
+    """Return True if the user typed the option, even with its default value."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _all_typed(context: typer.Context, values: dict[str, Any]) -> frozenset[str]:
+    return frozenset(name for name in context.params if is_typed(context, name))
+
+
+#: Argument of a verb, without an option of its own: the names of the options that the user typed.
+Typed = Annotated[frozenset[str], Group([], _all_typed)]
+
+
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """Replace each group in a verb's signature by its options. A NamedTuple is the group of its fields."""
+    parameters = inspect.signature(verb, eval_str=True).parameters.values()
+    groups = {each.name: group for each in parameters if (group := _group(each.annotation))}
+
+    def run(context: typer.Context, **values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group.build(context, {each.name: values.pop(each.name) for each in group.options})
+        verb(**values)
+
+    options = [option("context", typer.Context)]
+    for each in parameters:
+        options += groups[each.name].options if each.name in groups else [each.replace(kind=Parameter.KEYWORD_ONLY)]
+    described: Any = run  # typer reads both the signature and the annotations
+    described.__signature__ = Signature(options)
+    described.__annotations__ = {each.name: each.annotation for each in options}
+    described.__name__, described.__doc__ = verb.__name__, verb.__doc__
+    return described
+
+
+def _group(annotation: Any) -> Group | None:
+    if isinstance(annotation, type) and hasattr(annotation, "_fields"):
+        return _of_fields(annotation)
+    return next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Group)), None)
+
+
+def _of_fields(fields: Any) -> Group:
+    hints = get_type_hints(fields, include_extras=True)
+    defaults = fields._field_defaults
+    options = [option(name, hints[name], defaults.get(name, Parameter.empty)) for name in fields._fields]
+    return Group(options, lambda context, values: fields(**values))
+
+
+# -- help
+
+#: Verbs with more options than these show them under headings.
+MOST_IN_ONE_LIST = 8
+#: Options by heading of `--help`; all others are under the last one.
+BY_HEADING = {
+    "Input": "prompts field text dataset trace window prompt_tokens chat truncate limit shuffle tasks shots batch "
+    "format columns where prompt_length chunk shape ids real_experts requests tokens prompt calibration_tokens "
+    "first_pass passes_shown",
+    "Sampling": "max_new_tokens temperature top_p top_k",
+    "Policies": "preset eviction prefetch miss routing policy_file profile sets study top_m top_j mass min_mass_kept",
+    "Cache": "capacity scope contract reset warm prefetch_at prefetch_admission memory vram ram positions runtime",
+    "Machine": "platform dense dense_bits device slow_tier throttle threads eager decisions base lanes serial layers",
+    "Model": "model device_map dtype quantise quantiser revision expert_bytes expert_bits quant k",
+    "Trace": "passes lookahead look_ahead logits kind reuse exponent recall decode_tokens layer dense_layers",
+    "Checks": "every live check_tokens check_prompt check_requests tolerance_hit_rate tolerance_time",
+    "Execution": "engine workers executor address nodes slurm shard budget repeat order_seed seed resume",
+    "Output": "out as_json as_csv csv markdown as_markdown by top events record_to licence brief table errors",
+    "Options": "",
+}
+HEADINGS = tuple(BY_HEADING)
+HEADING = {name: heading for heading, names in BY_HEADING.items() for name in names.split()}
+
+
+def heading_of(name: str, options: int) -> str:
+    """Return the heading of an option in the help of a verb with so many options."""
+    return HEADINGS[-1] if options <= MOST_IN_ONE_LIST else HEADING.get(name, HEADINGS[-1])
+
+
+def with_default(text: str) -> str:
+    """Rewrite the end of an option's help, `[default: 2; x>=1]`, as `(default: 2, at least 1)`."""
+    found = re.fullmatch(r"(.*?)\.?  \[(.*)\]", text, re.DOTALL)
+    if not found:
+        return text
+    most = re.sub(r"(\S+)<=x<=(\S+)", r"\1 to \2", found[2].replace("; ", ", "))
+    return f"{found[1]} ({re.sub(r'x>=', 'at least ', most)})."
+
+
+# -- shared options
+
 
 def _bundled(path: Path) -> Path:
-    """The trace that comes with the program, if its name alone is given."""
-    from moereplay.traces.installation import bundled
+    """Replace the name of the bundled trace by its path."""
+    from moereplay.traces.bundled import bundled
 
     return bundled(path)
 
 
-TracePath = Annotated[
-    Path,
-    typer.Argument(help="A trace folder, NAME.zarr, or `miniature` (bundled).", show_default=False, callback=_bundled),
-]
-NewTrace = Annotated[Path, typer.Option(help="The trace to write, NAME.zarr.", show_default=False)]
-
-
-def _take_policies(paths: list[Path] | None) -> list[Path] | None:
-    """Add the policies of these files to the catalogue, before the verb runs. Raises PolicyError or OSError."""
+def _register_policies(paths: list[Path] | None) -> list[Path] | None:
+    """Add the policies in these files to the catalogue, before the verb runs. Raises PolicyError or OSError."""
     if paths:
         from moereplay.policies.files import register
 
@@ -45,24 +146,32 @@ def _take_policies(paths: list[Path] | None) -> list[Path] | None:
     return paths
 
 
-# Verbs only name this one: it has done its work before they run.
+TracePath = Annotated[
+    Path,
+    typer.Argument(help="Trace folder, NAME.zarr, or `miniature` (bundled).", show_default=False, callback=_bundled),
+]
+NewTrace = Annotated[Path, typer.Option(help="Trace to write, NAME.zarr.", show_default=False)]
+#: A verb need not read this argument: the callback has registered the policies before the verb runs.
 PolicyFiles = Annotated[
     list[Path] | None,
     typer.Option(
         "--policy-file",
-        help="Your own policy (.py), see docs/policies.md; may be given again.",
-        callback=_take_policies,
+        help="File with a policy of your own (.py), see docs/policies.md (repeatable).",
+        callback=_register_policies,
     ),
 ]
-Engine = Annotated[str, typer.Option(help="compiled, reference: the same results, one fast, one readable.")]
-
-
-Dense = Annotated[str, typer.Option(help="Bytes of all weights that are no routed expert, as stored: 1816MiB.")]
+Engine = Annotated[str, typer.Option(help="compiled (fast) or reference (readable); both give the same results.")]
+Workers = Annotated[int, typer.Option(help="Number of parallel replays.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Where = Annotated[
+    list[str] | None, typer.Option(help="Only replays with these values: setting=value,value (repeatable).")
+]
+Dense = Annotated[str, typer.Option(help="Bytes of all weights except routed experts, as stored: 1816MiB.")]
 DenseBits = Annotated[str, typer.Option(help="Instead of --dense: bits per weight of these, or their format: Q8_0.")]
 
 
 def stored(expert_bits: str, dense: str, dense_bits: str) -> dict[str, Any]:
-    """Return the fields of importers' `Options` for how weights are stored. Raises ConfigError."""
+    """Return the fields of importers' `Options` that say how weights are stored. Raises ConfigError."""
     from moereplay.simulator.capacity import dense_size
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.dense import check_dense_bits
@@ -89,27 +198,27 @@ def stored(expert_bits: str, dense: str, dense_bits: str) -> dict[str, Any]:
 
 
 def named_experts(option: str, path: Path | None) -> Any:
-    """What `--warm` or `--profile` names. Raises ConfigError if the file holds no JSON."""
+    """Read the list of experts that `--warm` or `--profile` names. Raises ConfigError if the file is not JSON."""
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.documents import DocumentError, content, from_json
 
     try:
         return from_json(content(path)) if path else ()
     except (OSError, DocumentError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{option} {path}: {said}; expected a JSON list of [layer, expert]") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{option} {path}: {reason}; expected a JSON list of [layer, expert]") from None
 
 
 def check_events(path: Path | None) -> None:
-    """Raises ConfigError for an event log of neither format."""
+    """Raises ConfigError unless the event log is Parquet or CSV."""
     from moereplay.simulator.errors import ConfigError
 
     if path and path.suffix not in (".parquet", ".csv"):
-        raise ConfigError(f"--events {path}: an event log is Parquet or CSV; give it a name in .parquet or .csv")
+        raise ConfigError(f"invalid --events {path}: expected a name that ends in .parquet or .csv")
 
 
-def complaint(error: ValidationError) -> str:
-    """The first thing that is wrong, by the name of its option."""
+def option_fault(error: ValidationError) -> str:
+    """Return the first fault of a validation, with the name of its option."""
     from moereplay.traces.frozen import words
 
     first = error.errors()[0]
@@ -117,99 +226,31 @@ def complaint(error: ValidationError) -> str:
     return option + words(first)
 
 
-# -- Groups of options: a verb takes a group as one argument, the command line has an option for each of its fields.
+# -- settings of a replay
 
-
-@dataclass(frozen=True)
-class Group:
-    """Options that a verb takes as one argument, annotated with `Annotated[..., Group(...)]`."""
-
-    options: Sequence[Parameter]
-    made: Callable[[typer.Context, dict[str, Any]], Any]  #: the argument, from the values of the options by name
-
-
-def option(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
-    """An option as a parameter of a function, which is how typer wants it."""
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def is_typed(context: typer.Context, name: str) -> bool:
-    """Whether the user gave an option, be it at its default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _all_typed(context: typer.Context, values: dict[str, Any]) -> frozenset[str]:
-    return frozenset(name for name in context.params if is_typed(context, name))
-
-
-#: Names of the options that the user typed: an argument of a verb that needs no option of its own.
-Typed = Annotated[frozenset[str], Group([], _all_typed)]
-
-
-def grouped(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with the options of its groups in their places. A NamedTuple is a group of its fields."""
-    asked = inspect.signature(verb, eval_str=True).parameters.values()
-    groups = {each.name: group for each in asked if (group := _group(each.annotation))}
-
-    def run(context: typer.Context, **values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group.made(context, {each.name: values.pop(each.name) for each in group.options})
-        verb(**values)
-
-    options = [option("context", typer.Context)]
-    for each in asked:
-        options += groups[each.name].options if each.name in groups else [each.replace(kind=Parameter.KEYWORD_ONLY)]
-    described: Any = run  # typer reads signature and annotations both
-    described.__signature__ = Signature(options)
-    described.__annotations__ = {each.name: each.annotation for each in options}
-    described.__name__, described.__doc__ = verb.__name__, verb.__doc__
-    return described
-
-
-def _group(annotation: Any) -> Group | None:
-    if isinstance(annotation, type) and hasattr(annotation, "_fields"):
-        return _of_fields(annotation)
-    return next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Group)), None)
-
-
-def _of_fields(fields: Any) -> Group:
-    hints = get_type_hints(fields, include_extras=True)
-    defaults = fields._field_defaults
-    options = [option(name, hints[name], defaults.get(name, Parameter.empty)) for name in fields._fields]
-    return Group(options, lambda context, values: fields(**values))
-
-
-# -- How many cores this process may use: in a container fewer than the machine has.
-
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-# -- Options for the settings of a replay, made from `results/settings.py`, and what was given for them.
-
-PRESETS = "Comma list; `moereplay presets` names them; options beside it win."
-#: What an option takes, by how its setting is stored; a comma list is a text.
+PRESETS = "Comma list of presets (see `moereplay presets`); other options override them."
+#: Type of an option by the kind of its setting; a comma list is a text.
 TYPES: dict[str, Any] = {TEXT: str, WHOLE: int, EXPERTS: Path | None}
 
 
 class Given(NamedTuple):
-    """What the options of a verb say of a replay's settings."""
+    """Settings of a replay as a verb's options give them."""
 
     values: Mapping[str, Any]  #: by name, defaults included
-    typed: frozenset[str]  #: names of those that the user typed, which win over a preset
+    typed: frozenset[str]  #: names that the user typed; they override a preset
     preset: str  #: comma list; empty for none
 
     def lists(self) -> dict[str, str]:
-        """The comma lists, as `sweeps.grid.expand` takes them."""
+        """Return the comma lists, for `sweeps.grid.expand`."""
         return {name: text for name, text in self.values.items() if name in LISTED}
 
     def fixed(self) -> dict[str, Any]:
-        """The other settings, their files read. Raises ConfigError if one holds no JSON."""
+        """Return the other settings, with their files read. Raises ConfigError if a file is not JSON."""
         return {name: _read(name, value) for name, value in self.values.items() if name not in LISTED}
 
     def of_presets(self, fixed: Mapping[str, object]) -> dict[str, ReplayConfig]:
-        """Every preset by its name and what varies, without settings that the verb lacks. Raises ConfigError."""
-        from moereplay.simulator.presets import settings
+        """Return a configuration per preset and combination. Settings that the verb lacks are left out."""
+        from moereplay.simulator.preset import settings
         from moereplay.sweeps.policy_sets import named_sets
 
         lists = self.lists()
@@ -221,7 +262,7 @@ class Given(NamedTuple):
         return named_sets(sets, fixed)
 
     def called(self) -> dict[ReplayConfig, str]:
-        """Every configuration, with the names of the presets that ask for it. Raises ConfigError or PolicyError."""
+        """Return each configuration with the names of its presets. Raises ConfigError or PolicyError."""
         from moereplay.sweeps.grid import expand
 
         fixed = self.fixed()
@@ -229,13 +270,13 @@ class Given(NamedTuple):
             return dict.fromkeys(expand(self.lists(), fixed), "")
         called: dict[ReplayConfig, str] = {}
         for name, config in self.of_presets(fixed).items():
-            preset = name.partition(" ")[0]  # what varies has columns of its own
+            preset = name.partition(" ")[0]  # settings that vary have their own columns
             called[config] = f"{called[config]}, {preset}" if config in called else preset
         return called
 
 
 def offered(settings: Iterable[Setting], blank: bool = False, preset: bool = True) -> Group:
-    """An option for each of these settings, empty unless given if `blank`, and one for presets before them."""
+    """Return an option per setting, with an empty default if `blank`, after one for presets."""
     options = [option("preset", Annotated[str, typer.Option(help=PRESETS)], "")] if preset else []
     return Group([*options, *(_option(each, blank) for each in settings)], _given)
 
@@ -262,9 +303,9 @@ KINDS = {each.name: each.kind for each in SETTINGS}
 LIVE = [each for each in SETTINGS if not each.of_recording]
 Settings = Annotated[Given, offered(SETTINGS)]
 LiveSettings = Annotated[Given, offered(LIVE)]
-#: Of policy sets, which have settings of their own: what is not typed is empty.
+#: For policy sets, which have settings of their own: an option that was not typed is empty.
 ListedSettings = Annotated[Given, offered((each for each in LIVE if each.listed), blank=True)]
-#: What a recommendation does not choose.
+#: Settings that a recommendation does not choose.
 GIVEN = (
     "platform",
     "contract",

@@ -9,7 +9,7 @@ import typer
 
 from moereplay.commands import model_options, options
 from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Placement
-from moereplay.commands.options import NewTrace, complaint, grouped, stored
+from moereplay.commands.options import NewTrace, grouped, option_fault, stored
 from moereplay.commands.progress import RequestMeter
 from moereplay.commands.terminal import keeping, left_of, say, say_wrote
 
@@ -141,7 +141,7 @@ def _plan(source: Source, sampling: Sampling, kept: Kept) -> Plan:
     try:
         decoding = None if source.text else Decoding(max_new_tokens=new, **drawn)
     except ValidationError as error:
-        raise RecordError(complaint(error)) from None
+        raise RecordError(option_fault(error)) from None
     others = {name: value for name, value in kept._asdict().items() if name not in ("dense", "dense_bits")}
     dense = stored("", kept.dense, kept.dense_bits)
     others |= {name: dense[name] for name in ("dense_bytes", "dense_bits")}

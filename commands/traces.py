@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from moereplay.commands import options
-from moereplay.commands.options import NewTrace, TracePath, complaint, grouped
+from moereplay.commands.options import NewTrace, TracePath, grouped, option_fault
 from moereplay.commands.terminal import keeping, left_of, say, say_made, say_wrote, show, show_json
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def synthesise(
             }
         )
     except ValidationError as error:
-        raise ConfigError(complaint(error)) from None
+        raise ConfigError(option_fault(error)) from None
     except ValueError:
         raise ConfigError(f"--recall {recall!r}: write one number per depth, as .87/.80") from None
     with keeping(lambda: "nothing was written"):

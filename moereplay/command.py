@@ -1,4 +1,4 @@
-"""The command `moereplay`: the verbs of `commands/`, and what every one of them does with an error."""
+"""The command `moereplay`: the verbs of `commands/`, their help, and how each of them reports an error."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ try:
     from typer.core import TyperCommand, TyperGroup
 
     from moereplay import commands
+    from moereplay.commands.calibrate import older_use
+    from moereplay.commands.options import HEADINGS, heading_of, with_default
     from moereplay.commands.terminal import INTERRUPTED, leave, mute, say, second_interrupt_ends
 
     LINES = {name: line for verbs in commands.VERBS.values() for name, line in verbs.items()}
@@ -35,7 +37,7 @@ def application() -> typer.Typer:
     app = typer.Typer(cls=ByPurpose, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(options)
     groups = {
-        name: typer.Typer(help=f"{about}.", no_args_is_help=True, add_completion=False)
+        name: typer.Typer(cls=Subcommands, help=f"{about}.", no_args_is_help=True, add_completion=False)
         for name, (_, about) in commands.GROUPS.items()
     }
     for name, group in groups.items():
@@ -49,15 +51,14 @@ def application() -> typer.Typer:
 
 #: Options that name a file or a folder to write.
 WRITTEN = ("out", "events", "record_to")
-TO_STDOUT = ("calibrate",)  #: verbs whose `--out -` is standard output
+TO_STDOUT = ("logs", "folder", "machine")  #: subcommands of `calibrate`, whose `--out -` is standard output
 
 
 class Verb(TyperCommand):
-    """A verb whose numbers are finite (`nan` passes every range, and `inf` those without an end), and that writes to
-    standard output only where `--out -` is documented."""
+    """A verb that checks numbers and outputs, and whose help shows many options under headings."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises BadParameter for an option that is infinite or NaN, and for `-` as a file to write."""
+        """Raises BadParameter for an infinite number, for NaN (which passes every range), and for `-` as an output."""
         left = super().parse_args(ctx, args)
         param: Any
         for param in self.params:
@@ -70,9 +71,35 @@ class Verb(TyperCommand):
                 )
         return left
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, then options by heading."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        params: list[Any] = [param for param in self.get_params(ctx) if param.get_help_record(ctx)]
+        options = [param for param in params if param.param_type_name == "option"]
+        for param in params:
+            heading = "Arguments" if param not in options else heading_of(param.name, len(options))
+            words, text = param.get_help_record(ctx)
+            sections.setdefault(heading, []).append((words, with_default(text)))
+        for heading in ("Arguments", *HEADINGS):
+            if heading in sections:
+                with formatter.section(heading):
+                    formatter.write_dl(sections[heading])
+
+
+class Subcommands(TyperGroup):
+    """A verb with subcommands."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Accept `calibrate` as it was typed before it had subcommands, and print the new spelling."""
+        if self.name == "calibrate" and args and args[0] not in (*self.commands, "--help"):
+            use = older_use(args)
+            say(f"note: the new spelling is: moereplay calibrate {use} ...")
+            args = [use, *args]
+        return super().parse_args(ctx, args)
+
 
 class ByPurpose(TyperGroup):
-    """The command, whose `--help` lists verbs under headings."""
+    """The command itself, whose `--help` lists verbs under headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section per heading."""

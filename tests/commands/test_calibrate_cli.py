@@ -31,7 +31,7 @@ def document(*words: object) -> dict:
 
 def test_a_folder_is_calibrated_and_the_platform_predicts_it(folder, tmp_path):
     out = tmp_path / "desk.toml"
-    printed = document("calibrate", folder, *FIT, "--base", "phone-ufs4", "--out", out)
+    printed = document("calibrate", "folder", folder, *FIT, "--base", "phone-ufs4", "--out", out)
     keys = {"method", "device", "platform", "figures", "fit", "held_out", "warnings", "residuals", "left_out"}
     assert printed.keys() == keys
     assert (printed["device"], printed["fit"]["cells"], printed["held_out"]["cells"]) == ("desk", 5, 2)
@@ -44,7 +44,7 @@ def test_a_folder_is_calibrated_and_the_platform_predicts_it(folder, tmp_path):
 
 def test_a_calibrated_platform_marks_what_is_replayed_on_it(folder, tmp_path):
     out = tmp_path / "desk.toml"
-    document("calibrate", folder, *FIT, "--out", out)
+    document("calibrate", "folder", folder, *FIT, "--out", out)
     about = document("replay", "miniature", "--capacity", "25%", "--platform", out)["about"]
     assert about["seconds"] == "estimate"  # it was fitted to another model
     assert "not calibrated for this model" in json.dumps(about)
@@ -56,7 +56,7 @@ def test_a_calibrated_platform_marks_what_is_replayed_on_it(folder, tmp_path):
 
 
 def test_tables_name_every_cell_and_every_refusal(folder):
-    shown = moereplay("calibrate", folder, *FIT).stdout
+    shown = moereplay("calibrate", "folder", folder, *FIT).stdout
     assert "memory_bytes_per_s" in shown and "made-tenth-ov" in shown and "held out  2 runs" in shown
     assert "warning: all runs read experts of one size" in shown
     shown = moereplay("evidence", folder, "--fit", "made-off*", "--fit", "made-half").stdout
@@ -64,7 +64,7 @@ def test_tables_name_every_cell_and_every_refusal(folder):
 
 
 def test_predicted_cells_are_a_table_of_80_columns(folder):
-    shown = moereplay("calibrate", folder, *FIT).stdout
+    shown = moereplay("calibrate", "folder", folder, *FIT).stdout
     assert max(len(line) for line in shown.splitlines() if not line.startswith("  moereplay")) <= 80
     row = next(line.split() for line in shown.splitlines() if line.startswith("made-two-lanes "))
     assert row[1] == "fit" and row[2].count("/") == 1 and row[3].endswith("%")
@@ -90,7 +90,7 @@ def test_logs_of_times_and_bytes_alone_are_a_line(tmp_path):
         rows = "".join(f"{30 + mb + at % 2 * 0.001},{mb * 10**6}\n" for at in range(40))
         (tmp_path / f"{name}.csv").write_text("wall_ms,read_bytes\n" + rows)
     logs = (tmp_path / f"{name}.csv" for name in "abc")
-    found = document("calibrate", *logs, "--model", "olmoe-1b-7b", "--memory", "1GiB", "--dense", "500MiB")
+    found = document("calibrate", "logs", *logs, "--model", "olmoe-1b-7b", "--memory", "1GiB", "--dense", "500MiB")
     assert found["figures"]["bytes_per_s"]["value"] == pytest.approx(1e9, rel=0.15)
     assert found["fit"]["mape"] < 0.02 and found["held_out"]["mape"] < 0.02
 
@@ -98,7 +98,7 @@ def test_logs_of_times_and_bytes_alone_are_a_line(tmp_path):
 def test_logs_are_calibrated_on_their_first_tokens(folder):
     log = folder / "tokens" / "made-fifth-ov.csv"
     about = ("--model", "olmoe-1b-7b", "--memory", "100MiB", "--k", 4, "--dense", "500MiB", "--device", "mine")
-    printed = document("calibrate", log, *about, "--hold-out", 0.25)
+    printed = document("calibrate", "logs", log, *about, "--hold-out", 0.25)
     assert (printed["device"], printed["fit"]["cells"], printed["held_out"]["cells"]) == ("mine", 1, 1)
     assert printed["figures"]["ns_per_mib"]["value"] == pytest.approx(120_000, rel=0.01)
     assert printed["figures"]["bytes_per_s"]["spread"] is None
@@ -111,124 +111,96 @@ def test_logs_of_one_name_are_told_apart_by_their_paths(folder, tmp_path):
     for log, run in zip(logs, ("made-half", "made-fifth-ov"), strict=True):
         log.parent.mkdir()
         log.write_text((folder / "tokens" / f"{run}.csv").read_text())
-    found = document("calibrate", *logs, *LOGGED)
+    found = document("calibrate", "logs", *logs, *LOGGED)
     assert found["fit"]["names"] == [str(log) for log in logs]
     assert (found["fit"]["cells"], found["held_out"]["cells"]) == (2, 2)
 
 
 LOGGED = ("--model", "olmoe", "--memory", "100MiB", "--k", 4)
+#: What is typed, and facts that the one line of the error has.
 ERRORS = {
-    ("calibrate", "{folder}"): "one folder and at least one --fit PATTERN are needed",
-    ("calibrate", "{folder}", "--fit", "nothing*"): "--fit 'nothing*' matches no cell of",
-    ("calibrate", "{log}"): "missing model: logs need --model",
-    ("calibrate", "{log}", "--model", "olmoe"): "missing memory: logs need --memory",
-    ("calibrate", "{log}", "--model", "olmoe", "--memory", "much"): "invalid --memory 'much': expected a size such as",
-    ("calibrate", "{log}", "--model", "olmoe", "--memory", "9999999999999TB"): "invalid --memory '9999999999999TB'",
-    ("calibrate", "{log}", *("--memory", "1GiB") * 2, "--model", "olmoe"): "--memory is given 2 times for 1 logs",
-    ("calibrate", "{log}", "--model", "olmoe", "--memory", "0", "--lanes", 99999): "expected a whole number from 1 to",
-    ("evidence", "{log}"): "missing calibration: logs need --calibration FILE",
-    ("evidence", "{log}", "--fit", "made*"): "--fit cannot be combined with logs",
-    ("evidence", "{log}", "--calibration", "phone-ufs4"): "platform phone-ufs4 has no [calibration]",
-    ("evidence", "{log}", "--calibration", "{desk}"): "missing model: logs need --model",
-    ("evidence", "{log}", "--calibration", "{desk}", "--model", "olmoe"): "missing memory: logs need --memory",
-    (
-        "evidence",
-        "{log}",
-        "--calibration",
-        "{desk}",
-        *("--model", "olmoe", "--memory", "1GiB", "--trace", "none.csv"),
-    ): ("--trace none.csv: No such file"),
-    (
-        "evidence",
-        "{log}",
-        "--calibration",
-        "{desk}",
-        *("--model", "olmoe", "--memory", "1GiB", "--trace", "miniature.x"),
-    ): ("--trace miniature.x: No such file"),
-    (
-        "evidence",
-        "{log}",
-        "--calibration",
-        "{desk}",
-        *("--model", "olmoe", "--memory", "1GiB", "--k", 4, "--trace", "{prompts}"),
-    ): "its routing has no decoded",
-    (
-        "evidence",
-        "{folder}",
-        "--calibration",
-        "{desk}",
-        "--memory",
-        "1GiB",
-    ): "--memory is of logs and cannot be combined",
-    ("evidence", "{folder}", "{log}", "--calibration", "{desk}"): "one folder, or logs, are predicted at a time",
-    ("evidence", "none.csv", "--calibration", "{desk}"): "cannot read none.csv: No such file",
-    (
-        "calibrate",
-        "{log}",
-        "--model",
-        "olmo",
-        "--memory",
-        "0",
-    ): "no model 'olmo' is known: did you mean olmo",
-    ("calibrate", "{log}", "--model", "olmoe", "--memory", "0", "--quant", "Q9"): "no weight format 'Q9' is known",
-    ("calibrate", "{folder}/cells.csv", "--model", "olmoe", "--memory", "0"): "cells.csv line 1: no column 'wall_ms'",
-    ("calibrate", "{folder}/none.csv", "--model", "olmoe", "--memory", "0"): "none.csv: No such file or directory",
-    (
-        "calibrate",
-        "{log}",
-        "{log}",
-        "--model",
-        "olmoe",
-        "--memory",
-        "0",
-        "--trace",
-        "x",
-    ): "--trace is the routing of",
-    (
-        "calibrate",
-        "{log}",
-        *LOGGED,
-        "--serial",
-        "--trace",
-        "{prompts}",
-    ): "prompts.csv: its routing has no decoded",
-    ("calibrate", "{log}", "{log}", *LOGGED): "made-half.csv is named 2 times, and would count as so many runs",
-    ("calibrate", "{cached}", *LOGGED): "and all read as much per token; name runs of several memory budgets",
-    **{
-        ("calibrate", "{folder}", "--fit", "made*", option, "0.2"): f"{option} is of LOGs and means nothing beside a"
-        for option in ("--memory", "--hold-out", "--device")
-    },
-    ("calibrate", "{folder}", "--fit", "made*", "--lanes", 4): "--lanes is of LOGs and means nothing beside a folder",
-    ("calibrate", "{folder}", "--fit", "made*", "--base", "phone"): "no platform called 'phone'",
-    ("calibrate", "{folder}", "--fit", "made*", "--out", "{folder}"): "it is a folder; choose another name",
-    ("calibrate", "{folder}", "--fit", "made*", "--layers", 4): "--layers means nothing without --slow-tier; leave it",
-    ("calibrate", "--slow-tier", "pinned", "--base", "phone-ufs4"): "--base means nothing beside --slow-tier; leave it",
-    ("calibrate", "--slow-tier", "pinned", "--model", "olmoe-1b-7b", "--lanes", 4): "--lanes means nothing beside",
-    ("evidence", "{folder}"): "give either --calibration FILE or --fit PATTERN",
-    ("evidence", "{folder}", "--calibration", "phone-ufs4"): "platform phone-ufs4 has no [calibration]",
-    ("evidence", "{folder}/tokens", "--fit", "made*"): "cells.csv: No such file or directory",
-    ("evidence", "{folder}", "--fit", "made*", "--calibration", "{desk}"): "give either --calibration FILE or --fit",
+    "calibrate folder {folder} --fit nothing*": ("--fit 'nothing*'", "cells.csv"),
+    "calibrate folder {log} --fit x": ("made-half.csv", "moereplay calibrate logs"),
+    "calibrate folder {folder} --fit made* --base phone": ("'phone'",),
+    "calibrate folder {folder} --fit made* --out {folder}": ("folder",),
+    "calibrate logs {folder}": ("moereplay calibrate folder",),
+    "calibrate logs {log}": ("--model",),
+    "calibrate logs {log} --model olmoe": ("--memory",),
+    "calibrate logs {log} --model olmoe --memory much": ("--memory 'much'", "4000MiB"),
+    "calibrate logs {log} --model olmoe --memory 9999999999999TB": ("--memory '9999999999999TB'",),
+    "calibrate logs {log} --model olmoe --memory 1GiB --memory 1GiB": ("--memory", "2 times", "1 log"),
+    "calibrate logs {log} --model olmoe --memory 0 --lanes 99999": ("a whole number from 1 to",),
+    "calibrate logs {log} --model olmo --memory 0": ("'olmo'", "did you mean olmo"),
+    "calibrate logs {log} --model olmoe --memory 0 --quant Q9": ("'Q9'",),
+    "calibrate logs {folder}/cells.csv --model olmoe --memory 0": ("cells.csv line 1", "'wall_ms'"),
+    "calibrate logs {folder}/none.csv --model olmoe --memory 0": ("none.csv: No such file or directory",),
+    "calibrate logs {log} {log} --model olmoe --memory 0 --trace x": ("--trace",),
+    "calibrate logs {log} {logged} --serial --trace {prompts}": ("prompts.csv", "decoded token"),
+    "calibrate logs {log} {log} {logged}": ("made-half.csv", "2 times"),
+    "calibrate logs {cached} {logged}": ("compute_ms", "several memory budgets"),
+    "evidence {log}": ("--calibration FILE",),
+    "evidence {log} --fit made*": ("--fit", "logs"),
+    "evidence {log} --calibration phone-ufs4": ("phone-ufs4", "[calibration]"),
+    "evidence {log} --calibration {desk}": ("--model",),
+    "evidence {log} --calibration {desk} --model olmoe": ("--memory",),
+    "evidence {log} --calibration {desk} --model olmoe --memory 1GiB --trace none.csv": (
+        "--trace none.csv: No such file",
+    ),
+    "evidence {log} --calibration {desk} --model olmoe --memory 1GiB --trace miniature.x": (
+        "--trace miniature.x: No such",
+    ),
+    "evidence {log} --calibration {desk} --model olmoe --memory 1GiB --k 4 --trace {prompts}": ("decoded token",),
+    "evidence {folder} --calibration {desk} --memory 1GiB": ("--memory", "folder"),
+    "evidence {folder} {log} --calibration {desk}": ("made-half.csv", "one folder"),
+    "evidence none.csv --calibration {desk}": ("cannot read none.csv: No such file",),
+    "evidence {folder}": ("--calibration FILE", "--fit PATTERN"),
+    "evidence {folder} --calibration phone-ufs4": ("phone-ufs4", "[calibration]"),
+    "evidence {folder}/tokens --fit made*": ("cells.csv: No such file or directory",),
+    "evidence {folder} --fit made* --calibration {desk}": ("--calibration FILE", "--fit PATTERN"),
 }
 
 
-@pytest.mark.parametrize(("words", "said"), ERRORS.items(), ids=lambda each: str(each)[:40])
-def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, words, said):
-    cached = tmp_path / "cached.csv"
-    cached.write_text("wall_ms,read_bytes,compute_ms,stall_ms\n" + "31,0,30,1\n" * 40)
-    prompts = route(tmp_path / "prompts.csv", 16, "")
-    desk = tmp_path / "desk.toml"
-    desk.write_text('name = "desk"\nbase = "phone-ufs4"\n[calibration]\ndevice = "desk"\n')
-    places = {
-        "folder": folder,
-        "desk": desk,
-        "log": folder / "tokens" / "made-half.csv",
-        "cached": cached,
-        "prompts": prompts,
-    }
-    ended = moereplay(*(str(word).format(**places) for word in words))
+def words_of(command: str, folder: Path, place: Path) -> list[str]:
+    """The words of a command, with files in place of their names."""
+    (place / "cached.csv").write_text("wall_ms,read_bytes,compute_ms,stall_ms\n" + "31,0,30,1\n" * 40)
+    (place / "desk.toml").write_text('name = "desk"\nbase = "phone-ufs4"\n[calibration]\ndevice = "desk"\n')
+    files = {"folder": folder, "log": folder / "tokens" / "made-half.csv", "desk": place / "desk.toml"}
+    files |= {"cached": place / "cached.csv", "prompts": route(place / "prompts.csv", 16, "")}
+    return command.format(**files, logged=" ".join(map(str, LOGGED))).split()
+
+
+@pytest.mark.parametrize(("command", "facts"), ERRORS.items(), ids=lambda each: str(each)[:40])
+def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, command, facts):
+    ended = moereplay(*words_of(command, folder, tmp_path))
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("compiling ")]
     assert (ended.returncode, ended.stdout, len(lines)) == (2, "", 1), ended.stderr
-    assert said in lines[0]
+    assert all(fact in lines[0] for fact in facts), lines
+
+
+@pytest.mark.parametrize(
+    ("command", "fact"),
+    [
+        ("calibrate folder {folder}", "'--fit'"),
+        ("calibrate folder {folder} --fit made* --memory 1GiB", "--memory"),
+        ("calibrate folder {folder} --fit made* --device x", "--device"),
+        ("calibrate logs {log} --layers 4", "--layers"),
+        ("calibrate machine --slow-tier pinned", "'--model'"),
+        ("calibrate machine --slow-tier pinned --model olmoe-1b-7b --base phone-ufs4", "--base"),
+    ],
+)
+def test_each_source_has_its_own_options(folder, tmp_path, command, fact):
+    ended = moereplay(*words_of(command, folder, tmp_path))
+    assert ended.returncode == 2 and fact in unfolded(ended.stderr)
+
+
+def test_the_spelling_without_a_subcommand_is_understood(folder):
+    log = folder / "tokens" / "made-fifth-ov.csv"
+    for use, words in {"folder": (folder, *FIT), "logs": (log, *LOGGED)}.items():
+        older, newer = moereplay("calibrate", *words), moereplay("calibrate", use, *words)
+        assert older.stdout == newer.stdout and older.returncode == newer.returncode == 0
+        assert f"moereplay calibrate {use}" in unfolded(older.stderr)
+    machine = moereplay("calibrate", "--slow-tier", "tape", "--model", "olmoe-1b-7b")
+    assert machine.returncode == 2 and "'tape'" in machine.stderr
 
 
 # ---------------------------------------------------------------- one run beside its prediction
@@ -238,7 +210,7 @@ def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, words, said):
 def mine(folder, tmp_path_factory) -> dict[str, Path]:
     """A calibration, a trace of 12 decoded tokens of OLMoE, and two logs that read what a replay of it reads."""
     place = tmp_path_factory.mktemp("mine")
-    document("calibrate", folder, *FIT, "--out", place / "desk.toml")
+    document("calibrate", "folder", folder, *FIT, "--out", place / "desk.toml")
     made = ("--model", "olmoe-1b-7b", "--requests", 1, "--prompt-tokens", 0, "--decode-tokens", 12)
     assert moereplay("synthesise", *made, "--out", place / "t.zarr").returncode == 0
     (place / "a.csv").write_text("wall_ms,read_bytes\n" + "400,200000000\n" * 12)
@@ -265,12 +237,14 @@ def test_without_its_routing_the_time_of_a_log_is_predicted_from_its_bytes(mine)
     about = ("--calibration", mine["desk"], "--model", "olmoe-1b-7b", "--memory", "1GiB", "--dense", "500MiB")
     found = document("evidence", mine["a"], *about)["cells"][0]
     assert found["basis"] == "published" and "hit_pct" not in found["predicted"]
-    assert "add --trace" in unfolded(moereplay("evidence", mine["a"], *about).stdout)
+    assert "--trace" in unfolded(moereplay("evidence", mine["a"], *about).stdout)
 
 
 def test_logs_of_several_budgets_are_calibrated_together(mine, tmp_path):
     about = ("--model", "olmoe-1b-7b", "--dense", "500MiB", "--memory", "400MiB", "--memory", "1500MiB")
-    printed = document("calibrate", mine["a"], mine["b"], *about, "--hold-out", 0, "--out", tmp_path / "two.toml")
+    printed = document(
+        "calibrate", "logs", mine["a"], mine["b"], *about, "--hold-out", 0, "--out", tmp_path / "two.toml"
+    )
     assert "2 logs of olmoe-1b-7b at 400MiB, 1500MiB" in printed["method"]
 
 
@@ -291,7 +265,7 @@ ABSURD = {"experts": "1e308", "k": "9" * 20, "moe_layers": "1e-308", "tpot_media
 @pytest.mark.parametrize(("column", "value"), ABSURD.items())
 def test_absurd_numbers_in_a_row_are_refused_by_both(mine, tmp_path, column, value):
     folder = made(tmp_path / "made", more=[row("absurd", tpot_ms=9, hit_pct=50, **{column: value})])
-    for words in (("calibrate", folder, *FIT), ("evidence", folder, "--calibration", mine["desk"], "--json")):
+    for words in (("calibrate", "folder", folder, *FIT), ("evidence", folder, "--calibration", mine["desk"], "--json")):
         ended = moereplay(*words)
         assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
         assert f"{column} is {value!r}; expected a " in ended.stderr and "cells.csv line 9" in ended.stderr
@@ -301,7 +275,7 @@ def test_figures_that_no_machine_has_are_no_platform(tmp_path):
     """In range each, and together a rate beyond any: nothing is written."""
     (tmp_path / "log.csv").write_text("wall_ms,read_bytes,compute_ms,stall_ms\n" + "1,4e18,1e-9,1e-9\n" * 12)
     out = tmp_path / "out.toml"
-    ended = moereplay("calibrate", tmp_path / "log.csv", *LOGGED, "--out", out)
+    ended = moereplay("calibrate", "logs", tmp_path / "log.csv", *LOGGED, "--out", out)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
     assert not out.exists()
 

@@ -179,7 +179,7 @@ def test_another_machines_calibration_is_refused_with_the_command_that_makes_thi
     ended = moereplay("sweep", "run", file, "--out", tmp_path / "out", *CHECK, "--layers", 2)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert f"was calibrated on 'an abacus, 7 rows', and this machine is {described('cpu')!r}" in ended.stderr
-    command = "moereplay calibrate --slow-tier pinned --device cpu --model MODEL --layers 2 --out here.toml"
+    command = "moereplay calibrate machine --slow-tier pinned --device cpu --model MODEL --layers 2 --out here.toml"
     assert command in ended.stderr and not (tmp_path / "out").exists()
 
 

@@ -98,20 +98,6 @@ def test_what_is_wrong_is_said_in_one_line(trace, words, said):
     assert said in lines[0]
 
 
-CALIBRATE = {
-    (): "name a folder with --fit PATTERN, or logs; or measure this machine with --slow-tier",
-    ("--slow-tier", "pinned"): "--slow-tier needs --model, whose sizes are measured",
-    ("--slow-tier", "tape", "--model", "olmoe"): "--slow-tier 'tape' is unknown",
-}
-
-
-@pytest.mark.parametrize(("words", "said"), CALIBRATE.items(), ids=lambda each: str(each)[:40])
-def test_what_cannot_be_calibrated_is_said_in_one_line(words, said):
-    ended = moereplay("calibrate", *words)
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
-    assert said in ended.stderr
-
-
 @pytest.mark.long
 def test_a_killed_measurement_keeps_the_repeats_that_were_complete(trace, tmp_path):
     """kill -9 while the second repeat runs: the document of the first is whole, and the experts' file can be used."""

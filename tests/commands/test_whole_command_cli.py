@@ -39,8 +39,10 @@ def test_completion_completes_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_calibrated_platform_goes_to_standard_output(tmp_path: Path) -> None:
     folder, out = made(tmp_path / "made", 0.02), tmp_path / "desk.toml"
-    to_file = moereplay("calibrate", folder, "--fit", "made-tenth*", "--fit", "made-half", "--out", out)
-    ended = moereplay("calibrate", folder, "--fit", "made-tenth*", "--fit", "made-half", "--out", "-", cwd=tmp_path)
+    to_file = moereplay("calibrate", "folder", folder, "--fit", "made-tenth*", "--fit", "made-half", "--out", out)
+    ended = moereplay(
+        "calibrate", "folder", folder, "--fit", "made-tenth*", "--fit", "made-half", "--out", "-", cwd=tmp_path
+    )
     assert (to_file.returncode, ended.returncode) == (0, 0), ended.stderr
     assert ended.stdout == out.read_text() and tomllib.loads(ended.stdout)
     assert ended.stderr.startswith("warning: ") and not (tmp_path / "-").exists()

@@ -91,8 +91,9 @@ def test_json_with_numbers_that_json_lacks_is_refused(text):
 
 @pytest.mark.parametrize(
     "typed",
-    ["calibrate log.csv --hold-out nan", "recommend miniature --target-tokens-per-s inf", "bounds miniature --mass nan",
-     "validate miniature --tolerance-time inf", "split miniature --out x.zarr --share inf"],
+    ["calibrate logs log.csv --hold-out nan", "recommend miniature --target-tokens-per-s inf",
+     "bounds miniature --mass nan", "validate miniature --tolerance-time inf",
+     "split miniature --out x.zarr --share inf"],
 )  # fmt: skip
 def test_an_option_that_is_no_finite_number_is_named(typed):
     ended = moereplay_here(*typed.split())

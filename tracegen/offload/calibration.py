@@ -73,7 +73,7 @@ def trace_of(geometry: Geometry, seed: int) -> Trace:
 
 def about_of(device: str, slow_tier: str, throttle: float | None, model: KnownModel | None = None) -> Calibration:
     """What a calibration of today says of itself; `slow_tier` is disk, disk:buffered or pinned."""
-    method, today = "moereplay calibrate --slow-tier", datetime.date.today().isoformat()
+    method, today = "moereplay calibrate machine", datetime.date.today().isoformat()
     models = {model.name: float(dense_of(model.geometry).read)} if model else {}
     about = Calibration(device=device, method=method, date=today, slow_tier=slow_tier, models=models)
     return about.model_copy(update={"throttle_bytes_per_s": throttle})

@@ -74,7 +74,7 @@ class Measuring:
     def _command(self, model: str) -> str:
         rate = f" --throttle {in_words(self.throttle)}" if self.throttle else ""
         where, of = f"--slow-tier {self.named} --device {self.device}{rate}", model if _is_known(model) else "MODEL"
-        return f"moereplay calibrate {where} --model {of} --layers {self.layers} --out here.toml"
+        return f"moereplay calibrate machine {where} --model {of} --layers {self.layers} --out here.toml"
 
     def refusal(self, trace: Trace, config: ReplayConfig) -> str | None:
         """Policies that no real run has, another machine's figures, a cache that the memory does not hold."""
@@ -141,7 +141,7 @@ def mismatch(machine: Platform, here: Calibration) -> str | None:
 
 
 def _is_known(model: str) -> bool:
-    """Whether `calibrate --model` knows the sizes of this model."""
+    """Whether `calibrate machine --model` knows the sizes of this model."""
     try:
         known(model)
     except TraceError:
