@@ -131,7 +131,7 @@ def with_default(text: str) -> str:
 
 def _bundled(path: Path) -> Path:
     """Replace the name of the bundled trace by its path."""
-    from moereplay.traces.bundled import bundled
+    from moereplay.traces.installation import bundled
 
     return bundled(path)
 
