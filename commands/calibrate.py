@@ -104,7 +104,7 @@ def calibrate_logs(
     """Fit a platform to per-token logs of an engine, and predict the tokens that are held out."""
     from moereplay.calibration.evidence import calibrate_logs as fitted
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platform_files import platform
+    from moereplay.simulator.platforms import platform
 
     written.check()
     for log in logs:
@@ -128,7 +128,7 @@ def calibrate_folder(
     """Fit a platform to some runs of a folder, and predict the other runs of the same device."""
     from moereplay.calibration.evidence import calibrate_folder as fitted
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platform_files import platform
+    from moereplay.simulator.platforms import platform
 
     written.check()
     _check_exists(folder)
@@ -160,9 +160,9 @@ def calibrate_machine(
 
     from moereplay.commands.model_options import slow_tier_of
     from moereplay.commands.progress import progress
-    from moereplay.simulator.platform_files import as_toml
-    from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
-    from moereplay.tracegen.requirements import require_torch
+    from moereplay.simulator.platforms import as_toml
+    from moereplay.tracegen.errors import require_torch
+    from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
     from moereplay.traces.geometry import known
 
     written.check()
@@ -234,7 +234,7 @@ def _per_log(values: Sequence[Value], files: Sequence[Path], option: str) -> lis
 
 
 def _finish(made: Calibrated, written: Written) -> None:
-    from moereplay.simulator.platform_files import as_toml
+    from moereplay.simulator.platforms import as_toml
 
     shown = partial(_show_fit, made, written.as_json)
     written.finish(as_toml(made.fitted.platform), made.fitted.warnings, shown)
@@ -324,7 +324,7 @@ def _of_folder(
     from moereplay.calibration.evidence import from_files, from_fits, predictions
     from moereplay.calibration.files import read_folder
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platform_files import platform
+    from moereplay.simulator.platforms import platform
 
     if len(sources) > 1:
         raise ConfigError(f"{sources[0]} cannot be combined with {sources[1]}: pass one folder, or logs")
