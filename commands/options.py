@@ -251,7 +251,6 @@ class Given(NamedTuple):
     def of_presets(self, fixed: Mapping[str, object]) -> dict[str, ReplayConfig]:
         """Return a configuration per preset and combination. Settings that the verb lacks are left out."""
         from moereplay.simulator.presets import settings
-
         from moereplay.sweeps.policy_sets import named_sets
 
         lists = self.lists()
