@@ -1,7 +1,7 @@
-"""Traces made of others: several as one, some requests of one, more of one. In memory that no length changes.
+"""Make traces of traces: merge several, take some requests of one, append to one, in memory of constant size.
 
-Rows are copied a piece at a time (`traces/pieces.py`) and are checked as they are read; the writer's commits decide
-what of them is seen. A source that is damaged ends the making, and nothing is left of it.
+Rows are copied a piece at a time (`traces/pieces.py`) and checked as they are read. Readers see only committed
+requests. A damaged source ends the run, and the unfinished output is removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moereplay.traces.writer import TraceWriter, begun
 
 
 class Part(NamedTuple):
-    """Requests [first, last) of a trace."""
+    """Requests [first, last) of a source trace."""
 
     trace: Trace
     first: int
@@ -29,9 +29,9 @@ class Part(NamedTuple):
 
 
 def merged(out: str | Path, traces: Sequence[Trace], resume: bool = False) -> tuple[Trace, list[str]]:
-    """All requests of all traces in their order, and what of their arrays was left out, in words.
+    """Write all requests of all traces to `out`; return the trace and, in words, the arrays that were left out.
 
-    Raises TraceError if they are of different models, one is damaged, `out` exists or the disk refuses.
+    Raises TraceError if the traces are of different models, one is damaged, `out` exists or cannot be written.
     """
     shared = joined(traces)
     parts = [Part(trace, 0, trace.requests) for trace in traces]
@@ -41,7 +41,7 @@ def merged(out: str | Path, traces: Sequence[Trace], resume: bool = False) -> tu
 
 
 def taken(out: str | Path, trace: Trace, requests: Sequence[int], said: str, resume: bool = False) -> Trace:
-    """These requests of a trace; `said`, in words which they are, becomes a note. Raises TraceError."""
+    """Write these requests of a trace to `out`; `said` describes them in a note of the header. Raises TraceError."""
     parts = [Part(trace, first, last) for first, last in runs(requests)]
     with begun(out, _noted(trace, said), trace.router_bias, resume) as writer:
         _copy(parts, sorted(trace.arrays), writer)
@@ -49,10 +49,9 @@ def taken(out: str | Path, trace: Trace, requests: Sequence[int], said: str, res
 
 
 def appended(path: str | Path, traces: Sequence[Trace]) -> tuple[Trace, list[str]]:
-    """Add all requests of the traces to a finished one, as `merged` would, and what of their arrays was left out.
+    """Append all requests of the traces to the finished one at `path`; return the same as `merged`.
 
-    Raises TraceError, the trace being as it was, if it or one of them is damaged or of another model, or the disk
-    refuses.
+    Raises TraceError, without changing the trace, if one of them is damaged or of another model, or a write fails.
     """
     grown = open_trace(path)
     shared = joined([grown, *traces])
@@ -64,16 +63,13 @@ def appended(path: str | Path, traces: Sequence[Trace]) -> tuple[Trace, list[str
 
 
 def content_digest(trace: Trace) -> str:
-    """sha256 of what a trace holds, wherever it comes from: equal for the same requests in any packing.
-
-    Over geometry, look-ahead, and the sha256 of every array.
-    """
+    """Return the sha256 over geometry, look-ahead and every array's sha256: equal however the trace was assembled."""
     header = trace.header.model_dump(mode="json", exclude={"provenance"})
     return hashlib.sha256(canonical([header, dict(trace.array_digests)])).hexdigest()
 
 
 def _copy(parts: Sequence[Part], names: Sequence[str], writer: TraceWriter) -> None:
-    """All but the requests that an unfinished store holds already."""
+    """Append the parts, but for the requests that an unfinished store already holds."""
     for piece in _read(parts, names, 0 if writer.grows_in_place else writer.requests_done, writer):
         writer.append_piece(piece)
 
@@ -84,13 +80,13 @@ def _read(parts: Sequence[Part], names: Sequence[str], done: int, writer: TraceW
             skipped = min(done, last - first)
             done -= skipped
             yield from pieces(trace, first + skipped, last, names)
-    except TraceError:  # of a source: what the writer raises is not raised here
+    except TraceError:  # a source is damaged; errors of the writer are not raised inside this generator
         writer.discard()
         raise
 
 
 def _noted(trace: Trace, said: str) -> Header:
-    """The header of a part. What was merged is no longer all of its sources."""
+    """Return the header of a part; the importer shows that it is only a part of a merged trace."""
     provenance = trace.header.provenance
     importer = f"part of a {MERGED}" if provenance.importer == MERGED else provenance.importer
     notes = (*provenance.notes, f"{said} of {trace.digest}")
@@ -99,30 +95,31 @@ def _noted(trace: Trace, said: str) -> Header:
 
 
 def _refuse_lost(grown: Trace, shared: Joined) -> None:
-    """A finished trace loses no array."""
-    lost = [said for said in shared.left_out if said.split(",")[0] in grown.arrays]
+    """Raise TraceError if the finished trace would lose an array."""
+    lost = [text for text in shared.left_out if text.split(",")[0] in grown.arrays]
     if lost:
         raise TraceError(
             f"{grown.path} has {lost[0]}; `moereplay traces merge` makes a new trace of the arrays that all have"
         )
 
 
-# -- What several traces have in common, and the header of a trace that is made of all of them.
+# -- The header of a merged trace lists the digest of every source. A source that was merged counts as its own sources,
+# so merging in steps, merging at once and appending give the same header.
 
 MERGED = "merge"
-PART = "part "  #: how a note begins that names a source
+PART = "part "  #: prefix of a note that names a source
 
 
 class Joined(NamedTuple):
-    """What a trace of all requests has."""
+    """Header and arrays of a trace that holds the requests of several."""
 
     header: Header
-    names: list[str]  #: of token arrays
-    left_out: list[str]  #: what only some have, each with the first that lacks it, in words
+    names: list[str]  #: token arrays that all have
+    left_out: list[str]  #: arrays that only some have, each with the first trace that lacks it, in words
 
 
 def joined(traces: Sequence[Trace]) -> Joined:
-    """Raises TraceError naming the first trace that is of another model, and in what it differs."""
+    """Return header and arrays of the merged trace. Raises TraceError naming the first trace of another model."""
     for trace in traces[1:]:
         _refuse_other_model(traces[0], trace)
     depth = _depth(traces)
@@ -137,7 +134,7 @@ def joined(traces: Sequence[Trace]) -> Joined:
 
 
 def provenance_of(traces: Sequence[Trace]) -> Provenance:
-    """What all say alike is kept; notes are those of all, then a line for every source."""
+    """Return the fields that are equal in all traces, with the notes of all and then a line for every source."""
     provenances = [trace.header.provenance for trace in traces]
     each = [one.model_dump(exclude={"synthetic"}) for one in provenances]
     alike = {name: value for name, value in each[0].items() if all(other[name] == value for other in each)}
@@ -153,7 +150,7 @@ def provenance_of(traces: Sequence[Trace]) -> Provenance:
 
 
 def _parts(trace: Trace) -> list[str]:
-    """Lines of what a trace was merged of, or of itself."""
+    """Return the notes that name the sources of a merged trace, or a note on the trace itself."""
     provenance = trace.header.provenance
     parts = [note for note in provenance.notes if _is_part(trace, note)]
     size = f"{trace.requests} requests, {trace.tokens} tokens"
@@ -168,14 +165,14 @@ def _refuse_other_model(first: Trace, trace: Trace) -> None:
     ours, theirs = (each.geometry.model_dump(mode="json") for each in (first, trace))
     if ours != theirs:
         name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
-        said = f"geometry.{name} is {shown(theirs.get(name))}, that of {first.path} is {shown(ours.get(name))}"
-        raise TraceError(f"{trace.path}: {said}; give traces of one model, stored alike")
+        values = f"geometry.{name} is {shown(theirs.get(name))}, that of {first.path} is {shown(ours.get(name))}"
+        raise TraceError(f"{trace.path}: {values}; expected traces of one model at one precision")
     if not same_bias(first.router_bias, trace.router_bias):
-        raise TraceError(f"{trace.path}: {BIAS} is not that of {first.path}; give traces of one model")
+        raise TraceError(f"{trace.path}: {BIAS} differs from that of {first.path}; expected traces of one model")
 
 
 def _depth(traces: Sequence[Trace]) -> int:
-    """Look-ahead that all have, seen alike."""
+    """Return the look-ahead depth that all traces have, 0 if they computed it from different inputs."""
     alike = len({trace.header.lookahead_input for trace in traces if trace.header.lookahead_depth}) == 1
     return min(trace.header.lookahead_depth for trace in traces) if alike else 0
 
@@ -185,7 +182,7 @@ def _has(trace: Trace, name: str, depth: int) -> bool:
 
 
 def _lacking(traces: Sequence[Trace], name: str) -> str:
-    """The first trace without an array, or whose look-ahead is of another kind."""
+    """Return the first trace that lacks an array, or has look-ahead from another input."""
     for trace in traces:
         if name not in trace.arrays:
             return str(trace.path)

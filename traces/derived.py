@@ -1,8 +1,10 @@
 """Arrays derived once from a trace and kept as memory-mapped .npy files, keyed by the trace's digest.
 
-They lie beside the trace in `NAME.derived/`, or in the user's cache where that cannot be written, or where somebody
-else's lie there. They are used only as their manifest (`traces/derived.py`) says; what is damaged is made anew.
-A trace in memory, or one still being recorded, is derived afresh.
+They are kept next to the trace in `NAME.derived/`: a long trace has many gigabytes of them, and its disk has room. If
+that folder cannot be written, or holds another user's arrays, they go to the user's cache. Machine code indexes by
+these arrays, so a file is mapped only if a manifest in a private folder of this user records its sha256; damaged files
+are made again. Hashing reads about 1 GB/s, so a file whose inode, size and times are unchanged is not hashed again.
+Arrays of a trace in memory, or of an unfinished recording, are not kept.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from moereplay.traces.growing import Growing, InFile, InMemory, Rows
 from moereplay.traces.schema import Frozen, Trace, canonical
 from moereplay.traces.shared import Mapped, look, read_only, shared, stands_on
 
-VERSION = 3  # a change in the meaning of any derived array
+VERSION = 3  #: raised when the meaning of any derived array changes
 LOG = logging.getLogger(__name__)
 
 Columns = Mapping[str, Rows]
@@ -36,9 +38,9 @@ Fill = Callable[[Mapping[str, Growing]], None]
 
 
 def derived(trace: Trace, what: str, columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
-    """The arrays of `what`, which `fill` makes a block at a time; memory-mapped where they can be kept.
+    """Return the arrays named `what`; `fill` makes them a block at a time if they are not kept already.
 
-    All replays of this process share them. Raises TraceError if the trace's rows are damaged.
+    All replays of this process share them, memory-mapped where possible. Raises TraceError for damaged rows.
     """
     return shared(trace, what, partial(_derived, trace, what, columns, fill))
 
@@ -53,7 +55,7 @@ def _derived(trace: Trace, what: str, columns: Columns, fill: Fill) -> dict[str,
 
 
 def _folders(path: Path, key: str) -> list[Path]:
-    """Where arrays of that key may lie, the best place first."""
+    """Return the folders that may hold the arrays of a key, in order of preference."""
     beside, cache = path.with_name(path.name + ".derived") / key, user_cache()
     return [beside] if cache is None else [beside, cache / "derived" / key]
 
@@ -67,13 +69,13 @@ def _found(folders: list[Path], key: str) -> dict[str, np.ndarray] | None:
         if arrays is not None:
             return arrays
         if os.path.lexists(folder):
-            LOG.warning("%s is damaged or was changed; it is derived anew", folder)
+            LOG.warning("%s is damaged or was changed; it is derived again", folder)
     return None
 
 
 def _made(folders: list[Path], key: str, columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
     for folder in folders:
-        # without a manifest, what lies beside a trace is another user's or machine's, who may have it mapped
+        # a folder without a manifest belongs to another user or machine, which may have mapped it: leave it
         if folder is folders[0] and os.path.lexists(folder) and manifest_of(key) is None:
             continue
         try:
@@ -93,12 +95,12 @@ def _in_memory(columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
 
 
 def _written(folder: Path, key: str, columns: Columns, fill: Fill) -> Manifest:
-    """Fill a folder beside it, keep its manifest, then put it in its place. Raises OSError where the disk refuses."""
+    """Fill a scratch folder, keep its manifest, then rename it to `folder`. Raises OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=key, dir=folder.parent))
     try:
         if not is_private(scratch):
-            raise PermissionError(f"{folder.parent} does not keep others out of a folder made there")
+            raise PermissionError(f"other users can write to folders in {folder.parent}")
         with ExitStack() as opened:
             files = {
                 name: opened.enter_context(InFile(scratch / f"{name}.npy", rows)) for name, rows in columns.items()
@@ -115,7 +117,7 @@ def _written(folder: Path, key: str, columns: Columns, fill: Fill) -> Manifest:
 
 
 def _replace(folder: Path, scratch: Path) -> None:
-    """Put `scratch` in the place of a folder, or of whatever else is there."""
+    """Rename `scratch` to `folder`, and remove a folder or file of that name."""
     if os.path.lexists(folder):
         aside = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
         try:
@@ -125,16 +127,16 @@ def _replace(folder: Path, scratch: Path) -> None:
     scratch.rename(folder)
 
 
-# -- The manifest of derived arrays: shape, offset and sha256 of each, kept where only this user can write.
+# -- Manifests
 
-State = tuple[int, int, int, int]  # inode, bytes, and when content and anything else about the file last changed
-SETTLED_NS = 20_000_000  #: two of the longest ticks
-#: How a file that may be anything is opened: a pipe at once, a link never.
+State = tuple[int, int, int, int]  #: inode, size, time of the last change of content, of any change
+SETTLED_NS = 20_000_000  #: two ticks of the coarsest clock of a file system
+#: Flags of `os.open` for a file that may be anything: a pipe does not block, a link is refused.
 SAFELY = sum(getattr(os, flag, 0) for flag in ("O_BINARY", "O_NONBLOCK", "O_NOFOLLOW"))
 
 
 class Described(Frozen):
-    """An array's file as the manifest records it, to be compared with what is on disk."""
+    """A file of one array as the manifest records it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -156,11 +158,11 @@ class Manifest(Frozen):
     digest: str = ""
 
     def sealed(self) -> Manifest:
-        """With the digest of everything else."""
+        """Return a copy with the digest over all other fields."""
         return self.model_copy(update={"digest": hashlib.sha256(self._content()).hexdigest()})
 
     def is_whole(self) -> bool:
-        """Whether it is as it was sealed."""
+        """Return True if no field was changed since it was sealed."""
         return self.digest == hashlib.sha256(self._content()).hexdigest()
 
     def _content(self) -> bytes:
@@ -172,7 +174,7 @@ KNOWN: dict[str, Manifest] = {}
 
 
 def manifest_of(key: str) -> Manifest | None:
-    """The manifest of a key; None where there is none, or a damaged one."""
+    """Return the manifest of a key; None if it is missing or damaged."""
     try:
         found = Manifest.model_validate_json((private_folder("derived") / f"{key}.json").read_bytes())
     except (OSError, ValidationError):
@@ -181,7 +183,7 @@ def manifest_of(key: str) -> Manifest | None:
 
 
 def describe(key: str, folder: Path, files: Mapping[str, InFile]) -> Manifest:
-    """The manifest of files just written, which will lie in `folder`. Raises OSError."""
+    """Return the manifest of newly written files that will be moved to `folder`. Raises OSError."""
     arrays, states = {}, {}
     for name, written in files.items():
         with written.path.open("rb") as file:
@@ -192,7 +194,7 @@ def describe(key: str, folder: Path, files: Mapping[str, InFile]) -> Manifest:
 
 
 def keep(manifest: Manifest) -> None:
-    """Write a manifest, whole or not at all; without a place for it, this process remembers it."""
+    """Write a manifest atomically, and keep it in this process in case it cannot be written."""
     KNOWN[manifest.key] = manifest
     with suppress(OSError):
         folder = private_folder("derived")
@@ -203,7 +205,7 @@ def keep(manifest: Manifest) -> None:
 
 
 def mapped(folder: Path, manifest: Manifest) -> dict[str, np.ndarray] | None:
-    """The arrays in `folder`, memory-mapped; None if any is missing, another user's, or differs from the manifest."""
+    """Map the arrays in `folder`; None if one is missing, another user's, or differs from the manifest."""
     seen, states, looks, arrays = manifest.seen.get(str(folder), {}), {}, {}, {}
     try:
         if not is_private(folder):
@@ -229,7 +231,7 @@ def _opened(path: str) -> BufferedReader:
 
 
 def _is_whole(file: BufferedReader, described: Described, seen: State | None) -> bool:
-    """Whether an open file has the bytes that the manifest says; sizes first, so that no huge file is read."""
+    """Return True if an open file is the recorded one; the size is compared first, so that no huge file is hashed."""
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode) or not is_mine(found) or found.st_size != described.bytes:
         return False
@@ -237,7 +239,7 @@ def _is_whole(file: BufferedReader, described: Described, seen: State | None) ->
 
 
 def _are_settled(states: Mapping[str, State]) -> bool:
-    """Whether a later write would change the file's times, which stay equal within a tick of the clock."""
+    """Return True if a later write must change the files' times, which stay equal within a tick of the clock."""
     now = time.time_ns()
     return all(now - max(state[2:]) > SETTLED_NS for state in states.values())
 

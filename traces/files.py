@@ -1,6 +1,7 @@
-"""Files and folders that appear whole or not at all: written under a hidden name beside their place, then renamed.
+"""Atomic writes, and folders that only this user can write to.
 
-The name tells who is writing, so that what a killed process left is removed by the next one that writes there.
+A file or folder is written under a hidden scratch name next to its target and then renamed. The scratch name contains
+the writer's host and process id, so the next process that writes there removes the leftovers of a killed one.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ SUFFIX = ".tmp"
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Make or replace a file, and the folders above it. Raises OSError, leaving what was there before."""
+    """Write or replace a file, and create the folders above it. An OSError leaves an existing file as it was."""
     with whole_file(path) as file:
         file.write(data)
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes its place at the end; whatever is raised leaves what was there before."""
+    """Open a scratch file that replaces `path` at the end; an exception leaves an existing file as it was."""
     with _beside(path) as scratch:
         with scratch.open("wb") as file:
             yield file
@@ -42,7 +43,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to write files into, which takes its place at the end, where nothing may be; or nothing appears."""
+    """Open a scratch folder that is renamed to `path`, which must not exist, at the end; an exception removes it."""
     with _beside(path) as scratch:
         scratch.mkdir()
         yield scratch
@@ -52,16 +53,16 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def refuse_inside_trace(path: Path) -> None:
-    """Raises OSError for a path in the folder of a trace, which holds the files of the trace alone."""
+    """Raise OSError for a path inside a trace, whose folder may hold the trace's own files only."""
     for folder in path.absolute().parents:
         document = folder / "zarr.json"
         if document.is_file() and b'"moereplay-trace"' in document.read_bytes():
-            raise OSError(errno.EINVAL, f"{folder} is a trace, whose files are its own", str(path))
+            raise OSError(errno.EINVAL, f"{folder} is a trace; other files cannot be written into it", str(path))
 
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A hidden name beside the path, which nothing has at the end; folders above are made."""
+    """Yield a scratch name next to `path`; create the folders above, and remove all of it after an exception."""
     refuse_inside_trace(path)
     made = [folder for folder in path.parents if not folder.exists()]
     scratch = scratch_beside(path)
@@ -70,7 +71,7 @@ def _beside(path: Path) -> Iterator[Path]:
         clear_abandoned(path.parent)
         yield scratch
     except BaseException:
-        with suppress(OSError):  # if the folder itself is in question, so is what was written into it
+        with suppress(OSError):  # a folder that cannot be accessed any more cannot be cleaned either
             _remove(scratch)
             for folder in made:
                 folder.rmdir()
@@ -84,7 +85,7 @@ def _sync(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """A file or a folder, if it is there. Raises OSError."""
+    """Remove a file or a folder, if it exists. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -92,31 +93,31 @@ def _remove(path: Path) -> None:
 
 
 def scratch_beside(path: Path) -> Path:
-    """Return a hidden name beside the path, which `clear_abandoned` removes once this process has ended."""
+    """Return a hidden name next to `path`, which `clear_abandoned` removes once this process has ended."""
     return path.with_name(f".{path.name}.{scratch_name()}{SUFFIX}")
 
 
 def scratch_name() -> str:
-    """host-process-random: who is writing."""
+    """Return HOST-PROCESS-RANDOM, which identifies the writer."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def is_abandoned(name: str) -> bool:
-    """Whether the process of a `scratch_name`, with whatever before it, was one of this host and is gone."""
+    """Return True if a name ends with a `scratch_name` of a process of this host that has ended."""
     found = re.search(rf"{re.escape(socket.gethostname())}-(\d+)-\w+$", name)
     return found is not None and not _is_alive(int(found[1]))
 
 
 @cache
 def clear_abandoned(folder: Path) -> None:
-    """Remove what killed processes left, once per process: a folder may hold very many results."""
+    """Remove scratch files of killed processes. Cached, because a folder may hold very many results."""
     for left in folder.glob(f".*{SUFFIX}"):
         if is_abandoned(left.name.removesuffix(SUFFIX)):
             _remove(left)
 
 
 def _is_alive(pid: int) -> bool:
-    if sys.platform == "win32":  # to ask for a process there is to end it
+    if sys.platform == "win32":  # os.kill would terminate the process
         return True
     try:
         os.kill(pid, 0)
@@ -127,7 +128,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-# -- Folders that only this user can write into: their content is executed, or read unchecked.
+# -- Private folders: machine code and arrays in them are executed, or indexed by without a check
 
 PRIVATE = 0o700
 OTHERS = 0o077
@@ -135,9 +136,9 @@ OTHERS_WRITE = 0o022
 
 
 def claimed(path: Path) -> bool:
-    """Whether the folder, made if it is not there, is this user's alone and can be written.
+    """Create a folder if needed; return True if this user owns it, can write to it, and nobody else can.
 
-    What lies in one of this user's that others could have written into is removed.
+    A folder of this user that others could write to is emptied first.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +156,7 @@ def claimed(path: Path) -> bool:
 
 
 def private_folder(name: str) -> Path:
-    """`name` in the user's cache, or in this user's temporary folder. Raises OSError if neither can be written."""
+    """Return the private folder `name` in the user's cache, else in a temporary folder. Raises OSError."""
     cache = user_cache()
     if cache is not None and claimed(cache / name):
         return cache / name
@@ -165,7 +166,7 @@ def private_folder(name: str) -> Path:
 
 
 def user_cache() -> Path | None:
-    """This program's folder in the user's cache; None for a user without a home."""
+    """Return moereplay's folder in the user's cache, None for a user without a home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moereplay"
     except RuntimeError:
@@ -173,9 +174,9 @@ def user_cache() -> Path | None:
 
 
 def temporary() -> Path:
-    """This user's folder in the system's temporary one: all their processes find the same.
+    """Return this user's private temporary folder, the same for all of their processes.
 
-    Where somebody else has taken its name it is the first of those that an earlier process made instead.
+    If another user has taken its name, it is the first of the folders that earlier processes created instead.
     """
     folder = Path(tempfile.gettempdir())
     name = f"moereplay-{os.getuid()}" if _has_owners() else "moereplay"
@@ -184,18 +185,18 @@ def temporary() -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether it is a folder, no link to one, of this user, and closed to all others. Raises OSError."""
+    """Return True for a folder, not a link, that this user owns and no other may enter. Raises OSError."""
     found = folder.lstat()
     return _is_ours(found) and not (_has_owners() and found.st_mode & OTHERS)
 
 
 def is_mine(found: os.stat_result) -> bool:
-    """Whether this user owns it."""
+    """Return True if this user owns the file."""
     return not _has_owners() or found.st_uid == os.getuid()
 
 
 def _keeps_its_folders(parent: Path) -> bool:
-    """Whether nobody else can rename what lies in it; one of this user's is closed to them."""
+    """Return True if nobody else can rename entries of `parent`; a folder of this user is closed to others first."""
     found = parent.stat()
     if not _has_owners() or found.st_mode & stat.S_ISVTX:
         return True
@@ -206,15 +207,13 @@ def _keeps_its_folders(parent: Path) -> bool:
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """Whether it is a folder of this user's, and no link to one."""
     return stat.S_ISDIR(found.st_mode) and is_mine(found)
 
 
 def _is_open(found: os.stat_result) -> bool:
-    """Whether others may write into it."""
     return _has_owners() and bool(found.st_mode & OTHERS_WRITE)
 
 
 def _has_owners() -> bool:
-    """Not on Windows, where modes say nothing, and homes and temporary folders are the user's own."""
+    """Return False on Windows, where mode bits carry no access rights and homes are private anyway."""
     return hasattr(os, "getuid")

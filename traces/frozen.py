@@ -1,4 +1,4 @@
-"""What configurations, geometries and platforms are: immutable typed data without unknown keys."""
+"""Base classes of configurations, geometries and platforms: immutable typed data, with errors in one line."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from moereplay.traces.texts import MOST_NAME, hint, settled, shown
 
 
 class Frozen(BaseModel):
-    """Immutable, and no unknown keys: a misspelt setting is an error, not a silence. Numbers are finite."""
+    """Immutable model that rejects unknown keys (a misspelt setting is an error) and numbers that are not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _numbers(cls, value: object, info: ValidationInfo) -> object:
-        """`true` is no number, and in a list neither is a text; pydantic would read 1 and the text's digits."""
+        """Reject `true` as a number, and texts in lists of numbers; pydantic would convert both."""
         if info.field_name is not None and _holds_numbers(cls, info.field_name):
             _refuse_others(value)
         return value
@@ -36,12 +36,12 @@ class Frozen(BaseModel):
 
 @cache
 def _holds_numbers(model: type[BaseModel], field: str) -> bool:
-    """Whether a field is a number, or lists or tables of nothing but numbers."""
+    """Return True for a number, and for lists and tables of numbers only."""
     return _leaves(model.model_fields[field].annotation) - {type(None)} in ({int}, {float}, {int, float})
 
 
 def _leaves(annotation: Any) -> set[Any]:
-    """The types in an annotation, without lists, unions and the keys of tables."""
+    """Return the types in an annotation, without lists, unions and the keys of tables."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is None or not inner:
         return {annotation}
@@ -50,7 +50,7 @@ def _leaves(annotation: Any) -> set[Any]:
 
 
 def _refuse_others(value: object, listed: bool = False) -> None:
-    """Raises ValueError for `true` and `false`, and for texts within lists: an option's own text is a number."""
+    """Raise ValueError for `true` and `false`, and for texts in lists; the text of an option itself is a number."""
     if isinstance(value, bool) or (listed and isinstance(value, str)):
         raise ValueError("expected a number" if not listed else f"expected numbers, not {value!r}")
     if isinstance(value, dict):
@@ -62,23 +62,23 @@ def _refuse_others(value: object, listed: bool = False) -> None:
 
 
 class Sparse(Frozen):
-    """What has figures that came later: those are left out of its document where they have their defaults.
+    """Model whose newer fields (`later`) are omitted from documents when they equal their default.
 
-    So documents of before, and their hashes, stay what they were.
+    So existing documents keep their hashes when a field is added.
     """
 
     later: ClassVar[frozenset[str]] = frozenset()
 
     @model_serializer(mode="wrap")
-    def _said(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields = {name: type(self).model_fields[name] for name in self.later}
         defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
-        unsaid = {name for name, default in defaults.items() if getattr(self, name) == default}
-        return {name: value for name, value in whole(self).items() if name not in unsaid}
+        unset = {name for name, default in defaults.items() if getattr(self, name) == default}
+        return {name: value for name, value in whole(self).items() if name not in unset}
 
 
 class _OneLine(type(BaseModel)):
-    """Classes whose constructor raises one of our errors; what is validated inside other models raises pydantic's."""
+    """Metaclass whose constructors raise `refused_as`; validation inside another model raises pydantic's error."""
 
     refused_as: type[Exception]
 
@@ -89,14 +89,17 @@ class _OneLine(type(BaseModel)):
             raise cls.refused_as(f"{cls.__name__}: {first_fault(wrong)}") from None
 
 
-#: Unpacked, so that type checkers go on reading the constructor's arguments from the fields.
+#: Unpacked in the class statement: type checkers then still derive the constructor's arguments from the fields.
 _METACLASS: dict[str, Any] = {"metaclass": _OneLine}
 
 
 class Public(Sparse, **_METACLASS):
-    """A model that users construct: a wrong value is the error `refused_as`, in one line."""
+    """Model that users construct: a wrong value raises `refused_as` in one line."""
 
     refused_as: ClassVar[type[Exception]] = ValueError
+
+
+# -- Texts of headers
 
 
 MOST_NOTES = 1_000
@@ -112,12 +115,12 @@ Text = Annotated[str, AfterValidator(settled)]
 Notes = Annotated[tuple[Text, ...], AfterValidator(_notes)]
 
 
-# -- Pydantic's validation errors as one line: where, what was expected, what was found.
+# -- Validation errors of pydantic as one line: place, expected value, value found
 
-#: By the type of pydantic's error; braces take its context.
+#: Message by the type of pydantic's error; braces take the error's context.
 EXPECTED = {
-    "missing": "it is missing",
-    "extra_forbidden": "nothing is called so here; remove it or correct its name",
+    "missing": "missing",
+    "extra_forbidden": "unknown key",
     "greater_than": "expected more than {gt}",
     "greater_than_equal": "expected at least {ge}",
     "less_than": "expected less than {lt}",
@@ -135,41 +138,37 @@ EXPECTED = {
     "dict": "expected a table",
     "mapping": "expected a table",
     "model": "expected a table",
-    "union_tag_invalid": "kind {tag!r} is unknown: choose from {expected_tags}",
-    "union_tag_not_found": "it names no kind",
+    "union_tag_invalid": "unknown kind {tag!r}: choose from {expected_tags}",
+    "union_tag_not_found": "missing kind",
 }
-LONGEST = 60  #: characters that are shown of a value
+LONGEST = 60  #: characters of a value in a message
 
 
 def first_fault(error: ValidationError) -> str:
-    """Of a document: the first thing that is wrong with it, after its place in there."""
+    """Return the first error of a document, after its place: `link.depth: expected at least 1 (got 0)`."""
     fault = error.errors()[0]
     where = ".".join(map(str, fault["loc"]))
     return f"{where}: {words(fault)}" if where else words(fault)
 
 
 def words(fault: Mapping[str, Any]) -> str:
-    """One of `ValidationError.errors()` without its place: what was expected, and what was found."""
+    """Return an entry of `ValidationError.errors()` without its place: the expected value and the value found."""
     kind, context = fault["type"], fault.get("ctx", {})
-    if kind == "value_error":  # a validator of ours has said it
+    if kind == "value_error":  # the message of one of our own validators
         return f"{fault['msg'].removeprefix('Value error, ')}{_got(fault)}"
     if kind == "literal_error":
         options = [option.strip("' ") for option in context["expected"].replace(" or ", ", ").split(", ")]
         return f"{hint(str(fault['input']), options)}{_got(fault)}"
-    said = EXPECTED.get(kind) or EXPECTED.get(kind.split("_")[0])
-    if said is None:
+    expected = EXPECTED.get(kind) or EXPECTED.get(kind.split("_")[0])
+    if expected is None:
         return f"{fault['msg']}{_got(fault)}"
-    said = said.format(**{name: _shortest(value) for name, value in context.items()})
-    return said if kind in ("missing", "extra_forbidden") else f"{said}{_got(fault)}"
-
-
-def _shortest(value: Any) -> Any:
-    """1 for 1.0."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    limits = {name: int(x) if isinstance(x, float) and x.is_integer() else x for name, x in context.items()}
+    expected = expected.format(**limits)
+    return expected if kind in ("missing", "extra_forbidden") else f"{expected}{_got(fault)}"
 
 
 def _got(fault: Mapping[str, Any]) -> str:
-    """The value that was found, cut if it is long; nothing of a whole document."""
+    """Return the value found, shortened; empty for a whole document."""
     found = fault["input"]
     if not fault["loc"] or isinstance(found, dict):
         return ""

@@ -1,4 +1,4 @@
-"""Arrays that are made a block at a time along their first axis, in a .npy file or in memory.
+"""Arrays that grow a block at a time along their first axis, in a .npy file or in memory.
 
 Files are written with plain writes: pages of a memory map would count as memory of this process until it ends.
 """
@@ -11,18 +11,19 @@ from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
+from moereplay.traces.metadata import SHARD_TOKENS
 from moereplay.traces.schema import Trace
 
 
 class Rows(NamedTuple):
-    """What an array's rows are."""
+    """Dtype and shape of an array's rows."""
 
     dtype: str
     shape: tuple[int, ...] = ()  #: of one row
 
 
 class Growing(Protocol):
-    """An array of `rows` rows so far."""
+    """An array that has `rows` rows so far."""
 
     rows: int
 
@@ -31,23 +32,22 @@ class Growing(Protocol):
         ...
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Rows [first, last), which have been written."""
+        """Return rows [first, last), which have been written."""
         ...
 
 
 def append(array: Growing, rows: np.ndarray) -> None:
-    """Write rows behind the last one."""
+    """Write rows after the last one."""
     array.put(array.rows, rows)
 
 
 class InFile:
-    """In a .npy file, open within `with`; numpy's header has room for any length, `finish` writes the true one.
+    """Growing array in a .npy file. The header is padded, so that `finish` can write the final length.
 
-    Rows of zeros alone are not written: a file system reads them where nothing is, and gives them no room.
+    Blocks of zeros are skipped: the file stays sparse there, and reads as zeros.
     """
 
     def __init__(self, path: Path, of: Rows) -> None:
-        """Raises OSError."""
         self.path, self.of, self.rows = path, of, 0
         self._dtype = np.dtype(of.dtype)
         self._row_bytes = self._dtype.itemsize * int(np.prod(of.shape, dtype=np.int64))
@@ -57,25 +57,25 @@ class InFile:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows first."""
+        """Shape of the array so far."""
         return (self.rows, *self.of.shape)
 
     def put(self, first: int, rows: np.ndarray) -> None:
-        """Raises OSError."""
+        """Write rows from `first` on. Raises OSError."""
         if rows.any() or first < self.rows:
             self._file.seek(self.offset + first * self._row_bytes)
             self._file.write(np.ascontiguousarray(rows, self._dtype).data)
         self.rows = max(self.rows, first + len(rows))
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Raises OSError."""
+        """Return rows [first, last). Raises OSError."""
         self._file.seek(self.offset + first * self._row_bytes)
         found = self._file.read((last - first) * self._row_bytes)
-        zeros = bytes((last - first) * self._row_bytes - len(found))  # at the end, and not written
+        zeros = bytes((last - first) * self._row_bytes - len(found))  # zeros at the end are not in the file yet
         return np.frombuffer(found + zeros, self._dtype).reshape(last - first, *self.of.shape)
 
     def finish(self) -> None:
-        """Everything is in the file; zeros at its end, as others, only by its length. Raises OSError."""
+        """Write the final header and length; skipped zeros at the end count through the length. Raises OSError."""
         self._file.truncate(self.offset + self.rows * self._row_bytes)
         self._file.seek(0)
         self._write_header()
@@ -93,7 +93,7 @@ class InFile:
 
 
 class InMemory:
-    """In memory, which doubles when it is full."""
+    """Growing array in memory, which doubles when it is full."""
 
     def __init__(self, of: Rows) -> None:
         self.rows = 0
@@ -115,23 +115,22 @@ class InMemory:
         self.rows = max(self.rows, end)
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Rows [first, last)."""
+        """Return rows [first, last)."""
         return self._held[first:last]
 
 
-# -- Blocks of tokens: what is derived from a trace needs no more memory for a long one than for a short one.
+# -- Blocks of tokens, which bound the memory of every derivation
 
-VALUES_AT_ONCE = 1 << 20  #: of an array; working on it takes some ten arrays of 64 bits, about 100 MB
-SHARD = 512  #: tokens of a default store's file: none is decoded twice
+VALUES_AT_ONCE = 1 << 20  #: of one array; deriving from it takes some ten arrays of 64 bits, about 100 MB
 
 
 def tokens_at_once(values: int) -> int:
-    """Tokens of a block, where each has so many values."""
-    return max(1, VALUES_AT_ONCE // values // SHARD) * SHARD
+    """Return the tokens of a block if each has `values` values: whole shards, so that no file is decoded twice."""
+    return max(1, VALUES_AT_ONCE // values // SHARD_TOKENS) * SHARD_TOKENS
 
 
 def token_blocks(trace: Trace, values: int) -> Iterator[tuple[int, int]]:
-    """Ranges [first, last) of all tokens, each of `values` values."""
+    """Yield ranges [first, last) that cover all tokens, each of `values` values."""
     size = tokens_at_once(values)
     for first in range(0, trace.tokens, size):
         yield first, min(first + size, trace.tokens)

@@ -1,4 +1,4 @@
-"""A store's metadata: the group's attributes, the layout of every array, and the digest over both."""
+"""Metadata of a trace store: the group's attributes, the layout of every array, and the digest over both."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from moereplay.traces.schema import (
 FORMAT = "moereplay-trace"
 PARTIAL = ".partial"
 OFFSETS, PROMPTS, BIAS = "request_offsets", "prompt_lengths", "router_bias"
+SHARD_TOKENS = 512  #: default
 CHUNKS_PER_SHARD = 8
-VECTOR_FACTOR = 16  #: arrays of one value per row get that many more rows per shard, or their files would be tiny
-MOST_SHARD_TOKENS = 1 << 20  #: so that a store that claims many tokens must have many files
+VECTOR_FACTOR = 16  #: shards of arrays with one value per row are longer by this factor, or their files would be tiny
+MOST_SHARD_TOKENS = 1 << 20  #: limit, so that a store that claims many tokens must have many files
 
 
 class Committed(Frozen):
-    """Tokens and requests that readers see; rows beyond are the unfinished tail of a killed writer."""
+    """Tokens and requests that readers see; later rows are the unfinished tail of a killed writer."""
 
     tokens: int = Field(default=0, ge=0)
     requests: int = Field(default=0, ge=0)
 
 
 class Attributes(Frozen):
-    """The attributes of the group; `arrays` maps each array to the sha256 of its committed rows."""
+    """Attributes of the group; `arrays` maps each array to the sha256 of its committed rows."""
 
     header: Header
     shard_tokens: int = Field(ge=8, le=MOST_SHARD_TOKENS, multiple_of=8)
@@ -60,12 +61,12 @@ class Attributes(Frozen):
 
 
 def read_attributes(path: Path) -> Attributes:
-    """The group's attributes, checked against `digest`. Raises TraceError if they are missing, foreign or damaged."""
+    """Read the group's attributes and check `digest`. Raises TraceError if they are missing, foreign or damaged."""
     _check_folder(path)
     group = document_of(path, "zarr.json")
     stored = group.get("attributes")
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise TraceError(f"{path} is a Zarr group but no {FORMAT}; convert it with `moereplay import`")
+        raise TraceError(f"{path} is a Zarr group, expected a {FORMAT}; convert it with `moereplay import`")
     _check_version(path, stored.get("version"))
     try:
         attributes = Attributes.model_validate(stored)
@@ -78,9 +79,9 @@ def read_attributes(path: Path) -> Attributes:
 
 
 def metadata_digest(path: Path, group: dict[str, Any]) -> str:
-    """sha256 of the group's document without its digest, and of every array's document.
+    """Return the sha256 over the group's document without its digest, and over every array's document.
 
-    Shapes are left out: a partial store's run ahead of `committed`, and opening compares them with the geometry.
+    Shapes are left out: arrays of a partial store are longer than `committed`, and opening checks shapes anyway.
     """
     attributes = {key: value for key, value in group["attributes"].items() if key != "digest"}
     nodes = {name for array in attributes["arrays"] for name in (array, array.rpartition("/")[0]) if name}
@@ -89,7 +90,7 @@ def metadata_digest(path: Path, group: dict[str, Any]) -> str:
 
 
 def layout(name: str, geometry: Geometry) -> tuple[str, tuple[int, ...]]:
-    """Dtype and row shape of any array of the store."""
+    """Return dtype and row shape of any array of the store."""
     if name in (OFFSETS, PROMPTS):
         return "<i8", ()
     if name == BIAS:
@@ -98,13 +99,13 @@ def layout(name: str, geometry: Geometry) -> tuple[str, tuple[int, ...]]:
 
 
 def rows_per_file(name: str, attributes: Attributes) -> tuple[int, int]:
-    """Rows of an array's shard, and of a chunk in it."""
+    """Return the rows of an array's shards and of the chunks in them."""
     shard = attributes.shard_tokens * (1 if layout(name, attributes.header.geometry)[1] else VECTOR_FACTOR)
     return shard, shard // CHUNKS_PER_SHARD
 
 
 def committed_rows(name: str, attributes: Attributes) -> int:
-    """Length of an array's committed first axis."""
+    """Return the number of committed rows of an array."""
     committed = attributes.committed
     whole = {OFFSETS: committed.requests + 1, PROMPTS: committed.requests, BIAS: attributes.header.geometry.layers}
     return whole.get(name, committed.tokens)
@@ -121,7 +122,7 @@ def _check_folder(path: Path) -> None:
     if not path.is_dir():
         raise TraceError(f"{path} is a file, expected the folder of a Zarr v3 group; unpack it or check the path")
     if not (path / "zarr.json").exists():
-        raise TraceError(f"{path} has no zarr.json, so it is no Zarr v3 group; check the path or `moereplay import` it")
+        raise TraceError(f"{path} has no zarr.json, expected a Zarr v3 group; check the path or `moereplay import` it")
 
 
 def _check_version(path: Path, version: object) -> None:
@@ -132,12 +133,12 @@ def _check_version(path: Path, version: object) -> None:
 
 
 def document_of(path: Path, name: str) -> dict[str, Any]:
-    """A JSON document of the store. Raises TraceError if it is missing or damaged."""
+    """Read a JSON document of the store. Raises TraceError if it is missing or damaged."""
     try:
         document = from_json(content(path / name))
     except (OSError, DocumentError) as broken:
-        said = broken.strerror if isinstance(broken, OSError) else broken
-        raise TraceError(f"{path}: {name} is missing or damaged ({said}); restore the trace from a copy") from None
+        reason = broken.strerror if isinstance(broken, OSError) else broken
+        raise TraceError(f"{path}: {name} is missing or damaged ({reason}); restore the trace from a copy") from None
     if not isinstance(document, dict):
         raise TraceError(f"{path}: {name} is damaged (not a JSON object); restore the trace from a copy")
     return document

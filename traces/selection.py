@@ -1,4 +1,4 @@
-"""Which requests of a trace: those that a text lists, so many evenly spaced, or so many drawn."""
+"""Choose requests of a trace: by a list, evenly spaced, at random, split in two, or the first ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FORM = "write numbers and ranges as 1,5,10:50; the first request is 0, and 10:50
 
 
 def listed(text: str, requests: int) -> list[int]:
-    """The requests that `10:50`, `1,5,9` or `0:10,40` names, of so many, as they stand there.
+    """Return the requests that `10:50`, `1,5,9` or `0:10,40` lists, in this order, for a trace of `requests`.
 
-    Raises TraceError for what is no such text, beyond the trace or named twice.
+    Raises TraceError for an invalid list, and for a request that is beyond the trace or listed twice.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -40,18 +40,18 @@ def _range(part: str, text: str, requests: int) -> range:
 
 def _number(digits: str, text: str) -> int:
     if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
-        raise TraceError(f"--requests {shown(text)} is no list of requests; {FORM}")
+        raise TraceError(f"invalid --requests {shown(text)}: expected a list of requests; {FORM}")
     return int(digits)
 
 
 def spaced(count: int, requests: int) -> list[int]:
-    """So many of the requests, evenly spaced, the first among them. Raises TraceError if there are not so many."""
+    """Return `count` evenly spaced requests, beginning with the first. Raises TraceError if there are fewer."""
     _check(count, requests)
     return [at * requests // count for at in range(count)]
 
 
 def drawn(count: int, requests: int, seed: int) -> list[int]:
-    """So many of the requests, drawn by the seed, in the trace's order. Raises TraceError if there are not so many."""
+    """Return `count` requests drawn at random, in the trace's order. Raises TraceError if there are fewer."""
     _check(count, requests)
     return sorted(random.Random(seed).sample(range(requests), count))
 
@@ -62,24 +62,21 @@ def _check(count: int, requests: int) -> None:
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges [first, last) of neighbours, which are read together."""
+    """Yield ranges [first, last) of consecutive numbers, which can be read together."""
     for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         members = [number for _, number in group]
         yield members[0], members[-1] + 1
 
 
-# -- Some requests of a trace, evenly spaced, for what must be quick and is checked on all of them afterwards.
-
-
 def accesses_of(trace: Trace) -> int:
-    """Experts that all tokens choose in all layers."""
+    """Return how many experts all tokens choose in all layers."""
     return trace.tokens * trace.geometry.layers * trace.geometry.k
 
 
 def sampled(trace: Trace, accesses: int) -> Trace:
-    """Every n-th request, held in memory, with about so many accesses or fewer, but at least one request.
+    """Return every n-th request in memory, with at most about `accesses` accesses, but at least one request.
 
-    The trace itself if it has no more than that, or one request only.
+    A trace with no more accesses, or with one request, is returned unchanged.
     """
     step = min(-(-accesses_of(trace) // accesses), trace.requests)
     if step <= 1:
@@ -88,11 +85,8 @@ def sampled(trace: Trace, accesses: int) -> Trace:
     return memory_trace(trace.header, requests, trace.router_bias)
 
 
-# -- Requests of a trace in two: those that something is fitted to, and the others, on which it is tried.
-
-
 def split(requests: int, share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Numbers of the requests to fit to, a share drawn by the seed, and of the others, both in the trace's order.
+    """Return the requests to fit on, a random share, and the others to test on, both in the trace's order.
 
     Raises TraceError if either would be empty.
     """
@@ -104,14 +98,12 @@ def split(requests: int, share: float = 0.5, seed: int = 0) -> tuple[list[int], 
 
 
 def profile(trace: Trace) -> list[tuple[int, int]]:
-    """(layer, expert) of all that the trace chose, the most often chosen first, ties by layer and expert."""
+    """Return (layer, expert) of all experts that the trace chose, the most frequent first, ties by layer and expert."""
     return ranked(uses(trace))
 
 
 def first_requests(trace: Trace, requests: int) -> Trace:
-    """The trace cut after so many requests, which reads the same store; its digest, which names derived arrays, is
-    its own.
-    """
+    """Return the trace cut after `requests` requests; it reads the same store and has its own digest."""
     if requests >= trace.requests:
         return trace
     digest = hashlib.sha256(f"{trace.digest} requests 0..{requests - 1}".encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""What replays of one trace in one process share: arrays made once, kept while they are in use and not too many.
+"""In-process cache of arrays that replays of one trace share: making them takes longer than a short replay.
 
-Making them costs more than a short replay. They are read-only, named by the trace and by what they are, and forgotten
-when a file that they are mapped from is no longer the one that was mapped.
+Values are read-only. They are keyed by the trace and a name, evicted least recently used first, and dropped when a file
+that they are mapped from has changed.
 """
 
 from __future__ import annotations
@@ -15,36 +15,35 @@ import numpy as np
 
 from moereplay.traces.schema import Trace
 
-#: Entries of all stored traces together, and of each trace in memory: the least recently used goes. A replay has ten.
-MOST = 32
-SHARING = RLock()  #: replays of other threads want the same arrays: one makes them
+MOST = 32  #: entries of all stored traces together, and of each trace in memory; a replay uses ten
+SHARING = RLock()  #: replays in several threads need the same arrays: one thread makes them
 
 T = TypeVar("T")
 Look = tuple[int, ...]
 
 
 class Mapped(NamedTuple):
-    """Files that arrays are mapped from, as they were then."""
+    """Files that arrays are mapped from, with their state at that time."""
 
     looks: Mapping[str, Look]
     settled: bool  #: whether a later change would show in their times
 
 
 class Entry(NamedTuple):
-    """A shared value, and the files that it stands on."""
+    """A shared value and the files it depends on."""
 
     value: Any
     looks: Mapping[str, Look]
 
 
 _of_stored: dict[Hashable, Entry] = {}
-_making: list[list[Mapped]] = []  #: what the values that are being made stand on, the innermost last
+_making: list[list[Mapped]] = []  #: dependencies of the values being made, the innermost last
 
 
 def shared(trace: Trace, what: Hashable, make: Callable[[], T]) -> T:
-    """The value of that name, made if it is not there or if its files have changed. Raises what `make` does.
+    """Return the value named `what`; call `make` if there is none, or if its files have changed.
 
-    A stored trace is named by its place and its digest; what any other one shares is forgotten when it goes.
+    Values of a stored trace are keyed by path and digest. Those of another trace live as long as the trace object.
     """
     stored = trace.path is not None and trace.complete
     entries, key = (_of_stored, (str(trace.path), trace.digest, what)) if stored else (trace.shared, what)
@@ -59,25 +58,25 @@ def shared(trace: Trace, what: Hashable, make: Callable[[], T]) -> T:
 
 
 def stands_on(mapped: Mapped) -> None:
-    """Called while a value is made: it is good for as long as these files look so."""
+    """Declare, while a value is made, that it is valid as long as these files do not change."""
     if _making:
         _making[-1].append(mapped)
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A view that nobody writes through: others read the same bytes."""
+    """Return a read-only view, because other replays read the same bytes."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def look(found: os.stat_result) -> Look:
-    """What changes when somebody writes to a file, replaces it, or opens it to others."""
+    """Return what changes when a file is written to, replaced, or made accessible to others."""
     return found.st_mode, found.st_uid, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _made(entries: dict[Hashable, Entry], key: Hashable, make: Callable[[], Any]) -> Entry:
-    """A new entry, kept if a change of its files would be seen."""
+    """Make a value, and keep it if a later change of its files can be noticed."""
     _making.append([])
     try:
         value = make()

@@ -1,7 +1,7 @@
-"""Read a trace from disk: a Zarr v3 group that is checked when opened and whose rows are read on demand.
+"""Open a trace on disk: a Zarr v3 group that is checked when it is opened and whose rows are read on demand.
 
-`traces/writer.py` says how such a store is laid out and written. Attributes and array metadata are covered
-by `digest`, the files by a crc32c per chunk, and the decoded rows by one sha256 per array (`verify`).
+`traces/writer.py` describes the layout. `digest` covers attributes and array metadata, a crc32c covers each chunk, and
+one sha256 per array covers the decoded rows (`verify`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ BLOCK_TOKENS = 2048  #: rows hashed at a time; a multiple of the default shard, 
 
 @dataclass(frozen=True)
 class Rows:
-    """The committed rows of a stored array, (T, ...); a slice reads only the chunks it touches, and checks the rows.
+    """The committed rows of a stored array, (T, ...). A slice reads only the chunks it touches.
 
-    A checksum says that rows are what somebody wrote; engines index by them, so what they hold is checked as well.
+    The values are checked as well, because engines index by them and a checksum only shows that they were not changed.
     """
 
     array: Stored
@@ -40,7 +40,7 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the committed part."""
+        """Shape of the committed rows."""
         return (self.tokens, *self.array.row)
 
     @property
@@ -61,17 +61,15 @@ class Rows:
 def open_trace(path: str | Path) -> Trace:
     """Open `X.zarr`, the committed part of `X.zarr.partial` (then `complete` is False), or the bundled `miniature`.
 
-    Rows are read lazily.
-
-    Raises TraceError, one line, if the path is no trace of ours or anything but the rows themselves is damaged.
-    Damaged rows raise when read; `verify` reads them all.
+    Raises TraceError if the path is not a moereplay trace, or if anything but its rows is damaged. Rows are read
+    lazily: damaged ones raise TraceError when they are read, and `verify` reads them all.
     """
     path = bundled(Path(path))
     attributes = read_attributes(path)
     if not attributes.committed.requests:
         raise TraceError(f"{path} holds no committed request; rerun the recording with --resume, or remove it")
     arrays = {name: Stored(path, name, attributes) for name in sorted(attributes.arrays)}
-    offsets, prompts = request_ranges(path, arrays, attributes)
+    offsets, prompts = _request_ranges(path, arrays, attributes)
     tokens = attributes.committed.tokens
     return Trace(
         header=attributes.header,
@@ -84,7 +82,7 @@ def open_trace(path: str | Path) -> Trace:
         },
         digest=attributes.digest,
         path=path,
-        router_bias=router_bias(path, arrays[BIAS], attributes) if BIAS in arrays else None,
+        router_bias=_router_bias(path, arrays[BIAS], attributes) if BIAS in arrays else None,
         complete=path.suffix != PARTIAL,
         array_digests=attributes.arrays,
     )
@@ -101,7 +99,7 @@ def verify(trace: Trace) -> None:
 
 
 def blocks(trace: Trace, name: str) -> Iterator[np.ndarray]:
-    """The committed rows of any array of the store, in order, a block at a time."""
+    """Yield the committed rows of any array of the store in order, a block at a time."""
     whole = {OFFSETS: trace.request_offsets, PROMPTS: trace.prompt_lengths, BIAS: trace.router_bias}
     if name in whole:
         yield np.ascontiguousarray(whole[name])
@@ -111,9 +109,9 @@ def blocks(trace: Trace, name: str) -> Iterator[np.ndarray]:
 
 
 def files_of(trace: Trace) -> list[str]:
-    """Return the files of a stored trace relative to its folder, sorted; what else lies there is no part of it.
+    """Return the sorted paths of a stored trace's files relative to its folder, without other files that lie there.
 
-    Raises TraceError for a link, a pipe or a device where a file of the trace should be: traces may come from others.
+    Raises TraceError for a link, a pipe or a device in place of a file: a trace may come from somebody else.
     """
     if trace.path is None:
         return []
@@ -132,25 +130,25 @@ def _refuse_irregular(folder: Path, name: str) -> None:
     for part in name.split("/"):
         path /= part
         if path.is_symlink():
-            raise TraceError(f"{path} is a link; only files of a trace are copied: put the file in its place")
+            raise TraceError(f"{path} is a link, expected a file of the trace; put the file in its place")
     if not path.is_file():
         raise TraceError(f"{path} is not a file; restore the trace from a copy")
 
 
-# -- The small arrays of a store, which opening reads whole: request ranges, and the router's correction bias.
+# -- Small arrays that opening reads whole. Decoding them needs zarr, so a copy is kept in the user's cache
 
-MOST_BYTES = 1 << 20  #: of a copy
+MOST_COPIED = 1 << 20  #: bytes of a copy
 
 
-def router_bias(path: Path, array: Stored, attributes: Attributes) -> np.ndarray:
-    """The bias (L, E). Raises TraceError if it is damaged, or no bias."""
+def _router_bias(path: Path, array: Stored, attributes: Attributes) -> np.ndarray:
+    """Return the correction bias (L, E). Raises TraceError if it is damaged or out of range."""
     bias = _values(path, array, attributes)
     check_bias(bias, str(path))
     return bias
 
 
-def request_ranges(path: Path, arrays: dict[str, Stored], attributes: Attributes) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets (R + 1,) and prompt lengths (R,). Raises TraceError if they are damaged, or do not fit each other."""
+def _request_ranges(path: Path, arrays: dict[str, Stored], attributes: Attributes) -> tuple[np.ndarray, np.ndarray]:
+    """Return offsets (R + 1,) and prompt lengths (R,). Raises TraceError if they are damaged or inconsistent."""
     offsets, prompts = (_values(path, arrays[name], attributes) for name in (OFFSETS, PROMPTS))
     lengths, tokens = np.diff(offsets), attributes.committed.tokens
     if offsets[0] != 0 or offsets[-1] != tokens or (lengths < 1).any():
@@ -162,7 +160,7 @@ def request_ranges(path: Path, arrays: dict[str, Stored], attributes: Attributes
 
 def _values(path: Path, array: Stored, attributes: Attributes) -> np.ndarray:
     size = array.rows * array.dtype.itemsize * prod(array.row)
-    if path.suffix == PARTIAL or size > MOST_BYTES:
+    if path.suffix == PARTIAL or size > MOST_COPIED:
         return _decoded(path, array)
     copy, recorded = _copy_of(path, array), attributes.arrays[array.name]
     with suppress(OSError):
@@ -178,7 +176,7 @@ def _values(path: Path, array: Stored, attributes: Attributes) -> np.ndarray:
 
 
 def _copy_of(path: Path, array: Stored) -> Path:
-    """Where the copy of these very files lies. Raises TraceError if they cannot be read."""
+    """Return the path of the copy, named by the sha256 of the array's files. Raises TraceError."""
     hasher = hashlib.sha256()
     try:
         for file in array.files():

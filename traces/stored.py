@@ -1,6 +1,7 @@
-"""One array of a store: what it is, checked without zarr where its document is the writer's own; its rows, from zarr.
+"""One array of a trace store: check it, read its rows, append to it.
 
-Importing zarr takes as long as a short replay, and most replays read plain files derived from the rows instead.
+An array whose metadata document is exactly what our writer produces is checked without zarr, whose import takes as long
+as a short replay; most replays then map files derived from the rows (`traces/derived.py`) and never read the array.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
 class Stored:
-    """An array whose metadata and files are as they should be; rows are decoded when they are read."""
+    """A stored array whose metadata and files have been checked; rows are decoded when they are read."""
 
     def __init__(self, path: Path, name: str, attributes: Attributes) -> None:
-        """Raises TraceError if the array's document is not what the attributes imply, or if a file is missing."""
+        """Raise TraceError if the array's document contradicts the attributes, or if a file is missing."""
         self.path, self.name = path, name
         self._attributes = attributes
         dtype, self.row = layout(name, attributes.header.geometry)
         self.dtype, self.rows = np.dtype(dtype), committed_rows(name, attributes)
         if not self._is_as_written(document_of(path, f"{name}/zarr.json")):
-            self.opened  # noqa: B018 - zarr says what else it is, and whether that can be used
+            self.opened  # noqa: B018 - let zarr decide whether this other document can be used
         self._check_files()
 
     @cached_property
     def opened(self) -> zarr.Array:
-        """The array as zarr reads it. Raises TraceError."""
+        """The array, opened with zarr. Raises TraceError."""
         import zarr
 
         path, name = self.path, self.name
         try:
             array = zarr.open_array(path / name, mode="r", zarr_format=3)
             found_files = array.shards, array.chunks
-        except Exception as broken:  # foreign data in foreign code: it can be anything
+        except Exception as broken:  # zarr may raise anything for damaged metadata
             raise TraceError(f"{path}: {name}/zarr.json is not usable ({shown(broken)}); restore the trace") from broken
         if array.dtype != self.dtype or array.shape[1:] != self.row or not self._has_grown_to(array.shape[0]):
             found, expected = f"{array.dtype} {array.shape}", f"{self.dtype} {(self.rows, *self.row)}"
@@ -58,7 +59,7 @@ class Stored:
         return array
 
     def files(self) -> list[str]:
-        """Names of the files of the committed rows."""
+        """Return the names of the files that hold the committed rows."""
         count = -(-self.rows // rows_per_file(self.name, self._attributes)[0])
         if "opened" in self.__dict__:
             metadata = self.opened.metadata
@@ -66,16 +67,15 @@ class Stored:
         return [".".join(["c", str(index), *["0"] * len(self.row)]) for index in range(count)]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Raises TraceError, or what zarr and its codecs raise for damaged bytes."""
+        """Read rows. Raises TraceError, or the errors of zarr and its codecs for damaged bytes."""
         return np.asarray(self.opened[rows])
 
     def _has_grown_to(self, rows: int) -> bool:
-        """A writer that was killed, of a new trace or of more of it, may have left rows behind the committed ones."""
-        return rows >= self.rows
+        return rows >= self.rows  # a killed writer may have left rows after the committed ones
 
     def _is_as_written(self, document: dict[str, Any]) -> bool:
-        """Whether a document is the writer's, to the letter."""
-        written = _written(self.dtype, self.row, *rows_per_file(self.name, self._attributes))
+        """Return True if the document is exactly what `create_column` makes."""
+        written = _document(self.dtype, self.row, *rows_per_file(self.name, self._attributes))
         shape, fill = document.get("shape"), document.get("fill_value")
         return (
             isinstance(shape, list)
@@ -89,17 +89,17 @@ class Stored:
         )
 
     def _check_files(self) -> None:
-        """Zarr reads a missing file as zeros, and a folder of its name as well, so every file must be there."""
+        """Check that every file exists: zarr would read a missing file, or a folder in its place, as zeros."""
         with os.scandir(self.path / self.name) as entries:
             sizes = {entry.name: entry.stat().st_size if entry.is_file() else -1 for entry in entries}
         for file in self.files():
             if sizes.get(file, 0) <= 0:
-                state = {None: "missing", 0: "empty"}.get(sizes.get(file), "no file")
+                state = {None: "missing", 0: "empty"}.get(sizes.get(file), "not a file")
                 raise TraceError(f"{self.path}: {self.name}/{file} is {state}; restore the trace from a copy")
 
 
-def _written(dtype: np.dtype, row: tuple[int, ...], shard: int, chunk: int) -> dict[str, Any]:
-    """The document of an array as `traces/stored.py` makes it, without its shape."""
+def _document(dtype: np.dtype, row: tuple[int, ...], shard: int, chunk: int) -> dict[str, Any]:
+    """Return the metadata document of an array that `create_column` makes, without shape and fill value."""
     blosc = {"typesize": dtype.itemsize, "cname": "zstd", "clevel": 3, "shuffle": "shuffle", "blocksize": 0}
     values = LITTLE if dtype.itemsize > 1 else {"name": "bytes"}
     inner = [values, {"name": "blosc", "configuration": blosc}, {"name": "crc32c"}]
@@ -121,14 +121,11 @@ def _written(dtype: np.dtype, row: tuple[int, ...], shard: int, chunk: int) -> d
     }
 
 
-# -- Append to one array of a store, a whole number of files at a time.
-
-
 class Column:
-    """One array that grows along its first axis; writes start at a shard boundary, so a file is replaced as a whole."""
+    """Appends to one array. Writes start at a shard boundary, so a file is replaced as a whole."""
 
     def __init__(self, array: zarr.Array) -> None:
-        self.array = array.with_config({"write_empty_chunks": True})  # a reader takes a missing file for damage
+        self.array = array.with_config({"write_empty_chunks": True})  # readers treat a missing file as damage
         self.shard = (array.shards or array.chunks)[0]
         self.hasher = hashlib.sha256()
         self.rows = 0
@@ -137,11 +134,11 @@ class Column:
 
     @property
     def waiting(self) -> int:
-        """Rows that are in memory alone."""
+        """Rows that are only in memory."""
         return self.rows - self.written
 
     def extend(self, rows: np.ndarray) -> None:
-        """Buffer a copy of the rows: a recorder may reuse its arrays."""
+        """Buffer a copy of the rows; the caller may reuse its arrays."""
         self.tail.append(rows.copy())
         self.rows += len(rows)
 
@@ -154,27 +151,27 @@ class Column:
         self.array.resize((self.rows, *self.array.shape[1:]))
         self.array[start:] = tail
         self.hasher.update(tail[self.written - start :].data)
-        self._written(tail)
+        self._mark_written(tail)
 
     def restore(self, committed: Iterable[np.ndarray]) -> None:
-        """Take up where a killed writer stopped: hash the committed rows, buffer the last ones, cut what follows."""
+        """Continue after a killed writer: hash the committed rows, buffer the last shard, cut off later rows."""
         for rows in committed:
             self.hasher.update(rows.data)
             self.rows += len(rows)
-            self._written(np.concatenate([*self.tail, rows]))
+            self._mark_written(np.concatenate([*self.tail, rows]))
         self.array.resize((self.rows, *self.array.shape[1:]))
 
     def cut(self, rows: int) -> None:
-        """Give up what was written beyond so many rows; nothing may be added afterwards. Raises OSError."""
+        """Cut off the array after `rows` rows; nothing may be appended afterwards. Raises OSError."""
         self.array.resize((rows, *self.array.shape[1:]))
 
-    def _written(self, tail: np.ndarray) -> None:
+    def _mark_written(self, tail: np.ndarray) -> None:
         self.written = self.rows
         self.tail = [tail[len(tail) - self.rows % self.shard :].copy()]
 
 
 def create_column(root: Path, name: str, attributes: Attributes) -> Column:
-    """An empty array of the store at `root`. Raises OSError."""
+    """Create an empty array in the store at `root`. Raises OSError."""
     import zarr
     from zarr.codecs import BloscCodec, Crc32cCodec
 
@@ -197,7 +194,7 @@ def create_column(root: Path, name: str, attributes: Attributes) -> Column:
 
 
 def reopen_column(root: Path, name: str, committed: Iterable[np.ndarray]) -> Column:
-    """An array that a killed writer left, cut back to its committed rows. Raises OSError."""
+    """Open an array that a killed writer left, and cut it back to its committed rows. Raises OSError."""
     import zarr
 
     column = Column(zarr.open_array(root / name, mode="r+", zarr_format=3))

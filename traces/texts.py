@@ -1,7 +1,8 @@
-"""Text that others wrote, made fit to keep and to show: one rule for headers, terminals, figures, pages and tables.
+"""Text for people: suggestions for misspelt names, numbers with their units, and untrusted text made safe to show.
 
-A model's name in a file is data, and may hold escape sequences of a terminal, marks that reverse the direction of
-writing, halves of characters that no encoding has, the formula of a spreadsheet or five million letters.
+A model's name in a file is data. It may hold escape sequences of a terminal, marks that reverse the direction of
+writing, unpaired surrogates, the formula of a spreadsheet or five million letters. Standard library only: `--help` and
+policies use this file.
 """
 
 from __future__ import annotations
@@ -12,92 +13,23 @@ from difflib import SequenceMatcher, get_close_matches
 from math import floor, isfinite, log10
 from typing import Any
 
-MOST_NAME = 200  #: characters of a name: a model, a revision, a licence
-MOST_TEXT = 2_000  #: characters of a source or a note
-CUT = "..."
-#: How spreadsheets recognise a formula, wide forms of East Asian fonts among them.
-FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20\t\r]")
-#: A number as text, which a table keeps as it is, as it does a dash alone.
-NUMBER = re.compile(r"\s*[+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*%?\s*|-|\s*[+-]?(?:inf|nan)")
-#: Characters by which Markdown and HTML begin something.
-MARKUP = re.compile(r"([\\`*_\[\]|!#~$])")
-
-
-def escaped(text: str) -> str:
-    """Return the text with every character that does not print as its escape in Python, for example `\\x1b`."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-
-
-def escaped_lines(text: str) -> str:
-    """Return the text like `escaped`, with its line breaks."""
-    return "\n".join(map(escaped, text.split("\n")))
-
-
-def escaped_document(document: Any) -> Any:
-    """Return a document of lists and tables with every text and key in it like `escaped`."""
-    if isinstance(document, dict):
-        return {escaped(key): escaped_document(value) for key, value in document.items()}
-    if isinstance(document, list | tuple):
-        return [escaped_document(value) for value in document]
-    return escaped(document) if isinstance(document, str) else document
-
-
-def shown(value: object, most: int = 60) -> str:
-    """An untrusted value in an error: one line, of so many characters."""
-    try:
-        return escaped(str(value)[:most])
-    except (ValueError, RecursionError):  # an integer of thousands of digits, lists within lists
-        return f"a {type(value).__name__} too long to show"
-
-
-def settled(text: str, most: int = MOST_TEXT) -> str:
-    """Return the text as a header keeps it: one printable line of at most `most` characters, valid UTF-8.
-
-    Line breaks and tabs become spaces, other characters that do not print become escapes. Settled text stays as it is.
-    """
-    head = text[: most + 1]  # of millions of characters only the first are looked at
-    line = head if head.isprintable() else escaped(re.sub(r"[ \t\r\n\f\v]+", " ", head).strip(" "))
-    return line if len(line) <= most else line[: most - len(CUT)] + CUT
-
-
-def changed(text: str, most: int = MOST_TEXT) -> str:
-    """Return what `settled` does to a text, in words; empty if nothing."""
-    told = []
-    if not text[: most + 1].isprintable():
-        told.append("it holds control characters")
-    if len(text) > most:
-        told.append(f"it has {len(text):,} characters, more than {most:,}")
-    return " and ".join(told)
-
-
-def in_csv(text: str) -> str:
-    """Return a cell of CSV that no spreadsheet takes for a formula: such a text gets an apostrophe. Numbers stay."""
-    shown = escaped(text)
-    return f"'{shown}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else shown
-
-
-def in_markdown(text: str) -> str:
-    """Return the text for a cell or a line of Markdown, in which it can begin no markup, link or HTML."""
-    return MARKUP.sub(r"\\\1", escaped(text)).replace("&", "&amp;").replace("<", "&lt;")
-
-
-# -- Names as users type them: what a line that refuses an unknown name says of the known ones. Imports nothing slow.
+# -- Names as users type them
 
 
 def whole(text: str) -> int | None:
-    """A whole number of at most 18 digits, which int64 holds, as typed; None for anything else."""
+    """Return a whole number of at most 18 digits, which fits int64; None for any other text."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant, whatever its case; None if none is near."""
+    """Return the known name that is most like a misspelt one, ignoring case; None if none is similar."""
     by_spelling = {_folded(each): each for each in known}
     near = get_close_matches(_folded(name), by_spelling, n=1)
     return by_spelling[near[0]] if near else None
 
 
 def hint(name: str, known: Iterable[str], otherwise: str = "choose from") -> str:
-    """The nearest known name as a question; if none is near, `otherwise` and all of them, the nearest first."""
+    """Return `did you mean X?`, or `otherwise` and all known names, the most similar first."""
     known = list(known)
     near = nearest(name, known)
     if near:
@@ -110,15 +42,15 @@ def _folded(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
-# -- Numbers as people read them: percent, points, bytes, rates and times, with two to four digits and no exponents.
+# -- Numbers with two to four digits and no exponents; files, `--csv` and `--json` keep every digit
 
-SMALLEST = 0.01  #: percent, or points: what is smaller is said to be smaller
+SMALLEST = 0.01  #: percent or points; smaller values print as `<0.01`
 SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
 TIMES = ((10**9, "s"), (10**6, "ms"), (10**3, "us"), (1, "ns"))
 
 
 def percent(share: float, signed: bool = False) -> str:
-    """Return a share in percent: `230%`, `12%`, `4.3%`, `0.41%`, and `<0.01%` for what is smaller.
+    """Return a share in percent: `230%`, `12%`, `4.3%`, `0.41%`, and `<0.01%` for smaller ones.
 
     With `signed` a gain begins with `+`, and a change of less than 0.005 % is `0%`.
     """
@@ -146,7 +78,7 @@ def duration(ns: float) -> str:
 
 
 def digits(value: float, many: int) -> str:
-    """Return a number with so many significant digits, or all before the point; without an exponent."""
+    """Return a number with `many` significant digits, or all digits before the point, without an exponent."""
     if not value or not isfinite(value):
         return "0" if not value else str(value)
     value = float(f"{value:.{many - 1}e}")  # 9.99 becomes 10 before its digits are counted
@@ -166,6 +98,77 @@ def _hundredths(share: float, unit: str, signed: bool) -> str:
 
 def _in_units(value: float, units: tuple[tuple[int, str], ...]) -> str:
     for factor, unit in units:
-        if abs(value) >= 0.9995 * factor:
+        if abs(value) >= 0.9995 * factor:  # rounds up to the next unit
             return f"{digits(value / factor, 3)} {unit}"
     return f"{digits(value, 2)} {units[-1][1]}"
+
+
+# -- Untrusted text: one rule for headers, terminals, figures, pages and tables
+
+MOST_NAME = 200  #: characters of a name: a model, a revision, a licence
+MOST_TEXT = 2_000  #: characters of a source or a note
+CUT = "..."
+#: How spreadsheets recognise a formula, wide forms of East Asian fonts included.
+FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20\t\r]")
+#: A number as text, or a lone dash: a table keeps them unquoted.
+NUMBER = re.compile(r"\s*[+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*%?\s*|-|\s*[+-]?(?:inf|nan)")
+#: Characters that begin markup in Markdown and HTML.
+MARKUP = re.compile(r"([\\`*_\[\]|!#~$])")
+
+
+def escaped(text: str) -> str:
+    """Return the text with every character that does not print as its escape in Python, for example `\\x1b`."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def escaped_lines(text: str) -> str:
+    """Return the text like `escaped`, but keep its line breaks."""
+    return "\n".join(map(escaped, text.split("\n")))
+
+
+def escaped_document(document: Any) -> Any:
+    """Return a document of lists and tables, with every text and key like `escaped`."""
+    if isinstance(document, dict):
+        return {escaped(key): escaped_document(value) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [escaped_document(value) for value in document]
+    return escaped(document) if isinstance(document, str) else document
+
+
+def shown(value: object, most: int = 60) -> str:
+    """Return an untrusted value for an error message: one line of at most `most` characters before escaping."""
+    try:
+        return escaped(str(value)[:most])
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists within lists
+        return f"a {type(value).__name__} too long to show"
+
+
+def settled(text: str, most: int = MOST_TEXT) -> str:
+    """Return the text as a header keeps it: one printable line of at most `most` characters, valid UTF-8.
+
+    Line breaks and tabs become spaces, other characters that do not print become escapes. The function is idempotent.
+    """
+    head = text[: most + 1]  # the rest of a text of millions of characters is never looked at
+    line = head if head.isprintable() else escaped(re.sub(r"[ \t\r\n\f\v]+", " ", head).strip(" "))
+    return line if len(line) <= most else line[: most - len(CUT)] + CUT
+
+
+def changed(text: str, most: int = MOST_TEXT) -> str:
+    """Return in words why `settled` changes a text; empty if it does not."""
+    reasons = []
+    if not text[: most + 1].isprintable():
+        reasons.append("it holds control characters")
+    if len(text) > most:
+        reasons.append(f"it has {len(text):,} characters, more than {most:,}")
+    return " and ".join(reasons)
+
+
+def in_csv(text: str) -> str:
+    """Return a CSV cell that no spreadsheet takes for a formula: such a text gets an apostrophe. Numbers stay."""
+    cell = escaped(text)
+    return f"'{cell}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else cell
+
+
+def in_markdown(text: str) -> str:
+    """Return the text for a cell or a line of Markdown, with markup, links and HTML disabled."""
+    return MARKUP.sub(r"\\\1", escaped(text)).replace("&", "&amp;").replace("<", "&lt;")

@@ -1,7 +1,7 @@
-"""Token arrays as plain memory-mapped files, which a compiled replay reads at random.
+"""Arrays with a row per token that replays read at random: recorded ones, choice scores, shares and predictions.
 
-Compressed chunks are for keeping; these are made once beside the trace (`traces/derived.py`), a block at a time, so
-that a trace may be larger than memory. A trace in memory gives its own arrays.
+A store's chunks are compressed, so each array is derived once into a memory-mapped file (`traces/derived.py`), a block
+at a time; a trace may be larger than memory. A trace in memory uses its own arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from moereplay.traces.schema import LOOKAHEAD, Trace, dtype_of, row_shape
 
 
 def rows(trace: Trace, name: str) -> np.ndarray:
-    """A token array of the trace as it is, (T, ...). Raises TraceError."""
+    """Return a recorded token array, (T, ...). Raises TraceError."""
     if trace.path is None:
         return np.asarray(trace.arrays[name])
 
@@ -34,7 +34,7 @@ def rows(trace: Trace, name: str) -> np.ndarray:
 
 
 def choice(trace: Trace) -> np.ndarray:
-    """Choice scores of all experts, (T, L, E) f32; the logits themselves where those are ranked."""
+    """Return the choice scores of all experts, (T, L, E) f32; these are the logits if the router ranks logits."""
     router = trace.geometry.router
     if router.family not in routers.GROUPED and trace.router_bias is None:
         return rows(trace, "logits")
@@ -42,12 +42,12 @@ def choice(trace: Trace) -> np.ndarray:
 
 
 def shares(trace: Trace) -> np.ndarray:
-    """What gate weights are made of (`routers.shares`), (T, L, E) f32."""
+    """Return the shares from which gate weights are computed (`routers.shares`), (T, L, E) f32."""
     return _per_layer(trace, "shares", lambda logits, bias: routers.shares(trace.geometry.router, logits))
 
 
 def _per_layer(trace: Trace, what: str, rule: Callable[[np.ndarray, np.ndarray | None], np.ndarray]) -> np.ndarray:
-    """A rule over each layer's logits and correction bias."""
+    """Apply a rule to the logits and the correction bias of each layer."""
     shape = row_shape("logits", trace.geometry)
 
     def fill(arrays: Mapping[str, Growing]) -> None:
@@ -62,7 +62,8 @@ def _per_layer(trace: Trace, what: str, rule: Callable[[np.ndarray, np.ndarray |
     return derived(trace, what, {"rows": Rows("<f4", shape)}, fill)["rows"]
 
 
-# -- Predicted sets: for every token and layer, the experts of a later layer by descending look-ahead score.
+# -- Predictions: for every token and layer, the experts of a later layer by descending look-ahead score. A set of any
+# size is a prefix. Scores are the probabilities of the target layer in UNITs; ties go to the lowest id.
 
 ID_BITS = 16  #: of an expert
 
@@ -75,18 +76,19 @@ class Predicted(NamedTuple):
 
 
 def predicted(trace: Trace, depth: int, control: str = "recorded", seed: int = 0) -> Predicted:
-    """The predictions `depth` layers ahead; depth 0 scores each layer's own recorded logits.
+    """Return the predictions `depth` layers ahead; depth 0 scores each layer's own recorded logits.
 
-    `control` is recorded, shuffled_tokens or shuffled_experts; a seed draws the same for every depth.
+    Controls keep the number and confidence of predictions but remove information: `shuffled_tokens` gives every token
+    the predictions of a random other one, so only popularity remains; `shuffled_experts` assigns every token's scores
+    to random experts, so nothing remains. A seed draws the same for every depth.
     """
     order, score = look(trace, (depth,), control, seed)
     return Predicted(order[0], score[0])
 
 
 def look(trace: Trace, depths: Sequence[int], control: str = "recorded", seed: int = 0) -> Predicted:
-    """The same of several depths, (D, T, L, E): depth d is for layer l + d."""
-    geometry = trace.geometry
-    rows = (geometry.layers, geometry.experts)
+    """Return the predictions of several depths, (D, T, L, E); depth d is for layer l + d."""
+    row = (trace.geometry.layers, trace.geometry.experts)
 
     def fill(arrays: Mapping[str, Growing]) -> None:
         for depth in depths:
@@ -95,12 +97,12 @@ def look(trace: Trace, depths: Sequence[int], control: str = "recorded", seed: i
                 append(arrays["score"], block.score)
 
     name = "look-" + "-".join(map(str, depths)) + ("" if control == "recorded" else f"-{control}-{seed}")
-    made = derived(trace, name, {"order": Rows("<i2", rows), "score": Rows("<i4", rows)}, fill)
-    return Predicted(*(made[part].reshape(len(depths), -1, *rows) for part in Predicted._fields))
+    made = derived(trace, name, {"order": Rows("<i2", row), "score": Rows("<i4", row)}, fill)
+    return Predicted(*(made[part].reshape(len(depths), -1, *row) for part in Predicted._fields))
 
 
 def _blocks(trace: Trace, depth: int, control: str, seed: int) -> Iterator[Predicted]:
-    """A depth's predictions, a block of tokens at a time."""
+    """Yield the predictions of one depth, a block of tokens at a time."""
     spans = token_blocks(trace, trace.geometry.layers * trace.geometry.experts)
     if control == "recorded":
         yield from (rank(_scores(trace, depth, first, last)) for first, last in spans)
@@ -114,7 +116,7 @@ def _blocks(trace: Trace, depth: int, control: str, seed: int) -> Iterator[Predi
 
 
 def _scores(trace: Trace, depth: int, first: int, last: int) -> np.ndarray:
-    """Scores of tokens [first, last) in UNITs, (T, L, E)."""
+    """Return the scores of tokens [first, last) in UNITs, (T, L, E)."""
     logits = trace.read(f"{LOOKAHEAD}{depth}" if depth else "logits", first, last)
     units = np.zeros(logits.shape, np.int32)
     for layer in range(trace.geometry.layers - depth):
@@ -124,7 +126,7 @@ def _scores(trace: Trace, depth: int, first: int, last: int) -> np.ndarray:
 
 
 def rank(units: np.ndarray) -> Predicted:
-    """The prediction that scores (..., E) in UNITs make."""
+    """Return the prediction for scores (..., E) in UNITs."""
     keys = -units.astype(np.int64) << ID_BITS | np.arange(units.shape[-1])  # distinct: any sort gives the same order
     keys.sort(axis=-1)
     return Predicted((keys & ((1 << ID_BITS) - 1)).astype(np.int16), units)

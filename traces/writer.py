@@ -29,6 +29,7 @@ from moereplay.traces.metadata import (
     OFFSETS,
     PARTIAL,
     PROMPTS,
+    SHARD_TOKENS,
     Attributes,
     Committed,
     committed_rows,
@@ -40,7 +41,6 @@ from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Request, Trac
 from moereplay.traces.store import blocks, open_trace
 from moereplay.traces.stored import Column, create_column, reopen_column
 
-SHARD_TOKENS = 512
 REMOVALS, SECONDS_BETWEEN_REMOVALS = 40, 0.05
 TEMPORARY = f"zarr.json{PARTIAL}"
 ELSEWHERE = "choose another path"

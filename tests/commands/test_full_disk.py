@@ -223,9 +223,9 @@ def test_ctrl_c_while_writing_leaves_nothing(tmp_path, monkeypatch):
 KILLED = """
 import os, sys
 from pathlib import Path
-from moereplay.traces import scratch
+from moereplay.traces import files
 os.fsync = lambda handle: os.kill(os.getpid(), 9)
-scratch.write_whole(Path(sys.argv[1]), bytes(100))
+files.write_whole(Path(sys.argv[1]), bytes(100))
 """
 
 

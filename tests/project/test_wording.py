@@ -117,10 +117,10 @@ class Example(BaseModel):
         ({"on": "perhaps"}, "on: expected true or false (got 'perhaps')"),
         ({"name": 3}, "name: expected a text (got 3)"),
         ({"pairs": "ab"}, "pairs: expected a list (got 'ab')"),
-        ({"pairs": [[1]]}, "pairs.0.1: it is missing"),
+        ({"pairs": [[1]]}, "pairs.0.1: missing"),
         ({"inner": 3}, "inner: expected a table (got 3)"),
         ({"inner": {"rate": "fast"}}, "inner.rate: expected a number (got 'fast')"),
-        ({"colour": 1}, "colour: nothing is called so here; remove it or correct its name"),
+        ({"colour": 1}, "colour: unknown key"),
         ({"name": ["x" * 99]}, f"name: expected a text (got ['{'x' * 55}...)"),
     ],
 )

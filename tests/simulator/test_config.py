@@ -74,7 +74,7 @@ def test_a_wrong_policy_is_refused_with_the_fix(settings: dict[str, str], said: 
         ({"passes": "chunk:0"}, "with N of at least 1"),
         ({"reset": "0"}, "reset: reset '0' is unknown; use never, request or a number of tokens (got '0')"),
         ({"seed": -1}, "seed: expected at least 0 (got -1)"),
-        ({"evictions": "lru"}, "evictions: nothing is called so here; remove it or correct its name"),
+        ({"evictions": "lru"}, "evictions: unknown key"),
         ({"warm": ((0, 8),)}, "warm names expert 8 of layer 0; the model has 3 layers of 8"),
         ({"warm": ((0, 1), (0, 1))}, "warm names expert 1 of layer 0 2 times"),
         ({"warm": ((0, 0), (0, 1)), "capacity": "1experts"}, "warm fills pool 0 with 2 bytes, its capacity is 1"),

@@ -77,8 +77,8 @@ def edit(*place: Any, value: Any = None) -> Callable[[Document], None]:
 
 CELL = ("requests", 0, "tokens", 0, 0)
 WRONG = {
-    "a field too few": (edit("k"), "k: it is missing"),
-    "a field too many": (edit("kk", value=1), "kk: nothing is called so here"),
+    "a field too few": (edit("k"), "k: missing"),
+    "a field too many": (edit("kk", value=1), "kk: unknown key"),
     "text for a number": (edit("k", value="2"), "k: expected a whole number"),
     "no layers": (edit("layers", value=0), "layers: expected at least 1"),
     "expert sizes of other layers": (edit("expert_bytes", value=[1]), "1 expert_bytes for"),

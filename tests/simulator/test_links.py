@@ -185,7 +185,7 @@ def test_only_the_ratio_of_shares_and_no_name_is_part_of_the_figures(tmp_path: P
         (TWO.replace("share = 1\n", "share = 0\n"), "", "links.1.share: expected at least "),
         (ONE.replace("[[links]]", "[links]"), "", "links: expected a list"),
         (ONE.replace("[[links]]\nbytes_per_s = 4e9", "links = []"), "", "links: expected at least 1 of them"),
-        (ONE.replace("[[links]]\nbytes_per_s = 4e9\n", ""), "", "link: it is missing"),
+        (ONE.replace("[[links]]\nbytes_per_s = 4e9\n", ""), "", "link: missing"),
         ("link = 5\n" + ONE.replace("[[links]]\nbytes_per_s = 4e9\n", ""), "", "link: expected a table (got 5)"),
     ],
 )

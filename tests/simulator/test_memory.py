@@ -104,15 +104,16 @@ def test_a_trace_larger_than_memory_is_replayed(traces: tuple[Path, Path], setti
 DERIVING = """
 import json, sys, threading, time
 from pathlib import Path
-from moereplay.traces import blocks, demand, plain
+from moereplay.traces import demand, growing, token_arrays
 from moereplay.traces.store import open_trace
 
-blocks.VALUES_AT_ONCE = demand.VALUES_AT_ONCE = int(sys.argv[3])
+growing.VALUES_AT_ONCE = demand.VALUES_AT_ONCE = int(sys.argv[3])
 
 def derive(name):
     trace = open_trace(Path(name))
     parts = [*vars(demand.demand_of(trace, "token")).values(), demand.next_passes(trace, "token")]
-    return sum(part.nbytes for part in [*parts, plain.rows(trace, "chosen"), plain.rows(trace, "weights")])
+    parts += [token_arrays.rows(trace, name) for name in ("chosen", "weights")]
+    return sum(part.nbytes for part in parts)
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()

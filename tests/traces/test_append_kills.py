@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from moereplay.traces import blocks
+from moereplay.traces import growing
 from moereplay.traces.combine import appended, merged
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import TraceWriter
 
-blocks.SHARD, blocks.VALUES_AT_ONCE = 1, 600
+growing.SHARD_TOKENS, growing.VALUES_AT_ONCE = 1, 600
 extend, write = TraceWriter._extend, TraceWriter._write_attributes
 
 def slowly(step):

@@ -42,7 +42,7 @@ def rewritten(path: Path, trace: Trace, requests: list[Request]) -> Trace:
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 16 tokens of ids: most requests are longer than a piece, or end within one."""
-    monkeypatch.setattr(growing, "SHARD", 1)
+    monkeypatch.setattr(growing, "SHARD_TOKENS", 1)
     monkeypatch.setattr(growing, "VALUES_AT_ONCE", 16 * LAYERS * 2)
 
 

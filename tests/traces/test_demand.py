@@ -153,7 +153,7 @@ def test_blocks_of_tokens_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = memory_trace(HEADER, [request(seed, 5, 9, weighted=True) for seed in range(4)])
     whole, slots = demand_of(trace, "recorded"), demand_of(trace, "batch:3")
     coming, seen = next_passes(trace, "token"), predicted(trace, 1)
-    monkeypatch.setattr(growing, "SHARD", 1)
+    monkeypatch.setattr(growing, "SHARD_TOKENS", 1)
     for values in (7, 40):  # less than a pass has, and some passes
         monkeypatch.setattr(growing, "VALUES_AT_ONCE", values)
         monkeypatch.setattr(demand_module, "VALUES_AT_ONCE", values)

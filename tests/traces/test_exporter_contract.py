@@ -144,7 +144,7 @@ def test_memory_does_not_grow_with_the_trace(
     exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(growing, "VALUES_AT_ONCE", 1)
-    monkeypatch.setattr(growing, "SHARD", 64)
+    monkeypatch.setattr(growing, "SHARD_TOKENS", 64)
     monkeypatch.setattr(registry, "PIECE", 1024)
     monkeypatch.setattr(parquet, "GROUP", 256)
     peaks = []
@@ -154,7 +154,7 @@ def test_memory_does_not_grow_with_the_trace(
         exported(trace, exporter.name, tmp_path / str(len(peaks)))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert all(array.most <= growing.SHARD for array in trace.arrays.values())
+        assert all(array.most <= growing.SHARD_TOKENS for array in trace.arrays.values())
     assert peaks[2] < 1.5 * peaks[1]
 
 

@@ -131,7 +131,7 @@ def test_a_folder_in_place_of_a_chunk_is_no_zeros(tmp_path: Path) -> None:
     file = stored(tmp_path / "a.zarr", rows()) / "chosen" / "c.0.0.0"
     file.unlink()
     file.mkdir()
-    with pytest.raises(TraceError, match=r"chosen/c\.0\.0\.0 is no file; restore the trace"):
+    with pytest.raises(TraceError, match=r"chosen/c\.0\.0\.0 is not a file; restore the trace"):
         open_trace(tmp_path / "a.zarr")
 
 
@@ -141,7 +141,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
     file = stored(tmp_path / "a.zarr", rows()) / name
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(TraceError, match=r"missing or damaged|is no file"):
+    with pytest.raises(TraceError, match=r"missing or damaged|is not a file"):
         open_trace(tmp_path / "a.zarr")
 
 

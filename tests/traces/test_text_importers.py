@@ -141,7 +141,7 @@ def test_without_phases_every_token_counts_as_decoded_and_the_user_may_say_other
         ("request,token,layer,expert_0\n0,0,0,1\n0,0,2,1\n", "rows for layer 2, none for 1"),
         ("request,token,layer,expert_0,phase\n0,0,0,1,2\n", "line 2: phase is 2; expected a whole number from 0 to 1"),
         ("request,token,layer,expert_0,weight_0\n0,0,0,1,nan\n", "line 2: weight_0 is nan; expected a number from 0"),
-        ('# {"moereplay": {"layers": 2}}\n', "line 1: experts: it is missing"),
+        ('# {"moereplay": {"layers": 2}}\n', "line 1: experts: missing"),
     ],
 )
 def test_a_wrong_plain_csv_is_refused_with_its_line(tmp_path: Path, text: str, expected: str) -> None:

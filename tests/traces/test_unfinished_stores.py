@@ -188,7 +188,7 @@ def test_resume_starts_over_in_a_folder_without_attributes(tmp_path):
 def test_resume_refuses_a_folder_of_something_else(tmp_path):
     (tmp_path / "a.zarr.partial").mkdir()
     (tmp_path / "a.zarr.partial" / "thesis.tex").write_text("precious")
-    with pytest.raises(TraceError, match="no Zarr v3 group"):
+    with pytest.raises(TraceError, match="Zarr v3 group"):
         write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)], resume=True)
     assert (tmp_path / "a.zarr.partial" / "thesis.tex").read_text() == "precious"
 
