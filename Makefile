@@ -9,6 +9,7 @@ WORKERS ?= 2
 MINI := tracegen/miniature
 SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
+PAGES := runs/report-check/pages
 # Their tests skip what needs a library that is not installed.
 QUANTISERS := $(addprefix tests/,tracegen/test_quantisers.py tracegen/test_packed_store.py tracegen/test_tiers.py commands/test_quantiser_cli.py)
 BEGAN := $(shell date +%s)
@@ -20,7 +21,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-fidelity study-forecast study-measured study-live-transfers study-long-traces study-tune study-recommend study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-live-transfers study-long-traces study-tune study-recommend study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -127,8 +128,13 @@ wheel: .venv/dev.stamp       ## sdist, wheel and the wheel of the bundled model'
 	rm -rf dist && $(BIN)/python -m build --no-isolation
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist $(MINI)
 
-study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 under 24 readings: collisions per miss (TRACE=a.zarr for a trace's routing)
-	$(BIN)/python benchmarks/specmd_collisions.py $(if $(TRACE),--trace $(TRACE))
+study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 under 24 readings: collisions per miss (TRACE=a.zarr; default synthetic)
+	mkdir -p runs/study-collisions
+	test -n "$(TRACE)" -o -e runs/study-collisions/olmoe.zarr || $(BIN)/moereplay synthesise --model olmoe-1b-7b \
+	    --decode-tokens 128 --reuse .31 --recall .87 --out runs/study-collisions/olmoe.zarr
+	$(BIN)/moereplay sweep run benchmarks/specmd_collisions.toml --keep-going --out runs/study-collisions/results \
+	    $(if $(TRACE),--set 'traces=["$(abspath $(TRACE))"]')
+	$(BIN)/moereplay sweep show runs/study-collisions/results --by collisions_per_miss --top 168 --markdown
 
 study-cache-prior: .venv/base.stamp  ## Cache-Prior's misses against lambda and quality, beside LRU and Belady (TRACE=a.zarr for another)
 	$(BIN)/moereplay paper cache-conditional $(or $(TRACE),miniature) --published --out runs/cache-prior
@@ -141,6 +147,8 @@ study-readings: .venv/base.stamp  ## SpecMD Table 2 under every reading of what 
 
 study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (12 minutes)
 	$(BIN)/python benchmarks/miniature_quality.py
+	for study in ranks precision; do $(BIN)/moereplay quality miniature --study $$study --window 256 --limit 4 \
+	    --tasks perplexity:$(MINI)/heldout.txt --dtype float32 --out runs/study-quality/$$study || exit 1; done
 
 study-quality-size: .venv/record.stamp  ## what quality takes of a model of OLMoE-1B-7B's size, random weights (LAYERS=16, 15 GB; DEVICE=cuda)
 	$(BIN)/python benchmarks/quality_at_size.py --layers $(or $(LAYERS),16) --device $(or $(DEVICE),cpu)
@@ -150,9 +158,6 @@ study-quantisers: .venv/quant.stamp  ## quantisers of experts at few bits: error
 
 study-coverage: .venv/base.stamp  ## how often 95 % intervals hold the truth, and two seeds are said to differ (5 minutes)
 	$(BIN)/python benchmarks/coverage_study.py
-
-study-fidelity: .venv/record.stamp  ## fidelity counters beside perplexity and KL, live on the miniature (half an hour)
-	$(BIN)/python benchmarks/fidelity_study.py
 
 study-forecast: .venv/record.stamp  ## FORECAST of quality from counters: errors by leaving policies out, live on the miniature (an hour)
 	for sets in forecast forecast_new; do $(BIN)/moereplay quality miniature --sets benchmarks/$${sets}_sets.toml \
@@ -165,7 +170,6 @@ bench-recording: .venv/record.stamp  ## what recording costs over plain generate
 
 bench: .venv/dev.stamp       ## speed of the compiled engine beside the reference, libCacheSim and itself (a quiet machine!)
 	$(BIN)/python benchmarks/engine_speed.py --out runs/engine_speed.json
-	$(BIN)/python benchmarks/curve_speed.py
 
 bench-cost: .venv/dev.stamp  ## what a replay costs beside its events: in a warm process, of the command, and the first one (2 minutes)
 	$(BIN)/python benchmarks/fixed_cost.py --out runs/fixed_cost.json
@@ -203,7 +207,19 @@ report-check: .venv/base.stamp  ## pages of `report` in a headless Chromium with
 	@test -n "$(CHROMIUM)" || { echo "this needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it"; exit 2; }
 	mkdir -p runs/report-check && cp benchmarks/report_check/*.json benchmarks/report_check/*.mjs runs/report-check
 	cd runs/report-check && npm install --silent --no-audit --no-fund
-	$(BIN)/python benchmarks/report_check/pages.py runs/report-check/pages
+	rm -rf $(PAGES) && mkdir -p $(PAGES)
+	$(BIN)/moereplay replay miniature --passes token --eviction lru,lfu,least_stale,belady --capacity 15%,25%,50% \
+	    --prefetch none,top_k --out $(PAGES)/grid > /dev/null
+	$(BIN)/moereplay replay miniature --passes token --capacity 25% --out $(PAGES)/one > /dev/null
+	$(BIN)/moereplay replay miniature --capacity 5%,25% --eviction lru,random --platform a100-5gbps,phone-ufs4 \
+	    --out $(PAGES)/several > /dev/null
+	$(BIN)/moereplay synthesise --model olmoe-1b-7b --requests 24 --prompt-tokens 8 --decode-tokens 24 --out $(PAGES)/olmoe.zarr
+	$(BIN)/moereplay replay $(PAGES)/olmoe.zarr --capacity 5%,25% --eviction lru,fifo,least_stale --out $(PAGES)/several > /dev/null
+	$(BIN)/moereplay curve miniature --passes token --eviction lru --out $(PAGES)/curves > /dev/null
+	$(BIN)/moereplay replay miniature --passes token --capacity 2%,5%,10%,15%,20%,25%,30%,40%,50%,75% \
+	    --eviction lru,lfu,fifo,least_stale,random,arc,clock,sieve,slru,belady --prefetch none,top_k,top_k:depth=2 \
+	    --prefetch-at gate,after_demand --out $(PAGES)/hundreds > /dev/null
+	for page in grid one several curves hundreds; do $(BIN)/moereplay report $(PAGES)/$$page --out $(PAGES)/$$page.html; done
 	cd runs/report-check && node check.mjs "$(CHROMIUM)" looks pages/*.html
 	@echo "to look at: runs/report-check/looks/"
 

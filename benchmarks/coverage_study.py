@@ -1,11 +1,12 @@
-"""How often the 95 % intervals of docs/statistics.md hold the truth, on synthetic requests whose truth is known.
+"""Measure how often the 95 % intervals of docs/statistics.md contain the truth, on synthetic requests with known truth.
 
 Requests have unequal lengths: evenly spread, lognormal, or of a Pareto distribution cut at 4,096 tokens (exponent 1.5),
 each once with rates of their own and once with rates that fall or rise with the length. Every trial draws n requests,
-makes the interval, and looks whether the truth is in it: the ratio of expectations, found on a grid of quantiles.
+computes the interval, and checks whether it contains the truth: the ratio of expectations, on a grid of quantiles.
 Differences are of two configurations over the same requests. Percentiles of the bootstrap, and Student's t of the
 jackknife, are there for comparison. A second table replays `random` with two seeds over the same requests: they are
-equally good, so that whatever says otherwise is wrong. `make study-coverage` runs 1,000 trials each (5 to 10 minutes).
+equally good, so every significant difference is a false positive. `make study-coverage` runs 1,000 trials
+each (5 to 10 minutes).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Draw = np.random.Generator
 GRID = 200_000  #: quantiles that the truth is summed over
 STEEPER = 0.3  #: how far mean rates of the shortest and the longest request are apart, where they go by length
 SPREAD = 0.15  #: of a request's time about its mean, in logarithms
-WORSE = 0.95  #: what the second configuration has of the first one's figure
+WORSE = 0.95  #: ratio of the second configuration's figure to the first's
 BOUNDS = (0.93, 0.97)
 NORMAL = np.linspace(-4, 4, 4001)
 BELOW = np.array([NormalDist().cdf(at) for at in NORMAL])
@@ -48,14 +49,14 @@ class Requests(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """How tokens per request are spread, by quantile, and whether rates go by length."""
+    """Distribution of tokens per request, by quantile, and whether rates depend on the length."""
 
     name: str
     of: Callable[[np.ndarray], np.ndarray]
     by_length: bool
 
     def rates(self, quantiles: np.ndarray) -> np.ndarray:
-        """The mean rate of requests at these quantiles of length."""
+        """Return the mean rate of requests at these quantiles of length."""
         return 0.6 + (STEEPER if self.by_length else 0) * (quantiles - 0.5)
 
 
@@ -83,7 +84,7 @@ LENGTHS = [
 
 
 def hit_rate(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
-    """Hits of eight accesses per token; the rate of a request is a beta of its mean."""
+    """Draw hits of eight accesses per token; a request's rate is beta distributed about its mean."""
     accesses = (8 * lengths.of(quantiles)).astype(int)
     rate = _beta(lengths.rates(quantiles), draw)
     hits = [draw.binomial(accesses, share * rate) for share in (1, WORSE)]
@@ -91,7 +92,7 @@ def hit_rate(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
 
 
 def collisions_per_miss(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
-    """Both sides of the ratio are random, and misses go by the rates of `hit_rate`."""
+    """Draw a ratio with both sides random; misses follow the rates of `hit_rate`."""
     accesses = (8 * lengths.of(quantiles)).astype(int)
     misses = draw.binomial(accesses, 1 - _beta(lengths.rates(quantiles), draw))
     collide = _beta(0.25 * lengths.rates(quantiles), draw)
@@ -100,7 +101,7 @@ def collisions_per_miss(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> 
 
 
 def tpot(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
-    """Time per token: more where fewer accesses hit."""
+    """Draw time per token, longer where fewer accesses hit."""
     tokens = lengths.of(quantiles)
     spent = tokens * (4 - 3 * lengths.rates(quantiles)) * _about_one(tokens.size, SPREAD, draw)
     other = spent * WORSE * _about_one(tokens.size, SPREAD / 3, draw)
@@ -108,13 +109,13 @@ def tpot(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
 
 
 def tokens_per_s(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
-    """The inverse of `tpot`."""
+    """Draw the inverse of `tpot`."""
     first, second = tpot(lengths, quantiles, draw)
     return Requests(first[:, ::-1], second[:, ::-1])
 
 
 def truth(figure: Callable[..., Requests], lengths: Lengths) -> tuple[float, float]:
-    """The ratio of expectations under both configurations."""
+    """Return the ratio of expectations under both configurations."""
     quantiles = (np.arange(GRID) + 0.5) / GRID
     tokens, rates = lengths.of(quantiles), lengths.rates(quantiles)
     if figure is hit_rate:
@@ -141,7 +142,7 @@ def _about_one(count: int, spread: float, draw: Draw) -> np.ndarray:
 
 
 def covered(requests: Requests, true: tuple[float, float], seed: int) -> Iterator[tuple[str, bool]]:
-    """Of every method: whether its interval holds the truth."""
+    """Yield, for every method, whether its interval contains the truth."""
     found = interval(pairs(requests.first), seed)
     yield "interval", found.low is not None and found.low <= true[0] <= (found.high or 0.0)
     apart = difference(pairs(requests.first), pairs(requests.second), seed)
@@ -156,7 +157,7 @@ def pairs(side: np.ndarray) -> Pairs:
 
 
 def percentiles(side: np.ndarray, seed: int) -> np.ndarray:
-    """The plain bootstrap's interval."""
+    """Return the plain bootstrap's interval."""
     count = len(side)
     drawn = np.random.default_rng(seed).integers(count, size=(1000, count))
     over, under = side[drawn].sum(axis=1).T
@@ -164,14 +165,14 @@ def percentiles(side: np.ndarray, seed: int) -> np.ndarray:
 
 
 def jackknife_t(side: np.ndarray) -> float:
-    """Half of Student's interval."""
+    """Return half of Student's interval."""
     over, under = (side.sum(axis=0) - side).T
     left, count = over / under, len(side)
     return student(count - 1) * float(((left - left.mean()) ** 2).sum() * (count - 1) / count) ** 0.5
 
 
 def coverage(figure: Callable[..., Requests], lengths: Lengths, count: int, trials: int) -> dict[str, float]:
-    """The share of trials whose interval holds the truth, by method."""
+    """Return the share of trials whose interval contains the truth, by method."""
     draw = np.random.default_rng([count, LENGTHS.index(lengths), FIGURES.index(figure)])
     true, hits = truth(figure, lengths), dict[str, int]()
     for _ in range(trials):
@@ -185,7 +186,7 @@ def coverage(figure: Callable[..., Requests], lengths: Lengths, count: int, tria
 
 
 def apart(count: int, traces: int, reset: str) -> Row:
-    """The share of pairs of seeds that are said to differ over `count` requests, by figure; two pairs per block."""
+    """Return the share of pairs of seeds with a significant difference over `count` requests; two pairs per block."""
     wrong, pairs = dict.fromkeys(PARTS, 0), 0
     for seed in range(traces):
         made = Synthetic(

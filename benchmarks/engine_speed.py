@@ -1,17 +1,18 @@
-"""How fast the compiled engine is, beside the reference, beside libCacheSim, and beside itself.
+"""Measure the speed of the compiled engine against the reference, libCacheSim, and itself.
 
     (a) reference over compiled, ns per access: the reference on the first request of the trace, compiled on all of it
-    (b) compiled over libCacheSim's C++ LRU on the same stream of experts; theirs has neither time nor link. And what
-        has neither here: the curve, which counts the misses at every capacity at once
+    (b) compiled over libCacheSim's C++ LRU on the same stream of experts; it models neither time nor link, nor does our
+        curve, which counts the misses at every capacity at once
     (c) a cache of 25 % over one of 1 %: what a larger cache costs
     (d) two replays one after the other over the same two in two threads; and the same of two processes, which share
-        nothing: what the machine itself leaves of two cores
+        nothing: the machine's own scaling to two cores
     (e) Cache-Prior over the router's own choice
+    (f) the curve of all capacities over one replay, LRU and Belady; at these capacities both count the same misses
     (g) a user's policy file over the built-in policy that it is a copy of
     (h) with the event log over without; and without over an engine whose sources have neither log nor request rows
         (the log is an `if` at every event, the rows are sums at a request's end: this is what they cost when off)
 
-(f) is `curve_speed.py`. A figure is the median of rounds, ratios are taken within a round. Traces are synthetic, with
+A figure is the median of rounds, ratios are taken within a round. Traces are synthetic, with
 the geometry of a known model, one token per pass.
 """
 
@@ -55,7 +56,7 @@ SMALL_TABLE = 12
 Row = dict[str, Any]
 
 
-# variants: each says how many ns per access it took
+# variants: each returns ns per access
 
 
 def timed(trace: Trace, config: ReplayConfig, engine: str = "compiled", log: bool = False) -> Callable[[], float]:
@@ -67,19 +68,19 @@ def timed(trace: Trace, config: ReplayConfig, engine: str = "compiled", log: boo
     return run
 
 
-def untimed(trace: Trace) -> Callable[[], float]:
-    """LRU at every capacity, neither time nor link."""
+def untimed(trace: Trace, policy: str = "lru") -> Callable[[], float]:
+    """Count the misses at every capacity, with neither time nor link."""
 
     def run() -> float:
         began = time.perf_counter()
-        counted = curve(trace)
+        counted = curve(trace, policy)
         return 1e9 * (time.perf_counter() - began) / counted.accesses
 
     return run
 
 
 def theirs(made: Made, capacity: str) -> Callable[[], float]:
-    """libCacheSim's loop over the file, without opening it."""
+    """Time libCacheSim's loop over the file, without opening it."""
     geometry = made.whole.geometry
     slots = int(float(capacity.rstrip("%")) / 100 * geometry.layers * geometry.experts)
     accesses = made.stream.stat().st_size // ORACLE_GENERAL.itemsize
@@ -95,7 +96,7 @@ def theirs(made: Made, capacity: str) -> Callable[[], float]:
 
 
 def two(trace: Trace, config: ReplayConfig, threads: int) -> Callable[[], float]:
-    """Two replays, in nanoseconds of wall time per access of both."""
+    """Time two replays, in ns of wall time per access."""
 
     def run() -> float:
         began = time.perf_counter()
@@ -153,6 +154,20 @@ def cache_prior(made: Made, rounds: int) -> Iterator[Row]:
         yield {"case": capacity} | compared(in_turns(variants, rounds), "cache_prior", "standard")
 
 
+def curve_over_replay(made: Made, rounds: int) -> Iterator[Row]:
+    for policy in ("lru", "belady"):
+        counted = curve(made.whole, policy)
+        variants = {"curve": untimed(made.whole, policy)}
+        for capacity in CAPACITIES:
+            config = configure(eviction=policy, capacity=capacity)
+            result = replay(made.whole, config)
+            assert counted.misses_at(result.about["capacity_bytes"]) == result.totals["misses"], f"{policy}, {capacity}"
+            variants[capacity] = timed(made.whole, config)
+        spent = in_turns(variants, rounds)
+        for capacity in CAPACITIES:
+            yield {"case": policy} | compared(spent, "curve", capacity)
+
+
 def users_policy(made: Made, rounds: int) -> Iterator[Row]:
     with TemporaryDirectory() as folder, copied_policies(Path(folder), ("lru", "least_stale")) as copies:
         for own, copy in copies.items():
@@ -162,7 +177,7 @@ def users_policy(made: Made, rounds: int) -> Iterator[Row]:
 
 @contextmanager
 def copied_policies(folder: Path, names: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """Copies of eviction policies in files of a user's own, by the names of the originals."""
+    """Copy eviction policies to user policy files; yields names by the names of the originals."""
     copies, known_names = {name: f"user_{name}" for name in names}, policies.NAMES["eviction"]
     for name, copy in copies.items():
         source = (ROOT / "policies" / "eviction" / f"{name}.py").read_text()
@@ -176,7 +191,7 @@ def copied_policies(folder: Path, names: tuple[str, ...]) -> Iterator[dict[str, 
 
 
 def log_on(made: Made, rounds: int) -> Iterator[Row]:
-    """Of the first request: a line becomes a Python object in the end."""
+    """Use the first request only: each log line becomes a Python object."""
     config = configure(capacity="5%", prefetch="top_k")
     spent = in_turns({"log": timed(made.first, config, log=True), "no log": timed(made.first, config)}, rounds)
     yield {"case": "5%, prefetch top_k, first request"} | compared(spent, "log", "no log")
@@ -214,6 +229,7 @@ PARTS: dict[str, list[tuple[Callable[[Made, int], Iterator[Row]], int]]] = {
     "c": [(larger_cache, DEEPSEEK)],
     "d": [(two_threads, OLMOE), (two_processes, OLMOE)],
     "e": [(cache_prior, OLMOE)],
+    "f": [(curve_over_replay, OLMOE)],
     "g": [(users_policy, OLMOE)],
     "h": [(log_on, OLMOE), (log_off, OLMOE)],
 }
@@ -230,7 +246,7 @@ def measured(parts: str, sizes: tuple[Size, ...], rounds: int, folder: Path) -> 
 
 
 def readable(row: Row) -> Row:
-    """Text of a table: variants with their ns per access, the ratio with its spread."""
+    """Format a row: variants with ns per access, the ratio with its range."""
     shown = {key: row[key] for key in ("part", "shape", "case")}
     shown |= {key: f"{row[key]} {row[f'{key}_ns']:,.0f} ns" for key in ("over", "under")}
     return shown | {"ratio": f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"}

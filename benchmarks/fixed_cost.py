@@ -1,4 +1,4 @@
-"""What a replay costs beside its events: in a process that has replayed the trace before, of a command, and the first.
+"""Measure the fixed cost of a replay: in a warm process, as a command, and on first use.
 
     (a) a replay of a trace of 512 accesses, whose events take next to no time, and of one of 196,608; the same from a
         trace that is opened anew each time, in whose process another replay has left what replays share
@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 
 def made(folder: Path, tokens: int) -> Trace:
-    """A synthetic trace with the OLMoE geometry."""
+    """Make a synthetic trace with the OLMoE geometry."""
     drawn = Synthetic(
         kind="markov",
         reuse=0.5,
@@ -58,7 +58,7 @@ def made(folder: Path, tokens: int) -> Trace:
 
 
 def replays(name: str, of: Callable[[], Trace], capacities: Sequence[str]) -> Row:
-    """CPU time of one replay, in ms, after one that is not counted."""
+    """Return the CPU time of one replay in ms, after an untimed one."""
     configs = [configure(capacity=capacity) for capacity in capacities]
     replay(of(), configs[0])
     spent = [_replayed(of(), config) for config in configs]
@@ -72,7 +72,7 @@ def _replayed(trace: Trace, config: Any) -> float:
 
 
 def command(arguments: Sequence[str], cache: Path | None = None) -> float:
-    """CPU seconds of a process and its children, with a cache folder of its own if one is given."""
+    """Return the CPU seconds of a process and its children, with its own cache folder if given."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"XDG_CACHE_HOME": str(cache)} if cache else {}
@@ -82,7 +82,7 @@ def command(arguments: Sequence[str], cache: Path | None = None) -> float:
 
 
 def warm_command(rounds: int) -> Row:
-    """A replay of the sample over the import of numba alone."""
+    """Compare a replay of the sample with importing numba alone."""
     spent = in_turns({"replay": lambda: command(COMMAND), "numba": lambda: command(NUMBA)}, rounds)
     ratios = [a / b for a, b in zip(spent["replay"], spent["numba"], strict=True)]
     return {"command s": median(spent["replay"]), "numba s": median(spent["numba"]), "ratio": median(ratios)}

@@ -1,8 +1,8 @@
-"""How good a FORECAST of quality is: `make study-forecast` runs policy sets live on the bundled miniature, then this.
+"""Measure the error of a quality FORECAST: `make study-forecast` runs policy sets live on the miniature, then this.
 
 Perplexity and KL, each: which counters carry the signal, errors with the policy or the point left out, how often
-intervals held. Then what is refused: the harshest live point of each kind of change, from the points that have none of
-it, and from those that have less. Then, with --new, live points that nothing was fitted to beside what is forecast.
+intervals held. Then refusals: the harshest live point of each kind of change, forecast from points without it and
+from points with less of it. Then, with --new, held-out live points beside their forecasts.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def main() -> None:
     show(table(refused, title="refused"))
     new = {name: list(beside(each, options.new)) for name, each in made.items() if options.new}
     for measure, rows in new.items():
-        show(table(rows, title=f"sets that nothing was fitted to, {measure}"))
+        show(table(rows, title=f"held-out sets, {measure}"))
     kept = {"new": new, "forecasts": {measure: document(each) for measure, each in made.items()}, "refused": refused}
     (folder / "forecast_study.json").write_text(json_text(kept, indent=1))
 
 
 def refusals(made: Forecast) -> Iterator[Row]:
-    """A row for each kind of change, asked of points without any of it, and of points with less."""
+    """Yield a row for each kind of change, forecast from points without it and from points with less."""
     for name in Change._fields:
         harshest = max(made.points, key=lambda each: getattr(each.change, name))
         for others, fewer in (("none", _without(made.points, name)), ("less", [*{*made.points} - {harshest}])):
@@ -53,7 +53,7 @@ def refusals(made: Forecast) -> Iterator[Row]:
 
 
 def beside(made: Forecast, folder: Path) -> Iterator[Row]:
-    """A row for each live point of another folder: what it lost, and what is forecast of it."""
+    """Yield a row for each live point of another folder: its loss and its forecast."""
     rows = load(folder)
     for each in points_of(rows, [found for found in judged(rows) if found.change is not None], made.measure):
         answer = made.at(each.change)

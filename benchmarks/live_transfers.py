@@ -1,4 +1,4 @@
-"""The live miniature with real transfers beside its emulated runs: `make study-live-transfers`.
+"""Compare live runs of the miniature with real transfers to emulated ones: `make study-live-transfers`.
 
 Without prefetch timing cannot matter: every access must be classified alike, the same copies evicted in the same order,
 the same bytes moved, and every logit of the unmodified model's. A row per run; exit code 1 if one differs.
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def compared(out: Path, contract: str, eviction: str, capacity: str) -> list[dict[str, object]]:
-    """A row for each slow tier."""
+    """Yield a row for each slow tier."""
     settings = ("--contract", contract, "--eviction", eviction, "--capacity", capacity)
     emulated = live(out / "emulated.parquet", *settings, "--eager", "--no-quality")
     tiers = ("pinned", f"disk:{out}") if capacity == ON_DISK else ("pinned",)
@@ -46,7 +46,7 @@ def compared(out: Path, contract: str, eviction: str, capacity: str) -> list[dic
 
 
 def row(out: Path, settings: tuple[str, ...], tier: str, emulated: dict[str, Any]) -> dict[str, object]:
-    """One real run beside the emulated one."""
+    """Compare a real run with the emulated one."""
     real = live(out / "real.parquet", *settings, "--slow-tier", tier, "--threads", "1")
     ours, theirs = (lines(out / f"{name}.parquet", VERDICTS) for name in ("real", "emulated"))
     same = sum(mine == other for mine, other in zip(sorted(ours), sorted(theirs), strict=True))
@@ -68,13 +68,13 @@ def row(out: Path, settings: tuple[str, ...], tier: str, emulated: dict[str, Any
 
 
 def live(events: Path, *words: str) -> dict[str, Any]:
-    """One run's document."""
+    """Run the model, and return the document."""
     command = [sys.executable, "-m", "moereplay", *LIVE, *words, "--events", str(events)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def lines(events: Path, kinds: tuple[str, ...]) -> list[tuple[object, ...]]:
-    """Of an event log, without times."""
+    """Read the events of these kinds, without times."""
     frame = pl.read_parquet(events).filter(pl.col("kind").is_in(kinds))
     return frame.select("kind", "pass", "layer", "expert", "cause").rows()
 

@@ -1,9 +1,9 @@
-"""Traces as long as asked: time and memory of writing, opening, merging and replaying them.
+"""Measure time and memory of writing, opening, merging and replaying long traces.
 
 Every stage runs in a process of its own. Its memory is sampled while it runs: what it holds itself (`own MB`, anonymous
 pages), which must not grow with the trace, and the largest it was (`most MB`), which counts mapped files as well, whose
 pages the system may take back at any time. The rows are made here: the experts of a token are neighbours on a ring, the
-first of them is drawn by a Zipf law and kept from token to token with probability a third. No model routes so.
+first of them is drawn by a Zipf law and kept from token to token with probability a third. No model routes like this.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def geometry(layers: int, experts: int, k: int) -> Geometry:
 
 
 def made_pieces(sizes: Geometry, tokens: int, length: int, seed: int) -> Iterator[Piece]:
-    """Requests of so many tokens, an eighth of each a prompt, a block of whole requests at a time."""
+    """Yield requests of `length` tokens, an eighth of each a prompt, in blocks of whole requests."""
     rng = np.random.Generator(np.random.PCG64(seed))
     experts = _popular(sizes, rng)
     at_once = max(1, VALUES // (sizes.layers * sizes.k * length))
@@ -79,7 +79,7 @@ def made_pieces(sizes: Geometry, tokens: int, length: int, seed: int) -> Iterato
 
 
 def _popular(sizes: Geometry, rng: np.random.Generator) -> np.ndarray:
-    """A Zipf law over the experts of each layer, (L, DRAWS) int16: an expert has as many places as its share."""
+    """Return a Zipf table over the experts of each layer, (L, DRAWS) int16: an expert fills its share of places."""
     mass = np.cumsum(np.arange(1, sizes.experts + 1) ** -EXPONENT)
     ranks = np.searchsorted(mass / mass[-1], (np.arange(DRAWS) + 0.5) / DRAWS).astype(np.int16)
     orders = rng.permuted(np.tile(np.arange(sizes.experts, dtype=np.int16), (sizes.layers, 1)), axis=1)
@@ -87,7 +87,7 @@ def _popular(sizes: Geometry, rng: np.random.Generator) -> np.ndarray:
 
 
 def _chosen(sizes: Geometry, experts: np.ndarray, tokens: int, rng: np.random.Generator) -> np.ndarray:
-    """Experts (T, L, k) int16."""
+    """Draw experts, (T, L, k) int16."""
     drawn = rng.integers(0, DRAWS, (tokens, sizes.layers), np.int16)
     fresh = rng.integers(0, 256, (tokens, sizes.layers), np.uint8) >= round(256 * KEEP)
     fresh[0] = True
@@ -106,7 +106,7 @@ def make(path: Path, sizes: Geometry, tokens: int, length: int) -> None:
 
 
 def measured(stage: str, arguments: list[str]) -> Row:
-    """A process: seconds, the most it held itself and the most with mapped files, and what it printed."""
+    """Run a process; return seconds, peak anonymous and resident memory, and its output."""
     start, before, own, most = time.perf_counter(), _processor_time(), 0, 0
     with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
@@ -114,22 +114,22 @@ def measured(stage: str, arguments: list[str]) -> Row:
             own, most = max(own, now), max(most, peak)
             time.sleep(SECONDS_BETWEEN_LOOKS)
         assert process.stdout is not None
-        said = process.stdout.read().split()
+        output = process.stdout.read().split()
     if process.returncode:
         raise SystemExit(f"{stage} failed")
     row: Row = {"stage": stage, "s": time.perf_counter() - start, "CPU s": _processor_time() - before}
     row |= {"own MB": own / 1e6, "most MB": most / 1e6}
-    return row | {"inside s": float(said[0]) if said else None, "said": said[1:]}
+    return row | {"inside s": float(output[0]) if output else None, "said": output[1:]}
 
 
 def _processor_time() -> float:
-    """Of all processes that have ended, s."""
+    """Return the CPU seconds of all ended child processes."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
 
 
 def _memory(pid: int) -> tuple[int, int]:
-    """Anonymous memory now, and the largest resident set so far, in bytes."""
+    """Return the anonymous memory now and the peak resident set, in bytes."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

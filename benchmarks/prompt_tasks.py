@@ -1,4 +1,4 @@
-"""Public prompt sets as tasks that need no network: what `quality` asks, and how long it takes.
+"""Turn public prompt sets into tasks for `quality` that need no network.
 
     python benchmarks/prompt_tasks.py PROMPTS OUT       # writes OUT/*.yaml and their questions
 
@@ -50,7 +50,7 @@ metric_list:
 
 
 def main() -> None:
-    """A YAML file and a file of questions for each."""
+    """Write a YAML file and a file of questions per task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path)
     parser.add_argument("out", type=Path)
@@ -66,20 +66,20 @@ def main() -> None:
 
 
 def truthfulqa(prompts: Path) -> Iterator[Mapping[str, str]]:
-    """Question, best answer, best incorrect answer."""
+    """Yield the question, the best answer and the best incorrect answer."""
     with (prompts / "truthfulqa" / "TruthfulQA.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             yield {"question": row["Question"], "right": row["Best Answer"], "wrong": row["Best Incorrect Answer"]}
 
 
 def gsm8k(prompts: Path) -> Iterator[Mapping[str, str]]:
-    """The number behind #### is the answer."""
+    """Yield the question and the number after ####."""
     for row in _lines(prompts / "gsm8k" / "test.jsonl"):
         yield {"question": row["question"], "right": row["answer"].rpartition("####")[2].strip()}
 
 
 def nq_open(prompts: Path) -> Iterator[Mapping[str, str]]:
-    """The first of the accepted answers."""
+    """Yield the question and the first accepted answer."""
     for row in _lines(prompts / "nq_open" / "NQ-open.dev.jsonl"):
         yield {"question": row["question"], "right": row["answer"][0]}
 

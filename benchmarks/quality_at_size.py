@@ -1,4 +1,4 @@
-"""What asking a model of real size costs: time per token and memory, with random weights of OLMoE-1B-7B's shape.
+"""Measure the time per token and memory of `quality` on a model of OLMoE-1B-7B's shape with random weights.
 
     python benchmarks/quality_at_size.py --layers 2 --device cpu      # or --layers 16 --device cuda
 
@@ -68,20 +68,20 @@ def main() -> None:
     print(f"{options.layers} layers: {sum(each.nbytes for each in loaded.model.parameters()) / 1e9:.2f} GB")
     cases = [Case(name, own, batch) for name, own in SETS.items() for batch in (1, options.texts)]
     cases = [case for case in cases if case.batch == 1 or alone_because(subject(case, loaded, modules)) is None]
-    rows = [said(row(case, loaded, modules, options)) for case in cases]
+    rows = [printed(row(case, loaded, modules, options)) for case in cases]
     console().print(table(rows))
     if options.out:
         options.out.write_text(json_text({"machine": machine(), "rows": rows}, indent=1))
 
 
-def said(row: dict[str, object]) -> dict[str, object]:
-    """The same, as a line that is seen at once: a row can take many minutes."""
+def printed(row: dict[str, object]) -> dict[str, object]:
+    """Print a row at once, because the next can take many minutes."""
     print(*(f"{name} {value}" for name, value in row.items()), sep=", ", flush=True)
     return row
 
 
 def filled(layers: int, device: str) -> Loaded:
-    """That many layers with random weights."""
+    """Return a model of that many layers with random weights."""
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(OlmoeConfig(**SHAPE, num_hidden_layers=layers), dtype=torch.bfloat16)
@@ -90,7 +90,7 @@ def filled(layers: int, device: str) -> Loaded:
 
 
 def row(case: Case, loaded: Loaded, modules: MoeModules, options: argparse.Namespace) -> dict[str, object]:
-    """Time of a scored token, and the most memory of this process until then."""
+    """Return the time of a scored token and the peak memory of this process."""
     session = Session(subject(case, loaded, modules), case.batch)
     session.read(_texts(1, options))  # kernels, and weights at few bits, are made the first time
     texts = _texts(options.texts, options)
@@ -108,7 +108,7 @@ def row(case: Case, loaded: Loaded, modules: MoeModules, options: argparse.Names
 
 
 def subject(case: Case, loaded: Loaded, modules: MoeModules) -> Subject:
-    """The model under the policy set."""
+    """Return the model under the policy set."""
     return Subject(loaded, modules, _plan(case, modules), 0, tiers_of(modules, DEFAULT, ""))
 
 

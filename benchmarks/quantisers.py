@@ -1,8 +1,8 @@
-"""Quantisers of experts at few bits, beside each other: `make study-quantisers`, and docs/precision.md has its figures.
+"""Compare quantisers of experts at few bits: `make study-quantisers`; docs/precision.md has the figures.
 
 Three tables. Experts of OLMoE's shape with random weights, normal and heavy-tailed (Student's t, 4 degrees of freedom):
-error of the weights and of an expert's output, bits that are stored, time. The same kept by the libraries themselves:
-is what is restored what their own kernels multiply by? And the bundled miniature with every expert at one width, LIVE:
+error of the weights and of an expert's output, stored bits, time. The same through the libraries' own kernels: do
+they multiply by the weights that are restored here? And the bundled miniature with every expert at one width, LIVE:
 perplexity and KL against the unmodified model on held-out windows.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import heldout
 import torch
+from miniature_quality import heldout
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
@@ -111,7 +111,7 @@ STEPS = ("pack", "restore")
 
 
 def _drawn(kind: str, seed: int, inner: int) -> Expert:
-    """bfloat16, as checkpoints are."""
+    """Draw an expert in bfloat16, the precision of checkpoints."""
     torch.manual_seed(seed)
     shapes = (2 * inner, HIDDEN), (HIDDEN, inner)
     heavy = torch.distributions.StudentT(4.0)
@@ -136,7 +136,7 @@ def _bits(packed: list[Packed]) -> float:
 
 
 def _weight_error(own: Expert, other: Expert) -> float:
-    """Relative, of both matrices together."""
+    """Return the relative error of both matrices together."""
     both = [torch.cat([each.float().flatten() for each in expert]) for expert in (own, other)]
     return _relative(*both)
 
@@ -159,7 +159,7 @@ def _relative(own: Tensor, other: Tensor) -> float:
 
 
 def _kernels(names: list[str], inner: int) -> Iterator[dict[str, object]]:
-    """The product with the restored weight beside the library's own product, of the same weight and the same state."""
+    """Compare the product with the restored weight to the library's own product of the same weight and state."""
     weight = _drawn("normal", 0, inner).down.float()
     state = torch.randn(TOKENS, inner, generator=torch.Generator().manual_seed(2))
     for name in (name for name in KERNELS if name in names and _is_there(name)):
@@ -175,7 +175,7 @@ def _kernels(names: list[str], inner: int) -> Iterator[dict[str, object]]:
 
 
 def _of_hqq(weight: Tensor, packed: Packed, state: Tensor) -> Tensor:
-    """Of what is stored, by its layer, which restores in the precision that it computes in."""
+    """Multiply with hqq's layer, which restores weights in its compute precision."""
     library: Any = imported("hqq.core.quantize")
     config = library.BaseQuantizeConfig(nbits=int(packed.bits), group_size=64, axis=1)
     config["weight_quant_params"]["round_zero"] = False  # its layers round offsets at 4 bits, its quantiser does not
@@ -214,14 +214,14 @@ KERNELS: dict[str, Callable[[Tensor, Packed, Tensor], Tensor]] = {
 def _miniature(chosen: list[Quantiser], count: int) -> Iterator[dict[str, object]]:
     loaded = load("miniature")
     modules = proven(loaded)
-    to_run = [LiveRequest(tuple(each.tolist()), WINDOW) for each in heldout.windows(loaded, count, WINDOW)]
+    to_run = [LiveRequest(tuple(each.tolist()), WINDOW) for each in heldout(loaded, count, WINDOW)]
     for quantiser in chosen:
         for bits in _widths(quantiser):
             yield _live(loaded, modules, to_run, quantiser.name, bits)
 
 
 def _live(loaded: Loaded, modules: MoeModules, to_run: list[LiveRequest], name: str, bits: int) -> dict[str, object]:
-    """All experts at one width: it is the only one that misses are fetched at, and nothing is cached before."""
+    """Run with all experts at one width: misses fetch no other, and the cache starts empty."""
     config = configure(capacity="25%", miss=f"lowest_bit:bits={bits}")
     live = run(loaded, to_run, config, modules=modules, quantiser=name)
     assert live.quality is not None
@@ -239,7 +239,7 @@ def _live(loaded: Loaded, modules: MoeModules, to_run: list[LiveRequest], name: 
 
 
 def _error(loaded: Loaded, modules: MoeModules, name: str, bits: int) -> float:
-    """Relative, of all matrices of the first layer's experts."""
+    """Return the relative error of all matrices of the first layer's experts."""
     tiers, experts = tiers_of(modules, name, loaded.weights_sha256), modules.sites[0].experts
     which = [(each, expert) for each in ("gate_up_proj", "down_proj") for expert in range(modules.geometry.experts)]
     own = torch.cat([getattr(experts, each).data[expert].float().flatten() for each, expert in which])

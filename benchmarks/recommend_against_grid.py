@@ -1,10 +1,10 @@
-"""How near `moereplay recommend` comes to trying every set of the space that it prints, and in what time.
+"""Compare `moereplay recommend` with an exhaustive search of its space, in result and time.
 
     python benchmarks/recommend_against_grid.py a.zarr:phone-ufs4:4GB b.zarr:rtx4090-pcie4:24GB --passes token
 
 Each case is TRACE:PLATFORM:MEMORY. The search runs first, as the command does; then every combination of its axes
 is replayed on the whole trace, as far as the memory can hold it. `make study-recommend` runs it on the
-miniature's recording. Seconds are of this machine under whatever else it does; the shares do not depend on that.
+miniature's recording. Seconds depend on the machine and its load; shares do not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Case(NamedTuple):
     memory: str
 
     def question(self, passes: str) -> Question:
-        """With settings at their defaults, the scope searched."""
+        """Return the question, with default settings and a searched scope."""
         trace = open_trace(bundled(Path(self.trace)))
         memory = divided(trace, self.memory, CONTEXT)
         return Question(trace, memory, {"platform": self.machine, "passes": passes})
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def row(case: Case, passes: str, workers: int) -> dict[str, object]:
-    """What the search found, beside the best of everything."""
+    """Compare the search's result with the best of all sets."""
     question = case.question(passes)
     began = time.perf_counter()
     answer = search(question, workers)
@@ -71,7 +71,7 @@ def row(case: Case, passes: str, workers: int) -> dict[str, object]:
 
 
 def candidates(question: Question, answer: Answer) -> list[ReplayConfig]:
-    """Every combination of the axes that the trace, the machine and the memory allow."""
+    """Return every combination of the axes that trace, machine and memory allow."""
     base, axes = question.at(question.memory.cache_bytes), answer.space.axes()
     every = (configure(**base, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
     full = (started(question.trace, config, filling(question.trace, config.passes)) for config in every)

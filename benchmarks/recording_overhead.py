@@ -1,4 +1,4 @@
-"""What recording costs over plain generate(): the same greedy tokens, with and without us, in turns on one machine.
+"""Measure the cost of recording over plain generate(): the same greedy tokens, in turns on one machine.
 
 Each round runs every variant over the same prompts, in an order drawn anew; ratios are of times within a round, so that
 a machine that is slow for a while slows all of them. Recording writes a real trace and ends with its last commit.

@@ -1,4 +1,4 @@
-"""Replays in processes of their own: from sources without log and request rows, and several at once."""
+"""Run replays in separate processes: from sources without log and request rows, and several at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("policies", "simulator", "traces")
-#: Functions of `simulator/compiled/counters.py` that write the log and the rows: without them there are none.
+#: Functions of `simulator/compiled/counters.py` that write the log and the rows; the copy returns from them at once.
 TAKEN_OUT = ("span", "begin_pass", "end_pass", "close_row")
 SERVER = """
 import sys, time
@@ -31,7 +31,7 @@ for _ in sys.stdin:
 
 
 def bare_tree(folder: Path) -> Path:
-    """The sources without the event log and without rows per request."""
+    """Copy the sources without the event log and rows per request."""
     for room in ROOMS:
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("samples", "__pycache__"))
     path = folder / "simulator" / "compiled" / "counters.py"
@@ -45,7 +45,7 @@ def bare_tree(folder: Path) -> Path:
 
 @contextmanager
 def serve(tree: Path, trace: Path | None, prefetch: str, more: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that replays once for every line it is sent."""
+    """Start a process that replays once per line of input."""
     command = [sys.executable, "-c", SERVER, str(trace), prefetch]
     environment = os.environ | {"PYTHONPATH": str(tree)} | more
     pipe = subprocess.PIPE
@@ -73,7 +73,7 @@ def receive(process: subprocess.Popen[str]) -> float:
 
 
 def in_groups(groups: Sequence[Sequence[subprocess.Popen[str]]], accesses: int) -> Callable[[], float]:
-    """One group after the other, the processes of a group at once."""
+    """Time the groups one after the other, with the processes of a group at once."""
 
     def run() -> float:
         began = time.perf_counter()

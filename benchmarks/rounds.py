@@ -1,4 +1,4 @@
-"""Fair comparisons on a machine that is not alone: variants in turns, ratios within a round, and where that was."""
+"""Compare variants fairly on a shared machine: in turns, with ratios within a round; describe the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("numpy", "numba", "llvmlite", "simpy", "libcachesim")
 
 
 def in_turns(variants: Mapping[str, Callable[[], float]], rounds: int) -> Spent:
-    """What every variant says it took, round by round, each in an order drawn anew; one run before all of them."""
+    """Run variants in a new random order each round, after one warm-up; return their times by round."""
     spent: dict[str, list[float]] = {name: [] for name in variants}
     draw = random.Random(0)
     for run in variants.values():
@@ -28,7 +28,7 @@ def in_turns(variants: Mapping[str, Callable[[], float]], rounds: int) -> Spent:
 
 
 def compared(spent: Spent, over: str, under: str) -> dict[str, Any]:
-    """One variant over another: both medians in ns per access, and the ratio's median, least and greatest."""
+    """Compare two variants: both medians in ns per access, and the median, least and greatest ratio."""
     ratios = [a / b for a, b in zip(spent[over], spent[under], strict=True)]
     return {
         "over": over,
@@ -42,7 +42,7 @@ def compared(spent: Spent, over: str, under: str) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures hold for."""
+    """Describe the machine and the versions that figures hold for."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""SpecMD's Table 2 under every reading of what the paper leaves open: one for all 16 cells, none tuned per cell.
+"""Replay SpecMD's Table 2 under every reading of what the paper leaves open, one for all 16 cells, none tuned per cell.
 
 A reading says: which order Least-Stale has inside a class (c, a, b), the contract, of which bytes "5 %" is, what
 software spends on a load of an expert, whether the cache is kept between requests, how much top-k prefetch fetches
@@ -46,7 +46,7 @@ Row = dict[str, str | float | None]
 
 
 class Reading(NamedTuple):
-    """A value of everything that is open but the order of Least-Stale."""
+    """A value of every open question except the order of Least-Stale."""
 
     contract: str
     capacity: str
@@ -56,7 +56,7 @@ class Reading(NamedTuple):
     admission: str
 
     def config(self, name: str, eviction: str = "") -> ReplayConfig:
-        """A preset under this reading, with its own eviction unless another is given."""
+        """Return a preset under this reading, with another eviction if given."""
         chosen = preset(name).values()
         chosen |= {"contract": self.contract, "capacity": self.capacity, "reset": self.reset}
         chosen["prefetch_admission"] = self.admission
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def _short(row: Row) -> Row:
-    """For a terminal."""
+    """Shorten names and values for a terminal."""
     heads = {"capacity": "5% of", "load_us": "us/load", "overfetch": "x k", "admission": "ahead"}
     words = {"5%@16": "16 bit", "5%@4": "4 bit", "free_only": "free", "constant": "-"}
     return {heads.get(name, name): words.get(str(value), value) for name, value in row.items()}
@@ -102,13 +102,15 @@ def _options() -> argparse.Namespace:
 
 
 def _changes(trace: Trace) -> dict[tuple[Reading, str, str], float]:
-    """By reading, order of Least-Stale and preset: by how many percent of the TTFT it is faster."""
+    """Return by how many percent of the TTFT Least-Stale is faster, by reading, order and preset."""
     evictions = {"": "", **{order: f"least_stale:order={order}" for order in ORDERS}}
     spots = list(product(READINGS, PRESETS, evictions))
     configs = {spot: spot[0].config(spot[1], evictions[spot[2]]) for spot in spots}
     unlike = list(dict.fromkeys(configs.values()))
     found = run_grid(trace, unlike, os.cpu_count() or 1, bounded=False)
-    times = {config: values_of(result)["ttft_mean_ms"] for config, (result, _) in zip(unlike, found, strict=True)}
+    times = {
+        config: values_of(result)["ttft_mean_ms"] or 0.0 for config, (result, _) in zip(unlike, found, strict=True)
+    }
     return {
         (reading, order, name): 100 * (1 - times[configs[reading, name, order]] / times[configs[reading, name, ""]])
         for reading, name, order in spots
@@ -121,7 +123,7 @@ def _published(model: str) -> list[float]:
 
 
 def _ranked(changes: Mapping[str, Mapping[tuple[Reading, str, str], float]]) -> Iterator[Row]:
-    """The readings, the highest rank correlation first, then the smallest difference; the constant stands last."""
+    """Yield the readings by rank correlation, then by difference; the constant last."""
     theirs = [value for model in changes for value in _published(model)]
     rows = []
     for reading, order in product(READINGS, ORDERS):
@@ -140,7 +142,7 @@ def _scored(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float |
 
 
 def _cells(changes: Mapping[str, Mapping[tuple[Reading, str, str], float]]) -> Iterator[Row]:
-    """Every change, of every reading, beside the published one."""
+    """Yield every change of every reading beside the published one."""
     for model, found in changes.items():
         published: dict[str, float] = dict(zip(PRESETS, _published(model), strict=True))
         for (reading, order, name), change in found.items():

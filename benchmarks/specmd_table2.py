@@ -1,4 +1,4 @@
-"""SpecMD's Table 2, replayed: what Least-Stale in place of a configuration's eviction does to TTFT.
+"""Replay SpecMD's Table 2: the change of TTFT when Least-Stale replaces a configuration's eviction.
 
 Presets specmd-1 to specmd-4 (4-bit experts), each with and without +ls, at both readings of "5 %": of 4-bit and of
 16-bit expert bytes. Published (arXiv 2602.03921) are TTFTs; positive percentages mean that Least-Stale is faster. After
@@ -7,7 +7,7 @@ the cells, a line per reading says how many signs agree, and the rank correlatio
 
 Not tuned to agree. SYNTHETIC: the four models' traces have their geometry and router, but draws from a Zipf law for
 routing, with one lift of reuse over chance and one look-ahead recall for all, measured on the bundled miniature; prompt
-lengths are unpublished, and taken as 64. What differs between models here is geometry, nothing that they learned. Only
+lengths are unpublished, and taken as 64. Models differ in geometry only, not in what they learned. Only
 the miniature's sample is recorded; it has OLMoE's topology, so it stands beside OLMoE's row, outside of the 16 cells,
 and so does the trace of `--trace`. Where that has no look-ahead an oracle stands for top_k (recall and precision .87),
 where it has no prompts the change is that of the time per token, and presets that need more than it has are left out.
@@ -68,10 +68,10 @@ class Cell(NamedTuple):
     model: str
     preset: str
     capacity: str
-    predictor: str = "top_k"  #: what stands for it
+    predictor: str = "top_k"  #: stand-in for top_k
 
     def config(self, suffix: str, load_us: int) -> ReplayConfig:
-        """The preset's, at this capacity, its machine's software spending so many microseconds to load an expert."""
+        """Return the preset at this capacity, with `load_us` microseconds of software per load of an expert."""
         settings = preset(self.preset + suffix).values() | {"capacity": self.capacity}
         if settings["prefetch"] == "top_k":
             settings["prefetch"] = self.predictor
@@ -80,7 +80,7 @@ class Cell(NamedTuple):
         return configure(**settings)
 
     def published(self) -> tuple[float, float]:
-        """TTFT in ms without and with Least-Stale; that of a trace is OLMoE's."""
+        """Return the published TTFT in ms without and with Least-Stale; OLMoE's for a trace."""
         return PUBLISHED.get(self.model, PUBLISHED[BESIDE])[PRESETS.index(self.preset)]
 
 
@@ -114,14 +114,14 @@ def _options() -> argparse.Namespace:
 
 
 def _trace(model: str, options: argparse.Namespace, folder: Path) -> Trace:
-    """The miniature's sample, or routing drawn for the model's geometry."""
+    """Return the miniature's sample, or synthetic routing with the model's geometry."""
     if model not in PUBLISHED:
         return open_trace(SAMPLE if model == MINIATURE else Path(model))
     return synthetic(model, options, folder)
 
 
 def synthetic(model: str, options: argparse.Namespace, folder: Path) -> Trace:
-    """Routing drawn for a model's geometry: as many requests of prompt and decode tokens as the options say."""
+    """Write synthetic routing with a model's geometry, sized by the options."""
     geometry = known(model).geometry
     made = synthesise(
         Synthetic(
@@ -138,7 +138,7 @@ def synthetic(model: str, options: argparse.Namespace, folder: Path) -> Trace:
 
 
 def _reuse(geometry: Geometry) -> float:
-    """The miniature's lift over chance, on this model's chance."""
+    """Return the miniature's lift over chance, applied to this model's chance."""
     chance = geometry.k / geometry.experts
     return chance + LIFT * (1 - chance)
 
@@ -168,12 +168,12 @@ def _row(cell: Cell, before: dict, after: dict) -> Row:
 
 
 def _faster(before: float, after: float) -> float:
-    """By how many percent, of the time before."""
+    """Return the improvement in percent of the time before."""
     return 100 * (before - after) / before
 
 
 def _arrows(row: Row) -> Row:
-    """For reading: both numbers of a pair in one cell, the name of the model in the title."""
+    """Format a row: both numbers of a pair in one cell."""
     pairs = {name.removesuffix(LS) for name in row if name.endswith(LS)}
     drawn: Row = {}
     for name, value in row.items():
@@ -189,7 +189,7 @@ def _short(value: str | float | None) -> str:
 
 
 def _agreement(rows: list[Row], capacity: str) -> Iterator[Row]:
-    """The four models together, the miniature, and what a constant would score beside each."""
+    """Yield the agreement of the four models, of the miniature, and of a constant beside each."""
     for name, synthetic in (("synthetic", True), ("recorded", False)):
         cells = [row for row in rows if row["capacity"] == capacity and (row["model"] in PUBLISHED) == synthetic]
         ours, theirs = ([float(row[column] or 0) for row in cells] for column in ("faster by %", "published %"))
@@ -200,7 +200,7 @@ def _agreement(rows: list[Row], capacity: str) -> Iterator[Row]:
 
 
 def _scored(ours: list[float], theirs: list[float]) -> Row:
-    """No change at all agrees with neither sign."""
+    """Score signs and ranks; a change of zero agrees with neither sign."""
     same = sum(mine * other > 0 for mine, other in zip(ours, theirs, strict=True))
     return {"signs that agree": f"{same} of {len(ours)}", "rank correlation": spearman(ours, theirs)}
 

@@ -1,4 +1,4 @@
-"""Synthetic traces that speed is measured on, and the same accesses as libCacheSim reads them."""
+"""Make the synthetic traces of speed measurements, and the same accesses in libCacheSim's format."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make(size: Size, folder: Path) -> Made:
 
 
 def written(path: Path, drawn: Synthetic, requests: int) -> Trace:
-    """The first requests of a synthetic trace, unless they are there."""
+    """Write the first requests of a synthetic trace, unless the file exists."""
     if path.exists():
         return open_trace(path)
     made = synthesise(drawn)
@@ -66,7 +66,7 @@ def written(path: Path, drawn: Synthetic, requests: int) -> Trace:
 
 
 def write_stream(trace: Trace, path: Path) -> Path:
-    """Every demanded expert of every token and layer, all of size 1; ids start at 1."""
+    """Write every demanded expert of every token and layer, all of size 1; ids start at 1."""
     first_of_layer = np.arange(trace.geometry.layers) * trace.geometry.experts
     experts = (trace.read("chosen").astype(np.int64) + first_of_layer[None, :, None]).ravel()
     requests = np.zeros(len(experts), ORACLE_GENERAL)

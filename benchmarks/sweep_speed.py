@@ -1,4 +1,4 @@
-"""What a sweep costs: 1,000 configurations with prefetching on a trace of 30,000 tokens, on every core.
+"""Measure the cost of a sweep: 1,000 configurations with prefetching on a trace of 30,000 tokens.
 
 Wall time and the memory of all its processes; two draws of configurations by two workers, by one, and by `replay()`
 called one after the other in this process, in turns: what grows with the draw is the price of a configuration, the rest
@@ -58,12 +58,12 @@ suffix = "%"
 
 
 def command(*arguments: object) -> list[str]:
-    """moereplay, as this Python runs it."""
+    """Return a moereplay command for this Python."""
     return [sys.executable, "-m", "moereplay", *map(str, arguments)]
 
 
 def timed(arguments: Sequence[str]) -> tuple[float, int]:
-    """Wall seconds of a command, and the most bytes that its processes held (proportional shares, once a second)."""
+    """Return wall seconds of a command and the peak memory of its processes (proportional shares, once a second)."""
     began, most = time.perf_counter(), 0
     process = subprocess.Popen(arguments, start_new_session=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     while process.poll() is None:
@@ -75,7 +75,7 @@ def timed(arguments: Sequence[str]) -> tuple[float, int]:
 
 
 def members(group: int) -> Iterator[int]:
-    """The processes of a group."""
+    """Yield the processes of a group."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if os.getpgid(int(entry.name)) == group:
@@ -85,7 +85,7 @@ def members(group: int) -> Iterator[int]:
 
 
 def share(pid: int) -> int:
-    """Bytes of a process, of what is shared its part; 0 once it has ended."""
+    """Return the proportional memory of a process in bytes; 0 once it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -99,7 +99,7 @@ def options(count: int) -> list[str]:
 
 
 def side_by_side(experiment: Path, folder: Path, count: int, rounds: int) -> dict[str, float]:
-    """Seconds of the same configurations by two workers, by one, and by nothing but the engine."""
+    """Time the same configurations with two workers, with one, and with the engine alone."""
     drawn = options(count)
     sweep = planned(experiment, drawn[1::2])
     trace = open_traces(sweep.experiment.traces, experiment.parent, experiment)[0]
@@ -119,13 +119,13 @@ def side_by_side(experiment: Path, folder: Path, count: int, rounds: int) -> dic
 
 
 def prices(few: dict[str, float], many: dict[str, float], more: int) -> dict[str, float]:
-    """What one worker adds to the engine: seconds to start, and a share of every configuration's own seconds."""
+    """Return the overhead of one worker: seconds to start, and a share of each configuration's time."""
     engine, one = ((many[who] - few[who]) / more for who in ("engine", "one"))
     return {"share": one / engine - 1, "start": few["one"] - few["engine"] * one / engine}
 
 
 def resumed(folder: Path, count: int) -> dict[str, float]:
-    """Seconds of a sweep of so many configurations, and of the same command again."""
+    """Time a sweep of `count` configurations, and the same command again."""
     experiment = folder / "many.toml"
     experiment.write_text(MANY.format(trace=SMALL, count=count))
     arguments = command("sweep", "run", experiment, "--out", folder / "many")

@@ -1,4 +1,4 @@
-"""How much of the true Pareto set a search of 200 trials finds, by sampler: `python benchmarks/tune_against_grid.py`.
+"""Measure how much of the true Pareto set a search of 200 trials finds, by sampler: `make study-tune`.
 
 A grid of 2,000 configurations is enumerated first, so that the answer is known; searches then look results up. Measured
 is the volume that a set dominates, of the volume that the true one does, every objective scaled to the grid's range.
@@ -38,7 +38,7 @@ TRIALS, SEEDS, POINTS = 200, 3, 20_000
 
 
 class Known:
-    """An executor that has every answer already."""
+    """Executor that looks results up."""
 
     slots = room = 2
 
@@ -57,12 +57,12 @@ class Known:
 
 
 def volume(points: list[list[float]], dots: list[list[float]]) -> float:
-    """Share of the dots that a point is at least as good as in every objective; 1 is best."""
+    """Return the share of dots that some point dominates or equals; 1 is best."""
     return mean(any(all(p >= d for p, d in zip(point, dot, strict=True)) for point in points) for dot in dots)
 
 
 def undominated(points: list[list[float]]) -> list[list[float]]:
-    """The points that no other is at least as good as in every objective."""
+    """Return the points that no other dominates."""
 
     def beats(one: list[float], other: list[float]) -> bool:
         return one != other and all(a >= b for a, b in zip(one, other, strict=True))

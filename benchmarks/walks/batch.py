@@ -1,4 +1,4 @@
-"""Check of batch.patch: both engines replay the schedule alike, and it has the passes that it says."""
+"""Check batch.patch: both engines replay the schedule alike, and its passes are the documented ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFILL_AND_DECODED = 4  #: passes of each request
 
 
 def main() -> None:
-    """Raises AssertionError where engines differ, or a pass is not of the two requests whose turn it is."""
+    """Raise AssertionError if engines differ, or a pass holds other requests than the next two."""
     geometry = Geometry(layers=3, experts=6, k=2, expert_bytes=(1_000,) * 3)
     trace = synthesise(Synthetic(kind="zipf", geometry=geometry, requests=3, prompt_tokens=2, decode_tokens=3))
     plan = schedule(trace, PASSES)

@@ -1,4 +1,4 @@
-"""Check of counter.patch: both engines count, new results hold it, a folder of before opens beside them."""
+"""Check counter.patch: both engines count, new results store the counter, and an older folder still opens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXPERT = 1_000
 
 
 def main() -> None:
-    """Raises AssertionError where the counter is not counted, stored or read."""
+    """Raise AssertionError if the counter is not counted, stored or read."""
     geometry = Geometry(layers=3, experts=6, k=2, expert_bytes=(EXPERT,) * 3)
     trace = synthesise(Synthetic(kind="zipf", geometry=geometry, requests=2, prompt_tokens=2, decode_tokens=6))
     by_engine = [replay(trace, configure(capacity="40%"), engine=engine) for engine in ("reference", "compiled")]

@@ -1,4 +1,4 @@
-"""Check of downward.patch: victims are written back over a link of their own, both engines agree, and nobody waits."""
+"""Check downward.patch: victims are written back over a separate link without stalls, and both engines agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ITS_OWN = {"bytes_written", "link_busy_ns"}
 
 
 def totals(trace: Trace, platform: str, **settings: str) -> Row:
-    """Of both engines, which agree."""
+    """Return the totals of both engines, which must agree."""
     config = configure(capacity="40%", platform=platform, **settings)
     by_engine = [replay(trace, config, engine=engine) for engine in ("reference", "compiled")]
     assert by_engine[0].to_json() == by_engine[1].to_json()
@@ -28,7 +28,7 @@ def totals(trace: Trace, platform: str, **settings: str) -> Row:
 
 
 def main() -> None:
-    """Raises AssertionError where a victim is not written, is waited for, or is written by one engine alone."""
+    """Raise AssertionError if a victim is not written, stalls compute, or is written by one engine only."""
     geometry = Geometry(layers=3, experts=6, k=2, expert_bytes=(EXPERT,) * 3)
     trace = synthesise(Synthetic(kind="zipf", geometry=geometry, requests=2, prompt_tokens=2, decode_tokens=12))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Check of link.patch: replays use the second link, both engines alike, and each link as its own figures say."""
+"""Check link.patch: replays use the second link, engines agree, and each link has its own bandwidth."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMES = (1_000_000 + 80_000, 2_000_000 + 80_000)
 
 
 def totals(spelled: str) -> Row:
-    """Of both engines, which agree, where nothing is evicted: every demanded expert crosses its link once."""
+    """Return the totals of both engines without evictions: every demanded expert crosses its link once."""
     trace = synthesise(Synthetic(kind="zipf", geometry=GEOMETRY, requests=1, prompt_tokens=0, decode_tokens=40))
     config = configure(capacity="100%", platform=spelled)
     by_engine = [replay(trace, config, engine=engine) for engine in ("reference", "compiled")]
@@ -25,7 +25,7 @@ def totals(spelled: str) -> Row:
 
 
 def main() -> None:
-    """Raises AssertionError where the second link is not there, or not used."""
+    """Raise AssertionError if the second link is missing or unused."""
     assert len(platform(NAME).links) == 2
     both, misses = totals(NAME), totals(NAME)["misses"]
     on_second = both["link_busy_ns"] - misses * TIMES[0]

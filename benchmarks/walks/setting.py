@@ -1,4 +1,4 @@
-"""Check of setting.patch: the setting is an option, acts, is stored, and changes no identity at its default."""
+"""Check setting.patch: the setting is an option, has an effect, is stored, and keeps identities at its default."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEFORE = Path("tests/results/before/replays")
 
 
 def main() -> None:
-    """Raises AssertionError where the setting is not offered, does not act, or is not stored."""
+    """Raise AssertionError if the setting is not offered, has no effect, or is not stored."""
     verbs = typer.main.get_command(application()).commands  # type: ignore[attr-defined]
     assert all(SETTING in {each.name for each in verbs[verb].params} for verb in ("replay", "live", "validate"))
     geometry = Geometry(layers=3, experts=6, k=2, expert_bytes=(1_000_000,) * 3)

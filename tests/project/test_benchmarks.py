@@ -13,13 +13,13 @@ SPEED = ROOT / "benchmarks" / "engine_speed.py"
 #: Ratios per part: of two shapes, capacities, prefetches and policies.
 #: What transformers imports where it is installed says this, which is not ours to mend.
 THEIRS = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-ROWS = {"a": 12, "c": 2, "d": 4, "e": 3, "g": 2}
+ROWS = {"a": 12, "c": 2, "d": 4, "e": 3, "f": 6, "g": 2}
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", "-W", THEIRS, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False, cwd=cwd)
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ from statistics import mean
 
 import pytest
 
+from moereplay import read_results
 from moereplay.traces.schema import Request
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
@@ -31,13 +32,16 @@ def short(tmp_path: Path) -> Path:
     return tmp_path / "short.zarr"
 
 
-def test_collisions_are_laid_beside_one_another_by_reading(short: Path, tmp_path: Path) -> None:
-    out = tmp_path / "collisions.json"
-    done = run(BENCHMARKS / "specmd_collisions.py", "--trace", short, "--out", out)
+def test_collisions_are_replayed_under_every_reading(short: Path, tmp_path: Path) -> None:
+    sweep = ("sweep", "run", BENCHMARKS / "specmd_collisions.toml", "--set", f'traces=["{short}"]', "--workers", 1)
+    done = run("-m", "moereplay", *sweep, "--out", tmp_path / "out", cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    rows = json.loads(out.read_text())["rows"]
-    assert len({(row["link"], row["contract"], row["bits"], row["prefetch"]) for row in rows}) == len(rows) == 24
-    assert all(0 <= row[name] <= 100 for row in rows for name in ("LS", "LS a", "LS b", "LRU", "LFU", "score", "FLD"))
+    rows = read_results(tmp_path / "out").to_dicts()
+    assert (
+        len({(row["platform"], row["contract"], row["miss"], row["prefetch"], row["prefetch_at"]) for row in rows})
+        == 24
+    )
+    assert len(rows) == 24 * 7 and all(0 <= row["collisions"] <= row["misses"] for row in rows)
 
 
 def test_a_trace_takes_the_place_of_the_models_of_table_2(short: Path, tmp_path: Path) -> None:
@@ -89,24 +93,6 @@ def test_forecast_study_prints_errors_and_refusals(tmp_path: Path) -> None:
     assert [row["inside"] for row in document["new"]["kl"]] == ["yes"] * 12
     answers = {row["live points have"]: row["answer"] for row in document["refused"]}
     assert answers["none of dropping"].startswith("dropping (mass_dropped / mass) is 0.01, and no live point has any")
-
-
-@pytest.mark.long
-def test_fidelity_study_sets_counters_beside_quality(tmp_path: Path) -> None:
-    """Of eight experts, a swapped rank leaves seven and a pruned token five; without a policy nothing differs."""
-    policies = ("--routing", "swap:rank=2,prune:keep=5", "--miss", "drop:keep=2,lowest_bit:bits=16/2")
-    done = run(BENCHMARKS / "fidelity_study.py", "--windows", 1, "--tokens", 6, *policies, "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
-    document = json.loads((tmp_path / "fidelity_study.json").read_text())
-    standard, swapped, pruned, dropped, low = document["rows"]
-    assert (standard["choice kept"], standard["KL"], standard["perplexity"]) == (1, 0, 0)
-    assert (swapped["choice kept"], pruned["choice kept"]) == (7 / 8, 5 / 8)
-    assert dropped["dropped"] > 0
-    assert low["low precision"] == 1
-    assert all(row["KL"] > 0 for row in (swapped, pruned, dropped, low))
-    kept = document["correlations"][0]
-    assert kept["counter"] == "choice kept"
-    assert all(-1 <= value <= 1 for name, value in kept.items() if name != "counter" and value is not None)
 
 
 @pytest.mark.long
