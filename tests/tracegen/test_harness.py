@@ -17,7 +17,7 @@ from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.requests import CAPABILITIES
 from moereplay.tracegen.live.run import proven
 from moereplay.tracegen.modules import MoeModules
-from moereplay.tracegen.quality.evaluation import sha256_of
+from moereplay.tracegen.quality.answers import sha256_of
 from moereplay.tracegen.quality.harness import Asking, HarnessTask, known_tasks, tasks_of
 from moereplay.tracegen.quality.session import Session, Subject
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import polars as pl
 
@@ -37,6 +37,7 @@ from moereplay.tracegen.live.tiers import said, tiers_of
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.plan import Plan as Recording
 from moereplay.tracegen.precision import DEFAULT
+from moereplay.tracegen.quality.answers import Answers
 from moereplay.tracegen.quality.harness import Task
 from moereplay.tracegen.quality.session import Session, Subject, alone_because
 from moereplay.tracegen.record import header_of
@@ -252,43 +253,3 @@ def _replayed(trace: Trace, config: ReplayConfig) -> Row:
     result = replay(trace, config, engine="reference" if gates <= FEW_GATES else "compiled")
     bound = bound_of(trace, config)
     return {"replayed": counted_by(result), "bounds": dict(count(trace, bound)) if bound else None}
-
-
-# -- What a model answered in a task: measures over all examples, and their values example by example.
-
-
-class Measure(NamedTuple):
-    """A figure of a task."""
-
-    name: str
-    value: float
-    higher_is_better: bool
-
-
-class Example(NamedTuple):
-    """One measure of one example; equal `example` and `prompt_sha256` of two sets are a pair."""
-
-    example: str
-    prompt_sha256: str
-    measure: str
-    value: float
-    weight: float = 1.0  #: in the mean over examples
-
-
-class Answers(NamedTuple):
-    """Of one task under one policy set."""
-
-    measures: list[Measure]
-    examples: list[Example]
-
-    def row(self) -> Row:
-        """As `results.quality` stores them."""
-        return {
-            "measures": [each._asdict() for each in self.measures],
-            "examples": [each._asdict() for each in self.examples],
-        }
-
-
-def sha256_of(text: str) -> str:
-    """Of a prompt, so that results hold none."""
-    return hashlib.sha256(text.encode()).hexdigest()

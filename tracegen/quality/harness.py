@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TextIO
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import one_line
-from moereplay.tracegen.quality.evaluation import Answers, Example, Measure, sha256_of
+from moereplay.tracegen.quality.answers import Answers, Example, Measure, sha256_of
 from moereplay.tracegen.quality.named import PERPLEXITY, YAML, called_of, check_task_file, content_of
 from moereplay.tracegen.quality.session import Session
 from moereplay.tracegen.quality.texts import Perplexity

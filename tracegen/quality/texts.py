@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -19,11 +19,13 @@ from moereplay.tracegen.decoding import Sampler
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.quality import LARGEST_EXPONENT, Score, score
 from moereplay.tracegen.prompts import Prompts, read_texts
-from moereplay.tracegen.quality.evaluation import Answers, Example, Measure, sha256_of
+from moereplay.tracegen.quality.answers import Answers, Example, Measure, sha256_of
 from moereplay.tracegen.quality.named import PERPLEXITY
-from moereplay.tracegen.quality.session import Session
 from moereplay.tracegen.record import room_of
 from moereplay.tracegen.tokens import windows
+
+if TYPE_CHECKING:
+    from moereplay.tracegen.quality.session import Session
 
 
 class Text(Protocol):
