@@ -22,19 +22,30 @@ Dash = tuple[int, tuple[float, ...]]
 #: A matplotlib letter, or a star: (corners, 1, rotation in degrees).
 Marker = str | tuple[int, int, int]
 SOLID: Dash = (0, ())
+DASHED: Dash = (0, (3.7, 1.6))
+DOTTED: Dash = (0, (1.0, 1.65))
+DASH_DOTTED: Dash = (0, (6.4, 1.6, 1.0, 1.6))
 
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, marker and dash of a policy."""
+    """Colour, marker and line of a policy, a bound or a guide."""
 
     colour: str
-    marker: Marker
+    marker: Marker = ""  #: none if empty
     dash: Dash = SOLID
+    width: float = 1.4  #: points
+    size: float = 4.0  #: points, of the marker
+    hollow: bool = False
+    alpha: float = 1.0
 
     def line(self) -> dict[str, Any]:
-        """Return keyword arguments of a matplotlib line."""
+        """Return the keyword arguments of a matplotlib line that tell policies apart."""
         return {"color": self.colour, "marker": self.marker, "linestyle": self.dash}
+
+    def scaled(self, size: float) -> Look:
+        """Return the same look with another size of its marker."""
+        return replace(self, size=size)
 
 
 #: Eviction policies by name, in the order of legends.

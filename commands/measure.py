@@ -61,7 +61,7 @@ def measure(
     out: Annotated[Path | None, typer.Option(help="Folder: the document, platforms, figure.")] = None,
 ) -> None:
     """Run real offloading on this machine under every configuration, in turns with calibrations, beside its replay."""
-    from moereplay.analysis.figures.measured import check_throttles
+    from moereplay.analysis.figures.real_runs import check_throttles
     from moereplay.results.measured import FILE
     from moereplay.results.outputs import check_output
     from moereplay.tracegen.errors import require_torch

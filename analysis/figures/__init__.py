@@ -1,4 +1,4 @@
-"""One file per figure. Adding one is a file here, with `OPTIONS` and `draw`, and its name in one of the lists."""
+"""Figures from results. Adding one is a function that returns a chart (`chart.py`), and its row in a table below."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from importlib import import_module
 from typing import NamedTuple
 
 import polars as pl
-from matplotlib.figure import Figure
 
 from moereplay.analysis import forecast
 from moereplay.analysis.checks import COLUMN
-from moereplay.analysis.figures.sheet import KINDS, on_page, save, save_caption, save_numbers, styled
+from moereplay.analysis.figures.capacities import curves_alone, unmatched
+from moereplay.analysis.figures.chart import Chart
+from moereplay.analysis.figures.panels import KINDS, Picture, rendered, save, save_caption, save_numbers
+from moereplay.analysis.figures.sheet import on_page
 from moereplay.results.result import ResultError, unknown
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "QUALITY_FIGURES",
     "VALIDATION_FIGURES",
     "Drawn",
+    "chart",
     "draw",
     "draw_all",
     "draw_curves",
@@ -33,35 +36,48 @@ __all__ = [
     "unmatched",
 ]
 
-#: Of replays, of those that were checked as well or have a forecast, of live runs beside replays, of measured ones, and
-#: of what a model answered under policies, in the order in which reports show them.
-FIGURES = (
-    "collisions_by_layer",
-    "collisions_in_prefill",
-    "misses",
-    "hit_rate_by_capacity",
-    "ttft_by_capacity",
-    "tpot_by_capacity",
-)
-CHECK_FIGURES = ("checks",)
-FORECAST_FIGURES = ("forecast_by_speed",)
-VALIDATION_FIGURES = ("validation", "open_loop_error")
-MEASURED_FIGURES = ("measured",)
-QUALITY_FIGURES = ("quality_by_miss_rate", "quality_by_speed", "quality_by_parameter", "quality_forecast")
+
+class Source(NamedTuple):
+    """Where a figure is made: the module that has a function of its name, and the values of its options."""
+
+    module: str
+    options: Mapping[str, Sequence[str]] = {}  #: name -> values, the first is the default
+    curves: bool = False  #: whether it takes curves too
+
+
+#: Figures of each kind of results, in the order of reports: replays, then those that were checked or have forecasts,
+#: validations, measured runs, and quality.
+FIGURES = {
+    "collisions_by_layer": Source("by_layer", {"phase": ("decode", "prefill", "both"), "per": ("miss", "access")}),
+    "collisions_in_prefill": Source("by_layer", {"per": ("miss", "access")}),
+    "misses": Source("misses"),
+    "hit_rate_by_capacity": Source("by_capacity", curves=True),
+    "ttft_by_capacity": Source("by_capacity", {"latency": ("ttft_mean_ms", "ttft_median_ms")}),
+    "tpot_by_capacity": Source("by_capacity"),
+}
+CHECK_FIGURES = {"checks": Source("real_runs")}
+FORECAST_FIGURES = {"forecast_by_speed": Source("quality")}
+VALIDATION_FIGURES = {"validation": Source("real_runs"), "open_loop_error": Source("real_runs")}
+MEASURED_FIGURES = {"measured": Source("real_runs")}
+QUALITY_FIGURES = {
+    "quality_by_miss_rate": Source("quality"),
+    "quality_by_speed": Source("quality"),
+    "quality_by_parameter": Source("quality"),
+    "quality_forecast": Source("quality", {"measure": ("kl", "nll")}),
+}
 
 
 class Drawn(NamedTuple):
-    """Figures with their names, and the names of those that the rows do not allow, with the reason and the remedy."""
+    """Figures with their names, and the reasons and remedies of those that the rows do not allow."""
 
-    figures: list[tuple[str, Figure]]
+    figures: list[tuple[str, Picture]]
     left_out: dict[str, str]
 
 
-def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **options: str) -> Figure:
-    """The figure of that name from the rows of `results.load` or `results.validation.load`.
+def chart(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **options: str) -> Chart:
+    """Return the figure of that name from a frame of results of any kind, as a value.
 
-    Options are as in the figure's `OPTIONS`, first = default; `curves`, the rows of `curves.load`, are for figures that
-    `TAKES_CURVES`.
+    `curves`, the rows of `results.curves.load`, are for figures that take them.
 
     Raises ResultError for an unknown name, option or value, or saying what to replay if the rows do not suffice.
     """
@@ -70,25 +86,24 @@ def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **o
         raise unknown("figure", name, known)
     if frame.is_empty():
         raise ResultError(f"{name} has no results to draw; load a folder of them first")
-    figure = import_module(f"moereplay.analysis.figures.{name}")
-    more = {"curves": curves} if getattr(figure, "TAKES_CURVES", False) else {}
-    with styled():
-        return figure.draw(frame, **more, **_chosen(name, figure.OPTIONS, options))
+    source = known[name]
+    make = getattr(import_module(f"moereplay.analysis.figures.{source.module}"), name)
+    more = {"curves": curves} if source.curves else {}
+    return make(frame, **more, **_chosen(name, source.options, options))
 
 
-def draw_curves(curves: pl.DataFrame) -> Figure:
-    """The page of curves alone, for a folder without replays. Raises ResultError if there are none."""
-    with styled():
-        return import_module("moereplay.analysis.figures.curves").draw(curves)
+def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **options: str) -> Picture:
+    """Return the picture of that chart. Raises ResultError as `chart` does."""
+    return rendered(chart(name, frame, curves, **options))
 
 
-def unmatched(frame: pl.DataFrame, curves: pl.DataFrame) -> str:
-    """Which curves stand behind no replay of a frame, in words; empty if each of them does."""
-    return import_module("moereplay.analysis.figures.hit_rate_by_capacity").unmatched(frame, curves)
+def draw_curves(curves: pl.DataFrame) -> Picture:
+    """Return the picture of curves alone, for a folder without replays. Raises ResultError if there are none."""
+    return rendered(curves_alone(curves))
 
 
 def draw_all(frame: pl.DataFrame, names: Sequence[str] | None = None, curves: pl.DataFrame | None = None) -> Drawn:
-    """The named figures; without names, all that these rows allow.
+    """Draw the named figures, or without names all that these rows allow.
 
     Raises ResultError if a named one cannot be drawn, or without names if none can.
     """
@@ -106,8 +121,8 @@ def draw_all(frame: pl.DataFrame, names: Sequence[str] | None = None, curves: pl
     return drawn
 
 
-def _fed_by(frame: pl.DataFrame) -> tuple[str, ...]:
-    """The list that these rows are for."""
+def _fed_by(frame: pl.DataFrame) -> Mapping[str, Source]:
+    """Return the figures of the kind of results that these rows are."""
     if "closure_tpot_ms" in frame.columns:
         return MEASURED_FIGURES
     if "open_loop" in frame.columns:
@@ -115,11 +130,11 @@ def _fed_by(frame: pl.DataFrame) -> tuple[str, ...]:
     if "measures" in frame.columns:
         return QUALITY_FIGURES
     stored = COLUMN in frame.columns or "latency" in frame.columns  # only stored results can have been checked
-    more = FORECAST_FIGURES if forecast.COLUMN in frame.columns else ()
-    return (*FIGURES, *CHECK_FIGURES, *more) if stored else FIGURES
+    more = FORECAST_FIGURES if forecast.COLUMN in frame.columns else {}
+    return FIGURES | CHECK_FIGURES | more if stored else FIGURES
 
 
-def _chosen(name: str, known: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> dict[str, str]:
+def _chosen(name: str, known: Mapping[str, Sequence[str]], options: Mapping[str, str]) -> dict[str, str]:
     for option, value in options.items():
         if option not in known:
             raise unknown(f"option of {name}", option, known)

@@ -1,14 +1,22 @@
-"""Layout of panels: a row per setting, a column per capacity, and a subtitle of what all panels share."""
+"""Layout of a figure's panels: a row per setting, a column per capacity; and the words that all panels share."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import polars as pl
 
+from moereplay.analysis.comparisons import shares_passes
+from moereplay.analysis.figures.chart import Point, Series
 from moereplay.analysis.figures.sheet import is_narrow
-from moereplay.results.read import fields
+from moereplay.analysis.metrics import HIGH, LOW, rows_of
+from moereplay.analysis.palette import Look
+from moereplay.analysis.statistics import FEW
+from moereplay.results.counters import PHASES
+from moereplay.results.read import fields, layers
+from moereplay.results.remarks import synthetic_of
 from moereplay.results.result import ResultError
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 
@@ -129,3 +137,57 @@ def _text(name: str) -> pl.Expr:
 
 def _word(name: str) -> str:
     return name.replace("_", " ")
+
+
+# What panels draw
+
+
+def lines(rows: pl.DataFrame, x: str, y: str, looks: Mapping[str, Look], by: str = "eviction") -> list[Series]:
+    """Return a series per look, of the rows whose column `by` is its name; a null is a gap.
+
+    Intervals are the columns `Y_low` and `Y_high`, if there are any.
+    """
+    ends = (f"{y}{LOW}", f"{y}{HIGH}")
+    chosen = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in (*ends, "identity")]
+    columns = rows.sort(x).select(by, x, y, *chosen)
+    found = {
+        name: Series(name, look, [Point(*row[1:]) for row in columns.filter(pl.col(by) == name).iter_rows()])
+        for name, look in looks.items()
+    }
+    return [each for each in found.values() if each.points]
+
+
+# Words below a figure
+
+ONLY = {"prefill": "every pass is a prompt's", "decode": "no prompt was replayed"}
+
+
+def covered(frame: pl.DataFrame) -> str:
+    """Return which phases the totals of a frame cover, as a sentence; empty if no row of a layer was stored."""
+    found = set(layers(frame)["phase"])
+    phases = [phase for phase in PHASES if phase in found]
+    if len(phases) > 1:
+        return "Prefill and decode together."
+    return f"{phases[0].capitalize()} only: {ONLY[phases[0]]}." if phases else ""
+
+
+def interval_note(frame: pl.DataFrame) -> str:
+    """Return what the bars at points are, or why there are none."""
+    every = [rows_of(frame, at) for at in range(len(frame))]
+    if all(synthetic_of(about) for about in frame["about"]):
+        return "No intervals: the routing is synthetic."
+    if not any(every):
+        return "No intervals: per-request rows were not stored."
+    kept = [rows for rows in every if rows]
+    if all(shares_passes(rows) for rows in kept):
+        return "No intervals: requests share passes."
+    fewest = min(map(len, kept))
+    if max(map(len, kept)) < 2:
+        return "No intervals: one request."
+    few = ", rough: fewer than ten" if fewest < FEW else ""
+    return f"Bars: 95% CI over requests (n = {fewest}{few})."
+
+
+def joined(*sentences: str) -> str:
+    """Return the sentences of a note, without those that are empty."""
+    return " ".join(filter(None, sentences))

@@ -1,56 +1,53 @@
-"""Misses by reason (SpecMD, Fig. 4): how many a policy has, and which of them it could have avoided."""
+"""Misses by cause (SpecMD, Fig. 4): how many a policy has, and which of them it could have avoided."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import polars as pl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from moereplay.analysis.figure_numbers import ENDS
-from moereplay.analysis.figures.ends import highest, said
-from moereplay.analysis.figures.facets import Facets, cells, columned, facets
-from moereplay.analysis.figures.phases import covered
-from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE, Grid, Sheet, Wording, is_narrow
+from moereplay.analysis.figures.capacities import BELADY_NAME
+from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Rule
+from moereplay.analysis.figures.facets import Facets, cells, columned, covered, facets, interval_note, joined
+from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
 from moereplay.analysis.metrics import HIGH, LOW, with_ends
-from moereplay.analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, INK, looks
+from moereplay.analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, DASHED, Look, looks
 from moereplay.results.counters import COUNTERS
 from moereplay.results.read import runs
 
-OPTIONS: dict[str, tuple[str, ...]] = {}
 #: Column -> its legend and colour, in the order of the stack.
-REASONS = {
+CAUSES = {
     "compulsory": ("compulsory", COMPULSORY),
     "capacity_misses": ("capacity", CAPACITY),
     "collisions": ("collision", COLLISION),
 }
-NARROW_ROOM = 1.5  # the same on a narrow page
-BAR, ROOM = 0.72, 1.25  # height of a bar, and the longest one's room on the axis for its label
-WIDE = 0.12  #: part of the axis from which a collision segment holds its label
-BEHIND_TOTAL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # Belady's line may pass there
-BOUND_LABEL = "Belady (no prefetch)"
+BELADY = Look(BOUND, dash=DASHED, width=1.2)
 
 
-def draw(frame: pl.DataFrame) -> Figure:
-    """A stacked bar per eviction policy with its total; a column of panels per capacity, a row per setting."""
+def misses(frame: pl.DataFrame) -> Chart:
+    """Draw a stacked bar per eviction policy with its total; a column of panels per capacity, a row per setting."""
     found = columned(facets(frame, _with_ends(frame)))
-    names = list(looks(found.policies))
-    longest = max(1, highest(found.rows, "misses")) * (NARROW_ROOM if is_narrow() else ROOM)
-    notes = f"{covered(frame)} {said(frame)} {found.left_out}"
-    sheet = Sheet(_grid(found, names), _wording(found, notes), _handles(found))
-    for panels, shown in zip(sheet.panels, cells(found).shown, strict=True):
-        for axes, (setting, capacity) in zip(panels, shown, strict=True):
-            _bars(axes, found.panel(setting, capacity), names, longest)
-    _scale(sheet.panels[0][0], names, longest)
-    return sheet.figure
+    names, laid = list(looks(found.policies)), cells(found)
+    definitions = [
+        f"{name.capitalize()}: {COUNTERS[name].definition}." for name in ("compulsory", "collisions", "capacity")
+    ]
+    bounded = not found.rows["bound_belady_hits"].drop_nulls().is_empty()
+    return Chart(
+        title="Misses by reason",
+        subtitle=found.shared,
+        label=found.label,
+        note=joined(*definitions, covered(frame), interval_note(frame), found.left_out),
+        x=Axis("misses"),
+        y=Axis("eviction policy"),
+        columns=laid.columns,
+        rows=laid.rows,
+        panels=[[_panel(found, names, *each) for each in row] for row in laid.shown],
+        legend=[*(Entry(*each) for each in CAUSES.values()), *[Entry(BELADY_NAME, BELADY)] * bounded],
+        size=(5.6 if len(found.capacities) == 1 else 3.0, max(0.25 * len(names) + 0.15, 0.9)),
+        left=0.6 + max(map(len, names)) * TEXT_SIZE * LETTER,
+    )
 
 
 def _with_ends(frame: pl.DataFrame) -> pl.DataFrame:
-    """Totals, with the interval of the misses: that of their share of accesses, or of the others if these are more."""
+    """Add the interval of the misses: from that of the smaller share of accesses, misses or the rest."""
     table = with_ends(frame, runs(frame), ("misses_per_access", "found_per_access"))
     often = pl.col("misses") * 2 > pl.col("accesses")
     share = {
@@ -62,62 +59,19 @@ def _with_ends(frame: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns((each * pl.col("accesses")).alias(f"misses{end}") for end, each in share.items())
 
 
-def _grid(found: Facets, names: list[str]) -> Grid:
-    left = 0.6 + max(map(len, names)) * TEXT_SIZE * LETTER
-    width = 5.6 if len(found.capacities) == 1 else 3.0
-    laid = cells(found)
-    return Grid(laid.columns, laid.rows, (width, max(0.25 * len(names) + 0.15, 0.9)), left)
-
-
-def _wording(found: Facets, phases: str) -> Wording:
-    reasons = [
-        f"{name.capitalize()}: {COUNTERS[name].definition}." for name in ("compulsory", "collisions", "capacity")
+def _panel(found: Facets, names: list[str], setting: str, capacity: str) -> Panel:
+    rows = found.panel(setting, capacity)
+    known = {row["eviction"]: row for row in rows.iter_rows(named=True)}
+    bars = [
+        Bar(
+            name,
+            [Part(cause, row[cause], colour, cause == "collisions") for cause, (_, colour) in CAUSES.items()],
+            row["misses_low"],
+            row["misses_high"],
+        )
+        if (row := known.get(name))
+        else Bar(name, ())
+        for name in names
     ]
-    note = " ".join((*reasons, phases)).rstrip()
-    return Wording("Misses by reason", found.shared, found.label, "misses", "eviction policy", note)
-
-
-def _handles(found: Facets) -> list[Patch | Line2D]:
-    patches: list[Patch | Line2D] = [Patch(facecolor=colour, label=label) for label, colour in REASONS.values()]
-    if found.rows["bound_belady_hits"].drop_nulls().is_empty():
-        return patches
-    return [*patches, Line2D([], [], color=BOUND, linestyle="--", lw=1.2, label=BOUND_LABEL)]
-
-
-def _bars(axes: Axes, rows: pl.DataFrame, names: list[str], longest: float) -> None:
-    for bar in rows.iter_rows(named=True):
-        _bar(axes, bar, names.index(bar["eviction"]), longest)
     bounds = (rows["bound_accesses"] - rows["bound_belady_hits"]).drop_nulls()
-    if not bounds.is_empty():
-        axes.axvline(min(bounds), color=BOUND, linestyle="--", lw=1.2, label=BOUND_LABEL)
-    axes.grid(axis="y", visible=False)
-
-
-def _bar(axes: Axes, bar: dict[str, Any], at: int, longest: float) -> None:
-    left = 0
-    for reason, (_, colour) in REASONS.items():
-        axes.barh(at, bar[reason], left=left, height=BAR, color=colour, label=reason)
-        left += bar[reason]
-    end = left if bar["misses_high"] is None else bar["misses_high"]
-    if bar["misses_low"] is not None:
-        axes.hlines(at, bar["misses_low"], end, colors=INK, linewidth=1.1, label=f"{ENDS}{bar['eviction']}")
-    axes.text(
-        end + longest / 80,
-        at,
-        f"{left:,}",
-        va="center",
-        fontsize=6.5 if is_narrow() else 7.5,
-        fontweight="bold",
-        bbox=BEHIND_TOTAL,
-    )
-    if bar["collisions"] > WIDE * longest:
-        middle = left - bar["collisions"] / 2
-        axes.text(middle, at, f"{bar['collisions']:,}", va="center", ha="center", fontsize=7, color="white")
-
-
-def _scale(axes: Axes, names: list[str], longest: float) -> None:
-    axes.set_xlim(0, longest)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_yticks(range(len(names)), names)
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return Panel(bars=bars, rules=[] if bounds.is_empty() else [Rule(min(bounds), BELADY, BELADY_NAME, upright=True)])

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from matplotlib import style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 
-from moereplay.analysis.figure_numbers import rows_of
 from moereplay.analysis.palette import GRID, INK, MUTED
-from moereplay.analysis.tables import csv
-from moereplay.results.result import ResultError
-from moereplay.traces.files import write_whole
-from moereplay.traces.texts import escaped_lines
 
 DPI = 72  #: of layout; files have their own
 #: Everything that would otherwise follow the machine's own settings; a fixed salt makes SVG ids repeatable.
@@ -125,10 +116,13 @@ class Grid:
         return replace(self, panel=(self.panel[0], self.panel[1] + more))
 
 
-class Sheet:
+Kind = TypeVar("Kind", bound=Figure)
+
+
+class Sheet(Generic[Kind]):
     """A figure with its panels; `panels[row][column]` share both axes, or the vertical one by row or column."""
 
-    def __init__(self, grid: Grid, wording: Wording, legend: Sequence[Artist]) -> None:
+    def __init__(self, grid: Grid, wording: Wording, legend: Sequence[Artist], kind: type[Kind] = Figure) -> None:
         width = _width.get()
         self._narrow = width is not None
         self._grid = grid.fitted(width) if width else grid.stretched(ENTRY * len(legend) + 0.1)
@@ -141,7 +135,7 @@ class Sheet:
         self._top = head + LINE * (len(self._subtitle) + 1.5 * any(grid.columns)) + self._grid.above
         below = LINE * len(self._note) + NARROW_ENTRY * self._legend_rows(legend) * self._narrow
         self.height = self._top + self._grid.size[1] + AXIS_LABEL + below + MARGIN / 2
-        self.figure = Figure(figsize=(self.width, self.height), facecolor="white")
+        self.figure = kind(figsize=(self.width, self.height), facecolor="white")
         parts = (f"{wording.title} ({wording.label})", wording.subtitle, wording.note)
         self.figure.set_label("\n".join(filter(None, parts)))
         self.panels = self._panels()
@@ -271,70 +265,6 @@ def on_page(width: float | None) -> Iterator[None]:
         yield
     finally:
         _width.reset(before)
-
-
-#: What a file of each kind says of itself, without dates or versions: the same figure gives the same bytes.
-KINDS: dict[str, dict[str, None]] = {
-    "png": {"Software": None},
-    "svg": {"Date": None, "Creator": None},
-    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
-}
-
-
-def save(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write `stem.KIND` for each of `KINDS` that is wanted, each whole or not at all; the same figure, the same bytes.
-
-    Raises ResultError if they cannot be written.
-    """
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
-    rendered = [_rendered(figure, kind, KINDS[kind]) for kind in kinds]
-    for path, data in zip(paths, rendered, strict=True):
-        _replace(path, data)
-    return paths
-
-
-def save_caption(figure: Figure, stem: Path) -> Path:
-    """Write the title, the label and the notes of a page of given width, which has none of them, as `stem.txt`.
-
-    Raises ResultError if it cannot be written.
-    """
-    path = stem.with_name(f"{stem.name}.txt")
-    _replace(path, f"{escaped_lines(str(figure.get_label()).replace(NO_BREAK, ' '))}\n".encode())
-    return path
-
-
-def save_numbers(figure: Figure, stem: Path) -> Path:
-    """Write what is drawn as `stem.csv` (`analysis/figure_numbers.py`). Raises ResultError if it cannot be written."""
-    path = stem.with_name(f"{stem.name}.csv")
-    _replace(path, f"{csv(rows_of(figure))}\n".encode())
-    return path
-
-
-def _rendered(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
-    buffer = io.BytesIO()
-    _make_plain(figure)
-    with styled():
-        figure.savefig(buffer, format=kind, metadata=metadata)
-    return buffer.getvalue()
-
-
-def _make_plain(figure: Figure) -> None:
-    """Escape what does not print, which SVG cannot hold, and label logarithmic axes without mathematical notation."""
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
-        text.set_text(escaped_lines(text.get_text().replace(NO_BREAK, " ")))  # lines are broken by now
-    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        if isinstance(axis.get_major_formatter(), LogFormatterMathtext):
-            axis.set_major_formatter(LogFormatter())
-        if isinstance(axis.get_minor_formatter(), LogFormatterMathtext):
-            axis.set_minor_formatter(LogFormatter())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    try:
-        write_whole(path, data)
-    except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}; choose another folder") from None
 
 
 def _wrapped(text: str, inches: float, points: float) -> list[str]:

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from moereplay.analysis.figures.facets import DIGEST, shared
-from moereplay.analysis.figures.lines import axis_name, from_zero, legend
+from moereplay.analysis.figures.panels import from_zero
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording, styled
 from moereplay.analysis.palette import INK, Look, in_order
 from moereplay.results.chart import BOUND, Chart
@@ -78,7 +78,7 @@ def _drawn(chart: Chart, drawn: dict[str, str], text: Text, rows: pl.DataFrame, 
         _subtitle(rows),
         _label(rows),
         chart.x_name,
-        axis_name(y_name, chart.log and bool(y_name)),
+        f"{y_name} (log)" if chart.log and y_name else y_name,
         text.note,
     )
     sheet = Sheet(grid, wording, [*_handles(chart, looks), *marks])
@@ -141,7 +141,11 @@ def _label(rows: pl.DataFrame) -> str:
 
 
 def _handles(chart: Chart, looks: dict[str, Look]) -> Sequence[Artist]:
-    return bar_legend(looks) if chart.kind == "bars" else legend(looks)
+    return (
+        bar_legend(looks)
+        if chart.kind == "bars"
+        else [Line2D([], [], label=name, **look.line(), lw=1.4, markersize=5) for name, look in looks.items()]
+    )
 
 
 def _published_handle(chart: Chart, published: pl.DataFrame) -> Artist:

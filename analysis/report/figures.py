@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from moereplay.analysis.figures.curves import beside
+from moereplay.analysis.figures.capacities import behind as beside
 from moereplay.analysis.metrics import with_ratios
 from moereplay.analysis.palette import look_of
 from moereplay.analysis.report.bars import Bars

@@ -45,7 +45,7 @@ def test_points_have_the_intervals_of_their_figures(several: pl.DataFrame, name:
     (bars,) = [each for each in figure.axes[0].collections if each.get_label() == "_ends of lru"]
     found = [(below[1], above[1]) for below, above in bars.get_segments()]  # type: ignore[attr-defined]
     assert found and found == list(zip(known[f"{metric}_low"], known[f"{metric}_high"], strict=True))
-    assert "Bars: 95 % intervals over requests" in note(figure)
+    assert "Bars: 95% CI over requests" in note(figure)
     assert figure.axes[0].get_ylim()[1] >= max(high for _, high in found)
 
 

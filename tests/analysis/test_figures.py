@@ -201,8 +201,11 @@ def several() -> pl.DataFrame:
     )
 
 
-@pytest.mark.parametrize("made", [many, tiny, several])
-@pytest.mark.parametrize("name", FIGURES)
+#: Without `collisions_in_prefill` of `tiny`, which has no collision.
+PAGES = [each for each in product(FIGURES, (many, tiny, several)) if each != ("collisions_in_prefill", tiny)]
+
+
+@pytest.mark.parametrize(("name", "made"), PAGES)
 def test_texts_stay_on_the_page_and_off_each_other(name: str, made: Callable[[], pl.DataFrame]) -> None:
     figure = draw(name, made())
     with styled():
@@ -226,7 +229,7 @@ def test_an_unknown_figure_or_option_suggests_the_nearest(single: pl.DataFrame) 
 
 def test_without_names_all_that_can_be_drawn_is_drawn(frame: pl.DataFrame, single: pl.DataFrame) -> None:
     assert draw_all(frame).left_out == {}
-    assert tuple(name for name, _ in draw_all(frame).figures) == FIGURES
+    assert tuple(name for name, _ in draw_all(frame).figures) == tuple(FIGURES)
     few = draw_all(single)
     assert [name for name, _ in few.figures] == ["collisions_by_layer", "collisions_in_prefill", "misses"]
     reason = "needs two capacities or more, found 25%; replay several, for example --capacity 1%,5%,25%"
@@ -276,7 +279,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from moereplay.analysis.figures import FIGURES, draw, draw_all, save
-from moereplay.analysis.figures.sheet import save
+from moereplay.analysis.figures.panels import save
 from moereplay.results.stored import load
 frame = load(Path(sys.argv[1]))
 for name, figure in draw_all(frame).figures:

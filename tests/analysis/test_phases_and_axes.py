@@ -27,7 +27,7 @@ def test_each_phase_has_a_figure_that_names_it(single: pl.DataFrame, name: str, 
     cells = layers(single).filter(pl.col("phase") == phase, pl.col("eviction") == "lru").sort("layer")
     assert drawn(figure.axes[0])["lru"] == (cells["collisions"] / cells["misses"]).to_list()
     assert texts(figure)[0] == f"Collisions per miss by layer, {phase}"
-    assert any(text.startswith(f"{phase.capitalize()} passes alone") for text in texts(figure))
+    assert any(text.startswith(f"{phase.capitalize()} passes only") for text in texts(figure))
 
 
 @pytest.mark.parametrize("name", ["misses", "hit_rate_by_capacity"])
@@ -102,11 +102,11 @@ def test_what_has_one_phase_only_leaves_the_figures_of_the_other_out() -> None:
     }
     assert {name: why.partition(";")[0] for name, why in draw_all(rows["prefill"]).left_out.items()} == {
         "collisions_by_layer": "no pass decodes",
-        "tpot_by_capacity": "no pass decodes, so that there is no TPOT",
+        "tpot_by_capacity": "no TPOT: no pass decodes",
     }
     assert {name: why.partition(";")[0] for name, why in draw_all(rows["decode"]).left_out.items()} == {
         "collisions_in_prefill": "no pass is a prompt's",
-        "ttft_by_capacity": "no request has a prompt, so that none has a TTFT",
+        "ttft_by_capacity": "no TTFT: no request has a prompt",
     }
 
 

@@ -6,8 +6,7 @@ import polars as pl
 import pytest
 
 from moereplay.analysis.figures import draw, draw_all
-from moereplay.analysis.figures.quality_by_parameter import families_of
-from moereplay.analysis.figures.quality_panels import Point, front
+from moereplay.analysis.figures.quality import Outcome, families_of, front
 from moereplay.analysis.quality import leading, shown
 from moereplay.results.result import ResultError
 from tests.kit.quality_rows import changed, quality_frame
@@ -29,7 +28,7 @@ def frame() -> pl.DataFrame:
 
 
 def test_a_point_is_on_the_front_if_no_other_beats_it_in_both() -> None:
-    points = [Point("a", x, loss, 0) for x, loss in ((0.1, 5), (0.2, 3), (0.3, 4), (0.4, 1), (0.4, 2))]
+    points = [Outcome("a", x, loss, 0) for x, loss in ((0.1, 5), (0.2, 3), (0.3, 4), (0.4, 1), (0.4, 2))]
     assert [(each.x, each.loss) for each in front(points, more_is_better=False)] == [(0.1, 5), (0.2, 3), (0.4, 1)]
     assert [(each.x, each.loss) for each in front(points, more_is_better=True)] == [(0.4, 1)]
 

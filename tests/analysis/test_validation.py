@@ -356,7 +356,7 @@ def test_figures_say_what_they_need(comparisons: list[Comparison]) -> None:
     one = to_frame(comparisons[:2])
     assert [name for name, _ in draw_all(one).figures] == ["validation"]
     assert draw_all(one).left_out["open_loop_error"].startswith("needs two lambdas or more of one policy set; validate")
-    assert tuple(name for name, _ in draw_all(to_frame(comparisons)).figures) == VALIDATION_FIGURES
+    assert tuple(name for name, _ in draw_all(to_frame(comparisons)).figures) == tuple(VALIDATION_FIGURES)
     with pytest.raises(ResultError, match="needs two lambdas or more of one policy set"):
         draw("open_loop_error", one)
     with pytest.raises(ResultError, match="20 policy sets do not fit a page of 8 panels"):

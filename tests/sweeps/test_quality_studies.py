@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moereplay.analysis.figures.quality_by_parameter import parameter
+from moereplay.analysis.figures.quality import parameter
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.policy_sets import STUDIES, Study, study
 from moereplay.traces.geometry import known

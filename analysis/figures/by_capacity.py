@@ -1,0 +1,189 @@
+"""Figures over capacity: hit rate, time to first token, and time per output token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import polars as pl
+
+from moereplay.analysis.checks import caption, ringed
+from moereplay.analysis.comparisons import PARTS
+from moereplay.analysis.figures import capacities
+from moereplay.analysis.figures.capacities import panel_size
+from moereplay.analysis.figures.chart import Axis, Chart, Entry, Panel, Point, Series, legend
+from moereplay.analysis.figures.facets import Facets, covered, interval_note, joined, lines
+from moereplay.analysis.figures.sheet import is_narrow
+from moereplay.analysis.palette import INK, Look, looks
+from moereplay.results.metrics import formula
+from moereplay.results.read import seconds_of
+from moereplay.results.result import ResultError
+
+RING = Look(INK, "o", width=0, size=9.0, hollow=True)
+HIT_RATE = (
+    "Hit rate: accesses whose expert was resident at look-up; a delayed hit (expert in flight) does not count. "
+    "Compulsory limit: every first access of an expert misses, so no cache without prefetch hits more."
+)
+TTFT = {"ttft_mean_ms": "mean TTFT", "ttft_median_ms": "median TTFT"}
+#: Of time per output token, a column of panels each.
+TPOT = {"tpot_ms": "TPOT, ms", "tokens_per_s": "tokens/s, of one request"}
+
+
+def hit_rate_by_capacity(frame: pl.DataFrame, curves: pl.DataFrame | None = None) -> Chart:
+    """Draw a line per eviction policy with bounds; a panel per setting.
+
+    Where `curves` hold for a panel, their lines replace those between points, Belady's included. Raises ResultError for
+    a single capacity without a curve.
+    """
+    found = capacities.with_percents(frame, "hit_rate")
+    panels = [found.panel(setting) for setting in found.settings]
+    behind = [capacities.behind(curves, panel) for panel in panels]
+    curved = not all(each.is_empty() for each in behind)
+    if not curved:
+        capacities.check_several(found, "hit_rate_by_capacity")
+    marked = ringed(frame, "hit_rate")
+    note = [
+        HIT_RATE,
+        capacities.meaning(found.rows),
+        covered(frame),
+        interval_note(frame),
+        capacities.GAPS if curved else "",
+    ]
+    return Chart(
+        title="Hit rate against capacity",
+        subtitle=found.shared,
+        label=found.label,
+        note=joined(*note, caption(frame, "hit_rate")),
+        x=capacities.capacity_axis(found.rows, behind),
+        y=Axis("hit rate", "share", zero=True),
+        rows=found.settings,
+        panels=[[_hit_rates(panel, each, found, marked)] for panel, each in zip(panels, behind, strict=True)],
+        legend=[*_hit_rate_legend(found, behind), *_ring_entry(marked)],
+        size=panel_size(len(panels), 1),
+        names_hidden=True,
+    )
+
+
+def _hit_rates(panel: pl.DataFrame, curves: pl.DataFrame, found: Facets, marked: Sequence[str]) -> Panel:
+    known = set(curves["policy"])
+    drawn = [
+        replace(each, joined=each.name not in known)
+        for each in lines(panel, "percent", "hit_rate", looks(found.policies))
+    ]
+    bounds = capacities.bounds(panel, points="belady" in known)
+    if known:
+        bounds = [each for each in bounds if each.name != capacities.LIMIT_NAME] + [capacities.limit_of(curves)]
+    return Panel([*drawn, *capacities.curve_series(curves), *bounds, *_rings(panel, "hit_rate", marked)])
+
+
+def _hit_rate_legend(found: Facets, behind: Sequence[pl.DataFrame]) -> list[Entry]:
+    curved = {policy for each in behind for policy in each["policy"]}
+    known = {name: found.rows[name].drop_nulls().len() > 0 for name in ("belady_hit_rate", "compulsory_limit")}
+    limit = [Entry(capacities.LIMIT_NAME, capacities.LIMIT_LINE)] if known["compulsory_limit"] or curved else []
+    names = [*sorted(curved - {"belady"}), *["belady"] * (known["belady_hit_rate"] or "belady" in curved)]
+    everywhere = {name for name in curved if all(name in set(each["policy"]) for each in behind)}
+    replayed = [
+        Entry(name, replace(look, width=0) if name in everywhere else look)
+        for name, look in legend(looks(found.policies))
+        if not isinstance(look, str)
+    ]
+    return [*replayed, *(Entry(*capacities.curve_look(name)) for name in names), *limit]
+
+
+def ttft_by_capacity(frame: pl.DataFrame, latency: str) -> Chart:
+    """Draw a line per eviction policy, a panel per setting; requests without a prompt have no TTFT.
+
+    Raises ResultError for a single capacity, or if no request has a prompt.
+    """
+    found = capacities.with_percents(frame, *[latency] * (latency in PARTS))
+    capacities.check_several(found, "ttft_by_capacity")
+    if found.rows[latency].drop_nulls().is_empty():
+        raise ResultError(
+            "no TTFT: no request has a prompt; replay a trace of prompts, for example of: "
+            "moereplay record MODEL --prompts FILE --out TRACE"
+        )
+    drawn, marked, word = looks(found.policies), ringed(frame, "ttft_ms"), TTFT[latency]
+    note = [
+        f"{word}: {formula(latency)}. Seconds: {seconds_of(frame)}.",
+        capacities.meaning(found.rows),
+        interval_note(frame) if latency in PARTS else "No intervals: they exist for means only.",
+        _constant(found.rows, latency),
+        caption(frame, "ttft_ms"),
+    ]
+    return Chart(
+        title=f"{word[0].upper()}{word[1:]} against capacity",
+        subtitle=found.shared,
+        label=found.label,
+        note=joined(*note),
+        x=capacities.capacity_axis(found.rows),
+        y=Axis(f"{word}, ms", "number", zero=True),  # from zero, so that lengths compare
+        rows=found.settings,
+        panels=[[_over_capacity(found.panel(setting), latency, drawn, marked)] for setting in found.settings],
+        legend=[*legend(drawn), *_ring_entry(marked)],
+        size=panel_size(len(found.settings), 1),
+        names_hidden=True,
+    )
+
+
+def _constant(rows: pl.DataFrame, latency: str) -> str:
+    each = rows.group_by("setting", "eviction").agg((pl.col(latency).max() - pl.col(latency).min()).alias("spread"))
+    return "" if each["spread"].drop_nulls().max() else "It does not depend on the capacity."
+
+
+def tpot_by_capacity(frame: pl.DataFrame) -> Chart:
+    """Draw a line per eviction policy; a row of panels per setting, columns for milliseconds and tokens per second.
+
+    Raises ResultError for a single capacity, or if nothing was decoded.
+    """
+    found = capacities.with_percents(frame, *TPOT)
+    capacities.check_several(found, "tpot_by_capacity")
+    if found.rows["tpot_ms"].drop_nulls().is_empty():
+        raise ResultError(
+            "no TPOT: no pass decodes; replay a trace of decoded tokens, for example of: "
+            "moereplay record MODEL --prompts FILE --max-new-tokens 64 --out TRACE"
+        )
+    drawn, marked = looks(found.policies), ringed(frame, "tpot_ms")
+    note = [
+        f"Decode passes only. TPOT: {formula('tpot_ms')}. tokens/s: its inverse, one token per pass.",
+        f"Seconds: {seconds_of(frame)}.",
+        capacities.meaning(found.rows),
+        interval_note(frame),
+        caption(frame, "tpot_ms"),
+    ]
+    panels = [
+        [_over_capacity(found.panel(setting), metric, drawn, marked) for metric in TPOT] for setting in found.settings
+    ]
+    columns, rows = list(TPOT.values()), found.settings
+    if is_narrow():  # one below the other
+        rows = [f"{title}{', ' * bool(setting)}{setting}" for setting in found.settings for title in columns]
+        columns, panels = [""], [[panel] for row in panels for panel in row]
+    return Chart(
+        title="Time per output token against capacity",
+        subtitle=found.shared,
+        label=found.label,
+        note=joined(*note),
+        x=capacities.capacity_axis(found.rows),
+        y=Axis("", "number", zero=True),
+        columns=columns,
+        rows=rows,
+        panels=panels,
+        legend=[*legend(drawn), *_ring_entry(marked)],
+        size=panel_size(len(found.settings), len(TPOT)),
+        scales="each" if is_narrow() else "columns",
+        names_hidden=True,
+    )
+
+
+def _over_capacity(panel: pl.DataFrame, metric: str, drawn: dict[str, Look], marked: Sequence[str]) -> Panel:
+    return Panel([*lines(panel, "percent", metric, drawn), *_rings(panel, metric, marked)])
+
+
+def _rings(panel: pl.DataFrame, metric: str, marked: Sequence[str]) -> list[Series]:
+    """Circle the points of checked configurations."""
+    rows = panel.filter(pl.col("identity").is_in(list(marked))).select("percent", metric)
+    points = [Point(*row) for row in rows.iter_rows()]
+    return [Series("", RING, points, joined=False, measured=False)] if points else []
+
+
+def _ring_entry(marked: Sequence[str]) -> list[Entry]:
+    return [Entry("checked", RING)] if marked else []

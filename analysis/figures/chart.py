@@ -1,0 +1,219 @@
+"""A figure as a value: panels of series over axes. Pictures, CSV files and the pages of `report` are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from moereplay.analysis.palette import Look
+
+COLUMNS = ("panel", "name", "part", "x", "y", "low", "high")  #: of the CSV
+DECADE = 10  #: ratio of the largest to the smallest value from which an axis is logarithmic
+
+
+class Tick(NamedTuple):
+    """A labelled place on an axis."""
+
+    at: float
+    word: str
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A quantity: its title, the format of its numbers, and its scale."""
+
+    title: str = ""
+    format: Literal["", "number", "share", "whole"] = ""  #: empty: as the renderer likes
+    scale: Literal["linear", "log", "symlog"] = "linear"
+    zero: bool = False  #: whether it begins at zero
+    limits: tuple[float, float] | None = None
+    linear_within: float = 1.0  #: of symlog
+    ticks: Sequence[Tick] = ()  #: labelled where labels do not touch, else small; none: as the renderer likes
+    more_ticks: Sequence[Tick] = ()  #: drawn where there is room between those
+    suffix: str = ""  #: of its numbers
+
+    @property
+    def named(self) -> str:
+        """The title, which tells a logarithmic scale."""
+        return f"{self.title} (log)" if self.scale == "log" and self.title else self.title
+
+
+class Point(NamedTuple):
+    """A value; `y` is None for a gap in a line."""
+
+    x: float
+    y: float | None
+    low: float | None = None
+    high: float | None = None
+    identity: str = ""  #: of the replay that it belongs to
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, or points that no line joins."""
+
+    name: str  #: empty for guides, which are not part of the data
+    look: Look
+    points: Sequence[Point]
+    joined: bool = True
+    across: bool = False  #: whether intervals lie along the horizontal axis
+    behind: bool = False  #: whether it lies below all other series
+    measured: bool = True  #: False for bounds and curves: lines without points of their own
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line across a whole panel."""
+
+    at: float
+    look: Look
+    name: str = ""  #: empty for guides
+    upright: bool = False
+
+
+class Part(NamedTuple):
+    """A piece of a stacked bar."""
+
+    name: str
+    size: int
+    colour: str
+    labelled: bool = False  #: whether its size is written into it, if there is room
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stacked horizontal bar, with the interval of its total."""
+
+    name: str
+    parts: Sequence[Part]
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def total(self) -> int:
+        """The sum of its parts."""
+        return sum(part.size for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What is drawn over one pair of axes, from the back to the front."""
+
+    series: Sequence[Series] = ()
+    rules: Sequence[Rule] = ()
+    bars: Sequence[Bar] = ()
+    x: Axis | None = None  #: instead of the chart's
+    y: Axis | None = None  #: instead of the chart's
+
+
+class Entry(NamedTuple):
+    """A line of the legend; a colour alone is a patch."""
+
+    name: str
+    look: Look | str
+
+
+Scales = Literal["one", "rows", "columns", "each"]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A whole figure."""
+
+    title: str
+    subtitle: str = ""
+    label: str = ""  #: SIMULATED, LIVE, ...
+    note: str = ""
+    x: Axis = Axis()
+    y: Axis = Axis()
+    columns: Sequence[str] = ("",)  #: a title above each column of panels
+    rows: Sequence[str] = ("",)  #: a heading above each row, if there are several
+    panels: Sequence[Sequence[Panel]] = ((Panel(),),)  #: by row and column
+    legend: Sequence[Entry] = ()
+    size: tuple[float, float] = (6.0, 3.4)  #: inches of a panel
+    left: float = 0.85  #: inches for tick labels
+    scales: Scales = "one"  #: a vertical scale for all panels, each row, each column, or each panel
+    own_x: bool = False  #: whether each column has its own horizontal scale
+    names_hidden: bool = False  #: whether lines that hide one another are named above a panel
+
+    def cells(self) -> Iterator[tuple[int, int, Panel]]:
+        """Every panel with its row and column."""
+        for row, panels in enumerate(self.panels):
+            for column, panel in enumerate(panels):
+                yield row, column, panel
+
+    def sharing(self, row: int, column: int) -> list[Panel]:
+        """The panels that share the vertical scale of one."""
+        alike = {
+            "one": lambda r, c: True,
+            "rows": lambda r, c: r == row,
+            "columns": lambda r, c: c == column,
+            "each": lambda r, c: (r, c) == (row, column),
+        }[self.scales]
+        return [panel for r, c, panel in self.cells() if alike(r, c)]
+
+    def name_of(self, row: int, column: int) -> str:
+        """The name of a panel."""
+        return ", ".join(filter(None, (self.rows[row], self.columns[column])))
+
+
+def highest(panels: Sequence[Panel]) -> float:
+    """Return the largest value of series, intervals included; 0 without any."""
+    points = [point for panel in panels for each in panel.series for point in each.points]
+    return max((end for point in points for end in (point.y, point.high) if end is not None), default=0.0)
+
+
+def coinciding(series: Sequence[Series]) -> list[list[str]]:
+    """Return the names of lines that hide one another."""
+    alike: dict[tuple[tuple[float, float | None], ...], list[str]] = {}
+    for each in series:
+        alike.setdefault(tuple((point.x, point.y) for point in each.points), []).append(each.name)
+    return [names for names in alike.values() if len(names) > 1]
+
+
+def spans_a_decade(values: Sequence[float]) -> bool:
+    """Return whether an axis of these values should be logarithmic."""
+    return max(values) > DECADE * min(values)
+
+
+Row = dict[str, Any]
+
+
+def rows_of(chart: Chart) -> list[Row]:
+    """Return a row per point, rule and part of a bar, panel by panel, with every digit."""
+    return [
+        dict.fromkeys(COLUMNS) | {"panel": chart.name_of(row, column)} | each
+        for row, column, panel in chart.cells()
+        for each in (*_points(panel), *_parts(panel))
+    ]
+
+
+def _points(panel: Panel) -> Iterator[Row]:
+    for each in panel.series:
+        for point in each.points if each.name else ():
+            if point.y is not None:
+                ends = {"low": point.low, "high": point.high}
+                yield {"name": each.name, "x": _number(point.x), "y": _number(point.y), **ends}
+    for rule in panel.rules:
+        if rule.name:
+            yield {"name": rule.name, ("x" if rule.upright else "y"): _number(rule.at)}
+
+
+def _parts(panel: Panel) -> Iterator[Row]:
+    for bar in panel.bars:
+        for part in bar.parts:
+            yield {"name": bar.name, "part": part.name, "x": part.size}
+    for bar in panel.bars:
+        if bar.low is not None and bar.high is not None:
+            yield {"name": bar.name, "part": "interval", "low": _number(bar.low), "high": _number(bar.high)}
+
+
+def _number(value: float) -> float | int:
+    number = float(value)
+    return int(number) if number.is_integer() else number
+
+
+def legend(looks: Mapping[str, Look]) -> list[Entry]:
+    """Return an entry per name, with its marker a little larger than in the panels."""
+    return [Entry(name, look.scaled(5.0)) for name, look in looks.items()]

@@ -1,0 +1,317 @@
+"""Pictures of charts by matplotlib: series, rules, bars and scales of every panel of a page (`sheet.py`), and files."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.text import Text
+from matplotlib.ticker import (
+    EngFormatter,
+    FuncFormatter,
+    LogFormatter,
+    LogFormatterMathtext,
+    MaxNLocator,
+    NullFormatter,
+    StrMethodFormatter,
+)
+
+from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Rule, Series, coinciding, highest, rows_of
+from moereplay.analysis.figures.sheet import DPI, LETTER, NO_BREAK, TEXT_SIZE, Grid, Sheet, Wording, is_narrow, styled
+from moereplay.analysis.palette import INK, MUTED, Look
+from moereplay.analysis.tables import csv
+from moereplay.results.result import ResultError
+from moereplay.traces.files import write_whole
+from moereplay.traces.texts import escaped_lines
+
+MARKERS = 16  #: about so many markers on a line
+MOST_STEPS = 6  #: of a percent axis
+TICK_ROOM = 0.29  #: inches between ticks of a percent axis, at least
+NEARLY = 0.4  #: part of a step by which a percent axis may be longer, to end on a tick
+TICK_LETTER = 1.08  #: width of a digit relative to `LETTER`
+MARGINS = 0.05  #: of a horizontal axis, at each end, relative to its values
+SMALL = 6.5  #: points: letters of a note above a panel
+ABOVE = 1.06  #: room above the highest value
+BAR = 0.72  #: height of a bar, in rows
+WIDE = 0.12  #: part of the axis from which a segment of a bar holds its label
+ROOM, NARROW_ROOM = 1.25, 1.5  #: length of the axis relative to the longest bar, whose label stands behind it
+BEHIND_TOTAL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # a rule may pass there
+
+
+class Picture(Figure):
+    """A page that knows the chart that it shows, for the CSV beside it."""
+
+    chart: Chart
+
+
+def rendered(chart: Chart) -> Picture:
+    """Draw a chart on a page of the current width."""
+    with styled():
+        grid = Grid(chart.columns, chart.rows, chart.size, chart.left, chart.scales, chart.own_x)
+        wording = Wording(chart.title, chart.subtitle, chart.label, chart.x.named, chart.y.named, chart.note)
+        sheet = Sheet(grid, wording, [_handle(each) for each in chart.legend], Picture)
+        longest = _longest([bar for _, _, panel in chart.cells() for bar in panel.bars])
+        for row, column, panel in chart.cells():  # scales first: limits follow from values on their scale
+            axes = sheet.panels[row][column]
+            _plain(axes, "x", panel.x or chart.x)
+            _plain(axes, "y", panel.y or chart.y)
+            _fill(axes, panel, longest)
+        for row, column, panel in chart.cells():
+            axes = sheet.panels[row][column]
+            if panel.bars:
+                _bar_scales(axes, panel.bars, longest)
+            else:
+                _scale(axes, chart, panel, chart.sharing(row, column))
+            if chart.names_hidden:
+                _name_equals(axes, coinciding([each for each in panel.series if each.measured and each.name]))
+    sheet.figure.chart = chart
+    return sheet.figure
+
+
+def _handle(entry: Entry) -> Artist:
+    if isinstance(entry.look, str):
+        return Patch(facecolor=entry.look, label=entry.name)
+    return Line2D([], [], label=entry.name, **_drawn(entry.look))
+
+
+def _drawn(look: Look, joined: bool = True) -> dict[str, Any]:
+    """Return the keyword arguments of a matplotlib line."""
+    shape = look.line() | {"lw": look.width, "markersize": look.size, "alpha": look.alpha}
+    shape |= {"linestyle": "none"} if not joined or look.width == 0 else {}
+    return shape | ({"markerfacecolor": "none", "markeredgewidth": 0.9} if look.hollow else {})
+
+
+def _fill(axes: Axes, panel: Panel, longest: float) -> None:
+    for each in panel.series:
+        _series(axes, each)
+    for rule in panel.rules:
+        _rule(axes, rule)
+    if panel.bars:
+        for at, bar in enumerate(panel.bars):
+            _bar(axes, bar, at, longest)
+        axes.grid(axis="y", visible=False)
+
+
+def _series(axes: Axes, series: Series) -> None:
+    if not series.points:
+        return
+    x = np.array([point.x for point in series.points], float)
+    y = np.array([np.nan if point.y is None else point.y for point in series.points], float)
+    shape = _drawn(series.look, series.joined)
+    if series.look.marker:
+        shape |= {"clip_on": False, "markevery": max(1, len(x) // MARKERS) if series.joined else 1}
+    if series.behind:
+        shape |= {"zorder": 1}
+    axes.plot(x, y, label=series.name or None, **shape)
+    known = [point for point in series.points if point.low is not None and point.high is not None]
+    if known:
+        low, high = [point.low for point in known], [point.high for point in known]
+        look = {"colors": series.look.colour, "linewidth": 1.1, "alpha": 0.75, "zorder": 1.9}
+        draw = axes.hlines if series.across else axes.vlines
+        draw(
+            [point.y if series.across else point.x for point in known],
+            low,
+            high,
+            label=f"_ends of {series.name}",
+            **look,
+        )
+
+
+def _rule(axes: Axes, rule: Rule) -> None:
+    shape = {"color": rule.look.colour, "linestyle": rule.look.dash, "lw": rule.look.width}
+    draw = axes.axvline if rule.upright else axes.axhline
+    draw(rule.at, label=rule.name or None, **shape)
+
+
+def _bar(axes: Axes, bar: Bar, at: int, longest: float) -> None:
+    left = 0
+    for part in bar.parts:
+        axes.barh(at, part.size, left=left, height=BAR, color=part.colour, label=part.name)
+        left += part.size
+        if part.labelled and part.size > WIDE * longest:
+            middle = left - part.size / 2
+            axes.text(middle, at, f"{part.size:,}", va="center", ha="center", fontsize=7, color="white")
+    end = left if bar.high is None else bar.high
+    if bar.low is not None:
+        axes.hlines(at, bar.low, end, colors=INK, linewidth=1.1, label=f"_ends of {bar.name}")
+    letters = {"fontsize": SMALL if is_narrow() else 7.5, "fontweight": "bold", "va": "center"}
+    axes.text(end + longest / 80, at, f"{left:,}", bbox=BEHIND_TOTAL, **letters)
+
+
+def _longest(bars: Sequence[Bar]) -> float:
+    ends = [bar.total if bar.high is None else max(bar.total, bar.high) for bar in bars]
+    return max([1, *ends]) * (NARROW_ROOM if is_narrow() else ROOM)
+
+
+def _scale(axes: Axes, chart: Chart, panel: Panel, sharing: Sequence[Panel]) -> None:
+    x, y = panel.x or chart.x, panel.y or chart.y
+    if x.format == "whole":
+        _whole(axes, max(point.x for _, _, each in chart.cells() for series in each.series for point in series.points))
+    if x.ticks:
+        own = [panel] if chart.own_x else [each for _, _, each in chart.cells()]
+        places = [point.x for each in own for series in each.series for point in series.points]
+        _ticks(axes, x, (min(places), max(places)))
+    if y.zero and y.format == "share":
+        from_zero(axes, highest(sharing))
+    elif y.zero and y.format == "number":
+        axes.set_ylim(0, ABOVE * highest(sharing) or 1)
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    elif y.zero:
+        axes.set_ylim(bottom=0)
+
+
+def _plain(axes: Axes, name: str, axis: Axis) -> None:
+    """Set scale, limits and the format of numbers, as far as these do not follow from values."""
+    more = {"linthresh": axis.linear_within} if axis.scale == "symlog" else {}
+    getattr(axes, f"set_{name}scale")(axis.scale, **more)
+    if axis.limits is not None:
+        axes.set(**{f"{name}lim": axis.limits})
+    if axis.format == "number" and not axis.zero:
+        getattr(axes, f"{name}axis").set_major_formatter(StrMethodFormatter("{x:,.4g}"))
+
+
+def _bar_scales(axes: Axes, bars: Sequence[Bar], longest: float) -> None:
+    axes.set_xlim(0, longest)
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _whole(axes: Axes, last: float) -> None:
+    axes.set_xlim(-0.5 - last / 60, last + 0.5 + last / 60)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+
+
+def _ticks(axes: Axes, axis: Axis, ends: tuple[float, float]) -> None:
+    """Label the ticks whose labels do not touch; the others are small, further ones fill the gaps."""
+    words = {tick.at: tick.word for tick in (*axis.ticks, *axis.more_ticks)}
+    scale = math.log if axis.scale == "log" else float
+    inches = float(axes.bbox.width) / DPI / (1 + 2 * MARGINS)
+    places = sorted(tick.at for tick in axis.ticks)
+    kept = _apart(places, scale, words.__getitem__, inches, ends)
+    for tick in axis.more_ticks:
+        more = sorted({*kept, tick.at})
+        kept = more if _apart(more, scale, words.__getitem__, inches, ends) == more else kept
+    axes.set_xticks(kept)
+    axes.minorticks_off()
+    axes.set_xticks([each for each in places if each not in kept], minor=True)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.get(value, "")))
+
+
+def _apart(
+    values: Sequence[float],
+    scale: Callable[[float], float],
+    word: Callable[[float], str],
+    inches: float,
+    ends: tuple[float, float],
+) -> list[float]:
+    """Return the first of the rising values, and each whose label is far enough from that of the one before."""
+    length = (scale(ends[1]) - scale(ends[0])) or 1.0
+    kept = list(values[:1])
+    for value in values[1:]:
+        letters = (len(word(value)) + len(word(kept[-1]))) / 2 + 1
+        if inches * (scale(value) - scale(kept[-1])) / length >= letters * TEXT_SIZE * LETTER * TICK_LETTER:
+            kept.append(value)
+    return kept
+
+
+def from_zero(axes: Axes, top: float) -> None:
+    """Set a percent axis from zero with room above the highest value; a tick that is nearly reached is shown."""
+    end = top * ABOVE if top > 0 else 0.05
+    room = int(axes.bbox.height / DPI / TICK_ROOM)
+    step = _step(top or end, min(max(2, room), MOST_STEPS))
+    count = min(math.floor(end / step + NEARLY), round(1 / step))  # no ratio is above 100 %
+    axes.set_ylim(0, max(end, count * step))
+    axes.set_yticks([step * number for number in range(count + 1)])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
+
+
+def _step(top: float, most: int) -> float:
+    """Return the smallest of 1, 2, 5, 10, 20, ... that needs no more than `most` steps."""
+    power = math.floor(math.log10(top / most))
+    return next(step for step in (factor * 10.0**power for factor in (1, 2, 5, 10)) if top / step <= most)
+
+
+def _name_equals(axes: Axes, groups: list[list[str]]) -> None:
+    """Name the lines that hide one another above the panel, as far as it is wide: only the last one drawn shows."""
+    room = axes.bbox.width / DPI / (SMALL * LETTER)
+    text = "; ".join(" = ".join(names) for names in groups)
+    note = text if len(text) <= room else f"{text[: int(room) - 2].rpartition(' = ')[0]} = …"
+    axes.text(0, 1.015, note, transform=axes.transAxes, fontsize=SMALL, color=MUTED, va="bottom")
+
+
+# Files
+
+#: Metadata of each kind of file, without dates and versions, so that the same figure gives the same bytes.
+KINDS: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
+
+
+def save(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write `stem.KIND` for each kind, each whole or not at all; the same figure gives the same bytes.
+
+    Raises ResultError if they cannot be written.
+    """
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
+    rendered = [_rendered(figure, kind, KINDS[kind]) for kind in kinds]
+    for path, data in zip(paths, rendered, strict=True):
+        _replace(path, data)
+    return paths
+
+
+def save_caption(figure: Figure, stem: Path) -> Path:
+    """Write title, label and notes as `stem.txt`, for pages of a given width, which do not show them.
+
+    Raises ResultError if it cannot be written.
+    """
+    path = stem.with_name(f"{stem.name}.txt")
+    _replace(path, f"{escaped_lines(str(figure.get_label()).replace(NO_BREAK, ' '))}\n".encode())
+    return path
+
+
+def save_numbers(figure: Picture, stem: Path) -> Path:
+    """Write the data of the chart as `stem.csv`. Raises ResultError if it cannot be written."""
+    path = stem.with_name(f"{stem.name}.csv")
+    _replace(path, f"{csv(rows_of(figure.chart))}\n".encode())
+    return path
+
+
+def _rendered(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
+    buffer = io.BytesIO()
+    _make_plain(figure)
+    with styled():
+        figure.savefig(buffer, format=kind, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _make_plain(figure: Figure) -> None:
+    """Escape characters that SVG cannot hold, and label logarithmic axes without mathematical notation."""
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_text(escaped_lines(text.get_text().replace(NO_BREAK, " ")))  # lines are broken by now
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_formatter(), LogFormatterMathtext):
+            axis.set_major_formatter(LogFormatter())
+        if isinstance(axis.get_minor_formatter(), LogFormatterMathtext):
+            axis.set_minor_formatter(LogFormatter())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}; choose another folder") from None
