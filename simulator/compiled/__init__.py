@@ -1,1 +1,1 @@
-"""The fast engine: one kernel of machine code for all policies, equal to `simulator.reference` to the bit."""
+"""The fast engine: machine code shared by all policies, with the results of `simulator.reference` bit for bit."""

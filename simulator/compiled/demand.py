@@ -234,7 +234,7 @@ def run_instead(s, t, j, expert):
 
 @called
 def union_of(s, by_rank, expert, rank, mass, mass_sum, tokens):
-    """The union of what the tokens run, with its weights, in demand order; returns how many experts.
+    """Fill in the union of the tokens' experts, with gate weights, in demand order; return its length.
 
     `union_at` is NONE throughout, before and after.
     """

@@ -16,7 +16,7 @@ from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.source import Gate, Pass, Source
 from moereplay.simulator.times import Times
 from moereplay.traces import routers, token_arrays
-from moereplay.traces.demand import Demand, demand_of, next_passes
+from moereplay.traces.demand import demand_of, next_passes
 from moereplay.traces.derived import derived
 from moereplay.traces.growing import VALUES_AT_ONCE, Growing, Rows, append
 from moereplay.traces.passes import Passes, is_long, schedule
@@ -66,15 +66,19 @@ def inputs_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: 
 
 def _inputs_of(trace: Trace, wanted: Demanded) -> Inputs:
     passes = wanted.passes
-    plan, geometry, demand = schedule(trace, passes), trace.geometry, demand_of(trace, passes)
-    scores = _scores_of(trace) if wanted.scores else {}
-    weights = {"token_weights": token_arrays.rows(trace, "weights")} if "weights" in trace.arrays else {}
-    looks = _looks_of(trace, wanted) if wanted.depths else {}
-    demanded = _demand(demand)
+    demand = demand_of(trace, passes)
+    arrays = _plan_of(trace, passes, schedule(trace, passes)) | {"offsets": demand.offsets}
+    arrays |= {name: getattr(demand, field) for name, field in STREAM.items()}
+    arrays |= {"token_ids": token_arrays.rows(trace, "chosen")}
     if wanted.next_pass:
-        demanded["stream_pass"] = next_passes(trace, passes)
-    tokens = {"token_ids": token_arrays.rows(trace, "chosen")} | weights
-    return _filled(geometry, _plan_of(trace, passes, plan) | demanded | tokens | scores | looks)
+        arrays["stream_pass"] = next_passes(trace, passes)
+    if "weights" in trace.arrays:
+        arrays["token_weights"] = token_arrays.rows(trace, "weights")
+    if wanted.scores:
+        arrays |= _scores_of(trace)
+    if wanted.depths:
+        arrays["look_order"], arrays["look_score"] = look(trace, wanted.depths, *wanted.control)
+    return _filled(trace.geometry, arrays)
 
 
 def _plan_of(trace: Trace, passes: str, plan: Passes) -> dict[str, np.ndarray]:
@@ -131,10 +135,6 @@ def _rows(rows: PassRows, numbers: np.ndarray, plan: Passes) -> dict[str, np.nda
     return {"row_token": rows.token, "row_number": numbers, "row_phase": rows.phase, "row_opens": opens}
 
 
-def _demand(demand: Demand) -> dict[str, np.ndarray]:
-    return {"offsets": demand.offsets} | {name: getattr(demand, field) for name, field in STREAM.items()}
-
-
 def _scores_of(trace: Trace) -> dict[str, np.ndarray]:
     return {
         "token_logits": token_arrays.rows(trace, "logits"),
@@ -142,11 +142,6 @@ def _scores_of(trace: Trace) -> dict[str, np.ndarray]:
         "token_scores": look(trace, (0,)).score[0],
         "token_shares": token_arrays.shares(trace),
     }
-
-
-def _looks_of(trace: Trace, wanted: Demanded) -> dict[str, np.ndarray]:
-    order, score = look(trace, wanted.depths, *wanted.control)
-    return {"look_order": order, "look_score": score}
 
 
 def _depths(config: ReplayConfig) -> tuple[int, ...]:

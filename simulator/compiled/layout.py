@@ -20,8 +20,8 @@ def record(names: str) -> np.dtype:
     return np.dtype([(name, np.int64) for name in names.split()], align=True)
 
 
-#: What does not change in a run. `listeners_*` are sets, bit i for the i-th kind of policy; `keys_read_*` is what the
-#: eviction policy's keys depend on, `reads_*` what any hook reads. `external`: the caller says when something ends.
+#: Constants of a run. `listeners_*` are sets, with bit i for the i-th kind of policy; `keys_read_*` are dependencies of
+#: the eviction policy's keys, `reads_*` the reads of any hook. `external`: the caller reports when activities end.
 SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only reset_every "
     "side_slots reach logs keeps batched weighted scored knows_future by_key queue key_scope ranks row_length "
@@ -31,8 +31,8 @@ SETTING = (
     "has_loading waits_for_all has_start slows_compute reads_kv has_pieces external "
     + "".join(f"listeners_{event} " for event in EVENTS)
 )
-#: What changes, in records: each is written by the file of its name only (tests/simulator/test_state_owners.py).
-#: Rings are pairs of positions that only grow; an array's index is their remainder.
+#: Variables of a run, in records; one file writes each (OWNS, tests/simulator/test_state_owners.py). A ring is a pair
+#: of positions that only grow; the index in its array is the remainder.
 RECORDS = {
     "clock": record("time compute_at cpu_at go wake waiting"),
     "compute": record(
@@ -55,10 +55,10 @@ RECORDS = {
     "stepped": record("ended y elapsed"),
     "errors": record("error culprit"),
 }
-#: Records of which there are several, the most that there may be. They are part of the state, so that the first row is
-#: reached without a pointer. A link: its figures, its rings, when its last transfer is complete (before the first:
-#: -1), and whether the first piece of the next to land has arrived; those into the fast tier first, then one into each
-#: lower tier. A lower tier: bytes, and the ends of its list of complete copies.
+#: Records with several rows, up to a fixed number. They are part of the state, so that the first row needs no pointer.
+#: A link: its constants, its rings, the completion time of its last transfer (-1 before the first), and whether the
+#: first piece of the next transfer has arrived; links into the fast tier come first, then one into each lower tier. A
+#: lower tier: bytes, and the ends of its list of complete copies.
 LINK = record(
     "depth latency_ns start_ns first demand_first demand_end prefetch_first prefetch_end flight_first flight_end "
     "last_done pieced"
@@ -66,7 +66,7 @@ LINK = record(
 LOWER_TIER = record("capacity used complete held_bytes oldest newest")
 ROWS = {"links": (LINK, MOST_LINKS + MOST_TIERS), "lower": (LOWER_TIER, MOST_TIERS)}
 
-#: Lengths of arrays, where none of the above is one.
+#: Lengths of arrays that are not constants above.
 LENGTHS = (
     "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring "
     "n_steps n_demand n_rings n_wires n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs "
@@ -74,45 +74,45 @@ LENGTHS = (
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
-#: The engine's own columns of a copy, beside the contract's.
+#: Columns of a copy that are internal to the engine.
 OWNED = np.dtype(
     [
-        ("target", np.int64),  # step at which its prefetch is aimed
+        ("target", np.int64),  # the step that its prefetch is for
         ("evicted_pass", np.int64),
         ("entered_step", np.int64),
         ("x", np.int32),
         ("layer", np.int32),
-        ("kind", np.int32),  # layer * P + precision: what sizes and times depend on
-        ("member_at", np.int32),  # in its layer's list of members
-        ("row_at", np.int32),  # its position in its layer's row of candidates, from 1; 0 if it is none
-        ("member", np.int8),  # 1 while it occupies room of its pool and has arrived
-        ("invalid", np.int8),  # 1 while its key waits to be evaluated anew
+        ("kind", np.int32),  # layer * P + precision, which determines size and times
+        ("member_at", np.int32),  # position in its layer's list of members
+        ("row_at", np.int32),  # position in its layer's row of candidates, from 1; 0 if it is not one
+        ("member", np.int8),  # 1 while it is resident in its pool
+        ("invalid", np.int8),  # 1 while its key is invalid
         ("listed", np.int8),  # 1 if it is unpinned when the step ends
-        ("done", np.int8),  # 1 from its compute to the end of the step
+        ("done", np.int8),  # 1 from the end of its compute to the end of the step
         ("ever", np.int8),  # 1 once it has been resident
-        ("aside", np.int8),  # a chosen victim while others are chosen: what it was before (space.py)
+        ("aside", np.int8),  # state before it was selected as one of several victims (space.py)
         ("counted", np.int8),  # 1 if its arrival by a prefetch counted as its first use
         ("side", np.int8),  # 1 while it is in a side buffer
-        ("prefetch", np.int8),  # its transfer: a prefetch, met by a demand, bypassing the cache
+        ("prefetch", np.int8),  # its transfer is a prefetch; is awaited by a demand; bypasses the cache
         ("awaited", np.int8),
         ("bypasses", np.int8),
-        ("link", np.int8),  # the one that its expert lies behind
-        ("coming", np.int8),  # 1 while it is under way into a lower tier
-        ("onward", np.int8),  # 1 if its transfer goes on from there
+        ("link", np.int8),  # its home link
+        ("coming", np.int8),  # 1 while it is on its way into a lower tier
+        ("onward", np.int8),  # 1 if its transfer continues from there
     ],
     align=True,
 )
 POOL = record("capacity used open scope")
 ACCESS = record("n x y tokens served")
 EVENT = record("t0 t1 kind pass layer expert precision cause")
-#: Whether a run has been told to stop (simulator/threads.py): another thread writes it while machine code reads it.
+#: Request to stop a run (simulator/threads.py), written by another thread while machine code reads it.
 STOP = record("requested")
-#: How a router makes weights of shares (traces/routers.py).
+#: The router's rule from shares to weights (traces/routers.py).
 RULE = np.dtype([("family", np.int64), ("shared", np.int64), ("scale", np.float64), ("band", np.float32)], align=True)
 
-#: Every array: its type and the numbers of the state that say its shape.
+#: Every array: its type and the numbers of the state that give its shape.
 ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    # the tables that policies see, and the engine's own
+    # the tables that policies see, and internal tables
     "experts": (EXPERT, ("n_experts",)),
     "copies": (COPY, ("n_copies",)),
     "owned": (OWNED, ("n_copies",)),
@@ -120,13 +120,13 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "wire_ns": (np.int64, ("n_wires",)),
     "slow_wire_ns": (np.int64, ("n_wires",)),  # while the CPU computes
     # counters
-    "cells": (np.int64, ("n_cells",)),  # layer, phase, counter
-    "lifetimes": (np.int64, ("n_buckets",)),  # layer, phase, bucket
+    "cells": (np.int64, ("n_cells",)),  # by layer, phase, counter
+    "lifetimes": (np.int64, ("n_buckets",)),  # by layer, phase, bucket
     "log": (EVENT, ("n_log",)),
     "rows": (np.int64, ("n_rows", "n_counters")),  # per request
     "row_times": (np.int64, ("n_rows", "n_times")),
-    "before": (np.int64, ("n_counters",)),  # the counters when the request in progress began
-    # victim selection: candidates in rows, one per layer; the smallest of each; members; copies whose key is invalid
+    "before": (np.int64, ("n_counters",)),  # counters at the start of the current request
+    # victim selection: rows of candidates, one per layer; their smallest keys; members; copies with invalid keys
     "row_key": (np.int64, ("n_copies",)),
     "row_order": (np.int64, ("n_copies",)),
     "row_count": (np.int64, ("layers",)),
@@ -137,36 +137,36 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "marked_layers": (np.int64, ("layers",)),
     "members": (np.int32, ("n_members",)),
     "member_count": (np.int64, ("layers",)),
-    "keyed_scope": (np.int64, ("layers",)),  # the scope in which a layer's keys were worked out, and the pass
+    "keyed_scope": (np.int64, ("layers",)),  # the scope and the pass in which a layer's keys were evaluated
     "keyed_pass": (np.int64, ("layers",)),
-    "behind": (np.int64, ("n_queued",)),  # in a queue: the next to leave after a copy, and before it
+    "behind": (np.int64, ("n_queued",)),  # in a queue: the copies after and before a copy
     "in_front": (np.int64, ("n_queued",)),
     "invalid_copies": (np.int64, ("n_copies",)),
     "eval_copies": (np.int64, ("n_copies",)),  # a batch of copies, and their keys
     "eval_keys": (np.int64, ("n_copies",)),
-    # rings of copies on their way, when they land, and those that compute waits for; their length is a power of two.
-    # The first four are a ring for each link, one after the other; so are the rows of times on the wire
+    # rings of queued and moving copies, completion times, and arrivals that compute waits for; lengths are powers of
+    # two. All but `ready` hold one ring per link in sequence, as do the wire times
     "demand_queue": (np.int64, ("n_rings",)),
     "prefetch_queue": (np.int64, ("n_rings",)),
     "flight": (np.int64, ("n_rings",)),
     "lands": (np.int64, ("n_rings",)),
-    "piece_at": (np.int64, ("n_pieces",)),  # when their first pieces arrive
+    "piece_at": (np.int64, ("n_pieces",)),  # arrival times of first pieces
     "ready": (np.int64, ("n_ring",)),
-    # the lower tiers, one after the other: copies that are complete, from the longest unread to the last read
+    # the lower tiers in sequence: complete copies, least recently read first
     "newer": (np.int64, ("n_tiered",)),
     "older": (np.int64, ("n_tiered",)),
     "is_there": (np.int8, ("n_tiered",)),
-    "held": (np.int8, ("n_tiered",)),  # 1 from when its transfer is queued until it has left over the link above
-    # lists of this step, and side buffers in order of their transfers' start
+    "held": (np.int8, ("n_tiered",)),  # 1 while its transfer upwards is queued or moving
+    # lists of the step, and side buffers in the order of their transfers
     "pinned": (np.int64, ("n_copies",)),
     "done": (np.int64, ("n_copies",)),
-    "chosen_victims": (np.int64, ("n_copies",)),  # in the order of choice, while others are chosen
+    "chosen_victims": (np.int64, ("n_copies",)),  # in the order of selection
     "buffered": (np.int64, ("n_copies",)),
-    # times
+    # durations
     "dense_ns": (np.int64, ("n_lengths", "layers")),
     "slow_dense_ns": (np.int64, ("n_lengths", "layers")),  # while a link works
-    "dense_row": (np.int64, ("n_costs",)),  # by tokens of the pass
-    "kv_ns": (np.int64, ("n_contexts",)),  # of every pass, a layer's part
+    "dense_row": (np.int64, ("n_costs",)),  # row by tokens of the pass
+    "kv_ns": (np.int64, ("n_contexts",)),  # per pass, for one layer
     "slow_kv_ns": (np.int64, ("n_contexts",)),
     "load_ns": (np.int64, ("n_kinds",)),
     "cost_row": (np.int64, ("n_kinds",)),
@@ -174,22 +174,22 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "slow_expert_ns": (np.int64, ("n_sizes", "n_costs")),
     "cpu_ns": (np.int64, ("n_sizes", "n_cpu_costs")),
     "slow_cpu_ns": (np.int64, ("n_sizes", "n_cpu_costs")),  # while the link works
-    # the step in progress: its tokens, what routing and misses make of them, and weights of given ids
+    # the current step: its tokens, and their experts after routing and after misses, with weights
     "ids": (np.int64, ("n_most", "width")),
     "ran": (np.int64, ("n_most", "width")),
     "chosen": (np.int64, ("n_most", "width")),
     "units": (np.int64, ("n_most", "width")),
-    "reweighed": (np.int64, ("n_most",)),  # 1 for tokens that `units` weighs anew
-    "weights": (np.int64, ("n_most", "width")),  # of what routing chose, for policies
+    "reweighed": (np.int64, ("n_most",)),  # 1 for tokens with new weights in `units`
+    "weights": (np.int64, ("n_most", "width")),  # of routed experts, for policies
     "logits": (np.float64, ("n_held", "experts")),
     "choice": (np.float64, ("n_held", "experts")),
-    "batch_scores": (np.int32, ("n_batch", "experts")),  # what a pass whose tokens lie apart shows to policies
+    "batch_scores": (np.int32, ("n_batch", "experts")),  # gathered tokens of a batched pass, for policies
     "batch_order": (np.int16, ("n_look", "n_batch", "experts")),
     "batch_score": (np.int32, ("n_look", "n_batch", "experts")),
-    "own_in_run": (np.int64, ("width",)),  # of one token: where what its router chose runs, and the reverse
+    "own_in_run": (np.int64, ("width",)),  # of one token: positions of routed experts in the run, and the reverse
     "run_in_own": (np.int64, ("width",)),
     "suggested": (np.int64, ("n_copies",)),
-    # its demand in demand order, and the demand after substitution
+    # the step's demand in demand order, and the demand after substitution
     "demand_expert": (np.int64, ("experts",)),
     "demand_rank": (np.int64, ("experts",)),
     "demand_mass": (np.int64, ("experts",)),
@@ -206,7 +206,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "missing": (np.int64, ("experts",)),
     "verdict": (np.int64, ("experts",)),
     "eligible": (np.int64, ("experts",)),
-    "stand_ins": (np.int64, ("experts",)),  # tokens that each expert takes over from the access at hand
+    "stand_ins": (np.int64, ("experts",)),  # tokens that each expert takes over from the current access
     "tier": (np.int64, ("experts",)),  # precision at which each expert of the layer runs in this step, or NONE
     "slot": (np.int64, ("experts",)),  # the access that serves an expert, or NONE
     "predictions": (np.int64, ("n_experts",)),  # how often it was predicted for its layer's next gate
@@ -215,33 +215,33 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "access_of": (np.int64, ("experts",)),  # an expert's access while the union is made again, or NONE
     "accesses": (ACCESS, ("n_accesses",)),
     "others": (ACCESS, ("n_accesses",)),
-    "kept": (np.int16, ("n_kept", "layers", "width")),  # what every token ran, if asked for
+    "kept": (np.int16, ("n_kept", "layers", "width")),  # experts that every token ran, if kept
     "warm": (np.int64, ("n_warm",)),
 }
-#: The demand side: a schedule of passes over recorded tokens. A pass is rows, numbered through the run. Unless a state
-#: is `batched`, row r is token r, all rows of a pass are of one request and phase, and the arrays of rows are empty.
-#: Requests are numbered in the order of their first rows. Arrays that are absent have no tokens.
+#: The demand side: a schedule of passes over recorded tokens. A pass consists of rows, numbered through the run. Unless
+#: a state is `batched`, row r is token r, the rows of a pass share a request and phase, and arrays of rows are empty.
+#: Requests are numbered in the order of their first rows. Absent arrays have length 0.
 INPUT_ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "pass_start": (np.int64, ("passes",)),  # its first row
+    "pass_start": (np.int64, ("passes",)),  # first row
     "pass_tokens": (np.int64, ("passes",)),
-    "pass_phase": (np.int64, ("passes",)),  # of the first row, and so on
+    "pass_phase": (np.int64, ("passes",)),  # of the first row, as are the next
     "pass_request": (np.int64, ("passes",)),
     "pass_number": (np.int64, ("passes",)),
-    "pass_position": (np.int64, ("passes",)),  # tokens of that request before it
-    "pass_apart": (np.int8, ("passes",)),  # 1 if it has no request in common with the pass before
+    "pass_position": (np.int64, ("passes",)),  # earlier tokens of the request
+    "pass_apart": (np.int8, ("passes",)),  # 1 if it shares no request with the previous pass
     "row_token": (np.int64, ("n_batched",)),
     "row_number": (np.int64, ("n_batched",)),
     "row_phase": (np.int8, ("n_batched",)),
     "row_opens": (np.int8, ("n_batched",)),  # 1 for the first row of a request and phase in a pass
     "requests": (np.int64, ("n_rows",)),  # by number
-    "offsets": (np.int64, ("n_steps",)),  # of a step in the demand stream, and its end
+    "offsets": (np.int64, ("n_steps",)),  # of a step in the demand stream; the last is its end
     "stream_expert": (np.int16, ("n_demand",)),
     "stream_rank": (np.int16, ("n_demand",)),
     "stream_mass": (np.int64, ("n_demand",)),
     "stream_sum": (np.int64, ("n_demand",)),
     "stream_tokens": (np.int32, ("n_demand",)),
     "stream_next": (np.int64, ("n_demand",)),
-    "stream_pass": (np.int64, ("n_passes",)),  # of that next use
+    "stream_pass": (np.int64, ("n_passes",)),  # of the next use
     "token_ids": (np.int16, ("n_tokens", "layers", "width")),
     "token_weights": (np.float32, ("n_weighted", "layers", "width")),
     "token_logits": (np.float32, ("n_scored", "layers", "experts")),
@@ -251,7 +251,7 @@ INPUT_ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "look_order": (np.int16, ("n_look", "n_tokens", "layers", "experts")),
     "look_score": (np.int32, ("n_look", "n_tokens", "layers", "experts")),
 }
-#: Memories of the four kinds of policy, in the order of simulator.config.KINDS.
+#: Memory of the four kinds of policy, in the order of simulator.config.KINDS.
 MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
     f"{column}_{kind}": (dtype, axes)
     for kind in range(4)
@@ -263,8 +263,8 @@ MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
         ("own_capacity", np.int64, ("n_pools",)),
     )
 }
-#: Which file writes what, beside the record of its name: arrays, and columns of the tables that several files share.
-#: A function may write to what it is handed; who hands it over is the owner.
+#: The owner of each array, shared column and record that does not have its file's name: only this file writes it. A
+#: function may also write to its arguments; the caller owns them.
 OWNS = {
     "cache": (
         "copies pools.used pools.open pinned done owned.counted owned.done "
@@ -300,7 +300,7 @@ OWNS = {
     "state": "errors",
 }
 
-#: What a state begins with: its numbers and the addresses of its arrays, all int64, each with its position.
+#: The start of a state: its numbers and the addresses of its arrays, all int64, with their positions.
 HEAD = (
     *(SETTING + LENGTHS).split(),
     *(f"at_{name}" for name in ("now", "rule", "stop", *ARRAYS, *INPUT_ARRAYS, *MEMORIES)),

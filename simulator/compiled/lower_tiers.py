@@ -52,11 +52,13 @@ def read(s, tier, y):
 
 @called
 def claim_lower(s, tier, y):
-    """Reserve space for a transfer that is about to start, with evictions; return False, and evict nothing, if there is
-    not enough.
+    """Reserve space for a transfer that is about to start, with evictions.
+
+    Return False, and evict nothing, if there is not enough.
     """
     mine, size = s["lower"][tier], copies(s)[y]["bytes"]
-    if mine["used"] + size - evictable(s, tier) > mine["capacity"]:
+    evictable = mine["complete"] - mine["held_bytes"]  # held copies stay until they have crossed the link
+    if mine["used"] + size - evictable > mine["capacity"]:
         return False
     victim = mine["oldest"]
     while mine["used"] + size > mine["capacity"]:
@@ -67,13 +69,6 @@ def claim_lower(s, tier, y):
     mine["used"] += size
     owned(s)[y]["coming"], owned(s)[y]["onward"] = 1, 1
     return True
-
-
-@called
-def evictable(s, tier):
-    """Return the bytes of complete copies that are not held."""
-    mine = s["lower"][tier]
-    return mine["complete"] - mine["held_bytes"]
 
 
 @called

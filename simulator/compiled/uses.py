@@ -82,11 +82,6 @@ def clear_uses(s):
     """Clear uses and predictions; oracle information stays."""
     s["uses"]["timestamps"] = 0
     for x in range(s["n_experts"]):
-        clear_expert(experts(s)[x])
-
-
-@called
-def clear_expert(row):
-    """Reset an expert's row except for its next use."""
-    row["last_pass"], row["prediction_pass"], row["last_prediction"] = -1, -1, 0
-    row["last_use"], row["uses_ever"], row["uses_here"], row["mass_ever"], row["needed"] = 0, 0, 0, 0, 0
+        row = experts(s)[x]
+        row["last_pass"], row["prediction_pass"], row["last_prediction"] = -1, -1, 0
+        row["last_use"], row["uses_ever"], row["uses_here"], row["mass_ever"], row["needed"] = 0, 0, 0, 0, 0

@@ -209,15 +209,17 @@ class Whole(Part):
         for library in _reached_from(self):
             part = library._final_module if isinstance(library, Part) else library._get_module_for_linking()
             self._final_module.link_in(part, preserve=True)
-        for each in _defined(self._final_module):
-            if each.name != entry:
+        for each in _symbols(self._final_module):
+            if not each.is_declaration and each.name != entry:
                 each.linkage = binding.Linkage.internal
         machine = self._codegen._tm
         options = binding.create_pipeline_tuning_options(speed_level=LEVEL)
         options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = vectorised
         builder = binding.create_pass_builder(machine, options)
         builder.getModulePassManager().run(self._final_module, builder)
-        return machine.emit_object(self._final_module), _undefined(self._final_module)
+        code = machine.emit_object(self._final_module)
+        undefined = [each.name for each in _symbols(self._final_module) if each.is_declaration]
+        return code, [name for name in undefined if not name.startswith("llvm.")]
 
 
 def _reached_from(library: Any) -> Iterator[Any]:
@@ -230,16 +232,8 @@ def _reached_from(library: Any) -> Iterator[Any]:
             yield each
 
 
-def _named(module: Any) -> list[Any]:
+def _symbols(module: Any) -> list[Any]:
     return [*module.functions, *module.global_variables]
-
-
-def _defined(module: Any) -> list[Any]:
-    return [each for each in _named(module) if not each.is_declaration]
-
-
-def _undefined(module: Any) -> list[str]:
-    return [each.name for each in _named(module) if each.is_declaration and not each.name.startswith("llvm.")]
 
 
 class PartCompiler(CompilerBase):
