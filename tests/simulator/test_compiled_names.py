@@ -1,4 +1,4 @@
-"""The name under which a hook's machine code is kept: a hash of all that went into it."""
+"""The name of a hook's machine code on disk: a digest of everything that goes into the code."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def write_policy(folder: Path, body: str, factor: int = 1) -> None:
 
 
 def hits(folder: Path, engine: str) -> list[int]:
-    """Of the user's policy and of LRU, by a process of its own that shares this one's cache."""
+    """Hits of the user's policy and of LRU, from a child process that shares this process's cache."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
     sample = folder / "sample.zarr"
     if not sample.exists():
@@ -92,7 +92,7 @@ def test_an_edit_of_a_users_helper_in_another_file_is_seen(tmp_path: Path) -> No
 
 
 def name_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Under which a user's key is kept."""
+    """Compile a user's key and return the name of its code."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would not notice an edit within a second
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "ranking", raising=False)
@@ -105,7 +105,6 @@ def name_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_hook_is_kept_under_a_name_made_of_all_that_went_into_it(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A number that is imported counts too, though no function is reached in its file."""
     names = []
     for body, factor in ((OLDEST, 1), (OLDEST, 1), (NEWEST, 1), (OLDEST, 2)):
         write_policy(tmp_path, body, factor)
@@ -123,22 +122,7 @@ def test_a_hook_that_does_not_compile_is_refused_with_the_reason(
     assert not list(folder.iterdir())
 
 
-def test_a_number_from_a_file_without_functions_changes_the_name(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = []
-    for factor in (1, 2):
-        write_policy(tmp_path, OLDEST)
-        (tmp_path / "factors.py").write_text(f"FACTOR = {factor}\n")
-        (tmp_path / "mine.py").write_text(
-            POLICY.replace("import FACTOR, rank", "import rank\nfrom factors import FACTOR")
-        )
-        monkeypatch.delitem(sys.modules, "factors", raising=False)
-        names.append(name_of(tmp_path, monkeypatch))
-    assert names[0] != names[1]
-
-
-#: Ways to a number N of `another.py`, a file beside the policy's.
+#: Ways to reach a number N in `another.py`, next to the policy's file.
 WAYS_TO_A_NUMBER = {
     "a module's constant": "import another\n{key}another.N",
     "a constant of a module's module": "import between\n{key}between.another.N",
@@ -178,7 +162,7 @@ def test_every_number_that_a_hook_reaches_is_part_of_the_name(
 
 
 def test_an_edit_since_a_file_was_read_does_not_count(tmp_path: Path) -> None:
-    """Code of before the edit must not be kept under the name of the code after it."""
+    """Code from before the edit must not be kept under the name of the code after it."""
     (tmp_path / "double.py").write_text("def double(n):\n    return 2 * n\n")
     double = module_at(tmp_path / "double.py").double
     before = digest(reached_from(double))
@@ -198,7 +182,7 @@ def test_machine_code_of_every_hook_that_ships_has_a_name() -> None:
 
 
 def test_what_the_hash_leaves_out_cannot_be_reached_from_machine_code() -> None:
-    """Every module of ours that the compiled engine, curves or kernels import, however deep, and wherever in a file."""
+    """Check all modules of the project that machine code imports, directly or not, anywhere in a file."""
     waiting = [path for package in ("compiled", "curves") for path in (ROOT / "simulator" / package).rglob("*.py")]
     waiting += [path for path in (ROOT / "simulator" / "limits").glob("*.py") if "= compiled(" in path.read_text()]
     reached = set(waiting)
@@ -212,7 +196,7 @@ def test_what_the_hash_leaves_out_cannot_be_reached_from_machine_code() -> None:
 
 
 def files_imported_by(path: Path) -> Iterator[Path]:
-    """Of our own modules; of `from package import name`, the package and the module of that name."""
+    """Yield the project's files; for `from package import name` both the package and the module of that name."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom):

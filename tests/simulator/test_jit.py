@@ -1,4 +1,4 @@
-"""The compiler's tool chain: a trial of Numba's private names, and what is done without them."""
+"""The tool chain: the trial of Numba's private parts, and the fallback without them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(IS_PYTHON, reason="there is no compiler in plain
 ROOT = Path(__file__).resolve().parents[2]
 INTERNALS = ROOT / "simulator" / "jit" / "internals.py"
 PUBLIC = ("numba", "numba.extending", "llvmlite")
-#: What `internals` and `compiling` use of Numba's private objects.
+#: Private attributes of Numba that `internals` and `compiling` use.
 ATTRIBUTES = (
     ("numba.core.codegen", "JITCodeLibrary", "_get_module_for_linking"),
     ("numba.core.compiler", "DefaultPassBuilder", "define_nopython_pipeline"),
@@ -30,7 +30,7 @@ ATTRIBUTES = (
 
 
 def private_names() -> list[tuple[str, str]]:
-    """Modules of Numba below its public names, each with a name that `internals` imports from it."""
+    """Private modules of Numba, each with a name that `internals` imports from it."""
     return [
         (node.module, alias.name)
         for node in ast.parse(INTERNALS.read_text()).body
@@ -41,7 +41,7 @@ def private_names() -> list[tuple[str, str]]:
 
 
 def tried(before: str) -> subprocess.CompletedProcess[str]:
-    """The trial, in a process of its own in which something else has happened before."""
+    """Run the trial in a child process, after the statements `before`."""
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport numba\n{before}\n{trial.RUN}"
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
 
@@ -52,7 +52,7 @@ def test_this_version_of_numba_passes() -> None:
 
 
 def test_private_names_stand_in_one_file() -> None:
-    """And in `compiling`, whose errors have no public name."""
+    """Only `compiling` and `plain` may also import errors, which have no public name."""
     allowed = {"internals.py": None, "compiling.py": {"numba.core.errors"}, "plain.py": {"numba.core.errors"}}
     for path in sorted((ROOT / "simulator").rglob("*.py")):
         modules = {
@@ -100,7 +100,7 @@ def test_public_names_alone_compute_the_same() -> None:
 
 
 def replayed(folder: Path, kind: str, *options: str) -> str:
-    """What `replay --json` prints, in a process and a cache of its own."""
+    """Return the output of `replay --json` from a child process."""
     environment = os.environ | {"MOEREPLAY_JIT": kind}
     command = [sys.executable, "-m", "moereplay", "replay", "miniature", "--capacity", "25%", "--json", *options]
     command += ["--events", str(folder / f"{kind}.csv")] if "--prefetch" in options else []
@@ -121,7 +121,7 @@ def test_replays_without_private_names_have_the_same_bytes(options: tuple[str, .
     assert len(set(logs)) <= 1
 
 
-def test_a_version_that_fails_the_trial_is_said_and_remembered(
+def test_a_version_that_fails_the_trial_is_logged_and_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trials: list[str] = []

@@ -1,26 +1,30 @@
-"""Every record, array and column of the compiled engine's state is written in one file: its owner's."""
+"""The compiled engine's state: one file writes each part of it, and its error codes become errors with the facts."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from moereplay.policies.contract import NOW
+from moereplay.simulator.compiled import state
 from moereplay.simulator.compiled.layout import ARRAYS, OWNED, OWNS, RECORDS, ROWS
+from moereplay.simulator.compiled.outcome import check
+from moereplay.simulator.config import configure
 
 FOLDER = Path(__file__).resolve().parents[2] / "simulator" / "compiled"
 FILES = sorted(FOLDER.rglob("*.py"))
-#: Make the state before a run.
+#: Files that make the state before a run.
 BEFORE = ("initial", "inputs")
 OWNER = {name: path for path, names in OWNS.items() for name in names.split()}
 
 
 def written_in(text: str) -> set[str]:
-    """What the functions of a file write of the state `s`: `record.field`, `array`, or `table.column`."""
+    """Return what a file's functions write of the state `s`: `record.field`, `array` or `table.column`."""
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
     return {name for function in functions for name in _written_by(function)}
 
@@ -39,7 +43,7 @@ def _parts(target: ast.expr) -> list[ast.expr]:
 
 
 def _local_names(function: ast.FunctionDef) -> dict[str, ast.expr]:
-    """What local names stand for: `mine = owned(s)[y]`."""
+    """Return the expressions of local names, such as `mine = owned(s)[y]`."""
     found: dict[str, ast.expr] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign):
@@ -52,7 +56,7 @@ def _local_names(function: ast.FunctionDef) -> dict[str, ast.expr]:
 
 
 def _named(target: ast.expr, meant: dict[str, ast.expr]) -> Iterator[str]:
-    """The name of what is written, if it is the state's and not a parameter's."""
+    """Yield the name of a written part of the state; parameters have none."""
     columns: list[str] = []
     while isinstance(target, ast.Subscript) or (isinstance(target, ast.Name) and target.id in meant):
         if isinstance(target, ast.Name):
@@ -68,7 +72,7 @@ def _named(target: ast.expr, meant: dict[str, ast.expr]) -> Iterator[str]:
 
 
 def owner_of(name: str) -> str:
-    """The file that may write it."""
+    """Return the file that may write a part of the state."""
     array = name.partition(".")[0]
     return OWNER.get(name) or OWNER.get(array) or (array if array in RECORDS else "nobody")
 
@@ -106,3 +110,26 @@ def test_what_has_an_owner_exists() -> None:
     assert set(OWNER) <= known
     fixed = {"owned.x", "owned.layer", "owned.kind", "owned.link"}  # as they are made before a run
     assert {f"owned.{column}" for column in OWNED.names or ()} - fixed <= set(OWNER)
+
+
+# errors
+
+CHOSEN = configure(eviction="fifo", prefetch="top_k", miss="drop", routing="prune").policy_set()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (state.BAD_VICTIM, "fifo.*77"),
+        (state.BAD_CHOICE, "routing prune.*77"),
+        (state.BAD_NAME, "prefetch top_k.*77"),
+        (state.BAD_WANT, "miss drop.*precision 77"),
+        (state.BAD_VERDICT, "miss drop.*verdict 77"),
+        (state.BAD_STAND_IN, "miss drop.*substitute 77"),
+        (state.STUCK, "deadlock"),
+    ],
+)
+def test_an_error_of_machine_code_names_the_policy_and_the_value(error: int, message: str) -> None:
+    ended: Any = {"errors": {"error": error, "culprit": 77}}
+    with pytest.raises(AssertionError, match=message):
+        check(ended, CHOSEN)
