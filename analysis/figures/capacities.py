@@ -127,14 +127,16 @@ def curve_look(policy: str) -> tuple[str, Look]:
 def curve_series(curves: pl.DataFrame, most: int = 0) -> list[Series]:
     """Return a line per curve of `results.curves.load`, with a gap where hit rates are null.
 
-    With `most`, lines are thinned to about so many points.
+    Settings that vary among the curves are part of the names. With `most`, lines are thinned to about so many points.
     """
+    varying = [name for name in OF_CURVES if curves[name].n_unique() > 1]
     found = []
-    for (policy,), rows in curves.sort("percent").group_by("policy", maintain_order=True):
+    for _, rows in curves.sort("percent").group_by("policy", "identity", maintain_order=True):
         thin = rows.gather_every(max(1, len(rows) // most)) if most else rows
         points = [Point(*row) for row in thin.select("percent", "hit_rate").iter_rows()]
-        name, look = curve_look(str(policy))
-        found.append(Series(name, look, points, measured=False))
+        name, look = curve_look(rows["policy"][0])
+        unlike = "".join(f", {each} {rows[each][0]}" for each in varying)
+        found.append(Series(f"{name}{unlike}", look, points, measured=False))
     return found
 
 

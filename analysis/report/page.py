@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Sequence
-from functools import cache
 from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,8 +17,8 @@ from moereplay.analysis.report import answer, figures
 from moereplay.analysis.report.answer import meaning, question
 from moereplay.analysis.report.cases import Case, Material, Run, cases, interval, runs, title
 from moereplay.analysis.report.cautions import cautions, health, machines, method
-from moereplay.analysis.report.figure import Figure, Spec
 from moereplay.analysis.report.figures import summary, value
+from moereplay.analysis.report.vega import Figure, compiled, runtime, still
 from moereplay.analysis.tables import SHARES, Share, cell
 from moereplay.analysis.verdict import Verdict
 from moereplay.traces.documents import json_text
@@ -95,7 +93,7 @@ def _hash(script: str) -> str:
 
 
 def _drawing(figure: Figure) -> dict[str, Any]:
-    fields = {"x": figure.x.log, "y": figure.y.log}
+    fields = {"x": figure.chart.x.scale == "log", "y": figure.chart.y.scale == "log"}
     return {"spec": compiled(escaped_document(figure.spec())), "logarithmic": fields}
 
 
@@ -210,45 +208,3 @@ def _best(found: Verdict, every: Sequence[Run]) -> dict[str, Any]:
         "case": run["case"],
         "as_good": sorted(alike),
     }
-
-
-# -- Vega: its runtime as one script, specifications compiled for it, and still pictures for print and without scripts.
-
-STILL_WIDTH = 720  #: pixels
-RUNTIME = "window.vegaEmbed = vegaEmbed;"
-
-
-@cache
-def runtime() -> str:
-    """Vega as a script for a page, behind its licences; it cannot end the element that it stands in."""
-    import vl_convert
-
-    notice = files("moereplay.analysis.report").joinpath("vega_licences.txt").read_text("utf-8")
-    return f"/*\n{notice}*/\n{script_safe(vl_convert.javascript_bundle(RUNTIME))}"
-
-
-def script_safe(text: str) -> str:
-    """JavaScript in which no string can be taken for the end of a script, or for a comment of HTML."""
-    return re.sub("</(?=script)", r"<\\/", text, flags=re.IGNORECASE).replace("<!--", r"<\!--")
-
-
-def compiled(spec: Spec) -> dict[str, Any]:
-    """For Vega, without the address of its schema."""
-    import vl_convert
-
-    made = vl_convert.vegalite_to_vega(spec)
-    return {name: value for name, value in made.items() if name != "$schema"}
-
-
-def still(spec: Spec) -> str:
-    """A picture as the address of an image that holds it."""
-    import vl_convert
-
-    svg = _renumbered(vl_convert.vegalite_to_svg(json_text(spec | {"width": STILL_WIDTH})))
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
-
-
-def _renumbered(svg: str) -> str:
-    """Vega numbers clips through all pictures of a process; here each begins with the first."""
-    numbers = {name: at for at, name in enumerate(dict.fromkeys(re.findall(r"\bclip\d+\b", svg)))}
-    return re.sub(r"\bclip\d+\b", lambda found: f"clip{numbers[found[0]]}", svg)
