@@ -65,10 +65,13 @@ def test_the_memory_of_a_gpu_is_divided_as_recommend_does(tmp_path: Path) -> Non
         (("miniature", "--format", "csv"), "export needs a trace, --format and --out"),
         (("miniature", "--format", "CSV", "--out", "a.csv"), "did you mean csv?"),
         (("miniature", "--format", "csv", "--out", "a.txt"), "end it with .csv"),
-        (("miniature", "--format", "csv", "--out", "a.csv", "--layer", 1), "--layer means nothing to format csv"),
-        (("miniature", "--format", "hf", "--out", "a"), "format hf needs --licence"),
-        (("miniature", "--format", "hf", "--out", "a", "--licence", "x: y"), "'x: y' is no licence"),
-        (("miniature", "--format", "llama.cpp", "--out", "a"), "needs --capacity (or --vram)"),
+        (
+            ("miniature", "--format", "csv", "--out", "a.csv", "--layer", 1),
+            "--layer cannot be combined with format csv",
+        ),
+        (("miniature", "--format", "hf", "--out", "a"), "format hf requires --licence"),
+        (("miniature", "--format", "hf", "--out", "a", "--licence", "x: y"), "unknown licence 'x: y'"),
+        (("miniature", "--format", "llama.cpp", "--out", "a"), "requires --capacity (or --vram)"),
         (
             ("miniature", "--format", "llama.cpp", "--out", "a", "--capacity", "1GB", "--vram", "1GB"),
             "give one of them",

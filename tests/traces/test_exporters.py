@@ -163,7 +163,7 @@ def test_the_layers_that_are_worth_most_per_byte_stay(tmp_path: Path) -> None:
 
 
 def test_a_ranking_of_other_experts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"--profile: \[3, 0\] is no expert; the trace has 3 layers of 8 experts"):
+    with pytest.raises(TraceError, match=r"--profile entry \[3, 0\]: the trace has 3 layers of 8 experts"):
         exported(whole(), "llama.cpp", tmp_path, ranking=[[3, 0]])
 
 

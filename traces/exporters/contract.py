@@ -20,7 +20,7 @@ LONGEST = 96  #: characters of a licence
 
 
 class Options(Frozen):
-    """What a format may need beside the trace; None, or empty, where the user says nothing."""
+    """Options of a format; None, or empty, for those that the user leaves out."""
 
     cache_bytes: int | None = Field(default=None, ge=0)  #: of experts that fast memory holds
     ranking: tuple[tuple[int, int], ...] = ()  #: (layer, expert), the most valuable first, instead of counted uses
@@ -34,7 +34,9 @@ class Options(Frozen):
     def _is_licence(cls, licence: str) -> str:
         plain = licence.replace("-", "").replace(".", "").isalnum() and licence.isascii() and licence == licence.lower()
         if licence and not (plain and len(licence) <= LONGEST):
-            raise ValueError(f"{licence[:LONGEST]!r} is no licence; write it as apache-2.0, mit or cc-by-4.0")
+            raise ValueError(
+                f"unknown licence {licence[:LONGEST]!r}: expected a name such as apache-2.0, mit or cc-by-4.0"
+            )
         return licence
 
     def given(self) -> frozenset[str]:
@@ -54,7 +56,7 @@ TYPED = {
 
 
 class Target(NamedTuple):
-    """Where an exporter writes: one file, or files of a new folder."""
+    """The file, or the new folder, that an exporter writes."""
 
     file: BinaryIO | None = None
     folder: Path | None = None
@@ -74,7 +76,7 @@ class Target(NamedTuple):
 
 @contextmanager
 def target_of(path: Path, is_folder: bool) -> Iterator[Target]:
-    """What appears at the path when the block ends, and not at all if it raises. Raises TraceError."""
+    """Yield a target that appears at the path when the block ends, and not at all if it raises. Raises TraceError."""
     if path.exists() or path.is_symlink():
         raise TraceError(f"{path} exists; choose another --out or remove it")
     try:
@@ -90,7 +92,7 @@ def target_of(path: Path, is_folder: bool) -> Iterator[Target]:
 
 
 class Answer(NamedTuple):
-    """What an exporter says of what it wrote."""
+    """An exporter's report of an export: the command that reads it, and notes."""
 
     typed: str  #: what the user of the other tool types; {path} stands for the file or folder
     notes: tuple[str, ...] = ()  #: what was assumed, and what was placed where
@@ -105,23 +107,23 @@ class Exporter:
     writes: str  #: what --out names, as NAME.csv
     write: Callable[[Trace, Options, Target], Answer]
     keeps: frozenset[str]  #: of `fields_of` a trace
-    loses: tuple[str, ...] = ()  #: what the format cannot say beside fields that it lacks
+    loses: tuple[str, ...] = ()  #: facts that the format cannot hold besides the fields that it lacks
     takes: frozenset[str] = frozenset()  #: of Options
     needs: frozenset[str] = frozenset()  #: of those that it takes
 
     @property
     def is_folder(self) -> bool:
-        """Whether it writes a folder."""
+        """True if it writes a folder."""
         return self.writes.endswith("/")
 
     @property
     def suffix(self) -> str:
-        """How the name of its file has to end, as the reader goes by that; empty for any."""
+        """Suffix that the reader of the file requires; empty for any."""
         return Path(self.writes).suffix
 
 
 def fields_of(trace: Trace) -> list[str]:
-    """What a trace says, each once: its token arrays, its requests, and what its header holds."""
+    """Return the names of a trace's fields: token arrays, requests and entries of the header."""
     arrays = dict.fromkeys("lookahead" if name.startswith(LOOKAHEAD) else name for name in trace.arrays)
     bias = ["router_bias"] if trace.router_bias is not None else []
     return [*sorted(arrays), "request_offsets", "prompt_lengths", *bias, "geometry", "provenance"]
@@ -139,13 +141,13 @@ def scores(trace: Trace, options: Options) -> np.ndarray:
     for place, (layer, expert) in enumerate(options.ranking):
         if not (0 <= layer < layers and 0 <= expert < experts):
             fix = f"the trace has {layers} layers of {experts} experts"
-            raise TraceError(f"--profile: [{layer}, {expert}] is no expert; {fix}")
+            raise TraceError(f"invalid --profile entry [{layer}, {expert}]: {fix}")
         found[layer, expert] = max(found[layer, expert], len(options.ranking) - place)
     return found
 
 
 def dense_layers(trace: Trace, options: Options) -> tuple[int, tuple[str, ...]]:
-    """Layers without experts before the first one with them, and what is said where nobody gave their number."""
+    """Layers without experts before the first one with them, and a note where the user did not give their number."""
     if options.dense_layers is not None:
         return options.dense_layers, ()
     try:

@@ -24,7 +24,7 @@ NOBODY = -1
 
 
 def write(trace: Trace, options: Options, target: Target) -> Answer:
-    """Every access of the schedule of passes, of all layers or of one."""
+    """Write every access of the schedule of passes, of all layers or of one."""
     geometry = trace.geometry
     if max(geometry.expert_bytes) > MOST:
         raise TraceError(f"an expert has {max(geometry.expert_bytes):,} bytes; oracleGeneral holds at most {MOST:,}")

@@ -33,14 +33,14 @@ class Export(NamedTuple):
     answer: Answer
 
     def document(self) -> dict[str, Any]:
-        """What `--json` prints of it."""
+        """Return the document that `--json` prints."""
         files = [each._asdict() for each in self.files]
         said = {"typed": self.answer.typed, "notes": list(self.answer.notes)}
         return {"format": self.format, "files": files, "dropped_fields": self.dropped_fields, **said}
 
 
 def exporters() -> list[Exporter]:
-    """All of them, in the order of their list."""
+    """Return all exporters, in the order of `NAMES`."""
     found = {name: importlib.import_module(f"moereplay.traces.exporters.{MODULES.get(name, name)}") for name in NAMES}
     return [getattr(module, name.upper()) for name, module in found.items()]
 
@@ -80,9 +80,9 @@ def _check(exporter: Exporter, options: Options, out: Path) -> None:
     given = options.given()
     for name in TYPED:
         if name in given and name not in exporter.takes:
-            raise TraceError(f"{TYPED[name]} means nothing to format {exporter.name}; leave it out")
+            raise TraceError(f"{TYPED[name]} cannot be combined with format {exporter.name}")
         if name in exporter.needs and name not in given:
-            raise TraceError(f"format {exporter.name} needs {TYPED[name]}; add it")
+            raise TraceError(f"format {exporter.name} requires {TYPED[name]}")
     if exporter.suffix and out.suffix != exporter.suffix:
         raise TraceError(f"--out {out}: readers of {exporter.name} go by the name; end it with {exporter.suffix}")
 

@@ -15,7 +15,7 @@ from moereplay.traces.summary import uses
 
 
 def write(trace: Trace, options: Options, target: Target) -> Answer:
-    """How often each expert was chosen."""
+    """Write how often each expert was chosen."""
     before, said = dense_layers(trace, options)
     counts = np.pad(uses(trace), ((before, 0), (0, 0)))
     with target.open() as file:

@@ -35,7 +35,7 @@ def names_in_zip(file: Path) -> list[str] | None:
 
 
 def members(file: Path) -> frozenset[str]:
-    """Names of the arrays in an npz; empty if it is no readable archive."""
+    """Names of the arrays in an npz; empty if it cannot be read."""
     return frozenset(name.removesuffix(MEMBER) for name in names_in_zip(file) or () if name.endswith(MEMBER))
 
 
@@ -104,7 +104,7 @@ def text(file: Path, name: str) -> str:
     try:
         return str(array.item())
     except (ValueError, SystemError) as broken:  # code points beyond Unicode
-        raise TraceError(f"{file}: {name} is no text ({shown(broken)}); expected one") from broken
+        raise TraceError(f"{file}: {name} is not a text ({shown(broken)}); expected one") from broken
 
 
 def _array(archive: zipfile.ZipFile, name: str, file: Path) -> np.ndarray:

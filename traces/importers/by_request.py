@@ -45,7 +45,7 @@ class Ends:
 
 
 def by_request(pieces: Iterable[Columns], ends: Ends, place: str) -> Iterator[dict[str, np.ndarray]]:
-    """All rows of one request after the other, by number. Raises TraceError if the file is not what it was before."""
+    """Yield all rows of one request after the other, by number. Raises TraceError if the file has changed."""
     waiting: dict[int, list[Columns]] = {}
     due, read = sorted(ends.last, reverse=True), 0
     for columns in pieces:
@@ -77,7 +77,7 @@ def _joined(parts: list[Columns] | None, place: str) -> dict[str, np.ndarray]:
 
 
 def in_groups(pieces: Iterable[Columns], k: int) -> Iterator[Columns]:
-    """The same rows by whole groups of k that follow each other; the last piece may end inside a group."""
+    """Yield the rows in whole groups of k that follow each other; the last piece may end inside a group."""
     left: list[Columns] = []
     for columns in pieces:
         together = joined([*left, columns])
@@ -118,7 +118,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Keys:
-    """Where each of N lines belongs, and where it came from."""
+    """Request, token and cell of each of N lines, and the line's number."""
 
     request: np.ndarray
     token: np.ndarray
@@ -170,7 +170,7 @@ def moe_layers(found: np.ndarray) -> tuple[np.ndarray, list[str]]:
 
 
 def renumbering(numbers: np.ndarray) -> list[str]:
-    """What to say if the model's own numbers of its MoE layers (L,), rising, are not 0 and on."""
+    """Return a note if the model's own numbers of its MoE layers (L,), rising, are not 0 and on."""
     count = len(numbers)
     if count > MOST_LAYERS:
         raise TraceError(f"{count:,} layers; expected at most {MOST_LAYERS:,}: is the layer another column?")
@@ -192,7 +192,7 @@ class Restarts:
         self._last: dict[int, tuple[int, int]] = {}  #: token and restarts of the last row, by stream
 
     def add(self, token: np.ndarray, stream: np.ndarray) -> np.ndarray:
-        """How often the token has fallen back before each of the next rows (N,), within all rows of the stream."""
+        """Return how often the token has fallen back before each of the next rows (N,) of the stream."""
         streams, first, row = np.unique(stream, return_index=True, return_inverse=True)
         before = [self._fallen(each, at) for each, at in zip(streams.tolist(), token[first].tolist(), strict=True)]
         request = restarts(token, stream, self._repeats) + np.array(before)[row]
@@ -208,7 +208,7 @@ class Restarts:
 
 
 def restarts(token: np.ndarray, stream: np.ndarray, repeats: bool = False) -> np.ndarray:
-    """How often the token has fallen back before each row (N,), within rows of the same `stream`, such as a layer.
+    """Return how often the token has fallen back before each row (N,) of the same `stream`, such as a layer.
 
     Rows may go token by token or layer by layer. `repeats`: an equal token is a restart as well.
     """
@@ -227,7 +227,7 @@ def restarts(token: np.ndarray, stream: np.ndarray, repeats: bool = False) -> np
 
 @dataclass(frozen=True)
 class Tokens:
-    """Where each of N rows belongs; `phase` 0 is the prompt's."""
+    """Request and token of each of N rows; `phase` 0 is the prompt's."""
 
     request: np.ndarray
     token: np.ndarray
@@ -235,7 +235,7 @@ class Tokens:
 
     @property
     def requests(self) -> int:
-        """How many there are."""
+        """Number of requests."""
         return int(self.request.max()) + 1
 
 
@@ -278,7 +278,7 @@ def by_pass(pieces: Iterable[Columns]) -> Iterator[Columns]:
 
 
 class _Place:
-    """How many requests and tokens there were before the passes that come next, and whether the last was a prompt's."""
+    """Requests and tokens before the next pass, and whether the last pass was a prompt's."""
 
     def __init__(self) -> None:
         self._requests = self._tokens = 0

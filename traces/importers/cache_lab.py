@@ -135,7 +135,7 @@ class _Said:
         return {name: None for name, lack in (("weights", self.weightless), ("token_ids", self.nameless)) if lack}
 
     def notes(self) -> list[str]:
-        """In the order of importance."""
+        """Return notes, the most important first."""
         full = f"{self.unassigned:,} of {self.read:,} selections unassigned, their expert was full: -1"
         weights = "weights left out: not every selection has its probabilities"
         others = f"{self.others:,} selections of the {ENCODER} left out: its tokens and layers are not the {DECODER}'s"
@@ -151,7 +151,7 @@ def _pieces(path: Path, metadata: Metadata, stage: Stage, said: _Said) -> Iterat
 
 
 def _selections(path: Path, metadata: Metadata, stage: Stage, said: _Said) -> Iterator[Selection]:
-    """Those of the stage."""
+    """Return the selections of the stage."""
     for at, record in _records(path):
         place = f"{path} line {at}"
         if record.get("record_type") != SELECTION:

@@ -97,7 +97,7 @@ def _of_ids(runs: list[Run], options: Options, origin: Origin, notes: list[str])
 
 
 def _runs(archive: Archive) -> list[Run]:
-    """All runs, of one kind and one number of layers. Raises TraceError."""
+    """Return all runs, of one kind and one number of layers. Raises TraceError."""
     root = archive.root
     lists = [root.get(key) for key in KEYS] if isinstance(root, dict) else [None]
     if not all(isinstance(each, list) and each and len(each) == len(lists[0] or ()) for each in lists):
@@ -120,9 +120,9 @@ def _run(columns: tuple[Any, ...], place: str, alone: bool) -> Run:
         raise TraceError(f"{place} has no type {' or '.join(KINDS)}; expected a run of CECAR")
     tensor = pack.get(KINDS[kind])
     if not isinstance(tensor, Tensor) or len(tensor.shape) != 4 or tensor.shape[1] != 1 or min(tensor.shape) < 1:
-        raise TraceError(f"{place}.{KINDS[kind]} is no tensor (steps, 1, layers, experts or k); record it again")
+        raise TraceError(f"{place}.{KINDS[kind]} is not a tensor (steps, 1, layers, experts or k); record it again")
     if type(end) is not int or not -1 <= end < tensor.shape[0]:
-        raise TraceError(f"{place}: eos_pos_in_decode is no step from 0 to {tensor.shape[0] - 1}, or -1")
+        raise TraceError(f"{place}: invalid eos_pos_in_decode: expected a step from 0 to {tensor.shape[0] - 1}, or -1")
     steps = end + 1 if end >= 0 else tensor.shape[0]
     inputs = [_tokens(prompt, place)[-1:], _tokens(generated, place)[: steps - 1]]
     tokens = np.concatenate(inputs)
@@ -134,7 +134,9 @@ def _run(columns: tuple[Any, ...], place: str, alone: bool) -> Run:
 def _tokens(tensor: Any, place: str) -> np.ndarray:
     """Token ids (1, n) as (n,)."""
     if not isinstance(tensor, Tensor) or len(tensor.shape) != 2 or tensor.shape[0] != 1 or tensor.kind not in "iu":
-        raise TraceError(f"{place}: its input_ids_prompt or gen_ids_decode is no tensor (1, tokens); record it again")
+        raise TraceError(
+            f"{place}: its input_ids_prompt or gen_ids_decode is not a tensor (1, tokens); record it again"
+        )
     tokens = tensor.array()[0]
     check_values(tokens, "token_ids", f"{place}: token ids")
     return tokens

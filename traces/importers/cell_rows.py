@@ -61,19 +61,19 @@ class CellRows:
 
     @property
     def numbers(self) -> np.ndarray | None:
-        """Of each request, if all of them are called by whole numbers."""
+        """Number of each request, None unless every request is named by a whole number."""
         named = list(self._names.values())
         return None if not named or None in named else np.array(named, np.int64)
 
     def said(self, requests: int) -> list[str]:
-        """What was assumed of so many requests, and of layers that have names."""
+        """Describe what was assumed about so many requests, and about layers that have names."""
         if REQUEST in self._columns:
             return ["requests in the order of their first rows"] * (self.numbers is None) + self._layers.said()
         how = f"{requests:,} requests, a new one where the token falls back" if requests > 1 else "one request"
         return [f"no request column: {how}", *self._layers.said()]
 
     def width(self, k: int) -> str:
-        """How many experts a row has."""
+        """Describe how many experts a row has."""
         return f"k = {k}{' from the widest row, -1 in the others' if len(self._lengths) > 1 else ''}"
 
     def _requests(self, table: Table, token: np.ndarray, layer: np.ndarray) -> np.ndarray:
@@ -185,7 +185,7 @@ class _Layers:
     by_number: bool | None = None  #: None while no layer has a name
 
     def said(self) -> list[str]:
-        """What was assumed of layers that have names."""
+        """Describe what was assumed about layers that have names."""
         how = "the numbers in their names" if self.by_number else "the order of first use"
         return [f"layers by {how}"] if self._names else []
 

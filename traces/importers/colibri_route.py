@@ -69,7 +69,7 @@ class _Empty:
         self._last = int(call[-1])
 
     def said(self) -> list[str]:
-        """What is said of them."""
+        """Describe them for a note."""
         if not self._count:
             return []
         listed = ", ".join(map(str, self._found[:LISTED])) + (", ..." if self._count > LISTED else "")

@@ -90,7 +90,7 @@ def _renumbered(columns: mapping.Columns, found: Iterable[Table], numbers: np.nd
 
 
 def width_of(requests: Iterable[Rows], unit: str) -> int:
-    """How many rows a token has at a layer. Raises TraceError naming the row, a `unit`, of one that has fewer."""
+    """Return how many rows a token has at a layer. Raises TraceError naming the row, a `unit`, of one with fewer."""
     first: dict[int, str] = {}
     for rows in requests:
         starts, order = _groups(rows)
@@ -124,7 +124,7 @@ def gathered(rows: Rows, k: int) -> Rows:
 
 
 def _groups(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Where each token at a layer begins, in an order of the rows (N,) by both."""
+    """Return where each token at a layer begins, and the order of the rows (N,) by both."""
     order = np.lexsort((rows.layer, rows.token))
     keys = np.stack([rows.token, rows.layer])[:, order]
     return np.flatnonzero(np.concatenate([[True], (keys[:, 1:] != keys[:, :-1]).any(axis=0)])), order

@@ -31,7 +31,7 @@ class Placed(NamedTuple):
 
 
 class Window(NamedTuple):
-    """How the rows of an answer lie in its tokens."""
+    """Position of an answer's rows among its tokens."""
 
     start: int  #: token of the first row
     rows: int  #: of tokens that were computed; more may follow
@@ -39,7 +39,7 @@ class Window(NamedTuple):
 
 
 def window(answer: Answer, rows: int) -> Window:
-    """Where `rows` rows lie, by the counts that the response states. Raises TraceError, with both, if nowhere."""
+    """Find where `rows` rows lie by the counts that the response states. Raises TraceError if they fit nowhere."""
     prompt, made = answer.prompt, answer.generated
     if prompt is None or made is None:
         start = answer.start or 0
@@ -74,7 +74,7 @@ class Rows:
         self._beginnings: set[int] = set()
 
     def of(self, response: Response, shape: tuple[int, int]) -> Iterator[Placed]:
-        """Those of every answer that has some, flat ids by (layers, k). Raises TraceError naming the answer."""
+        """Yield the rows of every answer with rows, flat ids by (layers, k). Raises TraceError naming the answer."""
         cached = _shares(response)
         for answer, known in zip(response.answers, cached, strict=True):
             if answer.found is None:
@@ -116,7 +116,7 @@ class Rows:
         return known if known >= FEWEST_SHARED else 0
 
     def notes(self) -> list[str]:
-        """What is said of the rows that were left out."""
+        """Return notes about rows that were left out."""
         said = {
             "missing": "{} choices have no routed_experts (preempted, aborted, or not asked for): left out",
             "cached": "{} prompt tokens were in the engine's prefix cache and not computed: left out, "

@@ -36,14 +36,14 @@ ASSUMED = "assumed: "  #: how a note begins that says how a file was read
 
 
 class Options(Frozen):
-    """What the user adds to a foreign file; every field may be left out if the file says it."""
+    """Facts that the user adds to a foreign file; a field may be left out if the file states it."""
 
     model: str | None = None  #: name kept in the provenance
     geometry: Geometry | None = None  #: sizes of that model
     expert_bytes: tuple[int, ...] | int | None = None  #: bytes of one expert, for all layers or per layer
     expert_bits: float | None = None  #: precision of those bytes
     weight_format: str = ""  #: of experts and, but for formats of experts alone, of dense weights
-    dense_bytes: int | None = Field(default=None, ge=1, le=MOST_BYTES)  #: of all that is no routed expert, as stored
+    dense_bytes: int | None = Field(default=None, ge=1, le=MOST_BYTES)  #: of everything but routed experts, as stored
     dense_bits: str = ""  #: instead: bits per weight of these, or a format
     prompt_length: int | None = Field(default=None, ge=0)  #: prompt tokens of every request, at most its length
     chunk: int | None = Field(default=None, ge=1)  #: tokens after which the recorder cleared its context
@@ -55,7 +55,7 @@ class Options(Frozen):
 
     @property
     def renumbers(self) -> bool:
-        """Whether the ids of the file are other numbers than the experts of a layer."""
+        """True if the ids of the file are other numbers than the experts of a layer."""
         return self.ids == "global" or self.real_experts is not None
 
     @field_validator("expert_bits")
@@ -82,7 +82,7 @@ class Foreign:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the importer had to assume or leave out; also kept in the trace's provenance."""
+        """Assumptions and omissions of the importer; also kept in the trace's provenance."""
         return self.header.provenance.notes
 
 
@@ -101,7 +101,7 @@ class Importer:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a file says about its model; None where it is silent."""
+    """Facts that a file states about its model; None for those that it does not state."""
 
     layers: int
     k: int
@@ -118,7 +118,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the rows come from; `source` is what the user named, `files` what was read."""
+    """Source of the rows: `source` is the path that the user named, `files` are the files that were read."""
 
     importer: str
     source: Path
@@ -277,7 +277,7 @@ def _dense(geometry: Geometry, shape: Shape, options: Options, origin: Origin, s
 
 
 def dense_line(geometry: Geometry, model: str) -> str:
-    """What every import says of the dense weights, which are read for every token."""
+    """Describe the dense weights, which are read for every token."""
     said = in_words(geometry, model)
     return said if "--dense" in said else f"{said}; --dense or --dense-bits change that"
 
@@ -313,7 +313,7 @@ def counted(ids: np.ndarray, layers: int, options: Options) -> Shape:
 
 
 def shape_of(layers: int, k: int, highest: int, options: Options) -> Shape:
-    """The same of a file whose ids have been looked at."""
+    """Return the shape of a file from the facts that its ids show."""
     return Shape(layers, k, highest, None if options.geometry or highest < 0 else highest + 1)
 
 
@@ -329,7 +329,7 @@ def assumed(said: list[str], shape: Shape, options: Options, basis: str = "the l
 
 
 def size_line(geometry: Geometry) -> str:
-    """What every import says of the experts' size, which decides every time of a replay."""
+    """Describe the experts' size, which decides every time of a replay."""
     total = sum(geometry.expert_bytes) * geometry.experts
     mean = total / (geometry.layers * geometry.experts)
     each = f"{mean / 2**20:.4g} MiB at {geometry.expert_bits:g} bits"

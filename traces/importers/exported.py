@@ -55,7 +55,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _metadata(file: Path) -> str | None:
-    """What stands under our key; None for a file that lacks it or is no Parquet."""
+    """Return the metadata under our key; None for a file that lacks it or is not Parquet."""
     import polars as pl
 
     try:

@@ -26,7 +26,7 @@ FIX = "add --model NAME or --shape LAYERSxK"
 
 
 class Flat(NamedTuple):
-    """What a response says of the number of its flat ids."""
+    """Number of flat ids of a response, and the counts that it states."""
 
     place: str
     places: tuple[int, ...]  #: ids of each answer
@@ -48,14 +48,14 @@ class Flat(NamedTuple):
         return next((self.total // each for each in rows if each > 0 and self.total % each == 0), None)
 
     def fits(self, width: int) -> bool:
-        """Whether rows of that width are as many as such a response may have."""
+        """Return whether a response may have as many rows of that width."""
         if any(each % width for each in self.places):
             return False
         return self.rows is None or self.fewest <= self.total // width <= self.rows + self.spare
 
 
 def flat_in(found: Iterable[Response]) -> list[Flat]:
-    """Of every response with flat ids; those of the first with each number of ids per token are kept in part."""
+    """Return every response with flat ids; the first of each number of ids per token keeps some of them."""
     flat: list[Flat] = []
     sampled: set[int | None] = set()
     for response in found:
@@ -192,7 +192,7 @@ def _judged(each: Flat, width: int) -> str | None:
 
 
 class Likeness(NamedTuple):
-    """How much neighbouring rows share, and how much by chance."""
+    """Overlap of neighbouring rows, and the overlap that chance gives."""
 
     share: float
     chance: float
@@ -219,7 +219,7 @@ def _apart(one: Likeness, other: Likeness) -> float:
 
 
 def _fitting(width: int, rows: Iterable[np.ndarray]) -> list[int]:
-    """Every k at which rows (T, W) repeat no expert within a layer."""
+    """Return every k at which rows (T, W) repeat no expert within a layer."""
     possible = {k: Repeats() for k in range(1, min(width, LARGEST_K) + 1) if width % k == 0}
     for each in rows:
         for k, repeats in possible.items():
@@ -228,7 +228,7 @@ def _fitting(width: int, rows: Iterable[np.ndarray]) -> list[int]:
 
 
 class Repeats:
-    """Whether rows (T, L, k) can be choices of distinct experts, but for layers that hold one number throughout."""
+    """Test whether rows (T, L, k) can be choices of distinct experts, but for layers of one number throughout."""
 
     def __init__(self) -> None:
         self._repeated: np.ndarray | bool = False  #: (L,)
@@ -246,6 +246,6 @@ class Repeats:
         self._most = np.maximum(self._most, ids.max((0, 2)))
 
     def fit(self) -> bool:
-        """Whether every layer has distinct experts or none at all, and one has some."""
+        """True if every layer has distinct experts or none at all, and one has some."""
         constant = np.asarray(self._least == self._most)
         return bool((constant | ~np.asarray(self._repeated)).all() and not constant.all())

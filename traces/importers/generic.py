@@ -106,7 +106,7 @@ def _columns(found: tuple[str, ...], single: bool, place: str) -> mapping.Column
 
 
 def _metadata(path: Path, line: str) -> Stated | None:
-    """What the first line says of the model, if it does."""
+    """Return the model's facts from the first line, if it states any."""
     first = line.removeprefix(COMMENT.decode())
     if not first.startswith("{") or f'"{KEY}"' not in first:
         return None

@@ -100,7 +100,7 @@ def _rows(path: Path) -> tuple[np.ndarray, list[str]]:
 
 
 def _check(row: Any, place: str) -> None:
-    """Raises TraceError for what is no layer with its experts."""
+    """Raises TraceError for anything but a layer with its experts."""
     if not isinstance(row, list) or len(row) < 2:
         raise TraceError(f"{place}: {shown(row)}; expected [layer, expert, ...]")
     if not fits(row[0], LAYER) or not all(fits(each, ids_below(None)) for each in row[1:]):
@@ -122,7 +122,7 @@ def _width(numbers: list[Any], path: Path) -> int:
 
 
 def _comes_round(rows: np.ndarray) -> bool:
-    """Whether the first numbers (N, 1 + k) rise and begin again with the same ones, and experts differ in each row."""
+    """Return whether layers (the first of 1 + k numbers) rise and begin again alike, and experts differ in each row."""
     layer = rows[:, 0]
     falls = np.flatnonzero(np.diff(layer) <= 0) + 1
     period = int(falls[0]) if len(falls) else len(layer)
@@ -216,7 +216,7 @@ def _alike(layers: list[np.ndarray], numbers: list[int], path: Path) -> list[np.
 
 
 def _ends(document: dict[str, Any], tokens: int) -> tuple[list[int], str]:
-    """Where prompts begin, and the last ends; and how that is known. Raises TraceError for ranges with gaps."""
+    """Return where prompts begin and the last ends, and a note about it. Raises TraceError for ranges with gaps."""
     conditional = document.get("conditional")
     prompts = conditional.get("prompts") if isinstance(conditional, dict) else None
     if not isinstance(prompts, list) or not prompts:

@@ -110,7 +110,7 @@ class _Records:
         return layers, record["tok"]
 
     def _are_ids(self, ids: Any) -> bool:
-        """Whether this is a list of experts, as many as in every layer before."""
+        """Return whether this is a list of experts, as many as in every layer before."""
         if not isinstance(ids, list) or not ids or len(ids) != (self._k or len(ids)):
             return False
         self._k = len(ids)
@@ -280,7 +280,7 @@ def _numbered(values: np.ndarray, numbers: dict[int, int]) -> np.ndarray:
 
 
 def _warm_up(path: Path, columns: mapping.Columns, skip: int, seen: Seen) -> list[str]:
-    """What is said of a first request whose many tokens all route alike, nothing if there is none."""
+    """Return a note about a first request whose many tokens all route alike, none if there is none."""
     first = next(streamed(path, _pieces(path, CellRows(columns), columns, skip), seen))
     ids = [first.experts[first.layer == layer] for layer in range(len(seen.layers))]
     alike = all(len(each) >= FEWEST_ALIKE and (each == each[0]).all() for each in ids)

@@ -151,7 +151,7 @@ def _members(file: Path) -> frozenset[str]:
 
 
 def _ends(meta: Path, tokens: int) -> list[int]:
-    """Where texts begin, and the last ends. Raises TraceError if they do not have so many tokens."""
+    """Return where texts begin and the last ends. Raises TraceError if they do not have so many tokens."""
     document = read_json(meta)
     texts: Any = document.get("seqs", document.get("lengths")) if isinstance(document, dict) else None
     given = texts if isinstance(texts, list) else []

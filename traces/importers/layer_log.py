@@ -55,7 +55,7 @@ def read(path: Path, options: Options) -> Foreign:
 
 @dataclass(frozen=True)
 class _Log:
-    """What has to be known before tokens can be told apart."""
+    """Layers and k of a log, which the split into tokens needs."""
 
     single: bool  #: a row per expert
     layers: np.ndarray  #: (L,) the file's numbers
@@ -113,7 +113,7 @@ class _Runs:
         return math.gcd(*self._first) or self._open[2]
 
     def check(self, path: Path, k: int) -> None:
-        """Raises TraceError naming the line of the first run that is no multiple of k."""
+        """Raises TraceError naming the line of the first run that is not a multiple of k."""
         self._end()
         wrong = min(
             ((line, layer, length) for length, (layer, line) in self._first.items() if length % k), default=None
@@ -125,7 +125,7 @@ class _Runs:
 
 
 def _read_as(log: _Log, requests: int) -> list[str]:
-    """What is assumed of the order of rows."""
+    """Describe what is assumed about the order of rows."""
     if len(log.layers) == 1:
         return [LONE_LAYER]
     begun = f"{requests:,} requests, each a prompt (passes of several tokens) and its decode steps"
@@ -148,7 +148,7 @@ def _by_token(columns: Columns, k: int) -> Columns:
 
 
 def _in_order(pieces: Iterable[Columns]) -> Iterator[Columns]:
-    """Every row a decoded token of one request."""
+    """Yield every row as a decoded token of one request."""
     tokens = 0
     for columns in pieces:
         count = len(columns["layer"])
@@ -168,7 +168,7 @@ def _rows(path: Path, single: bool) -> Iterator[Columns]:
 
 
 def _lists(path: Path) -> Iterator[Columns]:
-    """The same of lists of ids."""
+    """Yield the rows of a log with lists of ids."""
     k, allowed = 0, ids_below(None)._replace(least=0)
     for table in tables(path, lambda found: LISTS):
         ids = []

@@ -93,13 +93,13 @@ NOTE = "every expert is chosen equally often at each layer, as in no model: a st
 
 
 def read_flat(ids: np.ndarray, experts: int) -> bool:
-    """Whether the ids (T, L, k) of a prompt are rankings of all experts: each of them as often as any other."""
+    """Return whether the ids (T, L, k) of a prompt are rankings of all experts: each as often as any other."""
     routed = ids[(ids >= 0).all((1, 2))]
     return equally_often([np.bincount(routed[:, at].ravel(), minlength=experts) for at in range(routed.shape[1])])
 
 
 def equally_often(counts: Sequence[np.ndarray]) -> bool:
-    """Whether a layer's experts (E,) were chosen about as often as each other, and often enough, at every layer."""
+    """Return whether the experts (E,) of every layer were chosen about equally often, and often enough to tell."""
     return all(
         len(each) >= FEWEST_EXPERTS
         and each.sum() >= FEWEST_PER_EXPERT * len(each)

@@ -64,7 +64,7 @@ def _by_name(field: str, found: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def words(columns: Columns) -> list[str]:
-    """What is said of columns whose names are not those of their fields."""
+    """Describe columns whose names are not those of their fields."""
     others = {field: names for field, names in columns.items() if names != (field,)}
     return [_words(field, names) for field, names in others.items()]
 

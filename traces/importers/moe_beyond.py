@@ -73,13 +73,13 @@ class _File:
         self.seen = Seen(self.rows, keep=False)
 
     def said(self) -> list[str]:
-        """What was assumed."""
+        """Describe what was assumed."""
         requests = self.cells.said(len(self.seen.ends.last))
         return [*requests, *renumbering(self.seen.layers), self.cells.width(self.seen.k)]
 
 
 def _prompt(rows: Rows, numbers: np.ndarray | None) -> Rows:
-    """All of them prompt, requests by their numbers if all have one."""
+    """Mark all rows as prompt, and number requests if all have a number."""
     request = rows.request if numbers is None else numbers[rows.request]
     return replace(rows, request=request, phase=np.zeros(len(rows.token), np.int8)).narrowed()
 

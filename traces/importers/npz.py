@@ -65,7 +65,9 @@ def _arrays(path: Path, options: Options) -> tuple[np.ndarray, np.ndarray | None
     """Ids, weights if they are named, and what was assumed."""
     asked = options.columns or {}
     if others := [field for field in asked if field not in ("experts", "weights")]:
-        raise TraceError(f"{path}: --columns {others[0]}= means nothing of arrays; name experts and weights only")
+        raise TraceError(
+            f"{path}: --columns {others[0]}= cannot be combined with arrays; name experts and weights only"
+        )
     if path.suffix == ".npy":
         if asked:
             raise TraceError(f"{path}: one array without a name; leave --columns out")

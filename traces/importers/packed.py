@@ -37,7 +37,7 @@ DAMAGE = (
 
 
 class Readable(Protocol):
-    """What every library that unpacks gives."""
+    """Stream that every unpacking library returns."""
 
     def read(self, size: int, /) -> bytes:
         """Return up to `size` bytes, none at the end."""

@@ -62,23 +62,23 @@ def response_files(path: Path) -> list[Path]:
 
 
 def sniff_for(path: Path, present: tuple[str, ...], absent: tuple[str, ...]) -> bool:
-    """Whether there are such files, and the first has all of the marks and none of the others."""
+    """Return whether there are JSON files, and the first has all marks of `present` and none of `absent`."""
     files = response_files(path)
     return bool(files) and all(_has(files[0], mark) for mark in present) and not any(_has(files[0], m) for m in absent)
 
 
 def has_ids(path: Path) -> bool:
-    """Whether the first of the files holds routed experts under any of their names."""
+    """Return whether the first of the files holds routed experts under any of their names."""
     return any(sniff_for(path, (name,), ()) for name in FIELDS)
 
 
 def of_sglang(path: Path) -> bool:
-    """Whether the first of the files has an object that SGLang alone writes."""
+    """Return whether the first of the files has an object that SGLang alone writes."""
     return any(sniff_for(path, (name,), ()) for name in SGLANG)
 
 
 def _has(file: Path, mark: str) -> bool:
-    """In a document anywhere; in JSON lines on the first one."""
+    """Search a whole document, or the first of JSON lines."""
     if suffix_of(file) == ".json":
         return holds(file, f'"{mark}"')
     try:
@@ -89,14 +89,14 @@ def _has(file: Path, mark: str) -> bool:
 
 
 def responses(files: Sequence[Path]) -> Iterator[Response]:
-    """Every response of the files. Raises TraceError for what is no response of a server."""
+    """Yield every response of the files. Raises TraceError for a document that is not a server's response."""
     for file in files:
         for place, document in documents(file):
             yield from (_response(each, at) for at, each in _within(document, place))
 
 
 def documents(file: Path) -> Iterator[tuple[str, Document]]:
-    """Each object, after the place where it stands. Raises TraceError for what is no JSON, or no object."""
+    """Each object, after the place where it stands. Raises TraceError for anything but JSON objects."""
     if suffix_of(file) == ".jsonl":
         for number, lines in blocks(file):
             for at, line in enumerate(lines, number):
@@ -113,7 +113,7 @@ def _objects(document: Any, place: str) -> Iterator[tuple[str, Document]]:
         raise TraceError(f"{place}: no response of a server; expected an object, or a list of them")
     for number, each in enumerate(document):
         if not isinstance(each, dict):
-            raise TraceError(f"{place}: [{number}] is no object; expected the response of a server")
+            raise TraceError(f"{place}: [{number}] is not an object; expected the response of a server")
         yield f"{place}: [{number}]", each
 
 
@@ -163,7 +163,7 @@ def _choices(document: Document, place: str) -> list[Document]:
     """The objects in `choices`, or the response itself where it has none. Raises TraceError."""
     choices = document.get("choices", [document])
     if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
-        raise TraceError(f"{place}: choices is no list of objects; expected the response of a server")
+        raise TraceError(f"{place}: choices is not a list of objects; expected the response of a server")
     return choices
 
 
@@ -229,7 +229,7 @@ def _count_of(stated: tuple[Any, str], objects: list[Document], lists: tuple[str
 
 
 def _length(value: Any) -> int | None:
-    """Of a list of token ids; None for anything else."""
+    """Return the length of a list of token ids; None for anything else."""
     return len(value) if isinstance(value, list) and value and type(value[0]) is int else None
 
 
@@ -239,8 +239,8 @@ def _first(*values: Any) -> Any:
 
 
 def count(document: Any, name: str, place: str) -> int | None:
-    """A number of tokens, None where it is missing. Raises TraceError for what is no such number."""
+    """A number of tokens, None where it is missing. Raises TraceError for any other value."""
     value = document.get(name) if isinstance(document, dict) else None
     if value is not None and (type(value) is not int or not 0 <= value < 2**31):
-        raise TraceError(f"{place}: {name} is no number of tokens; expected a whole number from 0 on")
+        raise TraceError(f"{place}: {name} is not a number of tokens; expected a whole number from 0 on")
     return value

@@ -134,7 +134,7 @@ class Survey:
         self._layers |= bit
 
     def notes(self, shape: Shape, options: Options) -> list[str]:
-        """What is assumed, replaced and left out."""
+        """Notes about rows that were assumed, replaced and left out."""
         found = self.numbers
         rising = f"layers {found[0]}..{found[-1]} of the file are MoE layers" if found[-1] >= len(found) else ""
         said = [assumed([f"k = {self.k}", *([rising] if rising else [])], shape, options)]

@@ -84,7 +84,7 @@ def _pieces(path: Path, skip: int, experts: int) -> Iterator[Columns]:
 
 
 class _Seen:
-    """What a first reading finds."""
+    """Facts that a first reading finds."""
 
     def __init__(self, pieces: Iterable[Columns]) -> None:
         self.ends = Ends()
@@ -194,7 +194,7 @@ def _requests(
 
 
 def _refuse_cut(grid: Grid, place: str) -> None:
-    """Before anything dense is made of the rows: a few of them may name many cells."""
+    """Refuse missing rows before a dense array is made: a few rows may name many cells."""
     last = int((grid.cells >= (grid.tokens - 1) * grid.width).sum())
     if last < grid.width:
         where = f"turn {grid.request}: its last token, step {grid.first_token + grid.tokens - 1}"

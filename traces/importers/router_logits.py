@@ -31,7 +31,7 @@ FORCED = "logits of whole texts: every token is prompt; replay it token by token
 
 
 class Saved(NamedTuple):
-    """What a file holds."""
+    """Logits or ids of a file, and the facts beside them."""
 
     layers: list[np.ndarray]  #: (T, E) each
     k: int | None
@@ -79,7 +79,7 @@ def _saved(path: Path) -> Saved:
     layers = _layers(fields.get(FIELD), f"{path}: {FIELD}")
     k = fields.get(K)
     if k is not None and (type(k) is not int or not 1 <= k <= layers[0].shape[1]):
-        raise TraceError(f"{path}: {K} is no number of experts from 1 to {layers[0].shape[1]}")
+        raise TraceError(f"{path}: invalid {K}: expected a number of experts from 1 to {layers[0].shape[1]}")
     tokens, mask = (_table(fields.get(name), len(layers[0]), f"{path}: {name}") for name in (TOKENS, MASK))
     if tokens is not None:
         check_values(tokens, "token_ids", f"{path}: {TOKENS}")
@@ -121,7 +121,7 @@ def _layers(value: Any, place: str) -> list[np.ndarray]:
     layers = [_flat(part) for part in parts]
     first = layers[0] if layers else None
     if first is None or not first.size:
-        raise TraceError(f"{place} is no array of logits; expected {AXES}")
+        raise TraceError(f"{place} is not an array of logits; expected {AXES}")
     for at, layer in enumerate(layers):
         if layer is None or layer.dtype.kind != "f" or layer.shape != first.shape:
             raise TraceError(f"{place}: layer {at} is not {first.shape} real numbers as the first; expected {AXES}")
@@ -153,7 +153,7 @@ def _table(value: Any, tokens: int, place: str) -> np.ndarray | None:
 
 
 class Choice(NamedTuple):
-    """How ids are made of logits."""
+    """Router and k that make ids of logits."""
 
     k: int
     router: Router
@@ -161,7 +161,7 @@ class Choice(NamedTuple):
     note: str
 
     def request(self, logits: np.ndarray, prompt: int, place: str, tokens: np.ndarray | None = None) -> Request:
-        """A request of logits (T, L, E), which are kept. Raises TraceError for what is no number."""
+        """A request of logits (T, L, E), which are kept. Raises TraceError for nan and infinities."""
         check_values(logits, "logits", place)
         raw = np.ascontiguousarray(logits, np.float32)
         ids = choose(choice_scores(self.router, raw), self.k)
@@ -171,7 +171,7 @@ class Choice(NamedTuple):
 def choice_for(options: Options, place: str, k: int | None = None, model: str = "") -> Choice:
     """The router of the model that the user or the file names, or the k largest logits.
 
-    Raises TraceError if nobody says k, or if the router needs a correction bias, which was not recorded.
+    Raises TraceError if k is unknown, or if the router needs a correction bias, which was not recorded.
     """
     geometry = options.geometry or _known(model)
     router = geometry.router if geometry else Router()

@@ -45,7 +45,7 @@ class Rows:
         return {name: rows.astype(NARROW.get(name, rows.dtype), copy=False) for name, rows in there.items()}
 
     def narrowed(self) -> Rows:
-        """The same in few bytes, to be held."""
+        """Return the rows in few bytes, to be held."""
         return Rows(self.file, **self.columns())
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ def refuse_twice(file: Path, lines: np.ndarray, experts: np.ndarray) -> None:
 
 
 class Seen:
-    """What a first reading of a file finds in its rows, and the rows, if they are few enough to be kept."""
+    """Facts that a first reading of a file finds, and its rows, if they are few enough to be kept."""
 
     def __init__(self, pieces: Iterable[Rows], keep: bool = True) -> None:
         """Raises TraceError naming a line that cannot be read."""
@@ -106,7 +106,7 @@ class Seen:
         self.phased = rows.phase is not None
 
     def shape(self, options: Options) -> Shape:
-        """Of a file that says no number of experts."""
+        """Return the shape of a file that does not state its number of experts."""
         return shape_of(len(self.layers), self.k, self.highest, options)
 
 
@@ -121,7 +121,7 @@ class Survey:
         self._least = self._most = np.zeros((0, 0), np.int64)  #: (L, k) each
 
     def add(self, ids: np.ndarray, place: str) -> None:
-        """Look at some tokens. Raises TraceError for other layers or another k than before, and for what is no id."""
+        """Look at some tokens. Raises TraceError for other layers or another k than before, or for invalid ids."""
         if ids.ndim != 3 or ids.dtype.kind not in "iu" or not ids.size:
             raise TraceError(f"{place} is {ids.dtype}{ids.shape}; expected ids on the axes token, layer, rank")
         check_values(ids, "chosen", place)
@@ -134,7 +134,7 @@ class Survey:
 
     @property
     def seen(self) -> bool:
-        """Whether there were any ids."""
+        """True if there were any ids."""
         return bool(self._least.size)
 
     @property
@@ -159,7 +159,7 @@ class Survey:
         return ids[:, self.routes, : self.k]
 
     def notes(self) -> list[str]:
-        """What is left out of the ids."""
+        """Return notes about layers and ranks that are left out."""
         dense, width = np.flatnonzero(~self.routes).tolist(), self._least.shape[1]
         ranks = f"ids are padded from {self.k} to {width} per token; the padding is left out"
         layers = f"layers {', '.join(map(str, dense))} hold one number throughout (dense): left out"
@@ -187,7 +187,7 @@ def emptied(held: list[Rows]) -> Iterator[Rows]:
 
 
 def _widened(columns: dict[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
-    """The same with k ids in every row, -1 and no weight in those that the file leaves out."""
+    """Widen rows to k ids, with -1 and no weight where the file has fewer."""
     wide = {name: (columns[name], fill) for name, fill in (("experts", -1), ("weights", 0)) if name in columns}
     short = {name: each for name, each in wide.items() if each[0].shape[1] < k}
     return columns | {
@@ -197,14 +197,14 @@ def _widened(columns: dict[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
 
 
 def fits(cell: Any, allowed: Values) -> bool:
-    """Whether a value of a JSON document is a number in the range; true and false are none."""
+    """Return whether a value of a JSON document is a number in the range; true and false are not."""
     return (
         type(cell) is int or (type(cell) is float and "f" in allowed.kinds)
     ) and allowed.least <= cell <= allowed.most
 
 
 def requests_in(found: Iterable[Rows], geometry: Geometry, options: Options, pruned: bool = False) -> Iterator[Request]:
-    """The same of rows of some requests at a time."""
+    """Yield the requests of rows that come some requests at a time."""
     for rows in found:
         yield from requests_of(rows, geometry, options, pruned)
 
@@ -236,7 +236,7 @@ def _by_token(grid: Grid, values: np.ndarray) -> np.ndarray:
 
 
 def _refuse_holes(grid: Grid, place: str, pruned: int) -> None:
-    """Before anything dense is made of the rows: a few of them may name many cells.
+    """Refuse missing rows before a dense array is made: a few rows may name many cells.
 
     The first `pruned` tokens may be missing at the last layer.
     """

@@ -81,7 +81,7 @@ def _pass(record: Any, place: str) -> Pass | None:
     if mode == IDLE or not len(tokens):
         return None
     if not isinstance(ids, Tensor) or len(ids.shape) != 3 or ids.kind not in "iu" or min(ids.shape) < 1:
-        raise TraceError(f"{place}: {DETAIL[0]} is no tensor of ids; expected axes layer, token, rank")
+        raise TraceError(f"{place}: {DETAIL[0]} is not a tensor of ids; expected axes layer, token, rank")
     if not ids.shape[1] == len(tokens) == len(positions):
         lengths = f"{ids.shape[1]} tokens in {DETAIL[0]}, {len(tokens)} input_ids, {len(positions)} positions"
         raise TraceError(f"{place}: {lengths}; expected as many of each")
@@ -98,7 +98,7 @@ def _column(record: dict[Any, Any], name: str, place: str) -> np.ndarray:
     if not isinstance(values, list) or any(
         type(value) is not int or not limits.least <= value <= limits.most for value in values
     ):
-        raise TraceError(f"{place}: {name} is no list of whole numbers from 0 on; record it again")
+        raise TraceError(f"{place}: {name} is not a list of whole numbers from 0 on; record it again")
     return np.array(values, np.int64)
 
 
@@ -110,7 +110,7 @@ def _pieces(record: dict[Any, Any], tokens: int, place: str) -> tuple[tuple[tupl
     if isinstance(lengths, Tensor):
         lengths = lengths.array().tolist()
     if not isinstance(lengths, list) or any(type(length) is not int or length < 0 for length in lengths):
-        raise TraceError(f"{place}: extend_seq_lens is no list of lengths; record it again")
+        raise TraceError(f"{place}: extend_seq_lens is not a list of lengths; record it again")
     if sum(lengths) != tokens:
         raise TraceError(f"{place}: extend_seq_lens sums to {shown(sum(lengths))}; expected its {tokens} tokens")
     ends = np.cumsum(lengths).tolist()

@@ -84,7 +84,7 @@ def _mapping(archive: Archive) -> np.ndarray | None:
     if tensor is None:
         return None
     if not isinstance(tensor, Tensor) or len(tensor.shape) != 2 or tensor.kind not in "iu" or min(tensor.shape) < 1:
-        raise TraceError(f"{archive.file}: {MAP} is no table of experts; expected (layers, physical experts)")
+        raise TraceError(f"{archive.file}: {MAP} is not a table of experts; expected (layers, physical experts)")
     mapping = tensor.array().astype(np.int64)
     if mapping.min() < 0 or mapping.max() >= MOST_EXPERTS:
         raise TraceError(f"{archive.file}: {MAP} has expert {mapping.max()}, or one below 0; record it again")

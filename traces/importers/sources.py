@@ -181,7 +181,7 @@ def _unpacked_kind(file: Path) -> Kind | None:
 
 
 def _is_tensors(start: bytes) -> bool:
-    """Whether a file begins with the length of a JSON header, and the header."""
+    """Return whether a file begins with the length of a JSON header, and the header."""
     return 0 < int.from_bytes(start[:8], "little") < 1 << 27 and start[8:10] in (b'{"', b"{}")
 
 
@@ -233,7 +233,7 @@ def refuse_missing(source: Path, files: Iterable[Path]) -> None:
 
 
 def notes(source: Path, files: list[Path], beside: Iterable[Path] = ()) -> list[str]:
-    """What is said of numbers that are missing and of files of the folder that were not read; or of one shard alone."""
+    """Return notes about missing numbers and unread files of a folder, or about one shard alone."""
     if not source.is_dir():
         found = SHARD.search(source.name)
         alone = found is not None and int(found[3]) > 1
@@ -260,7 +260,7 @@ def _gaps(files: list[Path]) -> list[str]:
 
 
 def _unread(source: Path, read: set[Path]) -> list[str]:
-    """What is said of files in the folders that files were read from."""
+    """Return a note about files that were not read, in the folders that files were read from."""
     folders = {source, *(file.parent for file in read)}
     left = [entry for folder in sorted(folders) for entry in sorted(folder.iterdir()) if entry not in read]
     kept = [

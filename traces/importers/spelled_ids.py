@@ -33,7 +33,7 @@ class Spelled(NamedTuple):
 
     @property
     def flat(self) -> bool:
-        """Whether layers and k have to be found elsewhere."""
+        """True if layers and k have to be found elsewhere."""
         return self.ids.ndim == 1
 
 
@@ -48,7 +48,7 @@ def spelled(value: Any, place: str, dtype: Any = None) -> Spelled | None:
     if isinstance(value, list) and set(map(type, value)) == {int}:
         return Spelled(_checked(_numbers(value, place), place))
     if not _nested(value):
-        raise TraceError(f"{place} is no array; expected lists of lists of lists of whole numbers")
+        raise TraceError(f"{place} is not an array; expected lists of lists of lists of whole numbers")
     return Spelled(archive.checked_ids(_numbers(value, place), place))
 
 
@@ -60,7 +60,7 @@ def _numbers(value: list[Any], place: str) -> np.ndarray:
 
 
 def _nested(tokens: Any) -> bool:
-    """Whether it is lists of tokens, layers and whole numbers; numpy would make numbers of other things too."""
+    """Return whether it is lists of tokens, layers and whole numbers; numpy would accept other things too."""
     if not isinstance(tokens, list) or not all(isinstance(layers, list) for layers in tokens):
         return False
     rows = (ids for layers in tokens for ids in layers)
@@ -94,7 +94,7 @@ def _of_object(value: dict[str, Any], place: str) -> Spelled:
     ):
         raise TraceError(f"{place} is spelled in an unknown way; {PACKED}")
     if start is not None and (type(start) is not int or not 0 <= start < 2**31):
-        raise TraceError(f"{place}: start is no number of tokens; expected a whole number from 0 on")
+        raise TraceError(f"{place}: start is not a number of tokens; expected a whole number from 0 on")
     assert isinstance(shape, list)
     content = unbased(text, place) if encoding == "base64" else _unbased85(text, place)
     return Spelled(_shaped(content, dtype or None, shape, place), start)
@@ -120,11 +120,11 @@ def unbased(text: str, place: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise TraceError(f"{place} is no base64; expected what the server sent, unchanged") from None
+        raise TraceError(f"{place} is not base64; expected what the server sent, unchanged") from None
 
 
 def _unbased85(text: str, place: str) -> bytes:
     try:
         return base64.b85decode(text)
     except ValueError:
-        raise TraceError(f"{place} is no base85; expected what the server sent, unchanged") from None
+        raise TraceError(f"{place} is not base85; expected what the server sent, unchanged") from None

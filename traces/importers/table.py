@@ -169,7 +169,7 @@ def _of_rows(file: Path, unit: str, names: list[str], rows: Iterator[Row]) -> It
 
 
 def header_lines(file: Path, choose: Choose) -> int:
-    """How many lines stand before the rows: comments of a CSV, or an object of JSON lines that describes the others."""
+    """Count the lines before the rows: comments of a CSV, or a JSON object that describes the others."""
     suffix = suffix_of(file)
     if suffix in DELIMITERS:
         found = (line for _, lines in blocks(file) for line in lines)
@@ -252,7 +252,7 @@ def _of_text(
 
 
 def _at_once(lines: list[str], delimiter: str, columns: int) -> np.ndarray | None:
-    """Return (N, columns) float64, None where a cell is no number or would be rounded."""
+    """Return (N, columns) float64, None where a cell is not a number or would be rounded."""
     if any(not line.strip() or line.count('"') % 2 for line in lines):  # numpy passes over blank lines and open quotes
         return None
     try:
@@ -367,7 +367,7 @@ def _of_parquet(file: Path, choose: Choose) -> Iterator[Table]:
 
 
 def _is_plain(dtype: Any) -> bool:
-    """Whether a column of Parquet holds numbers, or lists of numbers, that fit int64 or float64."""
+    """Return whether a column of Parquet holds numbers, or lists of numbers, that fit int64 or float64."""
     import polars as pl
 
     inner = dtype.inner if isinstance(dtype, pl.List | pl.Array) else dtype

@@ -81,7 +81,7 @@ def start_of(file: Path, length: int) -> bytes:
 
 
 def _read(stream: Unpacked, length: int) -> bytes:
-    """So many bytes, fewer at the end of the file."""
+    """Read so many bytes, fewer at the end of the file."""
     found = b""
     while more := stream.read(length - len(found)):
         found += more
@@ -89,7 +89,7 @@ def _read(stream: Unpacked, length: int) -> bytes:
 
 
 def holds(file: Path, mark: str) -> bool:
-    """Whether a short text stands somewhere in a JSON file; False for what cannot be read."""
+    """Return whether a short text stands somewhere in a JSON file; False for an unreadable one."""
     before = ""
     if file.stat().st_size > MOST_JSON:
         return True  # `read_json` says what is wrong with it
@@ -116,7 +116,7 @@ def refuse_bomb(file: Path) -> None:
 
 
 def pieces(file: Path) -> Iterator[str]:
-    """The text, every line end as one newline. Raises TraceError if it is no text, damaged, or expands too far."""
+    """Yield the text, line ends as newlines. Raises TraceError if it is not text, damaged, or expands too far."""
     with Unpacked(file) as stream:
         start = _read(stream, LONGEST_MARK * 2)
         again = packing_of(start, file.with_suffix(""))

@@ -42,7 +42,7 @@ class Tensor(Sealed):
 
     @property
     def kind(self) -> str:
-        """Of its numbers, as numpy names kinds: i, u, f or b."""
+        """Kind of its numbers, as numpy names kinds: i, u, f or b."""
         return "f" if self.layout.dtype == "bfloat16" else np.dtype(self.layout.dtype).kind
 
     @property
@@ -118,7 +118,7 @@ class Archive:
         return Tensor(self, layout)
 
     def _fault(self, layout: Layout) -> str | None:
-        """What is wrong with a tensor that the pickle describes, or None."""
+        """Return what is wrong with a tensor that the pickle describes, or None."""
         numbers, shape, strides = (layout.offset, *layout.shape, *layout.strides), layout.shape, layout.strides
         if min(numbers) < 0 or len(shape) != len(strides) or len(shape) > MOST_AXES:
             return "has impossible sizes or strides"
@@ -155,7 +155,7 @@ def torch_files(path: Path) -> list[Path]:
 
 
 def mentions(path: Path, *words: str) -> bool:
-    """Whether there are torch files, and the pickle of the first has all of these texts; False if it is damaged."""
+    """Return whether there are torch files, and the pickle of the first has all of these texts; False if damaged."""
     files = torch_files(path)
     names = names_in_zip(files[0]) if files else None
     if not names:

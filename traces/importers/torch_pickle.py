@@ -36,7 +36,7 @@ GLOBAL = "global"  #: kind of what STACK_GLOBAL pushes; the kind of what GLOBAL 
 
 
 class _Effect(NamedTuple):
-    """What an opcode does to a stack of kinds of values."""
+    """Effect of an opcode on a stack of kinds of values."""
 
     pops: int  #: values above the last mark
     to_mark: bool  #: whether everything down to the last mark goes
