@@ -22,18 +22,18 @@ try:
     LINES = {name: line for verbs in commands.VERBS.values() for name, line in verbs.items()}
     FILES = {name: import_module(f"moereplay.commands.{commands.file_of(name)}") for name in commands.NAMES}
     VERBS = {name: getattr(file, name) for name, file in FILES.items()}
-except KeyboardInterrupt:  # nothing has begun yet, and a traceback would say nothing
+except KeyboardInterrupt:  # no traceback while modules are imported
     sys.exit(130)
 
-#: A disk, a quota or a largest file is reached.
+#: Errors of a full disk, a quota, or a limit on file sizes.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: New objects that the cycle collector waits for. What is imported stays: looking at it takes a seventh of a replay.
+#: Thresholds of the cycle collector: traversing imported modules would take a seventh of a short replay.
 SELDOM = (100_000, 50, 100)
 LONGEST = 1000  #: characters of a message
 
 
 def application() -> typer.Typer:
-    """The command with all its verbs, some of them in groups."""
+    """Return the command with all its verbs, some of them in groups."""
     app = typer.Typer(cls=ByPurpose, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(options)
     groups = {
@@ -58,7 +58,7 @@ class Verb(TyperCommand):
     """A verb that checks numbers and outputs, and whose help shows many options under headings."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises BadParameter for an infinite number, for NaN (which passes every range), and for `-` as an output."""
+        """Parse arguments. Raises BadParameter for infinities, NaN (which passes every range), and `-` as output."""
         left = super().parse_args(ctx, args)
         param: Any
         for param in self.params:
@@ -137,7 +137,7 @@ def options(
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
-    """Errors that a user can cause; imported only once one has been raised."""
+    """Return the exceptions that a user can cause, imported only after an error."""
     from moereplay.policies.contract import PolicyError
     from moereplay.results.result import ResultError
     from moereplay.simulator.errors import ConfigError
@@ -147,24 +147,24 @@ def _user_errors() -> tuple[type[Exception], ...]:
     return TraceError, PolicyError, ConfigError, ResultError, RecordError
 
 
-def _told(error: Exception) -> str | None:
-    """The one line on an error that the user can mend; None for a bug of ours."""
+def _message(error: Exception) -> str | None:
+    """Return the message for an error that the user can correct; None for a bug of this program."""
     from moereplay.policies.files import blamed
 
     if isinstance(error, _user_errors()):
         return str(error)
     in_their_policy = blamed(error)
     if in_their_policy is None and isinstance(error, OSError) and error.errno in FULL:
-        return f"cannot write {error.filename or 'the output'}: {error.strerror}; make room and run it again"
+        return f"cannot write {error.filename or 'the output'}: {error.strerror}; free disk space and run it again"
     if in_their_policy is None and isinstance(error, MemoryError):
-        return "not enough memory for this; take less of it, or a machine with more"
+        return "out of memory: use a smaller input, or a machine with more memory"
     if in_their_policy is None and isinstance(error, OSError):  # a file that may not be read or written
         return f"{error.filename or 'a file'}: {error.strerror or error}; check the path and its permissions"
     return in_their_policy
 
 
 def _line(text: str) -> str:
-    """A message that may quote what others wrote: one line, and its middle cut if it is very long."""
+    """Return a message as one printable line, shortened in the middle: it may quote untrusted text."""
     from moereplay.traces.texts import escaped
 
     line = escaped(text)
@@ -177,11 +177,11 @@ def _unexpected(kind: type[BaseException], error: BaseException, _: object) -> N
 
 
 def main() -> None:
-    """Run a verb. Exit code 2 and one line for anything that the user can mend; tracebacks only with --debug."""
+    """Run a verb. Errors that the user can correct print one line and exit with 2; tracebacks require --debug."""
     gc.set_threshold(*SELDOM)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that no encoding has
+            stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that cannot be encoded
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
@@ -192,22 +192,22 @@ def main() -> None:
             typer.main.get_command(application())()  # application()() would install an excepthook of its own
     except KeyboardInterrupt:  # before a verb has begun
         leave(INTERRUPTED)
-    except SystemExit as end:  # typer has said what there was to say, but of Ctrl-C
+    except SystemExit as end:  # typer has printed its message, except for Ctrl-C
         if end.code == INTERRUPTED and isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
-            say("interrupted: what was written is whole")
+            say("interrupted: files that were written are complete")
         leave(_flushed(end.code))
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of a pipe has closed it
         mute()
     except Exception as error:
-        told = None if debug else _told(error)
-        if told is None:
+        message = None if debug else _message(error)
+        if message is None:
             raise
-        say(f"moereplay: {_line(told)}")
+        say(f"moereplay: {_line(message)}")
         leave(_flushed(2))
 
 
 def _flushed(code: Any) -> Any:
-    """The exit code, or 2 if the last of the output cannot be written; Python itself would say so in two lines."""
+    """Flush stdout; return the exit code, or 2 if that fails. Python's own message would have two lines."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -215,6 +215,6 @@ def _flushed(code: Any) -> Any:
     except OSError as error:
         mute()
         if code != 2:
-            say(f"moereplay: {_told(error)}")
+            say(f"moereplay: {_message(error)}")
         return 2
     return code

@@ -1,4 +1,4 @@
-"""The demand of every step: which experts the pass's tokens use, in demand order, and when each is demanded next.
+"""Demand of every step: the experts that the pass's tokens use, in demand order, and the next demand of each.
 
 A step is (pass, layer). Demand order is by descending largest gate weight over the pass's tokens, ties by lowest id;
 without weights by best rank, then token count, then id. Weights are integers, round(weight * 2**24) half to even.
@@ -23,7 +23,7 @@ from moereplay.traces.units import NEVER
 
 
 class Union(NamedTuple):
-    """One step's demand: n experts in demand order, as lists."""
+    """Demand of one step: n experts in demand order, as lists."""
 
     expert: Sequence[int]  #: expert of the layer
     rank: Sequence[int]  #: best (lowest) rank over the tokens
@@ -47,13 +47,13 @@ class Demand:
     first_use: np.ndarray  #: (L * E,) int64: position of the first demand, or NEVER
 
     def step(self, index: int) -> Union:
-        """The demand of one step."""
+        """Return the demand of one step."""
         span = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return Union(*(getattr(self, name)[span].tolist() for name in Union._fields))
 
 
 def union_of(ids: Sequence[Sequence[int]], mass: Sequence[Sequence[int]]) -> Union:
-    """The demand of one step from chosen ids (T, k) and their weights in UNITs (T, k), or () without weights."""
+    """Return a step's demand for chosen ids (T, k) and their weights in UNITs (T, k), or () without weights."""
     entries: dict[int, list[int]] = {}
     for t, row in enumerate(ids):
         for rank, expert in enumerate(row):
@@ -85,19 +85,19 @@ COLUMNS = {
 
 
 def demand_of(trace: Trace, passes: str) -> Demand:
-    """The demand of a trace under a schedule, from the cache of derived arrays or made now."""
+    """Return the demand of a trace under a schedule; it is derived once and kept."""
     return Demand(**derived(trace, f"demand-{passes}", COLUMNS, lambda arrays: _derive(trace, passes, arrays)))
 
 
 def next_passes(trace: Trace, passes: str) -> np.ndarray:
-    """The pass of every entry's next use, or NEVER, (n,) int64."""
+    """Return the pass of every entry's next use, or NEVER, (n,) int64."""
     demand = demand_of(trace, passes)
 
     def fill(arrays: Mapping[str, Growing]) -> None:
         for first in range(0, len(demand.next_use), VALUES_AT_ONCE):
             next_use = demand.next_use[first : first + VALUES_AT_ONCE]
-            of = np.searchsorted(demand.offsets, next_use, "right") - 1  # of steps, so that nothing is copied
-            append(arrays["next_pass"], np.where(next_use == NEVER, NEVER, of // trace.geometry.layers))
+            step = np.searchsorted(demand.offsets, next_use, "right") - 1  # offsets of passes would be a copy
+            append(arrays["next_pass"], np.where(next_use == NEVER, NEVER, step // trace.geometry.layers))
 
     return derived(trace, f"coming-{passes}", {"next_pass": Rows("<i8")}, fill)["next_pass"]
 
@@ -113,7 +113,7 @@ class Entries(NamedTuple):
 
 
 def _derive(trace: Trace, passes: str, arrays: Mapping[str, Growing]) -> None:
-    """Forwards, the demand of each block of passes; backwards, when each entry is demanded next."""
+    """Derive the demand of each block of passes forwards, then the next uses backwards."""
     plan, layers = schedule(trace, passes), trace.geometry.layers
     append(arrays["offsets"], np.zeros(1, np.int64))
     blocks = _blocks(plan, tokens_at_once(_choices(trace)))
@@ -132,14 +132,14 @@ def _derive(trace: Trace, passes: str, arrays: Mapping[str, Growing]) -> None:
 
 
 def _blocks(plan: Passes, tokens: int) -> list[tuple[int, int]]:
-    """Ranges of whole passes of about so many rows."""
+    """Return ranges of whole passes, each of about `tokens` rows."""
     edges = np.unique(np.searchsorted(plan.start, np.arange(tokens, int(plan.stop[-1]), tokens)))
     bounds = [0, *(edge for edge in edges.tolist() if 0 < edge < len(plan)), len(plan)]
     return list(itertools.pairwise(bounds))
 
 
 def _entries(trace: Trace, plan: Passes, first: int, last: int) -> Entries:
-    """Of passes [first, last), row by row at first; a pass may be longer than a block."""
+    """Return the entries of passes [first, last), read in pieces because a pass may be longer than a block."""
     begin, end, most = int(plan.start[first]), int(plan.stop[last - 1]), 2 * tokens_at_once(_choices(trace))
     found = None
     for start in range(begin, end, most):
@@ -154,7 +154,7 @@ def _choices(trace: Trace) -> int:
 
 
 def _of_rows(trace: Trace, plan: Passes, first: int, start: int, stop: int) -> Entries:
-    """Every choice of rows [start, stop); steps are counted from pass `first`."""
+    """Return every choice of rows [start, stop); steps are counted from pass `first`."""
     tokens = plan.tokens(start, stop)
     ids = _read(trace, "chosen", tokens).astype(np.int64)
     mass = to_units(_read(trace, "weights", tokens)) if "weights" in trace.arrays else np.zeros_like(ids)
@@ -168,14 +168,14 @@ def _of_rows(trace: Trace, plan: Passes, first: int, start: int, stop: int) -> E
 
 
 def _read(trace: Trace, name: str, tokens: slice | np.ndarray) -> np.ndarray:
-    """An array's rows of these tokens; a compressed store would be slow to read token by token."""
+    """Read an array's rows; scattered tokens come from the mapped file, because chunks are slow to read one by one."""
     if isinstance(tokens, slice):
         return trace.read(name, tokens.start, tokens.stop)
     return token_arrays.rows(trace, name)[tokens]
 
 
 def _merged(choices: Entries) -> Entries:
-    """Those of the same step and expert in one."""
+    """Merge choices of the same step and expert."""
     order = np.argsort(choices.key, kind="stable")
     key, rank, mass, mass_sum, tokens = (column[order] for column in choices)
     heads = np.flatnonzero(np.diff(key, prepend=-1))
@@ -195,7 +195,7 @@ def _in_demand_order(entries: Entries, trace: Trace) -> Entries:
 
 
 def _by_step_then_largest(step: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """A stable order. Both in one number sort ten times faster than one after the other, where they fit."""
+    """Return a stable order; both keys packed into one integer, if they fit, sort ten times faster."""
     span = int(mass.max(initial=0)) + 1
     if int(mass.min(initial=0)) < 0 or (int(step.max(initial=0)) + 1) * span >= 1 << 63:
         return np.lexsort((-mass, step))
@@ -203,7 +203,7 @@ def _by_step_then_largest(step: np.ndarray, mass: np.ndarray) -> np.ndarray:
 
 
 def _put_uses(trace: Trace, first: int, last: int, arrays: Mapping[str, Growing], coming: np.ndarray) -> None:
-    """Next uses of the entries of steps [first, last); `coming` is where each expert is next demanded after them."""
+    """Write the next uses of steps [first, last); `coming` holds each expert's first demand after them."""
     layers, experts = trace.geometry.layers, trace.geometry.experts
     offsets = arrays["offsets"].read(first, last + 1)
     begin, end = int(offsets[0]), int(offsets[-1])
@@ -213,7 +213,7 @@ def _put_uses(trace: Trace, first: int, last: int, arrays: Mapping[str, Growing]
 
 
 def _next_uses(unit: np.ndarray, begin: int, coming: np.ndarray) -> np.ndarray:
-    """The position of the next entry of the same unit; the first ones' positions go to `coming`."""
+    """Return the position of the next entry of each unit, and write the first positions to `coming`."""
     narrow = unit.astype(np.uint16) if len(coming) <= 1 << 16 else unit  # sorts five times faster
     order = np.argsort(narrow, kind="stable")
     ordered = unit[order]

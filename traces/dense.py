@@ -1,9 +1,9 @@
-"""Dense weights, all that are no routed expert: how many bytes a token reads of them, and how many lie in memory.
+"""Dense weights (all weights outside the routed experts): bytes that a token reads, and bytes that are in memory.
 
-A model's bytes are, in this order: what the user says; what the trace's file says; the parameters of the model at the
-bits that are said; these parameters at 16 bits, which is an assumption. What is said as a whole (`dense_bytes`) holds
-an embedding table apart from the head: it lies in memory, and a token reads one row of it. What is derived from
-parameters is without that table, which engines leave in slow memory.
+The bytes come from the first of: the user, the trace's file, the model's parameters at stated bits, and its parameters
+at 16 bits, which is an assumption. A stated total (`dense_bytes`) includes an embedding table that is not tied to the
+head: it is in memory, and a token reads one row of it. Bytes derived from parameters exclude that table, which engines
+leave in slow memory.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from moereplay.traces.geometry import recognised
 from moereplay.traces.schema import Geometry, Provenance, TraceError, check_bits
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT, OF_EXPERTS, bits_of, check_format, dense_bits_of, is_number
 
-TABLE_BITS, QUANTISED = 4.5, 8  #: of an embedding table in Q4_K; files with fewer mean bits than 8 are quantised so
+TABLE_BITS, QUANTISED = 4.5, 8  #: files below a mean of 8 bits store the embedding table in Q4_K, at 4.5 bits
 OPTIONS = "say --dense or --dense-bits"
 
 
 class Dense(NamedTuple):
     """Dense weights of a model as stored, in bytes."""
 
-    layers: tuple[int, ...]  #: (L,) that a token reads inside each MoE layer
-    head: int  #: that it reads outside of them
-    resident: int  #: that lie in memory
+    layers: tuple[int, ...]  #: (L,) read per token in each MoE layer
+    head: int  #: read per token outside the MoE layers
+    resident: int  #: in memory
 
     @property
     def read(self) -> int:
@@ -45,9 +45,9 @@ def check_dense_bits(text: str) -> float:
 
 
 def with_bits(geometry: Geometry, model: str, text: str) -> Geometry:
-    """Return the geometry with its dense weights at the bits of `4.85`, or as files of a format have them.
+    """Return the geometry with its dense weights at given bits (`4.85`), or at the bits that files of a format have.
 
-    Raises TraceError where the model's dense weights are not known, and for what is no number of bits.
+    Raises TraceError for invalid bits, and if the model's dense weights are unknown.
     """
     known = with_params(geometry, model)
     try:
@@ -56,7 +56,7 @@ def with_bits(geometry: Geometry, model: str, text: str) -> Geometry:
         raise TraceError(str(wrong)) from None
     if known.dense_params is None:
         raise TraceError(
-            f"--dense-bits {text}: the dense weights of {model} are not known; give their bytes with --dense"
+            f"--dense-bits {text}: unknown number of dense weights of {model}; pass their bytes with --dense"
         )
     if not is_number(text):
         layers = known.dense_params * known.layers
@@ -64,14 +64,14 @@ def with_bits(geometry: Geometry, model: str, text: str) -> Geometry:
     return known.model_copy(update=NOT_STORED | {"dense_bits": bits, "dense_stated": True})
 
 
-#: What a geometry says of stored dense bytes if nobody has counted them.
+#: Fields of a geometry whose stored dense bytes are unknown.
 NOT_STORED: dict[str, object] = {"dense_bytes": 0, "dense_layer_bytes": (), "head_bytes": None}
 
 
 def with_stored(geometry: Geometry, model: str, size: int | None, bits: str, weight_format: str = "") -> Geometry:
     """Return the geometry of the model with its dense weights as stated: bytes, bits, or as files of a format.
 
-    What nobody states stays as it is. Raises TraceError for bits where the model's dense weights are not known.
+    Without any of these it is unchanged. Raises TraceError for bits if the model's dense weights are unknown.
     """
     if size:
         return with_bytes(geometry, size)
@@ -84,12 +84,12 @@ def with_stored(geometry: Geometry, model: str, size: int | None, bits: str, wei
 
 
 def with_bytes(geometry: Geometry, size: int) -> Geometry:
-    """Return the geometry with so many bytes of dense weights in all, an embedding table among them."""
+    """Return the geometry with a total of `size` bytes of dense weights, embedding table included."""
     return geometry.model_copy(update={"dense_bytes": size, "head_bytes": None})
 
 
 def with_params(geometry: Geometry, model: str) -> Geometry:
-    """Return the geometry with the dense parameters of the known model that is called so, if it lacks them."""
+    """Return the geometry with the dense parameters of the known model of that name, if it lacks them."""
     like = recognised(model, geometry) if geometry.dense_params is None else None
     if like is None:
         return geometry
@@ -98,10 +98,10 @@ def with_params(geometry: Geometry, model: str) -> Geometry:
 
 
 def resolved(geometry: Geometry, model: str) -> Geometry:
-    """Return the geometry with bytes of every layer and of the head, where bytes are stated; else as it is.
+    """Return the geometry with dense bytes split into layers and head, if bytes are stated; else unchanged.
 
-    Known layers keep what is stated of them, the rest is the head's and the embedding's in proportion to their
-    weights. Of a whole alone every part has its share of the weights, or every layer the same if these are not known.
+    Layers whose bytes are stated keep them; the rest is divided between head and embedding in proportion to their
+    weights. A total alone is divided in proportion to the weights, or equally among layers if these are unknown.
     """
     if geometry.head_bytes is not None or not (geometry.dense_bytes or geometry.dense_layer_bytes):
         return geometry
@@ -121,7 +121,7 @@ def resolved(geometry: Geometry, model: str) -> Geometry:
 
 
 def _table_bytes(total: int, read: int, table: int) -> int:
-    """Bytes of an embedding table of so many weights, in `total` bytes with `read` others: at the mean bits of all.
+    """Return the bytes of an embedding table of `table` weights in `total` bytes with `read` others, at the mean bits.
 
     Quantised files store it in Q4_K, below their mean: the head and small tensors have more bits.
     """
@@ -130,12 +130,12 @@ def _table_bytes(total: int, read: int, table: int) -> int:
 
 
 def _split(total: int, parts: int) -> tuple[int, ...]:
-    """Nearly equal parts whose sum is the total."""
+    """Return nearly equal parts that add up to the total."""
     return tuple(total // parts + (at < total % parts) for at in range(parts))
 
 
 def dense_of(geometry: Geometry) -> Dense:
-    """Return the bytes of the dense weights, 0 where nothing is known of them."""
+    """Return the bytes of the dense weights, 0 if unknown."""
     known = resolved(geometry, "")
     if known.head_bytes is not None:
         read = sum(known.dense_layer_bytes) + known.head_bytes
@@ -147,7 +147,7 @@ def dense_of(geometry: Geometry) -> Dense:
 
 
 def params_of(geometry: Geometry) -> tuple[tuple[int, ...], int]:
-    """Return the dense weights of each layer and those outside, which bytes tell where the model is not known."""
+    """Return the number of dense weights in each layer and outside, estimated from bytes if the model is unknown."""
     dense = dense_of(geometry)
     bits = BITS_PER_WEIGHT.get(geometry.weight_format, geometry.expert_bits)
     if geometry.dense_params is None:
@@ -156,7 +156,7 @@ def params_of(geometry: Geometry) -> tuple[tuple[int, ...], int]:
 
 
 def in_words(geometry: Geometry, model: str) -> str:
-    """Return how many bytes the dense weights have, and where that is from."""
+    """Return the bytes of the dense weights and their source, in words."""
     known = resolved(with_params(geometry, model), model)
     dense = dense_of(known)
     size = f"{dense.resident / 1e9:.4g} GB"
@@ -166,20 +166,20 @@ def in_words(geometry: Geometry, model: str) -> str:
         head = "with those outside the layers at the same bits" if dense.head else "without those outside the layers"
         return f"dense weights have {size}: as the file states them by layer, {head}"
     if not dense.resident:
-        return "dense weights are not known and count as nothing: --dense says how many bytes they have"
+        return "dense weights are unknown and counted as 0 bytes; pass --dense"
     how = "" if geometry.dense_stated or geometry.dense_bits != ASSUMED_BITS else ", which is assumed"
     return f"dense weights have {size} at {geometry.dense_bits:.4g} bits{how}"
 
 
 def recorded(provenance: Provenance) -> bool:
-    """Whether the model itself ran for the trace, so that its geometry was measured."""
+    """Return True if the trace was recorded from the model itself, so that its geometry was measured."""
     return bool(provenance.dtype) and not provenance.importer
 
 
 def assumption(geometry: Geometry, recorded: bool = False) -> str | None:
-    """Return in words what is assumed of the dense weights' bytes, None if they are stated or nothing is known.
+    """Return in words the assumption about the dense weights' bytes; None if they are stated or unknown.
 
-    `recorded`: the model itself was there and held them in 16 bits.
+    `recorded`: the model itself was loaded and held them in 16 bits.
     """
     dense = dense_of(geometry)
     size = f"{dense.resident / 1e9:.4g} GB"
@@ -192,4 +192,4 @@ def assumption(geometry: Geometry, recorded: bool = False) -> str | None:
     return f"dense weights assumed at 16 bits: {size}; {OPTIONS}"
 
 
-ASSUMED_BITS = 16  #: of dense weights of which nothing is said: the default of `Geometry.dense_bits`
+ASSUMED_BITS = 16  #: default of `Geometry.dense_bits`

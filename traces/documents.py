@@ -1,7 +1,7 @@
-"""Whole files, JSON and TOML, read within limits; every fault is an error of one line. JSON is written here too.
+"""Read files, JSON and TOML within limits, with errors in one line; write JSON.
 
-A path may lead to a pipe, which would be waited for, or to a device without an end. A document of a few bytes may be
-nested deeper than Python's stack, or hold an integer of more digits than Python prints.
+A path may lead to a pipe, which blocks, or to a device without an end. A document of a few bytes may be nested deeper
+than Python's stack, or hold an integer of more digits than Python prints.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 1 << 24  #: of a document
-DEEPEST = 64  #: lists and tables within each other
-MOST_BITS = 1023  #: of an integer, so that it is a float too
-#: How a file that may be anything is opened: a pipe at once.
+MOST_BYTES = 1 << 24  #: size of a document
+DEEPEST = 64  #: nesting of lists and tables
+MOST_BITS = 1023  #: length of an integer, so that it can be converted to a float
+#: Flags of `os.open` for a path that may be anything: opening a pipe does not block.
 AT_ONCE = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-#: A TOML key of many parts, which take tomllib cubic time. Possessive, so that long words cost no more than once.
+#: A TOML key of many parts, for which tomllib takes cubic time. Possessive quantifiers prevent backtracking.
 LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
 
 
 class DocumentError(ValueError):
-    """A document that cannot be read or exceeds a limit; the message is one line and names no file."""
+    """A document that cannot be read or exceeds a limit; the message is one line without the file's name."""
 
 
 def content(path: Path, most: int = MOST_BYTES) -> bytes:
-    """A file's bytes. Raises OSError for a folder, a pipe, a device, or more than `most` bytes."""
+    """Read a file. Raises OSError for a folder, a pipe, a device, or more than `most` bytes."""
     try:
         handle = os.open(path, AT_ONCE)
     except ValueError as impossible:  # a path with a zero byte
@@ -44,7 +44,7 @@ def content(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def refuse_irregular(path: Path) -> None:
-    """Raises OSError for what other code must not open: nothing, a folder, a pipe or a device."""
+    """Raise OSError for a missing file, a folder, a pipe or a device, which other code must not open."""
     try:
         _check_regular(path.stat(), path)
     except ValueError as impossible:
@@ -59,7 +59,7 @@ def _check_regular(found: os.stat_result, path: Path) -> None:
 
 
 def from_json(text: str | bytes) -> Any:
-    """The document of a JSON text. Raises DocumentError."""
+    """Parse a JSON text. Raises DocumentError."""
     try:
         found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_table)
         return checked(found, finite=True)
@@ -72,7 +72,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def json_text(document: object, **layout: Any) -> str:
-    """Return the JSON of a document; `layout` is what `json.dumps` takes. Numbers that JSON lacks become null."""
+    """Return the JSON of a document; `layout` is passed to `json.dumps`. NaN and infinities become null."""
     try:
         return json.dumps(document, allow_nan=False, **layout)
     except ValueError:
@@ -88,7 +88,7 @@ def _finite(value: object) -> object:
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises DocumentError for a key that a table has twice: readers differ in which value counts."""
+    """Make a table. Raises DocumentError for a duplicate key: readers differ in which value counts."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -98,7 +98,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def from_toml(text: str | bytes) -> dict[str, Any]:
-    """The document of a TOML text. Raises DocumentError."""
+    """Parse a TOML text. Raises DocumentError."""
     try:
         written = text if isinstance(text, str) else text.decode()
         if LONG_KEY.search(written):
@@ -113,13 +113,13 @@ def from_toml(text: str | bytes) -> dict[str, Any]:
 
 
 def _refuse_constant(word: str) -> None:
-    raise DocumentError(f"{word} is no number in JSON; expected a finite number or null")
+    raise DocumentError(f"invalid number {word}: expected a finite number or null")
 
 
 def checked(document: Any, finite: bool = False) -> Any:
-    """The document itself. Raises DocumentError if it is nested too deep or has an integer that is too long.
+    """Return the document. Raises DocumentError if it is nested too deep or has an integer that is too long.
 
-    With `finite` also for a number that is infinite or NaN; in TOML and YAML, which have them, fields refuse them.
+    With `finite` also for infinities and NaN. TOML and YAML allow them; there the fields of a model reject them.
     """
     level, depth = [document], 0
     while level:
@@ -140,9 +140,9 @@ def checked(document: Any, finite: bool = False) -> Any:
 
 
 def fault_of(broken: Exception) -> DocumentError:
-    """A parser's message as one line."""
-    said = " ".join(str(broken).split())
-    return _too_long() if "integer string conversion" in said else DocumentError(said)
+    """Return a parser's message as one line."""
+    message = " ".join(str(broken).split())
+    return _too_long() if "integer string conversion" in message else DocumentError(message)
 
 
 def _too_deep() -> DocumentError:
@@ -154,5 +154,5 @@ def _too_long() -> DocumentError:
 
 
 def canonical(document: object) -> bytes:
-    """The one JSON spelling of a document, for hashing."""
+    """Return the canonical JSON of a document, for hashing."""
     return json_text(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()

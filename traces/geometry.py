@@ -1,4 +1,4 @@
-"""Sizes of known models, for traces that hold ids and no bytes.
+"""Sizes of known models, for traces that hold ids but no bytes, and what a memory of given size holds of their experts.
 
 `models.toml` beside this file holds numbers of each model's config.json; the formulas are here, so that a wrong number
 shows in the total (`KnownModel.params`, tested against the published ones). Biases, norms of queries and keys, and
@@ -23,12 +23,12 @@ from moereplay.traces.weight_formats import without_format
 class Published(Frozen):
     """How a model's own checkpoint stores its experts."""
 
-    format: str = "BF16"  #: as `traces.weight_formats` names it
-    bits: int = 16  #: as `Geometry.expert_bits` names it
+    format: str = "BF16"  #: a name of `traces.weight_formats`
+    bits: int = 16  #: `Geometry.expert_bits`
 
 
 class KnownModel(Frozen):
-    """A published MoE model: its geometry in the format of its own checkpoint, and where the numbers come from."""
+    """A published MoE model: its geometry in the format of its checkpoint, and the source of the numbers."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -37,14 +37,14 @@ class KnownModel(Frozen):
     context: int  #: tokens
     hidden: int  #: width of the residual
     dense_layers: int = 0  #: layers without experts, which come first
-    params: int  #: of the whole text model, embedding included
-    embedding_params: int = 0  #: of an embedding table apart from the head
-    kv_bytes: int  #: of KV cache that one position adds at 16 bits, every layer reading all of it
+    params: int  #: weights of the whole text model, embedding included
+    embedding_params: int = 0  #: weights of an embedding table that is not tied to the head
+    kv_bytes: int  #: KV cache per position at 16 bits, if every layer attends to all positions
     source: str
     note: str = ""
 
     def row(self) -> dict[str, object]:
-        """One line of `moereplay models`."""
+        """Return one row of `moereplay models`."""
         geometry = self.geometry
         sizes = {16: geometry.bytes_at(16), **geometry.bytes_by_bits}
         spelled = [f"{bits}-bit {max(each) / 2**20:.4g}" for bits, each in sorted(sizes.items(), reverse=True)]
@@ -62,7 +62,7 @@ class KnownModel(Frozen):
 
 
 class Attention(Frozen):
-    """Query, key, value and output projections; one key-value projection where the key is also the value."""
+    """Query, key, value and output projections; `kv_projections` is 1 if the key is also the value."""
 
     layers: int | None = None
     heads: int
@@ -122,12 +122,12 @@ class Mamba2(Frozen):
 
     @property
     def cached(self) -> int:
-        """Its state does not grow with positions."""
+        """Zero: its state does not grow with positions."""
         return 0
 
 
 class ModelNumbers(Frozen):
-    """One table of models.toml; the file's head explains the keys."""
+    """One table of models.toml; the head of that file explains the keys."""
 
     aliases: tuple[str, ...] = ()
     source: str
@@ -151,39 +151,39 @@ class ModelNumbers(Frozen):
     bytes_by_bits: dict[int, int | tuple[int, ...]] = Field(default_factory=dict)
 
     def mlp(self, width: int) -> int:
-        """Parameters of an MLP of that width."""
+        """Return the parameters of an MLP of that width."""
         return self.matrices * self.hidden * width
 
     def mixer(self) -> int:
-        """Parameters of attention per MoE layer, on average where kinds alternate."""
+        """Return the parameters of attention per MoE layer, on average if kinds alternate."""
         total = sum(mixer.params(self.hidden) * (mixer.layers or self.layers) for mixer in self.mixers)
         return total // self.layers
 
     def kv_bytes(self) -> int:
-        """Bytes at 16 bits that one position adds to the KV cache of all layers; windows are not looked at."""
+        """Return the KV cache of all layers per position at 16 bits; sliding windows are ignored."""
         cached = sum(mixer.cached * (mixer.layers or self.layers) for mixer in self.mixers)
         return 2 * cached * (self.layers + self.dense_layers) // self.layers
 
     def dense(self) -> int:
-        """Always-resident parameters per MoE layer: attention, two norms, gate and shared experts."""
+        """Return the always-resident parameters per MoE layer: attention, two norms, gate and shared experts."""
         return self.mixer() + 2 * self.hidden + self.hidden * self.experts + self.mlp(self.shared_width)
 
     def head(self) -> int:
-        """Parameters outside the MoE layers that every token uses: the head and the dense layers."""
+        """Return the parameters outside the MoE layers that every token uses: the head and the dense layers."""
         return self.vocab * self.hidden + self.dense_layers * (
             self.mixer() + 2 * self.hidden + self.mlp(self.dense_width)
         )
 
     def total(self) -> int:
-        """Parameters of the whole model."""
+        """Return the parameters of the whole model."""
         return self.layers * (self.experts * self.mlp(self.width) + self.dense()) + self.head() + self.embedding()
 
     def embedding(self) -> int:
-        """Parameters of an embedding table apart from the head."""
+        """Return the parameters of an embedding table that is not tied to the head."""
         return 0 if self.tied else self.vocab * self.hidden
 
     def geometry(self) -> Geometry:
-        """The model's MoE part, its experts in the published format."""
+        """Return the geometry with experts in the published format."""
         plain = self._per_layer(2 * self.mlp(self.width))
         formats = {bits: self._per_layer(size) for bits, size in self.bytes_by_bits.items()}
         if self.published.bits != 16:
@@ -207,18 +207,18 @@ class ModelNumbers(Frozen):
 
 
 def known(name: str) -> KnownModel:
-    """The model of that name, alias or Hugging Face id, whatever the case. Raises TraceError with a near one."""
+    """Return the model of a name, alias or Hugging Face id, ignoring case. Raises TraceError naming a similar one."""
     if name.lower() in BY_SPELLING:
         return BY_SPELLING[name.lower()]
     near = difflib.get_close_matches(name.lower(), BY_SPELLING, n=1)
-    hint = f"did you mean {BY_SPELLING[near[0]].name}?" if near else "`moereplay models` lists those that are."
-    raise TraceError(f"no model {name!r} is known: {hint}")
+    hint = f"did you mean {BY_SPELLING[near[0]].name}?" if near else "`moereplay models` lists known models"
+    raise TraceError(f"unknown model {name!r}; {hint}")
 
 
 def as_known(geometry: Geometry, name: str) -> Geometry:
-    """The geometry with what it does not say of its prices, taken from the known model of that name, if it is one.
+    """Return the geometry with missing KV bytes and weight format filled in, if `name` is a known model.
 
-    The weight format is the checkpoint's, where the experts have its bits.
+    The weight format is that of the checkpoint if the experts are stored at its bits.
     """
     try:
         model = known(name)
@@ -230,10 +230,10 @@ def as_known(geometry: Geometry, name: str) -> Geometry:
 
 
 def recognised(name: str, geometry: Geometry | None = None) -> KnownModel | None:
-    """Return the known model that a model's or weight file's name means, None if there is none.
+    """Return the known model that the name of a model or weight file refers to, or None.
 
-    `google_gemma-4-26B-A4B-it-Q4_K_M.gguf` is gemma-4-26b-a4b: the ending, the part of several, the weight format and
-    the publisher before `_` are no part of the name. With `geometry`, layers and experts must agree.
+    `google_gemma-4-26B-A4B-it-Q4_K_M.gguf` is gemma-4-26b-a4b: the ending, the number of a part, the weight format and
+    the publisher before `_` are ignored. With `geometry`, layers and experts must agree.
     """
     file = name.replace("\\", "/").rpartition("/")[2]
     stem = re.sub(r"(-\d{5}-of-\d{5})?(\.gguf|\.safetensors)?$", "", file, flags=re.IGNORECASE)
@@ -281,11 +281,11 @@ MODELS: dict[str, KnownModel] = _read(Path(__file__).with_name("models.toml"))
 BY_SPELLING = {spelling: model for model in MODELS.values() for spelling in _spellings(model)}
 
 
-# -- What of a model's experts a memory of so many bytes holds, in engines that do not move them while they run.
+# -- Static placement: experts that a memory holds in engines that do not move them while they run
 
 
 def experts_per_layer(geometry: Geometry, cache_bytes: int) -> int:
-    """Experts of each layer that are held if every layer gets the same number."""
+    """Return how many experts of each layer are held if every layer gets the same number."""
     return min(cache_bytes // sum(geometry.expert_bytes), geometry.experts)
 
 
@@ -296,13 +296,13 @@ def mean_experts(geometry: Geometry, cache_bytes: int) -> int:
 
 
 def last_layers(geometry: Geometry, cache_bytes: int) -> int:
-    """How many layers, counted from the last one back, have all their experts held."""
+    """Return how many layers, from the last one backwards, have all their experts held."""
     needed = np.cumsum(geometry.expert_bytes[::-1]) * geometry.experts
     return int(np.searchsorted(needed, cache_bytes, "right"))
 
 
 def held_layers(geometry: Geometry, cache_bytes: int, order: Iterable[int]) -> list[int]:
-    """Layers whose experts are all held, ascending: each of `order` in turn that still fits."""
+    """Return the layers whose experts are all held, ascending: layers of `order` are taken while they fit."""
     held, left = [], cache_bytes
     for layer in order:
         size = geometry.expert_bytes[layer] * geometry.experts
@@ -313,6 +313,6 @@ def held_layers(geometry: Geometry, cache_bytes: int, order: Iterable[int]) -> l
 
 
 def layers_by_worth(geometry: Geometry, scores: np.ndarray) -> list[int]:
-    """All layers, most of `scores` (L, E) per byte first, of equals the later one, as `--n-cpu-moe` keeps the last."""
+    """Return all layers by `scores` (L, E) per byte, descending; ties favour later layers, as `--n-cpu-moe` does."""
     worth = scores.sum(axis=1) / np.array(geometry.expert_bytes)
     return sorted(range(geometry.layers), key=lambda layer: (-worth[layer], -layer))

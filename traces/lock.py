@@ -1,7 +1,7 @@
-"""One writer per store: a lock of the operating system on `X.zarr.partial.lock`, which also says who holds it.
+"""One writer per store: a lock of the operating system on `X.zarr.partial.lock`, which also names its holder.
 
-The system releases the lock when its holder ends, however it ends, so a lock file that a killed writer left behind
-refuses nobody and is taken over. A file system that has no locks gives none: there the file only names the writer.
+The system releases the lock when the holder's process ends, so the lock file of a killed writer blocks nobody. On a
+file system without locks there is no protection; the file then only names the writer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from moereplay.traces.schema import TraceError
 
 LOCK = ".lock"
-BEYOND = 1 << 20  #: Windows locks bytes and keeps others from reading them: this one is after the text
+BEYOND = 1 << 20  #: Windows makes locked bytes unreadable for others, so a byte after the text is locked
 LONGEST_NAME = 300
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -26,10 +26,10 @@ HELD = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 
 
 class Lock:
-    """Held from `Lock(partial)` until `release`, garbage collection or the end of the process."""
+    """Lock held from `Lock(partial)` until `release`, garbage collection or the end of the process."""
 
     def __init__(self, partial: Path) -> None:
-        """Raises TraceError naming the process that holds it, and OSError if the disk refuses."""
+        """Acquire the lock. Raises TraceError naming the process that holds it, and OSError if a write fails."""
         self.path = partial.with_name(partial.name + LOCK)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _taken(self.path, partial)
@@ -47,14 +47,14 @@ class Lock:
 
 
 def refuse_busy(partial: Path) -> None:
-    """Raises TraceError if another process is writing `partial` now."""
+    """Raise TraceError if another process is writing `partial`."""
     path = partial.with_name(partial.name + LOCK)
     if path.exists() or path.is_symlink():
         Lock(partial).release()
 
 
 def _taken(path: Path, partial: Path) -> int:
-    """Descriptor of the locked file. A holder that ends removes the file that may just have been opened: then retry."""
+    """Return the descriptor of the locked file; retry if an ending holder removed the file that was just opened."""
     while True:
         descriptor = open_in_place(path)
         try:
@@ -72,10 +72,10 @@ def _taken(path: Path, partial: Path) -> int:
 
 
 def open_in_place(path: Path, flags: int = 0) -> int:
-    """Open a file to read and write, or make it. Raises OSError for anything that another file may be behind.
+    """Open or create a file to read and write. Raises OSError for a link, a pipe, or a file with several names.
 
-    In a folder that others write into, a link of that name would make this user overwrite another file of theirs.
-    `flags` are those of `os.open`; nothing waits for the other end of a pipe.
+    In a folder that others can write to, a link of that name could make this user overwrite another of their files.
+    `flags` are passed to `os.open`. Opening a pipe does not block.
     """
     if path.is_symlink():
         raise _refused(path, "is a link")
@@ -92,7 +92,7 @@ def _refused(path: Path, what: str) -> OSError:
 
 
 def lock(descriptor: int) -> None:
-    """Lock an open file until it is closed or the process ends; without effect on a file system that has no locks.
+    """Lock an open file until it is closed or the process ends; no effect on a file system without locks.
 
     Raises BlockingIOError if another open file holds the lock.
     """
@@ -131,7 +131,7 @@ def _holder(descriptor: int) -> str:
 
 
 def _release(descriptor: int, path: Path, owner: int) -> None:
-    """Remove before closing: whoever opened the file meanwhile sees that it is gone. A forked child keeps it."""
+    """Remove the file before closing it, so that a process that has opened it notices. Forked children keep it."""
     if os.getpid() != owner:
         return
     with contextlib.suppress(OSError):  # the folder may be read-only by now

@@ -1,7 +1,7 @@
-"""What no router produces, looked for in every row of a trace: one pass by blocks, whatever its length.
+"""Checks of every row for patterns that no router produces, in one pass by blocks.
 
-A `Census` holds what one pass finds: ranges of tokens that route nowhere or alike in all layers, and per layer how ids
-are used. Each check is a function of it. The thresholds lie far beyond real routing: in 135,000 tokens of gpt-oss-20b,
+A `Census` holds the counts of one pass: ranges of tokens that route nowhere or alike in all layers, and use of ids per
+layer. Each check is a function of it. The thresholds are far beyond real routing: in 135,000 tokens of gpt-oss-20b,
 Qwen3-30B-A3B and Gemma no two neighbours route alike in all layers, and no rank of a layer has one expert throughout.
 """
 
@@ -18,37 +18,37 @@ import numpy as np
 from moereplay.traces.patterns import experts_per_layer
 from moereplay.traces.schema import Trace
 
-BLOCK = 1 << 22  #: ids that are looked at together
-MOST_KEPT = 1 << 16  #: ranges that are remembered
-SHORTEST = 4  #: tokens alike
-FEWEST_TOKENS = 32  #: below this nothing is said to stay the same
-IMPROBABLE = 1e-6  #: by chance
-RARE = 100  #: of so many rows one: rarer ones do not decide how many experts a row has
-FAR = 100.0  #: times the usual sum of a row's weights, more than routers and layers differ by
+BLOCK = 1 << 22  #: ids per block
+MOST_KEPT = 1 << 16  #: ranges that are kept
+SHORTEST = 4  #: equal neighbouring tokens that are reported
+FEWEST_TOKENS = 32  #: with fewer tokens nothing is judged constant
+IMPROBABLE = 1e-6  #: probability by chance
+RARE = 100  #: row lengths that occur in fewer than one of so many rows do not determine k
+FAR = 100.0  #: factor over the usual sum of weights, larger than differences between routers and layers
 
 Level = Literal["ok", "warning", "error"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check saw. Error: the rows cannot be right; warning: they may not mean what they seem to."""
+    """Result of one check. Error: the rows cannot be right; warning: they may not mean what they seem to."""
 
     check: str
     level: Level
     text: str
-    noted: bool = False  #: whether an import prints it even if all is well
+    noted: bool = False  #: True if an import prints it even when its level is ok
 
 
 @dataclass
 class Ranges:
-    """Ranges of tokens that have something in common, (request, first, last) by their positions in the request."""
+    """Ranges of tokens with a common property, (request, first, last) by their positions in the request."""
 
-    joins: int  #: tokens between two ranges that are one: 1 where they follow each other, 0 where they share one
+    joins: int  #: ranges at this distance are joined: 1 for adjacent ranges, 0 for ranges that share a token
     found: list[tuple[int, int, int]] = field(default_factory=list)
     tokens: int = 0
 
     def add(self, request: int, first: int, last: int) -> None:
-        """A range, which may go on with the last one."""
+        """Add a range, or extend the last one."""
         self.tokens += last - first + 1
         if self.found and self.found[-1][0] == request and self.found[-1][2] + self.joins >= first:
             before = self.found.pop()
@@ -58,11 +58,11 @@ class Ranges:
 
     @property
     def longest(self) -> tuple[int, int, int]:
-        """The longest of them."""
+        """The longest range."""
         return max(self.found, key=lambda each: each[2] - each[1])
 
     def words(self) -> str:
-        """Where they are: the longest, and how many others there are."""
+        """Return in words the longest range and the number of others."""
         request, first, last = self.longest
         where = f"token {first}" if first == last else f"tokens {first} to {last}"
         others = len(self.found) - 1
@@ -71,15 +71,13 @@ class Ranges:
 
 @dataclass
 class Census:
-    """What one pass over the ids finds."""
+    """Counts of one pass over the rows."""
 
     tokens: int
     nowhere: Ranges = field(default_factory=lambda: Ranges(1))  #: -1 in every layer
-    alike: Ranges = field(
-        default_factory=lambda: Ranges(0)
-    )  #: rows that equal the row before in all layers, and that row
-    pairs: int = 0  #: neighbours in a request of which both are routed
-    equal: int = 0  #: of these, how many are alike
+    alike: Ranges = field(default_factory=lambda: Ranges(0))  #: runs of tokens that route alike in all layers
+    pairs: int = 0  #: neighbours in a request that are both routed
+    equal: int = 0  #: pairs that route alike
     rising: int = 0  #: rows of a layer with two experts or more whose ids rise
     falling: int = 0
     several: int = 0  #: rows of a layer with two experts or more
@@ -90,18 +88,18 @@ class Census:
         default_factory=lambda: np.zeros((0, 0), np.int64)
     )  #: (L, k + 1) rows of so many experts
     usual_sum: float = 0.0  #: median sum of the weights of a row, in the first rows that have any
-    heavy: int = 0  #: rows whose weights sum to `FAR` times that or more
+    heavy: int = 0  #: rows whose weights sum to at least `FAR` times `usual_sum`
     heaviest: tuple[float, int, int, int] = (0.0, 0, 0, 0)  #: the largest sum; its request, token and layer
 
     def least_and_most(self) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the largest id of each layer (L,); 0 and -1 where a layer routes nothing."""
+        """Return the least and the largest id of each layer (L,); 0 and -1 if a layer routes nothing."""
         any_used = np.any(self.used, axis=1)
         most = self.used.shape[1] - 1 - np.argmax(self.used[:, ::-1], 1)
         return np.where(any_used, np.argmax(self.used, 1), 0), np.where(any_used, most, -1)
 
 
 def census(trace: Trace) -> Census:
-    """Look at every row. Raises TraceError on damaged ones."""
+    """Count over every row. Raises TraceError for damaged rows."""
     geometry = trace.geometry
     found = Census(trace.tokens, used=np.zeros((geometry.layers, geometry.experts), bool))
     found.constant = np.ones((geometry.layers, geometry.k), bool)
@@ -120,7 +118,7 @@ def census(trace: Trace) -> Census:
 
 
 def _blocks(trace: Trace) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Request, position of the first token, and rows: of pieces of requests, each after the row before it."""
+    """Yield request, position of the first token, and rows of a piece, with the row before it."""
     size = max(BLOCK // (trace.geometry.layers * trace.geometry.k), 2)
     offsets = trace.request_offsets.tolist()
     for request, (first, last) in enumerate(itertools.pairwise(offsets)):
@@ -130,7 +128,7 @@ def _blocks(trace: Trace) -> Iterator[tuple[int, int, np.ndarray]]:
 
 
 def _count(found: Census, rows: np.ndarray) -> None:
-    """Uses of each expert in each layer, the order of ids, and ranks that never change."""
+    """Count uses of each expert per layer, ordered ids, and ranks that never change."""
     layers, experts = found.used.shape
     inside = np.clip(rows, -1, experts - 1).astype(np.int64)
     flat = inside + (np.arange(layers) * (experts + 1))[:, None] + 1
@@ -165,7 +163,7 @@ def _weigh(found: Census, request: int, start: int, weights: np.ndarray) -> None
 
 
 def _neighbours(found: Census, request: int, start: int, rows: np.ndarray) -> None:
-    """Tokens whose rows equal the row before them in every layer."""
+    """Count tokens whose rows equal the row before in every layer."""
     routed = np.any(rows >= 0, axis=(1, 2))
     both = routed[1:] & routed[:-1]
     same = np.all(rows[1:] == rows[:-1], axis=(1, 2)) & both
@@ -176,7 +174,7 @@ def _neighbours(found: Census, request: int, start: int, rows: np.ndarray) -> No
 
 
 def _runs(flags: np.ndarray) -> Iterator[tuple[int, int]]:
-    """First and last index of every run of True."""
+    """Yield first and last index of every run of True."""
     edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0))
     yield from zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True)
 
@@ -185,7 +183,7 @@ def _runs(flags: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def check_routed(trace: Trace, found: Census) -> Finding:
-    """Every token that a pass computed is routed in some layer."""
+    """Check that every token is routed in some layer."""
     gone = found.nowhere
     if not gone.tokens:
         return Finding("routed tokens", "ok", "every token is routed in some layer")
@@ -197,7 +195,7 @@ def check_routed(trace: Trace, found: Census) -> Finding:
 
 
 def check_repeats(trace: Trace, found: Census) -> Finding:
-    """No row stands for many tokens in a row: a padded or stale buffer does."""
+    """Check that no row repeats over many tokens, as from a padded or stale buffer."""
     if not found.alike.found:
         return Finding("repeated rows", "ok", "no two neighbouring tokens route alike in all layers")
     request, first, last = found.alike.longest
@@ -213,7 +211,7 @@ def check_repeats(trace: Trace, found: Census) -> Finding:
 
 
 def _one_token(trace: Trace, request: int, first: int, last: int) -> bool:
-    """Whether the tokens are recorded, and the same one."""
+    """Return True if the token ids of the range are recorded and equal."""
     if "token_ids" not in trace.arrays:
         return False
     begin = int(trace.request_offsets[request])
@@ -222,7 +220,7 @@ def _one_token(trace: Trace, request: int, first: int, last: int) -> bool:
 
 
 def check_windows(trace: Trace, found: Census) -> Finding:
-    """Every layer may choose any of the experts: ids that count on through the layers are other numbers."""
+    """Check that layers share a range of ids; ids that continue from layer to layer are global numbers."""
     least, most = found.least_and_most()
     layers, distinct = len(least), int(found.used.sum())
     apart = layers > 1 and bool((most >= 0).all() and (least[1:] > most[:-1]).all())
@@ -238,7 +236,7 @@ def check_windows(trace: Trace, found: Census) -> Finding:
 
 
 def check_constant(trace: Trace, found: Census) -> Finding:
-    """Choices change from token to token; a dense layer's buffer and a shared expert do not."""
+    """Check that choices change from token to token, unlike a dense layer's buffer or a shared expert."""
     k, routed = trace.geometry.k, found.tokens - found.nowhere.tokens
     if routed < FEWEST_TOKENS or k == trace.geometry.experts or not found.first.size:
         return Finding("constant experts", "ok", f"{routed:,} routed tokens: too few to judge")
@@ -255,18 +253,18 @@ def check_constant(trace: Trace, found: Census) -> Finding:
 
 
 def check_sorted(trace: Trace, found: Census) -> Finding | None:
-    """Experts stand in rank order; ids that rise or fall in every row were sorted. Weights tell ranks themselves."""
+    """Check that experts are not sorted by id, which loses ranks; weights, if recorded, show the ranks anyway."""
     if "weights" in trace.arrays or found.several * lgamma(trace.geometry.k + 1) < -log(IMPROBABLE):
         return None
     for name, rows in (("rise", found.rising), ("fall", found.falling)):
         if rows == found.several:
             text = f"ids {name} in all of {rows:,} rows: sorted by id, so that ranks are lost"
-            return Finding("rank order", "warning", f"{text}; what depends on ranks without weights is not the model's")
+            return Finding("rank order", "warning", f"{text}; results that depend on ranks are not the model's")
     return Finding("rank order", "ok", "ids are not sorted")
 
 
 def check_range(trace: Trace, found: Census) -> Finding:
-    """Ids that no layer ever uses suggest physical slots, the sizes of another model, or too few bits."""
+    """Check for ids that no layer uses: physical slots, the sizes of another model, or ids cut to too few bits."""
     experts = trace.geometry.experts
     choices = found.tokens * trace.geometry.layers * trace.geometry.k
     if choices < 50 * experts:
@@ -283,7 +281,7 @@ def check_range(trace: Trace, found: Census) -> Finding:
 
 
 def check_widths(trace: Trace, found: Census) -> Finding:
-    """Rows of a layer have one number of experts; a few rows with more of them are damaged, and make k too large."""
+    """Check that k is not too large because of a few damaged rows with more experts than the others."""
     name, k = "experts per row", trace.geometry.k
     rows = found.widths[:, 1:]
     usual = np.argmax(rows, 1)  # less one
@@ -303,7 +301,7 @@ def check_widths(trace: Trace, found: Census) -> Finding:
 
 
 def check_sums(trace: Trace, found: Census) -> Finding | None:
-    """Weights of one gate are of one size; a row with far larger ones is damaged."""
+    """Check for damaged rows, whose weights are far larger than those of the others."""
     if "weights" not in trace.arrays or not found.usual_sum:
         return None
     if not found.heavy or found.heavy * RARE > max(found.tokens * trace.geometry.layers, RARE):

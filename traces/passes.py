@@ -1,4 +1,4 @@
-"""The schedule of passes: which tokens go through the model together. It is laid over a trace, not stored in it."""
+"""Schedules of passes: which tokens go through the model together. A schedule is applied at replay, not stored."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.texts import whole
 from moereplay.traces.units import DECODE, PREFILL
 
-LONG = 1 << 20  #: so many passes are kept on disk, not in memory
-#: Of the passes on disk.
+LONG = 1 << 20  #: a schedule of this many passes is kept on disk, not in memory
+#: Arrays of a schedule on disk.
 COLUMNS = {"start": Column("<i8"), "stop": Column("<i8"), "request": Column("<i8"), "phase": Column("i1")}
 
 
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 class Passes:
     """Forward passes in run order; pass p has rows [start[p], stop[p])."""
 
-    start: np.ndarray  #: (P,) int64; also how many tokens the passes before it have
+    start: np.ndarray  #: (P,) int64; also the number of rows of all passes before
     stop: np.ndarray  #: (P,) int64
     request: np.ndarray  #: (P,) int64, of the first row
     phase: np.ndarray  #: (P,) int8, of the first row: 0 prefill, 1 decode
@@ -42,7 +42,7 @@ class Passes:
 
     @classmethod
     def of_rows(cls, lengths: np.ndarray, rows: Rows) -> Passes:
-        """Passes of so many rows each, (P,), at least one."""
+        """Return passes that have `lengths` (P,) rows each, at least one."""
         stop = np.cumsum(lengths)
         start = stop - lengths
         request, phase = rows.request[start], rows.phase[start]
@@ -55,11 +55,11 @@ class Passes:
         return len(self.start)
 
     def tokens(self, first: int, last: int) -> slice | np.ndarray:
-        """The tokens of rows [first, last), as an index of the token axis."""
+        """Return the tokens of rows [first, last), as an index of the token axis."""
         return slice(first, last) if self.rows is None else self.rows.token[first:last]
 
     def apart(self) -> np.ndarray:
-        """Which passes have no request in common with the pass before them, (P,) bool; not the first."""
+        """Return (P,) bool: True if a pass shares no request with the pass before; False for the first."""
         if self.rows is None:
             first = np.zeros(len(self), bool)
             np.not_equal(self.request[1:], self.request[:-1], out=first[1:])
@@ -77,33 +77,33 @@ Schedule = Callable[[Trace], Passes]
 
 
 def schedule(trace: Trace, passes: str) -> Passes:
-    """Lay `passes` over the trace. Raises TraceError if there is no such schedule."""
+    """Return the passes of a trace under a named schedule. Raises TraceError for an unknown name."""
     return parse_passes(passes)(trace)
 
 
 def parse_passes(text: str) -> Schedule:
-    """The schedule of that name. Raises TraceError."""
+    """Return the schedule of that name. Raises TraceError."""
     if text in NAMED:
         return NAMED[text]
     name, _, number = text.partition(":")
     if name in NUMBERED and (size := whole(number)):
         return partial(NUMBERED[name], size=size)
     *others, last = (*NAMED, *(f"{name}:N" for name in NUMBERED))
-    raise TraceError(f"passes {text!r} is unknown; use {', '.join(others)} or {last}, with N of at least 1")
+    raise TraceError(f"unknown passes {text!r}: expected {', '.join(others)} or {last}, with N of at least 1")
 
 
 def one_by_one(trace: Trace, size: int) -> Passes:
-    """One request after the other: its prompt in pieces of `size` tokens (0: whole), then one token per pass."""
+    """Schedule requests one after the other: prompts in chunks of `size` tokens (0: whole), then one token per pass."""
     return _in_turn(trace, f"chunk-{size}", InTurn.of(trace, np.asarray(trace.prompt_lengths), size))
 
 
 def decode(trace: Trace, size: int) -> Passes:
-    """One request after the other: its prompt, but at most `size` tokens of it, then one decoded token per pass."""
+    """Schedule requests one after the other: up to `size` tokens of the prompt in one pass, then one token per pass."""
     return _in_turn(trace, f"decode-{size}", InTurn.of(trace, np.minimum(trace.prompt_lengths, size), 0))
 
 
 def _in_turn(trace: Trace, name: str, turns: InTurn) -> Passes:
-    """In memory, or of a long trace on disk, where its arrays are derived like others."""
+    """Return the passes in memory, or on disk as derived arrays if there are many."""
     count = int(turns.begins[-1])
     if not is_long(count):
         return _passes(turns.passes(0, count))
@@ -121,29 +121,29 @@ def _passes(columns: Mapping[str, np.ndarray]) -> Passes:
 
 
 def is_long(passes: int) -> bool:
-    """Whether what there is of every pass is kept on disk."""
+    """Return True if arrays with an entry per pass are kept on disk."""
     return passes >= LONG
 
 
 class InTurn(NamedTuple):
-    """Requests one after the other, (R,) each: which passes they take."""
+    """Passes of requests that run one after the other, (R,) each."""
 
     offsets: np.ndarray  #: first token
-    prompts: np.ndarray  #: tokens that are its prompt
+    prompts: np.ndarray  #: prompt tokens
     pieces: np.ndarray  #: passes of the prompt
-    begins: np.ndarray  #: first pass, (R + 1,), and how many there are in all
+    begins: np.ndarray  #: (R + 1,) first pass; the last entry is the number of passes
     size: int  #: tokens of a piece, 0: all
 
     @classmethod
     def of(cls, trace: Trace, prompts: np.ndarray, size: int) -> InTurn:
-        """With prompts of so many tokens, (R,), in pieces of `size`."""
+        """Return the passes for prompts of these lengths (R,), in pieces of `size`."""
         offsets = np.asarray(trace.request_offsets)
         pieces = -(-prompts // size) if size else (prompts > 0).astype(np.int64)
         begins = np.concatenate([[0], np.cumsum(pieces + np.diff(offsets) - prompts)])
         return cls(offsets[:-1], prompts, pieces, begins, size)
 
     def passes(self, first: int, last: int) -> dict[str, np.ndarray]:
-        """Columns of passes [first, last)."""
+        """Return the arrays of passes [first, last)."""
         number = np.arange(first, last)
         request = np.searchsorted(self.begins, number, "right") - 1
         inside = number - self.begins[request]
@@ -157,7 +157,7 @@ class InTurn(NamedTuple):
 
 
 def batch(trace: Trace, size: int) -> Passes:
-    """`size` requests at a time, each in a slot: its prompt whole, then one token per pass.
+    """Schedule `size` requests at a time, each in a slot: its whole prompt, then one token per pass.
 
     A slot that is free takes the next request of the trace, the lowest slot first. Rows go by slot.
     """
@@ -165,13 +165,13 @@ def batch(trace: Trace, size: int) -> Passes:
 
 
 def _passes_of_requests(trace: Trace) -> np.ndarray:
-    """How many passes each request takes: one for its prompt, one for every other token."""
+    """Return the number of passes of each request: one for its prompt, one for every other token."""
     prompts = np.asarray(trace.prompt_lengths, np.int64)
     return np.diff(trace.request_offsets) - prompts + (prompts > 0)
 
 
 def _together(trace: Trace, begins: np.ndarray, slots: np.ndarray) -> Passes:
-    """Each request from its first pass on, `begins`; rows go by slot, (n,) each. No pass may be without rows."""
+    """Return the passes of requests that begin at `begins` (n,) in `slots` (n,); rows are ordered by slot."""
     prompts = np.asarray(trace.prompt_lengths, np.int64)
     request = np.repeat(np.arange(trace.requests), np.diff(trace.request_offsets))
     inside = np.arange(trace.tokens) - np.asarray(trace.request_offsets)[request]
@@ -184,8 +184,8 @@ def _together(trace: Trace, begins: np.ndarray, slots: np.ndarray) -> Passes:
 
 
 def _in_slots(passes: Sequence[int], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each request begins that takes so many passes: its first pass and its slot, (n,) each."""
-    free = [(0, slot) for slot in range(min(size, len(passes)))]  # from which pass on, and which
+    """Assign requests of these numbers of passes to slots; return first pass and slot of each, (n,)."""
+    free = [(0, slot) for slot in range(min(size, len(passes)))]  # (first free pass, slot)
     heapify(free)
     taken = []
     for length in passes:
@@ -196,6 +196,6 @@ def _in_slots(passes: Sequence[int], size: int) -> tuple[np.ndarray, np.ndarray]
     return np.array(begins, np.int64), np.array(slots, np.int64)
 
 
-#: Every schedule, by what `--passes` calls it; those of NUMBERED as `name:N`.
+#: Schedules by their names in `--passes`; those of NUMBERED are typed as `name:N`.
 NAMED: dict[str, Schedule] = {"recorded": partial(one_by_one, size=0), "token": partial(one_by_one, size=1)}
 NUMBERED: dict[str, Callable[..., Passes]] = {"chunk": one_by_one, "decode": decode, "batch": batch}

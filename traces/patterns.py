@@ -1,4 +1,4 @@
-"""Overlap of the experts of two tokens, and context resets of a recorder."""
+"""Patterns in expert ids: overlap between tokens, interleaved texts, context resets, ids that continue over layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLEARLY = 0.05  #: neighbours in a text share 0.1 to 0.4 more than strangers
 
 
 def shared(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Experts of `right` (..., k) that are also in `left` (..., k), counted per row; -1 never counts."""
+    """Count per row the experts of `right` (..., k) that are also in `left` (..., k), without -1."""
     found = np.zeros(np.broadcast_shapes(left.shape, right.shape)[:-1], np.int64)
     for rank in range(right.shape[-1]):
         expert = right[..., rank : rank + 1]
@@ -25,13 +25,13 @@ def shared(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def overlap(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Share of the experts of `earlier` (n, L, k) that `later` uses again: (n,), all layers together; 0 where none."""
+    """Return the share (n,) of the experts of `earlier` (n, L, k) that `later` uses again; 0 if none."""
     routed = (earlier >= 0).sum((1, 2))
     return shared(later, earlier).sum(1) / np.maximum(routed, 1)
 
 
 def interleaved(rows: np.ndarray) -> int:
-    """How many texts alternate in rows (T, L, k), as in Megatron's order of sequence before batch; 1 if none do.
+    """Return how many texts alternate in rows (T, L, k), as in Megatron's order of sequence before batch; 1 if none.
 
     It is the distance at which rows share most experts, if neighbours share clearly fewer and it divides the rows.
     """
@@ -43,7 +43,7 @@ def interleaved(rows: np.ndarray) -> int:
 
 
 def reset_stride(overlaps: np.ndarray, positions: np.ndarray, chance: float) -> int | None:
-    """The stride at which adjacent-token overlap keeps falling to chance: the recorder cleared its context there.
+    """Return the stride at which adjacent-token overlap falls to chance, because the recorder cleared its context.
 
     `overlaps` (n,) compares the tokens at `positions` (n,) of their requests with the token before each. The stride
     whose multiples lie most standard errors below the mean wins; None if their mean is not near `chance`.
@@ -63,7 +63,7 @@ def reset_stride(overlaps: np.ndarray, positions: np.ndarray, chance: float) -> 
 
 
 def beginnings(ids: np.ndarray) -> np.ndarray:
-    """Numbers (T,) that stand for all rows (T, L, k) up to each one: equal where two texts route alike so far."""
+    """Return a hash (T,) of all rows (T, L, k) up to each one: equal while two texts route alike."""
     flat = ids.reshape(len(ids), -1).astype(np.uint64) + np.uint64(3)
     odd = np.arange(1, 2 * flat.shape[1], 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     rows = (flat * (odd | np.uint64(1))).sum(1, dtype=np.uint64)
@@ -72,13 +72,13 @@ def beginnings(ids: np.ndarray) -> np.ndarray:
     return np.cumsum(rows * places, dtype=np.uint64)
 
 
-# -- Which ids each layer uses, and whether they count on through the layers: layer l from l * E on.
+# -- Ids of all layers in one numbering: layer l has those from l * E on
 
 MOST_SKIPPED = 16  #: layers without experts that are counted before the first
 
 
 def ranges_by_layer(rows: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the largest id of each layer (L,) in rows (T, L, k); 0 and -1 where a layer routes nothing."""
+    """Return the least and the largest id of each layer (L,) in rows (T, L, k); 0 and -1 if a layer routes nothing."""
     least = most = None
     for ids in rows:
         low = np.where(ids < 0, np.iinfo(np.int64).max, ids).min((0, 2))
@@ -91,9 +91,9 @@ def ranges_by_layer(rows: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]
 
 
 def experts_per_layer(least: np.ndarray, most: np.ndarray, experts: int | None = None) -> int | None:
-    """E, if every layer's ids lie in a window of E of its own that begins at a multiple of E; None if there is none.
+    """Return E if every layer's ids lie in a window of its own, of size E from a multiple of E on; else None.
 
-    Windows follow each other, after those of layers that were left out. Without `experts` the roundest E that fits.
+    Windows follow each other, and some at the start may be skipped. Without `experts` the roundest E that fits is used.
     """
     if len(least) < 2 or (most < 0).any():
         return None
@@ -111,5 +111,5 @@ def experts_per_layer(least: np.ndarray, most: np.ndarray, experts: int | None =
 
 
 def _roundest(low: int, high: int) -> int:
-    """Of the numbers from `low` to `high` the one with the largest power of two in it; of several the least."""
+    """Return the number from `low` to `high` divisible by the largest power of two; the least of several."""
     return max(range(low, high + 1), key=lambda number: (number & -number, -number))

@@ -1,4 +1,4 @@
-"""Rows of many requests in pieces of a bounded size, for what copies traces of any length in little memory.
+"""Pieces: rows of many requests in blocks of bounded size, so that long traces are copied in little memory.
 
 A piece ends where a request ends, or lies within one request that is longer than a piece.
 """
@@ -28,7 +28,7 @@ from moereplay.traces.schema import (
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of token arrays, and the requests that end in them; the last of those ends with the last row."""
+    """Consecutive rows of token arrays and the requests that end in them; the last of these ends with the last row."""
 
     arrays: Mapping[str, np.ndarray]  #: by name, (T, ...) each
     lengths: np.ndarray  #: (n,) int64: tokens of each request that ends here, those of earlier pieces among them
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 def pieces(trace: Trace, first: int, last: int, names: Sequence[str]) -> Iterator[Piece]:
-    """Requests [first, last), these arrays of them. Raises TraceError for damaged rows."""
+    """Yield requests [first, last) with these arrays. Raises TraceError for damaged rows."""
     offsets, size = trace.request_offsets, tokens_at_once(_values(trace, names))
     request, begin, end = first, int(offsets[first]), int(offsets[last])
     while begin < end:
@@ -54,7 +54,7 @@ def pieces(trace: Trace, first: int, last: int, names: Sequence[str]) -> Iterato
 
 
 def check_piece(piece: Piece, header: Header, index: int, begun: int) -> dict[str, np.ndarray]:
-    """The arrays of a piece that begins in request `index`, `begun` tokens of which came before.
+    """Return the arrays of a piece as stored; it begins in request `index`, after `begun` tokens of that request.
 
     Raises RowError naming the request and the row.
     """
@@ -81,11 +81,10 @@ def _check_ranges(piece: Piece, begun: int) -> None:
 
 
 def _values(trace: Trace, names: Sequence[str]) -> int:
-    """Values of one token in all these arrays."""
     return sum(math.prod(row_shape(name, trace.geometry)) for name in names)
 
 
-# -- The correction bias that some routers add to scores to choose, and not to weigh: `router_bias`, (L, E) f32.
+# -- `router_bias`, (L, E) f32: a correction that some routers add to scores for choosing experts, not for weighing them
 
 
 def check_bias(bias: np.ndarray, where: str) -> None:
@@ -100,7 +99,7 @@ def check_bias(bias: np.ndarray, where: str) -> None:
 
 
 def checked_bias(bias: np.ndarray | None, header: Header) -> np.ndarray | None:
-    """A router's correction bias as stored, (L, E) f32. Raises TraceError for another shape or range."""
+    """Return a router's correction bias as stored, (L, E) f32. Raises TraceError for another shape or range."""
     if bias is None:
         return None
     expected = (header.geometry.layers, header.geometry.experts)
@@ -112,5 +111,5 @@ def checked_bias(bias: np.ndarray | None, header: Header) -> np.ndarray | None:
 
 
 def same_bias(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    """Whether two traces have equal biases, or none."""
+    """Return True if two traces have equal biases, or none."""
     return one is other if one is None or other is None else np.array_equal(one, other)

@@ -1,4 +1,4 @@
-"""Record the routing of a running server: rows as they are computed, of many requests at once, become a trace."""
+"""Make a trace from Python: record a running server row by row (`Recorder`), or pass arrays (`from_arrays`)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,18 @@ from moereplay.traces.writer import TraceWriter
 
 
 class Recorder:
-    """Rows of open requests are held in memory; a request that has ended goes to `path`. Use as a context manager.
+    """Record the routing of a running server: rows as they are computed, of many requests at once.
 
-    Any thread may call it. A request that has ended survives a kill once 512 tokens of ended requests have come
-    together (`TraceWriter`); a killed recording is continued with `resume`.
+    Use it as a context manager, from any thread. Rows of open requests are in memory; a request that has ended is
+    written to `path`. It survives a kill once 512 tokens of ended requests are committed (`TraceWriter`); `resume`
+    continues a killed recording.
     """
 
     def __init__(self, path: str | Path, geometry: Geometry | str, *, source: str = "", resume: bool = False) -> None:
-        """`geometry` is a `Geometry` or the name of a known model. Raises TraceError if `path` exists."""
+        """Start or resume a recording. `geometry` is a `Geometry` or the name of a known model.
+
+        Raises TraceError if `path` exists, or if there is nothing to resume.
+        """
         header = _header(geometry, source)
         self._geometry = header.geometry
         self._writer = TraceWriter.resume(path, header) if resume else TraceWriter.create(path, header)
@@ -46,20 +50,20 @@ class Recorder:
 
     @property
     def requests_done(self) -> int:
-        """Requests that a killed recording keeps, in the order in which they ended."""
+        """Number of requests that a killed recording keeps, in the order in which they ended."""
         return self._writer.requests_done
 
     def append(
         self, token: int, layer: int, ids: Any, weights: Any = None, logits: Any = None, request: Hashable = 0
     ) -> None:
-        """The experts that one token of a request ran at one MoE layer, both counted from 0.
+        """Record the experts that one token of a request ran at one MoE layer, both counted from 0.
 
         ids      (k,) whole numbers, the best first; fewer where fewer were routed
         weights  (k,) gate weights of them, for every row or for none
         logits   (E,) router logits before any bias or softmax, for every row or for none
 
-        A row that is given again replaces the former: a rejected draft, or a request that was preempted.
-        Raises TraceError naming what does not fit; the row is not recorded then.
+        A row that is given again replaces the earlier one: after a rejected draft, or for a preempted request.
+        Raises TraceError naming the invalid array or position, and does not record the row.
         """
         given = {"chosen": ids, "weights": weights, "logits": logits}
         values = {name: _array(name, value) for name, value in given.items() if value is not None}
@@ -69,10 +73,10 @@ class Recorder:
             self._open[request] = found
 
     def end(self, request: Hashable = 0, *, prompt_length: int = 0, tokens: int | None = None) -> None:
-        """A request is complete, `prompt_length` of its tokens the prompt; its name may be used again.
+        """Complete a request, whose first `prompt_length` tokens are the prompt; its name may be used again.
 
-        `tokens` keeps so many of it, without a draft that was rejected last. Raises TraceError if a token or a layer is
-        missing; the request is given up then, and the recording goes on.
+        `tokens` keeps only the first ones, without a draft that was rejected last. Raises TraceError if a token or a
+        layer is missing; the request is then left out, and the recording continues.
         """
         with self._lock:
             found = self._open.pop(request, None)
@@ -84,20 +88,20 @@ class Recorder:
                 raise TraceError(f"request {request!r}: {wrong}") from None
 
     def close(self) -> Trace:
-        """End what is open, without a last token that lacks a layer; finish and open the trace.
+        """End open requests, without a last token that lacks a layer; finish the trace and open it.
 
-        Raises TraceError if nothing was recorded, and for the first open request that lacks a row in between: those are
-        left out, all others are in the finished trace.
+        Raises TraceError if nothing was recorded, and for the first open request that lacks a row in between. Such
+        requests are left out; all others are in the finished trace.
         """
-        wrong = [*filter(None, map(self._given_up, list(self._open)))]
+        wrong = [*filter(None, map(self._end_incomplete, list(self._open)))]
         with self._lock, self._writer:
             trace = self._writer.finish()
         if wrong:
             raise TraceError(f"{wrong[0]}; it is left out of {trace.path}, which has {trace.requests} requests")
         return trace
 
-    def _given_up(self, request: Hashable) -> TraceError | None:
-        """End an open request as far as it goes; why it cannot be, if so."""
+    def _end_incomplete(self, request: Hashable) -> TraceError | None:
+        """End an open request after its last complete token; return the error if that fails."""
         try:
             if tokens := self._open[request].complete_tokens():
                 self.end(request, tokens=tokens)
@@ -111,7 +115,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Without an error, `close`; with one, requests that have ended are kept for `resume`."""
+        """Close the recording; after an exception, keep the requests that have ended for `resume`."""
         if kind is None:
             self.close()
             return
@@ -135,25 +139,28 @@ def _array(name: str, value: Any) -> np.ndarray:
         raise TraceError(f"{name} cannot be read as an array ({shown(wrong)}); {fix}") from None
 
 
-# -- Rows of one request as a running model reports them, a token at a layer at a time, in any order.
+# -- Rows of one request
 
-FIRST_ROWS = 64
+FIRST_ROWS = 64  #: allocated at first; arrays double when they are full
 NOT_ROUTED = -1
 
 
 class Gathering:
-    """One request, not complete yet. Arrays have a row per token, in the order in which tokens were first said."""
+    """Collects the rows of one request, a token at a layer at a time, in any order.
+
+    The last row of a token at a layer counts: tokens of rejected drafts and preempted requests are reported again.
+    """
 
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
-        self._row: dict[int, int] = {}  #: of each token
-        self._said = np.zeros((FIRST_ROWS, geometry.layers), bool)
+        self._row: dict[int, int] = {}  #: row of each token in the arrays, in the order of first reports
+        self._reported = np.zeros((FIRST_ROWS, geometry.layers), bool)
         self._arrays: dict[str, np.ndarray] = {}
 
     def put(self, token: int, layer: int, values: Mapping[str, np.ndarray]) -> None:
-        """`values` by array: chosen (at most k,), and for every row or for none weights (as many) and logits (E,).
+        """Store a row: chosen (at most k,) and, for every row or for none, weights (as many) and logits (E,).
 
-        Raises TraceError naming what does not fit.
+        Raises TraceError naming the invalid array or position.
         """
         self._check_place(token, layer)
         rows = {name: self._checked(name, given) for name, given in values.items()}
@@ -166,25 +173,25 @@ class Gathering:
         self._grow(row)
         for name, given in rows.items():
             self._arrays[name][row, layer] = given
-        self._said[row, layer] = True
+        self._reported[row, layer] = True
 
     def request(self, prompt_length: int = 0, tokens: int | None = None) -> Request:
-        """The first `tokens` of it, or all. Raises TraceError naming a token or a layer that was never said."""
+        """Return the request, or its first `tokens`. Raises TraceError naming a token or layer without a row."""
         order = sorted(self._row)[:tokens]
         if not order:
-            raise TraceError("no token of it was recorded")
+            raise TraceError("no token was recorded")
         if order[-1] - order[0] != len(order) - 1:
             missing = next(token for token, after in pairwise(order) if after != token + 1) + 1
             raise TraceError(f"token {missing} is missing between {order[0]} and {order[-1]}; record every token")
         rows = np.array([self._row[token] for token in order])
-        self._refuse_silent_layers(order, rows)
+        self._check_complete(order, rows)
         kept = {name: array[rows] for name, array in self._arrays.items()}
         return Request(kept["chosen"], prompt_length, kept.get("weights"), kept.get("logits"))
 
     def complete_tokens(self) -> int:
-        """Tokens without those at the end that lack a layer, as where a server was stopped."""
+        """Return the number of tokens, without incomplete ones at the end, where a server was stopped."""
         order = sorted(self._row)
-        while order and not self._said[self._row[order[-1]]].all():
+        while order and not self._reported[self._row[order[-1]]].all():
             order.pop()
         return len(order)
 
@@ -195,7 +202,7 @@ class Gathering:
             raise TraceError(f"token {token}; expected its position in the request, from 0 on")
 
     def _checked(self, name: str, given: np.ndarray) -> np.ndarray:
-        """A row as it is stored, shorter lists of experts filled with -1."""
+        """Return a row as it is stored; a shorter list of experts is padded with -1."""
         (width,) = row_shape(name, self._geometry)[1:]
         check_values(given, name, name)
         if given.ndim != 1 or not 0 < len(given) <= width or (name == "logits" and len(given) < width):
@@ -208,17 +215,17 @@ class Gathering:
         return np.full((rows, *row_shape(name, self._geometry)), _fill(name), dtype_of(name))
 
     def _grow(self, row: int) -> None:
-        if row < len(self._said):
+        if row < len(self._reported):
             return
-        self._said = np.concatenate([self._said, np.zeros_like(self._said)])
+        self._reported = np.concatenate([self._reported, np.zeros_like(self._reported)])
         self._arrays = {
             name: np.concatenate([array, self._empty(name, len(array))]) for name, array in self._arrays.items()
         }
 
-    def _refuse_silent_layers(self, order: list[int], rows: np.ndarray) -> None:
-        silent = np.argwhere(~self._said[rows])
-        if len(silent):
-            at, layer = silent[0]
+    def _check_complete(self, order: list[int], rows: np.ndarray) -> None:
+        missing_rows = np.argwhere(~self._reported[rows])
+        if len(missing_rows):
+            at, layer = missing_rows[0]
             raise TraceError(f"token {order[at]} has no row at layer {layer}; record every MoE layer of every token")
 
 
@@ -226,7 +233,7 @@ def _fill(name: str) -> int:
     return NOT_ROUTED if name == "chosen" else 0
 
 
-# -- A trace in memory, from numpy arrays of routing.
+# -- Arrays
 
 
 def from_arrays(
@@ -240,7 +247,7 @@ def from_arrays(
     lookahead: Sequence[np.ndarray] = (),
     router_bias: np.ndarray | None = None,
 ) -> Trace:
-    """A trace held in memory. T tokens of all requests, L MoE layers, E experts per layer, k of them per token.
+    """Return a trace in memory. T tokens of all requests, L MoE layers, E experts per layer, k of them per token.
 
     chosen          (T, L, k) whole numbers: experts of each token and layer, the best first; -1 for none
     geometry        sizes and router: a `Geometry`, or the name of a known model (`moereplay models`)
@@ -249,9 +256,9 @@ def from_arrays(
     weights         (T, L, k) gate weights of the chosen
     logits          (T, L, E) router logits, before any bias or softmax
     lookahead       lookahead[d - 1] is (T, L, E): logits of layer l + d as predicted at layer l
-    router_bias     (L, E) bias that is added to scores to choose, and not to weigh
+    router_bias     (L, E) bias that the router adds to scores for choosing experts, but not for weighing them
 
-    Raises TraceError naming the array and the shape expected, or the number that no trace may hold.
+    Raises TraceError naming the array and the expected shape, or the number that is out of range.
     """
     ids = np.asarray(chosen)
     if ids.ndim != 3:
@@ -275,7 +282,7 @@ def from_arrays(
 
 
 def _sizes_of(geometry: Geometry | str, k: int, depth: int) -> Header:
-    """Sizes of the trace; k is that of the arrays, as a known model may have been run with another one."""
+    """Return the header; k is that of the arrays, because a known model may have been run with another k."""
     if isinstance(geometry, Geometry):
         return Header(geometry=geometry, lookahead_depth=depth)
     model = known(geometry)

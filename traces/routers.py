@@ -1,4 +1,4 @@
-"""How a router turns logits into a choice of experts and their gate weights, for every family of `schema.Router`.
+"""Router rules: logits to a choice of experts and their gate weights, for every family of `schema.Router`.
 
 Choice and weight are two questions: the choice ranks *choice scores* (`choice_scores`, then `choose`), while weights
 always come from the unmodified logits (`weigh`), whoever chose the ids. The rules are those of the models' published
@@ -17,7 +17,7 @@ GROUPED = ("softmax_groups", "sigmoid_groups")
 
 
 def choice_scores(router: Router, logits: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """Scores whose top k is the choice, as (..., E) f32; experts outside the kept groups are -inf.
+    """Return the scores whose top k is the choice, (..., E) f32; experts outside the kept groups are -inf.
 
     Softmax families without a bias rank the logits themselves: softmax is monotone. `bias` is the correction bias (E,),
     or any shape that broadcasts: of sigmoid routers, and of softmax ones in Ernie 4.5. Raises TraceError if the groups
@@ -30,14 +30,15 @@ def choice_scores(router: Router, logits: np.ndarray, bias: np.ndarray | None = 
 
 
 def choose(choice: np.ndarray, k: int) -> np.ndarray:
-    """The k experts of highest choice score in rank order, as (..., k) int16; ties go to the lowest id."""
+    """Return the k experts of highest choice score in rank order, (..., k) int16; ties go to the lowest id."""
     return np.argsort(-choice, axis=-1, kind="stable")[..., :k].astype(np.int16)
 
 
 def scores(router: Router, logits: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """Probabilities of all experts under the family's scoring function, as (..., E) f32, comparable across tokens.
+    """Return the probabilities of all experts under the family's scoring function, (..., E) f32.
 
-    Softmax over all experts, or sigmoid, plus the correction bias where one is given; no group is masked.
+    This is a softmax over all experts or a sigmoid, plus the correction bias if given, without a mask of groups.
+    Scores are comparable across tokens.
     """
     logits = np.asarray(logits, np.float32)
     plain = _sigmoid(logits) if router.family == "sigmoid_groups" else _softmax(logits, np.ones(logits.shape, bool))
@@ -45,15 +46,15 @@ def scores(router: Router, logits: np.ndarray, bias: np.ndarray | None = None) -
 
 
 def shares(router: Router, logits: np.ndarray) -> np.ndarray:
-    """What gate weights are made of, as (..., E) f32: softmax over all experts, or sigmoid.
+    """Return the shares from which weights are computed, (..., E) f32: softmax over all experts, or sigmoid.
 
-    All that follows is + * / in float64 in a stated order, so that compiled code weighs to the same bit.
+    Later steps use + * / in float64 in a fixed order, so that compiled code computes the same bits.
     """
     return scores(router, logits)
 
 
 def weigh(router: Router, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Gate weights (..., k) f32 of the given ids (..., k) from unmodified logits (..., E); id -1 weighs 0.
+    """Return gate weights (..., k) f32 of the given ids (..., k) from unmodified logits (..., E); id -1 weighs 0.
 
     `ids` need not be the model's own choice: a routing policy may have replaced some.
     """
@@ -74,13 +75,13 @@ def to_units(weights: np.ndarray) -> np.ndarray:
 
 
 def is_shared(router: Router) -> bool:
-    """Whether the weights of a token's experts are shares of their sum."""
+    """Return True if the weights of a token's experts are divided by their sum."""
     # DeepSeek-V2 scales but never renormalises, whatever its config says
     return router.family == "topk_softmax" or (router.renormalise and router.family != "softmax_groups")
 
 
 def _of_shares(router: Router, picked: np.ndarray) -> np.ndarray:
-    """The shares of the picks (..., k), or their shares of the sum in rank order."""
+    """Return the shares of the picks (..., k), divided by their sum in rank order if the router does so."""
     if not is_shared(router):
         return picked
     return _over(picked, _sum_in_order(picked))
@@ -89,10 +90,10 @@ def _of_shares(router: Router, picked: np.ndarray) -> np.ndarray:
 def _sparsemixer(
     jitter: float, share: np.ndarray, logits: np.ndarray, picks: np.ndarray, routed: np.ndarray
 ) -> np.ndarray:
-    """Each pick's share among the experts not picked before it that are not far (2 jitter, relative) below it.
+    """Return each pick's share among experts not picked before it and at most 2 jitter (relative) below it.
 
-    The model measures the distance from the best expert left, which is its pick; for an id that a policy put there,
-    the pick itself is the reference, or it would fall outside its own band and weigh nothing.
+    The model measures the distance from the best remaining expert, which is its pick. For an id that a policy chose,
+    the pick itself is the reference; otherwise it could fall outside its own band and have weight 0.
     """
     left = np.ones(logits.shape, bool)
     weights = np.zeros(picks.shape)
@@ -108,7 +109,7 @@ def _sparsemixer(
 
 
 def _sum_in_order(parts: np.ndarray) -> np.ndarray:
-    """One addition after the other: `sum` would add in pairs."""
+    """Add in rank order; numpy's `sum` would add in pairs."""
     return np.add.accumulate(parts, -1)[..., -1:]
 
 
@@ -143,7 +144,7 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _softmax(logits: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Softmax in f32 over the marked entries of the last axis; 0 elsewhere, and everywhere if none is marked."""
+    """Return the f32 softmax over the marked entries of the last axis; other entries are 0."""
     peak = np.where(among, logits, np.finfo(np.float32).min).max(-1, keepdims=True)
     return _shares(np.exp(np.where(among, logits - peak, 0)) * among)
 

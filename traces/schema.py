@@ -1,4 +1,4 @@
-"""What a trace is: geometry, router, header, the rows of a request, and the trace itself.
+"""The data model of traces: geometry, router, header, the rows of a request, and the trace itself.
 
 A trace has a flat token axis; requests are ranges of it. Shapes below use T tokens, L MoE layers, E experts, k active.
 """
@@ -24,13 +24,13 @@ from moereplay.traces.weight_formats import check_format
 
 FORMAT_VERSION = 1
 
-# What a trace can hold, stated once; importers and the writer refuse more by name.
-MOST_EXPERTS = 32_767  #: of a layer: ids are int16, -1 is "not routed"
+# Limits of a trace. Importers and the writer reject larger values with an error that names them.
+MOST_EXPERTS = 32_767  #: per layer: ids are int16, -1 is "not routed"
 MOST_LAYERS = 4_096  #: layers x experts is an int32 index
-MOST_BYTES = 1 << 60  #: of all experts together: sums of bytes are int64
+MOST_BYTES = 1 << 60  #: all experts together: sums of bytes are int64
 LEAST_BITS, MOST_BITS = 0.1, 64.0  #: precision of an expert
-MOST_WEIGHT = 65_536  #: of a gate: sums over a pass are int64 multiples of 2**-24
-MOST_BIAS = 126  #: of a router's correction: scores, at most 1 before it, stay int32 multiples of 2**-24
+MOST_WEIGHT = 65_536  #: gate weight: sums over a pass are int64 in UNITs
+MOST_BIAS = 126  #: correction bias of a router: scores, at most 1 without it, stay int32 in UNITs
 LARGEST = float(np.finfo(np.float32).max)
 
 #: Arrays along the token axis: name -> (dtype, axes after the token axis). `lookahead/d` follows `logits`.
@@ -47,15 +47,15 @@ LOOKAHEAD_AXES = ("<f4", ("layers", "experts"))
 
 
 class Values(NamedTuple):
-    """What an array of a trace may hold as it is given, before it is narrowed to its stored dtype."""
+    """Range of an array's values as they are given, before conversion to the stored dtype."""
 
-    kinds: str  #: of dtypes, as numpy names them
+    kinds: str  #: numpy's kinds of allowed dtypes
     least: float
     most: float
 
     @property
     def expected(self) -> str:
-        """The range in words."""
+        """Range in words."""
         if "f" not in self.kinds:
             return f"a whole number from {self.least} to {self.most}"
         return "a finite number" if self.most == LARGEST else f"a number from {self.least} to {self.most}"
@@ -72,17 +72,17 @@ VALUES: dict[str, Values] = {
 
 
 class TraceError(Exception):
-    """A trace, or a file on its way to becoming one, cannot be used; the message names the thing and the fix."""
+    """A trace, or a file to import, cannot be used; the message names the problem and what to do."""
 
 
 class RowError(TraceError):
-    """Rows of a request that no trace may hold; the message names the request, and not the file they come from."""
+    """Invalid rows of a request; the message names the request but not the file that it came from."""
 
 
 class Router(Public):
-    """How logits become a choice and weights (`traces/routers.py`); every constant the rule needs.
+    """The rule by which logits become a choice and weights (`traces/routers.py`), with its constants.
 
-    The correction bias of routers that have one is an array of the trace, `router_bias` (L, E), not an attribute.
+    A correction bias is not a field but an array of the trace, `router_bias` (L, E).
     """
 
     refused_as: ClassVar[type[Exception]] = TraceError
@@ -95,7 +95,7 @@ class Router(Public):
 
 
 class Geometry(Public):
-    """Sizes of a model's MoE part; bytes are of one expert, per MoE layer, at the stored precision."""
+    """Sizes of a model's MoE part. `expert_bytes` is the size of one expert in each MoE layer as stored."""
 
     refused_as: ClassVar[type[Exception]] = TraceError
     later: ClassVar[frozenset[str]] = frozenset(
@@ -113,13 +113,13 @@ class Geometry(Public):
     head_params: int | None = None
     shared_experts: int = Field(default=0, ge=0)
     router: Router = Router()
-    dense_bits: float = 16  #: per weight of everything that is no routed expert
-    dense_stated: bool = False  #: whether a file or the user said `dense_bits`, so that 16 is no assumption
-    dense_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: of all these weights as stored; 0: not stated
-    dense_layer_bytes: tuple[int, ...] = ()  #: (L,) of those inside each MoE layer as stored; empty: not stated
-    head_bytes: int | None = Field(default=None, ge=0, le=MOST_BYTES)  #: of those that a token reads outside the layers
-    weight_format: str = ""  #: of the experts, as `traces.weight_formats` names it
-    kv_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: of KV cache that one position adds, all layers together
+    dense_bits: float = 16  #: per dense weight, that is any weight outside the routed experts
+    dense_stated: bool = False  #: True if `dense_bits` comes from a file or the user; otherwise 16 is an assumption
+    dense_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: all dense weights as stored; 0: unknown
+    dense_layer_bytes: tuple[int, ...] = ()  #: (L,) dense weights in each MoE layer as stored; empty: unknown
+    head_bytes: int | None = Field(default=None, ge=0, le=MOST_BYTES)  #: dense weights read outside the MoE layers
+    weight_format: str = ""  #: of the experts, a name of `traces.weight_formats`
+    kv_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: KV cache per position, all layers together
 
     @field_validator("weight_format")
     @classmethod
@@ -145,7 +145,7 @@ class Geometry(Public):
         return self
 
     def bytes_at(self, bits: float) -> tuple[int, ...]:
-        """Return the bytes of one expert per layer at `bits`: known ones, else scaled from those at 16 bits or stored.
+        """Return the bytes of one expert per layer at `bits`: known sizes, else scaled from 16 bits or the stored bits.
 
         Scaling is exact, with bits as decimals, and rounds up.
         """
@@ -160,7 +160,7 @@ class Geometry(Public):
         return tuple(ceil(size * ratio) for size in sizes)
 
     def stored_at(self, bits: float) -> Geometry:
-        """The same model with its experts stored at `bits`. Raises TraceError for what is no precision."""
+        """Return the geometry with experts stored at `bits`. Raises TraceError for an invalid precision."""
         try:
             check_bits(bits)
         except ValueError as wrong:
@@ -169,9 +169,9 @@ class Geometry(Public):
 
 
 class Provenance(Public):
-    """Where the rows come from. Free text where a tool has no better; `traces/texts.py` settles every text.
+    """Origin of a trace: model, source, tool. Every text is made printable and short (`traces/texts.py`).
 
-    Nothing here changes a replay, but for a known model's name where a platform prices what the geometry does not say.
+    Replays read only the model's name: a known model supplies sizes that the geometry lacks and a platform prices.
     """
 
     refused_as: ClassVar[type[Exception]] = TraceError
@@ -187,13 +187,13 @@ class Provenance(Public):
     decoding: Text = ""
     versions: dict[Name, Name] = Field(default_factory=dict)
     notes: Notes = ()
-    synthetic: Text = ""  #: how a generator made the routing, where `importer` no longer says so
+    synthetic: Text = ""  #: statistics of generated routing, if `importer` no longer shows them
 
     later: ClassVar[frozenset[str]] = frozenset({"synthetic"})
 
 
 class Header(Public):
-    """Everything about a trace that is not an array."""
+    """All fields of a trace that are not arrays."""
 
     refused_as: ClassVar[type[Exception]] = TraceError
     geometry: Geometry
@@ -204,7 +204,7 @@ class Header(Public):
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and its generated tokens, ready to append. Optional arrays are None or present for every request."""
+    """A prompt and its generated tokens. An optional array is given for every request of a trace or for none."""
 
     chosen: np.ndarray  #: (T, L, k) expert ids in rank order by choice score; -1 = not routed
     prompt_length: int
@@ -216,19 +216,19 @@ class Request:
     residency: np.ndarray | None = None  #: (T, L, k) a foreign cache's verdict: 0 miss, 1 hit, 2 prefetched, -1 unknown
 
     def given(self) -> dict[str, np.ndarray]:
-        """The arrays that are present, by their name in the store, with the dtype they came in."""
+        """Return the arrays that are present by their name in the store, with their original dtype."""
         named = {name: getattr(self, name) for name in TOKEN_ARRAYS}
         named |= {f"{LOOKAHEAD}{depth}": rows for depth, rows in enumerate(self.lookahead, 1)}
         return {name: rows for name, rows in named.items() if rows is not None}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The same with their stored dtype; `check_request` makes sure that nothing is lost by it."""
+        """Return the arrays with their stored dtype; `check_request` ensures that the conversion is lossless."""
         return {name: np.ascontiguousarray(rows, dtype_of(name)) for name, rows in self.given().items()}
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A readable trace: header, request ranges and lazily read arrays (zarr arrays or numpy's)."""
+    """A readable trace: header, request ranges and lazily read arrays (zarr or numpy)."""
 
     header: Header
     request_offsets: np.ndarray  #: (R + 1,) int64, first token of each request
@@ -239,17 +239,17 @@ class Trace:
     router_bias: np.ndarray | None = None  #: (L, E) f32
     complete: bool = True
     array_digests: Mapping[str, str] = field(default_factory=dict)
-    #: What replays of this very trace share (`traces/shared.py`), where no path and digest name it.
+    #: Cache of derived arrays for a trace that has no path and digest (`traces/shared.py`).
     shared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def geometry(self) -> Geometry:
-        """Sizes of the model's MoE part."""
+        """Geometry of the header."""
         return self.header.geometry
 
     @property
     def tokens(self) -> int:
-        """Tokens of all requests."""
+        """Number of tokens of all requests."""
         return int(self.request_offsets[-1])
 
     @property
@@ -259,12 +259,12 @@ class Trace:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What policies may need of a trace: `ids` always; `weights`, `logits`, `lookahead` if recorded."""
+        """Recorded data that policies may need: `ids` always; `weights`, `logits`, `lookahead` if recorded."""
         recorded = {name for name in ("weights", "logits") if name in self.arrays}
         return frozenset(recorded | {"ids"} | ({"lookahead"} if self.header.lookahead_depth else set()))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Rows [start, stop) of a token array. Raises TraceError if the trace lacks it or its bytes are damaged."""
+        """Read rows [start, stop) of a token array. Raises TraceError if it is missing or damaged."""
         if name not in self.arrays:
             raise TraceError(f"{self.path or 'this trace'} has no {name}; it holds {', '.join(sorted(self.arrays))}")
         stop = self.tokens if stop is None else stop
@@ -278,7 +278,7 @@ class Trace:
             raise TraceError(said) from full
 
     def request(self, index: int) -> Request:
-        """One request's rows, as they were appended."""
+        """Return the rows of one request, as they were appended."""
         first, last = (int(offset) for offset in self.request_offsets[index : index + 2])
         rows = {name: self.read(name, first, last) for name in self.arrays}
         look = tuple(rows.pop(f"{LOOKAHEAD}{d}") for d in range(1, self.header.lookahead_depth + 1))
@@ -286,23 +286,23 @@ class Trace:
 
 
 def dtype_of(name: str) -> str:
-    """Stored dtype of a token array."""
+    """Return the stored dtype of a token array."""
     return LOOKAHEAD_AXES[0] if name.startswith(LOOKAHEAD) else TOKEN_ARRAYS[name][0]
 
 
 def row_shape(name: str, geometry: Geometry) -> tuple[int, ...]:
-    """Shape of one token's row of an array."""
+    """Return the shape of one token's row of an array."""
     axes = LOOKAHEAD_AXES[1] if name.startswith(LOOKAHEAD) else TOKEN_ARRAYS[name][1]
     return tuple(getattr(geometry, axis) for axis in axes)
 
 
 def values_of(name: str) -> Values:
-    """What a token array may hold."""
+    """Return the range of a token array's values."""
     return VALUES["logits" if name.startswith(LOOKAHEAD) else name]
 
 
 def first_refused(values: np.ndarray, allowed: Values) -> tuple[int, ...] | None:
-    """Index of the first number outside the range, NaN among them; None if there is none."""
+    """Return the index of the first number outside the range, or NaN; None if there is none."""
     if not values.size or (allowed.least <= values.min().item() and values.max().item() <= allowed.most):
         return None
     wide = values.astype(np.float64) if values.dtype.kind == "f" else values
@@ -311,7 +311,7 @@ def first_refused(values: np.ndarray, allowed: Values) -> tuple[int, ...] | None
 
 
 def check_values(values: np.ndarray, name: str, place: str) -> None:
-    """Values on their way into the array `name`, not narrowed yet. Raises TraceError naming `place` and the index."""
+    """Check values for the array `name` before conversion to its dtype. Raises TraceError naming `place` and index."""
     allowed = values_of(name)
     if values.dtype.kind not in allowed.kinds:
         wanted = "numbers" if "f" in allowed.kinds else "whole numbers"
@@ -322,7 +322,7 @@ def check_values(values: np.ndarray, name: str, place: str) -> None:
 
 
 def check_request(request: Request, header: Header, index: int) -> dict[str, np.ndarray]:
-    """The request's arrays as stored: shapes fit, numbers in range, ids distinct. Raises RowError naming the row."""
+    """Check shapes, ranges and distinct ids; return the request's arrays as stored. Raises RowError naming the row."""
     try:
         _check_given(request, header.geometry)
         arrays = request.arrays()
@@ -344,7 +344,7 @@ def _check_given(request: Request, geometry: Geometry) -> None:
 
 
 def check_rows(name: str, rows: np.ndarray, geometry: Geometry, where: str = "", first: int = 0) -> None:
-    """Rows of a token array (T, ...) as stored: in range, ids below E and distinct within a token's layer.
+    """Check rows of a token array (T, ...) as stored: values in range, ids below E and distinct within a layer.
 
     `first` is the token of the first row, and `where` begins the message. Raises TraceError naming token and layer.
     """
@@ -379,13 +379,13 @@ def _place(first: int, at: tuple[int, ...]) -> str:
 
 
 def check_bits(*precisions: float) -> None:
-    """Raises ValueError for what is no precision of weights, NaN among them."""
+    """Raise ValueError for an invalid precision of weights, or NaN."""
     if wrong := [bits for bits in precisions if not LEAST_BITS <= bits <= MOST_BITS]:
-        raise ValueError(f"{shown(wrong[0])} bits are no precision; expected {LEAST_BITS:g} to {MOST_BITS:g}")
+        raise ValueError(f"invalid precision {shown(wrong[0])} bits: expected {LEAST_BITS:g} to {MOST_BITS:g}")
 
 
 def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarray | None = None) -> Trace:
-    """A trace held in memory, for synthetic rows, tests and library use."""
+    """Return a trace in memory."""
     checked = [check_request(request, header, index) for index, request in enumerate(requests)]
     lengths = [len(arrays["chosen"]) for arrays in checked]
     arrays = {name: np.concatenate([rows[name] for rows in checked]) for name in checked[0]}

@@ -1,4 +1,4 @@
-"""The numbers that say what a trace is like: how evenly experts are used, how much is reused, how much foreseen."""
+"""Statistics of a trace: how evenly experts are used, reuse between tokens, recall of look-ahead, use counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK_BYTES = 64 * 2**20  #: of the (tokens, L, E) table of uses held at a time
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One layer. Dicts hold only what the trace is long or deep enough for."""
+    """Statistics of one layer; dicts lack windows and depths that the trace is too short or shallow for."""
 
     entropy: float  #: of expert use, as a share of log E: 1 is even use
     imbalance: float  #: uses of the busiest expert over the mean
@@ -30,7 +30,7 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A trace in figures; bytes are of all experts of all layers at the stored precision."""
+    """Statistics of a trace; bytes are those of all experts of all layers at the stored precision."""
 
     geometry: Geometry
     requests: int
@@ -54,7 +54,7 @@ class Summary:
 
 @dataclass
 class Tally:
-    """Sums per layer, added up block by block."""
+    """Sums per layer that grow block by block."""
 
     uses: np.ndarray  #: (L, E)
     reused: np.ndarray  #: (L,)
@@ -66,7 +66,7 @@ class Tally:
 
 
 def summarise(trace: Trace) -> Summary:
-    """Figures of a whole trace, read in blocks; requests are never mixed. Raises TraceError on damaged rows."""
+    """Compute the statistics of a whole trace in blocks that never mix requests. Raises TraceError for damaged rows."""
     geometry = trace.geometry
     reused, reusable = np.zeros((2, geometry.layers), np.int64)
     tally = Tally(np.zeros((geometry.layers, geometry.experts), np.int64), reused, reusable)
@@ -90,7 +90,7 @@ def summarise(trace: Trace) -> Summary:
 
 
 def _blocks(trace: Trace) -> Iterator[tuple[int, int, int]]:
-    """Start, stop and first token of the request, for pieces of requests that hold whole windows."""
+    """Yield start and stop of pieces that hold whole windows, and the first token of their request."""
     longest = WINDOWS[-1]
     fits = BLOCK_BYTES // (trace.geometry.layers * trace.geometry.experts)
     size = max(fits // longest, 1) * longest
@@ -100,7 +100,7 @@ def _blocks(trace: Trace) -> Iterator[tuple[int, int, int]]:
 
 
 def _count_use(tally: Tally, chosen: np.ndarray, experts: int) -> None:
-    """Uses per expert, and distinct experts in whole windows side by side."""
+    """Count uses per expert, and distinct experts in adjacent whole windows."""
     tokens, layers, _ = chosen.shape
     table = np.zeros((tokens, layers, experts + 1), bool)  # the last column takes the -1s
     np.put_along_axis(table, chosen.astype(np.intp), True, -1)
@@ -120,7 +120,7 @@ def _count_reuse(tally: Tally, chosen: np.ndarray) -> None:
 
 
 def _count_foreseen(tally: Tally, trace: Trace, chosen: np.ndarray, start: int) -> None:
-    """Experts of layer l + d among the k that its gate ranks highest on the residual of layer l."""
+    """Count the experts of layer l + d among the k that its gate ranks highest on the residual of layer l."""
     geometry = trace.geometry
     for depth in range(1, min(trace.header.lookahead_depth, geometry.layers - 1) + 1):
         rows = trace.read(f"{LOOKAHEAD}{depth}", start, start + len(chosen))[:, :-depth]
@@ -146,13 +146,13 @@ def _layer(tally: Tally, layer: int) -> LayerSummary:
     )
 
 
-# -- How often a trace chose each expert, and how many experts a token has in each layer.
+# -- Use counts
 
 LOOKED_AT, PLACES = 1 << 20, 16  #: choices that are looked at for a mean, in so many places of a long trace
 
 
 def uses(trace: Trace) -> np.ndarray:
-    """Choices of each expert over all tokens, (L, E) int64, without "not routed". Raises TraceError if damaged."""
+    """Count the choices of each expert over all tokens, (L, E) int64, without -1. Raises TraceError."""
     layers, experts, k = trace.geometry.layers, trace.geometry.experts, trace.geometry.k
     counts = np.zeros(layers * experts, np.int64)
     first = np.arange(layers)[None, :, None] * experts
@@ -163,9 +163,9 @@ def uses(trace: Trace) -> np.ndarray:
 
 
 def experts_per_token(trace: Trace) -> tuple[float, ...]:
-    """Return the mean experts of a token in each layer, (L,), over tokens that have any there; k where none has.
+    """Return the mean number of experts per token in each layer, (L,), over tokens that have any; k if none has.
 
-    A long trace is looked at in some places, evenly apart. Raises TraceError if damaged.
+    A long trace is sampled at evenly spaced places. Raises TraceError for damaged rows.
     """
 
     def fill(arrays: Mapping[str, Growing]) -> None:
@@ -175,7 +175,7 @@ def experts_per_token(trace: Trace) -> tuple[float, ...]:
 
 
 def chance_of(per_token: tuple[float, ...], experts: int) -> float:
-    """Return what share of a token's experts another one has by chance: k / E where all layers have the same k."""
+    """Return the share of a token's experts that another has by chance: k / E if all layers have the same k."""
     low, high = min(per_token), max(per_token)
     mean = low if low == high else sum(count * count for count in per_token) / sum(per_token)
     return mean / experts

@@ -30,10 +30,10 @@ from moereplay.traces.schema import (
     shown,
 )
 
-MODEL = "synthetic-"  #: how the name of the model of a synthetic trace begins
+MODEL = "synthetic-"  #: prefix of the model name of a synthetic trace
 IMPORTER = "synthetic"
 RECORDED = "recorded"  #: the part of a merged trace whose routing is not synthetic
-MOST_LOGITS = 1 << 33  #: of a trace, which is made in memory
+MOST_LOGITS = 1 << 33  #: logits of a trace, which is made in memory
 BISECTIONS = 14
 TOLERANCE = 0.02
 PILOT_TOKENS = 2048
@@ -41,12 +41,12 @@ PILOT_CELLS = 512  # experts x layers of a pilot token
 RECALL_ROWS = 8192
 CYCLE_STEP = 0.125  # between neighbours in a cycle; its multiples are bf16 numbers up to 256 experts
 
-#: one random stream per purpose, so that adding look-ahead leaves the logits as they were
+#: One random stream per purpose, so that adding look-ahead does not change the logits.
 POPULARITY, NOISE, PILOT, LOOKAHEAD = range(4)
 
 
 class Synthetic(Frozen):
-    """What to make; requests are of equal length.
+    """Configuration of a synthetic trace, whose requests have equal lengths.
 
     `zipf`: every token draws afresh. `markov`: draws persist until `reuse`, P(used at t + 1 | used at t), is met.
     `phases`: either of them, and popularity moves to other experts every `phase_tokens`. `cyclic`: experts take turns,
@@ -71,16 +71,16 @@ class Synthetic(Frozen):
     @model_validator(mode="after")
     def _consistent(self) -> Synthetic:
         if self.kind == "markov" and self.reuse is None:
-            raise ValueError("markov needs a reuse")
+            raise ValueError("missing reuse: markov requires it")
         if self.kind in ("zipf", "cyclic") and self.reuse is not None:
-            raise ValueError(f"{self.kind} has a reuse of its own; markov and phases take one")
+            raise ValueError(f"reuse cannot be combined with kind {self.kind}; it applies to markov and phases")
         if self.tokens * self.geometry.layers * self.geometry.experts > MOST_LOGITS:
             size = f"{shown(self.tokens)} tokens of {self.geometry.layers} x {self.geometry.experts} logits"
             raise ValueError(f"{size} are too many for memory; make at most {MOST_LOGITS:,} logits")
         if self.length == 0:
             raise ValueError("a request needs a token: raise prompt_tokens or decode_tokens")
         if self.recall and not self.logits:
-            raise ValueError("a recall is of look-ahead logits: leave out --recall or --no-logits")
+            raise ValueError("--recall cannot be combined with --no-logits: look-ahead needs logits")
         if len(self.recall) >= self.geometry.layers:
             raise ValueError(f"{len(self.recall)} look-ahead depths need more than {self.geometry.layers} layers")
         return self
@@ -97,7 +97,7 @@ class Synthetic(Frozen):
 
 
 def synthesise(config: Synthetic) -> Trace:
-    """The trace, in memory. Raises TraceError if a reuse or recall is out of reach, naming the range that is not."""
+    """Make the trace in memory. Raises TraceError if a reuse or recall is out of reach, naming the reachable range."""
     persistence = 0.0 if config.reuse is None else _persistence(config, config.reuse)
     logits = _cycle(config) if config.kind == "cyclic" else _drawn(config, persistence)
     chosen, weights = _route(config.geometry, logits)
@@ -131,7 +131,7 @@ def synthetic_parts(provenances: Sequence[Provenance]) -> str:
 
 
 def _in_words(source: str) -> str:
-    """The kind and the statistics that a synthetic trace's source states; empty where it states none."""
+    """Return the kind and statistics from the source of a synthetic trace; empty if it has none."""
     try:
         said = from_json(source.encode())
     except (DocumentError, ValueError):
@@ -144,7 +144,7 @@ def _in_words(source: str) -> str:
 
 
 def _part(whole: Request, start: int, length: int) -> Request:
-    """The request of that many rows, as views."""
+    """Return a request of `length` rows as views."""
     rows = slice(start, start + length)
     return replace(
         whole,
@@ -183,7 +183,7 @@ def _choice(geometry: Geometry, logits: np.ndarray) -> np.ndarray:
 
 
 def _drawn(config: Synthetic, persistence: float) -> np.ndarray:
-    """Logits (T, L, E) of the trace: popularity plus noise that starts anew with each request."""
+    """Return the logits (T, L, E): popularity plus noise that restarts with each request."""
     logits = _noise(_stream(config, NOISE), (config.tokens, config.geometry.layers, config.geometry.experts))
     for start in range(0, config.tokens, config.length):
         _persist(logits[start : start + config.length], persistence)
@@ -200,14 +200,14 @@ def _with_popularity(config: Synthetic, noise: np.ndarray) -> np.ndarray:
 
 
 def _popularity(config: Synthetic, rng: np.random.Generator, layers: int) -> np.ndarray:
-    """Log-probabilities (layers, E) of a Zipf law over experts in an order of each layer's own."""
+    """Return log-probabilities (layers, E) of a Zipf law over experts in a random order per layer."""
     mass = np.arange(1, config.geometry.experts + 1) ** -config.exponent
     law = np.log(mass / mass.sum()).astype(np.float32)
     return rng.permuted(np.broadcast_to(law, (layers, law.size)), axis=-1)
 
 
 def _noise(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard Gumbel draws: minus the logarithm of exponential ones, which single precision may round to 0."""
+    """Draw standard Gumbel noise: minus the log of exponential draws, which single precision may round to 0."""
     return -np.log(np.maximum(rng.standard_exponential(shape, np.float32), np.float32(1e-30)))
 
 
@@ -222,14 +222,14 @@ def _persist(noise: np.ndarray, persistence: float) -> None:
 
 
 def _cycle(config: Synthetic) -> np.ndarray:
-    """Logits (T, L, E) that fall with the distance from the token's first expert, on through all requests."""
+    """Return logits (T, L, E) that fall with the distance from the token's first expert, across all requests."""
     experts = config.geometry.experts
     distance = (np.arange(experts) - _turn(config)[..., None]) % experts
     return _rounded(config, (-CYCLE_STEP * distance).astype(np.float32))
 
 
 def _turn(config: Synthetic) -> np.ndarray:
-    """First expert of each token and layer (T, L); layers are one expert apart, so that none is another's copy."""
+    """Return the first expert of each token and layer (T, L); layers are shifted, so that none is a copy."""
     return np.arange(config.tokens)[:, None] * config.geometry.k + np.arange(config.geometry.layers)
 
 
@@ -239,7 +239,7 @@ def _check_cycle(config: Synthetic, chosen: np.ndarray) -> None:
 
 
 def _rounded(config: Synthetic, values: np.ndarray) -> np.ndarray:
-    """The values, to the nearest bf16 (ties to even) in place if the configuration says so."""
+    """Round the values in place to bf16 (ties to even) if the configuration says so, and return them."""
     if config.bf16:
         bits = values.view(np.uint32)
         bits += ((bits >> 16) & 1) + 0x7FFF
@@ -255,7 +255,7 @@ def _stream(config: Synthetic, *purpose: int) -> np.random.Generator:
 
 
 def _persistence(config: Synthetic, reuse: float) -> float:
-    """The persistence at which a pilot of one long request shows the reuse."""
+    """Return the persistence at which a pilot of one long request has the reuse."""
     geometry = config.geometry
     layers = min(geometry.layers, max(1, PILOT_CELLS // geometry.experts))
     draws = _noise(_stream(config, PILOT), (PILOT_TOKENS, layers, geometry.experts))
@@ -269,12 +269,12 @@ def _persistence(config: Synthetic, reuse: float) -> float:
 
 
 def _overlap(chosen: np.ndarray) -> float:
-    """Share of each token's experts (T, ..., k) that the next token uses too."""
+    """Return the share of each token's experts (T, ..., k) that the next token uses too."""
     return _recall(chosen[:-1], chosen[1:])
 
 
 def _lookahead(config: Synthetic, logits: np.ndarray, depth: int) -> np.ndarray:
-    """Rows (T, L, E) of layer l + depth as seen from l: the true logits blurred until recall@k is met."""
+    """Return look-ahead (T, L, E) of layer l + depth from l: true logits with noise that gives the wanted recall@k."""
     blur = _blur(config, logits[:, depth:], depth)
     rng = _stream(config, LOOKAHEAD, depth)
     look = np.zeros_like(logits)
@@ -285,7 +285,7 @@ def _lookahead(config: Synthetic, logits: np.ndarray, depth: int) -> np.ndarray:
 
 
 def _blur(config: Synthetic, logits: np.ndarray, depth: int) -> np.float32:
-    """Standard deviation of the noise at which a sample of the rows (T, L', E) shows the recall."""
+    """Return the standard deviation of the noise at which a sample of the rows (T, L', E) has the recall."""
     every = max(1, logits.shape[0] * logits.shape[1] // RECALL_ROWS)
     rows = logits[::every].reshape(-1, logits.shape[-1])
     noise = _stream(config, PILOT, depth).standard_normal(rows.shape, np.float32)
@@ -300,17 +300,17 @@ def _blur(config: Synthetic, logits: np.ndarray, depth: int) -> np.float32:
 
 
 def _deviation(clarity: float) -> np.float32:
-    # clarity 1 is no noise, 0 is noise without end: a bounded scale to search
+    # clarity 1 means no noise, 0 infinite noise: a bounded range for bisection
     return np.float32(1 / clarity - 1)
 
 
 def _recall(truth: np.ndarray, seen: np.ndarray) -> float:
-    """Share of the true ids (..., k) that are among the seen."""
+    """Return the share of the true ids (..., k) that are among the seen ones."""
     return float((truth[..., :, None] == seen[..., None, :]).any(-1).mean())
 
 
 def _solve(measure: Callable[[float], float], low: float, high: float, target: float, what: str) -> float:
-    """Where a rising measure meets the target. Raises TraceError if neither end of the range comes near."""
+    """Find by bisection where a rising measure meets the target. Raises TraceError if it is out of range."""
     least, most = measure(low), measure(high)
     if not least - TOLERANCE <= target <= most + TOLERANCE:
         raise TraceError(f"{what} is out of reach for this geometry: expected {least:.3f} to {most:.3f}")

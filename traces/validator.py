@@ -1,4 +1,4 @@
-"""Checks that catch the defects real traces have had: shuffled rows, copied layers, context resets, wrong sizes.
+"""Checks for defects that real traces have had: shuffled rows, copied layers, context resets, wrong sizes.
 
 Each check is a function of a `Sample` and returns a finding, or None where the trace lacks what it needs. The sample
 is the first tokens of every request, so it is the same each time and bounded for traces of any length.
@@ -21,16 +21,16 @@ from moereplay.traces.summary import chance_of, experts_per_token
 
 SAMPLE_TOKENS = 20_000
 FEWEST_PER_REQUEST = 64
-FLOAT_TOKENS = 512  #: float arrays are E / k times larger than the ids, and faults in them are not rare events
-FEWEST_PAIRS = 32  #: below this an average overlap says nothing
-MANY_PAIRS, FEWEST_LAYERS = 256, 4  #: for a correlation of layers
-SIGMAS_SHIFTED, CORRELATED = 8.0, 0.2  #: of a layer that is a token early or late
-COMPARED = 4096  #: tokens of which layers are compared
+FLOAT_TOKENS = 512  #: tokens of float arrays: these are E / k times larger than the ids, and faults in them not rare
+FEWEST_PAIRS = 32  #: fewer pairs give no meaningful mean overlap
+MANY_PAIRS, FEWEST_LAYERS = 256, 4  #: required to correlate layers
+SIGMAS_SHIFTED, CORRELATED = 8.0, 0.2  #: thresholds for a layer that is a token early or late
+COMPARED = 4096  #: tokens on which layers are compared
 ALIKE = 0.9  #: share of tokens at which two layers that are not copies never agree
-FEWEST_BEGUN = 32  #: tokens of a common beginning
+FEWEST_BEGUN = 32  #: tokens of a common prefix
 ABOVE_CHANCE = 0.02  #: real traces lie 0.1 to 0.4 above tokens half a request apart, shuffled ones within 0.01
 AGREEMENT = 0.99  #: ties at low precision may fall either way
-OFF = 0.05  #: of a sum of weights, beyond what half precision makes
+OFF = 0.05  #: relative error of a sum of weights, more than half precision causes
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,20 @@ class Sample:
 
     @property
     def geometry(self) -> Geometry:
-        """Sizes the header claims."""
+        """Geometry of the header."""
         return self.trace.geometry
 
     @property
     def chance(self) -> float:
-        """Overlap of two rows drawn at random."""
+        """Expected overlap of two random rows."""
         return chance_of(experts_per_token(self.trace), self.geometry.experts)
 
     def read(self, name: str) -> np.ndarray:
-        """The rows of another array for the tokens of the sample."""
+        """Read another array for the tokens of the sample."""
         return np.concatenate([self.trace.read(name, start, stop) for start, stop in self.ranges])
 
     def apart(self) -> float:
-        """Overlap of tokens half a request apart: likeness without adjacency. NaN if requests are short."""
+        """Return the overlap of tokens half a request apart, a baseline for neighbours. NaN if requests are short."""
         pairs = [(np.arange(start, stop - half), half) for start, stop in self.spans if (half := (stop - start) // 2)]
         if not pairs:
             return float("nan")
@@ -67,13 +67,13 @@ class Sample:
         return float(overlap(self.chosen[earlier], self.chosen[later]).mean())
 
     def adjacent(self) -> tuple[np.ndarray, np.ndarray]:
-        """Overlap of each token with the one before it, and its position; tokens of one request only."""
+        """Return the overlap of each token with the one before it in its request, and the token's position."""
         later = np.flatnonzero(self.position > 0)
         return overlap(self.chosen[later - 1], self.chosen[later]), self.position[later]
 
 
 def examine(trace: Trace, tokens: int = SAMPLE_TOKENS) -> tuple[Finding, ...]:
-    """Findings of every check that applies: on every row, or on about `tokens` tokens.
+    """Return the findings of all checks that apply: some read every row, others about `tokens` tokens.
 
     Raises TraceError only if rows cannot be read.
     """
@@ -84,7 +84,7 @@ def examine(trace: Trace, tokens: int = SAMPLE_TOKENS) -> tuple[Finding, ...]:
 
 
 def take_sample(trace: Trace, tokens: int) -> Sample:
-    """The first tokens of each request, equally many, until `tokens` are reached."""
+    """Return the first tokens of each request, equally many per request, `tokens` in total."""
     share = max(FEWEST_PER_REQUEST, tokens // max(trace.requests, 1))
     spans, ranges, taken = [], [], 0
     for start, end in zip(trace.request_offsets[:-1].tolist(), trace.request_offsets[1:].tolist(), strict=True):
@@ -100,14 +100,14 @@ def take_sample(trace: Trace, tokens: int) -> Sample:
 
 
 def check_complete(sample: Sample) -> Finding:
-    """A recording that was cut short is valid, but not the whole run."""
+    """Check that the recording is finished; an unfinished one is valid but not the whole run."""
     if sample.trace.complete:
         return Finding("complete", "ok", f"{sample.trace.requests} requests, {sample.trace.tokens} tokens")
     return Finding("complete", "warning", f"recording is unfinished after {sample.trace.requests} requests; resume it")
 
 
 def check_ids(sample: Sample) -> Finding:
-    """Ids lie in [-1, E) and do not repeat within a row."""
+    """Check that ids are in [-1, E) and distinct within a row."""
     ids, experts = sample.chosen, sample.geometry.experts
     outside = int(((ids < -1) | (ids >= experts)).sum())
     if outside:
@@ -122,7 +122,7 @@ def check_ids(sample: Sample) -> Finding:
 
 
 def check_padding(sample: Sample) -> Finding:
-    """-1 stands at the end of a row, and no rank or layer is empty throughout."""
+    """Check that -1 is only at the end of rows, and that no rank or layer is always empty."""
     empty = sample.chosen < 0
     holes = int((empty[..., :-1] & ~empty[..., 1:]).sum())
     if holes:
@@ -138,7 +138,7 @@ def check_padding(sample: Sample) -> Finding:
 
 
 def check_adjacent(sample: Sample) -> Finding:
-    """Neighbours in a text share experts; at chance, the rows are not in the order of the text."""
+    """Check that neighbouring tokens share experts; overlap at chance means that rows are not in text order."""
     overlaps, _ = sample.adjacent()
     if len(overlaps) < FEWEST_PAIRS:
         return Finding("adjacent overlap", "ok", f"{len(overlaps)} pairs of tokens: too few to judge")
@@ -158,7 +158,7 @@ def check_adjacent(sample: Sample) -> Finding:
 
 
 def check_same_token(sample: Sample) -> Finding | None:
-    """A token met again goes to much the same experts; at chance, ids and rows belong to different tokens."""
+    """Check that equal tokens use similar experts; overlap at chance means that ids and rows are misaligned."""
     if "token_ids" not in sample.trace.arrays:
         return None
     ids = sample.read("token_ids")
@@ -174,7 +174,7 @@ def check_same_token(sample: Sample) -> Finding | None:
 
 
 def check_layers(sample: Sample) -> Finding:
-    """No two layers route alike; equal ones are copies, also where one is a token late or its ranks are sorted."""
+    """Check that no two layers route alike; equal ones are copies, even if one is a token late or sorted by id."""
     name = "identical layers"
     if len(sample.chosen) < FEWEST_PAIRS:
         return Finding(name, "ok", f"{len(sample.chosen)} tokens: too few to judge")
@@ -191,7 +191,7 @@ def check_layers(sample: Sample) -> Finding:
 
 
 def _sets(chosen: np.ndarray) -> np.ndarray:
-    """(T, L) a number for the set of experts of each row, whatever their order; 0 where none."""
+    """Return (T, L) hashes of each row's set of experts, in any order; 0 for an empty row."""
     odd = np.uint64(0x9E3779B97F4A7C15)
     mixed = (chosen.astype(np.int64) + 2).astype(np.uint64) * odd
     mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -199,7 +199,7 @@ def _sets(chosen: np.ndarray) -> np.ndarray:
 
 
 def _alike(sets: np.ndarray) -> Iterator[tuple[int, int, int, float]]:
-    """Pairs of layers that route alike nearly always, the second as many tokens late; those that vary alone."""
+    """Yield pairs of varying layers that nearly always route alike, the delay of the second in tokens, and share."""
     varies = (sets != sets[0]).mean(0) > 1 - ALIKE
     for late in (0, 1):
         earlier, later = sets[: len(sets) - late], sets[late:]
@@ -212,7 +212,7 @@ def _alike(sets: np.ndarray) -> Iterator[tuple[int, int, int, float]]:
 
 
 def check_shift(sample: Sample) -> Finding | None:
-    """Layers change together, as the text does; one that changes a token before or after the others is shifted."""
+    """Check that layers change at the same tokens; a layer that changes a token early or late is shifted."""
     later = np.flatnonzero(sample.position[:COMPARED] > 0)
     if len(later) < MANY_PAIRS or sample.geometry.layers < FEWEST_LAYERS:
         return None
@@ -231,13 +231,13 @@ def check_shift(sample: Sample) -> Finding | None:
 
 
 def _correlation(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """(L,) of columns (n, L); 0 where a column is constant."""
+    """Return the correlation (L,) of columns (n, L); 0 for a constant column."""
     scale = np.sqrt((one**2).sum(0) * (other**2).sum(0))
     return (one * other).sum(0) / np.maximum(scale, 1e-9)
 
 
 def check_resets(sample: Sample) -> Finding:
-    """Overlap that keeps falling to chance at one stride shows where the recorder cleared its context."""
+    """Check that overlap does not fall to chance at a fixed stride, where a recorder cleared its context."""
     overlaps, positions = sample.adjacent()
     stride = reset_stride(overlaps, positions, sample.chance) if len(overlaps) >= FEWEST_PAIRS else None
     if stride is None:
@@ -248,7 +248,7 @@ def check_resets(sample: Sample) -> Finding:
 
 
 def check_duplicates(sample: Sample) -> Finding:
-    """Requests with the same rows count one prompt several times."""
+    """Check for equal requests, and for requests that begin like an earlier one."""
     lengths = np.diff(sample.trace.request_offsets)
     keys = [(int(lengths[index]), _hash(sample.chosen[start:stop])) for index, (start, stop) in enumerate(sample.spans)]
     most, times = Counter(keys).most_common(1)[0]
@@ -266,7 +266,7 @@ def check_duplicates(sample: Sample) -> Finding:
 
 
 def _begun_before(sample: Sample) -> tuple[int, int, int]:
-    """Tokens at which requests go on like an earlier one; the most of them in one request, and which that is."""
+    """Return the tokens in common prefixes with earlier requests, the longest such prefix, and its request."""
     known: set[int] = set()
     total, most, which = 0, 0, 0
     for index, (start, stop) in enumerate(sample.spans):
@@ -280,7 +280,7 @@ def _begun_before(sample: Sample) -> tuple[int, int, int]:
 
 
 def check_finite(sample: Sample) -> Finding | None:
-    """Recorded floats are numbers."""
+    """Check that recorded floats are finite."""
     names = [name for name in sample.trace.arrays if sample.trace.arrays[name].dtype.kind == "f"]
     if not names:
         return None
@@ -292,7 +292,7 @@ def check_finite(sample: Sample) -> Finding | None:
 
 
 def check_ranks(sample: Sample) -> Finding | None:
-    """Rank order follows the weights, unless a correction bias ranks them (sigmoid routers)."""
+    """Check that weights fall with rank, except for sigmoid routers, whose correction bias changes the order."""
     if "weights" not in sample.trace.arrays or sample.geometry.router.family == "sigmoid_groups":
         return None
     weights = sample.trace.read("weights", 0, min(FLOAT_TOKENS, sample.trace.tokens))
@@ -304,7 +304,7 @@ def check_ranks(sample: Sample) -> Finding | None:
 
 
 def check_weights(sample: Sample) -> Finding | None:
-    """Gate weights differ, are not all 0, and sum to what the header's router makes of them."""
+    """Check that gate weights differ, are not all 0, and sum to the value that the header's router implies."""
     if "weights" not in sample.trace.arrays:
         return None
     stop = min(FLOAT_TOKENS, sample.trace.tokens)
@@ -328,7 +328,7 @@ def check_weights(sample: Sample) -> Finding | None:
 
 
 def check_router(sample: Sample) -> Finding | None:
-    """The header's router, given the logits, chooses what was chosen."""
+    """Check that the header's router chooses the recorded experts from the recorded logits."""
     if "logits" not in sample.trace.arrays:
         return None
     stop = min(FLOAT_TOKENS, sample.trace.tokens)

@@ -1,4 +1,4 @@
-"""Weight formats as files and models name them, and how many bits they store per weight, block scales included."""
+"""Weight formats by their names in files and models, and the bits they store per weight, block scales included."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ MIXTURES = {
     "Q2_K": 3.35,
 }
 BITS_PER_WEIGHT = BLOCKS | MIXTURES
-OF_EXPERTS = ("MXFP4", "NVFP4")  #: formats that models use for their experts and nothing else
+OF_EXPERTS = ("MXFP4", "NVFP4")  #: formats that models use for experts only
 HEAD_BITS = 6.5625  #: of Q6_K's block
 _NAMED = re.compile(rf"(?<![a-z0-9])({'|'.join(sorted(BITS_PER_WEIGHT, key=len, reverse=True))})(?![a-z0-9])", re.I)
 
 
 def named_in(text: str) -> str | None:
-    """The weight format that a model's or file's name ends its description with, as in `gemma-4-26B-Q4_K_M.gguf`."""
+    """Return the last weight format in the name of a model or file, such as `gemma-4-26B-Q4_K_M.gguf`, or None."""
     found = _NAMED.findall(text)
     return found[-1].upper() if found else None
 
@@ -58,7 +58,7 @@ def without_format(stem: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number of bits, such as 4.85, and no name."""
+    """Return True for a number of bits, such as 4.85; False for the name of a format."""
     return re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?", text) is not None
 
 
@@ -70,11 +70,11 @@ def bits_of(text: str) -> float:
         float(text)
     except ValueError:
         return BITS_PER_WEIGHT[check_format(text)]
-    raise ValueError(f"{text[:40]} bits are no precision; expected 0.1 to 64")
+    raise ValueError(f"invalid precision {text[:40]} bits: expected 0.1 to 64")
 
 
 def dense_bits_of(name: str, layer_params: int, head_params: int) -> float | None:
-    """Return the mean bits of dense weights in a file of that format; None for formats of experts alone.
+    """Return the mean bits of dense weights in a file of that format; None for formats that only experts use.
 
     llama.cpp stores the head of a file below Q6_K in Q6_K (src/llama-quant.cpp); other dense weights are taken to have
     the mean of the format. MXFP4 and NVFP4 checkpoints keep their dense weights in 16 bits.
@@ -87,7 +87,7 @@ def dense_bits_of(name: str, layer_params: int, head_params: int) -> float | Non
 
 
 def check_format(name: str) -> str:
-    """A weight format as it is spelt here, whatever the case. Raises ValueError naming the nearest."""
+    """Return a weight format in its standard spelling, ignoring case. Raises ValueError naming a similar one."""
     if name.upper() not in BITS_PER_WEIGHT:
-        raise ValueError(f"no weight format {name[:60]!r} is known: {hint(name.upper(), list(BITS_PER_WEIGHT))}")
+        raise ValueError(f"unknown weight format {name[:60]!r}; {hint(name.upper(), list(BITS_PER_WEIGHT))}")
     return name.upper()

@@ -1,11 +1,10 @@
-"""Write a trace store so that a killed writer loses nothing that was committed.
+"""Write a trace store; a killed writer loses no committed request.
 
 Layout: one array per name of `traces/schema.py`, token axis first, plus `request_offsets`, `prompt_lengths` and
 `router_bias`; sharded files, each inner chunk blosc-zstd and then crc32c (blosc alone lets flipped bits through).
-Protocol: work in `X.zarr.partial`; a commit grows the arrays, writes whole shards, and last replaces the group's
-zarr.json, whose `committed` is all that readers look at; finishing renames the folder. A finished store grows in place
-by one commit. One writer per store, which holds `traces/lock.py`'s lock from the first look at the folder until it is
-closed.
+Protocol: rows go to `X.zarr.partial`. A commit extends the arrays, writes whole shards, and finally replaces the
+group's zarr.json, whose `committed` tells readers what is there; finishing renames the folder. A finished store grows
+in place by one commit. A store has one writer, which holds the lock of `traces/lock.py` until it is closed.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ ELSEWHERE = "choose another path"
 
 
 class TraceWriter:
-    """Appends requests to `X.zarr.partial`; `finish` renames it to `X.zarr`. Use as a context manager.
+    """Append requests to `X.zarr.partial`; `finish` renames it to `X.zarr`. Use it as a context manager.
 
     Leaving the block on an exception keeps the committed requests for `resume`, or removes a store without any.
     """
 
     def __init__(self, path: Path, attributes: Attributes, router_bias: np.ndarray | None, lock: Lock) -> None:
-        """Not for callers: `create` or `resume` a writer."""
+        """Use `create`, `resume` or `reopen` instead."""
         self.path = path
         self._lock = lock
         self.partial = _partial(path)
@@ -61,7 +60,7 @@ class TraceWriter:
         self._bias = router_bias
         self._columns: dict[str, Column] = {}
         self._appended = attributes.committed
-        self._begun = 0  #: rows of a request that has not ended yet
+        self._begun = 0  #: rows of the incomplete last request
         self._finished = False
         self.grows_in_place = False
         self.resumable = True
@@ -75,9 +74,9 @@ class TraceWriter:
         shard_tokens: int = SHARD_TOKENS,
         resumable: bool = True,
     ) -> TraceWriter:
-        """Start a store; a multiple of 8 tokens share a file. Raises TraceError if the path or its partial exists.
+        """Start a store with `shard_tokens` (a multiple of 8) per file. Raises TraceError if it exists, even partially.
 
-        `resumable=False` removes what is not finished, for commands that cannot resume.
+        With `resumable=False` an unfinished store is removed, for commands that cannot resume.
         """
         path = Path(path)
         _refuse_existing(path)
@@ -97,17 +96,16 @@ class TraceWriter:
         path = Path(path)
         _refuse_existing(path)
         if not _partial(path).exists():
-            raise TraceError(f"{_partial(path)} does not exist, so there is nothing to resume; start without --resume")
+            raise TraceError(f"{_partial(path)} does not exist, cannot resume; start without --resume")
         with _locked(path) as lock:
             return cls._continued(path, _settled(header), router_bias, lock)
 
     @classmethod
     def reopen(cls, path: str | Path, header: Header, digest: str) -> TraceWriter:
-        """Continue a finished store in place; what is appended becomes part of it with `finish`, all or nothing.
+        """Continue a finished store in place; `finish` makes all appended requests visible in one step.
 
-        `header` takes the place of the stored one then. Until then, and after a kill, readers see the trace as it was:
-        rows beyond the committed ones are nobody's. Raises TraceError if it is damaged, has another digest or is being
-        written.
+        `header` then replaces the stored one. Until then, and after a kill, readers see the trace as it was, because
+        they ignore uncommitted rows. Raises TraceError if it is damaged, has another digest or is being written.
         """
         path = Path(path)
         with _locked(path) as lock:
@@ -153,20 +151,20 @@ class TraceWriter:
 
     @property
     def requests_done(self) -> int:
-        """Committed requests: what a killed writer would resume after."""
+        """Number of committed requests, after which a killed writer resumes."""
         return self._attributes.committed.requests
 
     def append(self, request: Request) -> None:
-        """Add a request; commits once a shard's worth of rows waits. Raises TraceError, adding nothing, if invalid."""
+        """Add a request; commit once a shard of rows is buffered. Raises TraceError for an invalid request."""
         self._check_open()
         arrays = check_request(request, self._attributes.header, self._appended.requests)
         lengths = np.array([len(request.chosen)], np.int64)
         self._extend(Piece(arrays, lengths, np.array([request.prompt_length], np.int64)))
 
     def append_piece(self, piece: Piece) -> None:
-        """Add rows of many requests, or of a part of one, which is committed when its last row has come.
+        """Add rows of many requests, or of a part of one, which is committed after its last row.
 
-        Raises TraceError, adding nothing, if they are invalid.
+        Raises TraceError for invalid rows, and then adds none.
         """
         self._check_open()
         arrays = check_piece(piece, self._attributes.header, self._appended.requests, self._begun)
@@ -193,7 +191,7 @@ class TraceWriter:
             self._write_rows()
 
     def _write_rows(self) -> None:
-        """Rows to the disk; readers see none of a request that has not ended, nor half of what is appended."""
+        """Write buffered rows; commit them unless a request is incomplete or the store grows in place."""
         if not (self._begun or self.grows_in_place):
             self.commit()
             return
@@ -202,7 +200,7 @@ class TraceWriter:
                 column.write()
 
     def commit(self) -> None:
-        """Make every appended request durable against a kill. Raises TraceError if the disk refuses; may be retried."""
+        """Make every appended request survive a kill. Raises TraceError if a write fails; may be retried."""
         if self._begun:
             raise TraceError(f"{self.path}: request {self._appended.requests} has no end; append the rest of its rows")
         if self._appended == self._attributes.committed:
@@ -244,14 +242,14 @@ class TraceWriter:
             self._lock.release()
 
     def discard(self) -> None:
-        """Remove what is unfinished, or take back what was added to a finished store."""
+        """Remove an unfinished store, or the rows appended to a finished one."""
         self._cut_back() if self.grows_in_place else _remove(self.partial)
 
     def _cut_back(self) -> None:
-        """Remove rows that the store does not count. Where the disk refuses they stay, and do no harm."""
+        """Remove uncommitted rows; if that fails they stay, and readers ignore them."""
         if not self._finished:
             with suppress(OSError, TraceError):
-                stored = read_attributes(self.path)  # the last commit may have been interrupted just after it
+                stored = read_attributes(self.path)  # an interrupt may have come just after the last commit
                 for name, column in self._columns.items():
                     column.cut(committed_rows(name, stored))
 
@@ -304,9 +302,9 @@ class TraceWriter:
         except OSError as refused:
             fix = ELSEWHERE
             if self.grows_in_place:
-                fix = "it is as it was; make room and run the command again"
+                fix = "the trace is unchanged; free disk space and run the command again"
             elif not self.resumable:
-                fix = f"nothing was written: make room, or {ELSEWHERE}"
+                fix = f"nothing was written: free disk space, or {ELSEWHERE}"
             elif self.requests_done:
                 fix = f"committed rows are kept in {self.partial.name}, rerun with --resume to continue"
             place = self.partial if self.resumable else self.path
@@ -314,7 +312,7 @@ class TraceWriter:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder into which zarr's other threads may still be writing: one failed write does not stop them."""
+    """Remove a folder, repeatedly: after a failed write other threads of zarr may still be writing into it."""
     for _ in range(REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -330,10 +328,10 @@ def write_trace(
     resume: bool = False,
     resumable: bool = True,
 ) -> Trace:
-    """Write all requests and open the result; with `resume`, those an unfinished store holds are skipped, not compared.
+    """Write all requests and open the result; with `resume`, requests that an unfinished store holds are skipped.
 
-    Commands without `--resume` pass `resumable=False`: the trace appears whole or not at all. Raises TraceError if the
-    path exists, a request is invalid or the disk refuses.
+    Commands without `--resume` pass `resumable=False`: the trace appears completely or not at all. Raises TraceError if
+    the path exists, a request is invalid or a write fails.
     """
     with begun(path, header, router_bias, resume, resumable) as writer:
         for request in itertools.islice(requests, writer.requests_done, None):
@@ -344,14 +342,14 @@ def write_trace(
 def begun(
     path: str | Path, header: Header, router_bias: np.ndarray | None, resume: bool, resumable: bool = True
 ) -> TraceWriter:
-    """A writer of a new store, or with `resume` of the unfinished one, if there is one. Raises TraceError."""
+    """Return a writer of a new store, or with `resume` of the unfinished one if it exists. Raises TraceError."""
     if resume and _partial(Path(path)).exists():
         return TraceWriter.resume(path, header, router_bias)
     return TraceWriter.create(path, header, router_bias, resumable=resumable)
 
 
 def _settled(header: Header) -> Header:
-    """The header with its texts as they are read again (`traces/texts.py`), also where copies were not validated."""
+    """Return the header with settled texts (`traces/texts.py`); `model_copy` does not validate them."""
     return header.model_copy(update={"provenance": Provenance.model_validate(header.provenance.model_dump())})
 
 
@@ -361,7 +359,7 @@ def _partial(path: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[Lock]:
-    """The lock of a store, released if opening the store fails. Raises TraceError if another process holds it."""
+    """Hold the lock of a store; release it if the block fails. Raises TraceError if another process holds it."""
     try:
         refuse_inside_trace(path)
         lock = Lock(_partial(path))

@@ -266,4 +266,7 @@ def test_an_answer_that_cannot_be_written_is_an_error(verb, unbuffered):
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
     assert ended.returncode == 2
-    assert ended.stderr == "moereplay: cannot write the output: No space left on device; make room and run it again\n"
+    assert (
+        ended.stderr
+        == "moereplay: cannot write the output: No space left on device; free disk space and run it again\n"
+    )

@@ -184,7 +184,7 @@ def test_a_verb_that_has_no_more_to_say_answers_in_one_line(monkeypatch, capsys)
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert ended.value.code == 130
-    assert capsys.readouterr().err == "interrupted: what was written is whole\n"
+    assert capsys.readouterr().err.startswith("interrupted: ")
 
 
 def test_a_sweep_is_interrupted_at_once_while_nothing_is_in_flight(tmp_path, monkeypatch, capsys):

@@ -68,7 +68,7 @@ def test_a_wrong_policy_is_refused_with_the_fix(settings: dict[str, str], said: 
         ({"contract": "parallel"}, "contract: choose from sequential, atomic (got 'parallel')"),
         (
             {"passes": "pairs:2"},
-            "passes 'pairs:2' is unknown; use recorded, token, chunk:N, decode:N or batch:N, with N of at least 1",
+            "unknown passes 'pairs:2': expected recorded, token, chunk:N, decode:N or batch:N, with N of at least 1",
         ),
         ({"passes": "batch:0"}, "with N of at least 1"),
         ({"passes": "chunk:0"}, "with N of at least 1"),

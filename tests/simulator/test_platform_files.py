@@ -111,7 +111,7 @@ def test_a_price_that_a_platform_does_not_say_may_be_set_in_place() -> None:
         ("[[1, 1.0]", "[[2, 1.0]", "by_tokens: the first point is one token"),
         ("[64, 9.5]", "[64, 1.5]", "by_tokens: more tokens take no less time"),
         ("[64, 9.5]", "[8, 9.5]", "by_tokens: expected tokens that rise from point"),
-        ("MXFP4", "MXPF4", "formats: no weight format 'MXPF4' is known: did you mean MXFP4?"),
+        ("MXFP4", "MXPF4", "formats: unknown weight format 'MXPF4'; did you mean MXFP4?"),
         ("compute = 0.9", "compute = 0", "contention.compute: expected at least"),
         ("gate_ns = 7", "gate_ns = 7.5", "loading.gate_ns: expected a whole number"),
         ("ns_per_mib", "ns_per_mb", "loading.ns_per_mb: unknown key"),

@@ -146,12 +146,12 @@ def test_no_two_models_share_a_spelling() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(TraceError, match="no model 'qwen3-30b' is known: did you mean qwen3-30b-a3b"):
+    with pytest.raises(TraceError, match="unknown model 'qwen3-30b'; did you mean qwen3-30b-a3b"):
         known("qwen3-30b")
 
 
 def test_a_name_like_nothing_is_still_one_line() -> None:
-    with pytest.raises(TraceError, match=r"^no model '!' is known: `moereplay models` lists those that are[^\n]*$"):
+    with pytest.raises(TraceError, match=r"^unknown model '!'; `moereplay models`[^\n]*$"):
         known("!")
 
 
@@ -167,7 +167,7 @@ def test_what_a_geometry_does_not_say_of_its_prices_is_not_in_its_document() -> 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"dense_bits": 0}, "0.0 bits are no precision"),
+        ({"dense_bits": 0}, "invalid precision 0.0 bits"),
         ({"weight_format": "MXPF4"}, "did you mean MXFP4?"),
         ({"kv_bytes": -1}, "greater than or equal to 0"),
     ],

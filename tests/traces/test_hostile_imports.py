@@ -161,7 +161,7 @@ def test_an_expert_that_stands_twice_is_refused_by_its_line(tmp_path: Path) -> N
 def test_bits_that_are_no_precision_are_refused_in_our_words(tmp_path: Path, verb: str, bits: str) -> None:
     source = [str(SAMPLES / "generic.csv")] if verb == "import" else []
     said = run(verb, *source, f"--expert-bits={bits}", "--out", str(tmp_path / "a.zarr"))
-    assert "bits are no precision; expected 0.1 to 64" in said
+    assert "invalid precision" in said and "expected 0.1 to 64" in said
     assert not list(tmp_path.iterdir())
 
 

@@ -122,7 +122,7 @@ def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> No
         other = hub("list", "nobody/nothing", at=at, home=tmp_path / "hf", cwd=tmp_path)
     assert json.loads(listed.stdout)[0]["digest"] == open_trace(tmp_path / "mini.zarr").digest
     assert (other.returncode, other.stderr.count("\n")) == (2, 1)
-    assert "nobody/nothing is no folder here and no data set of the hub" in other.stderr
+    assert "nobody/nothing is neither a folder nor a public data set" in other.stderr
     away = hub("list", "else/where", at="http://127.0.0.1:9", home=tmp_path / "hf2", cwd=tmp_path)
     assert (away.returncode, away.stderr.count("\n")) == (2, 1)
     assert "the hub cannot be reached" in away.stderr
@@ -134,14 +134,14 @@ def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["list", "no/such/place"], "is no folder; give a folder"),
-        (["list", "{odd}"], "'my trace' is no name of a trace"),
+        (["list", "no/such/place"], "unknown library no/such/place: expected a folder"),
+        (["list", "{odd}"], "invalid name 'my trace'"),
         (["get", "minis", "--from", "{lib}"], "has no trace 'minis': did you mean mini?"),
         (["get", "mini", "--from", "{lib}", "--out", "x"], "does not end in .zarr"),
         (["get", "mini", "--from", "{lib}", "--out", "{lib}/mini.zarr"], "exists; choose another"),
-        (["publish", "miniature", "--licence", "mine", "--out", "{lib}"], "is no SPDX licence expression"),
+        (["publish", "miniature", "--licence", "mine", "--out", "{lib}"], "invalid --licence 'mine'"),
         (["publish", "miniature", "--licence", "MIT", "--out", "{lib}", "--name", "mini"], "has a trace mini already"),
-        (["publish", "miniature", "--licence", "MIT", "--out", "{lib}", "--name", "../x"], "is no name of a trace"),
+        (["publish", "miniature", "--licence", "MIT", "--out", "{lib}", "--name", "../x"], "invalid name '../x'"),
         (["publish", "miniature", "--licence", "MIT", "--out", "/dev/null/x"], "cannot write /dev/null/x"),
     ],
 )
@@ -202,7 +202,7 @@ def test_flipped_bytes_of_a_published_trace_are_noticed(library: Path, tmp_path:
     for file in files[::7]:
         whole = file.read_bytes()
         file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(TraceError, match="not those published"):
+        with pytest.raises(TraceError, match="differ from the published"):
             fetch(library_of(str(library)), "mini", tmp_path / "a.zarr")
         file.write_bytes(whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lib"]

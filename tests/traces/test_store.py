@@ -175,7 +175,7 @@ def test_a_geometry_beyond_the_limits_is_refused(changed, message):
 
 @pytest.mark.parametrize("bits", [0, -4, float("nan"), float("inf")])
 def test_a_model_is_not_stored_at_what_is_no_precision(bits):
-    with pytest.raises(TraceError, match="bits are no precision"):
+    with pytest.raises(TraceError, match="invalid precision"):
         GEOMETRY.stored_at(bits)
 
 

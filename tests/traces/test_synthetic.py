@@ -191,7 +191,7 @@ def test_without_logits_the_ids_stay() -> None:
     assert full.capabilities == {"ids", "weights", "logits", "lookahead"}
     assert lean.capabilities == {"ids", "weights"}
     assert np.array_equal(full.read("chosen"), lean.read("chosen"))
-    with pytest.raises(ValueError, match="leave out --recall or --no-logits"):
+    with pytest.raises(ValueError, match="--recall cannot be combined with --no-logits"):
         make(geometry(4, 16, 2), recall=(0.8,), logits=False)
 
 
@@ -222,8 +222,8 @@ def test_a_group_limit_that_breaks_the_cycle_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "markov"}, "markov needs a reuse"),
-        ({"kind": "zipf", "reuse": 0.5}, "zipf has a reuse of its own"),
+        ({"kind": "markov"}, "markov requires it"),
+        ({"kind": "zipf", "reuse": 0.5}, "cannot be combined with kind zipf"),
         ({"prompt_tokens": 0, "decode_tokens": 0}, "a request needs a token"),
         ({"recall": (0.9, 0.8)}, "2 look-ahead depths need more than 2 layers"),
         ({"kind": "random"}, "Input should be 'zipf'"),

@@ -194,7 +194,7 @@ def test_resume_refuses_a_folder_of_something_else(tmp_path):
 
 
 def test_resume_without_a_partial_is_refused(tmp_path):
-    with pytest.raises(TraceError, match="nothing to resume"):
+    with pytest.raises(TraceError, match="cannot resume"):
         TraceWriter.resume(tmp_path / "a.zarr", PLAIN)
 
 

@@ -1,4 +1,4 @@
-"""The index of a library, `traces.json`: what each trace is, under which licence, and the sha256 of its files."""
+"""Libraries of traces: their index `traces.json`, and where they are: bundled, a folder, or a data set of a hub."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Entry(Frozen):
 
     name: str
     model: Name
-    licence: Name  #: an SPDX expression; empty where nobody said
+    licence: Name  #: an SPDX expression; empty if unknown
     requests: int = Field(ge=1)
     tokens: int = Field(ge=1)
     bytes: int = Field(ge=0)  #: of all files
     capabilities: tuple[Name, ...] = Field(max_length=MOST_CAPABILITIES)
     digest: str = Field(pattern=SHA256)
-    source: Text = ""  #: where the routing comes from, in words
-    #: Of the token ids of all prompts, which are not published.
+    source: Text = ""  #: origin of the routing, in words
+    #: sha256 of the token ids of all prompts, which are not published
     prompts_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     files: tuple[File, ...] = ()
 
@@ -57,13 +57,13 @@ class Entry(Frozen):
         for file in self.files:
             path = PurePosixPath(file.path)
             if path.parts[:1] != (folder_of(self.name),) or ".." in path.parts or len(path.parts) < 2:
-                raise ValueError(f"{file.path!r} is no file of {folder_of(self.name)}")
+                raise ValueError(f"invalid path {file.path!r}: expected a file in {folder_of(self.name)}")
         if self.files and sum(file.bytes for file in self.files) != self.bytes:
             raise ValueError(f"bytes is {self.bytes:,}, but its files have {sum(file.bytes for file in self.files):,}")
         return self
 
     def difference(self, trace: Trace) -> str:
-        """Return the first thing that this entry says and the trace does not, in words; empty if there is none."""
+        """Return in words the first field in which the trace differs from this entry; empty if none does."""
         found = described(trace, self.name)
         for name in ("digest", "model", "requests", "tokens", "capabilities"):
             stated, actual = getattr(self, name), getattr(found, name)
@@ -73,14 +73,14 @@ class Entry(Frozen):
 
 
 class Index(Frozen):
-    """All of a library."""
+    """The index of a library."""
 
     format: Literal["moereplay-traces"] = "moereplay-traces"
     version: Literal[1] = 1
     traces: tuple[Entry, ...] = ()
 
     def entry(self, name: str, where: str) -> Entry:
-        """The trace of that name. Raises TraceError naming the nearest."""
+        """Return the entry of that name. Raises TraceError naming the most similar one."""
         found = {each.name: each for each in self.traces}
         if name not in found:
             raise TraceError(f"{where} has no trace {name!r}: {hint(name, tuple(found))}")
@@ -88,19 +88,19 @@ class Index(Frozen):
 
 
 def checked_name(name: str) -> str:
-    """The name itself. Raises ValueError for what is no name of a file on every system."""
+    """Return the name. Raises ValueError unless it is a valid file name on every system."""
     if not NAME.fullmatch(name) or name.endswith((".", ".zarr")):
-        raise ValueError(f"{name!r} is no name of a trace; use letters, digits, dots, - and _, without .zarr")
+        raise ValueError(f"invalid name {name!r}: expected letters, digits, dots, - and _, without .zarr")
     return name
 
 
 def folder_of(name: str) -> str:
-    """Of a trace, in its library."""
+    """Return the folder of a trace in its library."""
     return f"{name}.zarr"
 
 
 def read_index(text: bytes, where: str) -> Index:
-    """Raises TraceError saying what is wrong with it."""
+    """Parse an index. Raises TraceError naming the first invalid field."""
     try:
         return Index.model_validate(from_json(text))
     except DocumentError as broken:
@@ -110,7 +110,7 @@ def read_index(text: bytes, where: str) -> Index:
 
 
 def described(trace: Trace, name: str, licence: str = "", source: str = "", prompts_sha256: str = "") -> Entry:
-    """The entry of an opened trace, without its files."""
+    """Return the entry of an opened trace, without its files."""
     said, folder = trace.header.provenance, trace.path or Path()
     return Entry(
         name=name,
@@ -126,7 +126,7 @@ def described(trace: Trace, name: str, licence: str = "", source: str = "", prom
     )
 
 
-# -- Where a library lies: the traces that come with the program, a folder, or a data set of the Hugging Face hub.
+# -- Where a library is
 
 HUB = "hf://datasets/"
 IDENTITY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
@@ -134,24 +134,24 @@ OUR_LICENCE = "Apache-2.0"
 
 
 class Library(Protocol):
-    """What `list` and `get` read."""
+    """Interface that `traces list` and `traces get` use."""
 
     @property
     def where(self) -> str:
-        """As it is typed."""
+        """Address of the library, as users type it."""
         ...
 
     def index(self) -> Index:
-        """What it holds. Raises TraceError."""
+        """Return the index. Raises TraceError."""
         ...
 
     def folder(self, entry: Entry) -> Path:
-        """The files of a trace, fetched if they are far. Raises TraceError."""
+        """Return the folder of a trace, downloaded if needed. Raises TraceError."""
         ...
 
 
 def library_of(source: str | None) -> Library:
-    """By its address. Raises TraceError for none."""
+    """Return the library at an address, None for the bundled one. Raises TraceError for an unknown address."""
     if source is None:
         return Folder(bundled(Path(SAMPLE)).parent, "the bundled library", OUR_LICENCE)
     if Path(source).is_dir():
@@ -159,18 +159,18 @@ def library_of(source: str | None) -> Library:
     identity = source.removeprefix(HUB)
     if IDENTITY.fullmatch(identity):
         return Hub(identity)
-    raise TraceError(f"{shown(source)} is no folder; give a folder, or a data set of the hub as owner/name")
+    raise TraceError(f"unknown library {shown(source)}: expected a folder, or a data set of the hub as owner/name")
 
 
 class Folder:
-    """On a disk; one without an index holds its `NAME.zarr` folders."""
+    """A library on disk; without an index it holds its `NAME.zarr` folders."""
 
     def __init__(self, path: Path, where: str, licence: str = "") -> None:
         self.where = where
         self._path, self._licence = path, licence
 
     def index(self) -> Index:
-        """Raises TraceError for an index that is damaged, or a trace that is."""
+        """Return the index. Raises TraceError if it, or a trace of a folder without one, is damaged."""
         file = self._path / INDEX
         if file.exists():
             return read_index(_read(file), self.where)
@@ -178,27 +178,27 @@ class Folder:
         try:
             return Index(traces=tuple(described(open_trace(path), path.stem, self._licence) for path in found))
         except ValidationError as wrong:
-            fix = "a library has folders of plain names alone; rename it"
+            fix = "rename the folder"
             raise TraceError(f"{self.where}: {first_fault(wrong)}; {fix}") from None
 
     def folder(self, entry: Entry) -> Path:
-        """Where the trace lies."""
+        """Return the folder of the trace."""
         return self._path / folder_of(entry.name)
 
 
 class Hub:
-    """A data set of the Hugging Face hub; what is fetched stays in that library's cache."""
+    """A data set of the Hugging Face hub; downloads stay in the cache of huggingface_hub."""
 
     def __init__(self, identity: str) -> None:
-        """Raises TraceError where the hub's package is missing."""
+        """Raise TraceError if huggingface_hub is not installed."""
         if not find_spec("huggingface_hub"):
             fix = "pip install huggingface_hub, or download the data set and give its folder"
-            raise TraceError(f"{identity} is no folder here, and a data set of the hub needs huggingface_hub: {fix}")
+            raise TraceError(f"{identity} is not a folder, and a data set of the hub requires huggingface_hub: {fix}")
         self.where = f"{HUB}{identity}"
         self._identity = identity
 
     def index(self) -> Index:
-        """Raises TraceError."""
+        """Return the index. Raises TraceError."""
         from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
         disable_progress_bars()
@@ -208,7 +208,7 @@ class Hub:
             enable_progress_bars()
 
     def folder(self, entry: Entry) -> Path:
-        """All files of the trace, fetched side by side. Raises TraceError."""
+        """Download the files of the trace concurrently. Raises TraceError."""
         return self._fetched([f"{folder_of(entry.name)}/*"]) / folder_of(entry.name)
 
     def _fetched(self, patterns: list[str]) -> Path:
@@ -221,12 +221,12 @@ class Hub:
                 f"{self.where} is gated: accept its terms on huggingface.co, then `hf auth login`"
             ) from None
         except errors.RepositoryNotFoundError:
-            raise TraceError(f"{self._identity} is no folder here and no data set of the hub (or private)") from None
+            raise TraceError(f"{self._identity} is neither a folder nor a public data set of the hub") from None
         except errors.LocalEntryNotFoundError:
             fix = f"download it on a connected machine (hf download {self._identity} --repo-type dataset)"
             raise TraceError(f"{self.where}: the hub cannot be reached; {fix}, and give its folder") from None
         except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as refused:
-            raise TraceError(f"{self.where}: the hub says: {shown(' '.join(str(refused).split()), 200)}") from None
+            raise TraceError(f"{self.where}: error of the hub: {shown(' '.join(str(refused).split()), 200)}") from None
 
 
 def _read(file: Path) -> bytes:

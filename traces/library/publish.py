@@ -1,4 +1,4 @@
-"""Add a trace to a library: without its prompts, under a licence, with digests, an index and a card."""
+"""Publish a trace in a library, and fetch one from it; every file is checked against its published sha256."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ PROMPT_ARRAY = "token_ids"
 
 
 def publish(trace: Trace, out: Path, name: str, licence: str, source: str = "") -> Entry:
-    """Write `NAME.zarr`, `traces.json` and `README.md` into `out`, a new library or one that is there.
+    """Write `NAME.zarr`, `traces.json` and `README.md` into `out`, a new or existing library.
 
-    Token ids are left out, as they spell the prompts; a hash of them is kept. The same call again completes a
-    publication that was interrupted, and changes nothing of a complete one. Raises TraceError for a licence that is
-    none of SPDX, a name that is taken or invalid, and what cannot be written.
+    Token ids are left out, because they spell the prompts; a hash of them is kept. Calling again completes an
+    interrupted publication and does not change a complete one. Raises TraceError for a licence that SPDX does not
+    list, for an invalid or used name, and if the library cannot be written.
     """
     licence = checked_licence(licence)
     path = out / folder_of(_named(name))
@@ -66,7 +66,7 @@ def publish(trace: Trace, out: Path, name: str, licence: str, source: str = "") 
 
 
 def _kept(path: Path, trace: Trace) -> Trace | None:
-    """The trace of that path, if an earlier call wrote it of the same rows. Raises TraceError if it is another one."""
+    """Return the trace at `path` if an earlier call wrote the same rows, None if there is none. Raises TraceError."""
     if not (path.exists() or path.is_symlink()):
         return None
     try:
@@ -81,21 +81,21 @@ def _kept(path: Path, trace: Trace) -> Trace | None:
 
 
 def _written(path: Path, trace: Trace) -> Trace:
-    """Write the trace without its token ids, whole or not at all. Raises TraceError."""
+    """Write the trace without its token ids, completely or not at all. Raises TraceError."""
     return write_trace(path, trace.header, _without_tokens(trace), trace.router_bias, resumable=False)
 
 
 def checked_licence(licence: str) -> str:
-    """As SPDX spells it. Raises TraceError."""
+    """Return the licence in SPDX's spelling. Raises TraceError."""
     try:
         return canonicalize_license_expression(licence)
     except InvalidLicenseExpression:
         fix = "write Apache-2.0, CC-BY-4.0, or another identifier of https://spdx.org/licenses"
-        raise TraceError(f"--licence {licence[:60]!r} is no SPDX licence expression; {fix}") from None
+        raise TraceError(f"invalid --licence {licence[:60]!r}: expected an SPDX licence expression; {fix}") from None
 
 
 def prompts_sha256(trace: Trace) -> str:
-    """Of every request's prompt: its length as int64, then its token ids as int32; empty without token ids."""
+    """Hash every request's prompt: its length as int64, then its token ids as int32; empty without token ids."""
     if "token_ids" not in trace.arrays:
         return ""
     hasher = hashlib.sha256()
@@ -109,7 +109,7 @@ def _named(name: str) -> str:
     try:
         return checked_name(name)
     except ValueError as wrong:
-        raise TraceError(f"--name {wrong}") from None
+        raise TraceError(f"--name: {wrong}") from None
 
 
 def _without_tokens(trace: Trace) -> Iterator[Request]:
@@ -136,7 +136,7 @@ def _files(made: Trace) -> Iterator[File]:
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Nobody else adds to the library meanwhile. Raises TraceError if somebody does, or nothing can be written."""
+    """Lock the library. Raises TraceError if another process writes to it, or if it cannot be written."""
     try:
         refuse_inside_trace(out / INDEX)
         out.mkdir(parents=True, exist_ok=True)
@@ -149,16 +149,16 @@ def _alone(out: Path) -> Iterator[None]:
         raise TraceError(f"cannot write {out}: {refused.strerror or refused}; choose another --out") from None
 
 
-# -- Take a trace out of a library: its files are copied, each held to its published sha256, and opened.
+# -- Fetch
 
 BLOCK = 1 << 20
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 def fetch(library: Library, name: str, out: Path) -> Trace:
-    """The trace under `out`, which appears whole or not at all.
+    """Copy a trace to `out`, completely or not at all, and open it.
 
-    Raises TraceError for a name that is not there, an `out` that is, and bytes that are not those published.
+    Raises TraceError for an unknown name, an `out` that exists, and files that differ from the published ones.
     """
     if out.exists() or out.suffix != ".zarr":
         raise TraceError(f"{out} {'exists' if out.exists() else 'does not end in .zarr'}; choose another --out")
@@ -196,14 +196,14 @@ def _copy(source: Path, entry: Entry, target: Path) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copy a file that `files_of` has named. Raises OSError for a link that has taken its place since."""
+    """Copy a file that `files_of` returned. Raises OSError for a link that has replaced it since."""
     with os.fdopen(os.open(source, AT_ONCE | NO_LINKS), "rb") as read, target.open("xb") as written:
         shutil.copyfileobj(read, written, BLOCK)
 
 
 def _copy_checked(source: Path, file: File, target: Path) -> None:
     if not source.is_file():
-        raise TraceError(f"{source}: the index names it, and it is not there; fetch the library again")
+        raise TraceError(f"{source} is in the index but missing; download the library again")
     hasher, size = hashlib.sha256(), 0
     with source.open("rb") as read, target.open("xb") as written:
         while block := read.read(BLOCK):
@@ -211,10 +211,10 @@ def _copy_checked(source: Path, file: File, target: Path) -> None:
             size += len(block)
             written.write(block)
     if (size, hasher.hexdigest()) != (file.bytes, file.sha256):
-        raise TraceError(f"{source}: {size:,} bytes that are not those published ({file.bytes:,}); fetch it again")
+        raise TraceError(f"{source}: {size:,} bytes that differ from the published {file.bytes:,}; download it again")
 
 
-# -- The card of a library, README.md: what a hub of data sets shows of it.
+# -- The card README.md, which a hub shows
 
 PLAIN = re.compile(r"[A-Za-z0-9.+-]+")  #: a licence that YAML reads as a text
 TAGS = ("mixture-of-experts", "expert-routing", "moereplay")
@@ -222,7 +222,7 @@ COLUMNS = ("name", "model", "licence", "requests", "tokens", "MB", "holds", "sou
 
 
 def card(index: Index) -> str:
-    """Markdown, with the header in YAML by which hubs file a data set."""
+    """Return the card in Markdown, with the YAML header by which hubs classify data sets."""
     licences = sorted({each.licence for each in index.traces})
     licence = licences[0].lower() if len(licences) == 1 and PLAIN.fullmatch(licences[0]) else "other"
     head = ["---", f"license: {licence}", "tags:", *(f"- {tag}" for tag in TAGS), "---"]
@@ -236,7 +236,7 @@ USE = """Which experts each token ran at each layer, in the format of moereplay:
     moereplay traces get NAME --from THIS_LIBRARY --out NAME.zarr
     moereplay replay NAME.zarr --capacity 25% --eviction lru,least_stale
 
-`traces.json` has the sha256 of every file; `get` holds them to it."""
+`traces.json` has the sha256 of every file, and `get` checks them."""
 PROMPTS = "Prompts are not published; `prompts_sha256` in `traces.json` is a hash of their token ids."
 
 

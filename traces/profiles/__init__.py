@@ -1,4 +1,4 @@
-"""Other tools' counts of experts, without order. To add a form: a module with a `FORM`, and its name in `NAMES`."""
+"""Expert counts of other tools, without token order. A format is a module with a `FORM`, and its name in `NAMES`."""
 
-#: In the order of sniffing.
+#: Formats in the order in which they are tried.
 NAMES = ("imatrix", "coli_usage", "activation_matrix", "hot_cache", "activation_map", "count_table", "count_archive")

@@ -1,4 +1,4 @@
-"""Maps of experts' activations: `layers.N.hits`, a count per expert, in one document or a line per domain.
+"""Activation maps: `layers.N.hits`, a count per expert, in one document or a line per domain.
 
     {"index": 0, "domain": "code", "layers": {"0": {"hits": [40, 4, 8, ...]}, "1": {"hits": [...]}}}
 
@@ -22,7 +22,7 @@ FORM_LINE = '{"layers": {"0": {"hits": [a count per expert]}}}'
 
 
 def sniff(path: Path) -> bool:
-    """JSON, or JSON lines, whose first object has layers with hits."""
+    """Recognise JSON, or JSON lines, whose first object has layers with hits."""
     if not path.is_file() or suffix_of(path) not in (".json", ".jsonl"):
         return False
     start = start_of(path, LOOKED_AT)
@@ -30,7 +30,7 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path) -> Counts:
-    """The sum of all lines. Raises TraceError naming the layer whose counts are wrong."""
+    """Add up all lines. Raises TraceError naming the layer with invalid counts."""
     if suffix_of(path) == ".json":
         document = read_json(path)
         maps = [(str(path), each) for each in (document if isinstance(document, list) else [document])]
@@ -49,7 +49,7 @@ def read(path: Path) -> Counts:
 
 
 def _layers(each: Any, place: str) -> list[tuple[int, list[float]]]:
-    """Layers and their counts."""
+    """Return layer numbers and their counts."""
     layers = each.get("layers") if isinstance(each, dict) else None
     if not isinstance(layers, dict) or not layers:
         raise TraceError(f"{place}: no layers with hits; expected {FORM_LINE}")

@@ -1,6 +1,6 @@
 """Arrays of counts: (layers, experts), or MoE-Infinity's activation matrices, (sequences, layers, experts).
 
-MoE-Infinity saves a float array of the choices of each sequence as .npy; rows without any are free places. Layers of
+MoE-Infinity saves the choices of each sequence as a float array in .npy; rows of zeros are unused. Layers of
 an encoder stand before those of its decoder. Source: EfficientMoE/MoE-Infinity, moe_infinity/memory/expert_tracer.py.
 """
 
@@ -16,13 +16,13 @@ from moereplay.traces.schema import TraceError, shown
 
 
 def sniff(path: Path) -> bool:
-    """An npy file of two axes, or of three with fractions: whole numbers of three axes are ids."""
+    """Recognise an npy file of two axes, or of three axes of floats; integers of three axes are expert ids."""
     shape, kind = archive.described(path) if path.is_file() and path.suffix == ".npy" else ((), "")
     return (len(shape) == 3 and kind == "f") or (len(shape) == 2 and kind in ("f", "i", "u"))
 
 
 def read(path: Path) -> Counts:
-    """The choices of all sequences. Raises TraceError for an array that holds no counts."""
+    """Add up the choices of all sequences. Raises TraceError for an array that cannot be counts."""
     found = archive.lone(path)
     if found.ndim not in (2, 3) or found.dtype.kind not in "fiu" or not found.size:
         expected = "expected (sequences, layers, experts) or (layers, experts)"

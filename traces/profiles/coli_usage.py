@@ -1,4 +1,4 @@
-"""The history that colibri keeps beside a model, `.coli_usage`: `layer expert count` on every line, no zeros.
+"""The use counts that colibri keeps next to a model, `.coli_usage`: `layer expert count` per line, no zeros.
 
 Two lines may stand before them: `-1 layers experts`, and `-2 version engine`, the engine as an FNV-1a hash. Its
 inkling engine writes the same as numbers instead: "IKU1", layers and experts as uint32, then a uint32 per layer and
@@ -29,7 +29,7 @@ FORM_LINE = "`layer expert count` on every line"
 
 
 def sniff(path: Path) -> bool:
-    """A text that begins with three numbers, or inkling's mark."""
+    """Recognise a text that begins with three numbers, or inkling's magic number."""
     if not path.is_file():
         return False
     start = start_of(path, LONGEST_START)
@@ -37,7 +37,7 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path) -> Counts:
-    """Raises TraceError naming the line that is not as documented."""
+    """Read the counts. Raises TraceError naming the first invalid line."""
     if start_of(path, len(DENSE)) == DENSE:
         return _dense(path)
     cells: dict[tuple[int, int], float] = {}
@@ -61,7 +61,7 @@ def read(path: Path) -> Counts:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, tuple[int, int, int]]]:
-    """Line number, and the three numbers on it."""
+    """Yield line numbers and the three numbers of each line."""
     for number, lines in blocks(path, ended=True):
         for at, line in enumerate(lines, number):
             found = LINE.fullmatch(line)
@@ -79,7 +79,7 @@ def _writer(path: Path, at: int, version: int, engine: int) -> str:
 
 
 def hash_of(name: str) -> int:
-    """The 32-bit FNV-1a hash of an engine's name."""
+    """Return the 32-bit FNV-1a hash of an engine's name."""
     value = 2166136261
     for byte in name.encode():
         value = (value ^ byte) * 16777619 & 0xFFFFFFFF
@@ -87,7 +87,7 @@ def hash_of(name: str) -> int:
 
 
 def _check_sizes(path: Path, cells: dict[tuple[int, int], float], layers: int, experts: int) -> None:
-    """Layers count inclusively: a layer of several-token prediction may follow the model's own."""
+    """Check cells against the stated sizes; one more layer is allowed, for multi-token prediction."""
     if not 0 < experts <= MOST_EXPERTS or layers > MOST_LAYERS:
         raise TraceError(f"{path}: {layers} layers of {experts} experts; expected a model's sizes")
     beyond = [place for place in cells if place[0] > layers or place[1] >= experts]

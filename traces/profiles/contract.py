@@ -1,4 +1,4 @@
-"""The contract of forms of counts: how often each expert was chosen, and the ranking that follows.
+"""Interface of formats of expert counts, and the ranking (profile) that follows from counts.
 
 Counts have no order of tokens, so no hit of any cache follows from them. What does is a *profile*: experts, the most
 often chosen first, which `static` and `pinned` keep and `--warm` loads.
@@ -27,7 +27,7 @@ MOST_COUNT = 2**53  #: of one expert: whole up to here as a float
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each expert was chosen, (L, E) float64, and what had to be assumed."""
+    """Choices of each expert, (L, E) float64, with notes on assumptions."""
 
     chosen: np.ndarray
     notes: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Form:
-    """One tool's counts. `sniff` never raises on a readable path; `read` raises TraceError."""
+    """A format of counts. `sniff` never raises for a readable path; `read` raises TraceError."""
 
     name: str
     summary: str
@@ -50,7 +50,7 @@ class Form:
 
 
 def tabulated(path: Path, cells: dict[tuple[int, int], float], experts: int | None, notes: tuple[str, ...]) -> Counts:
-    """Counts by (the model's layer, expert); layers without any are no MoE layers. Raises TraceError if none is left.
+    """Return counts from cells by (the model's layer, expert); layers without counts are taken for dense layers.
 
     `experts` of a layer if the file says it, else the highest id + 1.
     """
@@ -71,13 +71,13 @@ def tabulated(path: Path, cells: dict[tuple[int, int], float], experts: int | No
 
 
 def checked(path: Path, chosen: np.ndarray, notes: tuple[str, ...]) -> Counts:
-    """Counts (L, E), each of them one; layers without any are dense. Raises TraceError naming the first that is not."""
+    """Return checked counts (L, E) without dense layers. Raises TraceError naming the first invalid count."""
     check_size(path, *chosen.shape)
     values = chosen.astype(np.float64)
     wrong = np.argwhere(~((values >= 0) & (values < MOST_COUNT)))
     if len(wrong):
         layer, expert = wrong[0]
-        raise TraceError(f"{path}: layer {layer}, expert {expert}: {chosen[layer, expert]} is no count of choices")
+        raise TraceError(f"{path}: layer {layer}, expert {expert}: invalid count {chosen[layer, expert]}")
     if not values.any():
         raise TraceError(f"{path}: every count is 0; expected how often experts were chosen")
     kept = values[values.any(1)]
@@ -86,13 +86,13 @@ def checked(path: Path, chosen: np.ndarray, notes: tuple[str, ...]) -> Counts:
 
 
 def check_size(path: Path, layers: int, experts: int) -> None:
-    """Raises TraceError for sizes that no model has, before anything of that size is made."""
+    """Raise TraceError for sizes that no model has, before memory is allocated."""
     if not 0 < layers <= MOST_LAYERS or not 0 < experts <= MOST_EXPERTS or layers * experts > MOST_CELLS:
         raise TraceError(f"{path}: {layers:,} layers of {experts:,} experts; expected the sizes of a model")
 
 
 def _uneven(chosen: np.ndarray) -> list[str]:
-    """What is said of layers that were counted for fewer tokens than others."""
+    """Return a note on layers that were counted for fewer tokens than others."""
     sums = chosen.sum(1)
     few = np.flatnonzero(sums < EVEN * sums.max())
     if not len(few):
@@ -102,7 +102,7 @@ def _uneven(chosen: np.ndarray) -> list[str]:
 
 
 def same_shape(path: Path, names: list[str], arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """The arrays. Raises TraceError naming the first that has another shape than the first of all."""
+    """Return the arrays. Raises TraceError naming the first whose shape differs from that of the first array."""
     for name, array in zip(names, arrays, strict=True):
         if array.shape != arrays[0].shape:
             theirs = f"{shown(names[0])} has {arrays[0].shape}"
@@ -111,7 +111,7 @@ def same_shape(path: Path, names: list[str], arrays: list[np.ndarray]) -> list[n
 
 
 def check_model(path: Path, counts: Counts, model: KnownModel) -> None:
-    """Raises TraceError if the counts are not of the model."""
+    """Raise TraceError if the counts have more layers or experts than the model."""
     geometry = model.geometry
     layers, experts = counts.chosen.shape
     known = counts.layers[-1] < geometry.layers if counts.layers else layers == geometry.layers
@@ -121,7 +121,7 @@ def check_model(path: Path, counts: Counts, model: KnownModel) -> None:
 
 
 def ranked(chosen: np.ndarray, layers: Sequence[int] | None = None) -> list[tuple[int, int]]:
-    """(layer, expert) of all that were chosen (L, E), the most often chosen first, ties by layer and expert.
+    """Return (layer, expert) of all chosen experts (L, E), the most frequent first, ties by layer and expert.
 
     `layers` (L,) are the MoE layers of the rows, ascending; without them 0 and on.
     """
@@ -136,12 +136,12 @@ def ranked(chosen: np.ndarray, layers: Sequence[int] | None = None) -> list[tupl
 
 
 def load(name: str) -> Form:
-    """The form of that name, which is in `NAMES`."""
+    """Import a format by its name in `NAMES`."""
     return importlib.import_module(f"moereplay.traces.profiles.{name}").FORM
 
 
 def detect(path: Path, named: str | None = None) -> Form | None:
-    """The form that is named, or the first that recognises the file; None if it holds no counts that are known.
+    """Return the named format, or the first that recognises the file; None if there is none.
 
     Raises TraceError if nothing can be read.
     """
@@ -152,6 +152,6 @@ def detect(path: Path, named: str | None = None) -> Form | None:
 
 
 def markdown() -> str:
-    """The Markdown table of forms in docs/trace-format.md."""
+    """Return the Markdown table of formats in docs/trace-format.md."""
     rows = [f"| `{each.name}` | {each.summary} | {each.formats} |" for each in map(load, NAMES)]
     return "\n".join(["| format | what | read from |", "|---|---|---|", *rows])

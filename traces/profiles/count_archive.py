@@ -26,12 +26,12 @@ THREE = "assumed: the rows are layers 0, 7 and 15 of the model, as OLMoE counts;
 
 
 def sniff(path: Path) -> bool:
-    """An npz with an array called counts, alone or behind a model's name."""
+    """Recognise an npz with an array called counts, with or without a model's name before it."""
     return path.is_file() and path.suffix == SUFFIX and bool(_ours(archive.members(path)))
 
 
 def read(path: Path, named: str | None = None) -> Counts:
-    """Counts of the array that is named, or the sum of those of a model; of the only model if nothing is named.
+    """Read the named array, or the sum of all arrays of the named model, or of the only model.
 
     Raises TraceError naming the arrays there are.
     """
@@ -61,7 +61,7 @@ def _model(name: str) -> str:
 
 
 def _chosen(path: Path, found: frozenset[str], named: str | None) -> list[str]:
-    """Names of the arrays that are added up. Raises TraceError if there are none, or of several models."""
+    """Return the names of the arrays to add up. Raises TraceError if there is none, or if models are ambiguous."""
     if named in found:
         return [named]
     ours = [name for name in _ours(found) if named is None or name.startswith(f"{named}/")]
@@ -76,7 +76,7 @@ def _chosen(path: Path, found: frozenset[str], named: str | None) -> list[str]:
 
 
 def _ambiguous(ours: list[str], models: Counter[str]) -> str:
-    """What there is, and what to type."""
+    """Return in words which models there are and what to type."""
     listed = _listed([f"{model} ({count} arrays)" for model, count in models.items()])
     one, array = shown(_model(ours[0])), shown(ours[0])
     fix = f"add --columns counts={one} for the sum of a model's, or counts={array} for an array"
@@ -84,7 +84,7 @@ def _ambiguous(ours: list[str], models: Counter[str]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """As many as a line has room for."""
+    """Return as many names as fit in a line."""
     kept = [name for name, end in zip(names, accumulate(len(name) + 2 for name in names), strict=True) if end <= ROOM]
     return shown(", ".join(kept), ROOM) + (", ..." if len(kept) < len(names) else "")
 

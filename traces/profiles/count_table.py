@@ -22,13 +22,13 @@ LONGEST_START = 40  #: bytes
 
 
 def sniff(path: Path) -> bool:
-    """CSV files, alone or in a folder, that all begin with these names."""
+    """Recognise CSV files, alone or in a folder, that all begin with these column names."""
     files = files_of(path, ".csv")
     return bool(files) and all(START.match(start_of(file, LONGEST_START)) for file in files)
 
 
 def read(path: Path) -> Counts:
-    """Raises TraceError naming the line whose count is none."""
+    """Add up the counts of all files. Raises TraceError naming the first invalid line."""
     files = files_of(path, ".csv")
     if not files or not sniff(path):
         raise TraceError(f"{path}: does not begin with layer,expert,count; expected that in every .csv file")

@@ -22,12 +22,12 @@ PAIRS = ("experts", "hot_experts", "cold_experts")
 
 
 def sniff(path: Path) -> bool:
-    """A JSON document that names one of the schemas."""
+    """Recognise a JSON document that names one of the schemas."""
     return path.is_file() and path.suffix == ".json" and holds(path, MARK)
 
 
 def read(path: Path) -> Counts:
-    """Raises TraceError naming the layer whose counts are none."""
+    """Read the counts of all layers. Raises TraceError naming the layer with invalid counts."""
     document = read_json(path)
     if not isinstance(document, dict) or document.get("schema") not in SCHEMAS:
         raise TraceError(f"{path}: schema is not {' or '.join(SCHEMAS)}; expected a report of that fork")
@@ -41,7 +41,7 @@ def read(path: Path) -> Counts:
 
 
 def _cells(layer: Any, place: str) -> dict[tuple[int, int], float]:
-    """Counts of one layer; hot and cold ones added up where there are no others."""
+    """Return the counts of one layer; without `experts`, hot and cold counts are added up."""
     if not isinstance(layer, dict) or not fits(layer.get("layer"), LAYER):
         raise TraceError(f"{place}: no number of a layer; expected one, and [expert, count] pairs")
     all_of, *parts = (_pairs(layer.get(key, []), f"{place}.{key}") for key in PAIRS)
@@ -52,7 +52,7 @@ def _cells(layer: Any, place: str) -> dict[tuple[int, int], float]:
 
 
 def _pairs(pairs: Any, place: str) -> list[tuple[int, int]]:
-    """Raises TraceError for what is no list of [expert, count]."""
+    """Return the pairs. Raises TraceError unless it is a list of [expert, count]."""
     if not isinstance(pairs, list):
         raise TraceError(f"{place} is {shown(pairs)}; expected [expert, count] pairs")
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""An importance matrix of llama.cpp (`llama-imatrix`) in GGUF: how many tokens each expert had.
+"""Importance matrices of llama.cpp (`llama-imatrix`) in GGUF: the tokens of each expert; and a bounded GGUF reader.
 
 `blk.N.ffn_{gate,up,down}_exps.weight.counts` is float32 with an element per expert; gate, up and down of a layer say
 the same. Source: ggml-org/llama.cpp tools/imatrix/imatrix.cpp. Matrices of the older `.dat` form, and those converted
@@ -30,12 +30,12 @@ KIND = "general.type"
 
 
 def sniff(path: Path) -> bool:
-    """Any GGUF file: `read` says what is wrong with one that is no importance matrix."""
+    """Recognise any GGUF file, so that `read` can reject other kinds with a reason."""
     return path.is_file() and is_gguf(path)
 
 
 def read(path: Path) -> Counts:
-    """Tokens of each expert. Raises TraceError for a GGUF that counts no experts."""
+    """Read the tokens of each expert. Raises TraceError for a GGUF file without counts of experts."""
     gguf = read_gguf(path)
     if gguf.metadata.get(KIND) != "imatrix":
         is_kind = f"{KIND} is {shown(gguf.metadata.get(KIND))}"
@@ -55,7 +55,7 @@ def read(path: Path) -> Counts:
 
 
 def _layers(gguf: Gguf) -> dict[int, np.ndarray]:
-    """(E,) counts by layer, ascending. Raises TraceError if two tensors of one layer disagree."""
+    """Return (E,) counts by layer, ascending. Raises TraceError if two tensors of one layer disagree."""
     names = sorted(
         (int(found[1]), ORDER.index(found[2]), name) for name in gguf.tensors if (found := COUNTS.fullmatch(name))
     )
@@ -103,7 +103,7 @@ FLOAT32 = 0
 
 @dataclass(frozen=True)
 class Tensor:
-    """`shape` begins with the axis that varies fastest; `offset` counts from the first tensor's byte."""
+    """Place of a tensor. `shape` begins with the fastest axis; `offset` is relative to the first tensor."""
 
     shape: tuple[int, ...]
     kind: int
@@ -112,7 +112,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Gguf:
-    """What a file says of itself, and where its tensors are."""
+    """Metadata of a file and places of its tensors."""
 
     path: Path
     metadata: dict[str, Any]
@@ -120,7 +120,7 @@ class Gguf:
     start: int  #: byte of the first tensor
 
     def floats(self, name: str) -> np.ndarray:
-        """A tensor of float32, its slowest axis first. Raises TraceError for another kind or one beyond the file."""
+        """Read a float32 tensor, slowest axis first. Raises TraceError for another kind, or beyond the file's end."""
         tensor = self.tensors[name]
         count, at = math.prod(tensor.shape), self.start + tensor.offset
         if tensor.kind != FLOAT32:
@@ -131,13 +131,13 @@ class Gguf:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as one."""
+    """Return True if the file begins with GGUF's magic number."""
     with path.open("rb") as stream:
         return stream.read(len(MAGIC)) == MAGIC
 
 
 def read_gguf(path: Path) -> Gguf:
-    """Metadata and places of tensors. Raises TraceError for what is none, or was cut off."""
+    """Read metadata and places of tensors. Raises TraceError for another or a truncated file."""
     with path.open("rb") as stream:
         reader = _Reader(stream, path)
         if reader.take(len(MAGIC)) != MAGIC:
@@ -158,20 +158,20 @@ def _aligned(path: Path, at: int, alignment: Any) -> int:
 
 
 class _Reader:
-    """Reads what stands at the next byte, and never beyond the file."""
+    """Reads values at the next byte, and never beyond the end of the file."""
 
     def __init__(self, stream: IO[bytes], path: Path) -> None:
         self._stream, self._path, self._size = stream, path, path.stat().st_size
         self.at = 0
 
     def take(self, count: int) -> bytes:
-        """So many bytes."""
+        """Read `count` bytes."""
         self._refuse_beyond(count)
         self.at += count
         return self._stream.read(count)
 
     def skip(self, count: int) -> None:
-        """Pass over so many bytes."""
+        """Skip `count` bytes."""
         self._refuse_beyond(count)
         self.at += count
         self._stream.seek(self.at)
@@ -181,20 +181,20 @@ class _Reader:
             raise TraceError(f"{self._path}: byte {self.at:,} promises {count:,} more, the file ends; was it cut off?")
 
     def number(self, code: str) -> Any:
-        """A number of a kind that `struct` names."""
+        """Read a number of a format of `struct`."""
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def text(self) -> str:
-        """A length, then so many bytes of UTF-8."""
+        """Read a length and then that many bytes of UTF-8."""
         return self.take(self.number("Q")).decode("utf-8", "replace")
 
     def times(self, count: int, read: Callable[[], tuple[str, Any]]) -> list[tuple[str, Any]]:
-        """So many entries, each of at least a byte."""
+        """Read `count` entries, each of at least one byte."""
         self._refuse_beyond(count)
         return [read() for _ in range(count)]
 
     def entry(self) -> tuple[str, Any]:
-        """A key and its value."""
+        """Read a key and its value."""
         key = self.text()
         return key, self._value(self.number("I"), key)
 
@@ -208,7 +208,7 @@ class _Reader:
         return self._list(self.number("I"), self.number("Q"), key)
 
     def _list(self, kind: int, count: int, key: str) -> list[Any]:
-        """The first elements of a list; lists within lists are in no file of counts."""
+        """Read the first elements of a list and skip the others; nested lists are rejected."""
         if kind in SCALARS:
             size = struct.calcsize(f"<{SCALARS[kind]}")
             kept = [self.number(SCALARS[kind]) for _ in range(min(count, KEPT))]
@@ -223,7 +223,7 @@ class _Reader:
         return kept
 
     def tensor(self) -> tuple[str, Tensor]:
-        """A tensor's name and place."""
+        """Read a tensor's name and place."""
         name, axes = self.text(), self.number("I")
         if not 0 < axes <= MOST_AXES:
             raise TraceError(f"{self._path}: tensor {shown(name)} has {axes} axes; expected 1 to {MOST_AXES}: damaged")
