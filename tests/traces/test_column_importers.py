@@ -90,6 +90,13 @@ def test_requests_may_have_any_names_and_phases_words(tmp_path: Path) -> None:
     assert "requests in the order of their first rows" in said and "layers 5..5 of the file are MoE layers 0..0" in said
 
 
+def test_requests_whose_numbers_no_float_tells_apart_stay_apart(tmp_path: Path) -> None:
+    names = (2**63 + 1, 2**63 + 2, 2**53, 2**53 + 1)
+    lines = [f"{name},0,0,{expert}" for expert, name in enumerate(names)]
+    path = written(tmp_path / "a.csv", "\n".join(["id,token,layer,experts", *lines, ""]))
+    assert ids_of(path, options("request=id,token=token")) == [[[[expert]]] for expert in range(4)]
+
+
 def test_a_shorter_list_is_filled_up_and_said(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", 'token,layer,experts\n0,0,"[3, 1]"\n1,0,[2]\n')
     trace, (request,) = imported(path, options("token=token"))
