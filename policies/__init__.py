@@ -75,24 +75,24 @@ REGISTERED: dict[str, dict[str, Any]] = {kind: {} for kind in NAMES}
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Every policy of a kind, user policies last."""
+    """Return the names of a kind's policies, user policies last."""
     return (*NAMES[kind], *REGISTERED[kind])
 
 
 def load(kind: str, name: str) -> Any:
-    """The `policies.contract.Policy` of that kind and name. Raises PolicyError, suggesting the nearest name."""
+    """Return the policy of that kind and name. Raises PolicyError, suggesting the nearest name."""
     if name not in names(kind):
         raise PolicyError(f"no {kind} policy called {name!r}: {hint(name, names(kind))}")
     return REGISTERED[kind].get(name) or import_module(f"moereplay.policies.{kind}.{name}").POLICY
 
 
 def catalogue() -> list[Any]:
-    """Every policy, kind by kind."""
+    """Return every policy, kind by kind."""
     return [load(kind, name) for kind in NAMES for name in names(kind)]
 
 
 def named(name: str) -> list[Any]:
-    """The policies of that name, of any kind. Raises PolicyError, suggesting the nearest name."""
+    """Return the policies of that name, of any kind. Raises PolicyError, suggesting the nearest name."""
     found = [load(kind, name) for kind in NAMES if name in names(kind)]
     if not found:
         every = [known for kind in NAMES for known in names(kind)]

@@ -1,15 +1,19 @@
-"""Shared look-ups: the row of own memory of an expert, whether it is resident, whether it is predicted."""
+"""Building blocks of several policies: look-ups, gate scores, decaying counts, a hash, and profiles.
+
+`experts[x]["profile"]` is the bytes of x's pool that the profile ranks before x, NEVER for an expert that it does not
+list.
+"""
 
 from moereplay.policies.contract import DROP, GIVEN_PROFILE, RESIDENT, Choice, Number, expert_of
 
 
 def home(now, y):
-    """The row of own memory that all copies of y's expert share: its most precise copy's."""
+    """Return the row of own memory that all copies of y's expert share: its most precise copy's."""
     return y - y % now["precisions"]
 
 
 def is_here(now, copies, y):
-    """Whether any copy of y's expert is resident."""
+    """Return whether any copy of y's expert is resident."""
     first = home(now, y)
     for copy in range(first, first + now["precisions"]):
         if copies[copy]["state"] == RESIDENT:
@@ -18,7 +22,7 @@ def is_here(now, copies, y):
 
 
 def is_predicted(now, experts, copies, y):
-    """Whether a prefetch of this pass suggested or fetched y for a layer whose gate is still to come."""
+    """Return whether a prefetch of this pass suggested or fetched y for a layer whose gate is still to come."""
     expert = experts[expert_of(now, y)]
     if expert["layer"] < now["layer"] or (expert["layer"] == now["layer"] and now["gated"] == 1):
         return False
@@ -26,38 +30,39 @@ def is_predicted(now, experts, copies, y):
     return brought or expert["prediction_pass"] == now["pass"]
 
 
-# -- Router probabilities of all experts of a layer, chosen or not.
+# gate scores
 
 
 def mean_score(step, e):
-    """The router's probability of expert e in UNITs, over several tokens their mean, rounded down."""
+    """Return the router's probability of expert e in UNITs, averaged over tokens, rounded down."""
     total = 0
     for t in range(len(step.gate)):
         total += step.gate[t][e]
     return total // len(step.gate)
 
 
-# -- How much a token's expert matters: what HOBBIT's expert scorer (arXiv 2411.01433 §3.2) makes of gate weights.
+# importance
 
 
 def scored_tier(ahead, total, t1, t2, lowest):
-    """The precision for an expert behind `ahead` of its token's gate weight `total`, in descending order of weight.
+    """Return the precision by HOBBIT's expert scorer (arXiv 2411.01433 §3.2).
 
-    The highest up to the share t1, the lowest up to t2, else DROP.
+    Experts with `ahead` of their token's gate weight `total` before them get the highest precision up to the share t1,
+    the lowest up to t2, else DROP.
     """
     if ahead <= t1 * total:
         return 0
     return lowest if ahead <= t2 * total else DROP
 
 
-# -- Use counts that halve every so many tokens: what is left of them, and their logarithm, in + - * / alone.
+# decaying counts, in + - * / alone
 
 ONE = 1 << 32  # counts are kept as integers of this unit
 BITS = 32  # of a logarithm's fraction
 
 
 def left(factor, tokens):
-    """factor ** tokens for an integer `tokens` >= 0, by repeated squaring."""
+    """Return factor ** tokens for an integer `tokens` >= 0, by repeated squaring."""
     power = 1.0
     while tokens > 0:
         if tokens % 2 == 1:
@@ -68,7 +73,7 @@ def left(factor, tokens):
 
 
 def log2(value):
-    """The logarithm to base 2 of a positive integer, in units of 2**-BITS, rounded down."""
+    """Return the logarithm to base 2 of a positive integer, in units of 2**-BITS, rounded down."""
     whole = 0
     while value >> whole > 1:
         whole += 1
@@ -82,13 +87,13 @@ def log2(value):
     return result
 
 
-# -- Randomness without state: a hash of counters, the same in Python and in machine code.
+# randomness without state: the same in Python and in machine code
 
 MODULUS = 2147483647  # 2^31 - 1: every product below fits int64
 
 
 def counter_hash(seed, a, b, c):
-    """A number in [0, MODULUS) from a seed and three counters (pass, layer, expert)."""
+    """Return a number in [0, MODULUS) from a seed and three counters (pass, layer, expert)."""
     mixed = (seed % MODULUS * 69621 + 12345) % MODULUS
     for counter in (a, b, c):
         mixed = ((mixed ^ (counter % MODULUS)) * 48271 + 11) % MODULUS
@@ -96,7 +101,7 @@ def counter_hash(seed, a, b, c):
     return mixed
 
 
-# -- Policies that are fitted to a profile: which one, and what of it fits a share of the pool.
+# profiles
 
 #: The demand of the trace to be replayed, the most often chosen first: of its first `tokens`, 0 for all. Or a file.
 PROFILE_PARAMS = (
@@ -106,16 +111,16 @@ PROFILE_PARAMS = (
 
 
 def profile(params):
-    """Where the profile comes from, as the contract has it."""
+    """Return the source of the profile, as the contract defines it."""
     return GIVEN_PROFILE if params["profile"] == "given" else params["tokens"]
 
 
 def needs(params):
-    """The trace's own demand is known beforehand only where the future is."""
+    """Return the needs: the demand of the trace itself is known in advance only where the future is."""
     return frozenset(() if params["profile"] == "given" else ("future",))
 
 
 def is_within(now, experts, copies, y, limit):
-    """Whether y's expert is among those that fill the first `limit` bytes of its pool."""
+    """Return whether y's expert is among those that fill the first `limit` bytes of its pool."""
     before = experts[expert_of(now, y)]["profile"]
     return before + copies[home(now, y)]["bytes"] <= limit

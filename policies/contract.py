@@ -89,7 +89,7 @@ COPY = np.dtype(
 
 
 def expert_of(now: Any, y: int) -> int:
-    """The expert x that y is a copy of. Without a division where each has one copy: keys are evaluated very often."""
+    """Return the expert x that y is a copy of, without a division if each has one copy: keys call it very often."""
     return y if now["precisions"] == 1 else y // now["precisions"]
 
 
@@ -104,7 +104,7 @@ class Own(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What the gate knows. T tokens, n demanded experts in demand order; absent arrays are empty."""
+    """State of a gate. T tokens, n demanded experts in demand order; absent arrays are empty."""
 
     ids: Any  #: (T, k) chosen expert of the layer, -1 none
     logits: Any  #: (T, E) raw router logits
@@ -126,7 +126,7 @@ OPTIONAL = OPTIONAL_COLUMNS | OPTIONAL_ARRAYS
 
 
 class Costs(NamedTuple):
-    """What the platform takes for the mean expert, most precise copy, in nanoseconds."""
+    """Costs of the mean expert on the platform, most precise copy, in nanoseconds."""
 
     load: int  #: to bring it over the link, latency included
     compute: int  #: to run one token through it
@@ -150,25 +150,25 @@ class Number:
         return f"{'an integer' if self.integer else 'a number'} from {self.low:g} to {self.high:g}"
 
     def parse(self, text: str) -> float:
-        """The value of `text`. Raises ValueError."""
+        """Parse a value. Raises ValueError."""
         value = float(text)
         if not self.low <= value <= self.high or (self.integer and not value.is_integer()):
             raise ValueError(text)
         return int(value) if self.integer else value
 
     def slots(self, value: float) -> list[float]:
-        """The value as floats for `own.par`."""
+        """Return the value as floats for `own.par`."""
         return [float(value)]
 
 
 @dataclass(frozen=True)
 class HalfLife(Number):
-    """A number of tokens after which something is worth half; the second slot holds the factor of one token."""
+    """A half-life in tokens; the second slot holds the factor of one token."""
 
     width = 2
 
     def slots(self, value: float) -> list[float]:
-        """The value, and the factor of one token."""
+        """Return the value and the factor of one token."""
         return [float(value), 0.5 ** (1.0 / float(value))]
 
 
@@ -187,13 +187,13 @@ class Choice:
         return " | ".join(self.options)
 
     def parse(self, text: str) -> str:
-        """The option named `text`. Raises ValueError."""
+        """Parse an option's name. Raises ValueError."""
         if text not in self.options:
             raise ValueError(text)
         return text
 
     def slots(self, value: str) -> list[float]:
-        """The option's index."""
+        """Return the option's index."""
         return [float(self.options.index(value))]
 
 
@@ -213,14 +213,14 @@ class Numbers:
         return f"one to four numbers from {self.low:g} to {self.high:g}, separated by /"
 
     def parse(self, text: str) -> tuple[float, ...]:
-        """The values of `text`. Raises ValueError."""
+        """Parse the values. Raises ValueError."""
         values = tuple(float(part) for part in text.split("/"))
         if not 1 <= len(values) <= self.width - 1 or not all(self.low <= value <= self.high for value in values):
             raise ValueError(text)
         return values
 
     def slots(self, value: Sequence[float]) -> list[float]:
-        """Count, values, and zeros up to the width."""
+        """Return count, values, and zeros up to the width."""
         return [float(len(value)), *map(float, value), *[0.0] * (self.width - 1 - len(value))]
 
 
@@ -230,7 +230,7 @@ PAR_SLOTS = 16
 
 
 def slot(params: tuple[Parameter, ...], name: str) -> int:
-    """The first slot of a parameter in `own.par`: declaration order, each as wide as its kind."""
+    """Return the first slot of a parameter in `own.par`: declaration order, each as wide as its kind."""
     at = 0
     for param in params:
         if param.name == name:
@@ -241,7 +241,7 @@ def slot(params: tuple[Parameter, ...], name: str) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """How many columns of own memory a policy needs."""
+    """Numbers of columns of a policy's own memory."""
 
     rows: int = 0
     regs: int = 0
@@ -250,7 +250,7 @@ class Memory:
 
 
 def always(*capabilities: str) -> Callable[[Params], frozenset[str]]:
-    """Needs that no parameter changes: any of weights, logits, lookahead, future."""
+    """Return needs that no parameter changes: any of weights, logits, lookahead, future."""
     needed = frozenset(capabilities)
     return lambda params: needed
 
@@ -260,7 +260,7 @@ IDS_ALONE = always()
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(EventHooks):
-    """What every kind declares. Hooks are called at gates, arrivals and transfer starts only."""
+    """Declarations of every kind. Hooks are called at gates, arrivals and transfer starts only."""
 
     name: str
     summary: str
@@ -276,12 +276,12 @@ class Policy(EventHooks):
 
     @property
     def may_read(self) -> frozenset[str]:
-        """What `reads` declares, or all that it could."""
+        """The declared `reads`, or everything that it could read."""
         return OPTIONAL if self.reads is None else self.reads
 
     @property
     def label(self) -> str:
-        """The name, with the version, by which user policies of one name differ."""
+        """The name, with the version that distinguishes user policies of one name."""
         return f"{self.name}@{self.version}" if self.version else self.name
 
 
@@ -309,7 +309,7 @@ class Prefetch(PrefetchHooks, Policy):
     kind: str = field(init=False, default="prefetch")
 
     def names_ahead(self, params: Params) -> int:
-        """How many layers ahead it may predict under these parameters; 0 if it predicts nothing."""
+        """Return how many layers ahead it may predict under these parameters; 0 if it predicts nothing."""
         if self.suggest is None:
             return 0
         return max(1, self.depth(params)) if self.reach is None else self.reach(params)
@@ -355,5 +355,5 @@ class Eviction(EvictionHooks, Policy):
     kind: str = field(init=False, default="eviction")
 
     def scope(self, params: Params) -> str:
-        """When an untouched copy's key may change, under these parameters."""
+        """Return when an untouched copy's key may change, under these parameters."""
         return self.key_scope if isinstance(self.key_scope, str) else self.key_scope(params)

@@ -39,7 +39,7 @@ MOST_BITS = 64
 
 
 def check(policy: object) -> Policy:
-    """The policy, if it is one. Raises ValueError saying what its declaration lacks."""
+    """Return the object if it is a policy. Raises ValueError naming what its declaration lacks."""
     if not isinstance(policy, CLASSES):
         raise ValueError(f"POLICY is no Routing, Prefetch, Eviction or Miss of policies.contract, it is {policy!r}")
     _check_words(policy)
@@ -54,7 +54,7 @@ def check(policy: object) -> Policy:
 
 
 def check_under(policy: Policy, params: Params) -> None:
-    """Raises ValueError if what the policy declares for these parameters is nothing that engines can keep."""
+    """Raises ValueError if engines cannot honour the declarations under these parameters."""
     _check_needs(policy, params)
     if isinstance(policy, Eviction):
         _check_choice("key_scope", policy.scope(params), KEY_SCOPES)
@@ -71,7 +71,7 @@ def check_under(policy: Policy, params: Params) -> None:
 
 
 def check_result(hook: Hook, result: object) -> None:
-    """Raises ValueError if a hook returned another type: compiled code would cut it to an integer without a word."""
+    """Raises ValueError if a hook returned a wrong type, which compiled code would silently cut to an integer."""
     name, wanted = hook.name, hook.result
     if type(result) is not wanted:
         expected = "nothing" if wanted is NoneType else f"an {wanted.__name__}" if wanted is int else "True or False"
@@ -81,7 +81,7 @@ def check_result(hook: Hook, result: object) -> None:
 
 
 def fits(number: Any) -> bool:
-    """Whether machine code can keep an integer as it is."""
+    """Return whether machine code can hold the integer."""
     return -(1 << BITS - 1) <= number < 1 << BITS - 1
 
 

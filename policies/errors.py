@@ -2,4 +2,4 @@
 
 
 class PolicyError(Exception):
-    """A policy cannot be used so; the message names it and the fix."""
+    """The error of a policy that cannot be used; the message names the policy and the fix."""

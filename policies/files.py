@@ -39,7 +39,7 @@ def register(path: Path) -> Policy:
 
 
 def registered() -> list[tuple[str, bytes]]:
-    """What `register_all` needs in another process."""
+    """Return the arguments with which `register_all` repeats the registration in another process."""
     known = _by_version()
     return [(path, content) for path, content in _contents.items() if _version(content) in known]
 
@@ -51,7 +51,7 @@ def register_all(files: Iterable[tuple[str, bytes]]) -> None:
 
 
 def blamed(error: BaseException) -> str | None:
-    """One line on an error that was raised in a policy file, its innermost line; None if it was raised elsewhere."""
+    """Return one line on an error's innermost line in a policy file; None if it was raised elsewhere."""
     lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     for path, line in reversed(lines):
         if path in _contents:
@@ -60,12 +60,12 @@ def blamed(error: BaseException) -> str | None:
 
 
 def complaint(hook: Any, what: str, line: int = 0) -> PolicyError:
-    """An error about what a hook of a policy file did, at that line of it or at the hook's first."""
+    """Return an error about a hook of a policy file, at the running line or at the hook's first."""
     return PolicyError(_at(hook.__code__.co_filename, line or hook.__code__.co_firstlineno, what))
 
 
 def complaint_here(what: str) -> PolicyError:
-    """An error about what the innermost line of a policy file in progress does, if there is one."""
+    """Return an error about the innermost running line of a policy file, if there is one."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename in _contents:
@@ -75,13 +75,13 @@ def complaint_here(what: str) -> PolicyError:
 
 
 def documentation(policy: Policy) -> str:
-    """The docstring of the policy's file."""
+    """Return the docstring of the policy's file."""
     module = _module_name(policy.version) if policy.version else f"moereplay.policies.{policy.kind}.{policy.name}"
     return (sys.modules[module].__doc__ or "").strip()
 
 
 def _content(path: Path) -> bytes:
-    """Raises OSError, or PolicyError for what never ends: a pipe, a device, a file that nobody wrote."""
+    """Read the file. Raises OSError, or PolicyError for an endless one: a pipe or a device."""
     if "\0" in str(path):
         raise PolicyError(f"{path} is no path: it has a zero byte")
     found = path.stat()
@@ -121,7 +121,7 @@ def _by_version() -> dict[str, Policy]:
 
 
 def _declared(path: str, content: bytes, version: str) -> Policy:
-    """What the file calls POLICY, checked. Raises PolicyError."""
+    """Return the file's POLICY, checked. Raises PolicyError."""
     module = _run(path, content, _module_name(version))
     if not hasattr(module, "POLICY"):
         raise PolicyError(f"{path}: there is no POLICY; end the file in POLICY = Eviction(...), or another kind")
@@ -132,7 +132,7 @@ def _declared(path: str, content: bytes, version: str) -> Policy:
 
 
 def _run(path: str, content: bytes, name: str) -> ModuleType:
-    """The file as a module; nothing is written beside it."""
+    """Run the file as a module, without writing a cache file next to it."""
     module = ModuleType(name)
     module.__file__ = path
     sys.modules[name] = module  # where its functions say that they are from
@@ -152,7 +152,7 @@ def _module_name(version: str) -> str:
 
 
 def _line_of_policy(content: bytes) -> int:
-    """Where the file assigns POLICY, the last time."""
+    """Return the last line that assigns POLICY."""
     found = [1]
     for node in ast.parse(content).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -161,7 +161,7 @@ def _line_of_policy(content: bytes) -> int:
 
 
 def _at(path: str, line: int, what: str) -> str:
-    """One line: where, what, and the text that stands there."""
+    """Return one line: file, line, message, and the source text."""
     lines = _contents.get(path, b"").decode("utf-8", "replace").splitlines()
     text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     return f"{path}:{line}: {' '.join(what.split())}: {text}"

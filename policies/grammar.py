@@ -29,18 +29,18 @@ class Chosen(Generic[PolicyT]):
         return self.policy.needs(self.params)
 
     def text(self, full: bool = False) -> str:
-        """The spelling that parses back to this choice; `full` names defaults too."""
+        """Return the spelling that parses back to this choice; `full` names defaults too."""
         given = [p for p in self.policy.params if full or self.params[p.name] != p.default]
         return ":".join([self.policy.label, *(f"{p.name}={_spell(self.params[p.name])}" for p in given)])
 
     def par(self) -> list[float]:
-        """The parameters as floats, in the slots of `own.par`."""
+        """Return the parameters as floats, in the slots of `own.par`."""
         values = [number for p in self.policy.params for number in p.slots(self.params[p.name])]
         return values + [0.0] * (PAR_SLOTS - len(values))
 
 
 def parse(kind: str, text: str) -> Chosen[Any]:
-    """The policy that `text` spells. Raises PolicyError naming the policy, the parameter and what it allows."""
+    """Parse a policy. Raises PolicyError naming the policy, the parameter and its allowed values."""
     label, *settings = text.strip().split(":")
     name, _, version = label.partition("@")
     policy = policies.load(kind, name)
@@ -61,7 +61,7 @@ def parse(kind: str, text: str) -> Chosen[Any]:
 
 
 def foresight() -> Callable[[Mapping[str, Any]], bool]:
-    """A function of a configuration's policies, by kind: whether one declares that it needs the future."""
+    """Return a function of a configuration's policies, by kind: whether one needs the future."""
     needs = cache(_needs)  # of this caller alone: user policies come and go
     return lambda chosen: any("future" in needs(kind, chosen[kind]) for kind in policies.NAMES)
 
@@ -74,7 +74,7 @@ def _needs(kind: str, text: str) -> frozenset[str]:
 
 
 def _check_under(policy: Policy, params: dict[str, Any]) -> None:
-    """What a user's own policy declares was checked for its defaults alone."""
+    """Check a user policy's declarations, which were checked for its defaults only."""
     try:
         check_under(policy, params)
     except ValueError as error:

@@ -20,7 +20,7 @@ AT_GATE = ("now", "step", "experts", "copies", "own")
 
 
 class Argument(NamedTuple):
-    """What a hook takes beside the tables."""
+    """An argument of a hook, besides the tables."""
 
     name: str
     meaning: str
@@ -29,7 +29,7 @@ class Argument(NamedTuple):
 
 
 class Tables(Protocol):
-    """The tables that every hook sees."""
+    """The tables that every hook reads."""
 
     now: Any
     experts: Any
@@ -37,7 +37,7 @@ class Tables(Protocol):
 
 
 class Hook(NamedTuple):
-    """A row of the table."""
+    """One row of the table of hooks."""
 
     name: str
     kinds: tuple[str, ...]  #: of policies that may give it
@@ -54,14 +54,14 @@ class Hook(NamedTuple):
         return (AT_GATE if self.at_gate else TABLES) + tuple(argument.name for argument in self.own_arguments)
 
     def in_order(self, tables: Tables, own: Any, given: Sequence[Any]) -> tuple[Any, ...]:
-        """All arguments in order; `given` are the step, for a hook at a gate, and its own arguments."""
+        """Return all arguments in order; `given` are the step, for a hook at a gate, and its own arguments."""
         if self.at_gate:
             return (tables.now, given[0], tables.experts, tables.copies, own, *given[1:])
         return (tables.now, tables.experts, tables.copies, own, *given)
 
     @property
     def is_event(self) -> bool:
-        """Whether it only reports what has happened: any policy may give it, and it returns nothing."""
+        """True if it only reports an event: any policy may define it, and it returns nothing."""
         return self.kinds == KINDS
 
 
@@ -74,7 +74,7 @@ def row(
     writes: bool = True,
     required: bool = False,
 ) -> Any:
-    """A field that holds a hook; without a default if every policy of the kind must give it."""
+    """Return a field that holds a hook, without a default if every policy of the kind must define it."""
     facts = {"when": when, "own_arguments": own_arguments, "result": result, "meaning": meaning}
     facts |= {"at_gate": at_gate, "writes": writes}
     return field(metadata=facts) if required else field(default=None, metadata=facts)
@@ -102,7 +102,7 @@ Event = Callable[..., None] | None
 
 @dataclass(frozen=True, kw_only=True)
 class EventHooks:
-    """Events, for which a policy of any kind may give a hook, to keep count in `own`."""
+    """Event hooks, which a policy of any kind may define, to keep count in `own`."""
 
     on_gate: Event = row(
         "once per step, when its demand is known and nothing is looked up yet; keys of this layer's copies may change",
@@ -170,7 +170,7 @@ class MissHooks:
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionHooks:
-    """The hooks of eviction policies, each of which gives either `key` or `victim`."""
+    """The hooks of eviction policies, each of which defines either `key` or `victim`."""
 
     key: Callable[..., int] | None = row(
         "when space is needed, for any copy and any number of times",
@@ -206,7 +206,7 @@ EVENTS = tuple(name for name, hook in HOOKS.items() if hook.is_event)
 
 
 def given_by(policy: object) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The hooks that a policy gives, by name."""
+    """Return the hooks that a policy defines, by name."""
     for name in HOOKS:
         hook = getattr(policy, name, None)
         if hook is not None:
@@ -214,7 +214,7 @@ def given_by(policy: object) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def markdown() -> str:
-    """The Markdown table of hooks in docs/policies.md."""
+    """Return the Markdown table of hooks in docs/policies.md."""
     head = ["hook", "given by", "takes, after the tables", "returns", "called"]
     body = [[f"`{hook.name}`", _givers(hook), _taken(hook), _returned(hook), hook.when] for hook in HOOKS.values()]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))

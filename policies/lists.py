@@ -14,7 +14,7 @@ NOWHERE = 0  # lists are numbered from 1
 
 
 def register(which, field):
-    """The register of a field of list `which`."""
+    """Return the register of a field of list `which`."""
     return (which - 1) * REGISTERS_PER_LIST + field
 
 
@@ -55,17 +55,17 @@ def move(copies, own, y, which):
 
 
 def held(own, pool, which):
-    """Bytes of the copies in a list."""
+    """Return the bytes of the copies in a list."""
     return own.regs[pool][register(which, BYTES)]
 
 
 def oldest(own, pool, which):
-    """The oldest member, or -1."""
+    """Return the oldest member, or -1."""
     return own.regs[pool][register(which, OLDEST)] - 1
 
 
 def oldest_candidate(copies, own, pool, which):
-    """The oldest member that may be evicted, or -1: members may be on their way, in use, or ghosts."""
+    """Return the oldest evictable member, or -1; members may be in flight, in use, or ghosts."""
     y = oldest(own, pool, which)
     while y >= 0 and (copies[y]["protected"] == 1 or copies[y]["state"] != RESIDENT):
         y = own.rows[y][PREV] - 1

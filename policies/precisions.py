@@ -26,7 +26,7 @@ def scaled(bits: Sequence[float], stored: float) -> tuple[float, ...]:
 
 
 def check_order(chosen: Chosen[Miss]) -> None:
-    """Raises PolicyError for a ladder that does not fall."""
+    """Raises PolicyError for a ladder of precisions that does not fall."""
     bits = chosen.policy.bits(chosen.params)
     if list(bits) != sorted(set(bits), reverse=True):
         raise PolicyError(f"miss {chosen.text()}: bits must fall, the most precise first")

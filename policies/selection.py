@@ -7,12 +7,12 @@ SLACK = 1e-9  # 2.2 * 25 is 55 experts, although 2.2 * 25 > 55 in floats
 
 
 def times_k(now, factor):
-    """ceil(factor * k), at most all experts."""
+    """Return ceil(factor * k), at most all experts."""
     return min(now["experts"], math.ceil(factor * now["k"] - SLACK))
 
 
 def routed(ids):
-    """How many experts the router gave a token; -1 is none."""
+    """Count the experts that the router gave a token; -1 is none."""
     count = 0
     for e in ids:
         count += 1 if e >= 0 else 0
@@ -20,7 +20,7 @@ def routed(ids):
 
 
 def protected(now, top_j):
-    """How many of a token's experts routing policies always keep or lift; -1 is 2, or k - 1 if that is less.
+    """Return how many of a token's experts routing policies always keep or lift; -1 is 2, or k - 1 if that is less.
 
     The authors of Cache-Prior take 2, and 1 for models of two experts per token, where 2 would permit no choice.
     """
@@ -28,7 +28,7 @@ def protected(now, top_j):
 
 
 def is_among(ids, count, e):
-    """Whether e is one of the first `count`."""
+    """Return whether e is one of the first `count`."""
     found = 0
     for i in range(count):  # no branch: which one it is, is anybody's guess
         found += 1 if ids[i] == e else 0
@@ -55,7 +55,7 @@ def write_by_rank(row, count, ids, scores):
 
 
 def runs(row, count, ids):
-    """Which of a token's recorded experts are in the row: bit j for the j-th."""
+    """Return which of a token's recorded experts are in the row: bit j for the j-th."""
     own = 0
     for j in range(len(ids)):
         own |= 1 << j if ids[j] >= 0 and is_among(row, count, ids[j]) else 0
@@ -73,7 +73,7 @@ def foreign_first(row, count, ids):
 
 
 def sort_by_score(row, first, last, scores):
-    """Places [first, last) by descending score, ties by id."""
+    """Sort positions [first, last) by descending score, ties by id."""
     for i in range(first + 1, last):
         e, place = row[i], i
         while place > first and outranks(scores, e, row[place - 1]):
@@ -83,14 +83,14 @@ def sort_by_score(row, first, last, scores):
 
 
 def outranks(scores, e, other):
-    """Whether e comes before the other; neither was recorded."""
+    """Return whether e comes before the other; neither was recorded."""
     return scores[e] > scores[other] or (scores[e] == scores[other] and e < other)
 
 
 def next_best(scores, first, experts):
-    """The expert of largest score; ties to the earliest in `first` (rank order, -1 none), then to the lowest id.
+    """Return the expert of largest score, -1 if all are excluded with -inf.
 
-    Scores of experts that are out of the question are -inf. Returns -1 if all are.
+    Ties go to the earliest in `first` (rank order, -1 none), then to the lowest id.
     """
     best = -1
     for e in first:
@@ -124,28 +124,28 @@ def suggest_best_of_each(now, step, d, each, out, count):
 
 
 def notes(now, out):
-    """Where a number for each expert of a layer fits behind the suggestions: none is of the first layer."""
+    """Return where the notes of a layer's experts start, behind the suggestions: the first layer is never suggested."""
     return len(out) - now["experts"]
 
 
 def unmark(now, out):
-    """No expert is wanted yet."""
+    """Clear the notes of a layer's experts."""
     first = notes(now, out)
     for e in range(now["experts"]):
         out[first + e] = UNWANTED
 
 
 def mark(now, step, d, t, wanted, out):
-    """Token t wants its `wanted` best of layer + 1 + d, which there is."""
+    """Mark token t's `wanted` best of layer + 1 + d, which exists."""
     first = notes(now, out)
     for j in range(wanted):
         out[first + step.look_order[d][t][j]] = 0
 
 
 def suggest_marked(now, step, d, out, count):
-    """Append what any token wants of layer + 1 + d, by descending largest score, ties to the lowest id.
+    """Append marked experts of layer + 1 + d, by descending largest score, ties to the lowest id.
 
-    Returns the new count; nothing beyond the last layer.
+    Returns the new count; appends nothing beyond the last layer.
     """
     target, first = now["layer"] + 1 + d, notes(now, out)
     if target >= now["layers"]:
@@ -157,7 +157,7 @@ def suggest_marked(now, step, d, out, count):
 
 
 def largest_score(step, d, tokens, e):
-    """The largest look-ahead score of expert e over all tokens of the pass."""
+    """Return the largest look-ahead score of expert e over all tokens of the pass."""
     largest = step.look_score[d][0][e]
     for t in range(1, tokens):
         largest = max(largest, step.look_score[d][t][e])
@@ -226,5 +226,5 @@ def settle(scores, ids, root, end, score, e):
 
 
 def sorts_before(score, e, other_score, other):
-    """Whether one entry comes before another."""
+    """Return whether one entry comes before another."""
     return score > other_score or (score == other_score and e < other)

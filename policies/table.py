@@ -10,7 +10,7 @@ from moereplay.policies.files import documentation
 
 
 def rows() -> list[dict[str, str]]:
-    """One row per policy: kind, name, parameters with default and range, what it needs, summary, source."""
+    """Return one row per policy: kind, name, parameters with default and range, needs, summary, source."""
     return [
         {
             "kind": policy.kind,
@@ -25,7 +25,7 @@ def rows() -> list[dict[str, str]]:
 
 
 def markdown() -> str:
-    """The same rows as the table of docs/policies-table.md."""
+    """Return the rows as the table of docs/policies-table.md."""
     table = rows()
     body = [[cell.replace("|", "\\|") for cell in row.values()] for row in table]
     rule = "|---" * len(table[0]) + "|"
@@ -34,12 +34,12 @@ def markdown() -> str:
 
 
 def range_of(param: Parameter) -> str:
-    """A parameter with its default and, in brackets, what it may be."""
+    """Return a parameter with its default and, in brackets, its allowed values."""
     return f"{param.name}={default(param)} ({allowed(param)})"
 
 
 def allowed(param: Parameter) -> str:
-    """What a parameter may be, in short: options, or the ends of a range."""
+    """Return a parameter's allowed values in short: options, or the ends of a range."""
     if isinstance(param, Choice):
         return "/".join(param.options)
     ends = f"{param.low:g} to {param.high:g}"
@@ -49,18 +49,18 @@ def allowed(param: Parameter) -> str:
 
 
 def signature(policy: Policy) -> str:
-    """The spelling with every parameter at its default."""
+    """Return the spelling with every parameter at its default."""
     return ":".join([policy.name, *(f"{param.name}={default(param)}" for param in policy.params)])
 
 
 def needs(policy: Policy) -> str:
-    """Capabilities that the trace must have under the default parameters."""
+    """Return the capabilities that the trace must have under the default parameters."""
     defaults = {param.name: param.default for param in policy.params}
     return ", ".join(sorted(policy.needs(defaults))) or "ids"
 
 
 def other_needs(policy: Policy) -> list[tuple[str, str]]:
-    """(option, needs) of each option that changes what is needed, the other parameters at their defaults."""
+    """Return (option, needs) of each option that changes the needs, other parameters at their defaults."""
     found = []
     for param in policy.params:
         for option in param.options if isinstance(param, Choice) else ():
@@ -71,20 +71,20 @@ def other_needs(policy: Policy) -> list[tuple[str, str]]:
 
 
 def default(param: Parameter) -> str:
-    """A parameter's default as one types it."""
+    """Return a parameter's default as a user types it."""
     if isinstance(param.default, tuple):
         return "/".join(f"{value:g}" for value in param.default)
     return param.default if isinstance(param.default, str) else f"{param.default:g}"
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Each on one line, empty ones between them; a line that is indented or an item of a list stays its own."""
+    """Join each paragraph into one line; an indented line or a list item stays separate."""
     parts = [part for block in re.split(r"\n\s*\n", text) for part in (*re.split(r"\n(?=[ *-])", block), "")]
     return [" ".join(part.split()) for part in parts[:-1]]
 
 
 def explain(policy: Policy) -> list[tuple[str, str]]:
-    """(heading, text) pairs on one policy."""
+    """Return (heading, text) pairs on one policy."""
     ranges = [(f"  {param.name}", f"{param.allowed} (default {default(param)})") for param in policy.params]
     return [
         ("policy", f"{policy.kind} {policy.label}"),

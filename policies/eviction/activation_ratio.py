@@ -48,7 +48,7 @@ def key(now, experts, copies, own, y):
 
 
 def ratio(now, own, row, layer):
-    """The expert's share of its layer's assignments in this request."""
+    """Return the expert's share of its layer's assignments in this request."""
     request = now["request"] + 1
     if own.reals[layer][OF_REQUEST] != request:
         return 1.0 / now["experts"]

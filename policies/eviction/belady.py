@@ -14,7 +14,7 @@ FALSE, TRUE = 0, 1
 
 
 def seen(now, own, expert):
-    """The position of the next demand, NEVER if it is beyond the window."""
+    """Return the position of the next demand, NEVER if it is beyond the window."""
     beyond = own.par[WINDOW] > 0 and expert["next_pass"] - now["pass"] > own.par[WINDOW]
     return NEVER if beyond else expert["next_use"]
 

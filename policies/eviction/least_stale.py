@@ -20,13 +20,13 @@ CLASS = 1 << 50  # larger than any order inside a class
 
 
 def is_current(now, experts, copies, y):
-    """Whether the copy's generation is this pass."""
+    """Return whether the copy's generation is this pass."""
     expert = experts[expert_of(now, y)]
     return expert["last_pass"] == now["pass"] or expert["prediction_pass"] == now["pass"]
 
 
 def layers_ahead(now, experts, y):
-    """Layers until its next turn; L once its layer has no more use for it in this pass."""
+    """Return the layers until its next turn; L if its layer does not use it again in this pass."""
     expert = experts[expert_of(now, y)]
     if expert["layer"] == now["layer"] and now["gated"] == 1 and expert["needed"] == 0:
         return now["layers"]

@@ -14,12 +14,12 @@ CLASS = 1 << 60  # larger than any order inside a class
 
 
 def is_pinned(now, experts, copies, own, y):
-    """Whether it is among the best of its pool."""
+    """Return whether it is among the best of its pool."""
     return is_within(now, experts, copies, y, own.capacity[copies[y]["pool"]] * own.par[SHARE])
 
 
 def key(now, experts, copies, own, y):
-    """Pinned ones last, by rank; the others as `rest` says."""
+    """Rank pinned copies last, by rank; the others as `rest` says."""
     expert = experts[expert_of(now, y)]
     if is_pinned(now, experts, copies, own, y):
         return CLASS - expert["profile"]
@@ -29,7 +29,7 @@ def key(now, experts, copies, own, y):
 
 
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
-    """Not over a pinned one."""
+    """Reject what would evict a pinned copy."""
     return not is_pinned(now, experts, copies, own, y_out)
 
 

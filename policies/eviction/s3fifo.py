@@ -41,7 +41,7 @@ MOST_ROUNDS = 3
 
 
 def room(own, pool, share):
-    """Bytes that are a share of the pool."""
+    """Return the bytes of a share of the pool."""
     return int(own.capacity[pool] * own.par[share])
 
 
@@ -67,7 +67,7 @@ def on_insert(now, experts, copies, own, y, prefetched):
 
 
 def victim(now, experts, copies, own, pool, y_in):
-    """From the small queue, unless the main one holds more than its share; from the other if all is in use."""
+    """Select from the small queue unless the main one exceeds its share; from the other if all are in use."""
     main_room = own.capacity[pool] - room(own, pool, SMALL_SHARE)
     y = -1
     if held(own, pool, MAIN) <= main_room:
@@ -104,7 +104,7 @@ def requeue(copies, own, y, uses):
 
 
 def on_evict(now, experts, copies, own, y):
-    """What is evicted from the small queue becomes a ghost; the oldest ghosts are forgotten."""
+    """Make a copy evicted from the small queue a ghost; forget the oldest ghosts."""
     pool, size, where = copies[y]["pool"], copies[y]["bytes"], own.rows[y][LIST]
     own.regs[pool][HAS_EVICTED] = 1
     unlink(own, pool, y, size)

@@ -32,7 +32,7 @@ def on_gate(now, step, experts, copies, own):
 
 
 def mean_of(now, experts, own, y):
-    """The mean over the iterations in the window, in UNITs / FINER."""
+    """Return the mean over the iterations in the window, in UNITs / FINER."""
     seen = int(own.reals[experts[expert_of(now, y)]["layer"]][ITERATIONS])
     return own.rows[home(now, y)][TOTAL] * FINER // max(1, min(seen, int(own.par[N]) + 1))
 
@@ -77,7 +77,7 @@ def victim(now, experts, copies, own, pool, y_in):
 
 
 def smallest(now, experts, copies, own, pool, which):
-    """The candidate of a list that is evicted first, or -1."""
+    """Return the candidate of a list that is evicted first, or -1."""
     best, y = -1, oldest(own, pool, which)
     while y >= 0:
         if copies[y]["protected"] == 0 and (best < 0 or leaves_before(now, experts, own, y, best)):
@@ -87,7 +87,7 @@ def smallest(now, experts, copies, own, pool, which):
 
 
 def leaves_before(now, experts, own, y, other):
-    """Whether y is evicted before the other."""
+    """Return whether y is evicted before the other."""
     mean, others = mean_of(now, experts, own, y), mean_of(now, experts, own, other)
     if mean != others:
         return mean < others

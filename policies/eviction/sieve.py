@@ -40,7 +40,7 @@ def victim(now, experts, copies, own, pool, y_in):
 
 
 def newer(own, pool, y):
-    """The next towards the newest end, and from there the oldest."""
+    """Return the next copy towards the newest end, and from there the oldest."""
     following = own.rows[y][PREV] - 1
     return following if following >= 0 else oldest(own, pool, QUEUE)
 

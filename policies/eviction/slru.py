@@ -37,7 +37,7 @@ LOWEST = TRUE = 1
 
 
 def room(own, pool, segment):
-    """Bytes that a segment may hold; segment 1 (probation) has what the others do not."""
+    """Return the bytes that a segment may hold; segment 1 (probation) has the rest."""
     each = int(own.capacity[pool] * own.par[PROTECTED] / (own.par[SEGMENTS] - 1))
     return each if segment > 1 else own.capacity[pool] - each * (int(own.par[SEGMENTS]) - 1)
 

@@ -17,7 +17,7 @@ def key(now, experts, copies, own, y):
 
 
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
-    """Whether what comes in ranks higher than the lowest candidate."""
+    """Admit a copy that ranks higher than the lowest candidate."""
     return experts[expert_of(now, y_in)]["profile"] < experts[expert_of(now, y_out)]["profile"]
 
 

@@ -34,7 +34,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 
 def steps_down(own, below, demanded, n):
-    """How many of the shares at slot `below` the n-th of so many demanded experts belongs to, largest share first."""
+    """Return how many of the shares at slot `below` the n-th of so many experts belongs to, largest share first."""
     degraded = 0
     for tier in range(int(own.par[below])):
         # demand order is by descending importance, so the bottom fraction is the tail
@@ -44,7 +44,7 @@ def steps_down(own, below, demanded, n):
 
 
 def fitting(copies, x, precisions, free, lowest):
-    """The most precise tier of expert x within `free` bytes, else the lowest."""
+    """Return the most precise tier of expert x within `free` bytes, else the lowest."""
     for tier in range(lowest):
         if copies[x * precisions + tier]["bytes"] <= free:
             return tier

@@ -13,13 +13,13 @@ SHARE = 1
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """Fetch what matters to any token."""
+    """Fetch the experts that matter to any token."""
     for m in range(len(missing)):
         verdict[m] = 0 if matters(now, step, own, missing[m]) else DROP
 
 
 def matters(now, step, own, n):
-    """Whether the n-th demanded expert reaches f / k in any token."""
+    """Return whether the n-th demanded expert reaches f / k in any token."""
     if own.par[OF] != SHARE:
         return step.mass[n] * now["k"] >= own.par[F] * UNIT
     e = step.expert[n] % now["experts"]
@@ -31,7 +31,7 @@ def matters(now, step, own, n):
 
 
 def weight_of(ids, weights, e):
-    """(weight of e, sum of weights) of a token; -1 if it does not use e."""
+    """Return (weight of e, sum of weights) of a token; -1 if it does not use e."""
     found, total = -1, 0
     for j in range(len(ids)):
         if ids[j] >= 0:

@@ -43,7 +43,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 
 def fitting_or_more(now, copies, x, free, lowest):
-    """The most precise tier of expert x within `free` bytes; one more than the lowest where none is."""
+    """Return the most precise tier of expert x within `free` bytes; one more than the lowest if none fits."""
     tier = fitting(copies, x, now["precisions"], free, lowest)
     return tier if copies[x * now["precisions"] + tier]["bytes"] <= free else lowest + 1
 

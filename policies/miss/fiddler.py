@@ -44,7 +44,7 @@ def split(step, missing, ratio, verdict):
 
 
 def fewest(step, missing, verdict):
-    """The miss of fewest tokens that is still to be loaded, ties to the last."""
+    """Return the miss of fewest tokens that is still to be loaded, ties to the last."""
     best = -1
     for m in range(len(missing)):
         if verdict[m] == 0 and (best < 0 or step.tokens[missing[m]] <= step.tokens[missing[best]]):

@@ -28,7 +28,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 
 def rated(now, step, own, n):
-    """The precision for the n-th demanded expert, or DROP: the best that any token gives it."""
+    """Return the precision of the n-th demanded expert, or DROP: the best that any token gives it."""
     e, best = step.expert[n] % now["experts"], UNRATED
     for t in range(now["tokens"]):
         for j in range(len(step.ids[t])):
@@ -39,7 +39,7 @@ def rated(now, step, own, n):
 
 
 def rated_by_token(own, ids, weights, j):
-    """The precision that a token gives to its j-th expert, or DROP."""
+    """Return the precision that a token gives to its j-th expert, or DROP."""
     ahead = total = 0
     for other in range(len(ids)):
         if ids[other] >= 0:

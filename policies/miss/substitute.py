@@ -10,7 +10,7 @@ TOLERANCE = slot(PARAMS, "tolerance")
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """Each token decides for itself."""
+    """Leave the decision to each token."""
     for m in range(len(missing)):
         verdict[m] = PER_TOKEN
 

@@ -27,7 +27,7 @@ MINUS_INFINITY = -float("inf")
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """Tokens decide where they may substitute; the rest is loaded or split."""
+    """Let tokens decide where they may substitute; load or split the rest."""
     active = now["phase"] == DECODE or own.par[PHASE] == ANY
     for m in range(len(missing)):
         verdict[m] = PER_TOKEN if active else 0
@@ -38,7 +38,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 
 def settle_alone(now, step, copies, own, missing, verdict):
-    """With one token it is known beforehand who finds a stand-in: the others are the rest."""
+    """Settle a pass of one token, whose substitutions are known beforehand: the others are the rest."""
     first, used = now["layer"] * now["experts"], [0] * now["experts"]
     for e in step.ids[0]:
         if e != NONE:
@@ -78,7 +78,7 @@ def substitute(now, step, experts, copies, own, t, j, eligible):
 
 
 def stand_in(now, step, own, t, missing, eligible):
-    """The best eligible expert in the band below the token's choice, unless some token cannot do without `missing`."""
+    """Return the best eligible expert in the band below the token's choice, unless a token requires `missing`."""
     if is_top_anywhere(now, step, own, missing):
         return NONE
     outside = best_outside(step, t)
@@ -92,7 +92,7 @@ def stand_in(now, step, own, t, missing, eligible):
 
 
 def is_top_anywhere(now, step, own, e):
-    """Whether a token of the pass chose e with a score clearly above the best that it left out."""
+    """Return whether a token of the pass chose e with a score clearly above the best that it left out."""
     for t in range(now["tokens"]):
         for chosen in step.ids[t]:
             if chosen == e and step.gate[t][e] > (1.0 + own.par[ALPHA]) * best_outside(step, t):
@@ -101,7 +101,7 @@ def is_top_anywhere(now, step, own, e):
 
 
 def best_outside(step, t):
-    """The best score that the token left out; 0 if it chose every expert that it may."""
+    """Return the best score that the token left out; 0 if it chose every expert that it may."""
     best = 0
     for e in range(len(step.gate[t])):
         chosen = False
@@ -120,7 +120,7 @@ def priced(params, costs):
 
 
 def uses_cpu(params):
-    """Only where the rest is split."""
+    """Return whether the rest is split with the CPU."""
     return params["rest"] == "balance"
 
 

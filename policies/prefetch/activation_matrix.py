@@ -51,7 +51,7 @@ def begin_request(now, own):
 
 
 def cosine(now, own, layer, past):
-    """Of the layer's rows in the request in progress and in a past one; 0 if either is empty."""
+    """Return the cosine of a layer's rows in the current and a past request; 0 if either is empty."""
     product = current_square = past_square = 0
     for x in range(layer * now["experts"], (layer + 1) * now["experts"]):
         row = own.rows[x * now["precisions"]]
@@ -64,7 +64,7 @@ def cosine(now, own, layer, past):
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Everything that the nearest matrix promises for the later layers."""
+    """Suggest all experts that the nearest matrix predicts for the later layers."""
     past = nearest(now, own)
     if past < 0:
         return 0
@@ -80,7 +80,7 @@ def suggest(now, step, experts, copies, own, out):
 
 
 def nearest(now, own):
-    """The column of the past request of largest similarity, ties to the most recent; -1 without any."""
+    """Return the column of the past request of largest similarity, ties to the most recent; -1 without any."""
     stored, kept = own.regs[0][STORED], int(own.par[KEPT])
     best, most = -1, -1.0
     for back in range(1, min(stored, kept) + 1):

@@ -65,7 +65,7 @@ def rate_token(now, own, order, scores, tiers):
 
 
 def is_coming(now, copies, y):
-    """Whether a copy at least as precise as y is resident, queued or in flight."""
+    """Return whether a copy at least as precise as y is resident, queued or in flight."""
     for copy in range(y - y % now["precisions"], y + 1):
         if copies[copy]["state"] != ABSENT:
             return True
@@ -73,7 +73,7 @@ def is_coming(now, copies, y):
 
 
 def depth(params):
-    """How many layers of look-ahead are read."""
+    """Return the number of look-ahead layers that are read."""
     return params["p"]
 
 

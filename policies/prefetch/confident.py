@@ -16,7 +16,7 @@ FALSE = 1
 
 
 def misses(now, step, copies):
-    """Whether this layer has a miss that is executed, or would have one if everything were looked up now."""
+    """Return whether this layer has an executed miss, or would have one if everything were looked up now."""
     if now["absent"] >= 0:
         return now["absent"] > 0
     for x in step.expert:
@@ -26,7 +26,7 @@ def misses(now, step, copies):
 
 
 def is_coming(now, copies, x):
-    """Whether any copy of the expert is resident or in flight."""
+    """Return whether any copy of the expert is resident or in flight."""
     for y in range(x * now["precisions"], (x + 1) * now["precisions"]):
         if copies[y]["state"] == RESIDENT or copies[y]["state"] == IN_FLIGHT:
             return True
@@ -46,7 +46,7 @@ def suggest(now, step, experts, copies, own, out):
 
 
 def confident(alpha, order, scores, k):
-    """How many of the k best score at least (1 + alpha) times the k+1-st, and at least 0."""
+    """Count which of the k best score at least (1 + alpha) times the k+1-st, and at least 0."""
     threshold = (1.0 + alpha) * max(scores[order[k]], 0) if k < len(order) else 0.0
     count = 0
     while count < k and scores[order[count]] >= threshold:

@@ -22,7 +22,7 @@ def suggest(now, step, experts, copies, own, out):
 
 
 def reach(params):
-    """How many layers ahead are predicted."""
+    """Return how many layers ahead are predicted."""
     return params["depth"]
 
 

@@ -14,7 +14,7 @@ RECALL, PRECISION, HORIZON = slot(PARAMS, "recall"), slot(PARAMS, "precision"), 
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Nearest layer first; the right ones before the wrong ones, which is kinder than life."""
+    """Suggest nearest layer first, correct predictions before wrong ones, which is optimistic."""
     count = 0
     for layer in range(now["layer"] + 1, min(now["layer"] + 1 + int(own.par[HORIZON]), now["layers"])):
         right = suggest_right(now, experts, own, layer, out, count)
@@ -23,7 +23,7 @@ def suggest(now, step, experts, copies, own, out):
 
 
 def is_demanded(now, expert):
-    """Whether this pass will use the expert of a later layer."""
+    """Return whether this pass will use the expert of a later layer."""
     return expert["next_pass"] == now["pass"]
 
 
@@ -43,12 +43,12 @@ def suggest_right(now, experts, own, layer, out, count):
 
 
 def comes_before(now, experts, x, y):
-    """Whether x is demanded before y's expert."""
+    """Return whether x is demanded before y's expert."""
     return experts[x]["next_use"] < experts[expert_of(now, y)]["next_use"]
 
 
 def wrong_beside(now, own, layer, right):
-    """How many wrong ones go with so many right ones."""
+    """Return how many wrong predictions accompany so many correct ones."""
     exact = right * (1.0 - own.par[PRECISION]) / own.par[PRECISION]
     return int(exact + counter_hash(now["seed"], now["pass"], layer, now["experts"]) / MODULUS)
 
@@ -72,7 +72,7 @@ def suggest_wrong(now, experts, own, layer, out, count, wrong):
 
 
 def reach(params):
-    """How many layers ahead are predicted."""
+    """Return how many layers ahead are predicted."""
     return params["horizon"]
 
 

@@ -23,7 +23,7 @@ def suggest(now, step, experts, copies, own, out):
 
 
 def recall(now, own, layer, out, count):
-    """Append what the remembered token used in the layer."""
+    """Append the experts that the remembered token used in the layer."""
     first = layer * now["experts"]
     for j in range(now["k"]):
         e = own.rows[(first + j) * now["precisions"]][CHOICE] - 1
@@ -42,7 +42,7 @@ def remember(now, step, own):
 
 
 def reach(params):
-    """How many layers ahead are predicted."""
+    """Return how many layers ahead are predicted."""
     return params["depth"]
 
 

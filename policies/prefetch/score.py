@@ -31,14 +31,14 @@ def suggest(now, step, experts, copies, own, out):
 
 
 def above(own, scores, order):
-    """How many of a token's scores are above the threshold; `order` is descending."""
+    """Count a token's scores above the threshold; `order` is descending."""
     if own.par[POOL] == RUNNING:
         return above_running(own, scores, order)
     return above_own(own.par[PERCENTILE], scores, order)
 
 
 def above_own(percentile, scores, order):
-    """How many scores exceed their own percentile (linear interpolation); `order` is descending."""
+    """Count scores that exceed their own percentile (linear interpolation); `order` is descending."""
     last = len(scores) - 1
     position = last * percentile / 100.0
     lower = min(int(position), last - 1) if last > 0 else 0
@@ -47,7 +47,7 @@ def above_own(percentile, scores, order):
 
 
 def leading(scores, order, threshold):
-    """How many of the descending scores are larger than the threshold."""
+    """Count the descending scores that are larger than the threshold."""
     count = 0
     while count < len(scores) and scores[order[count]] > threshold:
         count += 1
@@ -71,7 +71,10 @@ def above_running(own, scores, order):
 
 
 def bucket(score):
-    """Power of two and the next four bits: integers only, so every engine agrees. Scores below 0 are the smallest."""
+    """Return the bucket by power of two and the next four bits, in integers so that every engine agrees.
+
+    Scores below 0 are the smallest.
+    """
     power, score = 0, max(score, 0)
     while score >> power >= 2 * FINE:
         power += 1
@@ -79,7 +82,7 @@ def bucket(score):
 
 
 def depth(params):
-    """How many layers of look-ahead are read."""
+    """Return the number of look-ahead layers that are read."""
     return params["depth"]
 
 

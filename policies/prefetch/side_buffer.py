@@ -32,7 +32,7 @@ def side_slots(params):
 
 
 def side_inside(params):
-    """Whether the capacity has to hold them."""
+    """Return whether the capacity includes the buffers."""
     return params["count"] == "inside"
 
 

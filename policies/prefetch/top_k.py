@@ -25,12 +25,12 @@ def needs(params):
 
 
 def depth(params):
-    """How many layers of look-ahead are read."""
+    """Return the number of look-ahead layers that are read."""
     return params["depth"]
 
 
 def own_scores(params):
-    """Whether this layer's own scores stand for the next gates'."""
+    """Return whether this layer's own scores stand for the next gates'."""
     return params["source"] == "current_gate"
 
 

@@ -41,7 +41,7 @@ def choose(now, step, experts, copies, own, out):
 
 
 def contend(now, copies, own, ids, scores, weights, top_j, lift, row):
-    """The best by lifted score; of equals, those that were recorded first, then those of lowest id.
+    """Select the best by lifted score; ties to recorded experts first, then to the lowest id.
 
     They stand in the row in the order in which they were considered. A lifted expert e stands there as E + e, as long
     as scores are compared.
@@ -77,7 +77,7 @@ def list_candidates(rows, scores, most, worst):
 
 
 def set_recorded(rows, ids, recorded):
-    """Note of a token's experts that its router chose them (1), or forget it (0)."""
+    """Mark a token's experts as chosen by its router (1), or unmark them (0)."""
     for e in ids:
         if e >= 0:
             rows[e][RECORDED] = recorded
@@ -89,7 +89,7 @@ def value(scores, mark, lift, name):
 
 
 def last_of_worst(row, count, scores, mark, lift):
-    """Where the entry of smallest score stands in a row, of equals the last."""
+    """Return the position of the smallest score in a row, the last of equals."""
     last, worst = 0, value(scores, mark, lift, row[0])
     for place in range(1, count):
         own = value(scores, mark, lift, row[place])
@@ -105,7 +105,7 @@ def replace(row, place, count, name):
 
 
 def weight_rank(weights, j):
-    """How many of a token's experts have more gate weight than its j-th, ties to the better rank; j without weights."""
+    """Count a token's experts with more gate weight than its j-th, ties to the better rank; j without weights."""
     if len(weights) == 0:
         return j
     before = 0
@@ -115,7 +115,7 @@ def weight_rank(weights, j):
 
 
 def is_resident(now, copies, e):
-    """Whether any copy of the layer's expert e is resident."""
+    """Return whether any copy of the layer's expert e is resident."""
     first = (now["layer"] * now["experts"] + e) * now["precisions"]
     found = 0
     for y in range(first, first + now["precisions"]):

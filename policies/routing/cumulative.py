@@ -23,7 +23,7 @@ def choose(now, step, experts, copies, own, out):
 
 
 def shortest(share, order, scores):
-    """How many of the experts in `order`, best first, hold `share` of their scores' sum."""
+    """Count how many experts in `order`, best first, hold `share` of their scores' sum."""
     whole = 0
     for e in order:
         whole += max(scores[e], 0) if e >= 0 else 0

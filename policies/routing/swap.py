@@ -20,7 +20,7 @@ MINUS_INFINITY = -float("inf")
 
 
 def choose(now, step, experts, copies, own, out):
-    """Everything else stays in its place; tokens of fewer experts, and of no other expert, stay as they are."""
+    """Replace one expert per token; tokens without a possible replacement stay as they are."""
     place = int(own.par[RANK]) - 1
     for t in range(now["tokens"]):
         ids = step.ids[t]
@@ -32,7 +32,7 @@ def choose(now, step, experts, copies, own, out):
 
 
 def stranger(now, own, scores, ids, t):
-    """An expert that the token was not routed to, or NONE."""
+    """Return an expert that the token was not routed to, or NONE."""
     left = [z + 0.0 for z in scores]
     for e in ids:
         if e != NONE:
@@ -49,7 +49,7 @@ def stranger(now, own, scores, ids, t):
 
 
 def nth(left, n):
-    """The n-th expert, by id, that is not out of the question."""
+    """Return the n-th expert, by id, that is not excluded."""
     for e in range(len(left)):
         if left[e] > MINUS_INFINITY:
             if n == 0:

@@ -22,7 +22,7 @@ GONE = 1 << 62  #: the key of a place whose expert has been taken out; worse tha
 
 
 class Stack(NamedTuple):
-    """A row per pool, best first. A key is next use << bits | id, so that one comparison settles ties too."""
+    """A row per pool, best first. A key is next use << bits | id, so that one comparison also settles ties."""
 
     key: np.ndarray  #: (pools, units) int64
     place: np.ndarray  #: (pools, units) int32: of each expert, or NOWHERE
@@ -33,7 +33,7 @@ class Stack(NamedTuple):
 
 @fast
 def _doubt(top, together, nearest, undecided):
-    """Where the pool's last step did not fit, times decide which of its experts are left.
+    """Mark capacities at which the pool's last step did not fit, so that times decide which experts are left.
 
     That matters unless this step does not fit either, so that all of them are evicted, and uses none of them.
     """
@@ -45,7 +45,7 @@ def _doubt(top, together, nearest, undecided):
 
 @fast
 def _exchange(carried, together, best, other):
-    """`other` takes the place of the best of the carried; returns the new best."""
+    """Put `other` in place of the best carried expert; return the new best."""
     least = GONE
     for n in range(together):
         key = other if carried[n] == best else carried[n]
@@ -56,9 +56,9 @@ def _exchange(carried, together, best, other):
 
 @fast
 def _carry_down(key, place, carried, together, first, last, size, bits):
-    """Carry as many as a group has through the places [first, last); returns the stack's new size.
+    """Carry as many as a group has through the positions [first, last); return the stack's new size.
 
-    What is still carried at the end, because one of the group was absent, goes below the last of `size`.
+    Experts still carried at the end, because one of the group was absent, go below the last of `size`.
     """
     ids, best = (1 << bits) - 1, GONE
     for n in range(together):
@@ -93,7 +93,7 @@ def _take_out(expert, group, together, base, key, place, found):
 
 
 def _walk(demands, first, last, cut, bits, relaxed, stack, into):
-    """Steps [first, last): take a group out, then make room for it on top and put it there, or carry it down."""
+    """Walk steps [first, last): take a group out, then put it on top, or carry it down."""
     never = np.int64(1) << (61 - bits)  # numpy's, as plain Python would not add it to an int32
     carried = stack.carried
     for step in range(first, last):

@@ -64,7 +64,7 @@ class Curve:
 
     @property
     def decided(self) -> np.ndarray:
-        """(G,) bool: where the demand alone decides, or a replay has."""
+        """(G,) bool: the demand alone decides, or a replay has decided."""
         return self.layer_misses[0] != UNDECIDED
 
     @property
@@ -141,7 +141,7 @@ def settings(
     reset: str = "never",
     contract: str = "atomic",
 ) -> ReplayConfig:
-    """What a curve holds for, checked before anything is counted. Raises ConfigError or PolicyError."""
+    """Return the configuration that a curve holds for, checked before counting. Raises ConfigError or PolicyError."""
     replayed = "belady" if policy == RELAXED else policy
     config = configure(eviction=replayed, scope=scope, passes=passes, reset=reset, contract=contract)
     if policy not in POLICIES:
@@ -158,22 +158,22 @@ def settings(
 
 
 def offered(geometry: Geometry, scope: str) -> tuple[str, ...]:
-    """The policies that have a curve in pools of that scope."""
+    """Return the policies that have a curve in pools of that scope."""
     return POLICIES if _shares_a_size(geometry, scope) else ("lru",)
 
 
 def is_ready(policy: str) -> bool:
-    """Whether the curves of a policy can be counted without compiling first, which takes seconds."""
+    """Return whether the curves of a policy can be counted without compiling first, which takes seconds."""
     return getattr((lru if policy == "lru" else belady).WALK, "is_kept", True)  # plain Python where nothing is compiled
 
 
 def _shares_a_size(geometry: Geometry, scope: str) -> bool:
-    """Whether all experts of a pool have as many bytes."""
+    """Return whether all experts of a pool have as many bytes."""
     return scope == "per_layer" or len(set(geometry.expert_bytes)) == 1
 
 
 def _grid(geometry: Geometry, scope: str, more: Sequence[int]) -> np.ndarray:
-    """(G,) int64: whole numbers of experts, and `more`, in bytes, from the largest expert on as replays demand it."""
+    """Return (G,) int64 capacities: whole numbers of experts, and `more`, in bytes, from the largest expert on."""
     sizes, experts = geometry.expert_bytes, geometry.experts
     if scope == "per_layer":
         return np.arange(1, experts + 1) * sum(sizes)
@@ -218,7 +218,7 @@ def _curve(trace: Trace, policy: str, config: ReplayConfig, grid: np.ndarray, de
 
 
 def to_row(curve: Curve) -> Row:
-    """The document that `curve --json` prints."""
+    """Return the document that `curve --json` prints."""
     config = {"policy": curve.policy} | {name: getattr(curve.config, name) for name in OF_CURVES}
     about = {"label": with_routing("SIMULATED", curve.synthetic), "identity": _identity(curve, config)}
     about |= {"trace": curve.trace, "model": curve.model}
@@ -243,7 +243,7 @@ def write_curve(folder: Path, curve: Curve) -> Path:
 
 
 def _identity(curve: Curve, config: Row) -> str:
-    """Of the demand, not of the machine: a curve whose gaps a machine has filled replaces the one with gaps."""
+    """Return a hash of the demand without the machine, so that a completed curve replaces one with gaps."""
     return hashlib.sha256(canonical([SEMANTICS_VERSION, curve.trace, config])).hexdigest()[:16]
 
 

@@ -39,7 +39,7 @@ class Stack(NamedTuple):
 
 
 class TimeLine(NamedTuple):
-    """That of one pool; `Stack` says what each is."""
+    """The time line of one pool, with the columns of `Stack`."""
 
     used: Rows
     block: Rows
@@ -51,7 +51,7 @@ class TimeLine(NamedTuple):
 
 @fast
 def _measure(line, expert, first, stop, base, depth):
-    """The depth of each of those looked up together in the stack as it is."""
+    """Return the depth in the present stack of each expert that is looked up together."""
     for at in range(first, stop):
         own = line.slot[base + np.int64(expert[at])]
         if own < 0:
@@ -72,7 +72,7 @@ def _measure(line, expert, first, stop, base, depth):
 
 @fast
 def _flip(line, at, heavy):
-    """A slot is used that was not, or the other way round with its weight negative."""
+    """Mark a slot as used, or as unused with a negative weight."""
     mine = at >> BLOCK
     line.used[mine] ^= ONE << (at & ((1 << BLOCK) - 1))
     line.block[mine] += heavy
@@ -81,7 +81,7 @@ def _flip(line, at, heavy):
 
 @fast
 def _bucket(grid, capacities, depth):
-    """The smallest capacity that holds `depth`: its place in the grid, or how many there are."""
+    """Return the index of the smallest capacity that holds `depth`, or the number of capacities."""
     return min(depth - 1, capacities) if len(grid) == 0 else np.searchsorted(grid, depth)
 
 
@@ -104,7 +104,7 @@ def _count(depth, together, heavy, found, grid, undecided):
 
 @fast
 def _close_gaps(line, end):
-    """Push all uses together at the beginning of the time line; returns its new end."""
+    """Move all uses to the beginning of the time line; return its new end."""
     kept = 0
     for at in range(end):
         if line.used[at >> BLOCK] >> (at & ((1 << BLOCK) - 1)) & 1:
@@ -121,7 +121,7 @@ def _close_gaps(line, end):
 
 @fast
 def _move_to_top(line, expert, first, stop, base, end, heavy):
-    """Use those looked up together in demand order; returns the new end of the time line."""
+    """Use in demand order the experts that were looked up together; return the new end of the time line."""
     for at in range(first, stop):
         x = base + np.int64(expert[at])
         old = line.slot[x]
@@ -138,7 +138,7 @@ def _move_to_top(line, expert, first, stop, base, end, heavy):
 
 
 def _walk(demands, first, last, cut, weights, stack, into):
-    """Steps [first, last): look up all that is looked up together, then move it to the top."""
+    """Walk steps [first, last): look up all that is looked up together, then move it to the top."""
     for step in range(first, last):
         layer = step % cut.layers
         if layer == 0 and demands.fresh[step // cut.layers]:

@@ -21,7 +21,7 @@ OUT = -1  #: the key of an expert that is not cached
 
 
 class Pools(NamedTuple):
-    """The cached experts. A key is next use << bits | expert, so that one comparison settles ties too."""
+    """The cached experts. A key is next use << bits | expert, so that one comparison also settles ties."""
 
     slots: np.ndarray  #: (pools,) int64: how many experts each holds
     held: np.ndarray  #: (pools,) int64: how many are cached
@@ -67,7 +67,7 @@ def _forget_stale(pools, pool, ids):
 
 @called
 def put_in(pools, pool, x, next_use, bits):
-    """An expert is cached until `next_use`, if space can be found."""
+    """Cache an expert until `next_use`, if space can be found."""
     heap = pools.heap[pool]
     if pools.entries[pool] == len(heap):
         _forget_stale(pools, pool, (1 << bits) - 1)
@@ -81,7 +81,7 @@ def put_in(pools, pool, x, next_use, bits):
 
 @called
 def keep(pools, pool, most, ids):
-    """The farthest next uses are evicted until no more than `most` are cached."""
+    """Evict the farthest next uses until at most `most` are cached."""
     heap = pools.heap[pool]
     while pools.held[pool] > most:
         key = heap[0]
@@ -106,7 +106,7 @@ def take_out(pools, pool, x, counts):
 
 @called
 def look_up(demands, begin, end, pool, base, bits, forced, pools, counts):
-    """Demands [begin, end) together: looked up, victims evicted if all must fit, inserted as far as they are kept."""
+    """Look up demands [begin, end) together, evict victims if all must fit, insert as far as they are kept."""
     ids, never = (1 << bits) - 1, np.int64(1) << (61 - bits)
     for at in range(begin, end):
         take_out(pools, pool, base + np.int64(demands.expert[at]), counts)
@@ -118,7 +118,7 @@ def look_up(demands, begin, end, pool, base, bits, forced, pools, counts):
 
 
 def _walk(demands, first, last, cut, bits, forced, pools, counts):
-    """Steps [first, last)."""
+    """Walk steps [first, last)."""
     for step in range(first, last):
         layer = step % cut.layers
         if layer == 0 and demands.fresh[step // cut.layers]:
@@ -136,9 +136,10 @@ WALK = compiled(_walk)
 def count(
     demands: Demands, cut: Cut, slots: Sequence[int], forced: bool, warm: Sequence[tuple[int, int]] = ()
 ) -> tuple[int, int, int]:
-    """Hits, accesses and compulsory misses; `slots` experts fit each pool, `warm` are cached first: (x, its first use).
+    """Count hits, accesses and compulsory misses.
 
-    Compulsory misses are those of experts that have not been there since the start or the last reset.
+    `slots` experts fit each pool; `warm` are cached first: (x, its first use). Compulsory misses are those of experts
+    that were not resident since the start or the last reset.
     """
     experts, counts = cut.layers * cut.experts, np.zeros(3, np.int64)
     bits = experts.bit_length()
@@ -150,13 +151,13 @@ def count(
 
 
 def keys(held: Sequence[tuple[int, int]], cut: Cut) -> list[int]:
-    """Those of (expert of the model, its next use), the largest first."""
+    """Return the keys of (expert of the model, its next use), the largest first."""
     bits = (cut.layers * cut.experts).bit_length()
     return sorted((min(use, 1 << (61 - bits)) << bits | x for x, use in held), reverse=True)
 
 
 def started(cut: Cut, slots: Sequence[int], warm: Sequence[int]) -> Pools:
-    """Pools that hold the experts of these keys, the largest first, which makes heaps of them."""
+    """Return pools that hold the experts of these keys, the largest first, which makes heaps of them."""
     room, experts = 4 * cut.units + 1, cut.layers * cut.experts
     held, entries = np.zeros(cut.pools, np.int64), np.zeros(cut.pools, np.int64)
     heap, key = np.zeros((cut.pools, room), np.int64), np.full(experts, OUT, np.int64)

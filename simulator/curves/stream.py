@@ -1,4 +1,4 @@
-"""What both kernels read and write: the demand stream with its resets, how it falls into look-ups, and the counts."""
+"""Input and output of the curve kernels: the demand stream with its resets, its look-ups, and the counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOWHERE = -1
 
 
 class Demands(NamedTuple):
-    """The demand stream as `traces.demand.Demand` has it; memory-mapped where the trace is on disk."""
+    """The demand stream as `traces.demand.Demand` has it; memory-mapped if the trace is on disk."""
 
     offsets: np.ndarray  #: (P * L + 1,) int64
     expert: np.ndarray  #: (n,) int16, of the layer
@@ -28,7 +28,7 @@ class Demands(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How the stream falls into pools and look-ups."""
+    """Division of the stream into pools and look-ups."""
 
     layers: int
     experts: int  #: of a layer
@@ -37,7 +37,7 @@ class Cut(NamedTuple):
 
     @property
     def pools(self) -> int:
-        """How many caches there are."""
+        """Number of caches."""
         return self.layers if self.per_layer else 1
 
     @property
@@ -55,14 +55,14 @@ class Tally(NamedTuple):
 
 
 def demands_of(trace: Trace, passes: str, reset: str) -> Demands:
-    """The stream of a trace under a schedule of passes. Raises TraceError or ValueError for an unknown setting."""
+    """Return the stream of a trace under a schedule. Raises TraceError or ValueError for an unknown setting."""
     demand = demand_of(trace, passes)
     fresh = resets(schedule(trace, passes), reset)
     return Demands(*(_locked(array) for array in (demand.offsets, demand.expert, demand.next_use, fresh)))
 
 
 def resets(plan: Passes, reset: str) -> np.ndarray:
-    """Which passes start with an empty cache because of `reset` (P,); the first one starts so anyway."""
+    """Return which passes start with an empty cache because of `reset`, (P,); the first one always does."""
     fresh, every = np.zeros(len(plan), bool), parse_reset(reset)
     if every < 0:
         fresh = plan.apart()
@@ -74,13 +74,13 @@ def resets(plan: Passes, reset: str) -> np.ndarray:
 
 
 def tally(layers: int, capacities: int, grid: np.ndarray | None = None) -> Tally:
-    """Zeros for so many capacities: those of `grid`, or 1, 2, 3 and so on."""
+    """Return zeros for so many capacities: those of `grid`, or 1, 2, 3 and so on."""
     found, undecided = np.zeros((layers, capacities + 2), np.int64), np.zeros(capacities + 1, np.int64)
     return Tally(np.empty(0, np.int64) if grid is None else grid, found, undecided)
 
 
 def spans(demands: Demands, done: Callable[[int], None]) -> Iterator[tuple[int, int]]:
-    """Ranges of steps [first, last); `done` is called with the length of each, once it has been counted.
+    """Yield ranges of steps [first, last); `done` is called with the length of each counted range.
 
     Raises KeyboardInterrupt before a range if the count is to stop.
     """
@@ -93,7 +93,7 @@ def spans(demands: Demands, done: Callable[[int], None]) -> Iterator[tuple[int, 
 
 
 def _locked(array: np.ndarray) -> np.ndarray:
-    """A plain view that cannot be written, so that memory maps and arrays have one type."""
+    """Return a plain read-only view, so that memory maps and arrays have one type."""
     view = np.asarray(array).view()
     view.flags.writeable = False
     return view

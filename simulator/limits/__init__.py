@@ -1,6 +1,6 @@
-"""How far a configuration could be improved, counted from the demand: limits that no replay of its kind passes.
+"""Limits that no replay of a configuration's kind passes, counted from the demand.
 
-`fixed`: the best residents that never change. `least_time`: what links and compute take under any prefetch. `choices`
-says which experts a router may choose among, `relaxation` counts misses that no such choice avoids, and `strategy`
-those of one that can be made; `routed` puts the three together.
+`least_time` is the least time of links and compute under any prefetch. `choices` lists the experts that a router may
+choose among, `relaxation` counts misses that no such choice avoids, and `strategy` those of a feasible one. `limits`
+combines them and adds the best residents that never change.
 """

@@ -1,4 +1,4 @@
-"""Which experts a token may run instead of its router's, as arrays: what `relaxation` and `strategy` count misses of.
+"""Experts that a token may run instead of its router's, as arrays for `relaxation` and `strategy`.
 
 `top-m`: as many as the router chose, of its M best; the best J always. Ranks are the recorded order, then descending
 choice score, ties by lowest id, as in the policies `max_rank` and `cumulative`. `mass`: at most as many as the router
@@ -30,7 +30,7 @@ HALVES = (0, 1, 2)
 
 @dataclass(frozen=True)
 class Freedom:
-    """How far routing may leave the router's choice."""
+    """Permitted distance of routing from the router's choice."""
 
     top_m: int = 0  #: 0 where mass decides
     top_j: int = 0
@@ -38,17 +38,17 @@ class Freedom:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The freedom in words."""
         if self.mass:
             return f"any that keep {self.mass / MILLION:.4g} of the gate mass"
         return f"any of the best {self.top_m}" + (f", the best {self.top_j} always" if self.top_j else "")
 
 
 class Choices(NamedTuple):
-    """What may be chosen: n candidates of S steps, and C rules, one per token and layer, over p pairs.
+    """Permitted choices: n candidates of S steps, and C rules, one per token and layer, over p pairs.
 
-    A candidate is an expert that a step may run, whichever of its tokens runs it. A rule wants `need` of the shares of
-    its candidates, from at most `most` of them, beside what is forced.
+    A candidate is an expert that a step may run, for any of its tokens. A rule needs `need` of the shares of its
+    candidates, from at most `most` of them, in addition to forced ones.
     """
 
     step: np.ndarray  #: (n,) int64, rising
@@ -73,7 +73,7 @@ class Block(NamedTuple):
 
 
 def freedom(trace: Trace, top_m: str, top_j: int, mass: float | None) -> Freedom:
-    """What `--top-m`, `--top-j` and `--mass` ask for. Raises ConfigError, and PolicyError without router logits."""
+    """Parse `--top-m`, `--top-j` and `--mass`. Raises ConfigError, and PolicyError without router logits."""
     geometry = trace.geometry
     if top_m and mass is not None:
         raise ConfigError("--top-m and --mass are two ways to bound routing; give one")
@@ -99,7 +99,7 @@ def freedom(trace: Trace, top_m: str, top_j: int, mass: float | None) -> Freedom
 
 
 def choices(trace: Trace, passes: str, free: Freedom) -> Choices:
-    """All that routing may choose. Raises TraceError."""
+    """Return all permitted choices. Raises TraceError."""
     plan, geometry = schedule(trace, passes), trace.geometry
     pass_of = np.repeat(np.arange(len(plan)), plan.stop - plan.start)
     keys, shares, forced, needs, mosts, counts = [], [], [], [], [], []
@@ -129,7 +129,7 @@ def _joined(
     layers: int,
     experts: int,
 ) -> Choices:
-    """Candidates from pairs of all rules, in the order of rules; key = step * E + expert."""
+    """Combine pairs of all rules, in the order of rules, into candidates; key = step * E + expert."""
     found, candidate = np.unique(key, return_inverse=True)
     step, expert = np.divmod(found, experts)
     is_forced = np.zeros(len(found), np.int8)
@@ -164,7 +164,7 @@ def _rules(trace: Trace, tokens: slice | np.ndarray, free: Freedom) -> Block:
 
 
 def _best(scores: np.ndarray, wanted: np.ndarray, free: Freedom) -> Block:
-    """The first M of each rank order, or as many as are wanted if those are more."""
+    """Return the first M of each rank order, or as many as are needed if those are more."""
     order = np.argsort(-scores, axis=-1, kind="stable")[..., : max(free.top_m, int(wanted.max(initial=0)))]
     rank, wanted = np.arange(order.shape[-1]), wanted[..., None]
     usable = np.take_along_axis(scores, order, -1) > -np.inf
@@ -175,7 +175,7 @@ def _best(scores: np.ndarray, wanted: np.ndarray, free: Freedom) -> Block:
 
 
 def _weighty(units: np.ndarray, wanted: np.ndarray, need: np.ndarray) -> Block:
-    """Experts of some admissible choice: with the best others they make `need`. Forced: without them nothing does."""
+    """Return experts of some admissible choice, and the forced ones, without which no choice reaches `need`."""
     order = np.argsort(-units, axis=-1, kind="stable")
     share = np.take_along_axis(units, order, -1)
     rank, many = np.arange(order.shape[-1]), wanted[..., None]
@@ -208,7 +208,7 @@ def sharpened(rules: Choices) -> Choices:
 
 
 def _last_share(rules: Choices) -> np.ndarray:
-    """Of each rule, the share that fills its last place if the largest are chosen; 0 if some place is left, (C,)."""
+    """Return each rule's share in its last position if the largest are chosen; 0 if a position is free, (C,)."""
     last = rules.offsets[:-1] + rules.most - 1
     full = (rules.most > 0) & (last < rules.offsets[1:])
     found = np.zeros(len(rules.need), np.int64)
@@ -217,7 +217,7 @@ def _last_share(rules: Choices) -> np.ndarray:
 
 
 def _beyond(rules: Choices, rule: np.ndarray, less: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Of each rule, how many candidates have a share beyond `less` (C,), which, how much of it, and what they need."""
+    """Return each rule's candidates with a share beyond `less` (C,): count, which, excess, and need."""
     need = np.maximum(0, rules.need - rules.most * less)
     share = np.minimum(rules.share - less[rule], need[rule])
     left = share > 0

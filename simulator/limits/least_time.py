@@ -26,7 +26,7 @@ from moereplay.traces.units import DECODE, NEVER
 
 
 class Steps(NamedTuple):
-    """What compute and links take, S steps; nothing contends."""
+    """Times of compute and links, S steps, without contention."""
 
     dense_ns: np.ndarray  #: (S,) int64, before the gate
     expert_ns: np.ndarray  #: (S,) int64, all experts of the step
@@ -35,7 +35,7 @@ class Steps(NamedTuple):
 
 
 def _first_uses(demands, first, cut, coming):
-    """When each expert is used first from a step on; `coming` has NEVER where it is not."""
+    """Return when each expert is first used from a step on; `coming` has NEVER for unused ones."""
     for step in range(len(demands.offsets) - 2, first - 1, -1):
         base = step % cut.layers * cut.experts
         for at in range(demands.offsets[step], demands.offsets[step + 1]):
@@ -72,7 +72,7 @@ WINDOWS = 8  #: begun in a stretch of passes without a reset, at equal distances
 
 
 class LeastTime(NamedTuple):
-    """What no eviction and no prefetch undercut."""
+    """A lower bound on time for any eviction and prefetch."""
 
     time_ns: int
     decode_ns: int  #: summed over requests
@@ -80,7 +80,7 @@ class LeastTime(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A trace's demand under a configuration, and where it is counted."""
+    """A trace's demand under a configuration, and the counting state."""
 
     demands: Demands
     cut: Cut
@@ -89,7 +89,10 @@ class Run(NamedTuple):
 
 
 def least_time(trace: Trace, ready: Plan, bound: Bound) -> LeastTime:
-    """Of a plan that fetches every miss at one precision, without side buffers; `bound` is the relaxed one of it."""
+    """Return the bound for a plan that fetches every miss at one precision, without side buffers.
+
+    `bound` is the plan's relaxed bound.
+    """
     geometry, passes = trace.geometry, schedule(trace, bound.passes)
     assert bound.admission == RELAXED
     cut = Cut(geometry.layers, geometry.experts, bound.scope == "per_layer", bound.contract == "atomic")
@@ -104,7 +107,7 @@ def least_time(trace: Trace, ready: Plan, bound: Bound) -> LeastTime:
 
 
 def _decoding(passes: Passes) -> np.ndarray:
-    """How many requests each pass decodes for, (P,) int64."""
+    """Return the number of requests that each pass decodes for, (P,) int64."""
     if passes.rows is None:
         return (passes.phase == DECODE).astype(np.int64)
     of = np.repeat(np.arange(len(passes)), passes.stop - passes.start)
@@ -113,7 +116,7 @@ def _decoding(passes: Passes) -> np.ndarray:
 
 
 def _stretches(wanted: np.ndarray) -> Iterator[tuple[int, int]]:
-    """The ranges of passes that are all wanted."""
+    """Yield the ranges of consecutive wanted passes."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], wanted.astype(np.int8), [0]])))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
@@ -137,10 +140,10 @@ def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
 
 
 def carried(times: Times, most: int) -> np.ndarray:
-    """When the links of a machine have carried 0, 1, ... `most` experts, at the earliest, (most + 1,) int64 ns.
+    """Return the earliest times at which the links have carried 0, 1, ... `most` experts, (most + 1,) int64 ns.
 
-    A transfer ends no sooner than a wire's time after the one before it, and than a latency and a wire's time after the
-    one that is a link's depth before it. Experts of the least bytes are taken, and any link may carry any of them.
+    A transfer ends no sooner than its wire time after the previous one, and than latency and wire time after the one
+    that is a link's depth before it. All experts count with the least bytes, and any link may carry any of them.
     """
     many = np.arange(1, most + 1, dtype=np.int64)
     ends = []
@@ -152,14 +155,17 @@ def carried(times: Times, most: int) -> np.ndarray:
 
 
 def _least_ns(run: Run, warm: list[int], first: int, last: int) -> int:
-    """From the beginning of a pass to the end of another: the sum over stretches between resets."""
+    """Return the least time between the starts of two passes: the sum over stretches between resets."""
     resets = np.flatnonzero(run.demands.fresh[first:last]) + first
     edges = [first, *(each for each in resets.tolist() if each > first), last]
     return sum(_of_stretch(run, begin, end, warm) for begin, end in pairwise(edges))
 
 
 def _of_stretch(run: Run, first: int, last: int, warm: list[int]) -> int:
-    """The same without a reset in between. Windows begin at equal distances; each raises the limits of its steps."""
+    """Return the least time of a stretch without a reset.
+
+    Windows begin at equal distances; each raises the limits of its steps.
+    """
     layers, ends = run.cut.layers, np.zeros((last - first) * run.cut.layers, np.int64)
     ends[:] = np.cumsum((run.steps.dense_ns + run.steps.expert_ns)[first * layers : last * layers])
     for begin in np.unique(np.linspace(first, last, WINDOWS, endpoint=False).astype(np.int64)).tolist():
@@ -175,7 +181,7 @@ def _of_stretch(run: Run, first: int, last: int, warm: list[int]) -> int:
 
 
 def _nearest(run: Run, begin: int) -> list[int]:
-    """Keys of the experts that are used soonest from a pass on, as many as fit: a cache that was prepared for it."""
+    """Return keys of the experts used soonest from a pass on, as many as fit: an ideally prepared cache."""
     coming = np.full(run.cut.layers * run.cut.experts, NEVER, np.int64)
     FIRST_USES(run.demands, begin * run.cut.layers, run.cut, coming)
     chosen = []

@@ -1,9 +1,10 @@
-"""The most hits of residents that never change: those of a fixed set of experts, chosen with hindsight.
+"""All limits of a configuration, each null where its premise fails, with the reason.
 
-Accesses of an expert are hits if it is of the set, whatever else happens, so that the best set of a pool is the experts
-of most accesses. `preloaded`: the set is resident before the run and after each reset, at no charge. `loaded_once`:
-each of its experts is loaded by its own first access after the start and after each reset, which is a miss; that is one
-way to evict, so it hits no more than the relaxed bound.
+A fixed set of residents is chosen with hindsight: accesses of its experts are hits, so the best set of a pool has the
+experts of most accesses. `preloaded`: the set is resident before the run and after each reset, without a transfer.
+`loaded_once`: the first access of each of its experts after the start and after each reset is a miss; this is one way
+to evict, so it hits no more than the relaxed bound. If eviction and admissible routing both know the future, the fewest
+misses lie within a `Bracket`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class FixedSet(NamedTuple):
 
 
 def fixed_set(trace: Trace, bound: Bound) -> FixedSet:
-    """The most hits of a fixed set in the pools of a bound, whose slots must be known."""
+    """Return the most hits of a fixed set in the pools of a bound, whose slots must be known."""
     layers, experts = trace.geometry.layers, trace.geometry.experts
     demands = demands_of(trace, bound.passes, bound.reset)
     unit, begun = _access_rows(demands, layers, experts)
@@ -49,14 +50,14 @@ def fixed_set(trace: Trace, bound: Bound) -> FixedSet:
 
 
 def _access_rows(demands: Demands, layers: int, experts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of every access, its expert of the model and how many resets came before it, (n,) int64 each."""
+    """Return the expert of every access and the number of resets before it, (n,) int64 each."""
     steps, many = np.arange(len(demands.offsets) - 1), np.diff(demands.offsets)
     unit = np.repeat(steps % layers, many) * experts + demands.expert
     return unit, np.repeat(np.cumsum(demands.fresh)[steps // layers], many)
 
 
 def _most(hits: np.ndarray, slots: tuple[int, ...]) -> int:
-    """The sum of the largest of each pool's row, as many as it has slots."""
+    """Return the sum of the largest of each pool's row, as many as it has slots."""
     best = -np.sort(-hits, axis=1)
     return sum(int(row[:many].sum()) for row, many in zip(best, slots, strict=True))
 
@@ -65,14 +66,14 @@ def _most(hits: np.ndarray, slots: tuple[int, ...]) -> int:
 
 
 class Bracket(NamedTuple):
-    """Misses: nothing has fewer than `at_least`, and some way has `at_most`."""
+    """Bounds on misses: no way has fewer than `at_least`, and some way has `at_most`."""
 
     at_least: int
     at_most: int
 
 
 def fewest_misses(trace: Trace, bound: Bound, free: Freedom, recorded: int) -> Bracket:
-    """In the pools of a relaxed bound, which has `recorded` misses by the recorded routing: one of the ways.
+    """Bound the misses in the pools of a relaxed bound, which has `recorded` misses by the recorded routing.
 
     Raises TraceError.
     """
@@ -108,7 +109,7 @@ NOTHING_DECODED = "no tokens/s: nothing is decoded; see --passes"
 
 @dataclass(frozen=True)
 class Limits:
-    """Misses and times that no configuration of the same demand, machine and bytes undercuts; None where not known."""
+    """Lower bounds on misses and times for the same demand, machine and bytes; None if unknown."""
 
     accesses: int
     compulsory: int | None  #: misses of any cache without prefetch
@@ -121,7 +122,7 @@ class Limits:
 
 
 def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> Limits:
-    """All of a configuration; what routing could do only if `free` says how far. Raises ConfigError or PolicyError."""
+    """Return all limits; those of routing only if `free` permits choices. Raises ConfigError or PolicyError."""
     ready, found = plan(trace, config), judge(trace, config)
     reasons = list(_no_least_time(ready))
     bound = found.bound
@@ -153,7 +154,7 @@ def _accesses(trace: Trace, config: ReplayConfig) -> int:
 
 
 def _no_least_time(ready: Plan) -> Iterator[str]:
-    """Which premises of the least time fail."""
+    """Yield the failed premises of the least time."""
     chosen = ready.chosen
     if chosen.changes_routing:
         yield f"{OTHER_DEMAND}: {ready.config.routing}"

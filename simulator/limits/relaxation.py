@@ -45,7 +45,7 @@ class Pools(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """In misses, as floats, and the last direction of the climb."""
+    """Prices in misses, as floats, and the last direction of the climb."""
 
     holding: np.ndarray  #: (S,)
     worth: np.ndarray  #: (C,), per expert that a rule needs
@@ -73,7 +73,7 @@ class Solved(NamedTuple):
 
 @called
 def _charge(rules, pools, prices, out):
-    """Prices as integers: of holding, summed along each pool, and of use, given to the candidates."""
+    """Return prices as integers: of holding, summed along each pool, and of use, per candidate."""
     out.reward[:] = 0
     for s in range(len(prices.holding)):
         earlier = s - pools.stride
@@ -87,7 +87,7 @@ def _charge(rules, pools, prices, out):
 
 @called
 def _walk(rules, pools, out):
-    """The least costs of each expert, candidate by candidate."""
+    """Compute the least costs of each expert, candidate by candidate."""
     for n in range(len(rules.step)):
         x, s = rules.unit[n], rules.step[n]
         found = out.cached[x] < NEVER and pools.starts[out.last[x]] == pools.starts[s]
@@ -102,7 +102,7 @@ def _walk(rules, pools, out):
 
 @called
 def _trace_back(rules, pools, out):
-    """What the cheapest ways use and hold."""
+    """Mark what the cheapest ways use and hold."""
     out.holds[:] = 0
     out.until[:] = -1
     for n in range(len(rules.step) - 1, -1, -1):
@@ -130,7 +130,7 @@ def _count_lacks(rules, out):
 
 
 def _solve(rules, pools, prices, out):
-    """The cheapest ways at these prices; `absent`, `cached` and `last` have to be as at the start."""
+    """Find the cheapest ways at these prices; `absent`, `cached` and `last` must be as at the start."""
     _charge(rules, pools, prices, out)
     _walk(rules, pools, out)
     _trace_back(rules, pools, out)
@@ -139,7 +139,7 @@ def _solve(rules, pools, prices, out):
 
 @called
 def _direction(way, lacking, price):
-    """Where to move a price: more where a rule is broken, less where it is not, and on as before."""
+    """Return where to move a price: up if a rule is broken, down if it is not, with momentum."""
     own = 0.0 if price <= 0.0 and lacking < 0.0 else lacking
     return own + MOMENTUM * way
 
@@ -180,7 +180,7 @@ class Relaxation:
         self.limit = 0
 
     def search(self, reached: list[int]) -> Iterator[tuple[Prices, Solved]]:
-        """Try prices; yields some on the way, and the best at last. `reached[0]`: misses of the best way known."""
+        """Try prices; yield some on the way, and the best at last. `reached[0]`: misses of the best known way."""
         self._begin()
         for turn in range(turns(self._rules)):
             check_stop()
@@ -199,7 +199,7 @@ class Relaxation:
         yield self._prices, self._out
 
     def _begin(self) -> None:
-        """The best of prices that are alike everywhere."""
+        """Start with the best of uniform prices."""
         each = 1 if self._pools.stride > 1 else self._pools.layers
         for worth, holding in product(STARTS_WORTH, STARTS_HOLDING):
             self._prices.worth[:], self._prices.holding[:] = worth, holding / each
@@ -208,13 +208,13 @@ class Relaxation:
         self._size = 1.0
 
     def _go_back(self) -> None:
-        """To the best prices, for smaller moves."""
+        """Return to the best prices, for smaller moves."""
         self._behind, self._size = 0, self._size * SHRINK
         _copy(self._best, self._prices)
         self._prices.holding_way[:], self._prices.worth_way[:] = 0, 0
 
     def _evaluate(self) -> float:
-        """What the present prices give, in misses; they are kept if that is the most so far."""
+        """Compute the limit at the present prices, in misses; keep them if it is the highest so far."""
         out, pools = self._out, self._pools
         out.absent[:], out.cached[:], out.last[:] = 0, NEVER, 0
         out.cached[self._warm] = 0
@@ -233,12 +233,12 @@ class Relaxation:
 
 
 def turns(rules: Choices) -> int:
-    """How many prices to try: fewer where there is more to count, so that the time does not grow without end."""
+    """Return how many prices to try: fewer for larger problems, to bound the time."""
     return min(MOST_TURNS, max(LEAST_TURNS, COUNTED // (len(rules.step) + len(rules.candidate) + 1)))
 
 
 def unit_of(rules: Choices) -> int:
-    """Costs of a miss, as fine as sums of int64 permit."""
+    """Return the cost unit of a miss, as fine as sums in int64 permit."""
     return 1 << min(36, 57 - (len(rules.step) + len(rules.candidate) + len(rules.begins)).bit_length())
 
 

@@ -1,9 +1,9 @@
-"""Misses of an admissible way to route and to evict, which shows how near the lower limit is to what can be done.
+"""Misses of one admissible way to route and evict, which shows how close the lower limit is to a feasible result.
 
-Every token, in the order of its pass, takes what is cached or already used in this step as far as its rule permits, and
-misses as little else as it can; of missing experts of equal share those that are worth most in the cache. After each
-step a pool keeps those that are worth most. Worth is a key: how soon the expert is a candidate again (`soonest`), or
-what it would cost, at the prices of a relaxation, not to have it (`priced`).
+Every token, in the order of its pass, takes cached experts, or ones already used in this step, as far as its rule
+permits, and misses as few others as it can; of missing experts of equal share it takes those of most worth. After each
+step a pool keeps those of most worth. Worth is a key: how soon the expert is a candidate again (`soonest`), or its
+price in a relaxation if it is not kept (`priced`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FREE, PICKED = 1, 2
 
 
 class Cache(NamedTuple):
-    """What is cached, and what a step has chosen."""
+    """Cached experts, and those that a step has chosen."""
 
     key: np.ndarray  #: (experts,) int64: the larger, the longer it is kept
     resident: np.ndarray  #: (experts,) int8
@@ -35,7 +35,7 @@ class Cache(NamedTuple):
 
 @called
 def _best(rules, keys, first, last, state, wanted):
-    """Of the pairs in a state, the one of most share, then of the largest key; -1 if there is none."""
+    """Return the pair in a state with the largest share, then the largest key; -1 if there is none."""
     best = -1
     for at in range(first, last):
         if state[at] == wanted:
@@ -51,7 +51,7 @@ def _best(rules, keys, first, last, state, wanted):
 
 @called
 def _least(rules, first, last, state):
-    """Of the pairs picked that cost nothing, the one of least share; -1 if there is none."""
+    """Return the pair with the smallest share among picked ones that cost nothing; -1 if there is none."""
     least = -1
     for at in range(first, last):
         if state[at] == FREE | PICKED and (least < 0 or rules.share[at] < rules.share[least]):
@@ -61,7 +61,7 @@ def _least(rules, first, last, state):
 
 @called
 def _choose(rules, keys, c, cache):
-    """Pick for one rule: first what costs nothing, then as few others as suffice, each for the least of the first."""
+    """Pick for one rule: first free experts, then as few others as suffice, each for the least of the first."""
     first, last, state = rules.offsets[c], rules.offsets[c + 1], cache.state
     for at in range(first, last):
         n = rules.candidate[at]
@@ -99,7 +99,7 @@ def _insert(rules, s, pool, cache):
 
 @called
 def _evict(slots, pool, cache):
-    """Those of the least keys, until the pool holds no more than its slots."""
+    """Evict the smallest keys until the pool holds no more than its slots."""
     while cache.many[pool] > slots:
         held, least = cache.held[pool], 0
         for at in range(1, cache.many[pool]):
@@ -125,7 +125,7 @@ def _follow(rules, pools, keys, rows, cache):
 
 
 def _soonest(rules, pools, keys, coming):
-    """The key of every candidate: how soon its expert is one again; `coming` has NEVER for every expert."""
+    """Return the key of every candidate: how soon its expert is one again; `coming` has NEVER for every expert."""
     for n in range(len(rules.step) - 1, -1, -1):
         keys[n] = -coming[rules.unit[n]]
         coming[rules.unit[n]] = rules.step[n]
@@ -155,7 +155,7 @@ FOLLOW, SOONEST, PRICED = compiled(_follow), compiled(_soonest), compiled(_price
 
 
 class Strategy:
-    """Ways for one set of rules, in the same pools from the same start."""
+    """Admissible ways for one set of rules, in the same pools from the same start."""
 
     def __init__(self, rules: Choices, pools: Pools, rows: np.ndarray, experts: int, warm: Sequence[int]) -> None:
         """`rows` (P + 1,): the first row of each pass, and how many there are."""
@@ -163,13 +163,13 @@ class Strategy:
         self._experts, self._warm = experts, warm
 
     def soonest(self) -> int:
-        """Misses, by when experts are candidates again."""
+        """Return the misses by when experts are candidates again."""
         keys, coming = np.zeros(len(self._rules.step), np.int64), np.full(self._experts, NEVER, np.int64)
         SOONEST(self._rules, self._pools, keys, coming)
         return self._misses(keys, -coming)
 
     def priced(self, prices: Prices, solved: Solved) -> int:
-        """Misses, by prices and what was solved at them."""
+        """Return the misses by prices and their solution."""
         keys, coming = np.zeros(len(self._rules.step), np.int64), np.full(self._experts, NEVER, np.int64)
         absent, cached = np.zeros(self._experts, np.int64), np.zeros(self._experts, np.int64)
         PRICED(self._rules, self._pools, solved, keys, absent, cached, coming)
