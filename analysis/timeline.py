@@ -1,4 +1,4 @@
-"""One replay as tracks over time: passes, compute, stalls, links, queue and levels, made from its event log."""
+"""Tracks over time of one replay, from its event log: passes, compute, stalls, links, queue, and levels."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from moereplay.traces.units import PREFILL
 
 PASSES, COMPUTE, CPU, STALLS, CACHE, LINKS, FILLS, QUEUE = 1, 2, 3, 4, 5, 10, 100, 1000
 NAMES = {PASSES: "passes", COMPUTE: "compute", CPU: "CPU", STALLS: "stalls", CACHE: "cache"}
-MOST = 1_000_000  #: events of a file; viewers take long over more
-SHOWN_AWAITED = 16  #: experts that a stall names
+MOST = 1_000_000  #: items of a file; viewers are slow with more
+SHOWN_AWAITED = 16  #: experts that a stall lists
 
 
 class Timeline:
-    """A whole log, of which some passes are shown."""
+    """The tracks of a whole log, pass by pass."""
 
     def __init__(self, events: Sequence[Event], end_ns: int, machine: Machine, plan: Passes | None = None) -> None:
-        """`end_ns` is when the run ended. `plan` says what is in each pass, if it is known."""
+        """Read a log that ended at `end_ns`; `plan`, if known, describes the passes."""
         self._machine, self._plan = machine, plan
         steps = steps_of(events, end_ns)
         moves = moves_of(steps, machine)
@@ -47,7 +47,9 @@ class Timeline:
         self._tracks = _Tracks(machine)
 
     def items(self, number: int) -> Iterator[Item]:
-        """Everything of one pass. What starts in it belongs to it, wherever it ends. Pass after pass, in order."""
+        """Return the items of one pass; passes must be asked for in order. An item belongs to the pass in which it
+        starts.
+        """
         steps, moves = self._passes[number], self._moves.get(number, [])
         for item in self._of_pass(number, steps, moves):
             if not isinstance(item, Slice | Instant):
@@ -112,7 +114,6 @@ class Timeline:
         return Slice(track, f"{self._machine.named(copy_of(event))} {why}", move.begins, move.ends, args)
 
     def _queue(self, moves: Iterable[Move]) -> Iterator[Slice]:
-        """What waits longer than nothing, in as many rows as wait at once."""
         waits = [(move.waits_from, move) for move in moves if move.waits_from is not None]
         for since, move in sorted(waits, key=lambda wait: wait[0]):
             if since < move.event.t0:
@@ -122,7 +123,7 @@ class Timeline:
 
 
 def limited(timeline: Timeline, passes: range, most: int = MOST) -> Iterator[Item]:
-    """The items of these passes. Raises ResultError once they are more than `most`, naming how many passes fit."""
+    """Return the items of some passes. Raises ResultError above `most` items, saying how many passes fit."""
     count = 0
     for number in passes:
         for item in timeline.items(number):
@@ -133,18 +134,18 @@ def limited(timeline: Timeline, passes: range, most: int = MOST) -> Iterator[Ite
 
 
 def _too_many(passes: range, fit: int, most: int) -> str:
-    said = f"passes {passes.start} to {passes.stop - 1} make more than {most:,} events; viewers open no more"
+    said = f"passes {passes.start} to {passes.stop - 1} make more than {most:,} events, the most that viewers open"
     if fit == 0:
         return f"pass {passes.start} alone makes more than {most:,} events; --passes chunk:N makes smaller passes"
-    return f"{said}: type --first-pass {passes.start} --passes-shown {fit}, nothing was written"
+    return f"{said}; nothing was written: pass --first-pass {passes.start} --passes-shown {fit}"
 
 
-#: Kinds of events that take no time and change what is in the cache, or will be.
+#: Kinds of events without duration that change the cache or its pending transfers.
 INSTANTS = ("evict", "promote", "cancel", "drop", "reset")
 
 
 def _layer(step: Step) -> Iterator[Slice]:
-    """A layer, its dense part with the gate at its end, and its experts; with what the gate found and what changed."""
+    """Return a layer with its dense and expert parts, and counts of what the gate demanded and the cache changed."""
     kinds = Counter(event.kind for event in step.events)
     found = {kind: kinds[kind] for kind in (*LOOKED_UP, *INSTANTS, "cpu") if kinds[kind]}
     yield Slice(PASSES, f"layer {step.layer}", step.begin, step.end, {"pass": step.step_pass, **found})
@@ -153,27 +154,27 @@ def _layer(step: Step) -> Iterator[Slice]:
 
 
 class _Tracks:
-    """Names of tracks, each once, and rows for what overlaps."""
+    """Names of tracks, and rows for items that overlap."""
 
     def __init__(self, machine: Machine) -> None:
         rows = [*machine.links, *machine.fills]
         self._names = NAMES | {LINKS + row: f"link {name}" for row, name in enumerate(rows)}
         self._named = set[int]()
-        self._queued: list[int] = []  # until when each row is taken
+        self._queued: list[int] = []  # end of the last item of each row
         self._fills: list[int] = []
 
     def first(self, number: int) -> Iterator[Track]:
-        """The track itself, before what is first on it."""
+        """Return the track before its first item."""
         if number not in self._named:
             self._named.add(number)
             yield Track(number, self._names.get(number) or _row_name(number))
 
     def queued(self, t0: int, t1: int) -> int:
-        """A row of the queue; those before it began no later."""
+        """Return a row of the queue; items must come in the order of their starts."""
         return QUEUE + _lowest_free(self._queued, t0, t1)
 
     def fill(self, move: Move) -> int:
-        """A row for what enters some lower tier."""
+        """Return a row for a transfer into lower tiers."""
         return FILLS + _lowest_free(self._fills, move.begins, move.ends)
 
 
@@ -188,29 +189,29 @@ def _lowest_free(rows: list[int], t0: int, t1: int) -> int:
     return row
 
 
-# -- How much there is of what, over time: experts and bytes in the fast tier, transfers in flight, demands that wait.
+# Levels over time
 
 
 class Held(NamedTuple):
-    """What there is from a nanosecond on, or by how much it changes."""
+    """Contents of the fast tier and transfers at a time, or a change of them."""
 
-    experts: int = 0  #: resident copies, those in side buffers included
+    experts: int = 0  #: resident copies, including side buffers
     resident: int = 0  #: their bytes
-    arriving: int = 0  #: bytes under way into the fast tier
-    demands: int = 0  #: transfers in flight for a demand, on any link
-    prefetches: int = 0  #: the others
-    waiting: int = 0  #: demands that are queued
+    arriving: int = 0  #: bytes in flight into the fast tier
+    demands: int = 0  #: demand transfers in flight, on any link
+    prefetches: int = 0  #: prefetches in flight
+    waiting: int = 0  #: queued demands
 
     def plus(self, other: Held) -> Held:
-        """The sum, field by field."""
+        """Add field by field."""
         return Held(*(mine + its for mine, its in zip(self, other, strict=True)))
 
     def minus(self) -> Held:
-        """The change that takes this away."""
+        """Return the inverse change."""
         return Held(*(-each for each in self))
 
     def levels(self, t: int) -> Iterator[Level]:
-        """As counters of the viewer."""
+        """Return the counters of the viewer."""
         yield Level("resident experts", t, {"experts": self.experts})
         yield Level("fast tier", t, {"resident bytes": self.resident, "arriving bytes": self.arriving})
         yield Level("in flight", t, {"demand": self.demands, "prefetch": self.prefetches})
@@ -218,12 +219,12 @@ class Held(NamedTuple):
 
 
 class Levels:
-    """What there is at every time at which it changes, in ns."""
+    """The contents at every time at which they change, in ns."""
 
     def __init__(self, steps: Iterable[Step], moves: Iterable[Move], machine: Machine) -> None:
         self._machine = machine
         self._changes: defaultdict[int, Held] = defaultdict(Held)
-        self._lands: dict[Copy, int] = {}  # of each copy that is resident, or will be
+        self._lands: dict[Copy, int] = {}  # arrival time of each copy that is or will be resident
         for layer, expert in machine.warm:
             self._land((layer, expert, 0), 0)
         starts = iter(moves)
@@ -237,7 +238,7 @@ class Levels:
         self._sum()
 
     def between(self, t0: int, t1: int) -> Iterator[Level]:
-        """The levels at t0, then those that change until t1, t1 not included."""
+        """Return the levels at t0, then those that change before t1."""
         first, last = bisect_right(self._times, t0), bisect_left(self._times, t1)
         yield from self._held[first - 1].levels(t0)
         for at in range(first, last):

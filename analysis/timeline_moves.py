@@ -1,4 +1,4 @@
-"""What crosses the links, made from the event log: each transfer's wire, what it waited for, and why it was made."""
+"""Steps, stalls and transfers of an event log: when each uses its link, what it waited for, and why it was made."""
 
 from __future__ import annotations
 
@@ -9,37 +9,116 @@ from typing import NamedTuple
 
 from moereplay.results.result import Event
 
+MISSED = ("compulsory", "collisions", "capacity")
+LOOKED_UP = ("hits", "late", *MISSED)
+BUSY = ("expert", "load", "head")  #: activities of compute after the gate
+
+
+class Step(NamedTuple):
+    """One pass at one layer: times in ns, and the events until the next step."""
+
+    step_pass: int
+    layer: int
+    begin: int
+    gate: int
+    end: int
+    events: Sequence[Event]
+
+
+class Stall(NamedTuple):
+    """A wait of compute from t0 to t1 in ns; the first transfer is the one that it resumes with."""
+
+    t0: int
+    t1: int
+    transfers: Sequence[Event]  #: their look-ups, or the compute that ends the wait
+    cpu: Sequence[Event]
+
+
+def steps_of(events: Sequence[Event], end_ns: int) -> list[Step]:
+    """Return the steps of a log in order. A step ends when the next one starts, the last with the run, at `end_ns`."""
+    starts = [at for at, event in enumerate(events) if event.kind == "dense"]
+    ends = [*(events[at].t0 for at in starts), end_ns][1:]
+    cuts = pairwise([*starts, len(events)])
+    return [_step(events[first:last], end) for (first, last), end in zip(cuts, ends, strict=True)]
+
+
+def _step(events: Sequence[Event], end: int) -> Step:
+    dense = events[0]
+    return Step(dense.step_pass, dense.layer, dense.t0, dense.t1, end, events)
+
+
+def stalls_of(step: Step) -> Iterator[Stall]:
+    """Return the idle intervals of compute between gate and end."""
+    at, waits = step.gate, _Waits(step)
+    for event in step.events:
+        acts = event.kind in BUSY
+        if (acts or event.kind in LOOKED_UP) and event.t0 > at:
+            yield waits.stall(at, event.t0, event)
+            at = event.t0
+        waits.follow(event)
+        at = event.t1 if acts else at
+    if step.end > at:
+        yield waits.stall(at, step.end, None)
+
+
+class _Waits:
+    """Experts that compute has looked up and still needs. Dropped and replaced ones are never computed."""
+
+    def __init__(self, step: Step) -> None:
+        self._computed = {event.expert for event in step.events if event.kind == "expert"}
+        self._transfers: dict[int, Event] = {}
+        self._cpu: list[Event] = []
+
+    def follow(self, event: Event) -> None:
+        if event.kind == "late" or (event.kind in MISSED and event.expert in self._computed):
+            self._transfers[event.expert] = event
+        elif event.kind == "expert":
+            self._transfers.pop(event.expert, None)
+        elif event.kind == "cpu":
+            self._cpu.append(event)
+
+    def stall(self, t0: int, t1: int, ends: Event | None) -> Stall:
+        """Return the stall that ends when `ends` starts at t1."""
+        others = dict(self._transfers)
+        first = []
+        if ends is not None and ends.kind == "expert" and others.pop(ends.expert, None):
+            first = [ends]
+        return Stall(t0, t1, [*first, *others.values()], [event for event in self._cpu if event.t1 > t0])
+
+
+# Transfers
+
 Copy = tuple[int, int, int]  #: layer, expert, precision
-FREE = -1  #: before the first nanosecond
+FREE = -1  #: end of a transfer before the first one
 
 
 class Machine(NamedTuple):
-    """What the log leaves out, of the machine and the model."""
+    """Facts about machine and model that a log does not hold."""
 
-    links: Sequence[str]  #: names, of those into the fast tier
-    fills: Sequence[str]  #: names, of those into the tiers below
+    links: Sequence[str]  #: names of links into the fast tier
+    fills: Sequence[str]  #: names of links into lower tiers
     homes: Sequence[int]  #: the link of each expert of a layer
     sizes: Sequence[Sequence[int]]  #: [precision][layer] bytes of an expert
-    loads_together: bool = False  #: demands queue when the last of their step is loaded
+    loads_together: bool = False  #: whether demands are queued when the last of their step is loaded
     warm: Sequence[tuple[int, int]] = ()  #: (layer, expert) that are resident at the start
 
     def size(self, copy: Copy) -> int:
-        """Bytes."""
+        """Return the bytes of a copy."""
         return self.sizes[copy[2]][copy[0]]
 
     def named(self, copy: Copy) -> str:
-        """Layer and expert; the precision where there are several."""
+        """Name a copy by layer and expert, and by precision if there are several."""
         precision = f" P{copy[2]}" if len(self.sizes) > 1 else ""
         return f"L{copy[0]} E{copy[1]}{precision}"
 
     def copy_of(self, y: int) -> Copy:
-        """Layer, expert and precision of the copy with that number."""
+        """Return the copy with a number."""
         x, precision = divmod(y, len(self.sizes))
         return *divmod(x, len(self.homes)), precision
 
 
 def copy_of(event: Event) -> Copy:
-    """Which copy an event is about."""
+    """Return the copy that an event concerns."""
     return event.layer, event.expert, event.precision
 
 
@@ -50,23 +129,23 @@ class Move:
     event: Event
     step: tuple[int, int]  #: pass and layer in which it starts
     size: int  #: bytes
-    link: int | None  #: its row; None where several fill lower tiers, as the log does not say which
-    begins: int  #: on the wire, after the transfer before it
+    link: int | None  #: its row; None if several links fill lower tiers, which the log does not tell apart
+    begins: int  #: first byte on the wire, after the transfer before it
     ends: int
-    cut_ns: int = 0  #: abandoned by a reset so long before its end
-    why: str = ""  #: of a demand: how its look-up missed
-    waits_from: int | None = None  #: when it was queued, if that is known
-    late_at: int | None = None  #: when a demand met it in flight
+    cut_ns: int = 0  #: time cut off by a reset
+    why: str = ""  #: kind of miss, for a demand
+    waits_from: int | None = None  #: time of queueing, if known
+    late_at: int | None = None  #: time of a delayed hit on it
 
     @property
     def busy_ns(self) -> int:
-        """What it adds to `link_busy_ns`."""
+        """Its part of `link_busy_ns`."""
         return self.ends - self.begins + self.cut_ns
 
 
 @dataclass
 class Traffic:
-    """Follows a log from its start, step by step."""
+    """Transfers of a log, followed step by step."""
 
     machine: Machine
     moves: list[Move] = field(default_factory=list)
@@ -76,13 +155,13 @@ class Traffic:
 
     def _clear(self) -> None:
         self._last_end = [FREE] * (len(self.machine.links) + 1)
-        self._last: dict[Copy, Move] = {}  # into the fast tier
-        self._filled: dict[Copy, int] = {}  # when a lower tier has it
-        self._onward: dict[Copy, int] = {}  # the same of what is to go on from there
+        self._last: dict[Copy, Move] = {}  # last transfer of each copy into the fast tier
+        self._filled: dict[Copy, int] = {}  # arrival time of each copy in a lower tier
+        self._onward: dict[Copy, int] = {}  # the same for copies that will move on from there
         self._moving: list[Move] = []
 
     def follow(self, step: Step) -> None:
-        """Add the moves that start in this step."""
+        """Add the transfers that start in a step."""
         asked = _asked(step, self.machine.loads_together)
         for event in step.events:
             copy = copy_of(event)
@@ -123,7 +202,7 @@ class Traffic:
         return len(self.machine.links) if len(self.machine.fills) == 1 else None
 
     def _abandon(self, now: int) -> None:
-        """A reset: links are free at once."""
+        """Cut the transfers under way: a reset frees the links."""
         for move in self._moving:
             if move.ends > now:
                 move.cut_ns = move.ends - max(move.begins, now)
@@ -132,7 +211,7 @@ class Traffic:
 
 
 def _asked(step: Step, together: bool) -> dict[int, tuple[int, str]]:
-    """Expert -> when its demand was queued, ns, and how its look-up missed."""
+    """Map experts to the time at which their demand was queued, ns, and the kind of their miss."""
     missed = {event.expert: (event.t0, event.kind) for event in step.events if event.kind in MISSED}
     loads = [event for event in step.events if event.kind == "load"]
     for load in loads:
@@ -141,88 +220,8 @@ def _asked(step: Step, together: bool) -> dict[int, tuple[int, str]]:
 
 
 def moves_of(steps: Iterable[Step], machine: Machine) -> list[Move]:
-    """Every transfer of a log, over every link, in the order of their starts."""
+    """Return every transfer of a log in the order of their starts."""
     traffic = Traffic(machine)
     for step in steps:
         traffic.follow(step)
     return traffic.moves
-
-
-# -- The event log cut into steps, and what compute waits for in each.
-
-MISSED = ("compulsory", "collisions", "capacity")
-LOOKED_UP = ("hits", "late", *MISSED)
-BUSY = ("expert", "load", "head")  #: of compute, after the gate
-
-
-class Step(NamedTuple):
-    """One pass at one layer: times in ns, and what was logged from its start to the next one's."""
-
-    step_pass: int
-    layer: int
-    begin: int
-    gate: int
-    end: int
-    events: Sequence[Event]
-
-
-class Stall(NamedTuple):
-    """From t0 to t1, in ns, compute waits for these experts, the one that it goes on with first, and for the CPU's."""
-
-    t0: int
-    t1: int
-    transfers: Sequence[Event]  #: their look-ups, or where the wait ends with one of them its compute
-    cpu: Sequence[Event]
-
-
-def steps_of(events: Sequence[Event], end_ns: int) -> list[Step]:
-    """The steps of a whole log in order. A step ends when the next one starts, the last with the run, at `end_ns`."""
-    starts = [at for at, event in enumerate(events) if event.kind == "dense"]
-    ends = [*(events[at].t0 for at in starts), end_ns][1:]
-    cuts = pairwise([*starts, len(events)])
-    return [_step(events[first:last], end) for (first, last), end in zip(cuts, ends, strict=True)]
-
-
-def _step(events: Sequence[Event], end: int) -> Step:
-    dense = events[0]
-    return Step(dense.step_pass, dense.layer, dense.t0, dense.t1, end, events)
-
-
-def stalls_of(step: Step) -> Iterator[Stall]:
-    """Everything between gate and end in which compute does nothing, in order."""
-    at, waits = step.gate, _Waits(step)
-    for event in step.events:
-        acts = event.kind in BUSY
-        if (acts or event.kind in LOOKED_UP) and event.t0 > at:
-            yield waits.stall(at, event.t0, event)
-            at = event.t0
-        waits.follow(event)
-        at = event.t1 if acts else at
-    if step.end > at:
-        yield waits.stall(at, step.end, None)
-
-
-class _Waits:
-    """What compute has looked up and not yet got. What is dropped or replaced is never computed, so nobody waits."""
-
-    def __init__(self, step: Step) -> None:
-        self._computed = {event.expert for event in step.events if event.kind == "expert"}
-        self._transfers: dict[int, Event] = {}
-        self._cpu: list[Event] = []
-
-    def follow(self, event: Event) -> None:
-        """Go on by one line of the log."""
-        if event.kind == "late" or (event.kind in MISSED and event.expert in self._computed):
-            self._transfers[event.expert] = event
-        elif event.kind == "expert":
-            self._transfers.pop(event.expert, None)
-        elif event.kind == "cpu":
-            self._cpu.append(event)
-
-    def stall(self, t0: int, t1: int, ends: Event | None) -> Stall:
-        """From t0 until `ends` goes on at t1."""
-        others = dict(self._transfers)
-        first = []
-        if ends is not None and ends.kind == "expert" and others.pop(ends.expert, None):
-            first = [ends]
-        return Stall(t0, t1, [*first, *others.values()], [event for event in self._cpu if event.t1 > t0])

@@ -20,16 +20,16 @@ from moereplay.results.remarks import synthetic_of
 from moereplay.results.result import ResultError
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 
-MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels that a page can hold
-NARROW_PANELS = 3  #: capacities of a narrow page, one below the other
+MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels on a page
+NARROW_PANELS = 3  #: capacities on a narrow page, stacked
 #: Shared fields in the order in which the subtitle names them.
 SHARED = ("model", "trace", "platform", "contract", "scope", "capacity", "prefetch", "miss", "routing", "passes")
 #: Defaults that the subtitle leaves out.
 UNSAID = {
     each.name: "" if each.default == () else each.default for each in SETTINGS if each.name not in (*SHARED, "eviction")
 }
-NO_BREAK = "\N{NO-BREAK SPACE}"  # a field stays on one line
-DIGEST = 8  #: digits of a trace digest that a reader can compare
+NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps a field on one line
+DIGEST = 8  #: digits of a trace digest
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class Facets:
     rows: pl.DataFrame
     settings: list[str]
     capacities: list[str]
-    shared: str  #: one line: what every row has in common
+    shared: str  #: settings of every row, as one line
     label: str  #: SIMULATED, open-loop, ...
     policies: list[str]
     left_out: str = ""  #: which capacities have no panel, in words
 
     def panel(self, setting: str, capacity: str | None = None) -> pl.DataFrame:
-        """The rows of one panel."""
+        """Return the rows of one panel."""
         rows = self.rows.filter(pl.col("setting") == setting)
         return rows if capacity is None else rows.filter(pl.col("capacity") == capacity)
 
 
 def facets(frame: pl.DataFrame, tidy: pl.DataFrame) -> Facets:
-    """Panels of `tidy`, rows made from `frame`. Raises ResultError if they are more than a page can hold."""
+    """Lay out `tidy`, rows made from `frame`. Raises ResultError if the panels do not fit a page."""
     bare = {kind: bare_names(tidy[kind].unique().to_list()) for kind in POLICIES if kind in tidy.columns}
     short = tidy.with_columns(
         pl.col("trace").str.head(DIGEST), *(pl.col(kind).replace(names) for kind, names in bare.items())
@@ -73,7 +73,7 @@ def facets(frame: pl.DataFrame, tidy: pl.DataFrame) -> Facets:
 
 
 def columned(found: Facets) -> Facets:
-    """The panels with as many capacities as fit a page, the ends and some between; a column for each."""
+    """Keep as many capacities as a page has columns: the ends and some between."""
     most, many = NARROW_PANELS if is_narrow() else MOST_COLUMNS, len(found.capacities)
     if many <= most:
         return found
@@ -84,7 +84,7 @@ def columned(found: Facets) -> Facets:
 
 
 class Cells(NamedTuple):
-    """Panels of settings and capacities: titles of columns, headings of rows, and what each panel shows."""
+    """Titles of columns, headings of rows, and what each panel shows."""
 
     columns: list[str]
     rows: list[str]
@@ -92,7 +92,7 @@ class Cells(NamedTuple):
 
 
 def cells(found: Facets) -> Cells:
-    """A row per setting, a column per capacity; on a narrow page one below the other. One alone is in the subtitle."""
+    """Return a row per setting and a column per capacity; on a narrow page all panels are stacked."""
     several = len(found.capacities) > 1
     titles = [f"capacity {capacity}" if several else "" for capacity in found.capacities]
     if not is_narrow():
@@ -113,13 +113,12 @@ def _check(found: Facets, varying: list[str]) -> None:
 
 
 def _in_order(rows: pl.DataFrame, name: str, *keys: str) -> list[str]:
-    """Distinct values of a column, smallest keys first."""
     order = [key for key in keys if key != name]
     return rows.sort(*order, name)[name].unique(maintain_order=True).to_list() if order else sorted(set(rows[name]))
 
 
 def shared(rows: pl.DataFrame) -> str:
-    """One line: the settings that every tidy row has in common."""
+    """Return the settings that every tidy row has in common, as one line."""
     alone = [name for name in (*SHARED, *UNSAID) if name in rows.columns and rows[name].n_unique() == 1]
     told = [name for name in alone if name not in UNSAID or rows[name][0] != UNSAID[name]]
     words = [str(rows[name][0]) if name == "model" else f"{_word(name)} {rows[name][0]}" for name in told]

@@ -1,4 +1,4 @@
-"""A page of panels measured in inches, so that nothing overlaps: header, grid, strips, legend, note; and its files."""
+"""A page of panels, measured in inches so that nothing overlaps: header, grid, headings, legend, note."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 from moereplay.analysis.palette import GRID, INK, MUTED
 
-DPI = 72  #: of layout; files have their own
-#: Everything that would otherwise follow the machine's own settings; a fixed salt makes SVG ids repeatable.
+DPI = 72  #: of the layout; files have another
+#: Settings that must not follow the machine's own; a fixed salt makes SVG ids repeatable.
 STYLE = {
     "font.family": ["DejaVu Sans"],
     "font.size": 8.5,
@@ -47,24 +47,24 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 MARGIN, LINE = 0.25, 0.17  # inches: page margin, height of a line of text
 GAP, SCALE_GAP = 0.2, 0.75  # inches between columns of panels: without tick labels and with them
 TITLE_SIZE, TEXT_SIZE, NOTE_SIZE = 12.0, 8.5, 7.5  # points
-LETTER = 0.6 / 72  # inches: width of a letter of DejaVu Sans per point of its size, on the safe side
+LETTER = 0.6 / 72  # inches: width of a DejaVu Sans letter per point of its size, rounded up
 AXIS_LABEL, ENTRY = 0.55, 0.185  # inches: below the grid, height of a legend entry
 HANDLE, NARROW_ENTRY = 0.45, 0.15  # inches: of a legend entry before its text, and its height on a narrow page
 NARROW_LETTER, NARROW_LEFT = 0.53 / 72, 0.8  # as `LETTER`; and the room for tick labels beside a wide page's
 NARROW_SIZE = 7.0  # points: every text of a page whose width is given
 LEAST_HEIGHT, SHAPE = 1.3, 0.75  # inches down, and height by width, of its panels
-#: Inches across of the pages that are drawn now; None for pages as wide as they need.
+#: Width in inches of the pages being drawn; None for as wide as they need.
 _width: ContextVar[float | None] = ContextVar("width", default=None)
 
 
 def is_narrow() -> bool:
-    """Whether pages have a given width, as of a column of a paper."""
+    """Return whether pages have a given width, such as a column of a paper."""
     return _width.get() is not None
 
 
 @dataclass(frozen=True)
 class Wording:
-    """The texts of a page."""
+    """Texts of a page."""
 
     title: str
     subtitle: str
@@ -76,7 +76,7 @@ class Wording:
 
 @dataclass(frozen=True)
 class Grid:
-    """Panels of one size, in inches; `left` is the room for tick labels."""
+    """Panels of one size in inches; `left` is the room for tick labels."""
 
     columns: Sequence[str]  #: a title above each column
     rows: Sequence[str]  #: a heading above each row, none if there is one row only
@@ -94,24 +94,24 @@ class Grid:
 
     @property
     def above(self) -> float:
-        """Room above each row of panels: for a note of the panel, and for the heading."""
+        """Room above each row of panels, for a note and the heading."""
         return 0.2 + 0.32 * (len(self.rows) > 1)
 
     @property
     def size(self) -> tuple[float, float]:
-        """Width and height of the panels with everything between them."""
+        """Width and height of all panels and the gaps between them."""
         across, down = len(self.columns), len(self.rows)
         return across * self.panel[0] + (across - 1) * self.gap, down * self.panel[1] + (down - 1) * self.above
 
     def fitted(self, width: float) -> Grid:
-        """The same grid on a page of a given width."""
+        """Return the grid for a page of a given width."""
         many = len(self.columns)
         left = NARROW_LEFT * self.left
         across = max(0.5, (width - left - MARGIN / 2 - (many - 1) * self.gap) / many)
         return replace(self, left=left, panel=(across, min(self.panel[1], max(LEAST_HEIGHT, SHAPE * across))))
 
     def stretched(self, height: float) -> Grid:
-        """The same grid, at least as high."""
+        """Return the grid with at least a given height."""
         more = max(0.0, height - self.size[1]) / len(self.rows)
         return replace(self, panel=(self.panel[0], self.panel[1] + more))
 
@@ -120,7 +120,7 @@ Kind = TypeVar("Kind", bound=Figure)
 
 
 class Sheet(Generic[Kind]):
-    """A figure with its panels; `panels[row][column]` share both axes, or the vertical one by row or column."""
+    """A figure with empty panels; `panels[row][column]` share axes as the grid says."""
 
     def __init__(self, grid: Grid, wording: Wording, legend: Sequence[Artist], kind: type[Kind] = Figure) -> None:
         width = _width.get()
@@ -157,7 +157,6 @@ class Sheet(Generic[Kind]):
         return max(self._grid.left + self._grid.size[0] + beside + MARGIN, title, heading)
 
     def _panels(self) -> list[list[Axes]]:
-        """Axes from the top left; the first one gives its scales to the others."""
         panels: list[list[Axes]] = []
         for row in range(len(self._grid.rows)):
             panels.append([])
@@ -179,12 +178,12 @@ class Sheet(Generic[Kind]):
         return panels
 
     def _corner(self, row: int, column: int) -> tuple[float, float]:
-        """Upper left corner of a panel: inches from the left and from the upper edge."""
+        """Return the upper left corner of a panel, inches from the left and upper edges."""
         across, down = self._grid.panel
         return self._grid.left + column * (across + self._grid.gap), self._top + row * (down + self._grid.above)
 
     def _place(self, row: int, column: int) -> tuple[float, float, float, float]:
-        """Left, bottom, width and height as fractions of the figure."""
+        """Return left, bottom, width and height as fractions of the figure."""
         (across, down), (left, top) = self._grid.panel, self._corner(row, column)
         bottom = self.height - top - down
         return left / self.width, bottom / self.height, across / self.width, down / self.height
@@ -230,7 +229,7 @@ class Sheet(Generic[Kind]):
         return min(points, NARROW_SIZE) if self._narrow else points
 
     def _line(self, text: str, x: float, y: float, **look: Any) -> None:
-        """Text with its baseline `y` inches below the upper edge."""
+        """Write a text with its baseline `y` inches below the upper edge."""
         self.figure.text(x / self.width, 1 - y / self.height, text, **look)
 
     def _legend(self, handles: Sequence[Artist]) -> None:
@@ -249,16 +248,16 @@ class Sheet(Generic[Kind]):
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The same look on every machine, whatever its matplotlibrc says."""
+    """Apply the same style on every machine, whatever its matplotlibrc says."""
     with style.context(["default", STYLE | ({"font.size": NARROW_SIZE} if is_narrow() else {})]):
         yield
 
 
 @contextmanager
 def on_page(width: float | None) -> Iterator[None]:
-    """Draw pages of a given width in inches, as a column of a paper has; None for as wide as they need.
+    """Draw pages of a given width in inches, such as a column of a paper; None for as wide as they need.
 
-    Their letters have 7 points, the legend stands below, and title and notes are the figure's label (`save_caption`).
+    Such pages have 7-point letters and the legend below; `save_caption` writes their title and notes.
     """
     before = _width.set(width)
     try:

@@ -1,4 +1,4 @@
-"""A page of a paper's figure: panels of bars or lines, published numbers as marks, and what they rest on below."""
+"""Pages of a paper's figures: panels of bars or lines, published numbers as marks, and notes below."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from moereplay.analysis.palette import INK, Look, in_order
 from moereplay.results.chart import BOUND, Chart
 from moereplay.results.result import ResultError
 
-MOST_PANELS = 24  #: of a page
-#: Columns that are shares: their axes are in percent.
+MOST_PANELS = 24  #: on a page
+#: Columns that are shares, with axes in percent.
 SHARES = (
     "hit_rate",
     "miss_rate",
@@ -32,9 +32,9 @@ SHARES = (
     "predictor_precision",
     "mean_variation",
 )
-SIGNED = ("perplexity_change",)  #: in percent too, and may be below zero
+SIGNED = ("perplexity_change",)  #: shares that can be negative
 MARK: dict[str, Any] = {"markersize": 8, "markerfacecolor": "white", "markeredgewidth": 1.4, "linestyle": "none"}
-#: Handles of published numbers, by the kind of chart.
+#: Legend entries of published numbers, by the kind of chart.
 PUBLISHED = {
     "bars": Line2D(
         [], [], color=INK, marker="_", markersize=9, markeredgewidth=1.6, linestyle="none", label="published"
@@ -45,16 +45,17 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Text:
-    """The words of a page."""
+    """Title and note of a page."""
 
     title: str
     note: str
 
 
 def page(chart: Chart, text: Text, rows: pl.DataFrame, published: pl.DataFrame) -> Figure:
-    """Panels for values, panels and traces. `rows` are of `rows_of`; `published` has value, low, high, and `PLACE`.
+    """Draw panels for values, panels and traces. `rows` come from `rows_of`; `published` has value, low, high, and
+    `PLACE`.
 
-    Raises ResultError if nothing can be drawn, or more panels than a page holds.
+    Raises ResultError if nothing can be drawn, or the panels do not fit a page.
     """
     drawn = {name: axis for name, axis in chart.drawn.items() if rows[name].drop_nulls().len()}
     if chart.live in rows.columns and rows[chart.live].drop_nulls().len():
@@ -92,7 +93,7 @@ def _drawn(chart: Chart, drawn: dict[str, str], text: Text, rows: pl.DataFrame, 
 
 @dataclass(frozen=True)
 class Layout:
-    """Titles of columns and rows, and of each panel: its column, its row, its value, and which rows it has."""
+    """Titles of columns and rows, and column, row, value and condition of each panel."""
 
     columns: list[str]
     rows: list[str]
@@ -100,7 +101,7 @@ class Layout:
 
 
 def _layout(drawn: dict[str, str], rows: pl.DataFrame) -> Layout:
-    """Several values stand side by side, above one another their panels; one value has its panels side by side."""
+    """Put several values side by side and their panels below one another; put panels of a single value side by side."""
     traces, panels = _names(rows, "trace"), _names(rows, "panel")
     models = dict(zip(rows["trace"], rows["model"], strict=True))
     called = {each: f"{models[each]}, trace {each[:DIGEST]}" for each in traces}
@@ -149,7 +150,7 @@ def _handles(chart: Chart, looks: dict[str, Look]) -> Sequence[Artist]:
 
 
 def _published_handle(chart: Chart, published: pl.DataFrame) -> Artist:
-    """What a published number looks like: of the horizontal axis a band."""
+    """Return the legend entry of published numbers: a band if they belong to the horizontal axis."""
     if (published["value"] == chart.x).all():
         return Patch(facecolor=INK, alpha=0.15, label="published")
     return PUBLISHED[chart.kind]
@@ -198,13 +199,13 @@ def _published_of(published: pl.DataFrame, value: str) -> list[float]:
 _PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.4g}%")
 
 
-# -- Lines over numbers, or from cell to cell where the axis is a value; published numbers as hollow marks.
+# Lines
 
 
 def draw_lines(
     axes: Axes, rows: pl.DataFrame, published: pl.DataFrame, value: str, x: str, looks: Mapping[str, Look]
 ) -> None:
-    """A line per series in the order of its rows; one of points over a value has Belady's as an upright line."""
+    """Draw a line per series. Where x is a value, Belady's is an upright line."""
     for name, look in looks.items():
         line = rows.filter(pl.col("series") == name).drop_nulls([x])
         if line.is_empty():
@@ -219,7 +220,7 @@ def draw_lines(
 
 
 def _mark_line(axes: Axes, mark: Mapping[str, Any], value: str, x: str, looks: Mapping[str, Look]) -> None:
-    """A number of the horizontal axis is a band, one of the vertical axis a hollow mark."""
+    """Draw a published number: a band for the horizontal axis, a hollow mark for the vertical one."""
     look = looks.get(mark["series"])
     if look is None:
         return
@@ -229,19 +230,19 @@ def _mark_line(axes: Axes, mark: Mapping[str, Any], value: str, x: str, looks: M
         axes.plot([float(mark["x"])], [mark["low"]], marker=look.marker, color=look.colour, **MARK)
 
 
-# -- Bars over names, with the published range of each as a mark.
+# Bars
 
-WIDTH, SMALL = 0.8, 6.0  #: of a group of bars, and points of the letters above one
-MOST_LETTERS, MOST_NAMES = 13, 6  #: of names that fit below a panel; longer ones stand in the legend alone
+WIDTH, SMALL = 0.8, 6.0  #: width of a group of bars, and points of the letters above a bar
+MOST_LETTERS, MOST_NAMES = 13, 6  #: names that fit below a panel; others are in the legend only
 
 
 def bar_legend(looks: Mapping[str, Look]) -> list[Patch]:
-    """A patch per series."""
+    """Return a patch per series."""
     return [Patch(label=name, **face) for name, face in _faces(looks).items()]
 
 
 def _faces(looks: Mapping[str, Look]) -> dict[str, dict[str, Any]]:
-    """Keyword arguments of each series' bars; one whose colour another has is hatched."""
+    """Return the bar style of each series; a repeated colour is hatched."""
     taken: set[str] = set()
     faces: dict[str, dict[str, Any]] = {}
     for name, look in looks.items():
@@ -252,7 +253,7 @@ def _faces(looks: Mapping[str, Look]) -> dict[str, dict[str, Any]]:
 
 
 def draw_bars(axes: Axes, rows: pl.DataFrame, published: pl.DataFrame, value: str, looks: Mapping[str, Look]) -> None:
-    """The series of a name stand side by side; a value that is undefined leaves a gap."""
+    """Draw the series of a name side by side; an undefined value leaves a gap."""
     names = rows["x"].unique(maintain_order=True).to_list()
     spots, faces = _spots(rows, names), _faces(looks)
     marks = {(mark["series"], mark["x"]): (mark["low"], mark["high"]) for mark in _marks(published, value)}
@@ -272,12 +273,12 @@ def _marks(published: pl.DataFrame, value: str) -> list[dict[str, Any]]:
 
 
 def _above(top: float, ends: Sequence[float]) -> float:
-    """Where a number can be read: above its bar, and above the mark that the bar's top is in."""
+    """Return the height of a number: above its bar, and above the mark that covers the bar's top."""
     return ends[1] if ends and ends[0] <= top <= ends[1] else top
 
 
 def _spots(rows: pl.DataFrame, names: Sequence[str]) -> dict[tuple[str, str], tuple[float, float]]:
-    """Middle and width of the bar of each (series, name)."""
+    """Return middle and width of the bar of each (series, name)."""
     spots = {}
     for at, name in enumerate(names):
         series = rows.filter(pl.col("x") == name)["series"].unique(maintain_order=True).to_list()

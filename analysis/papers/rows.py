@@ -1,4 +1,4 @@
-"""The numbers of a paper's figure: a row for each cell, or for each layer or lifetime of it, from stored results."""
+"""Numbers of a paper's figure from stored results: a row per cell, or per layer or lifetime of it; tables and CSV."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from moereplay.results.result import ResultError
 from moereplay.results.settings import KINDS
 from moereplay.traces.files import write_whole
 
-#: What a live run must share with a replay for its perplexity to be that of the replay's policies.
+#: Settings that a live run shares with the replay that its perplexity belongs to.
 ALIKE = ("capacity", "scope", "contract")
-PLACE = ("model", "trace", "panel", "series", "x")  #: where a row stands in a figure
+PLACE = ("model", "trace", "panel", "series", "x")  #: place of a row in a figure
 
 
 def rows_of(
     frame: pl.DataFrame, chart: Chart, cells: Sequence[Mapping[str, Any]], live: Sequence[Mapping[str, Any]] = ()
 ) -> pl.DataFrame:
-    """The rows of a chart: `PLACE`, the settings, and the columns of its values; null where one is undefined.
+    """Return the rows of a chart: `PLACE`, settings, and values; null where a value is undefined.
 
-    `frame` is of `results.stored.load`; a cell is a mapping with its `identity`, series, x and panel and the trace's
-    `layers`; `live` are documents of `moereplay live --json`.
+    `frame` comes from `results.stored.load`. A cell has its `identity`, series, x and panel, and the trace's `layers`.
+    `live` are documents of `moereplay live --json`.
     """
     places = pl.DataFrame([dict(cell) for cell in cells], infer_schema_length=None).with_row_index("at")
     found = {"run": _runs, "layer": _layers, "lifetime": _lifetimes}[chart.per](frame)
@@ -43,7 +43,7 @@ def rows_of(
 
 
 def _runs(frame: pl.DataFrame) -> pl.DataFrame:
-    """Every metric, and the three that papers state the other way round."""
+    """Return every metric, and the three that papers state inversely."""
     return measured(frame).select(
         pl.all(),
         pl.when(pl.col("accesses") > 0).then(pl.col("misses") / pl.col("accesses")).alias("miss_rate"),
@@ -52,14 +52,14 @@ def _runs(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _layers(frame: pl.DataFrame) -> pl.DataFrame:
-    """Counters of both phases summed; `place` is the layer."""
+    """Sum the counters of both phases; `place` is the layer."""
     sums = layers(frame).group_by("identity", "layer", maintain_order=True)
     summed = sums.agg(pl.col("collisions", "misses", "accesses").sum()).sort("identity", "layer")
     return with_ratios(summed).with_columns(pl.col("layer").cast(pl.Float64).alias("place"))
 
 
 def _lifetimes(frame: pl.DataFrame) -> pl.DataFrame:
-    """`share` of evicted copies that stayed less than `place` passes; no rows where nothing was evicted."""
+    """Return the `share` of evicted copies that stayed less than `place` passes; no rows without evictions."""
     counts = frame.select(
         pl.col("about").struct.field("identity"), pl.col("totals").struct.field("lifetime").alias("copies")
     )
@@ -69,12 +69,12 @@ def _lifetimes(frame: pl.DataFrame) -> pl.DataFrame:
     below = pl.col("copies").cum_sum().over("identity") / pl.col("copies").sum().over("identity")
     shares = per_bucket.with_columns(below.alias("share"), (2 ** pl.col("bucket") / pl.col("layer")).alias("place"))
     before, after = (pl.col("share").shift(by).over("identity") for by in (1, -1))
-    within = (before.fill_null(0) < 1) & (after.fill_null(1) > 0)  # one point at 0 and one at 100 % end a line
+    within = (before.fill_null(0) < 1) & (after.fill_null(1) > 0)  # a line ends with one point at 0 and one at 100 %
     return shares.filter(pl.col("share").is_finite() & within).select("identity", "place", "share")
 
 
 def _bounded(rows: pl.DataFrame) -> pl.DataFrame:
-    """With a row of Belady's misses for every row that has a bound; it changes no mixture."""
+    """Add a row of Belady's misses for every row that has the bound."""
     bound = rows.drop_nulls("belady_hit_rate").with_columns(
         pl.lit(BOUND).alias("series"),
         (1 - pl.col("belady_hit_rate")).alias("miss_rate"),
@@ -84,7 +84,7 @@ def _bounded(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _relative(rows: pl.DataFrame, chart: Chart) -> pl.DataFrame:
-    """Each value over that of the series it is compared with, in its panel, and at the same x if it has several."""
+    """Divide each value by that of the base series, in its panel and, if the base varies over x, at its x."""
     base = rows.filter(pl.col("series") == chart.relative_to)
     keys = ["trace", "panel", *(["x"] if base["x"].n_unique() > 1 else [])]
     others = base.select(*keys, *(pl.col(name).alias(f"{name} of base") for name in chart.values))
@@ -99,7 +99,7 @@ def _relative(rows: pl.DataFrame, chart: Chart) -> pl.DataFrame:
 
 
 def _with_perplexity(rows: pl.DataFrame, frame: pl.DataFrame, live: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-    """`perplexity_change` of the live run under the same policies and cache, null without one."""
+    """Add `perplexity_change` of the live run under the same policies and cache; null without one."""
     known = {_key(document["about"]["policies"], document["config"]): _change(document) for document in live}
     policies = {each["identity"]: each["policies"] for each in frame["about"].to_list()}
     configs = {each["identity"]: config for each, config in zip(frame["about"], frame["config"], strict=True)}
@@ -112,16 +112,15 @@ def _key(policies: Mapping[str, str], config: Mapping[str, Any]) -> tuple[str, .
 
 
 def _change(document: Mapping[str, Any]) -> float | None:
-    """Of the perplexity beside the unmodified model's; None if the run was not judged."""
     total = (document.get("quality") or {}).get("total")
     return total["perplexity"] / total["perplexity_base"] - 1 if total else None
 
 
-# -- A paper's figure as numbers: the rows with the published ones beside them, as CSV and for a terminal.
+# Tables with published numbers
 
-#: Of published numbers: the column that they stand beside, a range, where in the figure, of what model and from where.
+#: Columns of published numbers: the column they compare with, range, place in the figure, model, and source.
 PUBLISHED = ("value", "low", "high", *PLACE, "of", "source")
-#: Columns by their heads.
+#: Heads of columns.
 HEADS = {
     "collisions_per_miss": "coll/miss",
     "relative_collisions": "times",
@@ -129,13 +128,13 @@ HEADS = {
     "tokens_per_s": "tok/s",
     "relative_ttft_mean_ms": "TTFT / own",
 }
-#: Where a table has published numbers of two columns.
+#: Short heads, for published numbers of two columns.
 SHORT = {"ttft_mean_ms": "TTFT", "tokens_per_s": "tok/s"}
-DIGITS = 8  #: of a trace that a reader compares
+DIGITS = 8  #: of a trace digest
 
 
 def published_frame(marks: Sequence[Mapping[str, Any]], rows: pl.DataFrame) -> pl.DataFrame:
-    """Published numbers as a frame whose `x` is as that of the figure's rows."""
+    """Return published numbers as a frame whose `x` has the type of the figure's rows."""
     numbers: dict[str, Any] = dict.fromkeys(("low", "high"), pl.Float64)
     schema = pl.Schema({name: numbers.get(name, pl.String) for name in PUBLISHED} | {"x": rows.schema["x"]})
     cast = float if rows.schema["x"].is_numeric() else str
@@ -143,9 +142,9 @@ def published_frame(marks: Sequence[Mapping[str, Any]], rows: pl.DataFrame) -> p
 
 
 def beside(rows: pl.DataFrame, chart: Chart, published: pl.DataFrame) -> pl.DataFrame:
-    """`PLACE`, the chart's values, their published ranges, and the identity of each replay.
+    """Return `PLACE`, the chart's values with their published ranges, and the identity of each replay.
 
-    What was published where nothing was replayed has a row of its own.
+    A published number without a replay has its own row.
     """
     live = [chart.live] if chart.live in rows.columns else []
     along = [chart.x] if chart.x != "x" else []
@@ -159,12 +158,11 @@ def beside(rows: pl.DataFrame, chart: Chart, published: pl.DataFrame) -> pl.Data
 
 
 def _once(table: pl.DataFrame, *names: str) -> list[str]:
-    """Those columns that a table does not have."""
     return [name for name in names if name not in table.columns]
 
 
 def write_csv(path: Path, table: pl.DataFrame) -> None:
-    """Every digit. Raises ResultError if it cannot be written."""
+    """Write every digit. Raises ResultError if the file cannot be written."""
     try:
         write_whole(path, (csv(table.to_dicts()) + "\n").encode())
     except OSError as error:
@@ -172,7 +170,7 @@ def write_csv(path: Path, table: pl.DataFrame) -> None:
 
 
 def printed(rows: pl.DataFrame, title: str) -> str:
-    """The table of a terminal: short names, no column that is empty, and what all rows share in the title."""
+    """Return the terminal table: short names, no empty columns, and shared settings in the title."""
     full = [name for name in rows.columns if rows[name].null_count() < len(rows)]
     kept = (
         rows.select(full).with_columns(pl.col("trace").str.head(DIGITS)).drop("identity", "of", "source", strict=False)
@@ -185,13 +183,13 @@ def printed(rows: pl.DataFrame, title: str) -> str:
 
 
 def _says_nothing(rows: pl.DataFrame, name: str) -> bool:
-    """Whether a column is empty, or repeats the series."""
+    """Return whether a column is empty or repeats the series."""
     texts = rows[name].cast(pl.String)
     return bool((texts == "").all()) or texts.equals(rows["series"])
 
 
 def _short(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A published range as one cell."""
+    """Merge the ends of a published range into one cell."""
     short: dict[str, Any] = {}
     for name, value in row.items():
         stem, _, end = name.partition(" published, ")

@@ -82,7 +82,7 @@ def brief(cases: Sequence[Case]) -> Verdict | None:
 
 
 def question(material: Material, cases: Sequence[Case]) -> dict[str, Any]:
-    """In a sentence, and as settings: `varies` name -> values, `constant` name -> value."""
+    """Return the question as a sentence and as settings: `varies` name -> values, `constant` name -> value."""
     if material.frame.is_empty():
         return _of_curves(material)
     table = runs(material.frame)
@@ -136,12 +136,12 @@ def _trace(material: Material, digest: str) -> dict[str, Any]:
 
 
 def _values(found: Sequence[Any]) -> list[Any]:
-    """Each once, numbers by size and texts by name."""
+    """Return distinct values, numbers by size and texts by name."""
     return sorted(set(found), key=lambda value: (value is None, _size(value), str(value)))
 
 
 def _size(value: Any) -> float:
-    """The number that a capacity begins with, so that 5% comes before 25%."""
+    """Return the leading number of a capacity, so that 5% sorts before 25%."""
     text = str(value)
     digits = next((text[:end] for end in range(len(text), 0, -1) if text[:end].replace(".", "", 1).isdecimal()), "")
     return float(digits) if digits else float("inf")
@@ -152,5 +152,5 @@ def _is_said(name: str, value: Any) -> bool:
 
 
 def meaning(name: str) -> str:
-    """What a setting decides, in words."""
+    """Return what a setting decides."""
     return MEANINGS.get(name, "")

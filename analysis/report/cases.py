@@ -1,4 +1,4 @@
-"""Cases: the configurations of one trace, schedule of passes and platform, among which policies are compared."""
+"""Material of a page, and its cases: the configurations of one trace, schedule of passes and platform."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from moereplay.results.metrics import DOCUMENTED
 from moereplay.results.settings import POLICIES, expert_lists, repeat_command
 from moereplay.traces.schema import Trace
 
-#: What the configurations of a case share; its results are never compared with those of another.
+#: Settings that all configurations of a case share; results of different cases are never compared.
 SHARED = ("model", "trace", "passes", "platform")
-#: Where a configuration stands in its case, in the order of a ranking.
+#: Standing of a configuration in its case, in the order of a ranking.
 GROUPS = BEST, ALONE, ALIKE, UNSURE, BEHIND, BOUND = (
     "best",
     "the only one",
@@ -35,43 +35,43 @@ GROUPS = BEST, ALONE, ALIKE, UNSURE, BEHIND, BOUND = (
 
 @dataclass(frozen=True)
 class Case:
-    """One trace, one schedule of passes, one platform."""
+    """The configurations of one trace, schedule of passes and platform, which are compared with one another."""
 
-    shared: Mapping[str, Any]  #: by `SHARED`
-    rows: Sequence[Mapping[str, Any]]  #: tidy, with every metric, by identity
-    entries: Sequence[Entry]  #: of the same
-    names: Sequence[str]  #: the settings by which its configurations are called
+    shared: Mapping[str, Any]  #: values of `SHARED`
+    rows: Sequence[Mapping[str, Any]]  #: tidy, with every metric, sorted by identity
+    entries: Sequence[Entry]  #: in the order of `rows`
+    names: Sequence[str]  #: settings that name its configurations
 
     @property
     def usable(self) -> list[Entry]:
-        """Those that know nothing of the future."""
+        """Entries that do not know the future."""
         return [entry for entry in self.entries if not entry.foresees]
 
     @property
     def foreseeing(self) -> list[Entry]:
-        """Those that do: bounds, and never the answer."""
+        """Entries that know the future: upper bounds, never the answer."""
         return [entry for entry in self.entries if entry.foresees]
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The fastest, and the one with most hits; without those of which nothing is known."""
+        """The verdict on speed and that on hit rate, if the case has the figure."""
         found = (verdict(figure, self.usable) for figure in FIGURES)
         return [each for each in found if each is not None]
 
     @cached_property
     def conditions(self) -> list[Condition]:
-        """By the first figure, the best at each capacity; none where there is one capacity, or one set at each."""
+        """The best at each capacity by the first figure; none with one capacity, or one set at each."""
         found = by_condition(self.verdicts[0].figure, self.usable) if self.verdicts else []
         return found if any(each.found.second for each in found) else []
 
     @cached_property
     def bound_conditions(self) -> list[Condition]:
-        """By the first figure, the upper bound at each capacity."""
+        """The upper bound at each capacity by the first figure."""
         return by_condition(self.verdicts[0].figure, self.foreseeing) if self.verdicts else []
 
     @cached_property
     def groups(self) -> dict[str, str]:
-        """Where every configuration stands, by identity; compared by the first verdict, each at its capacity."""
+        """Standing of every configuration by identity, from the first verdict at its capacity."""
         groups = {identity(entry): BOUND if entry.foresees else UNSURE for entry in self.entries}
         best = BEST if len(self.usable) > 1 else ALONE
         for first in [each.found for each in self.conditions] or self.verdicts[:1]:
@@ -83,41 +83,41 @@ class Case:
 
     @cached_property
     def requests(self) -> int:
-        """The fewest rows of requests of any configuration; 0 where they were not kept."""
+        """The fewest per-request rows of any configuration; 0 if they were not stored."""
         return min(len(entry.requests()) for entry in self.entries)
 
     @property
     def synthetic(self) -> bool:
-        """Whether its routing is: no interval is given then."""
+        """Whether the routing is synthetic; intervals are omitted then."""
         return any(entry.synthetic for entry in self.entries)
 
     @property
     def shares_a_cache(self) -> bool:
-        """Whether requests are not independent."""
+        """Whether requests depend on one another."""
         return not all(independent(entry) for entry in self.entries)
 
     def label(self, entry: Entry) -> str:
-        """What a configuration is called among those of its case."""
+        """Name a configuration among those of the case."""
         return called(entry, self.names)
 
     def series(self, settings: Mapping[str, Any]) -> str:
-        """What it is called whatever its capacity: the line of a figure that it belongs to."""
+        """Name a configuration without its capacity, as the line of a figure."""
         words = [str(settings[name]) if name in POLICIES else f"{name} {settings[name]}" for name in self.lines]
         return ", ".join(words)
 
     @property
     def lines(self) -> list[str]:
-        """The settings by which lines of figures are called."""
+        """Settings that name lines of figures."""
         return [name for name in self.names if name != "capacity"] or ["eviction"]
 
 
 def identity(entry: Entry) -> str:
-    """Of the configuration of an entry."""
+    """Return the identity of an entry's configuration."""
     return entry.settings["identity"]
 
 
 def cases(material: Material) -> list[Case]:
-    """Every case of the results, in the order of what they share."""
+    """Return every case of the results, in the order of their shared settings."""
     if material.frame.is_empty():
         return []
     frame = material.frame
@@ -139,7 +139,7 @@ def _case(rows: pl.DataFrame, known: Mapping[str, Entry], names: Sequence[str]) 
 
 
 def title(case: Case, all_cases: Sequence[Case]) -> str:
-    """What a case has that the others have not; its trace and platform where it is alone."""
+    """Return the settings that distinguish a case from the others; model and platform if it is the only one."""
     apart = [name for name in SHARED if len({each.shared[name] for each in all_cases}) > 1]
     shown = apart or ["model", "platform"]
     words = {name: str(case.shared[name])[:12] if name == "trace" else str(case.shared[name]) for name in shown}
@@ -147,40 +147,40 @@ def title(case: Case, all_cases: Sequence[Case]) -> str:
     return ", ".join(plain)
 
 
-# -- What a report is made from: stored results, and the traces that are still there.
+# Material
 
 
 class Source(NamedTuple):
-    """A trace of the results, as far as it is at hand."""
+    """A trace of the results, if it is available."""
 
-    name: str  #: as a command names it
+    name: str  #: as commands take it
     trace: Trace | None = None
-    missing: str = ""  #: why it is not at hand, and how to get it
+    missing: str = ""  #: why it is not available, and how to get it
 
 
 class Material(NamedTuple):
-    """Everything that a page shows is taken from here. `frame` and `curves` may be without rows, not both."""
+    """Everything that a page is made from. One of `frame` and `curves` may be empty."""
 
-    frame: pl.DataFrame  #: of `results.stored.load`
-    curves: pl.DataFrame  #: of `results.curves.load`
+    frame: pl.DataFrame  #: from `results.stored.load`
+    curves: pl.DataFrame  #: from `results.curves.load`
     failed: int  #: configurations without a result
     checks: Sequence[Check]
     provenances: Sequence[Mapping[str, Any]]
     sources: Mapping[str, Source]  #: by digest
-    remarks: Sequence[str]  #: on bounds, of the traces that are at hand
-    foresees: Callable[[Mapping[str, Any]], bool]  #: whether the policies of a configuration know the future
-    version: str  #: of the package that makes the page
+    remarks: Sequence[str]  #: on bounds of the available traces
+    foresees: Callable[[Mapping[str, Any]], bool]  #: tells whether policies know the future
+    version: str  #: of the package
 
 
-# -- Every configuration as a document: settings, identity, the command that repeats it, figures and intervals.
+# Runs: every configuration as a document
 
 Run = dict[str, Any]
-#: Facts of a result that a reader needs beside its settings.
+#: Facts of a result that are shown with its settings.
 FACTS = ("label", "seconds", "warning", "capacity_forms", "capacity_bytes", "token_cycles", "semantics")
 
 
 def runs(cases: Sequence[Case], material: Material) -> list[Run]:
-    """All of them, case by case, in the order of their standing, and then of their figures."""
+    """Return all runs, case by case, by standing and then by figure."""
     stored = {row["about"]["identity"]: row for row in material.frame.iter_rows(named=True)} if cases else {}
     return [run for at, case in enumerate(cases) for run in _of_case(at, case, stored, material)]
 
@@ -212,7 +212,7 @@ def _run(case: Case, entry: Entry, row: Mapping[str, Any], stored: Mapping[str, 
 
 
 def interval(entry: Entry, figure: str) -> dict[str, Any] | None:
-    """The 95 % interval of a configuration's own figure; None where its requests do not say."""
+    """Return the 95 % CI of a configuration's own figure; None if there is none."""
     found = estimate(entry.requests(), figure)
     if found is None or found.low is None or found.high is None:
         return None
@@ -221,7 +221,7 @@ def interval(entry: Entry, figure: str) -> dict[str, Any] | None:
 
 
 def policy_files(config: Mapping[str, Any], provenances: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The files of the user's own policies that a configuration needs, without the folders of their machine."""
+    """Return the user's policy files that a configuration needs, without the folders of their machine."""
     versions = {text.partition(":")[0].partition("@")[2] for name in POLICIES if (text := str(config[name]))} - {""}
     stored = {each["sha256"]: str(each["path"]) for one in provenances for each in one.get("policy_files", ())}
     named = [path for sha, path in sorted(stored.items()) if any(sha.startswith(version) for version in versions)]

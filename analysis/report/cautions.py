@@ -1,4 +1,4 @@
-"""What a reader must know before believing a figure: every warning of `replay`, `sweep show` and the trace's checks."""
+"""Warnings and background of a page: cautions, health of traces, machines, and method."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cautions(
     traces: Sequence[Mapping[str, Any]],
     platforms: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """Each once, in the order of their weight."""
+    """Return every warning once, most important first."""
     said = [
         *_synthetic(material),
         *_incomplete(material),
@@ -46,7 +46,7 @@ def cautions(
 
 
 def _synthetic(material: Material) -> list[str]:
-    """That figures rest on synthetic routing, if so: of results, or of traces at hand where there are curves alone."""
+    """Name synthetic routing of the results, or of the traces if there are curves only."""
     if not material.frame.is_empty():
         return routing_of(material.frame)
     models = material.curves["model"].unique().to_list()
@@ -62,7 +62,7 @@ def _incomplete(material: Material) -> list[str]:
 
 
 def _of_rows(material: Material) -> list[str]:
-    """Of capacities, and of routing that cannot react."""
+    """Warn of small capacities and of routing that cannot react."""
     if material.frame.is_empty():
         return []
     rows = runs(material.frame).sort("capacity_bytes", "identity")
@@ -74,7 +74,7 @@ def _of_rows(material: Material) -> list[str]:
 
 
 def _samples(cases: Sequence[Case]) -> list[str]:
-    """Too few requests, none kept, or such as are not independent."""
+    """Warn of few requests, missing rows, and dependent requests."""
     few: dict[int, list[str]] = {}
     for case in (each for each in cases if each.requests < FEW and not each.synthetic):
         few.setdefault(case.requests, []).append(title(case, cases))
@@ -87,9 +87,9 @@ def _samples(cases: Sequence[Case]) -> list[str]:
 def _few(requests: int, of: str) -> str:
     where = f"{of}: " if of else ""
     if not requests:
-        return f"{where}no rows of requests, so no telling how sure a difference is: `requests = true` keeps them"
+        return f"{where}no confidence interval: per-request rows were not stored (set `requests = true`)"
     if requests == 1:
-        return f"{where}one request, which says nothing of others: no intervals"
+        return f"{where}no confidence interval: one request"
     return f"{where}{requests} requests, fewer than ten: intervals are rough"
 
 
@@ -98,11 +98,11 @@ def _untimed(cases: Sequence[Case]) -> list[str]:
     return [" ".join(line.strip() for line in lines)] if lines else []
 
 
-# -- What a trace is like: how much of it there is, what it holds, how its routing behaves, and what checks found.
+# Health of traces
 
 
 def health(material: Material) -> list[dict[str, Any]]:
-    """Of every trace of the results. Raises TraceError on damaged rows."""
+    """Return statistics and findings of every trace of the results. Raises TraceError on damaged rows."""
     return [_of(digest, source) for digest, source in sorted(material.sources.items())]
 
 
@@ -144,7 +144,6 @@ def _recall(summary: Summary, depth: int) -> float:
 
 
 def _layers(summary: Summary) -> list[dict[str, Any]]:
-    """A row per layer: reuse, evenness of use, busiest over mean, and look-ahead recall where it was recorded."""
     return [
         {"layer": at, "reuse": layer.reuse, "entropy": layer.entropy, "busiest/mean": layer.imbalance}
         | {f"recall +{depth}": share for depth, share in layer.recall.items()}
@@ -157,11 +156,11 @@ def _finding(found: Finding) -> dict[str, str]:
 
 
 def caution_lines(found: Sequence[dict[str, Any]]) -> list[str]:
-    """Warnings and errors of the checks, and traces that are not complete or not at hand."""
+    """Return warnings and errors of the checks, and traces that are incomplete or missing."""
     said = []
     for each in found:
         if each["missing"]:
-            said.append(f"trace {each['digest'][:12]} was not looked at: {each['missing']}")
+            said.append(f"trace {each['digest'][:12]} was not examined: {each['missing']}")
         elif not each["complete"]:
             said.append(f"trace {each['digest'][:12]} is not complete: only committed requests were replayed")
         said += [f"trace {each['name']}: {one['text']}" for one in each["findings"] if one["level"] != "ok"]
@@ -172,11 +171,11 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f}%"
 
 
-# -- The machines of the results: the figures that their seconds are made from, and whether these were measured.
+# Machines
 
 
 def machines(material: Material) -> list[dict[str, Any]]:
-    """Of every platform: its seconds in words, the changes that its name makes, and its figures by their names."""
+    """Return every platform: the basis of its seconds, the changes in its name, and its figures."""
     if material.frame.is_empty():
         return []
     stored = {name: figures for one in material.provenances for name, figures in one.get("platforms", {}).items()}
@@ -192,7 +191,6 @@ def machines(material: Material) -> list[dict[str, Any]]:
 
 
 def _seconds(material: Material) -> dict[str, str]:
-    """What the times of each platform rest on."""
     platforms = runs(material.frame)["platform"].to_list()
     found: dict[str, str] = {}
     for name, about in sorted(zip(platforms, material.frame["about"].to_list(), strict=True), key=lambda each: each[0]):
@@ -201,7 +199,7 @@ def _seconds(material: Material) -> dict[str, str]:
 
 
 def estimates(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The platforms whose seconds nobody has measured."""
+    """Name platforms whose seconds are estimates."""
     named: dict[str, list[str]] = {}
     for each in found:
         if not each["seconds"].startswith("calibrated"):
@@ -211,7 +209,7 @@ def estimates(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def dense_weights(material: Material) -> list[str]:
-    """What the results assume of the bytes of dense weights, each once."""
+    """Return the assumptions of the results on dense weights."""
     if "assumed" not in fields_of(material.frame.schema.get("about")):
         return []
     said = material.frame.select(pl.col("about").struct.field("assumed")).to_series().drop_nulls()
@@ -219,7 +217,7 @@ def dense_weights(material: Material) -> list[str]:
 
 
 def _flat(figures: Any, inside: str = "") -> Iterator[tuple[str, str]]:
-    """Each figure under its dotted name, as a platform file spells it."""
+    """Flatten figures to dotted names, as in a platform file."""
     if isinstance(figures, Mapping):
         for name, value in figures.items():
             yield from _flat(value, f"{inside}.{name}" if inside else str(name))
@@ -236,12 +234,12 @@ def _number(value: Any) -> str:
 
 
 def versions_of_semantics(material: Material) -> list[int]:
-    """Of all results; several cannot be compared."""
+    """Return the semantics versions of all results; several cannot be compared."""
     known = "semantics" in fields(material.frame) if not material.frame.is_empty() else False
     return sorted(set(runs(material.frame)["semantics"].to_list())) if known else []
 
 
-# -- How the figures came about, and how to repeat them: what a reader who was not there must know.
+# Method
 
 SETTINGS = ("contract", "passes", "scope", "reset", "seed")
 BOUNDS = (
@@ -262,7 +260,7 @@ REPEAT = (
 
 
 def method(material: Material) -> dict[str, Any]:
-    """By name: semantics, settings of all replays, versions, and how to read bounds and intervals."""
+    """Return semantics, settings of all replays, versions, and how to read bounds and intervals, by name."""
     return {
         "semantics version": ", ".join(map(str, versions_of_semantics(material))) or _of_curves(material),
         **_settings(material),

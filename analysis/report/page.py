@@ -1,7 +1,7 @@
-"""The page: contents laid into the template, with styles, scripts and data in it, and nothing that lies elsewhere.
+"""The HTML page: contents in the template, with styles, scripts and data inside.
 
-Its policy lets a browser load nothing at all, and run the two scripts whose hashes it names and no other. Everything
-that comes from a file is escaped by the template, or stands as JSON in which no `<` is left.
+Its content security policy loads nothing and runs only the two scripts whose hashes it names. Texts from files are
+escaped by the template, or stand in JSON without any `<`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
-FIRST = 30  #: rows of a ranking that are shown at once
-#: Columns of the ranking, with their heads and what they are.
+FIRST = 30  #: rows of a ranking before "show all"
+#: Columns of the ranking, with their heads and meanings.
 COLUMNS = {
     "tokens_per_s": ("tokens/s", "of a request, one token per pass"),
     "hit_rate": ("hit rate", "hits per access"),
-    "belady_hit_rate": ("Belady", "the most hits of any eviction without prefetch"),
+    "belady_hit_rate": ("Belady", "upper bound on hits for any eviction without prefetch"),
     "ttft_mean_ms": ("TTFT, ms", "time to first token, mean"),
     "tpot_ms": ("TPOT, ms", "time per output token"),
-    "collisions_per_miss": ("collisions per miss", "misses of what the same pass evicted"),
+    "collisions_per_miss": ("collisions per miss", "misses on experts evicted earlier in the same pass"),
     "gb_moved": ("GB moved", "by demand and prefetch"),
 }
 POLICY = (
@@ -45,7 +45,7 @@ POLICY = (
 
 
 def page(material: Material) -> str:
-    """The whole HTML page. Equal material gives equal text. Raises TraceError if a trace's rows are damaged."""
+    """Return the whole HTML page; equal material gives equal text. Raises TraceError if a trace's rows are damaged."""
     made, scripts = contents(material), {"vega": runtime(), "page": _file("page.js")}
     return _template().render(
         contents=made,
@@ -60,13 +60,13 @@ def page(material: Material) -> str:
 
 
 def as_json(document: Any) -> str:
-    """JSON for a script element: whatever its strings hold, they can neither end it nor begin a comment."""
+    """Return JSON for a script element, which its strings can neither end nor turn into a comment."""
     text = json_text(escaped_document(document), separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _template() -> Template:
-    """Escapes whatever it writes, but for our own styles, scripts and JSON, and refuses what it does not know."""
+    """Load the template. It escapes everything except our own styles, scripts and JSON, and rejects unknown names."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -79,7 +79,7 @@ def _template() -> Template:
 
 
 def _printable(value: Any) -> Any:
-    """Escape what does not print in texts of others; our own markup is of another type."""
+    """Escape unprintable characters in foreign texts; our own markup has another type."""
     return escaped_lines(value) if type(value) is str else value
 
 
@@ -88,7 +88,7 @@ def _file(name: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """As a browser takes it: of what stands between the tags."""
+    """Hash a script as a browser does: the text between the tags."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -106,40 +106,36 @@ def _is_known(made: Contents, name: str) -> bool:
 
 
 def _shown(number: float | None, name: str) -> str:
-    """A figure as text: shares in percent."""
     if number is None:
         return "-"
     return str(Share(number)) if name in SHARES else cell(number)
 
 
 def _ends(found: dict[str, Any] | None, name: str) -> str:
-    """An interval as text."""
     if not found:
         return ""
     return f"{_shown(found['low'], name)} to {_shown(found['high'], name)}"
 
 
 def _by_standing(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """The groups of a ranking, each with its runs."""
     return [(group, list(found)) for group, found in groupby(runs, lambda run: run["group"])]
 
 
 def _text(found: Any) -> str:
-    """A setting as text."""
     return "none" if found in ("", None, []) else str(found)
 
 
-# -- Everything that a page shows, as documents: what stands in its JSON, and what its template writes out.
+# Contents
 
 CURVES_ALONE = "Curves alone: no configuration was replayed, so none is fastest."
 
 
 class Panel(NamedTuple):
-    """A case as the page shows it."""
+    """A case on the page."""
 
     title: str
     answer: Sequence[str]
-    budgets: Sequence[answer.Budget]  #: a row per capacity, where several are compared
+    budgets: Sequence[answer.Budget]  #: a row per capacity, if several are compared
     runs: Sequence[Run]  #: best first
     figures: Sequence[Figure]
     varies: Sequence[str]  #: settings that have a column in the ranking
@@ -147,7 +143,7 @@ class Panel(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """A page: `data` is its JSON, which holds no less than what is written out."""
+    """The contents of a page: `data` is its JSON and complete, the rest is for the template."""
 
     data: dict[str, Any]
     panels: Sequence[Panel]
@@ -157,7 +153,7 @@ class Contents(NamedTuple):
 
 
 def contents(material: Material) -> Contents:
-    """Of the results. Raises TraceError if the rows of a trace are damaged."""
+    """Return the contents of a page. Raises TraceError if the rows of a trace are damaged."""
     found = cases(material)
     every, traces, platforms = runs(found, material), health(material), machines(material)
     panels = [_panel(at, case, found, every, material) for at, case in enumerate(found)] or [_curves(material)]
@@ -192,12 +188,11 @@ def _curves(material: Material) -> Panel:
 
 
 def _named(panel: Panel, several: bool) -> list[str]:
-    """The sentences of a case, which say of which one they are where there are several."""
+    """Return the sentences of a case, with its title if there are several cases."""
     return [f"{panel.title}: {sentence}" if several else sentence for sentence in panel.answer]
 
 
 def _best(found: Verdict, every: Sequence[Run]) -> dict[str, Any]:
-    """The best of all, and the others that may be as good."""
     run = next(run for run in every if run["identity"] == found.best.settings["identity"])
     alike = {entry.settings["identity"] for entry in (*found.tied[1:], *found.as_good)}
     return {
