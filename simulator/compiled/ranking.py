@@ -67,7 +67,6 @@ def invalidate_expert(s, x):
 
 @called
 def invalidate_copies(s, x):
-    """Invalidate the keys of an expert with several precisions."""
     first = x * s["precisions"]
     for y in range(first, first + s["precisions"]):
         invalidate(s, y)
@@ -102,19 +101,13 @@ def add_member(s, y):
 def remove_member(s, y):
     """Remove copy y from its layer's members and row."""
     if s["key_scope"] != TOUCH:
-        forget_member(s, y)
+        layer, at = layer_of(s, y), owned(s)[y]["member_at"]
+        base = layer * s["row_length"]
+        member_count(s)[layer] -= 1
+        last = members(s)[base + member_count(s)[layer]]
+        members(s)[base + at] = last  # the order of members is free, so the last one fills the gap
+        owned(s)[last]["member_at"] = at
     leave_row(s, y)
-
-
-@called
-def forget_member(s, y):
-    """Remove copy y from its layer's list of members; the last member takes its place."""
-    layer, place = layer_of(s, y), owned(s)[y]["member_at"]
-    base = layer * s["row_length"]
-    member_count(s)[layer] -= 1
-    last = members(s)[base + member_count(s)[layer]]
-    members(s)[base + place] = last
-    owned(s)[last]["member_at"] = place
 
 
 # selection
