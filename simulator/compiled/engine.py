@@ -34,7 +34,7 @@ POINTERS = {kernel: hooks.BoundHooks, priced_kernel: hooks.BoundHooks, fast_path
 POINTERS |= {stepped_kernel: hooks.BoundHooks}
 #: Numbers of the state that are constants in each kernel.
 CONSTANTS = {kernel: PLAIN, priced_kernel: OWN_CLOCK, fast_path: FROZEN, stepped_kernel: STEPPED}
-TITLES = {kernel: "general", priced_kernel: "multi-tier", fast_path: "fast-path", stepped_kernel: "stepped"}
+TITLES = {kernel: "general", priced_kernel: "extended general", fast_path: "fast-path", stepped_kernel: "stepped"}
 LOG = logging.getLogger(__name__)
 
 
