@@ -283,6 +283,7 @@ def begin_load(s):
 def take_turn(s):
     """Run the next expert, wait, look up the next one, or end the step."""
     turn = next_turn(s)
+    # an expert during which no other event is due runs without a pass through the event loop
     while turn >= 0 and nothing_else_until(s, s["clock"]["time"] + lasts(s, turn)):
         advance(s, s["clock"]["time"] + run_expert(s, turn))
         finish_expert(s)

@@ -66,6 +66,7 @@ def inputs_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: 
 
 def _inputs_of(trace: Trace, wanted: Demanded) -> Inputs:
     passes = wanted.passes
+    # arrays of long traces are memory-mapped; `_filled` makes the absent ones empty
     demand = demand_of(trace, passes)
     arrays = _plan_of(trace, passes, schedule(trace, passes)) | {"offsets": demand.offsets}
     arrays |= {name: getattr(demand, field) for name, field in STREAM.items()}

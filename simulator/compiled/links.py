@@ -205,7 +205,7 @@ def any_in_flight(s):
 def prefetches_wait(s):
     """Return whether a prefetch waits to start, or may be on its way into a lower tier."""
     if s["n_tiers"] > 0:
-        return True
+        return True  # `cancel` looks for them itself
     for link in range(s["n_links"]):
         if prefetch_waits(s, link):
             return True

@@ -203,6 +203,7 @@ def row_place(s, y):
 def update_minimum(s, layer, y, key, order):
     """Update its layer's smallest key with copy y's; mark the layer if copy y held the smallest."""
     best_key, best = layer_key(s)[layer], layer_order(s)[layer]
+    # a new key of the smallest copy may no longer be the smallest
     if copy_of_order(s, best) == y:  # NO_KEY is the order of no copy
         mark_layer(s, layer)
     elif key < best_key or (key == best_key and order < best):

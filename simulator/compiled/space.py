@@ -40,7 +40,7 @@ def make_space(s, hooks, y, prefetch):
         return REFUSED
     if s["asks_of_each"] == 1:
         return evict_if_all_may(s, hooks, y, prefetch)
-    agreed = False
+    agreed = False  # the policy decides on admission once, with the first victim
     while bytes_of["used"] + size > bytes_of["capacity"]:
         victim = choose_victim(s, hooks, pool, y)
         if victim == NONE:
