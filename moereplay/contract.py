@@ -1,4 +1,4 @@
-"""What a policy file needs: `from moereplay.contract import Eviction, expert_of`.
+"""Everything that a policy file imports: `from moereplay.contract import Eviction, expert_of`.
 
 `policies/contract.py` defines it, with every table, column and hook; docs/policies.md has an example of each kind.
 """

@@ -1,4 +1,4 @@
-"""How the numbers of a paper's figure are drawn, as data, for the room that replays and for the room that draws."""
+"""Description of a paper's figure as data: the package that replays fills it, the package that draws reads it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MS = 1e6
 
 
 class How(Frozen):
-    """In which way something was checked, and on how much of its trace."""
+    """The method of a check, and the part of the trace that it covers."""
 
     way: Literal["measured", "live"]
     device: str
@@ -104,7 +104,7 @@ def write(folder: Path, check: Check) -> None:
 
 
 def load(folder: Path) -> list[Check]:
-    """Every check of a sweep, by identity; none where nothing was checked. Raises ResultError for a damaged one."""
+    """Load the checks of a sweep, sorted by identity; the list may be empty. Raises ResultError for a damaged one."""
     return [_read(path) for path in sorted((folder / FOLDER).glob("*.json"))]
 
 
@@ -119,7 +119,9 @@ def _read(path: Path) -> Check:
         return Check.model_validate(document)
     except (OSError, DocumentError, ValidationError, KeyError, TypeError, AttributeError, ValueError) as wrong:
         said = "other fields" if isinstance(wrong, ValidationError) else wrong
-        raise ResultError(f"{path} is no check of a sweep ({said}); remove it and run the checks again") from None
+        raise ResultError(
+            f"invalid check {path} ({said}): expected a file that a check of a sweep wrote; remove it and run the checks again"
+        ) from None
 
 
 def _digest(document: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ class Counter:
 
     @property
     def heading(self) -> str:
-        """Its column in tables that have settings beside counters."""
+        """The counter's column in tables that also have settings."""
         return self.column or self.name
 
 
@@ -98,7 +98,7 @@ _DECLARED = (
     Counter(
         "mass_dropped",
         WEIGHT,
-        "the rest of it, executed by nobody; mass_kept + mass_substituted + mass_dropped = mass",
+        "the rest of it, not executed; mass_kept + mass_substituted + mass_dropped = mass",
     ),
     Counter("rank_displacement", COUNT, "sum over assignments of how far their rank is from the slot they fill"),
     Counter(
@@ -116,7 +116,7 @@ LIFETIME_BUCKETS = 24  #: bucket b counts copies evicted after [2**(b-1), 2**b) 
 
 
 def reported(counts: Iterable[int], per: Rows) -> dict[str, int]:
-    """What a row reports of the counts of all counters, which come in their order."""
+    """Select the counters that a kind of row reports. `counts` has one value per counter, in their order."""
     pairs = zip(COUNTERS.values(), counts, strict=True)
     return {counter.name: amount for counter, amount in pairs if per in counter.per}
 

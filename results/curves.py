@@ -53,7 +53,7 @@ def write_row(folder: Path, row: Mapping[str, Any]) -> Path:
 
 
 def load(folder: Path) -> pl.DataFrame:
-    """Every `curve-*.parquet` of `folder`, capacities rising; without any, no rows.
+    """Load every `curve-*.parquet` of `folder`, by rising capacity; the frame may be empty.
 
     `percent` is of all expert bytes; `hit_rate` is null where a machine's times decide, and without accesses; it is
     `replayed` where those of `platform` have.

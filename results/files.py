@@ -51,7 +51,7 @@ def read_parquet(path: Path, verb: str) -> pl.DataFrame:
             raise damaged(path, verb)
         return pl.read_parquet(io.BytesIO(data))
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
-        raise ResultError(f"{path} is no readable Parquet file; delete it and {verb} again") from None
+        raise ResultError(f"cannot read {path} as Parquet; delete it and {verb} again") from None
 
 
 def check_columns(path: Path, schema: pl.Schema, columns: Mapping[str, Collection[str]]) -> None:
@@ -75,7 +75,7 @@ def _foreign(path: Path, missing: str) -> ResultError:
 
 
 def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int | None] | None]) -> pl.DataFrame:
-    """One row per result, with a digest of its content; their configurations have the same settings."""
+    """Return one row per result, with a digest of its content. All configurations must have the same settings."""
     return nested([result.to_json() for result in results], bounds, results[0].kinds)
 
 
@@ -105,7 +105,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def parquet(frame: pl.DataFrame) -> bytes:
-    """In memory first: polars calls a full disk by names of its own."""
+    """Return the frame as Parquet bytes, in memory: polars reports a full disk with errors of its own."""
     file = io.BytesIO()
     frame.write_parquet(file, metadata={FILE_DIGEST: NO_DIGEST})
     return with_file_digest(file.getvalue())

@@ -30,7 +30,7 @@ def write(folder: Path, document: Mapping[str, object]) -> Path:
 def load(folder: Path) -> pl.DataFrame:
     """A row per run, with `tpot_ms`, per-token times (`tokens_ms`) and `hits` of each side, and the device.
 
-    Raises ResultError if there is no such file, or it is not one.
+    Raises ResultError if the file is missing or is not a measurement.
     """
     path = folder / FILE
     try:
@@ -38,7 +38,7 @@ def load(folder: Path) -> pl.DataFrame:
         runs = document["runs"]
         return pl.DataFrame([_row(run) | {"device": str(document["device"])} for run in runs])
     except (OSError, DocumentError, KeyError, TypeError, ValueError) as wrong:
-        raise ResultError(f"{path} is no measurement ({wrong}); make one with: moereplay measure --out DIR") from None
+        raise ResultError(f"invalid measurement {path} ({wrong}); make one with: moereplay measure --out DIR") from None
 
 
 def _row(run: Mapping[str, Any]) -> dict[str, Any]:

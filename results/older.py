@@ -32,13 +32,13 @@ NEEDED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class OlderFile:
-    """One file, whose row is that of one configuration."""
+    """A file of one configuration."""
 
     path: Path
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Of the file beside it; earlier versions wrote none."""
+        """The provenance file of the same name; empty if an earlier version wrote none."""
         path = self.path.with_suffix(f".{PROVENANCE}")
         try:
             return dict(from_json(content(path, MOST_BYTES))) if path.exists() else {}
@@ -64,7 +64,7 @@ class OlderFile:
 
 
 def stored_files(folder: Path) -> Iterator[OlderFile]:
-    """Those of a folder, in the order of their names."""
+    """Yield the files of a folder, sorted by name."""
     return (OlderFile(path) for path in sorted(older_files(folder)) if path.suffix == ".parquet")
 
 
@@ -72,7 +72,7 @@ _VERSION = pl.lit(SWEEP_VERSION, pl.Int64).alias("rows_version")
 
 
 def _configurations(rows: pl.DataFrame) -> pl.DataFrame:
-    """Its identity is the bound's too: the file does not say what the bound was counted from."""
+    """Return the table of configurations. The bound gets the same identity, as the file does not record its own."""
     config, about, totals = (pl.col(name).struct for name in ("config", "about", "totals"))
     said = dict(rows.select("about").unnest("about").schema)
     policies = fields_of(said["policies"])

@@ -1,4 +1,4 @@
-"""Whether a file can be written where a user wants it: asked before hours are spent on what goes there."""
+"""Check early whether an output path can be written, before a long computation starts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def check_output(path: Path) -> None:
         raise ResultError(f"cannot write {path}: it is a folder; choose another name")
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
     if not nearest.is_dir():
-        raise ResultError(f"cannot write {path}: {nearest} is no folder; choose another")
+        raise ResultError(f"cannot write {path}: {nearest} is not a folder; choose another")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ResultError(f"cannot write {path}: no permission to write into {nearest}; choose another folder")

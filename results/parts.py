@@ -33,7 +33,7 @@ MOST_BYTES = 1 << 30  #: of a file of a part
 
 
 class PartError(ResultError):
-    """What lies where a part should be is not what was written; the message names it and the fix."""
+    """A part is damaged or is not a part; the message names the file and the fix."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Part:
 
     @property
     def name(self) -> str:
-        """The same content has the same name, so that two writers of one part can do each other no harm."""
+        """The part's name, derived from its content: two writers of one part write the same files."""
         return _name_of(self.holds, self._digests())
 
     def documents(self, provenance: Mapping[str, Any]) -> dict[str, bytes]:
-        """Every file of the part by its name, in the order of writing: the provenance, which vouches for it, last."""
+        """Return the part's files by name, in writing order: the provenance, which has their digests, comes last."""
         document = {"holds": self.holds, "sha256": self._digests(), **provenance}
         document = json.loads(json_text(document))  # as a reader will see it
         document["digest"] = _digest_of(document)
@@ -98,7 +98,7 @@ class StoredPart:
 
 
 def stored_parts(folder: Path) -> Iterator[StoredPart]:
-    """Every part of a folder, in the order of their names. Raises PartError for the first that is broken."""
+    """Yield the parts of a folder, sorted by name. Raises PartError for the first broken one."""
     for path in sorted(set(folder.glob(PARTS)).difference(older_files(folder))):
         try:
             data = content(path / PROVENANCE, MOST_BYTES)
@@ -109,7 +109,7 @@ def stored_parts(folder: Path) -> Iterator[StoredPart]:
 
 
 def older_files(folder: Path) -> list[Path]:
-    """What `replay --out` wrote until November 2026: no folders, but `part-*.parquet`, and a provenance beside each."""
+    """List the `part-*.parquet` files that `replay --out` wrote until November 2026, each with a provenance file."""
     return [path for ending in (".parquet", f".{PROVENANCE}") for path in folder.glob(PARTS + ending) if path.is_file()]
 
 
@@ -181,7 +181,7 @@ def _check_name(provenance: Mapping[str, Any], where: Path | str) -> None:
 
 
 def _check_files(provenance: Mapping[str, Any], where: Path | str, there: Collection[str]) -> None:
-    """Those that are listed, and no other; hidden ones belong to the system."""
+    """Check that exactly the listed files exist; hidden files are ignored."""
     listed, known = {*provenance["sha256"], PROVENANCE}, {*map(_file, TABLES), PROVENANCE}
     if foreign := sorted(listed - known):
         raise _no_part(where, f"it names a file {foreign[0]!r}")
@@ -195,7 +195,7 @@ def _check_files(provenance: Mapping[str, Any], where: Path | str, there: Collec
 
 
 def _no_part(where: object, why: object) -> PartError:
-    return PartError(f"{where} is no part of results ({why}); remove it and replay again")
+    return PartError(f"invalid part {where} ({why}); remove it and replay again")
 
 
 def _missing(where: object, file: str, why: str) -> PartError:

@@ -62,7 +62,7 @@ def counted_by(result: Result) -> Row:
 
 
 def to_frame(rows: Sequence[Row]) -> pl.DataFrame:
-    """Rows with the columns of `SCHEMA`, and a digest of their content."""
+    """Return rows as a frame with the columns of `SCHEMA` and a digest."""
     return with_digests(pl.DataFrame([{"rows_version": ROWS_VERSION} | row for row in rows], schema=SCHEMA))
 
 

@@ -1,4 +1,4 @@
-"""What frames of results hold: `results.stored` reads one nested row per configuration, and this makes tidy rows of it.
+"""Tidy frames of results, made from the nested rows (one per configuration) that `results.stored` reads.
 
 A tidy frame has a column per configuration field, per fact of `ABOUT_FIELDS` and per counter, those of the files: one
 that older results lack is null there, one that only newer ones have is passed on. A counter with the name of a setting
@@ -24,7 +24,7 @@ LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacit
 
 
 def runs(frame: pl.DataFrame) -> pl.DataFrame:
-    """One tidy row per configuration: its totals, `time_ns`, and its bounds as `bound_*` (null if not computed)."""
+    """Return one tidy row per configuration: totals, `time_ns`, and bounds as `bound_*` (null if not computed)."""
     totals, bounds = pl.col("totals").struct, pl.col("bounds").struct
     counters = [name for name in fields_of(frame.schema["totals"]) if name != "lifetime"]
     return frame.select(
@@ -35,12 +35,12 @@ def runs(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def layers(frame: pl.DataFrame) -> pl.DataFrame:
-    """One tidy row per configuration, layer and phase ("prefill", "decode"); a phase without steps has no row."""
+    """Return a tidy row per configuration, layer and phase ("prefill", "decode"); phases without steps have none."""
     return _exploded(frame, "per_layer")
 
 
 def requests(frame: pl.DataFrame) -> pl.DataFrame:
-    """One tidy row per configuration and request, in run order; times in ns, `ttft_ns` null without a prefill."""
+    """Return a tidy row per configuration and request, in run order; times in ns, `ttft_ns` null without prefill."""
     return _exploded(frame, "per_request")
 
 
@@ -73,18 +73,18 @@ def filtered(frame: pl.DataFrame, conditions: Sequence[str]) -> pl.DataFrame:
 
 
 def label_of(frame: pl.DataFrame) -> str:
-    """What all figures of these rows must be read as: SIMULATED, or open-loop if any of them is."""
+    """Return the label of figures made from these rows: SIMULATED, or open-loop if any row is."""
     labels = set(frame.select(pl.col("about").struct.field("label")).to_series())
     return " / ".join(sorted(labels))
 
 
 def routing_of(frame: pl.DataFrame) -> list[str]:
-    """What to say of these rows if the routing of any of them is synthetic; nothing otherwise."""
+    """Return the caution about synthetic routing, if the routing of any row is synthetic."""
     return assumptions(map(synthetic_of, frame["about"].to_list()))
 
 
 def seconds_of(frame: pl.DataFrame) -> str:
-    """What the times of these rows rest on, in words; results of before were estimates."""
+    """Describe the calibration of the rows' times. Results without one are estimates."""
     about = frame.schema["about"]
     if not isinstance(about, pl.Struct) or "calibration" not in fields_of(about):
         return ESTIMATE
@@ -97,7 +97,7 @@ def seconds_of(frame: pl.DataFrame) -> str:
 
 
 def _estimate(frame: pl.DataFrame) -> str:
-    """What seconds that are not calibrated are called, with the reason if they are all of a calibrated platform."""
+    """Describe uncalibrated seconds, with the reason if all rows are of a calibrated platform."""
     if "uncalibrated" not in fields_of(frame.schema["about"]):
         return ESTIMATE
     of = frame.filter(pl.col("about").struct.field("calibration").is_null())
@@ -106,7 +106,7 @@ def _estimate(frame: pl.DataFrame) -> str:
 
 
 def fields(frame: pl.DataFrame) -> list[str]:
-    """What tells configurations apart, most telling first."""
+    """List the settings and facts that distinguish configurations, the most important first."""
     return list(dict.fromkeys([*LEADING, *fields_of(frame.schema["config"]), "semantics"]))
 
 

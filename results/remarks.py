@@ -1,4 +1,4 @@
-"""What results are called wherever they are shown: what their seconds rest on, and whether their routing was made."""
+"""Labels and remarks that accompany results everywhere: calibration, synthetic routing, idle caches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def seconds_in_words(about: Mapping[str, Any], calibrated: str = "calibrated, ")
     return f"an estimate, {about['uncalibrated']}" if about.get("uncalibrated") else ESTIMATE
 
 
-# -- What counters show of a cache or a tier that does next to nothing, in sentences for whoever reads the replay.
+# -- Remarks on caches that stay empty and on lower tiers that are nearly useless, from the counters of a replay.
 
 LEAST = 0.05  #: of the bytes that lower tiers must catch to be worth a replay without a remark
 

@@ -1,4 +1,4 @@
-"""What a replay reports: integer counters by name, per (layer, phase) and per request. Ratios are derived when read."""
+"""The result of a replay: integer counters by name, per (layer, phase) and per request, without derived metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the event log; t1 = t0 for what takes no time."""
+    """A line of the event log; t1 = t0 if it takes no time."""
 
     t0: int
     t1: int
@@ -52,13 +52,13 @@ class Result:
         }
 
     def frame(self) -> pl.DataFrame:
-        """One tidy row: settings, every counter, `time_ns`; what bounds the hits is null."""
+        """Return one tidy row: settings, every counter, `time_ns`; bounds are null."""
         from moereplay.results.read import runs
 
         return runs(self._nested())
 
     def layers_frame(self) -> pl.DataFrame:
-        """One tidy row per layer and phase ("prefill", "decode"); a phase without steps has no row."""
+        """Return one tidy row per layer and phase ("prefill", "decode"); a phase without steps has no row."""
         from moereplay.results.read import layers
 
         return layers(self._nested())

@@ -1,4 +1,4 @@
-"""What every column of results is called and holds, and how files of several versions come to have the same columns.
+"""Columns of results: names, types, and the conversion of files of earlier versions.
 
 A row of `replay --out` is nested as the JSON document is; the tables of a sweep are flat:
 
@@ -72,7 +72,7 @@ _KEY: Columns = {"rows_version": pl.Int64, "identity": pl.String}
 
 
 def rows_schema(kinds: Mapping[str, str] | None = None, policies: Iterable[str] = ()) -> pl.Schema:
-    """Of nested rows: `kinds` of the settings, and the kinds of policy that `about.policies` spells out."""
+    """Return the schema of nested rows: `kinds` of the settings, and `policies` that `about.policies` spells out."""
     settings = {name: DTYPES[kind] for name, kind in (kinds or {}).items()}
     about = {"label": pl.String, "identity": pl.String} | FACTS
     about |= {"policies": pl.Struct(dict.fromkeys(policies, pl.String))}
@@ -86,7 +86,7 @@ def rows_schema(kinds: Mapping[str, str] | None = None, policies: Iterable[str] 
 
 
 def table_schemas(kinds: Mapping[str, str] | None = None, policies: Iterable[str] = ()) -> dict[str, pl.Schema]:
-    """Of the tables of a sweep."""
+    """Return the schemas of a sweep's tables, by name."""
     settings = {name: DTYPES[kind] for name, kind in (kinds or {}).items()}
     spelled_out = {f"{policy}{IN_FULL}": pl.String for policy in policies}
     totals = {counter.heading: pl.Int64 for counter in COUNTERS.values()} | {"time_ns": pl.Int64} | LIFETIME
@@ -130,7 +130,7 @@ def nested(
     bounds: Sequence[Mapping[str, int | None] | None],
     kinds: Mapping[str, str],
 ) -> pl.DataFrame:
-    """One row per document of `Result.to_json`, with a digest of its content. All have the same settings."""
+    """Return one row per document of `Result.to_json`, with a digest. All documents must have the same settings."""
     rows = [
         {**document, "rows_version": ROWS_VERSION, "bounds": bound}
         for document, bound in zip(documents, bounds, strict=True)
@@ -230,7 +230,7 @@ def with_file_digest(data: bytes) -> bytes:
 
 
 def is_damaged(data: bytes) -> bool:
-    """Whether a file is not what its digest says; one without a digest is an older version's."""
+    """Return True if the content of a file contradicts its digest; files of earlier versions have none."""
     place = _file_digest(data)
     if place is None:
         return False
@@ -239,7 +239,7 @@ def is_damaged(data: bytes) -> bool:
 
 
 def _file_digest(data: bytes) -> tuple[int, int] | None:
-    """Where the digest begins and ends: two bytes after its name, for the type and the length of a text in Thrift."""
+    """Find the begin and end of the digest: two bytes after its name, which hold Thrift's type and length of a text."""
     name = data.rfind(FILE_DIGEST.encode())  # metadata stand behind all rows
     begin = name + len(FILE_DIGEST) + 2
     return None if name < 0 else (begin, begin + len(NO_DIGEST))

@@ -19,7 +19,7 @@ KINDS = ("routing", "prefetch", "eviction", "miss")
 
 
 class Setting(NamedTuple):
-    """One setting of a replay."""
+    """A setting of a replay."""
 
     name: str  #: of the field, the option, the column, and in headings
     default: str | int | tuple[()]
@@ -114,7 +114,7 @@ def bare_names(spelled: Collection[str]) -> dict[str, str]:
 
 
 def setting_kinds() -> dict[str, str]:
-    """How each setting is stored, in the order of the columns of results."""
+    """Return the storage type of each setting, in the order of the columns of results."""
     kinds = {each.name: each.kind for each in SETTINGS}
     return {name: kinds[name] for name in (*KINDS, *NAMES)}
 
@@ -122,7 +122,7 @@ def setting_kinds() -> dict[str, str]:
 def older() -> dict[str, str | int | tuple[()]]:
     """Settings that results of earlier versions lack, with the value that was theirs: the default.
 
-    At its default such a setting is no part of a configuration's identity, so that what is stored is found again.
+    At its default such a setting does not enter a configuration's identity, so that what is stored is found again.
     """
     return {each.name: each.default for each in SETTINGS if each.added}
 
@@ -149,7 +149,7 @@ LISTS = tuple(name for name, kind in setting_kinds().items() if kind == EXPERTS)
 
 
 def repeat_command(config: Mapping[str, Any], trace: str, policy_files: Sequence[str] = ()) -> str:
-    """What replays the configuration, typed: settings at their default are left out, `trace` is as a user names it.
+    """Return the command that replays a configuration. Defaults are left out; `trace` is the user's name for it.
 
     Lists of experts are read from the files that `files` says; a user's own policy goes without the hash of its file.
     """
@@ -165,7 +165,7 @@ def repeat_command(config: Mapping[str, Any], trace: str, policy_files: Sequence
 
 
 def expert_lists(config: Mapping[str, Any]) -> dict[str, list[list[int]]]:
-    """What the files of that command must hold, by their names: lists of [layer, expert]."""
+    """Return the contents of the files that the command names: lists of [layer, expert]."""
     return {f"{name}.json": _plain(config[name]) for name in LISTS if config.get(name)}
 
 

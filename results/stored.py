@@ -29,16 +29,16 @@ from moereplay.traces.synthetic import MODEL
 
 
 class Source(Protocol):
-    """Where tables come from: a part, or a file of before there were parts."""
+    """The source of tables: a part, or a file of an earlier version."""
 
     @property
     def path(self) -> Path:
-        """Of the folder, or of the file."""
+        """Path of the folder or file."""
         ...
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """What it says of itself."""
+        """Provenance of the source."""
         ...
 
     def frame(self, name: str) -> pl.DataFrame | None:
@@ -47,12 +47,12 @@ class Source(Protocol):
 
 
 def sources(folder: Path) -> list[Source]:
-    """All of a folder. Raises ResultError for the first that is broken."""
+    """List the sources in a folder. Raises ResultError for the first broken one."""
     return [*stored_parts(folder), *stored_files(folder)]
 
 
 def load(folder: Path) -> pl.DataFrame:
-    """Every configuration that was replayed, once, by identity. Raises ResultError if there is none or one is broken.
+    """Load every replayed configuration once, sorted by identity. Raises ResultError if one is broken or there is none.
 
     `latency` is what per-request rows add up to, or would, had a sweep kept them.
     """

@@ -1,4 +1,4 @@
-"""How results become rows of a part's tables (`results/schema.py` names them). No row names a host or a time."""
+"""Rows of a part's tables, made from results. No row contains a host name or a time of day."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows_of(result: Result, bound: str | None, requests: bool = True) -> Rows:
 
 
 def part_of(result: Result, bound: str | None, counted: Mapping[str, int | None] | None) -> Part:
-    """One result, and what bounds its hits, as a part of its own."""
+    """Make a part of one result and the bounds of its hits."""
     rows, holds = rows_of(result, bound), {name: [result.about["identity"]] for name in ("configuration", "requests")}
     if bound is not None and counted is not None:
         rows["bounds"], holds["bound"] = [key(bound) | dict(counted)], [bound]
@@ -42,7 +42,7 @@ def part_of(result: Result, bound: str | None, counted: Mapping[str, int | None]
 
 
 def to_parquet(rows: Iterable[Row], schema: pl.Schema) -> bytes:
-    """Rows of a table as a Parquet file."""
+    """Return rows of a table as Parquet bytes."""
     return frame_bytes(pl.DataFrame(list(rows), schema=schema))
 
 
@@ -54,7 +54,7 @@ def frame_bytes(frame: pl.DataFrame) -> bytes:
 
 
 def latencies(requests: Sequence[Mapping[str, Any]]) -> Row:
-    """What the rows of requests add up to: the columns of `LATENCIES`."""
+    """Sum the rows of requests: the columns of `LATENCIES`."""
     first, times = prefill_times(requests), request_times(requests)
     return {
         "requests": len(requests),

@@ -52,10 +52,10 @@ class Level(NamedTuple):
 
 
 class Writable(Protocol):
-    """What takes bytes: a file, or one that compresses."""
+    """A writable binary file, compressed or not."""
 
     def write(self, data: bytes, /) -> int:
-        """How many were taken."""
+        """Write bytes and return their number."""
         ...
 
 

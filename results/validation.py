@@ -43,7 +43,7 @@ NEEDED = {name: [field.name for field in kind.fields] for name, kind in SCHEMA.i
 
 
 def to_frame(rows: Sequence[Row]) -> pl.DataFrame:
-    """Rows with the columns of `SCHEMA` and a `config` of whole numbers and texts, with a digest of their content."""
+    """Return rows as a frame with the columns of `SCHEMA`, a `config` of whole numbers and texts, and a digest."""
     fields = {name: pl.Int64 if isinstance(value, int) else pl.String for name, value in rows[0]["config"].items()}
     return with_digests(pl.DataFrame(rows, schema=SCHEMA | {"config": pl.Struct(fields)}))
 

@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_trusted_is_refused(trace: Trace, tmp_path: Path) 
     good.drop("curves_version").write_parquet(path)
     assert "holds no curve" in refusal(path)
     path.write_bytes(b"PAR1")
-    assert "is no readable Parquet file" in refusal(path)
+    assert "as Parquet" in refusal(path)
 
 
 def test_curves_run_through_the_points_of_the_replays(trace: Trace, curves: pl.DataFrame) -> None:

@@ -74,7 +74,7 @@ def test_a_folder_has_document_platforms_and_figure(trace, tmp_path):
     assert "calibrated" in shown
     (out / "measured.json").write_text('{"runs": [{}]}')
     broken = moereplay("plot", out)
-    assert broken.returncode == 2 and "is no measurement" in broken.stderr
+    assert broken.returncode == 2 and "invalid measurement" in broken.stderr
 
 
 ERRORS = {

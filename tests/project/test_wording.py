@@ -294,7 +294,7 @@ def test_what_needs_no_torch_is_checked_before_it_is_imported(tmp_path: Path) ->
         (("validate", elsewhere, "--model", tmp_path / "nowhere"), "nowhere does not exist"),
         (("validate", elsewhere, "--model", whole, "--dtype", "float8"), "--dtype 'float8' is unknown"),
         (("validate", elsewhere, "--model", whole, "--eviction", "LRU"), "did you mean lru?"),
-        (("validate", elsewhere, "--model", whole, "--out", tmp_path / "a file"), "is no folder; choose another"),
+        (("validate", elsewhere, "--model", whole, "--out", tmp_path / "a file"), "is not a folder"),
     ]
     words = json.dumps([[*map(str, arguments)] for arguments, _ in cases])
     ran = subprocess.run([sys.executable, "-c", EARLY, words], cwd=ROOT, capture_output=True, text=True, check=True)

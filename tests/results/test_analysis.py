@@ -70,7 +70,7 @@ def test_a_folder_without_results_says_how_to_make_them(tmp_path: Path) -> None:
 def test_a_truncated_part_is_named(folder: Path, kept: int) -> None:
     part = sorted(folder.iterdir())[1]
     part.write_bytes(part.read_bytes()[:kept])
-    what = "is damaged: its content does not match its digest" if kept == -1 else "is no readable Parquet file"
+    what = "is damaged: its content does not match its digest" if kept == -1 else "as Parquet"
     assert refusal(folder) == f"{part} {what}; delete it and replay again"
 
 

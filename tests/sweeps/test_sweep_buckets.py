@@ -233,7 +233,7 @@ def test_files_of_a_part_are_those_that_it_lists(filled, folder):
 def test_what_is_no_part_is_named(text, files):
     Objects(files).put(f"part-0/{PROVENANCE}", text.encode())
     for read in (lambda place: place.local(), lambda place: list(place.provenances())):
-        with pytest.raises(PartError, match=f"{files}/part-0 is no part of results"):
+        with pytest.raises(PartError, match=f"invalid part {files}/part-0"):
             read(place_of(files))
 
 
