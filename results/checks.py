@@ -120,7 +120,7 @@ def _read(path: Path) -> Check:
     except (OSError, DocumentError, ValidationError, KeyError, TypeError, AttributeError, ValueError) as wrong:
         said = "other fields" if isinstance(wrong, ValidationError) else wrong
         raise ResultError(
-            f"invalid check {path} ({said}): expected a file that a check of a sweep wrote; remove it and run the checks again"
+            f"invalid check {path} ({said}): expected a file that a check wrote; remove it, run the checks again"
         ) from None
 
 

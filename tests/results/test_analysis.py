@@ -71,7 +71,8 @@ def test_a_truncated_part_is_named(folder: Path, kept: int) -> None:
     part = sorted(folder.iterdir())[1]
     part.write_bytes(part.read_bytes()[:kept])
     what = "is damaged: its content does not match its digest" if kept == -1 else "as Parquet"
-    assert refusal(folder) == f"{part} {what}; delete it and replay again"
+    message = refusal(folder)
+    assert str(part) in message and what in message and "delete it and replay again" in message
 
 
 def test_no_flipped_bit_gives_other_numbers(folder: Path) -> None:
