@@ -28,7 +28,7 @@ def run(*arguments: str) -> str:
     assert outcome.exit_code != 0
     if outcome.exception is None or isinstance(outcome.exception, SystemExit):
         return outcome.output
-    assert entry._told(outcome.exception) is not None, repr(outcome.exception)  # type: ignore[arg-type]
+    assert entry._message(outcome.exception) is not None, repr(outcome.exception)  # type: ignore[arg-type]
     return str(outcome.exception)
 
 

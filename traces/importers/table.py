@@ -86,14 +86,14 @@ class Table:
 
         `among` (N,) masks the rows that count. Raises TraceError naming the row of a number that is not allowed.
         """
-        columns = [self.numeric(name, allowed.expected) for name in names]
-        fine = np.stack([is_allowed(each, allowed) for each in columns], 1)
+        found = np.stack([self.numeric(name, allowed.expected) for name in names], 1)
+        fine = is_allowed(found, allowed)
         if among is not None:
             fine |= ~among[:, None]
         if not fine.all():
             row, at = np.argwhere(~fine)[0].tolist()
             raise self.misfit(row, names[at], self.columns[names[at]][row], allowed.expected)
-        found = columns[0] if len(names) == 1 else np.stack(columns, 1)
+        found = found[:, 0] if len(names) == 1 else found
         return found if "f" in allowed.kinds else found.astype(np.int64)
 
 
@@ -253,7 +253,9 @@ def _of_text(
 
 def _at_once(lines: list[str], delimiter: str, columns: int) -> np.ndarray | None:
     """Return (N, columns) float64, None where a cell is not a number or would be rounded."""
-    if any(not line.strip() or line.count('"') % 2 for line in lines):  # numpy passes over blank lines and open quotes
+    if not all(map(str.strip, lines)):  # numpy would pass over a blank line
+        return None
+    if '"' in "".join(lines) and any(line.count('"') % 2 for line in lines):  # and over an open quote
         return None
     try:
         values = np.loadtxt(lines, delimiter=delimiter, comments=None, quotechar='"', ndmin=2)
