@@ -134,7 +134,7 @@ def _middling(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 class Coverage(NamedTuple):
-    """How often forecasts of left-out policies held: points inside their interval, forecast, and refused."""
+    """Counts of left-out points: inside their interval, forecast, and refused."""
 
     inside: int
     asked: int

@@ -60,12 +60,12 @@ class Column:
 
     @property
     def prose(self) -> bool:
-        """Whether the column holds sentences, which can be folded."""
+        """True if the column holds sentences, which can be folded."""
         return not self.numeric and any(len(cell) > LONG and " " in cell for cell in self.cells)
 
     @property
     def constant(self) -> bool:
-        """Whether several cells are all equal."""
+        """True if several cells are all equal."""
         return len(self.cells) > 1 and len(set(self.cells)) == 1
 
     def padded(self, text: str, width: int) -> str:

@@ -59,7 +59,7 @@ class Measure(NamedTuple):
 
     @property
     def within(self) -> bool:
-        """Whether the error is allowed; a number that only one run has is not."""
+        """True if the error is allowed; a number that only one run has is not."""
         if self.allowed is None or self.live == self.replayed:
             return True
         return self.error is not None and abs(self.error) <= self.allowed
@@ -92,7 +92,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether every difference is allowed."""
+        """True if every difference is allowed."""
         return not self.complaints()
 
     def complaints(self) -> list[str]:

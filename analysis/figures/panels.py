@@ -114,16 +114,12 @@ def _series(axes: Axes, series: Series) -> None:
     axes.plot(x, y, label=series.name or None, **shape)
     known = [point for point in series.points if point.low is not None and point.high is not None]
     if known:
-        low, high = [point.low for point in known], [point.high for point in known]
+        places, low, high = np.array(
+            [((point.x, point.y)[series.across], point.low, point.high) for point in known], float
+        ).T
         look = {"colors": series.look.colour, "linewidth": 1.1, "alpha": 0.75, "zorder": 1.9}
         draw = axes.hlines if series.across else axes.vlines
-        draw(
-            [point.y if series.across else point.x for point in known],
-            low,
-            high,
-            label=f"_ends of {series.name}",
-            **look,
-        )
+        draw(places, low, high, label=f"_ends of {series.name}", **look)
 
 
 def _rule(axes: Axes, rule: Rule) -> None:

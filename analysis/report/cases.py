@@ -88,12 +88,12 @@ class Case:
 
     @property
     def synthetic(self) -> bool:
-        """Whether the routing is synthetic; intervals are omitted then."""
+        """True if the routing is synthetic; intervals are omitted then."""
         return any(entry.synthetic for entry in self.entries)
 
     @property
     def shares_a_cache(self) -> bool:
-        """Whether requests depend on one another."""
+        """True if requests depend on one another."""
         return not all(independent(entry) for entry in self.entries)
 
     def label(self, entry: Entry) -> str:

@@ -91,7 +91,7 @@ def _against(name: str, metric: str, runs: Sequence[Run], drawn: Mapping[str, Lo
 
 def _rows(runs: Sequence[Run], metric: str) -> pl.DataFrame:
     """Return runs as the rows that figures draw: their series, capacity, metric and its interval."""
-    schema = {"series": pl.String, "identity": pl.String} | dict.fromkeys(
+    schema: dict[str, Any] = {"series": pl.String, "identity": pl.String} | dict.fromkeys(
         ("percent", metric, f"{metric}{LOW}", f"{metric}{HIGH}"), pl.Float64
     )
     ends = [run["interval"].get(metric) or {"low": None, "high": None} for run in runs]
@@ -111,12 +111,12 @@ def _capacities(places: Sequence[float]) -> Axis:
 def _with_bounds(figure: Figure, runs: Sequence[Run], curves: pl.DataFrame) -> Figure:
     """Add bounds, and the curves behind the points."""
     metrics = ("belady_hit_rate", "compulsory_limit")
-    schema = dict.fromkeys(("percent", *metrics), pl.Float64)
+    schema: dict[str, Any] = dict.fromkeys(("percent", *metrics), pl.Float64)
     rows = [(percent(run), *(run["figures"][metric] for metric in metrics)) for run in runs]
-    behind = [replace(each, look=replace(each.look, dash=THIN)) for each in curve_series(curves, MOST_POINTS)]
-    names = {each.name for each in behind}
+    thin = [replace(each, look=replace(each.look, dash=THIN)) for each in curve_series(curves, MOST_POINTS)]
+    names = {each.name for each in thin}
     found = [each for each in bounds(pl.DataFrame(rows, schema=schema, orient="row")) if each.name not in names]
-    return _over(figure, [*figure.panel.series, *found, *behind])
+    return _over(figure, [*figure.panel.series, *found, *thin])
 
 
 def _over(figure: Figure, series: Sequence[Series]) -> Figure:

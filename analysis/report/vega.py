@@ -92,7 +92,7 @@ class Figure:
 
     @property
     def zooms(self) -> bool:
-        """Whether both axes are scales that the page can move and stretch."""
+        """True if both axes are scales that the page can move and stretch."""
         return not self.as_bars
 
     def spec(self) -> Spec:
