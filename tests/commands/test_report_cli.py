@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import json
 import re
 import shlex
 import sys
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,22 @@ def test_one_capacity_gives_bars_in_the_order_of_the_ranking(grid: Path, page: P
     ]
     assert any(data.get("values", [{}])[0].get("series", "").startswith("Belady") for data in hits["data"])
     assert "Tokens per second, capacity 50%" in one.text and "against capacity" not in one.text
+
+
+def test_the_page_and_the_files_of_plot_show_the_same_values(grid: Path, page: Page, tmp_path: Path) -> None:
+    ended = moereplay("plot", grid, "--figure", "hit_rate_by_capacity", "--out", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    rows = list(csv.DictReader((tmp_path / "hit_rate_by_capacity.csv").read_text().splitlines()))
+    plotted = {(row["name"], *(float(row[key] or "nan") for key in ("x", "y", "low"))) for row in rows}
+    spec = page.script("moereplay-figures")["hit_rate-0"]["spec"]
+    drawn = [point for data in spec["data"] for point in data.get("values", ()) if "series" in point]
+    shown = {(each["series"], each["x"], each["y"], each.get("low", nan)) for each in drawn}
+    assert len(shown) > 6 and {map_nan(row) for row in shown} == {map_nan(row) for row in plotted}
+
+
+def map_nan(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a row that equals another one without an interval."""
+    return tuple(None if each != each else each for each in row)
 
 
 def _kinds(spec: dict[str, Any]) -> set[str]:
