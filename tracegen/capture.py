@@ -79,7 +79,7 @@ class Capture:
             self._context.__exit__(*failure)
 
     def take(self) -> Rows:
-        """Rows of all passes since the last `take`, in order.
+        """Return the rows of all passes since the last `take`, in order.
 
         Raises RecordError if a pass was cut short, so that gates saw different numbers of tokens, or nothing ran.
         """
@@ -94,7 +94,7 @@ class Capture:
         return Rows(chosen, weights, logits, ahead)
 
     def keep(self, site: int, reading: Reading) -> None:
-        """Of one gate; inside a `with` block every gate calls it."""
+        """Keep a gate's reading; inside a `with` block every gate calls this."""
         # A later in-place operation of the model must not reach what is kept
         self._seen[site].append(reading._replace(logits=reading.logits.clone()))
 

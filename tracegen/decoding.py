@@ -1,4 +1,4 @@
-"""How a prompt is continued: by the model's own generate(), greedy or sampled, without a checkpoint's own defaults."""
+"""Decoding: a model continues a prompt by its own generate(), greedy or sampled, without a checkpoint's defaults."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Stepper:
         return self.step(ids)
 
     def step(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """One pass over the next `ids`, one or several, after those in the cache; returns logits (len(ids), V)."""
+        """Run a pass over the next `ids`, one or several, after those in the cache; return logits (len(ids), V)."""
         given = torch.as_tensor(ids, dtype=torch.long, device=self._device).reshape(1, -1)
         # MiniMax counts from 0 at every step unless told where it is
         at = torch.arange(self._length, self._length + given.shape[1], device=self._device)[None]
@@ -119,7 +119,7 @@ class Stepper:
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
-    """Where token ids must be: the embedding's device; the CPU if accelerate has offloaded it and moves ids itself."""
+    """Return the device of token ids: the embedding's; the CPU if accelerate has offloaded it and moves ids itself."""
     device = next(model.get_input_embeddings().parameters()).device
     return torch.device("cpu") if device.type == "meta" else device
 
@@ -212,7 +212,7 @@ def endings(model: PreTrainedModel) -> frozenset[int]:
 
 
 def _warpers(decoding: Decoding) -> LogitsProcessorList:
-    """In generate()'s order; those that change nothing are left out, as there."""
+    """Return logits processors in generate()'s order, without those that change nothing."""
     chosen = LogitsProcessorList()
     if decoding.temperature not in (0, 1):
         chosen.append(TemperatureLogitsWarper(decoding.temperature))

@@ -1,4 +1,4 @@
-"""What a user can get wrong about recording; importable without torch."""
+"""Errors of recording. Importable without torch."""
 
 from __future__ import annotations
 

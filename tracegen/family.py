@@ -1,4 +1,4 @@
-"""What a family of MoE models is, and the routing rules that several families share."""
+"""The definition of a family of MoE models, and the routing rules that several families share."""
 
 from __future__ import annotations
 

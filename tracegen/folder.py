@@ -118,7 +118,7 @@ def _fetched(source: str, revision: str | None) -> Folder:
 
 
 def one_line(error: BaseException) -> str:
-    """What another library's error says, in one line of at most 200 characters."""
+    """Return another library's error as one line of at most 200 characters."""
     words = " ".join(str(error).split())
     said = words if " " in words else f"{type(error).__name__} {words}".strip()
     return said if len(said) <= 200 else f"{said[:197]}..."

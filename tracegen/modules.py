@@ -1,4 +1,4 @@
-"""Where a transformers MoE model keeps its gates, the norms before them and its experts.
+"""Discovery of a transformers MoE model's gates, the norms before them and its experts.
 
 Nothing is found by its name: gates are what the model itself declares as the source of `router_logits`, and a probe
 run shows the rest. The block is what holds the gate in its decoder layer, the norm is the layer's module whose output
@@ -79,7 +79,7 @@ class Place(NamedTuple):
 
 
 def name_of(model: PreTrainedModel) -> str:
-    """What messages call a model: its checkpoint, or its class."""
+    """Return the name of a model for messages: its checkpoint, or its class."""
     return model.config.name_or_path or type(model).__name__
 
 
@@ -124,7 +124,7 @@ def _check_present(place: Place, part: nn.Module) -> None:
 
 
 def gates_of(model: PreTrainedModel) -> list[Gate]:
-    """Every module that the model, or a model inside it, declares as a source of `router_logits`."""
+    """List the modules that the model, or a model inside it, declares as sources of `router_logits`."""
     owners = [(path, each) for path, each in model.named_modules() if isinstance(each, PreTrainedModel)]
     found: dict[nn.Module, Gate] = {}
     # Inner models come later and know their own gates best

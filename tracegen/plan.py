@@ -46,7 +46,7 @@ class Plan(Frozen):
 
     @property
     def words(self) -> str:
-        """How tokens came about, for provenance."""
+        """Describe how tokens were made, for provenance."""
         if self.decoding:
             return self.decoding.words
         one_by_one = f", the first {self.prompt_tokens} in one pass, the rest one by one" if self.prompt_tokens else ""
@@ -68,7 +68,7 @@ def refuse_taken(out: str | Path, resume: bool, resumable: bool = True) -> None:
 
 
 def partial_of(out: Path) -> Path:
-    """Where an unfinished trace is kept."""
+    """Return the path of an unfinished trace."""
     return out.with_name(f"{out.name}{PARTIAL}")
 
 

@@ -33,7 +33,7 @@ class Prompts(NamedTuple):
 
     @property
     def sha256(self) -> str:
-        """Of the texts, as the canonical JSON of the list."""
+        """sha256 of the texts, as canonical JSON of the list."""
         return hashlib.sha256(canonical(list(self.texts))).hexdigest()
 
     def chosen(self, seed: int | None = None, limit: int | None = None) -> Prompts:
@@ -45,7 +45,7 @@ class Prompts(NamedTuple):
 
 
 def read_prompts(paths: Sequence[str | Path], field: str | None = None) -> Prompts:
-    """One prompt per record of each file: .jsonl, .csv, .parquet (the named field of it) or .txt (a line); .gz too.
+    """Read a prompt per record of each file: .jsonl, .csv, .parquet (the named field of it) or .txt (a line); .gz too.
 
     A field may reach into a record with dots, as in turns.0. Blank lines of .txt and .jsonl are no records. Raises
     RecordError naming file and record if a file or field is missing, broken, empty or not text.

@@ -43,7 +43,7 @@ class Progress(NamedTuple):
 
     @property
     def tokens_per_second(self) -> float:
-        """Of this run so far."""
+        """Tokens per second of this run so far."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property

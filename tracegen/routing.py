@@ -80,7 +80,7 @@ def spelled(router: Router) -> str:
 
 
 def _agreement(router: Router, outputs: list[tuple[Tensor, Tensor, Tensor]], bias: np.ndarray | None) -> Agreement:
-    """Of all layers together."""
+    """Compare all layers together."""
     found = [agree(router, None if bias is None else bias[at], *output) for at, output in enumerate(outputs)]
     rows, wrong, ties, ulps, bound = zip(*found, strict=True)
     return Agreement(sum(rows), sum(wrong), sum(ties), max(ulps), bound[0])
@@ -102,7 +102,7 @@ BAND_EDGE = 2.0**-7
 
 
 class Agreement(NamedTuple):
-    """What a comparison of T rows found."""
+    """Result of a comparison of T rows."""
 
     rows: int
     wrong: int  #: rows whose choice the rule does not make, ties aside
@@ -112,7 +112,7 @@ class Agreement(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the gate routes by the rule."""
+        """True if the gate routes by the rule."""
         return not self.wrong and self.ulps <= self.bound
 
 

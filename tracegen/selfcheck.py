@@ -23,7 +23,7 @@ TOKENS = 32
 
 
 class SelfCheck(NamedTuple):
-    """What a passed check found, over all layers."""
+    """Findings of a passed check, over all layers."""
 
     family: str
     rule: str  #: the routing rule in one line
@@ -49,7 +49,7 @@ def check(modules: MoeModules) -> SelfCheck:
 
 
 def _differences(site: Site, calls: dict[nn.Module, list[Call]]) -> Iterator[str]:
-    """What is not equal bit for bit at a site."""
+    """Yield what differs at a site, bit for bit."""
     gate, experts = calls[site.gate][0], calls[site.experts][0]
     logits, weights, ids = gate.output[site.index : site.index + 3]
     if not logits.isfinite().all():

@@ -46,7 +46,7 @@ def measure(model: PreTrainedModel, experts: list[nn.Module], layers: list[nn.Mo
 
 
 def _experts(module: nn.Module, count: int, at: int) -> list[Tensor]:
-    """All tensors of one layer's experts."""
+    """Return the tensors of a layer's experts."""
     tensors = list(chain(module.parameters(), module.buffers()))
     held = int(getattr(module, "num_experts", count))
     if held != count or not tensors or sum(map(_bytes, tensors)) % count or sum(map(_numbers, tensors)) % count:
@@ -62,7 +62,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _numbers(tensor: Tensor) -> int:
-    """How many numbers a tensor stands for: bitsandbytes packs two in a byte and keeps the shape beside them."""
+    """Count the numbers that a tensor represents: bitsandbytes packs two in a byte and stores the shape separately."""
     packed = getattr(tensor, "quant_state", None)
     return tensor.numel() if packed is None else packed.shape.numel()
 

@@ -21,14 +21,14 @@ FIXED_DATE = f"{{%- macro strftime_now(form) -%}}{CHAT_DATE}{{%- endmacro -%}}" 
 
 
 class Work(NamedTuple):
-    """What goes through the model: one array of int32 token ids per request, and what a trace calls them."""
+    """Input of the model: an array of int32 token ids per request, and their names in a trace."""
 
     sequences: tuple[np.ndarray, ...]
     prompts: str  #: name, number and hash
 
 
 class Room(NamedTuple):
-    """What a model can take: the length of its context (None = not stated) and the number of token ids it knows."""
+    """Limits of a model: its context length (None if not stated) and its number of token ids."""
 
     context: int | None
     vocabulary: int

@@ -34,7 +34,7 @@ class Running:
     _models: dict[str, tuple[Loaded, MoeModules]] = field(default_factory=dict)
 
     def how(self, trace: Trace) -> How:
-        """What a check says of itself. Raises RecordError for a trace without token ids."""
+        """Describe the check. Raises RecordError for a trace without token ids."""
         requests_of(trace, 1)
         part = self._part(trace)
         return How(
@@ -48,7 +48,7 @@ class Running:
         )
 
     def refusal(self, trace: Trace, config: ReplayConfig) -> str | None:
-        """What no live run has; then, once the model is loaded, what this one cannot run."""
+        """Return why a configuration cannot run live: first for any model, then, once it is loaded, for this one."""
         try:
             check_live(config)
             plan(self._part(trace), config)

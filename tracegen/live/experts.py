@@ -30,7 +30,7 @@ FIX = "use --miss fetch or split, a routing policy that drops nothing, and no --
 
 @dataclass
 class Orders:
-    """Which experts run in the pass in progress, and at how many bits."""
+    """The experts that run in the current pass, and their bits."""
 
     bits: dict[nn.Module, Mapping[int, float]] = field(default_factory=dict)  #: experts module -> expert -> bits
     tiers: Tiers = field(default_factory=Tiers)  #: where weights of few bits come from
@@ -45,7 +45,7 @@ _ORDERS: ContextVar[Orders | None] = ContextVar("orders", default=None)
 
 @contextmanager
 def executing(model: PreTrainedModel, orders: Orders) -> Iterator[None]:
-    """In this block the model's experts follow `orders`; afterwards its own implementation is restored."""
+    """Make the model's experts follow `orders` in this block; restore its own implementation afterwards."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
     token = _ORDERS.set(orders)
     try:
@@ -57,7 +57,7 @@ def executing(model: PreTrainedModel, orders: Orders) -> Iterator[None]:
 
 @contextmanager
 def implemented(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """In this block the model's experts are computed by another function of transformers' interface."""
+    """Compute the model's experts by another function of transformers' interface in this block."""
     own = model.get_experts_implementation()
     model.set_experts_implementation(name)
     try:
@@ -110,7 +110,7 @@ def run_experts(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Te
 def run_expert(
     module: Any, expert: int, state: Tensor, bits: float | None = None, weights: Weights | None = None
 ) -> Tensor:
-    """One expert over its tokens (n, H), at so many bits; None leaves its weights as they are.
+    """Run an expert on its tokens (n, H) at so many bits; None leaves its weights as they are.
 
     `weights` are used in place of the module's own.
     """

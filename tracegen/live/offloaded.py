@@ -43,7 +43,7 @@ HEAD = DENSE - 1  #: in the place of an expert: what follows the last layer
 
 
 class Asked(NamedTuple):
-    """What the engine waits for the model to do."""
+    """A request of the engine that it waits for the model to carry out."""
 
     y: int  #: expert, DENSE or HEAD
     activity: Activity
@@ -107,7 +107,7 @@ class ModelThread:
 
 
 class Transfers:
-    """What an `Emulation` needs for real transfers: a machine, slots, and who computes from them."""
+    """Parts that an `Emulation` needs for real transfers: a machine, slots, and the computation that uses them."""
 
     def __init__(self, modules: MoeModules, slow: SlowTier, arena: Arena, about: Mapping[str, object]) -> None:
         """`slow` has the model's experts (`contents_of`); `close` ends its reader. `about` goes into the result."""
@@ -154,13 +154,13 @@ class Transfers:
         self.thread.close()
 
     def _advance(self, engine: Driven) -> int:
-        """What the engine asks for next. Raises ConfigError where the slow tier fails."""
+        """Advance the engine to its next request. Raises ConfigError if the slow tier fails."""
         with faults_named():
             engine.advance(lambda: bool(self.thread.asked))
         return self.thread.asked[0].y
 
     def _computed(self, expert: int, slot: Tensor, module: Any, hidden: Tensor, ids: Tensor) -> Tensor:
-        """One expert over its tokens, from its slot: (n, H)."""
+        """Run an expert on its tokens from its slot: (n, H)."""
         self.thread.wait()
         with self.thread.clock.paused():
             weights = weights_in(slot, module, expert)
@@ -196,7 +196,7 @@ def check_movable(modules: MoeModules) -> None:
 
 
 def device_of(modules: MoeModules) -> torch.device:
-    """Of the experts."""
+    """Return the device of the experts."""
     return next(modules.sites[0].experts.parameters()).device
 
 
@@ -205,7 +205,7 @@ def _devices(modules: MoeModules) -> list[str]:
 
 
 def layout_of(loaded: Loaded, modules: MoeModules) -> Layout:
-    """Of the model's own experts, named by a digest of what decides their bytes."""
+    """Return the layout of the model's experts, named by a digest of everything that determines their bytes."""
     shapes = [[str(each.dtype), *each.shape] for site in modules.sites for each in _weights(site.experts)]
     document = [loaded.weights_sha256, loaded.dtype, transformers.__version__, shapes]
     sizes = tuple(sum(each[0].nbytes for each in _weights(site.experts)) for site in modules.sites)
@@ -228,7 +228,7 @@ def _weights(experts: nn.Module) -> list[Tensor]:
 
 
 def weights_in(slot: Tensor, experts: nn.Module, expert: int) -> Weights:
-    """One expert's weights by name, as they lie in a slot. Raises ConfigError for other bytes than the model's."""
+    """Return an expert's weights by name, as views of a slot. Raises ConfigError for other bytes than the model's."""
     found, begin = {}, 0
     for name in projections(experts):
         own = getattr(experts, name).data[expert]

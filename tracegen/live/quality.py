@@ -45,7 +45,7 @@ class Score:
 
     @property
     def perplexity(self) -> float | None:
-        """Of the modified model."""
+        """Perplexity of the modified model."""
         return _exp(self._mean(self.nll))
 
     @property
@@ -60,7 +60,7 @@ class Score:
 
     @property
     def identical(self) -> bool | None:
-        """Whether no bit of any logit differs."""
+        """True if all logits are equal bit for bit."""
         return self.differing == 0 if self.tokens else None
 
     def row(self) -> dict[str, float | int | bool | None]:
@@ -132,7 +132,7 @@ class Readers:
             stepper.reset()
 
     def read(self, ids: Sequence[int], prefill: bool) -> Tensor:
-        """One pass over `ids`; returns the modified model's logits (V,) for the token that comes next."""
+        """Run a pass over `ids`; return the modified model's logits (V,) for the token that comes next."""
         logits = self._emulation.forward(lambda: self._modified.step(ids), len(ids), self._request, prefill)
         base = self._base.step(ids) if self._base else None
         wanted = torch.as_tensor(ids, device=logits.device)

@@ -208,7 +208,7 @@ class Prepared:
         return replace(measured, about=measured.about | dict(transfers.about))
 
     def _follow(self, number: int, given: LiveRequest, readers: Readers, progress: Callable[[int], None]) -> np.ndarray:
-        """One request, given and continued; returns the tokens (T,) that went through the model."""
+        """Run a request, given and continued; return the tokens (T,) that went through the model."""
         readers.begin(number)
         ids = list(given.token_ids)
         for start, stop in _passes(given):

@@ -65,7 +65,7 @@ class LiveGates:
         self._at, self._said, self.verdict = layer, said, None
 
     def gate(self, step: Pass, layer: int) -> Gate:
-        """What the gate has said."""
+        """Return the choice of the gate."""
         said = self._received(layer)
         ids = said.chosen.astype(np.int64)
         look = [self._look(layer, distance, said) for distance in range(1, self._depth + 1)]
@@ -88,7 +88,7 @@ class LiveGates:
         return None if self._bias is None else self._bias[layer]
 
     def weigh(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> list[list[int]]:
-        """From the logits that the gate has just given."""
+        """Compute gate weights from the logits of the current gate."""
         return weigh(self._geometry.router, self._received(layer).logits if self._logits else None, ids)
 
     def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
@@ -122,7 +122,7 @@ def rounding(ready: Plan, stored: float) -> list[float | None]:
 
 
 def changes_experts(ready: Plan, stored: float) -> bool:
-    """Whether experts may be dropped, replaced or rounded. Otherwise the model's own run: faster, and exact."""
+    """Return whether experts may be dropped, replaced or rounded; otherwise the model's own experts run."""
     chosen = ready.chosen
     return chosen.routing.policy.drops or chosen.miss.policy.changes_output or any(rounding(ready, stored))
 
@@ -189,7 +189,7 @@ class Emulation:
         return logits
 
     def take(self) -> tuple[Rows, np.ndarray]:
-        """Rows kept since the last take, and what was executed (T, L, k) int16."""
+        """Return the rows kept since the last take, and the executed experts (T, L, k) int16."""
         kept, executed = self._kept, self._executed
         self._kept, self._executed = [[] for _ in kept], [[] for _ in executed]
         ahead = [_by_token([[said.lookahead[d] for said in layer] for layer in kept]) for d in range(self._lookahead)]
@@ -206,7 +206,7 @@ class Emulation:
         return self._engine.close() if self._transfers is None else self._transfers.finish(self._engine)
 
     def at_gate(self, layer: int, reading: Reading) -> tuple[Tensor, Tensor] | None:
-        """What experts are given, ids and weights (T, k), as the policies decide; None for the gate's own choice."""
+        """Return the ids and weights (T, k) that the policies give the experts; None for the gate's own choice."""
         if layer != self._next:
             raise RecordError(f"{self._modules.name}: gate {layer} ran where gate {self._next} was due")
         self._next += 1
@@ -254,7 +254,7 @@ class Emulation:
 
 @contextmanager
 def under_orders(modules: MoeModules, orders: Orders | None) -> Iterator[None]:
-    """In this block, which is one pass, experts follow `orders`. Raises RecordError at its end if some did not."""
+    """Make experts follow `orders` in this block, which is one pass. Raises RecordError at its end if some did not."""
     if orders is None:
         yield
         return

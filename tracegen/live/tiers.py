@@ -28,7 +28,7 @@ Which = tuple[nn.Module, str, int, float]  #: module, parameter, expert, bits
 
 
 class Stored(NamedTuple):
-    """How the experts that ran at one width were stored."""
+    """Storage of the experts that ran at one width."""
 
     bits: float  #: that the policy named, and the simulator charges
     quantiser: str  #: with its library's version
@@ -61,12 +61,12 @@ class Tiers:
         return self._restored.get(which, lambda: self._restore(which), lambda weight: weight.nbytes)
 
     def packed(self, module: Any, parameter: str, expert: int, bits: float) -> Packed:
-        """The same as it is stored, of (out, in)."""
+        """Return the packed weight of an expert, of shape (out, in)."""
         which = module, parameter, expert, bits
         return self._packed.get(which, lambda: self._pack(which), lambda packed: packed.bytes)
 
     def _pack(self, which: Which) -> Packed:
-        """From disk, if its quantiser keeps what it packs."""
+        """Pack a weight, or load it from disk if the quantiser keeps packed weights."""
         module, parameter, expert, bits = which
         quantiser, own = quantiser_at(self._name, bits), getattr(module, parameter).data[expert]
         weight = own.T if module.is_transposed else own
@@ -77,7 +77,7 @@ class Tiers:
         return stored(key, (weight.shape[0], weight.shape[1]), bits, lambda: quantiser.pack(weight, bits))
 
     def stored(self) -> tuple[Stored, ...]:
-        """Of every width that was asked for, the most bits first."""
+        """Storage of every width that was used, the most bits first."""
         found = sorted(self._stored.items(), reverse=True)
         return tuple(Stored(bits, name, 8 * size / weights) for (bits, name), (size, weights) in found)
 
@@ -111,14 +111,14 @@ class Tiers:
 
 
 def tiers_of(modules: MoeModules, quantiser: str, weights_sha256: str) -> Tiers:
-    """Of a model, with room for packed and restored weights by the memory that is free beside it."""
+    """Return the tiers of a model; the memory left beside the model bounds packed and restored weights."""
     free = _free_beside(modules)
     rooms = (max(ROOM, int(share * free)) for share in (RESTORED_SHARE, PACKED_SHARE))
     return Tiers(quantiser, weights_sha256, {site.experts: at for at, site in enumerate(modules.sites)}, *rooms)
 
 
 def _free_beside(modules: MoeModules) -> int:
-    """Bytes on the device of the first experts; 0 where the system does not say."""
+    """Return the free bytes on the device of the first experts; 0 if the system does not report them."""
     weight = next((each for site in modules.sites for each in site.experts.parameters()), None)
     try:
         return free_memory(str(weight.device)) if weight is not None else 0
@@ -127,7 +127,7 @@ def _free_beside(modules: MoeModules) -> int:
 
 
 def said(quantiser: str, bits: Sequence[float | None]) -> str:
-    """What a recording says of its experts at these bits; empty where none are rounded.
+    """Describe the experts at these bits for a recording's header; empty if none are rounded.
 
     Raises RecordError for a width that the quantiser lacks, or a library that is not installed.
     """

@@ -25,7 +25,7 @@ DEPTH = 3
 
 
 class Measured(NamedTuple):
-    """One model on the excerpts."""
+    """Measurements of a model on the excerpts."""
 
     perplexity: float
     routing: Summary
@@ -98,7 +98,7 @@ def _spread(summary: Summary, figure: Callable) -> str:
 
 
 def _fields(facts: dict) -> dict[str, str]:
-    """What the template names, from what training left behind."""
+    """Return the template's fields from the facts that training wrote."""
     corpus, held_out, recipe = facts["corpus"], facts["held_out"], facts["recipe"]
     return {
         "python": corpus["python"],

@@ -35,7 +35,7 @@ def _middle(text: str) -> str:
 
 
 def _evenly(texts: list[str]) -> Iterator[str]:
-    """One function's beginning from each file in turn, then the next of each."""
+    """Yield the beginning of one function of each file in turn, then of the next."""
     heads = [_heads(text) for text in texts]
     while heads:
         for head in list(heads):

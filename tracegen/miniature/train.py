@@ -156,7 +156,7 @@ def _tell(step: int, recipe: Recipe, text: torch.Tensor, balance: torch.Tensor, 
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch.Tensor:
-    """One stream of ids, an end mark after each text."""
+    """Encode texts as one stream of ids, with an end mark after each."""
     ids = [id for text in texts for id in [*tokenizer.encode(text, verbose=False), tokenizer.eos_token_id]]
     return torch.tensor(ids)
 
@@ -244,11 +244,11 @@ def digest(texts: list[str]) -> str:
 
 
 def lines(texts: list[str]) -> Iterator[str]:
-    """Every line with its end, for the tokenizer's training."""
+    """Yield every line with its end, for the training of the tokenizer."""
     for text in texts:
         yield from text.splitlines(keepends=True)
 
 
 def _held_out(name: Path) -> bool:
-    """Whether this file is kept for evaluation: stable when files are added or removed beside it."""
+    """Return whether a file is held out for evaluation; adding or removing other files does not change it."""
     return hashlib.sha256(name.as_posix().encode()).digest()[0] % _HELD_OUT_OF == 0

@@ -74,7 +74,7 @@ class OnCpu(NamedTuple):
 
 @dataclass
 class Durations:
-    """Of one run, in the order in which activities began."""
+    """Durations of one run, in the order in which activities began."""
 
     computed: list[Computed] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Durations:
         return sum(each.lasted - each.worked for each in self.computed)
 
     def steps(self) -> list[Step]:
-        """Every step in order. A replay of these durations splits its time in the same way."""
+        """Return the steps in order. A replay of these durations splits its time in the same way."""
         firsts = [at for at, each in enumerate(self.computed) if each.y == DENSE]
         steps, step_pass = list[Step](), -1
         for first, after in pairwise([*firsts, len(self.computed)]):
@@ -134,12 +134,12 @@ class _Accelerator:
         self._mean = _mean(list(self._experts.values()))
 
     def dense(self, layer: int, tokens: int) -> Activity:
-        """As long as the next dense part of the measured run lasted."""
+        """Return the duration of the next dense part of the measured run."""
         self._at += 1
         return self._lasts(self._dense[self._at])
 
     def expert(self, layer: int, y: int, tokens: int) -> Activity:
-        """As long as this copy lasted in that step, or the mean of all where it did not run then."""
+        """Return this copy's duration in that step, or the mean of all if it did not run then."""
         return self._lasts(self._experts.get((self._at, y), self._mean))
 
     def _lasts(self, spent: int) -> Activity:
@@ -160,7 +160,7 @@ class _Channel:
         self._mean = _mean([each.spent for each in durations.moved])
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
-        """As long as the next transfer of this copy lasted, or the mean of all."""
+        """Return the duration of this copy's next transfer, or the mean of all."""
         own, now = self._moves[transfer.y], int(self._env.now)
         spent = own.popleft() if own else self._mean
         return Planned(self._env, LINK, Span(now, now + spent, spent))

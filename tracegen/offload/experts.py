@@ -30,7 +30,7 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """Of all experts."""
+        """Number of experts over all layers."""
         return self.experts * len(self.sizes)
 
     def size(self, y: int) -> int:
@@ -38,11 +38,11 @@ class Layout:
         return self.sizes[y // self.experts]
 
     def padded(self, y: int) -> int:
-        """The same in whole pages."""
+        """Return the bytes of expert y in whole pages."""
         return _pages(self.size(y))
 
     def offset(self, y: int) -> int:
-        """Where expert y begins."""
+        """Return the offset of expert y."""
         layer, expert = divmod(y, self.experts)
         return sum(map(_pages, self.sizes[:layer])) * self.experts + expert * self.padded(y)
 
@@ -52,7 +52,7 @@ class Layout:
         return self.offset(self.count - 1) + self.padded(self.count - 1)
 
     def document(self) -> dict[str, object]:
-        """What a file of them must have been made for."""
+        """Return the description that a file of these experts must have."""
         which = {"weights": self.weights} if self.weights else {"seed": SEED}
         return {"experts": self.experts, "sizes": list(self.sizes), "dtype": self.dtype, **which}
 

@@ -26,7 +26,7 @@ class Figure(NamedTuple):
 
     @property
     def apart(self) -> float:
-        """By which share of it the halves differ."""
+        """Difference of the two halves as a share of the figure."""
         return 2 * (self.spread or 0) / self.value if self.value else 0.0
 
 
@@ -88,7 +88,7 @@ def _platform(
 
 
 def _on_cpu(experts: Sequence[OnCpu]) -> dict[str, Figure]:
-    """Of misses that the CPU has computed, from the slow tier; nothing without any."""
+    """Fit the time of misses that the CPU computed from the slow tier; empty without any."""
     if not experts:
         return {}
     one = _figure([each for each in experts if each.tokens == 1] or experts, lambda each: each.spent)
@@ -102,7 +102,7 @@ def _on_cpu(experts: Sequence[OnCpu]) -> dict[str, Figure]:
 
 
 def _by_size(computed: Sequence[Computed], sizes: Mapping[int, int]) -> dict[int, Figure]:
-    """One token through a copy, by its bytes; nothing where all have one size."""
+    """Fit the time of a token in a copy by its bytes; empty if all copies have one size."""
     by_size = defaultdict[int, list[Computed]](list)
     for each in computed:
         if each.y in sizes and each.tokens == 1:
@@ -111,7 +111,7 @@ def _by_size(computed: Sequence[Computed], sizes: Mapping[int, int]) -> dict[int
 
 
 def _in_times(by_size: Mapping[int, Figure]) -> Points:
-    """Of what the largest copy takes."""
+    """Return times as multiples of the largest copy's."""
     return tuple((size, each.value / by_size[max(by_size)].value) for size, each in by_size.items())
 
 
@@ -126,7 +126,7 @@ def _link(moved: Sequence[Moved]) -> dict[str, Figure]:
 
 
 def _compute(computed: Sequence[Computed]) -> dict[str, Figure]:
-    """Of dense parts, experts and gates. Without prompts nothing is known of more tokens: they cost as many times."""
+    """Fit dense parts, experts and gates. Without prompts the time of n tokens is taken as n times that of one."""
     dense = [each for each in computed if each.y == DENSE]
     inner, first = ([each for each in dense if (each.layer == 0) is outer] for outer in (False, True))
     experts = [each for each in computed if each.y != DENSE]

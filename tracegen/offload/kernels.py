@@ -1,4 +1,4 @@
-"""What dense parts and experts take by token count, and experts by format: timed one by one, beside nothing else."""
+"""Times of dense parts and experts by token count, and of experts by format, each timed alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _bytes(bench: Bench, size: int) -> list[torch.Tensor]:
 
 
 def _timed(calls: Sequence[Callable[[], None]]) -> dict[int, Figure]:
-    """In turns; the first turn warms up and is not counted."""
+    """Time the calls in turns; the first turn warms up and is not counted."""
     for call in calls[: len(TOKENS)]:
         call()
     took = [_took(call) for call in calls]

@@ -95,7 +95,7 @@ class RealMachine:
             self._end_of_turn(max(now, self._taken))
 
     def close(self) -> None:
-        """All threads end after what they have begun."""
+        """Stop all threads after their current activity."""
         self._loader.close()
         self._processor.close()
         self._accelerator.close()
@@ -128,7 +128,7 @@ class RealMachine:
         self._taken, self._worked = self.clock.taken, span.spent
 
     def _end_of_turn(self, now: int) -> None:
-        """What was computed is over: the engine goes on to the next, or waits."""
+        """End the current computation; the engine starts the next or waits."""
         if self._asked is not None and self._taken is not None:
             self.durations.computed.append(Computed(*self._asked, self._taken, now, self._worked))
             self._asked = self._taken = None
@@ -154,7 +154,7 @@ class RealMachine:
         return activity
 
     def _asked_after(self, taken: int) -> bool:
-        """Whether nothing was asked of compute since then."""
+        """Return whether compute received no request since then."""
         return self._asked is None or self._asked.begun < taken
 
     def _landed(self, y: int, span: Span) -> None:
@@ -172,7 +172,7 @@ SECONDS_TO_END = 0.5  #: a read that takes longer is left to its thread, which e
 
 
 class Done(NamedTuple):
-    """What a thread has finished: `finish` runs where events run."""
+    """Completion of a thread's activity; the event loop runs `finish`."""
 
     finish: Callable[[], object]
     phase: EventPriority
@@ -200,7 +200,7 @@ class RealClock(simpy.Environment):
         return time.perf_counter_ns() - self._zero if stands_at is None else stands_at
 
     def pause(self) -> None:
-        """What happens until `resume` is not counted."""
+        """Stop the clock until `resume`."""
         self._runs.clear()
         self._stands_at = self.now
 
@@ -213,7 +213,7 @@ class RealClock(simpy.Environment):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens in this block is not counted."""
+        """Stop the clock in this block."""
         self.pause()
         try:
             yield
@@ -231,7 +231,7 @@ class RealClock(simpy.Environment):
         self._done.put(Done(finish, phase))
 
     def step(self) -> None:
-        """What is due, transfers first; else wait."""
+        """Run the events that are due, transfers first; otherwise wait."""
         while not self._queue or not self._done.empty():
             self._take()
         super().step()

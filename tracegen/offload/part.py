@@ -74,14 +74,14 @@ COMPUTES = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 class Named(NamedTuple):
-    """Where experts lie."""
+    """A slow tier as an option names it."""
 
     folder: Path | None  #: on a disk; None is main memory
     buffered: bool = False  #: read through the page cache
 
 
 def slow_tier_named(text: str) -> Named:
-    """Of disk:DIR, disk:DIR:buffered or pinned. Raises ConfigError."""
+    """Parse disk:DIR, disk:DIR:buffered or pinned. Raises ConfigError."""
     kind, _, rest = text.partition(":")
     folder = rest.removesuffix(":buffered")
     if kind == "disk" and folder:
@@ -92,7 +92,7 @@ def slow_tier_named(text: str) -> Named:
 
 
 def throttle_named(text: str) -> float | None:
-    """Bytes per second of 400MB/s; None for none. Raises ConfigError."""
+    """Parse a rate such as 400MB/s to bytes per second; None for `none`. Raises ConfigError."""
     word = text.strip()
     size = parse_size(word.removesuffix("/s"))
     if word != "none" and (not size or not word.endswith("/s")):

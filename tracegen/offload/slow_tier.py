@@ -25,7 +25,7 @@ SPIN_NS = 100_000  #: a throttle sleeps until so long before its end, and yields
 
 
 class SlowTier(Protocol):
-    """Where all experts lie. One thread reads."""
+    """A slow tier that holds all experts. One thread reads."""
 
     label: str  #: what rows of results call it
     layout: Layout
@@ -80,7 +80,7 @@ class Memory:
         self._copies(self._all[begin : begin + len(into)], into)
 
     def on_host(self, y: int) -> Tensor:
-        """Where it lies."""
+        """Return the host memory of expert y."""
         return self._of(y)
 
     def buffer(self) -> Tensor:
@@ -88,7 +88,7 @@ class Memory:
         return torch.zeros(largest(self.layout), dtype=torch.uint8, device=self._device)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class Disk:
@@ -158,13 +158,13 @@ class Disk:
 
 
 def kind_of(named: str) -> str:
-    """What a calibration says of a slow tier that a user names: disk, disk:buffered or pinned, and no folder."""
+    """Return the kind of a slow tier for a calibration: disk, disk:buffered or pinned, without its folder."""
     kind, _, rest = named.partition(":")
     return "disk:buffered" if rest.endswith(":buffered") else kind
 
 
 def largest(layout: Layout) -> int:
-    """Bytes of the largest expert, in whole pages."""
+    """Return the bytes of the largest expert in whole pages."""
     return max(map(layout.padded, range(0, layout.count, layout.experts)))
 
 
@@ -241,7 +241,7 @@ class Throttled:
         self._wait(until)
 
     def read_bytes(self, begin: int, into: Tensor) -> None:
-        """The same of any bytes."""
+        """Read any bytes from `begin` on."""
         until = time.perf_counter_ns() + int(len(into) / self._rate * 1e9)
         self._slow.read_bytes(begin, into)
         self._wait(until)
@@ -251,7 +251,7 @@ class Throttled:
         return self._slow.on_host(y)
 
     def buffer(self) -> Tensor:
-        """As its slow tier."""
+        """Same as the slow tier's."""
         return self._slow.buffer()
 
     def _wait(self, until: int) -> None:
@@ -259,7 +259,7 @@ class Throttled:
             time.sleep(max(left - SPIN_NS, 0) / 1e9)
 
     def close(self) -> None:
-        """As its slow tier."""
+        """Same as the slow tier's."""
         self._slow.close()
 
 
@@ -286,7 +286,7 @@ def opened(
 
 @contextmanager
 def faults_named() -> Iterator[None]:
-    """In this block a read that fails is a ConfigError that names file and reason."""
+    """Raise ConfigError, naming file and reason, for reads that fail in this block."""
     try:
         yield
     except OSError as error:

@@ -26,14 +26,14 @@ from moereplay.traces.schema import Trace
 
 
 class Cell(NamedTuple):
-    """What is run."""
+    """A configuration that is measured."""
 
     config: ReplayConfig
     throttle: float | None  #: bytes per second
 
 
 class Kind(NamedTuple):
-    """What has a calibration of its own."""
+    """Configurations that share a calibration."""
 
     policies: tuple[str, ...]
     throttle: float | None
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def kinds(self) -> dict[Kind, Cell]:
-        """What is calibrated, each at the middle one of its capacities."""
+        """The kinds to calibrate, each at its middle capacity."""
         by_kind: dict[Kind, list[Cell]] = {}
         for cell in self.cells:
             by_kind.setdefault(kind_of(cell), []).append(cell)
@@ -81,7 +81,7 @@ def kind_of(cell: Cell) -> Kind:
 
 
 def measure(bench: Bench, plan: Plan, folder: Path, done: Callable[[], None]) -> Iterator[Measurement]:
-    """Every cell as often as planned, in the order of the runs. Platforms are written into `folder`.
+    """Run every cell as often as planned and yield in the order of the runs. Platforms are written into `folder`.
 
     `done` is called after each real run. Raises ConfigError where the slow tier fails.
     """

@@ -45,7 +45,7 @@ def restore(kind: str, kept: Packed, dtype: torch.dtype) -> Tensor:
 
 
 def quantiser(name: str, kind: str, summary: str, widths: tuple[int, ...]) -> Quantiser:
-    """With one of its 4-bit kinds."""
+    """Return a quantiser of one of the library's 4-bit kinds."""
     return Quantiser(name, summary, partial(pack, kind), partial(restore, kind), widths)
 
 

@@ -1,4 +1,4 @@
-"""What a quantiser is: how it stores a weight, what it stored, and how the weight comes back."""
+"""The contract of a quantiser: it packs a weight and restores it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Packed(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of all that is stored."""
+        """Bytes of everything that is stored."""
         return sum(each.nbytes for each in self.tensors.values())
 
     @property
     def bits_per_weight(self) -> float:
-        """Of all that is stored, scales too."""
+        """Bits per weight of everything that is stored, scales included."""
         return 8 * self.bytes / (self.shape[0] * self.shape[1])
 
 
@@ -76,5 +76,5 @@ def imported(module: str) -> ModuleType:
 
 
 def version_of(library: str | None) -> str:
-    """Of an installed library; empty for none."""
+    """Return the version of an installed library; empty if it is not installed."""
     return version(library) if library else ""

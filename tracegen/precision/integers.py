@@ -32,7 +32,7 @@ def _parts(width: int) -> list[tuple[int, int]]:
 
 
 def _packed(values: Tensor, width: int) -> Tensor:
-    """Of the lowest `width` bits of each, at most 8. No bit is in two values, so sums join them."""
+    """Pack the lowest `width` bits of each value, at most 8. No bits overlap, so sums join them."""
     dtype, many = _word(width)
     words = (values & (2**width - 1)).to(dtype).view(-1, many) << _shifts(width, many, values.device).to(dtype)
     joined = words.sum(-1, dtype=dtype)
@@ -52,7 +52,7 @@ def _unpacked(content: Tensor, width: int) -> Tensor:
 
 
 def _word(width: int) -> tuple[torch.dtype, int]:
-    """What is shifted at once, and how many values are in it: a byte, where values fill it, is faster than 64 bits."""
+    """Return the word that is shifted at once and its number of values; a full byte is faster than 64 bits."""
     return (torch.uint8, BYTE // width) if BYTE % width == 0 else (torch.int64, BYTE)
 
 

@@ -1,4 +1,4 @@
-"""Which quantiser a name means at a width."""
+"""Look-up of quantisers by name and width."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def quantiser_at(name: str, bits: float) -> Quantiser:
 
 
 def titled(quantiser: Quantiser) -> str:
-    """Its name, with the version of its library: what decides its bytes."""
+    """Return a quantiser's name with its library's version, which together determine its bytes."""
     return f"{quantiser.name} {version_of(NAMES[quantiser.name])}".strip()

@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 
 
 def stored(key: Mapping[str, object], shape: tuple[int, int], bits: float, make: Callable[[], Packed]) -> Packed:
-    """What lies under the key, or else what `make` packs, which is then kept where the disk has room for it."""
+    """Load the packed weight of a key, or pack it by `make` and store it if the disk has space."""
     path = path_of(key)
     tensors = None if path is None else _read(path)
     if tensors is not None:

@@ -1,1 +1,1 @@
-"""What policies cost a model: perplexity and tasks of lm-evaluation-harness, read by a model under policies."""
+"""Quality under policies: perplexity and tasks of lm-evaluation-harness, answered by a model under a policy set."""

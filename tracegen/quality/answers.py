@@ -1,4 +1,4 @@
-"""What a model answered in a task: measures over all examples, and their values example by example."""
+"""Answers of a model in a task: measures over all examples, and their values by example."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Example(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Of one task under one policy set."""
+    """Answers of one task under one policy set."""
 
     measures: list[Measure]
     examples: list[Example]
 
     def row(self) -> Row:
-        """As `results.quality` stores them."""
+        """Return the answers as `results.quality` stores them."""
         return {
             "measures": [each._asdict() for each in self.measures],
             "examples": [each._asdict() for each in self.examples],
@@ -41,5 +41,5 @@ class Answers(NamedTuple):
 
 
 def sha256_of(text: str) -> str:
-    """Of a prompt, so that results hold none."""
+    """Return the sha256 of a prompt: results store digests, not prompts."""
     return hashlib.sha256(text.encode()).hexdigest()

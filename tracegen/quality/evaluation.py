@@ -63,12 +63,12 @@ class Job:
 
     @property
     def changes_output(self) -> bool:
-        """Whether the model has to be run to know its answers."""
+        """True if the policy set may change the model's output, so that the model must run."""
         return self.plan is not None and self.plan.chosen.open_loop
 
 
 class Evaluation:
-    """What is asked of a model. Its jobs are in the order in which they run."""
+    """An evaluation of a model: its jobs, in the order in which they run."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Evaluation:
         return plan
 
     def _stored_as(self, plan: Plan) -> str:
-        """How a set's experts of few bits are stored; empty where it has none. Raises RecordError if they cannot be."""
+        """Return the quantiser of a set's low-precision experts, or "". Raises RecordError if they cannot be."""
         return said(self._quantiser, rounding(plan, self._modules.geometry.expert_bits))
 
     def _plan(self, config: ReplayConfig) -> Plan:
@@ -111,7 +111,7 @@ class Evaluation:
         return plan_for(origin, config)
 
     def alone(self, plan: Plan | None) -> str | None:
-        """Why a set's texts come one by one in spite of a batch; None if they do not."""
+        """Return why a set's texts run one by one in spite of a batch; None if they run together."""
         return alone_because(self._subject(plan)) if self._batch > 1 else None
 
     def _subject(self, plan: Plan | None) -> Subject:
@@ -151,7 +151,7 @@ class Evaluation:
         return self._out / "parts" / f"{job.key}.parquet"
 
     def trace_of(self, task: Task) -> Path:
-        """Where the routing of the unmodified model in a task is kept."""
+        """Return the path of the unmodified model's trace in a task."""
         called = "".join(letter if letter.isalnum() else "-" for letter in task.name)
         return self._out / "traces" / f"{called}-{self._key(task, None)[:8]}.zarr"
 
@@ -248,7 +248,7 @@ class Evaluation:
 
 
 def _replayed(trace: Trace, config: ReplayConfig) -> Row:
-    """What a sweep says of a configuration: its counters, and the most hits there could be."""
+    """Replay a configuration as a sweep does: its counters, and the upper bound on its hits."""
     gates = trace.tokens * trace.geometry.layers
     result = replay(trace, config, engine="reference" if gates <= FEW_GATES else "compiled")
     bound = bound_of(trace, config)

@@ -48,12 +48,12 @@ class HarnessTask:
 
     @property
     def name(self) -> str:
-        """In tables and files."""
+        """Name in tables and files."""
         return called_of(self.spec)
 
     @property
     def definition(self) -> list[object]:
-        """Everything that its answers depend on beside the model."""
+        """All inputs besides the model that determine the answers."""
         settings = [self.limit, self.seed, self.shots, self.chat]
         return ["lm-eval", version("lm_eval"), self.name, _content(self.spec), *settings]
 
@@ -94,7 +94,7 @@ class HarnessTask:
         )
 
     def _measures(self, found: Mapping[str, Any]) -> list[Measure]:
-        """Of the group where one was asked, else of the one task."""
+        """Return the measures of the group if one was named, else of the single task."""
         (asked, *_) = found.get("groups") or found["results"]
         better = found["higher_is_better"].get(asked) or {}
         figures = found["results"][asked]
@@ -133,7 +133,7 @@ def _called(key: str) -> str:
 
 
 def _examples(task: str, found: Mapping[str, Any]) -> Iterator[Example]:
-    """Of the measures that are a mean over examples, or over their words."""
+    """Yield the examples of measures that are means over examples or over their words."""
     for sample in found["samples"][task]:
         prompt = sha256_of(repr(sample["arguments"]))
         for metric in sample["metrics"]:
@@ -186,17 +186,17 @@ class Task(Protocol):
 
     @property
     def compared(self) -> bool:
-        """Whether the unmodified model reads the same beside."""
+        """True if the unmodified model reads the same texts alongside."""
         ...
 
     @property
     def name(self) -> str:
-        """In tables and files."""
+        """Name in tables and files."""
         ...
 
     @property
     def definition(self) -> list[object]:
-        """Everything that its answers depend on beside the model."""
+        """All inputs besides the model that determine the answers."""
         ...
 
     def answers(self, session: Session) -> Answers:
@@ -205,7 +205,7 @@ class Task(Protocol):
 
 
 class Asking(NamedTuple):
-    """How tasks are asked."""
+    """Options of tasks."""
 
     limit: int | None = None  #: examples, or windows, of each
     seed: int = 0
@@ -215,7 +215,7 @@ class Asking(NamedTuple):
 
 
 def tasks_of(names: Sequence[str], how: Asking) -> list[Task]:
-    """Of `named_tasks`. Raises RecordError for a task that the harness does not know, or an unreadable file."""
+    """Return the tasks of these names. Raises RecordError for an unknown task or an unreadable file."""
     return [_task(name, how) for name in names]
 
 

@@ -45,7 +45,7 @@ class UnderPolicies(_Theirs):
         return [(text.logprob, text.greedy) for text in texts]
 
     def _given(self, context: list[int], continuation: list[int]) -> Given:
-        """As the harness cuts what is too long: from the left."""
+        """Truncate from the left, as the harness does."""
         ids = (context + continuation)[-(self.max_length + 1) :]
         prompt = len(ids) - len(continuation)
         return Given(ids, max(prompt, 1), max(prompt, 1))
@@ -75,7 +75,7 @@ class UnderPolicies(_Theirs):
         return Continued(ids[0].tolist(), most, self._over(stops), sampler), stops
 
     def _over(self, stops: Sequence[str]) -> Any:
-        """Whether the model has ended the text, or a stop stands in it."""
+        """Return whether the model ended the text or the text contains a stop string."""
         ends = endings(self.model) | {self.eot_token_id}
         return lambda added: added[-1] in ends or any(stop in self.tok_decode(added) for stop in stops if stop)
 

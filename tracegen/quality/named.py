@@ -1,4 +1,4 @@
-"""What `--tasks` names, checked before torch is imported, which takes seconds."""
+"""Parsing of `--tasks`, before torch is imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def named_tasks(text: str) -> list[str]:
 
 
 def called_of(name: str) -> str:
-    """How a task is called in tables and files: a file by its name alone."""
+    """Return the name of a task in tables and files: a file's name without its folder."""
     if name.startswith(PERPLEXITY):
         return PERPLEXITY + Path(name.removeprefix(PERPLEXITY)).name
     return Path(name).stem if name.endswith(YAML) else name
@@ -96,7 +96,7 @@ def _included(path: str) -> Iterator[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every string of a document."""
+    """Yield the strings of a document."""
     if isinstance(value, str):
         yield value
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -104,7 +104,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_file(text: str) -> bool:
-    """Whether some string happens to be a path: prompts are too long for one, or hold what no path holds."""
+    """Return whether a string is the path of a file. Prompts are too long or contain characters that no path has."""
     try:
         return Path(text).is_file()
     except (OSError, ValueError):

@@ -35,7 +35,7 @@ YOUNG = 32  #: groups of texts after which engines that have aged are collected 
 
 
 class Subject(NamedTuple):
-    """Who reads: a model, and the policy set that it is under."""
+    """A model and the policy set that it runs under."""
 
     loaded: Loaded
     modules: MoeModules  #: of that model
@@ -44,14 +44,14 @@ class Subject(NamedTuple):
     tiers: Tiers | None = None  #: weights of experts at few bits; None: by `affine`
 
     def observer(self) -> Observer:
-        """Of a sequence, or of many behind each other."""
+        """Return the observer of one sequence, or of several in a row."""
         if self.plan is None:
             return Recorder(self.modules, self.look_ahead)
         return Emulation(self.modules, self.plan, log=False, lookahead=self.look_ahead, tiers=self.tiers)
 
 
 def alone_because(subject: Subject) -> str | None:
-    """Why texts cannot go through the model together under a policy set; None if they can."""
+    """Return why texts cannot run together under a policy set; None if they can."""
     plan = subject.plan
     if plan is None:
         return unpadded_because(subject.loaded.model)
@@ -64,7 +64,7 @@ def alone_because(subject: Subject) -> str | None:
 
 @dataclass
 class Tally:
-    """What the engines of a session counted."""
+    """Counters of a session's engines."""
 
     totals: Row = field(default_factory=dict)
     requests: list[Row] = field(default_factory=list)  #: `per_request` of their results
@@ -121,7 +121,7 @@ class Session:
         gc.collect(1 if self._groups % YOUNG else 2)
 
     def close(self) -> Tally:
-        """What was counted."""
+        """Return the counters."""
         if self._going is not None:
             self._count(self._going)
         return self._tally
@@ -185,7 +185,7 @@ class Session:
 
 
 def attended(observers: Sequence[Observer], rows: Sequence[slice]) -> OnGate:
-    """What a gate of a pass calls: each sequence's own observer, with the rows of that sequence."""
+    """Return the gate callback of a pass: it passes each sequence's rows to that sequence's observer."""
     if len(observers) == 1:
         return observers[0].at_gate
 
@@ -215,24 +215,24 @@ def _part(reading: Reading, place: slice) -> Reading:
 
 
 class Observer(Protocol):
-    """As `tracegen.live.source.Emulation`: a pass begins, each gate is attended, the pass ends."""
+    """Interface of `tracegen.live.source.Emulation`: a pass begins, each gate is observed, the pass ends."""
 
     @property
     def orders(self) -> Orders | None:
-        """What experts modules must do in a pass, if they must do anything else."""
+        """Orders for the experts of a pass; None for the model's own."""
         ...
 
     def begin(self, tokens: int, request: int, prefill: bool) -> None:
         """A pass comes."""
 
     def at_gate(self, layer: int, reading: Reading) -> tuple[Tensor, Tensor] | None:
-        """What the experts are given instead, or None."""
+        """Return the ids and weights to use instead, or None."""
 
     def end(self) -> None:
         """The pass is over."""
 
     def take(self) -> tuple[Rows, np.ndarray]:
-        """Rows since the last take, and what was executed."""
+        """Return the rows since the last take, and the executed experts."""
         ...
 
 
@@ -259,7 +259,7 @@ class Recorder:
             raise RecordError(f"{self._modules.name}: a pass ran {self._gates} of {len(self._modules.sites)} gates")
 
     def take(self) -> tuple[Rows, np.ndarray]:
-        """Rows since the last take; what was executed is what was chosen."""
+        """Return the rows since the last take; the executed experts are the chosen ones."""
         rows = self._capture.take()
         return rows, rows.chosen
 
@@ -292,7 +292,7 @@ class SideBySide:
         self._lengths = [0] * batch
 
     def step(self, due: Sequence[Sequence[int]]) -> list[Tensor]:
-        """One pass over the next tokens of each sequence; logits (n, V) for each, n as many as it had."""
+        """Run a pass over the next tokens of each sequence; return logits (n, V) for each, n as many as it had."""
         width = max(map(len, due))
         ids, mask, at = (torch.zeros(len(due), width, dtype=torch.long) for _ in range(3))
         for row, tokens in enumerate(due):
@@ -320,13 +320,13 @@ class SideBySide:
 
 
 def places(due: Sequence[Sequence[int]]) -> list[slice]:
-    """Of each sequence, the rows of a padded pass (B * width) that hold its tokens."""
+    """Return, for each sequence, the rows of a padded pass (B * width) that hold its tokens."""
     width = max(map(len, due))
     return [slice((row + 1) * width - len(tokens), (row + 1) * width) for row, tokens in enumerate(due)]
 
 
 def unpadded_because(model: PreTrainedModel) -> str | None:
-    """Why sequences of a model cannot go through it side by side; None if they can. A short run of it decides, once.
+    """Return why sequences cannot run side by side; None if they can. A short run of the model decides, once.
 
     Linear attention, for one, can carry padding on in its state.
     """
@@ -349,7 +349,7 @@ def _tried(model: PreTrainedModel) -> str | None:
 
 
 def _alike(some: Tensor, others: Tensor) -> bool:
-    """Whether two rows of logits differ by rounding alone; an expert more or less on a near tie is rounding too."""
+    """Return whether two rows of logits differ by rounding alone; another expert on a near tie counts as rounding."""
     some, others = some.float(), others.float()
     spread = (others - others.mean(-1, keepdim=True)).norm()
     return bool((some - others).norm() <= UNLIKE * spread)

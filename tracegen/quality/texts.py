@@ -139,12 +139,12 @@ class Perplexity:
 
     @property
     def name(self) -> str:
-        """In tables and files."""
+        """Name in tables and files."""
         return f"{PERPLEXITY}{self.path.name}"
 
     @property
     def definition(self) -> list[object]:
-        """Everything that its answers depend on beside the model."""
+        """All inputs besides the model that determine the answers."""
         return ["perplexity", self.texts.sha256, self.window, self.limit]
 
     def answers(self, session: Session) -> Answers:
@@ -176,5 +176,5 @@ def _measures(texts: list[Given]) -> list[Measure]:
 
 
 def _agreed(text: Given) -> int:
-    """Of the unmodified model, which nothing is compared with, all."""
+    """Count the agreeing tokens; all of them for the unmodified model."""
     return text.compared.agreed if text.compared.tokens else len(text.ids) - 1
