@@ -26,7 +26,9 @@ from moereplay.traces.schema import (
 FORMAT = "moereplay-trace"
 PARTIAL = ".partial"
 OFFSETS, PROMPTS, BIAS = "request_offsets", "prompt_lengths", "router_bias"
-SHARD_TOKENS = 512  #: default
+SHARD_TOKENS = 512  #: default, unless the first request is long
+LONG_REQUEST = 1 << 20  #: tokens; files of 512 would be thousands
+LONG_SHARD, LONG_FILE = 1 << 16, 1 << 22  #: the most tokens in a file of a long request, and its most bytes
 CHUNKS_PER_SHARD = 8
 VECTOR_FACTOR = 16  #: shards of arrays with one value per row are longer by this factor, or their files would be tiny
 MOST_SHARD_TOKENS = 1 << 20  #: limit, so that a store that claims many tokens must have many files
@@ -102,6 +104,17 @@ def rows_per_file(name: str, attributes: Attributes) -> tuple[int, int]:
     """Return the rows of an array's shards and of the chunks in them."""
     shard = attributes.shard_tokens * (1 if layout(name, attributes.header.geometry)[1] else VECTOR_FACTOR)
     return shard, shard // CHUNKS_PER_SHARD
+
+
+def with_longer_files(attributes: Attributes, tokens: int, widest: int) -> Attributes:
+    """Return the attributes of a store whose first request has so many tokens, of `widest` bytes in one array.
+
+    Only the default number of tokens in a file grows, and only for requests of a million tokens and more.
+    """
+    if tokens < LONG_REQUEST or attributes.shard_tokens != SHARD_TOKENS:
+        return attributes
+    fitting = min(LONG_SHARD, LONG_FILE // max(widest, 1)) // SHARD_TOKENS * SHARD_TOKENS
+    return attributes.model_copy(update={"shard_tokens": max(fitting, SHARD_TOKENS)})
 
 
 def committed_rows(name: str, attributes: Attributes) -> int:

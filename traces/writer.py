@@ -34,6 +34,7 @@ from moereplay.traces.metadata import (
     committed_rows,
     metadata_digest,
     read_attributes,
+    with_longer_files,
 )
 from moereplay.traces.pieces import Piece, check_piece, checked_bias, same_bias
 from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Request, Trace, TraceError, check_request
@@ -177,7 +178,7 @@ class TraceWriter:
     def _extend(self, piece: Piece) -> None:
         self._check_names(piece.arrays, self._appended.requests)
         if not self._columns:
-            self._create_columns(list(piece.arrays))
+            self._create_columns(piece.arrays)
         for name, rows in piece.arrays.items():
             self._columns[name].extend(rows)
         self._begun += piece.tokens
@@ -263,8 +264,10 @@ class TraceWriter:
             differing = ", ".join(sorted(first ^ arrays.keys()))
             raise TraceError(f"request {index}: {differing} must be given for every request or for none")
 
-    def _create_columns(self, names: list[str]) -> None:
-        names = [*names, OFFSETS, PROMPTS, *([] if self._bias is None else [BIAS])]
+    def _create_columns(self, arrays: Mapping[str, np.ndarray]) -> None:
+        widest = max(rows[:1].nbytes for rows in arrays.values())
+        self._attributes = with_longer_files(self._attributes, len(arrays["chosen"]), widest)
+        names = [*arrays, OFFSETS, PROMPTS, *([] if self._bias is None else [BIAS])]
         with self._disk_errors():
             self._columns = {name: create_column(self.partial, name, self._attributes) for name in names}
         self._columns[OFFSETS].extend(np.zeros(1, np.int64))
@@ -307,8 +310,7 @@ class TraceWriter:
                 fix = f"nothing was written: free disk space, or {ELSEWHERE}"
             elif self.requests_done:
                 fix = f"committed rows are kept in {self.partial.name}, rerun with --resume to continue"
-            place = self.partial if self.resumable else self.path
-            raise TraceError(_cannot_write(place, refused, fix)) from refused
+            raise TraceError(_cannot_write(self.partial if self.resumable else self.path, refused, fix)) from refused
 
 
 def _remove(folder: Path) -> None:
@@ -382,8 +384,7 @@ def _refuse_existing(path: Path) -> None:
 
 
 def _refuse_other_header(partial: Path, stored: Header, given: Header) -> None:
-    found = _first_difference(stored.model_dump(mode="json"), given.model_dump(mode="json"), "header")
-    if found:
+    if found := _first_difference(stored.model_dump(mode="json"), given.model_dump(mode="json"), "header"):
         raise TraceError(f"{partial} was begun with another header: {found}; resume with the same, or remove it")
 
 

@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moereplay.traces import metadata
 from moereplay.traces.importers import cache_lab, table, text
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers import rows as table_rows
 from moereplay.traces.importers.by_request import Ends, Restarts, by_pass, by_request, in_groups, restarts, tokens_of
-from moereplay.traces.schema import TraceError
+from moereplay.traces.schema import Geometry, Header, Request, TraceError
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.writer import write_trace
 from tests.kit.importer_formulas import Sample
 from tests.kit.importer_samples import ALL
 from tests.kit.importing import SIZED, imported
@@ -169,3 +172,37 @@ def test_groups_are_whole_but_the_last(rows: int, k: int, data: st.DataObject) -
     found = [each["row"] for each in in_groups(pieces, k)]
     np.testing.assert_array_equal(np.concatenate(found), np.arange(rows))
     assert all(len(each) % k == 0 for each in found[:-1])
+
+
+LONG = 400_000  #: tokens
+
+
+def test_a_table_of_one_long_request_is_held_in_few_bytes_a_row(tmp_path: Path) -> None:
+    """A table of 20 million tokens took 2.6 GB; here it took 160 bytes a row."""
+    import polars as pl
+
+    file, zero = tmp_path / "a.parquet", np.zeros(LONG, np.int64)
+    pl.DataFrame({"token": np.arange(LONG), "layer": zero, "experts": zero}).write_parquet(file)
+    peak(file)  # what is loaded once
+    assert peak(file) / LONG < 100
+
+
+def test_a_long_request_is_stored_in_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 8, (10_000, 2, 1)).astype(np.int16)
+    header = Header(geometry=Geometry(layers=2, experts=8, k=1, expert_bytes=(1, 1)))
+    short = write_trace(tmp_path / "short.zarr", header, [Request(ids, 3)])
+    monkeypatch.setattr(metadata, "LONG_REQUEST", len(ids))
+    long = write_trace(tmp_path / "long.zarr", header, [Request(ids, 3), Request(ids[:100], 0)])
+    assert len([*(short.path / "chosen").iterdir()]) == 21
+    assert len([*(long.path / "chosen").iterdir()]) == 2
+    np.testing.assert_array_equal(open_trace(long.path).read("chosen", 0, len(ids)), ids)
+    verify(open_trace(long.path))
+
+
+@pytest.mark.parametrize("widest", (2, 2000, 10**9))
+def test_files_of_a_long_request_have_bounded_bytes(widest: int) -> None:
+    header = Header(geometry=Geometry(layers=2, experts=8, k=1, expert_bytes=(1, 1)))
+    found = metadata.with_longer_files(metadata.Attributes(header=header, shard_tokens=512), 1 << 21, widest)
+    assert 512 <= found.shard_tokens <= 65_536 and found.shard_tokens % 512 == 0
+    assert found.shard_tokens == 512 or found.shard_tokens * widest <= 1 << 22

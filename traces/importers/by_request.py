@@ -106,8 +106,8 @@ class Grid:
     first_token: int
     tokens: int
     width: int  #: cells per token
-    rows: np.ndarray  #: which lines of the long table belong to the request
-    cells: np.ndarray  #: (len(rows),) cell of each, distinct
+    rows: np.ndarray | slice  #: which lines of the long table belong to the request; a slice if all of them do
+    cells: np.ndarray  #: (N,) cell of each of these, distinct
 
     def dense(self, values: np.ndarray, fill: float) -> np.ndarray:
         """`values` of the long table as (T, width, ...); `fill` where no line gives one."""
@@ -130,20 +130,35 @@ class Keys:
 
 def grids(keys: Keys) -> Iterator[Grid]:
     """The requests by number. Raises TraceError on a repeated cell or a gap in the tokens."""
-    order = np.argsort(keys.request, kind="stable")
-    found, starts = np.unique(keys.request[order], return_index=True)
-    for number, rows in zip(found.tolist(), np.split(order, starts[1:]), strict=True):
-        tokens = np.unique(keys.token[rows])
+    for number, rows in _rows_of_each(keys.request):
+        tokens = distinct(keys.token[rows])
         gaps = np.flatnonzero(np.diff(tokens) != 1)
         if len(gaps):
             jump = f"from token {tokens[gaps[0]]} to {tokens[gaps[0] + 1]}"
             raise TraceError(f"{keys.place}: request {number} jumps {jump}; expected consecutive tokens")
-        cells = (keys.token[rows] - tokens[0]) * keys.width + keys.cell[rows]
+        cells = (keys.token[rows].astype(np.int64) - int(tokens[0])) * keys.width + keys.cell[rows]
         _refuse_repeats(cells, number, keys.place, keys.lines[rows])
         yield Grid(number, int(tokens[0]), len(tokens), keys.width, rows, cells)
 
 
+def _rows_of_each(request: np.ndarray) -> Iterator[tuple[int, np.ndarray | slice]]:
+    """Yield each number and its rows, in the order of the rows. A single request needs no index of 8 bytes a row."""
+    if len(request) and (request == request[0]).all():
+        yield int(request[0]), slice(None)
+        return
+    order = np.argsort(request, kind="stable")
+    found, starts = np.unique(request[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+
+
+def distinct(values: np.ndarray) -> np.ndarray:
+    """Return the distinct numbers (n,) of (N,), rising; as they are where they rise already, as in most files."""
+    return values if (values[1:] > values[:-1]).all() else np.unique(values, return_index=True)[0]
+
+
 def _refuse_repeats(cells: np.ndarray, request: int, place: str, lines: np.ndarray) -> None:
+    if (cells[1:] > cells[:-1]).all():
+        return
     order = np.argsort(cells, kind="stable")
     repeats = np.flatnonzero(np.diff(cells[order]) == 0)
     if len(repeats):

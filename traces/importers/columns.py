@@ -97,7 +97,7 @@ def width_of(requests: Iterable[Rows], unit: str) -> int:
         counts = np.diff(np.append(starts, len(order)))
         for count, at in zip(*np.unique(counts, return_index=True), strict=True):
             first.setdefault(int(count), f"{rows.file} {unit} {rows.lines[order[starts[at]]]}")
-        if counts.min() == counts.max():
+        if counts.min() == counts.max() > 1:
             gathered(rows, int(counts[0]))  # an expert that stands twice is refused before anything is written
     k = max(first)
     if short := [(count, place) for count, place in first.items() if count != k]:
@@ -125,9 +125,13 @@ def gathered(rows: Rows, k: int) -> Rows:
 
 def _groups(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Return where each token at a layer begins, and the order of the rows (N,) by both."""
-    order = np.lexsort((rows.layer, rows.token))
-    keys = np.stack([rows.token, rows.layer])[:, order]
-    return np.flatnonzero(np.concatenate([[True], (keys[:, 1:] != keys[:, :-1]).any(axis=0)])), order
+    token, layer = rows.token, rows.layer
+    order = np.arange(len(token))
+    if not ((token[1:] > token[:-1]) | ((token[1:] == token[:-1]) & (layer[1:] >= layer[:-1]))).all():
+        order = np.lexsort((layer, token))
+        token, layer = token[order], layer[order]
+    begins = (token[1:] != token[:-1]) | (layer[1:] != layer[:-1])
+    return np.flatnonzero(np.concatenate([[True], begins])), order
 
 
 COLUMNS = Importer(

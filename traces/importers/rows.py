@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.traces.importers.by_request import CHANGED, Ends, Grid, Keys, by_request, grids, prompt_of, renumbering
+from moereplay.traces.importers.by_request import (
+    CHANGED,
+    Ends,
+    Grid,
+    Keys,
+    by_request,
+    distinct,
+    grids,
+    prompt_of,
+    renumbering,
+)
 from moereplay.traces.importers.contract import Options, Shape, prompt_tokens, shape_of
 from moereplay.traces.schema import MOST_LAYERS, TOKEN_ARRAYS, Geometry, Request, TraceError, Values, check_values
 
@@ -42,7 +52,7 @@ class Rows:
         """The arrays that are there, by name, in few bytes: each number has been checked."""
         given = {name: getattr(self, name) for name in ("lines", *KEYS, *NARROW)}
         there = {name: rows for name, rows in given.items() if rows is not None}
-        return {name: rows.astype(NARROW.get(name, rows.dtype), copy=False) for name, rows in there.items()}
+        return {name: rows.astype(NARROW.get(name) or _narrow(rows), copy=False) for name, rows in there.items()}
 
     def narrowed(self) -> Rows:
         """Return the rows in few bytes, to be held."""
@@ -53,8 +63,17 @@ class Rows:
         refuse_twice(self.file, self.lines, self.experts)
 
 
+def _narrow(keys: np.ndarray) -> np.dtype:
+    """Return the type in which numbers of lines, requests, tokens and layers are held: few of them need 8 bytes."""
+    if not len(keys) or keys.dtype.kind != "i":
+        return keys.dtype
+    return np.promote_types(np.min_scalar_type(-1 - int(keys.max())), np.min_scalar_type(min(int(keys.min()), -1)))
+
+
 def refuse_twice(file: Path, lines: np.ndarray, experts: np.ndarray) -> None:
     """Raises TraceError naming the line (N,) on which an expert (N, k) stands twice."""
+    if experts.shape[-1] < 2:
+        return
     ordered = np.sort(experts, axis=-1)
     twice = np.argwhere((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))
     if len(twice):
@@ -98,7 +117,7 @@ class Seen:
 
     def _add(self, rows: Rows) -> None:
         self.ends.add(rows.request)
-        self.layers = np.union1d(self.layers, rows.layer)
+        self.layers = np.union1d(self.layers, distinct(rows.layer))
         if len(self.layers) > MOST_LAYERS:
             renumbering(self.layers)
         self.k, self.highest = max(self.k, rows.experts.shape[1]), max(self.highest, int(rows.experts.max()))
