@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from moereplay.sweeps.experiment.expand import Choices, Interval, axes, check_va
 from moereplay.sweeps.experiment.schema import Experiment, Settings, configuration
 from moereplay.sweeps.grid import check_count
 from moereplay.sweeps.jobs import Job, job_of
+from moereplay.sweeps.store import Folder
 from moereplay.traces.documents import json_text
 from moereplay.traces.lock import lock, open_in_place
 from moereplay.traces.schema import Trace, canonical
@@ -77,9 +79,11 @@ def tune(
 
     Calls `advance` with the number of finished trials. Equal seed, sampler and number of slots give the same search,
     killed and resumed or not: trials of the journal are drawn again, and the sampler gets their values.
+    Raises PartError for a damaged part in `out`.
     """
     study, across, name = _study(search), axes(search.experiment, search.file), identity(search)
     with open_journal(out / JOURNAL) as journal:
+        deque(Folder(out).provenances(), maxlen=0)  # reads every file, and refuses a damaged one
         for drawn in journal.rounds(name):
             _draw_again(study, across, drawn, out)
         known: dict[tuple[str, str], dict[str, float]] = {}

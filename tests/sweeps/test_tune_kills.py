@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from moereplay.results.parts import PartError
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.experiment.file import read
 from moereplay.sweeps.jobs import open_traces
@@ -185,3 +187,17 @@ def test_trials_that_would_be_drawn_otherwise_are_refused(file, tmp_path):
 
 if __name__ == "__main__":
     run(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), in_processes)
+
+
+def test_a_search_does_not_go_on_over_a_damaged_part(file, tmp_path):
+    out = tmp_path / "out"
+    run(file, out, 2)
+    tables = sorted(out.glob("part-*/configurations.parquet"))
+    data = bytearray(tables[0].read_bytes())
+    data[len(data) // 2] ^= 4
+    tables[0].write_bytes(data)
+    for trials in (2, 3):  # nothing left to do, and one trial more
+        with pytest.raises(PartError, match=r"configurations\.parquet is damaged; remove .*/part-.* and replay again"):
+            run(file, out, trials)
+    shutil.rmtree(tables[0].parent)
+    assert run(file, out, 3)
