@@ -22,6 +22,7 @@ from moereplay.simulator.platform import Platform
 from moereplay.simulator.platforms import as_toml
 from moereplay.simulator.replay import replay
 from moereplay.traces.dense import NOT_STORED
+from moereplay.traces.geometry import recognised
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
@@ -98,10 +99,19 @@ def _requests(routing: Path, sizes: Sizes) -> tuple[Header, Sequence[Request]]:
     header, rows = _stored(routing) if is_trace(routing) else _foreign(routing, sizes)
     found = header.geometry
     if (found.layers, found.k) != (sizes.layers, sizes.k):
-        ours, theirs = (f"{each.layers} layers with {each.k} experts per token" for each in (found, sizes))
-        raise ConfigError(f"{routing} has {ours}, the run has {theirs}; set the run's k (--k, or column k)")
+        raise ConfigError(f"{routing} {_difference(found, sizes)}")
     requests = list(islice(rows, 1))
     return header.model_copy(update={"geometry": _sized(found, sizes)}), requests
+
+
+def _difference(found: Geometry, sizes: Sizes) -> str:
+    """Say by which numbers a trace is not the run's routing, and what to do."""
+    if found.layers != sizes.layers:
+        return (
+            f"has {found.layers} MoE layers, the run's model {sizes.layers}: give the model that was traced (--model)"
+        )
+    text = f"was recorded with k = {found.k}, and the run is said to have k = {sizes.k} (--k, column k or the model's)"
+    return f"{text}: give the routing of that run, or --k {found.k} if the run had it"
 
 
 def _stored(path: Path) -> tuple[Header, Iterator[Request]]:
@@ -114,6 +124,18 @@ def _foreign(path: Path, sizes: Sizes) -> tuple[Header, Iterator[Request]]:
     given = Geometry(layers=sizes.layers, experts=sizes.experts, k=sizes.k, expert_bytes=each)
     foreign = importers.read(path, Options(geometry=given))
     return foreign.header, iter(foreign.requests)
+
+
+def model_of(routings: Sequence[Path], machine: Platform) -> str | None:
+    """Return the known model that the headers of all traces name, else the only one that the machine was fitted to.
+
+    Raises TraceError for a damaged trace.
+    """
+    headers = [open_trace(routing).header for routing in routings if is_trace(routing)]
+    models = [recognised(header.provenance.model, header.geometry) for header in headers]
+    names = {model.name if model else None for model in models}
+    fitted = list(machine.calibration.models) if machine.calibration else []
+    return (names.pop() if len(names) == 1 else None) or (fitted[0] if len(fitted) == 1 else None)
 
 
 def is_trace(path: Path) -> bool:

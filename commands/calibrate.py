@@ -339,6 +339,7 @@ def _of_folder(
 
 def _of_logs(files: list[Path], calibration: list[str] | None, about: AboutLogs) -> tuple[list[Prediction], Machines]:
     from moereplay.calibration.evidence import from_files, of_log
+    from moereplay.calibration.replayed import model_of
     from moereplay.calibration.runs import runs_of_logs
     from moereplay.simulator.errors import ConfigError
 
@@ -351,6 +352,7 @@ def _of_logs(files: list[Path], calibration: list[str] | None, about: AboutLogs)
             raise ConfigError(f"{file} is a folder: pass one folder, or logs")
     machines = from_files(calibration)
     ((device, machine),) = machines.platforms.items()
+    about = about._replace(model=about.model or model_of(about.trace or [], machine))
     runs = runs_of_logs(files, _described(about, files, device), fewest=1)
     routings = _per_log(about.trace, files, "--trace") if about.trace else [None] * len(files)
     for routing in routings:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from moereplay.calibration.report import warning_lines
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 from tests.kit.evidence_folder import made, route, row
@@ -231,6 +233,34 @@ def test_a_log_is_predicted_by_the_replay_of_its_routing(mine):
     shown = moereplay("evidence", mine["a"], *about, "--memory", "400MiB").stdout
     for words in ("time per token, mean", "hits, %", "read per token, MiB", "predicted", "measured", "points"):
         assert words in unfolded(shown)
+
+
+def test_a_traces_header_says_which_model_its_log_is_of(mine, tmp_path):
+    """The calibration is of another model, which no table knows."""
+    trace, file = open_trace(mine["trace"]), tmp_path / "t.zarr"
+    named = trace.header.provenance.model_copy(update={"model": "OLMoE-1B-7B-0924-Q4_K_M.gguf"})
+    write_trace(file, trace.header.model_copy(update={"provenance": named}), [trace.request(0)])
+    about = ("--calibration", mine["desk"], "--trace", file, "--dense", "500MiB", "--memory", "400MiB")
+    named = document("evidence", mine["a"], *about, "--model", "olmoe-1b-7b")
+    assert document("evidence", mine["a"], *about) == named
+
+
+def test_another_k_than_the_traces_is_refused_with_both_numbers(mine):
+    about = (
+        "--calibration",
+        mine["desk"],
+        "--trace",
+        mine["trace"],
+        "--memory",
+        "400MiB",
+        "--k",
+        6,
+        "--model",
+        "olmoe",
+    )
+    ended = moereplay("evidence", mine["a"], *about)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "k = 8" in ended.stderr and "k = 6" in ended.stderr and "--k 8" in ended.stderr
 
 
 def test_without_its_routing_the_time_of_a_log_is_predicted_from_its_bytes(mine):
