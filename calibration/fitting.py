@@ -96,7 +96,7 @@ def _fitted(runs: Sequence[Run], base: Platform, warnings: list[str]) -> tuple[P
 
 
 def _date(runs: Sequence[Run]) -> str:
-    """Of the latest run."""
+    """Return the date of the latest run."""
     return max(run.cell.text("date") for run in runs)
 
 

@@ -236,12 +236,12 @@ class Logged(NamedTuple):
     """Facts that per-token logs do not contain."""
 
     model: str
-    memory: str  #: of the expert cache, as 4000MiB; 0: nothing is kept
+    memory: str  #: size of the expert cache, as 4000MiB; 0 for none
     k: int | None
     lanes: int
     serial: bool
     quant: str
-    dense: str | None  #: bytes of all that is no routed expert, as 1816MiB
+    dense: str | None  #: size of all weights except routed experts, as 1816MiB
     device: str
 
 

@@ -6,7 +6,7 @@ A verb imports the packages that it needs when it runs, not at the top of its fi
 if __name__ != "moereplay.commands":
     raise ImportError("import this package as moereplay.commands: a second copy of its modules would be loaded")
 
-#: Verbs by what they are for, each with the line that `--help` prints: at most 60 characters, so that none is cut.
+#: Verbs by purpose, each with its line in `--help`, which cuts lines after 60 characters.
 #: A trailing underscore (a Python keyword) is not typed; `sweep_run` is typed as `sweep run`.
 VERBS = {
     "Record and import": {
@@ -21,7 +21,7 @@ VERBS = {
         "traces_publish": "Add a trace to a library",
         "traces_merge": "Join traces into one",
         "traces_slice": "Copy a range of requests",
-        "traces_sample": "Copy a random sample of requests",
+        "traces_sample": "Copy a sample of requests",
         "traces_append": "Add a trace's requests to another trace",
     },
     "Replay and compare": {
@@ -31,16 +31,16 @@ VERBS = {
         "sweep_show": "Print results: rankings, intervals, tables",
         "sweep_compare": "Compare one configuration with the others, request by request",
         "sweep_schema": "Print the JSON schema of experiment files",
-        "tune": "Search a space for configurations that no other dominates",
+        "tune": "Search a space of configurations for its Pareto set",
         "paper": "Reproduce a paper's figures and tables from a trace",
         "plot": "Draw figures from results",
         "timeline": "Write one replay as a timeline for ui.perfetto.dev",
     },
     "Ask": {
         "recommend": "Recommend policies for a memory size, with their speed",
-        "report": "Write one HTML page that answers the question",
+        "report": "Write results as one HTML page",
         "curve": "Count misses at every capacity in one pass",
-        "bounds": "Bound what better policies could gain, and where",
+        "bounds": "Compute upper bounds on hit rate and throughput",
     },
     "Check against the model and the machine": {
         "live": "Run a model under one policy set",
@@ -49,9 +49,9 @@ VERBS = {
         "forecast": "Estimate the quality loss of policies that were not run",
         "measure": "Compare predicted times with real offloading",
         "calibrate_logs": "Fit a platform to per-token logs of an engine",
-        "calibrate_folder": "Fit a platform to runs of a folder of evidence",
-        "calibrate_machine": "Measure this machine and fit a platform to it",
-        "evidence": "Compare predictions with published runs",
+        "calibrate_folder": "Fit a platform to published runs in a folder",
+        "calibrate_machine": "Measure this machine, and fit a platform to it",
+        "evidence": "Compare predictions of a calibration with measured runs",
     },
     "Look up": {
         "policies": "List or explain policies",

@@ -1,4 +1,4 @@
-"""`moereplay bounds`: how far policies could be improved, and by what."""
+"""`moereplay bounds` computes upper bounds on hit rate and throughput, `curve` the misses at every capacity."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from moereplay.traces.schema import Trace
 
 
-TWICE = "2k"  #: what routing may choose among unless it is said
+TWICE = "2k"  #: candidates per token for routing by default
 
 
 class Routing(NamedTuple):
-    """How far routing may leave the router's choice."""
+    """Freedom of routing to deviate from the router's choice."""
 
-    top_m: Annotated[str, typer.Option(help="Routing may choose any k of the best M: 12, or 2k.")] = ""
-    top_j: Annotated[int, typer.Option(min=0, help="The best J of each token always run.")] = 0
-    mass: Annotated[float | None, typer.Option(help="Routing keeps this share of the gate mass: .9.")] = None
+    top_m: Annotated[str, typer.Option(help="Let routing choose any k of the best M: 12, or 2k.")] = ""
+    top_j: Annotated[int, typer.Option(min=0, help="Always run the best J experts of each token.")] = 0
+    mass: Annotated[float | None, typer.Option(help="Minimum share of gate weight that routing keeps: .9.")] = None
 
 
 @grouped
@@ -40,18 +40,18 @@ def bounds(
     settings: OfBounds,
     policy_file: options.PolicyFiles = None,
     routing: Routing,
-    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="The rows as CSV, all digits.")] = False,
+    workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, with all digits.")] = False,
 ) -> None:
-    """Say what limits policies: evictions, prefetch, routing; and what their misses are made of. SIMULATED."""
+    """Compute upper bounds for better eviction, prefetch and routing, and split misses by cause. SIMULATED."""
     from moereplay.analysis.gap import flat
     from moereplay.analysis.tables import csv as as_csv
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.store import open_trace
 
     if as_json and csv:
-        raise ConfigError("--json and --csv are two ways to print; give one")
+        raise ConfigError("--json and --csv are mutually exclusive")
     opened = open_trace(trace)
     free = _freedom(opened, routing)
     documents = _documents(opened, list(settings.called()), free, workers)
@@ -64,7 +64,7 @@ def bounds(
 
 
 def _freedom(trace: Trace, asked: Routing) -> Freedom | None:
-    """As asked; unless it is, of twice k where the trace has what that needs."""
+    """Return the freedom of routing as given, else 2k candidates if the trace has logits."""
     from moereplay.simulator.limits.choices import freedom
 
     if asked.top_m or asked.mass is not None or asked.top_j or "logits" in trace.arrays:
@@ -74,7 +74,7 @@ def _freedom(trace: Trace, asked: Routing) -> Freedom | None:
 
 
 def _documents(trace: Trace, configs: list[ReplayConfig], free: Freedom | None, workers: int) -> list[dict[str, Any]]:
-    """One for each combination of settings other than the eviction."""
+    """Return a document per combination of settings other than eviction."""
     from moereplay.commands.progress import progress
     from moereplay.simulator.limits.limits import limits
     from moereplay.sweeps.grid import run_grid
@@ -94,7 +94,7 @@ def _documents(trace: Trace, configs: list[ReplayConfig], free: Freedom | None, 
 
 
 def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays: Sequence[Outcome]) -> dict[str, Any]:
-    """Settings, limits, and the policies replayed under them."""
+    """Return settings, limits and the policies that were replayed."""
     from moereplay.results.metrics import METRICS
     from moereplay.results.settings import OF_BOUNDS
 
@@ -119,7 +119,7 @@ def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays
 
 
 def _policy(outcome: Outcome, found: Limits) -> dict[str, Any]:
-    """A replay beside the limits, and its misses in parts."""
+    """Return a replay's misses and time, and its misses by cause."""
     from dataclasses import asdict
 
     from moereplay.analysis.gap import gap_of
@@ -148,8 +148,8 @@ def _report_bounds(trace: Trace, documents: Sequence[dict[str, Any]], free: Free
 
     show(*simulated(trace))
     for document in documents:
-        told = {name: value for name, value in document["config"].items() if name != "capacity" and value != ""}
-        settings = "; ".join(f"{name} {value}" for name, value in told.items())
+        varied = {name: value for name, value in document["config"].items() if name != "capacity" and value != ""}
+        settings = "; ".join(f"{name} {value}" for name, value in varied.items())
         show("", f"capacity {document['config']['capacity']}: {document['capacity_forms']}", settings, "")
         show(*drawn(document))
     show("", *LEGEND)
@@ -157,12 +157,12 @@ def _report_bounds(trace: Trace, documents: Sequence[dict[str, Any]], free: Free
     for reason in dict.fromkeys(reason for document in documents for reason in document["reasons"]):
         show(reason)
     if free is None:
-        say("no bound over other routing: this trace has no router logits; record them with `moereplay record`")
+        say("no bound for other routing: the trace has no router logits; record them with `moereplay record`")
 
 
-# -- `moereplay curve`: misses at every capacity, from one pass over the demand.
+# -- curve
 
-#: Capacities of the table; files and --json hold all.
+#: Capacities in the table; files and --json have all of them.
 SHOWN = ("1%", "2%", "5%", "10%", "25%", "50%", "75%", "100%")
 
 
@@ -172,14 +172,18 @@ def curve(
     *,
     eviction: Annotated[
         str,
-        typer.Option(help="Comma list of lru, belady, relaxed_belady; empty: lru, belady."),
+        typer.Option(help="Comma list of lru, belady, relaxed_belady (default: lru, belady)."),
     ] = "",
     settings: CurveSettings,
-    platform: Annotated[str, typer.Option(help="Replay here what depends on a machine's times.")] = "",
+    platform: Annotated[
+        str, typer.Option(help="Platform on which to replay capacities whose counts depend on times.")
+    ] = "",
     engine: options.Engine = "compiled",
-    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES,
-    as_json: Annotated[bool, typer.Option("--json", help="One policy's curve as one JSON document.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per curve; plot reads it.")] = None,
+    workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the curve of one policy as one JSON document.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per curve; `plot` reads it.")] = None,
 ) -> None:
     """Count misses at every capacity in one pass: LRU and Belady, without prefetch. SIMULATED."""
     from moereplay.results.outputs import check_output
@@ -192,11 +196,11 @@ def curve(
     if out:
         check_output(out / "curve")
     curves: list[Curve] = []
-    with keeping(lambda: f"{len(curves)} of {len(names)} curves are whole"):
+    with keeping(lambda: f"{len(curves)} of {len(names)} curves are complete"):
         for name in names:
             made = _decided(opened, _counted(opened, name, how), platform, engine, workers)
             curves.append(made)
-            if out:  # at once: an interrupted run keeps what it has
+            if out:  # at once, so that an interrupted run keeps its curves
                 say(f"wrote {write_curve(out, made)}")
     if as_json:
         show_json(to_row(curves[0]))
@@ -205,7 +209,7 @@ def curve(
 
 
 def _names(trace: Trace, eviction: str, how: Mapping[str, str], as_json: bool) -> list[str]:
-    """The policies to count, checked before the first is. Raises ConfigError or PolicyError."""
+    """Return the policies to count, checked before the first count. Raises ConfigError or PolicyError."""
     from moereplay.simulator.curves.curve import REPLAYED, offered, settings
     from moereplay.simulator.errors import ConfigError
 
@@ -215,14 +219,14 @@ def _names(trace: Trace, eviction: str, how: Mapping[str, str], as_json: bool) -
     for name in names:
         settings(trace.geometry, name, **how)
     if as_json and len(names) > 1:
-        raise ConfigError(f"--json takes one policy, not {len(names)}; add --eviction {names[0]}, or use --out DIR")
+        raise ConfigError(f"--json requires one policy, not {len(names)}: add --eviction {names[0]}, or use --out DIR")
     if not eviction and len(names) < len(REPLAYED):
-        say("no curve of belady: experts of a pool differ in bytes, so that more room can cost it hits; see per_layer")
+        say("no curve of belady: experts of a pool differ in size, so more room can cost hits; try --scope per_layer")
     return names
 
 
 def _check_replays(machine: str, engine: str) -> None:
-    """Raises ConfigError for an unknown machine or engine before anything is counted."""
+    """Raises ConfigError for an unknown platform or engine, before anything is counted."""
     from moereplay.simulator.platforms import platform
     from moereplay.simulator.replay import check_engine
 
@@ -237,14 +241,14 @@ def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
     from moereplay.traces.passes import schedule
 
     if not is_ready(policy):
-        say(f"compiling the count of {policy}, once for this version; some seconds")
+        say(f"compiling the count of {policy} (a few seconds, first run only)")
     steps = len(schedule(trace, how["passes"])) * trace.geometry.layers
     with progress(steps, f"steps, {policy}") as advance:
         return curve(trace, policy, **how, capacities=list(_bytes_shown(trace, how["scope"]).values()), done=advance)
 
 
 def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int) -> Curve:
-    """The curve; capacities whose counts depend on times are replayed on the platform, if one is named."""
+    """Replay capacities whose counts depend on times, if a platform is given."""
     from moereplay.commands.progress import progress
     from moereplay.sweeps.grid import decide, undecided
 
@@ -256,7 +260,7 @@ def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int
 
 
 def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
-    """The capacities of the table that hold an expert, in bytes of all pools, exactly as replays round them."""
+    """Return the capacities of the table that hold an expert, in bytes of all pools, rounded as in replays."""
     from moereplay.simulator.capacity import parse_capacity
     from moereplay.simulator.errors import ConfigError
 
@@ -264,7 +268,7 @@ def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
     for text in SHOWN:
         try:
             known[text] = parse_capacity(text, trace.geometry, scope, (trace.geometry.expert_bytes,)).total
-        except ConfigError:  # less than one expert
+        except ConfigError:  # too small for one expert
             continue
     return known
 
@@ -303,17 +307,17 @@ def _misses(made: Curve, size: int) -> int | None:
 
     try:
         return made.misses_at(size)
-    except ConfigError:  # times decide
+    except ConfigError:  # depends on times
         return None
 
 
 def _gaps(made: Curve) -> list[str]:
-    """Remarks on capacities whose counts depend on times: how many, and which platform they were replayed on."""
+    """Return remarks on capacities whose counts depend on times."""
     left = made.replayed if made.platform else ~made.decided
     if not left.any():
         return []
     experts = made.capacity_experts[left]
     many = f"{len(experts):,} of {len(left):,} capacities, from {experts[0]:.4g} to {experts[-1]:.4g} experts,"
-    reason = "hold less than a step demands, so that a machine's times decide"
-    told = f"they were replayed on {made.platform}" if made.platform else "--platform NAME replays them"
-    return [f"{many} {reason}; {told}"]
+    reason = "hold less than one step demands, so their counts depend on times"
+    action = f"they were replayed on {made.platform}" if made.platform else "--platform NAME replays them"
+    return [f"{many} {reason}; {action}"]

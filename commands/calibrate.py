@@ -58,7 +58,7 @@ class Fitting(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Where the calibrated platform goes."""
+    """Output of a calibration."""
 
     out: Annotated[
         Path | None,

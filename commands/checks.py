@@ -1,4 +1,4 @@
-"""`--every N` of `sweep run` and `tune`: some configurations are measured, or run live, beside their replays."""
+"""`--every N` of `sweep run` and `tune`: measure some configurations, or run them live, and compare with replays."""
 
 from __future__ import annotations
 
@@ -18,32 +18,46 @@ if TYPE_CHECKING:
     from moereplay.sweeps.jobs import Job
     from moereplay.traces.schema import Trace
 
-MOST_NAMED = 5  #: skipped configurations that are printed in full
+MOST_NAMED = 5  #: maximum number of skipped configurations that are printed
 
 
 class Checks(NamedTuple):
-    """Which configurations are checked, in which of two ways, and on how much of a trace."""
+    """Configurations to check, one of two ways to check them, and the part of the trace."""
 
     every: Annotated[
         int | None,
-        typer.Option(min=1, help="Check one of every N, with --slow-tier or --live.", show_default=False),
+        typer.Option(
+            min=1, help="Check one of every N configurations, with --slow-tier or --live.", show_default=False
+        ),
     ] = None
     slow_tier: Annotated[
-        str | None, typer.Option(help="Of --every: measured here; disk:DIR, disk:DIR:buffered or pinned.")
+        str | None, typer.Option(help="With --every: slow tier to measure on (disk:DIR, disk:DIR:buffered, pinned).")
     ] = None
-    live: Annotated[str | None, typer.Option(help="Of --every: run live; miniature, a folder or an id.")] = None
-    device: Annotated[str, typer.Option(help="Of a check: cpu, cuda; unsaid cpu, and auto of --live.")] = ""
-    throttle: Annotated[str | None, typer.Option(help="Of --slow-tier: its fastest, as 400MB/s.")] = None
-    dtype: Annotated[str | None, typer.Option(help="Of --live: float32, ...; unsaid as recorded.")] = None
-    layers: Annotated[int | None, typer.Option(min=1, help="Of --slow-tier: the first layers only; 4 unsaid.")] = None
-    check_tokens: Annotated[int | None, typer.Option(min=2, help="Of --slow-tier: decoded tokens; 16 unsaid.")] = None
+    live: Annotated[
+        str | None, typer.Option(help="With --every: model to run live (miniature, a folder or a Hugging Face id).")
+    ] = None
+    device: Annotated[str, typer.Option(help="With --every: device, cpu or cuda (default: cpu, with --live auto).")] = (
+        ""
+    )
+    throttle: Annotated[
+        str | None, typer.Option(help="With --slow-tier: upper bound on the read rate, such as 400MB/s.")
+    ] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="With --live: data type, such as float32 (default: as recorded).")
+    ] = None
+    layers: Annotated[int | None, typer.Option(min=1, help="With --slow-tier: number of layers (default: 4).")] = None
+    check_tokens: Annotated[
+        int | None, typer.Option(min=2, help="With --slow-tier: tokens to decode (default: 16).")
+    ] = None
     check_prompt: Annotated[
-        int | None, typer.Option(min=0, help="Of --slow-tier: tokens before them in one pass; 0 unsaid.")
+        int | None, typer.Option(min=0, help="With --slow-tier: prompt tokens, processed in one pass (default: 0).")
     ] = None
-    check_requests: Annotated[int | None, typer.Option(min=1, help="Of --live: the first requests; 1 unsaid.")] = None
+    check_requests: Annotated[int | None, typer.Option(min=1, help="With --live: number of requests (default: 1).")] = (
+        None
+    )
 
 
-#: Options that mean something only beside one of the two ways.
+#: Options that require one of the two ways.
 BESIDE = {
     "slow_tier": ("throttle", "layers", "check_tokens", "check_prompt"),
     "live": ("dtype", "check_requests"),
@@ -51,7 +65,7 @@ BESIDE = {
 
 
 def checker_of(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str]) -> Checker | None:
-    """What checks configurations, None without --every. Raises what refuses it, before anything is replayed."""
+    """Return the checker of configurations, None without --every. Errors are raised before anything is replayed."""
     way = _way(asked)
     if way is None:
         return None
@@ -60,28 +74,28 @@ def checker_of(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
     require_torch()
     found = _running(asked, traces) if way == "live" else _measuring(asked, traces, platforms)
     for trace in traces:
-        found.how(trace)  # or it has too few tokens
+        found.how(trace)  # raises ConfigError for a trace with too few tokens
     return found
 
 
 def _way(asked: Checks) -> str | None:
-    """slow_tier or live. Raises ConfigError for options that do not go together."""
+    """Return slow_tier or live. Raises ConfigError for options that cannot be combined."""
     from moereplay.simulator.errors import ConfigError
 
     ways = [name for name in BESIDE if getattr(asked, name) is not None]
     given = [name for name in Checks._fields[1:] if getattr(asked, name) not in (None, "")]
     if asked.every is None:
         if given:
-            raise ConfigError(f"{_option(given[0])} says how configurations are checked; say how many, with --every N")
+            raise ConfigError(f"{_option(given[0])} requires --every N")
         return None
     if len(ways) != 1:
         raise ConfigError(
-            f"--every {asked.every}: give either --slow-tier disk:DIR or pinned, to measure on this machine, "
-            "or --live MODEL, to run the model"
+            "--every requires exactly one of --slow-tier disk:DIR (or pinned), to measure on this machine, and "
+            "--live MODEL, to run the model"
         )
     for name in (name for other in BESIDE for name in BESIDE[other] if other not in ways):
         if getattr(asked, name) is not None:
-            raise ConfigError(f"{_option(name)} means nothing beside {_option(ways[0])}; leave one of them out")
+            raise ConfigError(f"{_option(name)} cannot be combined with {_option(ways[0])}")
     return ways[0]
 
 
@@ -125,18 +139,15 @@ def _running(asked: Checks, traces: Sequence[Trace]) -> Checker:
 def checked(
     checker: Checker, traces: Sequence[Trace], folder: Path, jobs: Sequence[Job], choose: Callable[[Kept], Chosen]
 ) -> None:
-    """Run the checks that are chosen of jobs and not kept yet, and say how far their replays are off.
-
-    Raises Exit if it was interrupted.
-    """
+    """Run the chosen checks that are not stored yet, and print the errors of replays. Raises Exit if interrupted."""
     from moereplay.analysis.checks import summary
     from moereplay.commands.progress import progress
     from moereplay.sweeps.checks import Checks as Kept
 
     say_when_compiling()
     kept = Kept(checker, traces, folder)
-    what = f"every check that was complete stays in {folder}; run the same command to resume"
-    with keeping(lambda: what), interruptible() as stopping:
+    kept_words = f"finished checks are kept in {folder}; run the same command to resume"
+    with keeping(lambda: kept_words), interruptible() as stopping:
         found = choose(kept)
         _say_skipped(found)
         left = kept.left(found.jobs)
@@ -145,7 +156,7 @@ def checked(
         for line in summary(kept.found(jobs), [_candidate(job) for job in jobs]):
             say(line)
         if stopping():
-            say(f"stopped: {what}")
+            say(f"stopped: {kept_words}")
             raise typer.Exit(INTERRUPTED)
 
 
@@ -162,4 +173,4 @@ def _say_skipped(found: Chosen) -> None:
     if len(found.skipped) > MOST_NAMED:
         say(f"and {len(found.skipped) - MOST_NAMED:,} more that cannot be checked")
     if not found.jobs:
-        say("nothing was checked: no configuration that has a result can be")
+        say("nothing was checked: no configuration with a result can be checked")

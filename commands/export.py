@@ -1,4 +1,4 @@
-"""`moereplay export`: a trace in the format of another tool."""
+"""`moereplay export`: write a trace or a placement in the format of another tool."""
 
 from __future__ import annotations
 
@@ -20,40 +20,46 @@ if TYPE_CHECKING:
 
 
 class Placement(NamedTuple):
-    """What fast memory holds, for formats that place experts."""
+    """Experts in fast memory, for formats that place experts."""
 
-    capacity: Annotated[str, typer.Option(help="Of experts in fast memory: 25%, 8GB, 32/layer.")] = ""
-    vram: Annotated[str, typer.Option(help="All of a GPU's memory instead: 24GB, divided as `recommend` does.")] = ""
-    platform: Annotated[str, typer.Option(help="Its machine, for --vram.")] = ""
+    capacity: Annotated[str, typer.Option(help="Size of the experts in fast memory: 25%, 8GB, 32/layer.")] = ""
+    vram: Annotated[
+        str, typer.Option(help="Total GPU memory instead of --capacity: 24GB, divided as in `recommend`.")
+    ] = ""
+    platform: Annotated[str, typer.Option(help="With --vram: platform of the GPU.")] = ""
     dense: options.Dense = ""
     dense_bits: options.DenseBits = ""
-    profile: Annotated[Path | None, typer.Option(help="JSON list of [layer, expert], best first; else by use.")] = None
-    dense_layers: Annotated[int | None, typer.Option(min=0, help="Layers before the first with experts.")] = None
+    profile: Annotated[
+        Path | None, typer.Option(help="JSON list of [layer, expert], best first (default: by use).")
+    ] = None
+    dense_layers: Annotated[
+        int | None, typer.Option(min=0, help="Number of dense layers before the first MoE layer.")
+    ] = None
 
 
 class Stream(NamedTuple):
-    """Which accesses, for formats that list them."""
+    """Accesses, for formats that list them."""
 
-    layer: Annotated[int | None, typer.Option(min=0, help="This MoE layer only.")] = None
-    passes: Annotated[str, typer.Option(help="Tokens of a pass, as `replay` has them.")] = ""
+    layer: Annotated[int | None, typer.Option(min=0, help="Write only this MoE layer.")] = None
+    passes: Annotated[str, typer.Option(help="Tokens per forward pass, as in `replay`.")] = ""
 
 
 @grouped
 def export(
     source: Annotated[
-        Path | None, typer.Argument(help="A trace folder, NAME.zarr, or `miniature`.", show_default=False)
+        Path | None, typer.Argument(help="Trace folder, NAME.zarr, or `miniature` (bundled).", show_default=False)
     ] = None,
     *,
-    format: Annotated[str, typer.Option(help="What to write; --list has the names.")] = "",
-    out: Annotated[Path | None, typer.Option(help="The new file or folder.")] = None,
+    format: Annotated[str, typer.Option(help="Format to write; --list has the names.")] = "",
+    out: Annotated[Path | None, typer.Option(help="File or folder to write.")] = None,
     placement: Placement,
     stream: Stream,
-    licence: Annotated[str, typer.Option(help="Of a data set: apache-2.0, cc-by-4.0.")] = "",
-    limit: Annotated[int | None, typer.Option(min=1, help="The first N requests only.")] = None,
+    licence: Annotated[str, typer.Option(help="Licence of a data set: apache-2.0, cc-by-4.0.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N requests.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the formats.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Write a trace, or the placement of experts that it suggests, in another tool's format."""
+    """Write a trace, or an expert placement derived from it, in the format of another tool."""
     from moereplay.results.remarks import assumptions
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.exporters import registry
@@ -65,7 +71,7 @@ def export(
         _list(as_json)
         return
     if source is None or out is None or not format:
-        raise ConfigError("export needs a trace, --format and --out; `moereplay export --list` has the formats")
+        raise ConfigError("missing trace, --format or --out: pass all three; `moereplay export --list` has the formats")
     exporter = registry.load(format)
     opened = open_trace(source)
     taken = opened if limit is None else first_requests(opened, limit)
@@ -93,7 +99,7 @@ def _list(as_json: bool) -> None:
 
 
 def _options(trace: Trace, placement: Placement, stream: Stream, licence: str) -> Options:
-    """What exporters are given. Raises ConfigError or TraceError."""
+    """Return the options of exporters. Raises ConfigError or TraceError."""
     from pydantic import ValidationError
 
     from moereplay.simulator.errors import ConfigError
@@ -113,16 +119,16 @@ def _options(trace: Trace, placement: Placement, stream: Stream, licence: str) -
 
 
 def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
-    """Bytes for experts, of --capacity or --vram. Raises ConfigError."""
+    """Return the bytes for experts, from --capacity or --vram. Raises ConfigError."""
     from moereplay.simulator.capacity import CONTEXT, divided, parse_capacity
     from moereplay.simulator.config import configure
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platforms import platform
 
     if placement.capacity and placement.vram:
-        raise ConfigError("--capacity and --vram say the same thing; give one of them")
+        raise ConfigError("--capacity cannot be combined with --vram")
     if placement.platform and not placement.vram:
-        raise ConfigError("--platform means something beside --vram only; leave it out")
+        raise ConfigError("--platform requires --vram")
     if placement.vram:
         platform(placement.platform or configure().platform)  # raises ConfigError for an unknown one
         stored = (placement.dense, placement.dense_bits)
@@ -137,7 +143,7 @@ def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
 
 
 def _report(made: Export, routing: Sequence[str]) -> None:
-    """What was written, of what routing, what the format could not hold, and what to type next."""
+    """Print assumptions, notes, fields that the format lacks, and the command to run next."""
     for line in routing:
         say(line)
     for note in made.answer.notes:
@@ -147,4 +153,4 @@ def _report(made: Export, routing: Sequence[str]) -> None:
     total = sum(file.bytes for file in made.files)
     what = made.files[0].path if len(made.files) == 1 else f"{len(made.files)} files"
     say(f"wrote {what}: {total:,} bytes")
-    print(made.answer.typed)  # in one line, to be pasted
+    print(made.answer.typed)  # in one line, so that it can be pasted

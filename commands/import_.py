@@ -1,4 +1,4 @@
-"""`moereplay import`: convert another tool's routing trace, or its counts of experts."""
+"""`moereplay import`: convert another tool's routing trace, or its expert counts."""
 
 from __future__ import annotations
 
@@ -20,54 +20,62 @@ if TYPE_CHECKING:
 
 
 class Sizes(NamedTuple):
-    """How large experts are, where the file does not say it."""
+    """Sizes of experts, for files that do not contain them."""
 
-    model: Annotated[str | None, typer.Option(help="Known model that gives the sizes; see `moereplay models`.")] = None
+    model: Annotated[str | None, typer.Option(help="Known model whose sizes are used; see `moereplay models`.")] = None
     expert_bytes: Annotated[
-        str | None, typer.Option(help="Of one expert: bytes, 600MB or 1.5GiB; or one per layer, with `/`.")
+        str | None,
+        typer.Option(help="Size of one expert: bytes, 600MB or 1.5GiB; or one size per layer, separated by `/`."),
     ] = None
-    expert_bits: Annotated[str, typer.Option(help="Precision of those bytes: 4.85, or a format, Q4_K_M.")] = ""
+    expert_bits: Annotated[
+        str, typer.Option(help="Precision of these bytes: bits such as 4.85, or a format such as Q4_K_M.")
+    ] = ""
     dense: options.Dense = ""
     dense_bits: options.DenseBits = ""
 
 
 class Reading(NamedTuple):
-    """How the file is read."""
+    """Form of the file."""
 
-    format: Annotated[str | None, typer.Option(help="Importer name, if the file is not recognised.")] = None
+    format: Annotated[str | None, typer.Option(help="Name of the importer, for a file that is not recognised.")] = None
     columns: Annotated[
         str | None,
-        typer.Option(help="Its own names: token=pos,layer=moe_layer,experts=topk,request=id,...; counts=MODEL."),
+        typer.Option(
+            help="Columns of the file: token=pos,layer=moe_layer,experts=topk,request=id,...; or counts=MODEL."
+        ),
     ] = None
     where: Annotated[
-        str | None, typer.Option(help="With --columns: only rows with this value, KEY=VALUE (event_type=routing).")
+        str | None, typer.Option(help="With --columns: read only rows with KEY=VALUE, such as event_type=routing.")
     ] = None
-    prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None
-    chunk: Annotated[int | None, typer.Option(help="Tokens after which the recorder cleared its context.")] = None
+    prompt_length: Annotated[int | None, typer.Option(help="Number of prompt tokens of each request.")] = None
+    chunk: Annotated[
+        int | None, typer.Option(help="Number of tokens after which the recorder cleared its context.")
+    ] = None
     shape: Annotated[
-        str | None, typer.Option(help="Layers and experts per token of flat ids (SGLang), such as 48x8.")
+        str | None, typer.Option(help="Layers and experts per token of flat ids (SGLang): LAYERSxK, such as 48x8.")
     ] = None
     ids: Annotated[
-        str, typer.Option(help="`global` where ids count on through the layers: layer * experts + expert.")
+        str,
+        typer.Option(help="Numbering of experts: layer (from 0 in each layer) or global (layer * experts + expert)."),
     ] = "layer"
     real_experts: Annotated[
-        int | None, typer.Option(help="Experts with weights; ids from this number on cost nothing (LongCat).")
+        int | None, typer.Option(help="Number of experts with weights; higher ids cost nothing (LongCat).")
     ] = None
 
 
 @grouped
 def import_(
-    source: Annotated[Path, typer.Argument(help="Another tool's trace: a file or a folder.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="Trace of another tool: a file or a folder.", show_default=False)],
     *,
-    out: Annotated[Path, typer.Option(help="To write: NAME.zarr; of counts NAME.json.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Trace to write, NAME.zarr; for counts NAME.json.", show_default=False)],
     sizes: Sizes,
     reading: Reading,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="The first N requests; of counts, the N best experts.")
+        int | None, typer.Option(min=1, help="Use the first N requests; for counts, the N best experts.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted import.")] = False,
 ) -> None:
-    """Convert another tool's routing trace; counts of experts become a profile, NAME.json."""
+    """Convert another tool's routing trace. Expert counts become a profile, NAME.json."""
 
     from moereplay.traces.importers.mapping import COUNTS
     from moereplay.traces.profiles import contract as profiles
@@ -81,13 +89,13 @@ def import_(
     if form:
         profile_of(form, source, out, settings, limit=limit, resume=resume)
     elif counts:
-        raise TraceError(f"{source}: --columns {COUNTS}= means nothing here, it holds no counts; leave it out")
+        raise TraceError(f"{source}: --columns {COUNTS}= requires a file of counts")
     else:
         _trace_of(source, out, settings, reading.format, limit, resume)
 
 
 def _trace_of(source: Path, out: Path, settings: Options, format: str | None, limit: int | None, resume: bool) -> None:
-    """Write the trace, and say what was assumed. Raises TraceError."""
+    """Write the trace, and print assumptions and warnings. Raises TraceError."""
     from moereplay.traces.importers import registry as importers
     from moereplay.traces.importers.contract import ASSUMED, dense_line, size_line
     from moereplay.traces.schema import RowError, TraceError
@@ -113,7 +121,7 @@ def _trace_of(source: Path, out: Path, settings: Options, format: str | None, li
 
 
 def _settings(sizes: Sizes, reading: Reading) -> Options:
-    """What importers are given. Raises ConfigError or TraceError."""
+    """Return the options of importers. Raises ConfigError or TraceError."""
     from pydantic import ValidationError
 
     from moereplay.simulator.errors import ConfigError
@@ -145,7 +153,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
 
 
 def _shape(text: str | None) -> tuple[int, int] | None:
-    """Layers and experts per token as typed, LAYERSxK. Raises ConfigError."""
+    """Parse LAYERSxK. Raises ConfigError."""
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.texts import whole
 
@@ -159,7 +167,7 @@ def _shape(text: str | None) -> tuple[int, int] | None:
 
 
 def _ids(text: str) -> Literal["layer", "global"]:
-    """How ids are counted, as typed. Raises ConfigError."""
+    """Parse the numbering of experts. Raises ConfigError."""
     from moereplay.simulator.errors import ConfigError
 
     if text not in ("layer", "global"):
@@ -168,7 +176,7 @@ def _ids(text: str) -> Literal["layer", "global"]:
 
 
 def _sizes(text: str | None) -> int | tuple[int, ...] | None:
-    """Expert bytes as typed: one number, or one per layer. Raises ConfigError."""
+    """Parse expert sizes: one, or one per layer. Raises ConfigError."""
     if text is None:
         return None
     sizes = tuple(_size(part.strip()) for part in text.split("/"))
@@ -176,7 +184,7 @@ def _sizes(text: str | None) -> int | tuple[int, ...] | None:
 
 
 def _size(text: str) -> int:
-    """Bytes, with a unit as capacities have it or without."""
+    """Parse bytes, with or without a unit. Raises ConfigError."""
     from moereplay.simulator.capacity import parse_size
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.texts import whole
@@ -184,17 +192,17 @@ def _size(text: str) -> int:
     size = whole(text) or (parse_size(text) if len(text) < 40 else None)
     if not size or size != int(size):
         forms = "whole bytes as 1000000, or a size as 10MB or 1.5MiB, one for all layers or one per layer with /"
-        raise ConfigError(f"--expert-bytes {text[:40]!r} is no size of an expert; write {forms}")
+        raise ConfigError(f"invalid --expert-bytes {text[:40]!r}: expected {forms}")
     return int(size)
 
 
-# -- Counts of experts on their way to the file of a profile, which `--profile` and `--warm` take.
+# -- expert counts become a profile, which `--profile` and `--warm` read
 
 SUFFIX = ".json"
 
 
 def write_profile(path: Path, ranking: Sequence[tuple[int, int]]) -> None:
-    """A JSON list of [layer, expert], best first. Raises OSError, leaving nothing."""
+    """Write a JSON list of [layer, expert], best first. Raises OSError and leaves no partial file."""
     from moereplay.traces.documents import json_text
     from moereplay.traces.files import write_whole
 
@@ -202,7 +210,7 @@ def write_profile(path: Path, ranking: Sequence[tuple[int, int]]) -> None:
 
 
 def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: int | None, resume: bool) -> None:
-    """Write the ranking of a file of counts, the `limit` best experts of it. Raises TraceError or ResultError."""
+    """Write the ranking of expert counts, at most `limit` experts. Raises TraceError or ResultError."""
     from moereplay.traces.geometry import known
     from moereplay.traces.profiles.contract import NO_ORDER, check_model, ranked
 
@@ -215,33 +223,34 @@ def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: 
     for note in counts.notes:
         say(f"note: {note}")
     say(f"note: {NO_ORDER}; --profile and --warm of `moereplay replay TRACE` take the list")
-    say(f"wrote {out}: {len(ranking):,} experts, best first, of {counts}")
+    say(f"wrote {out}: {len(ranking):,} experts, best first, from {counts}")
 
 
 def _named(options: Options) -> str | None:
-    """Whose counts of a file are read, as `--columns counts=NAME` says. Raises TraceError if it says more."""
+    """Return NAME of `--columns counts=NAME`. Raises TraceError for other columns."""
     from moereplay.traces.importers.mapping import COUNTS
     from moereplay.traces.schema import TraceError
 
     asked = options.columns or {}
     if others := [field for field in asked if field != COUNTS]:
-        raise TraceError(f"--columns {others[0]}= means nothing of counts; name them alone, {COUNTS}=NAME")
+        raise TraceError(f"--columns {others[0]}= cannot be combined with counts: pass {COUNTS}=NAME alone")
     return asked.get(COUNTS, (None,))[0]
 
 
 def _check_options(form: Form, source: Path, out: Path, options: Options, resume: bool) -> None:
-    """Raises TraceError for options that mean nothing here, and for an output that is no new NAME.json."""
+    """Raises TraceError for options that counts do not use, and unless the output is a new NAME.json."""
     from moereplay.results.outputs import check_output
     from moereplay.traces.schema import TraceError
 
     if out.suffix != SUFFIX:
-        name = f"give the profile a name, --out NAME{SUFFIX}"
-        raise TraceError(f"{source}: it holds counts ({form.name}), and no order of tokens as a trace has: {name}")
+        raise TraceError(
+            f"{source} has expert counts ({form.name}) without token order, not a trace: pass --out NAME{SUFFIX}"
+        )
     given = ["expert_bytes", "expert_bits", "prompt_length", "chunk", *([] if form.named else ["columns"])]
     wrong = [field for field in given if getattr(options, field) is not None] + ["resume"] * resume
     if wrong:
         option = wrong[0].replace("_", "-")
-        raise TraceError(f"{source}: --{option} means nothing for counts ({form.name}); leave it out")
+        raise TraceError(f"{source}: --{option} cannot be combined with expert counts ({form.name})")
     check_output(out)
     if out.exists():
-        raise TraceError(f"{out}: it exists; remove it, or choose another --out")
+        raise TraceError(f"{out} exists; remove it or choose another --out")

@@ -1,4 +1,4 @@
-"""`moereplay live`: a real model under one policy set; its cache, link and time simulated, or measured."""
+"""`moereplay live`: run a model under one policy set, with a simulated or a real slow tier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from moereplay.commands import model_options
 from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Offloading, Placement, measured_on, real_transfers
 from moereplay.commands.options import LiveSettings, PolicyFiles, check_events, grouped, option_fault
-from moereplay.commands.progress import RequestMeter
+from moereplay.commands.progress import LiveMeter
 from moereplay.commands.terminal import keeping, say, say_wrote, show, show_json
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from moereplay.tracegen.prompts import Prompts
     from moereplay.traces.schema import Request, Trace
 
-#: Options that mean something only beside one of the sources; None or False is "not given".
+#: Options that require one kind of input; None or False means that the option was not given.
 BESIDE = {
     "trace": (),
     "text": ("window", "prompt_tokens"),
@@ -45,7 +45,7 @@ SHOWN = {
     "ttft_mean_ms": "TTFT ms",
     "tpot_ms": "TPOT ms",
 }
-TIMES = ("ttft_mean_ms", "tpot_ms")  #: said to be SIMULATED or MEASURED
+TIMES = ("ttft_mean_ms", "tpot_ms")  #: labelled SIMULATED or MEASURED
 JUDGED = {
     "tokens": "tokens predicted",
     "perplexity_base": "perplexity, unmodified",
@@ -57,9 +57,9 @@ JUDGED = {
 
 
 class Tokens(NamedTuple):
-    """What the model runs: one of --trace, --text and --prompts, with the options of each."""
+    """Input of the model: one of --trace, --text and --prompts."""
 
-    trace: Annotated[Path | None, typer.Option(help="Run a trace's tokens again, as they were recorded.")] = None
+    trace: Annotated[Path | None, typer.Option(help="Trace whose recorded tokens are run again.")] = None
     text: model_options.Text = None
     window: model_options.Window = None
     prompt_tokens: model_options.PromptTokens = None
@@ -73,12 +73,12 @@ class Tokens(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What is kept of the run beside its counters."""
+    """Outputs of the run in addition to its counters."""
 
-    quality: Annotated[bool, typer.Option(help="Run the unmodified model beside it and compare.")] = True
+    quality: Annotated[bool, typer.Option(help="Also run the unmodified model, and compare the output.")] = True
     look_ahead: model_options.LookAhead = 0
-    record_to: Annotated[Path | None, typer.Option("--record", help="Write the run as a trace, NAME.zarr.")] = None
-    events: Annotated[Path | None, typer.Option(help="Event log (.parquet or .csv).")] = None
+    record_to: Annotated[Path | None, typer.Option("--record", help="Trace to write of the run, NAME.zarr.")] = None
+    events: Annotated[Path | None, typer.Option(help="Event log to write (.parquet or .csv).")] = None
 
 
 @grouped
@@ -92,11 +92,11 @@ def live(
     kept: Outcome,
     placement: Placement,
     quantiser: model_options.Quantiser = "affine",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Run a model under one policy set: what the policies decide is executed, capacity, link and time are SIMULATED.
+    """Run a model under one policy set and execute its decisions. Capacity, link and time are SIMULATED.
 
-    With --slow-tier experts are read from there into a cache of that capacity, and times are MEASURED.
+    With --slow-tier, experts are read from there into a cache of that capacity, and times are MEASURED.
     """
     from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.folder import check_look_ahead
@@ -125,7 +125,7 @@ def live(
 
 
 def _checked(model: str, tokens: Tokens) -> Tokens:
-    """The one source of tokens. Raises RecordError for none, several, or options of another source."""
+    """Return the only input. Raises RecordError for none, several, or options of another input."""
     from moereplay.tracegen.errors import RecordError
     from moereplay.tracegen.folder import MINIATURE
 
@@ -133,35 +133,35 @@ def _checked(model: str, tokens: Tokens) -> Tokens:
     if not sources and model == "miniature":
         tokens, sources = tokens._replace(prompts=[MINIATURE / "prompts.jsonl"]), ["prompts"]
     if len(sources) != 1:
-        raise RecordError("what shall the model run? Give one of --trace NAME.zarr, --text FILE, --prompts FILE")
+        raise RecordError("expected exactly one input: pass one of --trace, --text, --prompts")
     for name in (name for other in BESIDE for name in BESIDE[other] if other not in sources):
         if getattr(tokens, name) not in (None, False):
-            raise RecordError(f"--{name.replace('_', '-')} means nothing beside --{sources[0]}; leave one of them out")
+            raise RecordError(f"--{name.replace('_', '-')} cannot be combined with --{sources[0]}")
     return tokens
 
 
 def _config(settings: Given) -> ReplayConfig:
-    """The one configuration that the options name."""
+    """Return the only configuration. Raises ConfigError for several."""
     from moereplay.simulator.errors import ConfigError
     from moereplay.sweeps.grid import expand
 
     fixed = settings.fixed()
     configs = list(settings.of_presets(fixed).values()) if settings.preset else expand(settings.lists(), fixed)
     if len(configs) > 1:
-        raise ConfigError(f"a live run takes one configuration, these lists make {len(configs)}; name one value each")
+        raise ConfigError(f"live runs one configuration; these options expand to {len(configs)}")
     return configs[0]
 
 
 class _Input(NamedTuple):
-    """What a live run is given beside its settings, read and checked before torch is imported."""
+    """Input of a live run, read and checked before torch is imported."""
 
     folder: Folder  #: of the model
     decoding: Decoding | None
-    source: Trace | Prompts  #: of --trace, or of --text or --prompts
+    source: Trace | Prompts  #: from --trace, or from --text or --prompts
 
 
 def _read(tokens: Tokens, folder: Folder) -> _Input:
-    """What can be refused without the model is refused before it is loaded."""
+    """Read the input, so that errors are raised before the model is loaded."""
     from moereplay.tracegen.folder import require_tokenizer
 
     read = _Input(folder, _decoding(tokens), _opened(tokens.trace) if tokens.trace else _texts(tokens))
@@ -171,7 +171,7 @@ def _read(tokens: Tokens, folder: Folder) -> _Input:
 
 
 def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
-    """Raises what refuses a configuration, or an output, before anything is read."""
+    """Raises errors of the configuration and of outputs before anything is read."""
     from moereplay.results.outputs import check_output
     from moereplay.tracegen.live.requests import check_live
     from moereplay.tracegen.plan import refuse_taken
@@ -185,7 +185,7 @@ def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
 
 
 def _decoding(tokens: Tokens) -> Decoding | None:
-    """How prompts are continued; None for teacher-forced text."""
+    """Return the decoding of prompts, None for teacher-forced text."""
     from pydantic import ValidationError
 
     from moereplay.tracegen.errors import RecordError
@@ -201,7 +201,7 @@ def _decoding(tokens: Tokens) -> Decoding | None:
 
 
 def _opened(path: Path) -> Trace:
-    """The trace to run again. Raises RecordError if it holds no tokens."""
+    """Open the trace to run again. Raises RecordError if it has no tokens."""
     from moereplay.tracegen.live.requests import requests_of
     from moereplay.traces.store import open_trace
 
@@ -219,8 +219,8 @@ def _texts(tokens: Tokens) -> Prompts:
 
 
 def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded, how: Mapping[str, Any]) -> Prepared:
-    """The model, checked, with its requests; `how` are further arguments of `prepare`."""
-    from moereplay.tracegen.live.run import (  # torch: after all that can be refused without it
+    """Check the model and prepare its requests; `how` are further arguments of `prepare`."""
+    from moereplay.tracegen.live.run import (  # imports torch, so it comes after all checks that do not need it
         check_same_model,
         prepare,
         proven,
@@ -235,7 +235,7 @@ def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded
 
 
 def _to_run(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[list[LiveRequest], str]:
-    """The requests, and what a trace calls them."""
+    """Return the requests, and their description for a trace."""
     from moereplay.tracegen.live.requests import LiveRequest, requests_of
     from moereplay.tracegen.record import room_of
     from moereplay.tracegen.tokens import encode, windows
@@ -252,49 +252,33 @@ def _to_run(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[li
     return [LiveRequest(tuple(ids.tolist()), min(at_once, len(ids))) for ids in work.sequences], work.prompts
 
 
-class _Pace:
-    """Requests and tokens so far, shown after every pass."""
-
-    def __init__(self, requests: int) -> None:
-        self.requests, self.done, self.tokens = requests, 0, 0
-        self.meter, self.began = RequestMeter(), time.monotonic()
-
-    def passed(self, tokens: int) -> None:
-        from moereplay.tracegen.record import Progress
-
-        self.tokens += tokens
-        self.meter.show(Progress(self.done, self.requests, 0, self.tokens, time.monotonic() - self.began))
-
-
 def _run(ready: Prepared, kept: Outcome, run: Callable[..., Live]) -> Live:
-    """The run. Rows are written request by request; the writer removes those of a run that does not end."""
-    pace, out = _Pace(len(ready.to_run)), kept.record_to
-    ran = _recorded(ready, kept, pace, out, run) if out else _kept(run, kept, pace, lambda request: None)
-    seconds = time.monotonic() - pace.began
-    say(f"ran {pace.tokens:,} tokens in {seconds:.1f} s, {pace.tokens / seconds:.1f} tokens/s")
-    return ran
-
-
-def _recorded(ready: Prepared, kept: Outcome, pace: _Pace, out: Path, run: Callable[..., Live]) -> Live:
+    """Run the requests. With --record rows are written request by request; an unfinished trace is removed."""
     from moereplay.traces.writer import TraceWriter
 
-    with TraceWriter.create(out, ready.header, ready.modules.bias, resumable=False) as writer:
-        ran = _kept(run, kept, pace, writer.append)
-        say_wrote(out, writer.finish())
+    meter, out = LiveMeter(len(ready.to_run)), kept.record_to
+    if out:
+        with TraceWriter.create(out, ready.header, ready.modules.bias, resumable=False) as writer:
+            ran = _metered(run, kept, meter, writer.append)
+            say_wrote(out, writer.finish())
+    else:
+        ran = _metered(run, kept, meter, lambda request: None)
+    seconds = time.monotonic() - meter.began
+    say(f"ran {meter.tokens:,} tokens in {seconds:.1f} s, {meter.tokens / seconds:.1f} tokens/s")
     return ran
 
 
-def _kept(run: Callable[..., Live], kept: Outcome, pace: _Pace, append: Callable[[Request], None]) -> Live:
-    """Rows go to `append` and are not held in memory."""
+def _metered(run: Callable[..., Live], kept: Outcome, meter: LiveMeter, append: Callable[[Request], None]) -> Live:
+    """Pass each request's rows to `append` when it ends, so that they are not held in memory."""
 
     def keep(request: Request) -> None:
         append(request)
-        pace.done += 1
+        meter.done += 1
 
     try:
-        return run(kept.quality, log=bool(kept.events), progress=pace.passed, keep=keep)
+        return run(kept.quality, log=bool(kept.events), progress=meter.passed, keep=keep)
     finally:
-        pace.meter.close()
+        meter.close()
 
 
 def _report(ran: Live, tokens: int) -> None:
@@ -306,7 +290,7 @@ def _report(ran: Live, tokens: int) -> None:
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
     about = ran.result.about
     first = f"{about['label']}: {about['model']}, {counted(len(ran.executed), 'request')}, {counted(tokens, 'token')}"
-    show(first, *measured_on(about), *settings([ran.result]), *map(_told, ran.stored), "")
+    show(first, *measured_on(about), *settings([ran.result]), *map(_storage, ran.stored), "")
     times = "MEASURED" if about["seconds"] == "measured" else "SIMULATED"
     shown = [(f"{times} {what}" if name in TIMES else what, row[name]) for name, what in SHOWN.items()]
     show(table([{"of the run": what, "": value} for what, value in shown]))
@@ -315,8 +299,8 @@ def _report(ran: Live, tokens: int) -> None:
         show(table(judged))
 
 
-def _told(stored: Stored) -> str:
-    """How experts at few bits were stored, beside what the simulator charges for them."""
+def _storage(stored: Stored) -> str:
+    """Describe the storage of experts at few bits, in the simulator's bits and as stored."""
     return f"experts at {stored.bits:g} bits: {stored.quantiser}, {stored.bits_per_weight:.2f} bits per weight"
 
 

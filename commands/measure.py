@@ -1,4 +1,4 @@
-"""`moereplay measure`: real offloading on this machine under any policies, beside its replay."""
+"""`moereplay measure`: run real offloading on this machine and compare it with replays."""
 
 from __future__ import annotations
 
@@ -29,22 +29,24 @@ PLATFORM = "platform"
 
 
 class Where(NamedTuple):
-    """What computes and where experts come from."""
+    """Device that computes, and source of experts."""
 
-    slow_tier: Annotated[str, typer.Option(help="disk:DIR, disk:DIR:buffered or pinned.", show_default=False)]
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu"
-    throttle: Annotated[str, typer.Option(help="Comma list: 400MB/s, none.")] = "none"
-    threads: Annotated[int, typer.Option(min=1, help="That compute, on a CPU.")] = 1
-    decisions: Annotated[str, typer.Option(help="auto | compiled | reference: who decides in a run.")] = "auto"
+    slow_tier: Annotated[
+        str, typer.Option(help="Source of experts: disk:DIR, disk:DIR:buffered or pinned.", show_default=False)
+    ]
+    device: Annotated[str, typer.Option(help="Device that computes: cpu, cuda, cuda:1.")] = "cpu"
+    throttle: Annotated[str, typer.Option(help="Upper bounds on the read rate: comma list of 400MB/s, none.")] = "none"
+    threads: Annotated[int, typer.Option(min=1, help="Number of compute threads (CPU only).")] = 1
+    decisions: Annotated[str, typer.Option(help="Engine that decides in a run: auto, compiled or reference.")] = "auto"
 
 
 class Part(NamedTuple):
-    """The part of the trace that is run: of its first request."""
+    """Part of the first request to run."""
 
-    tokens: Annotated[int, typer.Option(min=2, help="Decoded tokens of a run.")] = 24
-    prompt: Annotated[int, typer.Option(min=0, help="Tokens before them, in one pass.")] = 0
-    calibration_tokens: Annotated[int, typer.Option(min=2, help="The next ones, for a calibration.")] = 8
-    layers: Annotated[int | None, typer.Option(min=1, help="The first layers only; all unsaid.")] = None
+    tokens: Annotated[int, typer.Option(min=2, help="Number of tokens to decode per run.")] = 24
+    prompt: Annotated[int, typer.Option(min=0, help="Prompt tokens, processed in one pass.")] = 0
+    calibration_tokens: Annotated[int, typer.Option(min=2, help="Number of tokens used for calibration.")] = 8
+    layers: Annotated[int | None, typer.Option(min=1, help="Number of layers (default: all).")] = None
 
 
 @grouped
@@ -55,13 +57,13 @@ def measure(
     settings: Settings,
     policy_file: options.PolicyFiles = None,
     part: Part,
-    repeat: Annotated[int, typer.Option(min=1, help="Runs of every configuration.")] = 2,
-    order_seed: Annotated[int, typer.Option(help="Of the order of the runs.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder: the document, platforms, figure.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Number of runs per configuration.")] = 2,
+    order_seed: Annotated[int, typer.Option(help="Seed of the order of the runs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the document, platforms and figure.")] = None,
 ) -> None:
-    """Run real offloading on this machine under every configuration, in turns with calibrations, beside its replay."""
-    from moereplay.analysis.figures.real_runs import check_throttles
+    """Run real offloading on this machine under every configuration, and compare its times with replays. MEASURED."""
+    from moereplay.analysis.figures.measured import check_throttles
     from moereplay.results.measured import FILE
     from moereplay.results.outputs import check_output
     from moereplay.tracegen.errors import require_torch
@@ -96,7 +98,7 @@ def measure(
 
 
 def _parts(trace: Trace, part: Part) -> tuple[Trace, Trace]:
-    """What is measured, and other tokens of the same request for calibrations."""
+    """Return the part to measure, and other tokens of the same request for calibrations."""
     from moereplay.tracegen.offload.part import tokens_of
 
     first, more = part.prompt + part.tokens, part.prompt + part.calibration_tokens
@@ -109,14 +111,14 @@ def _configs(settings: Given) -> list[ReplayConfig]:
     from moereplay.sweeps.grid import expand
 
     if PLATFORM in settings.typed:
-        raise ConfigError("--platform: measure runs on this machine and calibrates it; leave the option out")
+        raise ConfigError("--platform cannot be combined with measure, which calibrates this machine")
     fixed = settings.fixed()
     return list(settings.of_presets(fixed).values() if settings.preset else expand(settings.lists(), fixed))
 
 
 @contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
-    """Where platforms are written: the output, or a folder that goes."""
+    """Yield the folder for platforms: the output, or a temporary one."""
     if out is None:
         with TemporaryDirectory() as folder:
             yield Path(folder)
@@ -126,9 +128,8 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def _checked(measured: Trace, configs: Sequence[ReplayConfig], where: Where) -> list[Ready]:
-    """Everything that can be refused is, before the first run; what needs no torch, before that is imported."""
-    from moereplay.tracegen.offload.machine import way_of
-    from moereplay.tracegen.offload.part import planned
+    """Plan every configuration before the first run. Checks that need no torch come before its import."""
+    from moereplay.tracegen.offload.part import planned, way_of
 
     plans = [planned(measured, config) for config in configs]
     for ready in plans:
@@ -157,7 +158,7 @@ def _plan(
     parts: tuple[Trace, Trace],
     order: tuple[int, int],
 ) -> Plan:
-    """`order` is how often each is run, and the seed."""
+    """Return the plan of runs; `order` is the number of repeats and the seed of their order."""
     from moereplay.tracegen.offload.study import Cell, Plan
 
     cells = [Cell(config, throttle) for throttle in throttles for config in configs]
@@ -171,10 +172,10 @@ def _progress(runs: int) -> Any:
 
 
 def _kept(out: Path | None, runs: Sequence[Measurement]) -> str:
-    """What an interrupted measurement has written."""
+    """Say what an interrupted measurement has stored."""
     if out is None or not (out / "measured.json").exists():
         return "nothing was written"
-    return f"the repeats that were complete are kept in {out}"
+    return f"finished repeats are kept in {out}"
 
 
 def _document(runs: Sequence[Measurement], label: str, device: str) -> dict[str, object]:
@@ -193,7 +194,7 @@ def _report(document: dict[str, object], runs: Sequence[Measurement], as_json: b
         show_json(document)
         return
     show(
-        f"MEASURED on {document['device']}, beside its replay",
+        f"MEASURED on {document['device']}, compared with replays",
         "",
         table(rows(runs), spare=SPARE, more="--json"),
         *LEGEND,

@@ -1,4 +1,4 @@
-"""Options of the verbs that run a real model, typed once: what it reads, how, and where it is."""
+"""Options of the verbs that run a model: input, placement, and real transfers from a slow tier."""
 
 from __future__ import annotations
 
@@ -32,38 +32,54 @@ Model = Annotated[
 ]
 Prompts = Annotated[
     list[Path] | None,
-    typer.Option(help=".jsonl, .csv, .parquet (with --field) or .txt (one per line); .gz too; may be given again."),
+    typer.Option(
+        help="Prompts: .jsonl, .csv or .parquet (with --field), or .txt (one per line); .gz too (repeatable)."
+    ),
 ]
-Field = Annotated[str | None, typer.Option(help="What holds the prompt; dots reach inside, as in turns.0.")]
-Text = Annotated[list[Path] | None, typer.Option(help="Text to read instead, cut into windows; may be given again.")]
-Window = Annotated[int | None, typer.Option(min=2, help=f"Tokens of a --text window; default {WINDOW}.")]
+Field = Annotated[
+    str | None, typer.Option(help="With --prompts: field of the prompt; dots reach nested values, such as turns.0.")
+]
+Text = Annotated[list[Path] | None, typer.Option(help="Text files instead of prompts, cut into windows (repeatable).")]
+Window = Annotated[int | None, typer.Option(min=2, help=f"With --text: tokens per window (default: {WINDOW}).")]
 PromptTokens = Annotated[
-    int | None, typer.Option(min=1, help="Of a window: these in one pass, the rest one by one; default all in one.")
+    int | None,
+    typer.Option(
+        min=1, help="With --text: tokens of a window in its first pass; the rest follow one by one (default: all)."
+    ),
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="Each prompt as a user's message in the model's chat template.")]
-Truncate = Annotated[bool, typer.Option("--truncate", help="Cut prompts that are too long; their end is kept.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="The first N requests only.")]
-NewTokens = Annotated[int | None, typer.Option(min=1, help=f"At most so many per prompt; default {NEW_TOKENS}.")]
-Temperature = Annotated[float | None, typer.Option(min=0, help="Sample; default 0, greedy.")]
-LookAhead = Annotated[int, typer.Option(min=0, help="Layers ahead whose gates are evaluated at every gate.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Apply the model's chat template to each prompt.")]
+Truncate = Annotated[bool, typer.Option("--truncate", help="Cut prompts that are too long at their start.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first N requests.")]
+NewTokens = Annotated[
+    int | None, typer.Option(min=1, help=f"Maximum number of new tokens per prompt (default: {NEW_TOKENS}).")
+]
+Temperature = Annotated[float | None, typer.Option(min=0, help="Sampling temperature (default: 0, greedy).")]
+LookAhead = Annotated[
+    int, typer.Option(min=0, help="Number of following layers whose gates are evaluated at every gate.")
+]
 Quantiser = Annotated[
-    str, typer.Option(help="Stores experts at few bits: affine, hqq, bitsandbytes, torchao, ...; best: by width.")
+    str,
+    typer.Option(
+        help="Library that stores experts at few bits: affine, hqq, bitsandbytes, torchao, ...; best: by width."
+    ),
 ]
 
 
 class Placement(NamedTuple):
-    """Where the model is, and how its weights are stored."""
+    """Device of the model, and storage of its weights."""
 
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto"
+    device: Annotated[str, typer.Option(help="Device of the model: auto, cpu, cuda, cuda:1, ...")] = "auto"
     device_map: Annotated[
-        str | None, typer.Option(help="Spread over devices: auto, balanced, ...; needs accelerate.")
+        str | None, typer.Option(help="Spread the model over devices: auto, balanced, ...; requires accelerate.")
     ] = None
-    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16.")] = "auto"
-    quantise: Annotated[str | None, typer.Option(help="bnb-8bit, bnb-4bit (not fused experts), fp8 (GPU).")] = None
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.")] = None
+    dtype: Annotated[str, typer.Option(help="Data type: auto (the checkpoint's), float32, bfloat16, float16.")] = "auto"
+    quantise: Annotated[
+        str | None, typer.Option(help="Quantise the model: bnb-8bit, bnb-4bit (not fused experts), fp8 (GPU).")
+    ] = None
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")] = None
 
     def located(self, model: str) -> Folder:
-        """The checkpoint of `model`, checked as far as torch is not needed. Raises RecordError."""
+        """Locate the checkpoint of `model` and check what can be checked without torch. Raises RecordError."""
         from moereplay.tracegen.folder import check_revision, located
         from moereplay.tracegen.plan import check_device, check_placement
 
@@ -73,7 +89,7 @@ class Placement(NamedTuple):
         return located(model, self.revision)
 
     def loaded(self, model: str, folder: Folder) -> Loaded:
-        """The model of that checkpoint. Raises RecordError."""
+        """Load the model of that checkpoint. Raises RecordError."""
         say(f"loading {model}")
         from moereplay.tracegen.checkpoint import load  # torch takes seconds: the line above comes first
 
@@ -81,33 +97,37 @@ class Placement(NamedTuple):
         return load(folder, progress=sys.stderr.isatty(), **where)
 
 
-# -- Slow tiers that options name, and real transfers of a live model.
+# -- slow tiers and real transfers
 
 
 class Real(NamedTuple):
-    """A slow tier that is read."""
+    """A slow tier to read experts from."""
 
     named: Named
     bytes_per_s: float | None  #: the throttle
-    threads: int | None  #: that compute, on a CPU; torch's own number if None
+    threads: int | None  #: compute threads (CPU only); torch's default if None
 
 
 class Offloading(NamedTuple):
-    """Real transfers, and what is compared with them."""
+    """Real transfers, and computation that is comparable with them."""
 
     slow_tier: Annotated[
-        str | None, typer.Option(help="Read experts for real: disk:DIR, disk:DIR:buffered or pinned; MEASURED times.")
+        str | None,
+        typer.Option(help="Read experts from disk:DIR, disk:DIR:buffered or pinned; times are then MEASURED."),
     ] = None
-    throttle: Annotated[str | None, typer.Option(help="Of --slow-tier: the fastest that it gives, 400MB/s.")] = None
+    throttle: Annotated[
+        str | None, typer.Option(help="With --slow-tier: upper bound on the read rate, such as 400MB/s.")
+    ] = None
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of --slow-tier: that compute, on a CPU; torch's own unsaid.")
+        int | None,
+        typer.Option(min=1, help="With --slow-tier: number of compute threads, CPU only (default: torch's)."),
     ] = None
     eager: Annotated[
-        bool, typer.Option("--eager", help="Compute experts one by one, as with --slow-tier, to compare with it.")
+        bool, typer.Option("--eager", help="Compute experts one by one, as --slow-tier does, for a comparison.")
     ] = False
 
     def checked(self, config: ReplayConfig, settings: Given, placement: Placement) -> Real | None:
-        """None without a slow tier. Raises ConfigError for what cannot run with it, or means nothing without."""
+        """Return the slow tier, None without one. Raises ConfigError for options that do not fit."""
         from moereplay.simulator.errors import ConfigError
         from moereplay.tracegen.live.requests import check_offloadable
         from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
@@ -115,12 +135,12 @@ class Offloading(NamedTuple):
         if self.slow_tier is None:
             for name in ("throttle", "threads"):
                 if getattr(self, name) is not None:
-                    raise ConfigError(f"--{name} means nothing without --slow-tier; leave it out")
+                    raise ConfigError(f"--{name} requires --slow-tier")
             return None
         if "platform" in settings.typed:
-            raise ConfigError("--platform: with --slow-tier times are of this machine; leave one of them out")
+            raise ConfigError("--platform cannot be combined with --slow-tier: times are measured on this machine")
         if placement.device_map:
-            raise ConfigError("--device-map: with --slow-tier the model is on one device; leave one of them out")
+            raise ConfigError("--device-map cannot be combined with --slow-tier: the model is on one device")
         check_offloadable(config)
         real = Real(slow_tier_named(self.slow_tier), throttle_named(self.throttle or "none"), self.threads)
         require_place(real.named, "cpu" if placement.device == "auto" else placement.device)
@@ -129,10 +149,7 @@ class Offloading(NamedTuple):
 
 @contextmanager
 def slow_tier_of(text: str, device: str, geometry: Geometry, bits: Sequence[float]) -> Iterator[SlowTiers]:
-    """The slow tier that an option names, of random weights of a model's sizes, one for each precision.
-
-    Raises ConfigError.
-    """
+    """Open slow tiers of random weights of a model's sizes, one per precision. Raises ConfigError."""
     from moereplay.tracegen.offload.part import slow_tier_named
 
     named = slow_tier_named(text)
@@ -150,7 +167,7 @@ def slow_tier_of(text: str, device: str, geometry: Geometry, bits: Sequence[floa
 
 @contextmanager
 def real_transfers(ready: Prepared, real: Real | None) -> Iterator[Transfers | None]:
-    """For one run; None where transfers are simulated."""
+    """Open real transfers for one run; None for simulated transfers."""
     if real is None:
         yield None
         return
@@ -161,13 +178,13 @@ def real_transfers(ready: Prepared, real: Real | None) -> Iterator[Transfers | N
         compute_on(real.threads)
     geometry, named = ready.modules.geometry, real.named
     size = sum(geometry.expert_bytes) * geometry.experts
-    say(f"experts: {size / 1e9:.3g} GB of {ready.loaded.dtype} in {named.folder or 'main memory'}, beside the model")
+    say(f"experts: {size / 1e9:.3g} GB of {ready.loaded.dtype} in {named.folder or 'main memory'}, in addition to it")
     with real_transfers(ready.loaded, ready.modules, ready.plan, named, real.bytes_per_s) as transfers:
         yield transfers
 
 
 def measured_on(about: dict[str, Any]) -> list[str]:
-    """The line that says what was measured; none of a simulated run."""
+    """Return a line about the measurement; none for a simulated run."""
     if about["seconds"] != "measured":
         return []
     rate = about["throttle_bytes_per_s"]

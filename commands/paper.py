@@ -1,4 +1,4 @@
-"""`moereplay paper`: the figures and tables of a paper, replayed from traces."""
+"""`moereplay paper`: reproduce the figures and tables of a paper from traces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moereplay.sweeps.papers.figures import PaperFigure, Planned
     from moereplay.traces.schema import Trace
 
-MOST_ROWS = 32  #: of a figure's table on the terminal; files have all
+MOST_ROWS = 32  #: maximum number of rows in a printed table; files have all rows
 
 
 def _bundled(paths: list[Path] | None) -> list[Path] | None:
@@ -28,14 +28,14 @@ def _bundled(paths: list[Path] | None) -> list[Path] | None:
 
 
 class Each(NamedTuple):
-    """A figure on a trace: which cells it can have there."""
+    """A figure on a trace, with the cells that the trace allows."""
 
     trace: Trace
     planned: Planned
 
 
 class Pages(NamedTuple):
-    """What all figures of a run share."""
+    """Data that all figures of a run share."""
 
     out: Path
     frame: pl.DataFrame  #: every result in `out`
@@ -44,24 +44,24 @@ class Pages(NamedTuple):
 
 
 def paper(
-    name: Annotated[str, typer.Argument(help="specmd, cache-conditional.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Paper: specmd or cache-conditional.", show_default=False)],
     traces: Annotated[
         list[Path] | None,
         typer.Argument(metavar="TRACE...", help="Trace folders, or `miniature`.", callback=_bundled),
     ] = None,
     *,
-    out: Annotated[Path, typer.Option(help="Folder for pictures, numbers and results, which are resumed.")] = Path(
-        "runs/paper"
-    ),
-    figure: Annotated[str, typer.Option(help="Comma list; default all that the traces allow.")] = "",
-    listed: Annotated[bool, typer.Option("--list", help="Say which there are and what they need.")] = False,
-    published: Annotated[bool, typer.Option("--published", help="The paper's numbers beside ours.")] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder for pictures, numbers and results; a rerun continues in it.")
+    ] = Path("runs/paper"),
+    figure: Annotated[str, typer.Option(help="Comma list of figures (default: all that the traces allow).")] = "",
+    listed: Annotated[bool, typer.Option("--list", help="List the figures and their requirements.")] = False,
+    published: Annotated[bool, typer.Option("--published", help="Show the published numbers too.")] = False,
     live: Annotated[
-        list[Path] | None, typer.Option(help="JSON of `live --json`: perplexity beside the replays.")
+        list[Path] | None, typer.Option(help="Output of `live --json`, for its perplexity (repeatable).")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES,
+    workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES,
 ) -> None:
-    """Replay a paper's figures and tables from any trace: a picture, a CSV and a table of each. SIMULATED."""
+    """Reproduce a paper's figures and tables from any trace: a picture, a CSV and a table each. SIMULATED."""
     from moereplay.results.outputs import check_output
     from moereplay.results.stored import load
     from moereplay.simulator.errors import ConfigError
@@ -74,23 +74,23 @@ def paper(
         return
     if not traces:
         raise ConfigError(
-            f"which trace? Give one or more: moereplay paper {name} miniature; --list says what they need"
+            f"missing trace: pass one or more, such as moereplay paper {name} miniature; --list has the requirements"
         )
     check_output(out / "part")
     opened, measured = [open_trace(path) for path in traces], [_document(path) for path in live or ()]
     each = _possible(figures, opened)
     if not any(each.values()):
-        raise ConfigError(f"these traces allow none of {', '.join(each)}; --list says what each needs")
+        raise ConfigError(f"these traces allow none of {', '.join(each)}; --list has the requirements")
     _replay(out, [one for found in each.values() for one in found], workers)
     pages = Pages(out, load(out), published, measured)
     for one in figures:
         if each[one.name]:
             _write(pages, one, each[one.name])
-    say(f"wrote {out}/, of each figure the picture as PNG and SVG, and its numbers as CSV")
+    say(f"wrote {out}/: each figure as PNG and SVG, with its numbers as CSV")
 
 
 def _lines(figures: Sequence[PaperFigure]) -> list[str]:
-    """A figure's name, source and needs, then what it shows."""
+    """Return lines with the name, source, requirements and contents of figures."""
     from moereplay.analysis.tables import definitions
 
     pairs = []
@@ -102,7 +102,7 @@ def _lines(figures: Sequence[PaperFigure]) -> list[str]:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """What `live --json` printed. Raises ConfigError naming the file if it is something else."""
+    """Read the output of `live --json`. Raises ConfigError naming the file."""
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.documents import DocumentError, content, from_json
 
@@ -110,12 +110,12 @@ def _document(path: Path) -> dict[str, Any]:
         found = from_json(content(path))
         return {name: found[name] for name in ("config", "about", "quality")}
     except (OSError, DocumentError, KeyError, TypeError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"--live {path}: {said}; expected the output of: moereplay live MODEL --json") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--live {path}: {reason}; expected the output of: moereplay live MODEL --json") from None
 
 
 def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[str, list[Each]]:
-    """Each figure on the traces that allow it; says of the others, and of cells that are left out, why."""
+    """Plan each figure on the traces that allow it. Print why figures and cells are left out."""
     from moereplay.simulator.remarks import adapted
     from moereplay.sweeps.papers.figures import LackingError, planned
 
@@ -140,14 +140,14 @@ def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[s
 
 
 def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
-    """What is not stored yet, trace by trace."""
+    """Run the replays that are not stored yet, trace by trace."""
     from moereplay.analysis.tables import counted
     from moereplay.commands.progress import progress
     from moereplay.sweeps.papers.figures import replay_into, work
 
     say_when_compiling()
     traces = {each.trace.digest: each.trace for each in found}
-    with keeping(lambda: f"what was replayed is kept in {out}; the same command goes on"):
+    with keeping(lambda: f"finished replays are kept in {out}; run the same command to resume"):
         for digest, trace in traces.items():
             configs = [cell.config for each in found if each.trace.digest == digest for cell in each.planned.cells]
             left, stored = work(out, trace, configs)
@@ -157,7 +157,7 @@ def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
 
 
 def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
-    """The picture, the numbers, and the table."""
+    """Write picture and numbers, and print the table."""
     from moereplay.analysis.figures import save
     from moereplay.analysis.papers.page import Text, page
     from moereplay.analysis.papers.rows import beside, published_frame, rows_of, write_csv
@@ -180,7 +180,7 @@ def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
 
 
 def _cells(each: Each) -> list[dict[str, Any]]:
-    """Where each replay stands in the figure, for `rows_of`."""
+    """Return the position of each replay in the figure, for `rows_of`."""
     trace = each.trace
     return [
         {"identity": cell.config.identity(trace), "series": cell.series, "x": cell.x, "panel": cell.panel}
@@ -189,12 +189,12 @@ def _cells(each: Each) -> list[dict[str, Any]]:
 
 
 def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
-    """The paper's numbers beside those of a trace: of its model, or of all."""
+    """Return the published numbers for the model of a trace, or for all models."""
     from moereplay.sweeps.papers.figures import of_model
 
     model = trace.header.provenance.model
     place = {"model": model, "trace": trace.digest}
-    return [mark._asdict() | {"of": mark.model or "not said"} | place for mark in of_model(figure.published, model)]
+    return [mark._asdict() | {"of": mark.model or "not stated"} | place for mark in of_model(figure.published, model)]
 
 
 def _show(figure: PaperFigure, numbers: pl.DataFrame, routing: list[str]) -> None:

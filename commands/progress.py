@@ -1,4 +1,4 @@
-"""A status line on stderr: rewritten in place on a terminal, elsewhere a line of its own now and then."""
+"""Progress on stderr: a bar or a rewritten line on a terminal, elsewhere a line of its own every ten seconds."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from moereplay.sweeps.dispatch import Progress as SweepProgress
     from moereplay.tracegen.record import Progress
 
-
 SECONDS_BETWEEN_LINES = 10
 SECONDS_BETWEEN_REWRITES = 0.2
+SECONDS_TO_FIRST_REQUEST = 2  #: models are slow to start, so their first line comes early
 
 
 class StatusLine:
-    """What long work shows of itself."""
+    """The current state of long work, in one line."""
 
     def __init__(self, seconds_to_first: float = SECONDS_BETWEEN_LINES) -> None:
-        """On a terminal the first is shown at once."""
+        """On a terminal the first line is due at once."""
         self._terminal = sys.stderr.isatty()
         self._due = time.monotonic() + (0 if self._terminal else seconds_to_first)
         self._wide = 0
 
     def show(self, status: Callable[[], str], last: bool = False) -> None:
-        """To be called as often as anything changes; `status` is asked when a line is due, and for the `last` one."""
+        """Print `status()` if a line is due, or if it is the last one. Call this after every change."""
         if time.monotonic() < self._due and not last:
             return
         self._due = time.monotonic() + (SECONDS_BETWEEN_REWRITES if self._terminal else SECONDS_BETWEEN_LINES)
@@ -40,18 +40,18 @@ class StatusLine:
             say(status())
 
     def close(self) -> None:
-        """End the line that is rewritten, if one is open, so that what follows begins a new one."""
+        """End a rewritten line, so that the next output starts a new one."""
         if self._wide:
             say("")
         self._wide = 0
 
 
-# -- Progress: a bar on a terminal, a plain line now and then elsewhere. On stderr, so that output can be piped.
+# -- pieces of work
 
 
 @contextmanager
 def progress(total: int, what: str) -> Iterator[Callable[..., None]]:
-    """Yields a function to call after each of `total` pieces of work, or with how many; one piece shows nothing."""
+    """Yield a function to call after each piece of work, or with a number of pieces. Up to two pieces show nothing."""
     if total <= 2:
         yield lambda pieces=1: None
     elif sys.stderr.isatty():
@@ -86,19 +86,19 @@ def _lines(total: int, what: str) -> Callable[..., None]:
 
 @contextmanager
 def searching(most: int, seconds: float | None) -> Iterator[Callable[[int, float], None]]:
-    """Yields a function to call with a number of replays done and the most tokens/s so far."""
+    """Yield a function to call with the number of further replays and the best tokens/s so far."""
     from moereplay.traces.texts import digits
 
     begun, done, first, line = 0.0, 0, 0, StatusLine()
 
     def advance(replays: int, fastest: float) -> None:
         nonlocal begun, done, first
-        if not done:  # the first replays may have to be compiled
+        if not done:  # the first replays include compilation, so they are left out of the rate
             begun, first = time.monotonic(), replays
         done += replays
-        line.show(lambda: f"{done:,} of at most {most:,} replays, {_left()}best so far {digits(fastest, 4)} tokens/s")
+        line.show(lambda: f"{done:,} of at most {most:,} replays, {left()}best so far {digits(fastest, 4)} tokens/s")
 
-    def _left() -> str:
+    def left() -> str:
         spent = time.monotonic() - begun
         if done == first:
             return ""
@@ -112,54 +112,82 @@ def searching(most: int, seconds: float | None) -> Iterator[Callable[[int, float
         line.close()
 
 
-# -- Progress of a run of a real model: requests done, tokens/s and time left.
-
-SECONDS_TO_FIRST_LINE = 2
+# -- runs of a model
 
 
-class RequestMeter:
-    """A status line of recordings and live runs."""
+class RequestMeter(StatusLine):
+    """Progress of recordings and live runs: requests done, tokens/s and time left."""
 
     def __init__(self) -> None:
-        self._line = StatusLine(SECONDS_TO_FIRST_LINE)
+        """The first line is due after two seconds."""
+        super().__init__(SECONDS_TO_FIRST_REQUEST)
 
-    def show(self, at: Progress) -> None:
-        """To be called with every request's progress."""
+    def update(self, at: Progress) -> None:
+        """Show the progress of a run, which may continue an earlier one."""
         if at.skipped and at.done == at.skipped:
             say(f"resuming after {at.skipped} of {at.total} requests")
         elif at.done > at.skipped:
-            self._line.show(partial(_requests_status, at))
-
-    def close(self) -> None:
-        """End the status line."""
-        self._line.close()
+            left = clock(at.seconds_left)
+            self.show(lambda: f"{at.done}/{at.total} requests, {at.tokens_per_second:,.0f} tokens/s, {left} left")
 
 
-def _requests_status(at: Progress) -> str:
-    """One line: 12/80 requests, 431 tokens/s, 0:02:41 left."""
-    return f"{at.done}/{at.total} requests, {at.tokens_per_second:,.0f} tokens/s, {clock(at.seconds_left)} left"
+class LiveMeter(RequestMeter):
+    """Progress of a live run, which ends passes and requests."""
+
+    def __init__(self, requests: int) -> None:
+        """Start the clock of a run of so many requests."""
+        super().__init__()
+        self.requests, self.done, self.tokens = requests, 0, 0
+        self.began = time.monotonic()
+
+    def passed(self, tokens: int) -> None:
+        """Count a pass of so many tokens."""
+        from moereplay.tracegen.record import Progress
+
+        self.tokens += tokens
+        self.update(Progress(self.done, self.requests, 0, self.tokens, time.monotonic() - self.began))
 
 
-# -- Progress of a sweep: done of total, replays/s, time left and the best figures so far.
+class QualityMeter(StatusLine):
+    """Progress of `quality`, and a line for each job that ends: a task under a policy set."""
+
+    def __init__(self, jobs: int) -> None:
+        """Start the clock of the first of so many jobs."""
+        super().__init__()
+        self._jobs, self._ended, self._tokens = jobs, 0, 0
+        self._began = time.monotonic()
+
+    def passed(self, name: str, tokens: int) -> None:
+        """Count a pass of a policy set."""
+        self._tokens += tokens
+        self.show(lambda: self._status(name))
+
+    def _status(self, name: str) -> str:
+        rate = self._tokens / (time.monotonic() - self._began)
+        return f"{self._ended} of {self._jobs} done; {name}: {self._tokens:,} tokens, {rate:.1f} tokens/s"
+
+    def done(self, task: str, name: str, before: bool) -> None:
+        """Report a job that ended now, or in an earlier run."""
+        self._ended += 1
+        took = "kept from an earlier run" if before else f"{time.monotonic() - self._began:.0f} s"
+        self.close()
+        say(f"{self._ended} of {self._jobs}: {task}, {name}: {took}")
+        self._began, self._tokens = time.monotonic(), 0
 
 
-class SweepMeter:
-    """A status line of the progress of a sweep."""
+# -- sweeps
 
-    def __init__(self) -> None:
-        self._line = StatusLine()
 
-    def show(self, at: SweepProgress) -> None:
-        """To be called as often as anything changes."""
-        self._line.show(partial(sweep_status, at), last=at.done == at.total)
+class SweepMeter(StatusLine):
+    """Progress of a sweep: done of total, replays/s, time left and the best figures so far."""
 
-    def close(self) -> None:
-        """End the status line."""
-        self._line.close()
+    def update(self, at: SweepProgress) -> None:
+        """Show the state of the sweep."""
+        self.show(partial(sweep_status, at), last=at.done == at.total)
 
 
 def sweep_status(at: SweepProgress) -> str:
-    """431/1,000 replays, 12.5/s, 0:00:46 left, best hit rate 71.2% (3f9a...), best TPOT 41.2 ms (...)."""
+    """Return a line such as 431/1,000 replays, 12.5/s, 0:00:46 left, best hit rate 71.2% (3f9a...)."""
     parts = [f"{at.done:,}/{at.total:,} replays"]
     if at.done:
         parts.append(f"{at.per_second:.3g}/s, {clock(at.seconds_left or 0)} left")
@@ -172,36 +200,3 @@ def sweep_status(at: SweepProgress) -> str:
         value, identity = at.best["tpot_ms"]
         parts.append(f"best TPOT {value:.3g} ms ({identity[:8]})")
     return ", ".join(parts)
-
-
-# -- Progress of `quality`: which set reads which task, tokens so far, and what is done.
-
-
-class QualityMeter:
-    """A status line, and a line for each of so many jobs that ends: a task under a policy set."""
-
-    def __init__(self, jobs: int) -> None:
-        self._line = StatusLine()
-        self._jobs, self._ended, self._tokens = jobs, 0, 0
-        self._began = time.monotonic()
-
-    def passed(self, name: str, tokens: int) -> None:
-        """A pass of a set is over."""
-        self._tokens += tokens
-        self._line.show(lambda: self._status(name))
-
-    def _status(self, name: str) -> str:
-        rate = self._tokens / (time.monotonic() - self._began)
-        return f"{self._ended} of {self._jobs} done; {name}: {self._tokens:,} tokens, {rate:.1f} tokens/s"
-
-    def done(self, task: str, name: str, before: bool) -> None:
-        """A set has answered a task, now or `before`."""
-        self._ended += 1
-        seconds = time.monotonic() - self._began
-        self._line.close()
-        say(f"{self._ended} of {self._jobs}: {task}, {name}: {'kept from before' if before else f'{seconds:.0f} s'}")
-        self._began, self._tokens = time.monotonic(), 0
-
-    def close(self) -> None:
-        """End the status line."""
-        self._line.close()

@@ -1,4 +1,4 @@
-"""`moereplay quality`: what policy sets cost a model, in perplexity and in tasks."""
+"""`moereplay quality` measures the quality loss of policy sets; `forecast` estimates it for sets that were not run."""
 
 from __future__ import annotations
 
@@ -35,28 +35,30 @@ if TYPE_CHECKING:
 
 
 class Sets(NamedTuple):
-    """Under which policy sets: of a file, or of a study."""
+    """Policy sets, from a file or a study."""
 
     sets: Annotated[Path | None, typer.Option(help="Named policy sets (.toml), see docs/quality.md.")] = None
-    study: Annotated[str | None, typer.Option(help="In place of --sets: ranks, lambda or precision.")] = None
-    capacity: Annotated[str | None, typer.Option(help="Of a --study; default the study's own.")] = None
+    study: Annotated[str | None, typer.Option(help="Study instead of --sets: ranks, lambda or precision.")] = None
+    capacity: Annotated[str | None, typer.Option(help="With --study: cache size (default: the study's).")] = None
 
 
 class Asked(NamedTuple):
-    """What the model is asked, and how."""
+    """Tasks and how they are run."""
 
     tasks: Annotated[
         str,
-        typer.Option(help="Comma list: perplexity:FILE, tasks of lm-evaluation-harness, or .yaml files of them."),
+        typer.Option(help="Comma list of perplexity:FILE, tasks of lm-evaluation-harness, or their .yaml files."),
     ]
-    limit: Annotated[int | None, typer.Option(min=1, help="The first N examples, or windows, of each task.")] = None
-    window: Annotated[int, typer.Option(min=2, help="Tokens of a window of perplexity:FILE.")] = 512
-    shots: Annotated[int | None, typer.Option(min=0, help="Examples before each question; default the task's own.")] = (
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N examples or windows of each task.")] = (
+        None
+    )
+    window: Annotated[int, typer.Option(min=2, help="Tokens per window of perplexity:FILE.")] = 512
+    shots: Annotated[int | None, typer.Option(min=0, help="Few-shot examples per question (default: the task's).")] = (
         None
     )
     chat: model_options.Chat = False
-    seed: Annotated[int, typer.Option(min=0, help="Of few-shot examples and of sampling.")] = 0
-    batch: Annotated[int, typer.Option(min=1, help="Texts that go through the model together.")] = 1
+    seed: Annotated[int, typer.Option(min=0, help="Seed of few-shot examples and of sampling.")] = 0
+    batch: Annotated[int, typer.Option(min=1, help="Number of texts per batch.")] = 1
 
 
 @grouped
@@ -65,14 +67,14 @@ def quality(
     *,
     sets: Sets,
     asked: Asked,
-    out: Annotated[Path, typer.Option(help="Folder for answers and figures; the same command continues in it.")],
+    out: Annotated[Path, typer.Option(help="Folder for answers and figures; a rerun continues in it.")],
     placement: Placement,
     quantiser: model_options.Quantiser = "affine",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Ask a model perplexities and tasks under every policy set, beside the unmodified model.
+    """Measure perplexity and tasks under every policy set, and compare with the unmodified model.
 
-    What is answered is kept task by task and set by set; the unmodified model's routing is recorded for sweeps.
+    Answers are stored task by task and set by set. The unmodified model's routing is recorded for sweeps.
     """
     from moereplay.results.outputs import check_output
     from moereplay.results.quality import EXAMPLES, FILE
@@ -88,7 +90,7 @@ def quality(
     require_torch()
     check_quantiser(quantiser)
     tasks = _tasks(names, asked)
-    with keeping(lambda: f"what was answered is kept in {out}; the same command goes on"):
+    with keeping(lambda: f"answers are kept in {out}; run the same command to resume"):
         loaded = placement.loaded(model, folder)
         frame = _answered(_evaluation(loaded, chosen, asked, out, quantiser), tasks)
     _write(frame, out)
@@ -96,23 +98,23 @@ def quality(
 
 
 def _chosen(sets: Sets) -> Chosen:
-    """The sets of a model, as soon as it is known. Raises ConfigError for none, or both a file and a study."""
+    """Return a function from a geometry to policy sets. Raises ConfigError unless one of file and study is given."""
     from moereplay.simulator.errors import ConfigError
     from moereplay.sweeps.policy_sets import study
 
     if (sets.sets is None) == (sets.study is None):
-        raise ConfigError("under which policy sets? Give one of --sets FILE and --study NAME")
+        raise ConfigError("missing policy sets: pass exactly one of --sets FILE and --study NAME")
     if sets.study is not None:
         return partial(study(sets.study).configs, capacity=sets.capacity)
     if sets.capacity is not None:
-        raise ConfigError("--capacity is that of a --study; --sets says it in its [base]")
+        raise ConfigError("--capacity requires --study; with --sets it is set in [base]")
     assert sets.sets is not None
     configs = _configs(sets.sets)
     return lambda geometry: configs
 
 
 def _configs(path: Path) -> dict[str, ReplayConfig]:
-    """Raises ConfigError or PolicyError naming a set that no model can run under."""
+    """Read the policy sets of a file. Raises ConfigError or PolicyError naming a set that cannot run live."""
     from moereplay.results.quality import UNMODIFIED
     from moereplay.simulator.errors import ConfigError
     from moereplay.sweeps.policy_sets import named_sets, read_sets
@@ -120,7 +122,9 @@ def _configs(path: Path) -> dict[str, ReplayConfig]:
 
     configs = named_sets(*read_sets(path))
     if UNMODIFIED in configs:
-        raise ConfigError(f"policy sets {path}: {UNMODIFIED!r} is the model without policies; rename the set")
+        raise ConfigError(
+            f"policy sets {path}: {UNMODIFIED!r} is reserved for the model without policies; rename the set"
+        )
     for name, config in configs.items():
         with naming(name):
             check_live(config)
@@ -142,31 +146,31 @@ def _evaluation(loaded: Loaded, chosen: Chosen, asked: Asked, out: Path, quantis
     evaluation = Evaluation(loaded, modules, sets, asked.seed, asked.batch, out, quantiser)
     for name, plan in evaluation.plans.items():
         if why := evaluation.alone(plan):
-            say(f"note: set {name} comes one by one: {why}")
+            say(f"note: set {name} runs without batches: {why}")
         if plan.warning:
             say(f"note: set {name}: {plan.warning}")
     return evaluation
 
 
 def _answered(evaluation: Evaluation, tasks: Sequence[Task]) -> pl.DataFrame:
-    """Every row, of the folder or asked now."""
+    """Return every row, from the folder or computed now."""
     import polars as pl
 
     from moereplay.commands.progress import QualityMeter
 
-    pace = QualityMeter(len(tasks) * (len(evaluation.plans) + 1))
+    meter = QualityMeter(len(tasks) * (len(evaluation.plans) + 1))
 
-    gc.freeze()  # the model and what was imported stay, so that collections look at engines alone
+    gc.freeze()  # exempt the model and imports, so that collections only scan engines
 
     def done(job: Job, before: bool) -> None:
-        pace.done(job.task.name, job.name, before)
+        meter.done(job.task.name, job.name, before)
         gc.collect()
 
     try:
-        return pl.concat(list(evaluation.rows(tasks, pace.passed, done)))
+        return pl.concat(list(evaluation.rows(tasks, meter.passed, done)))
     finally:
         gc.unfreeze()
-        pace.close()
+        meter.close()
 
 
 def _write(frame: pl.DataFrame, out: Path) -> None:
@@ -200,33 +204,33 @@ def _report(frame: pl.DataFrame, as_json: bool) -> None:
     show("loss: how much worse than unmodified on the same examples; ±: half its 95 % interval over examples")
 
 
-# -- Options of the verbs that show the FORECAST quality loss of replays, and what they do.
+# -- forecasts of the quality loss of replays
 
 Quality = Annotated[
-    Path | None, typer.Option(help="Folder of `quality --out`: the FORECAST loss of each replay from its live points.")
+    Path | None, typer.Option(help="Folder of `quality --out`, for a FORECAST of each replay's quality loss.")
 ]
 
 
 class Foreseen(NamedTuple):
-    """Which live points to forecast from, and which loss is the largest that is shown."""
+    """Live points to forecast from, and the largest loss to show."""
 
     quality: Quality = None
     max_loss: Annotated[
         str | None,
-        typer.Option(help="With --quality: only what is FORECAST to lose no more; 1% of perplexity, or 0.02 nats."),
+        typer.Option(help="With --quality: largest FORECAST loss to show, 1% of perplexity or 0.02 nats."),
     ] = None
 
-    def beside(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-        """A frame of results with what is forecast, and what is said of it; as it is where nothing was asked.
+    def with_forecasts(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+        """Add forecasts to a frame of results. Return the frame and remarks; without --quality it is unchanged.
 
-        Raises ResultError where nothing can be forecast, or nothing is within the largest loss.
+        Raises ResultError if nothing can be forecast, or nothing is within the largest loss.
         """
         from moereplay.analysis.forecast import refusals, share_of, with_forecasts, within
         from moereplay.results.result import ResultError
 
         if self.quality is None:
             if self.max_loss is not None:
-                raise ResultError("--max-loss needs live points; give --quality FOLDER, of `moereplay quality --out`")
+                raise ResultError("--max-loss requires --quality FOLDER, written by `moereplay quality --out`")
             return frame, []
         most = None if self.max_loss is None else share_of(self.max_loss)
         made = forecast_of(self.quality)
@@ -237,7 +241,7 @@ class Foreseen(NamedTuple):
 
 
 def forecast_of(folder: Path) -> Forecast:
-    """What the live points of a folder say of perplexity. Raises ResultError."""
+    """Fit a forecast of perplexity to the live points of a folder. Raises ResultError."""
     from moereplay.analysis.forecast import of_perplexity
     from moereplay.results.quality import load
 
@@ -251,16 +255,16 @@ def _said(made: Forecast) -> str:
     return f"FORECAST: rise of perplexity from {live}, {LEVEL:.0%} intervals"
 
 
-# -- `moereplay forecast`: what live points of a model say of policy sets that were not run live.
+# -- forecast
 
 
 def forecast(
     folder: Annotated[Path, typer.Argument(help="Folder of `quality --out`.", show_default=False)],
-    task: Annotated[str | None, typer.Option(help="One of its tasks; default the first.")] = None,
-    measure: Annotated[str | None, typer.Option(help="nll (perplexity), kl, ...; default nll.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    task: Annotated[str | None, typer.Option(help="Task of the folder (default: the first).")] = None,
+    measure: Annotated[str | None, typer.Option(help="Measure: nll (perplexity), kl, ... (default: nll).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Fit quality loss by the counters of replays, and say how good that is: signal, errors, coverage. FORECAST."""
+    """Estimate the quality loss of policies from counters of replays, and report signal, errors, coverage. FORECAST."""
     from moereplay.analysis.forecast import forecast as made_of
     from moereplay.analysis.forecast_page import document, page
     from moereplay.results.quality import load

@@ -1,4 +1,4 @@
-"""`moereplay recommend`: which policies, how much memory, how fast, and how sure, from one trace."""
+"""`moereplay recommend`: choose policies for a memory size, and estimate their speed, from one trace."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ if TYPE_CHECKING:
     from moereplay.simulator.capacity import Memory
     from moereplay.traces.schema import Trace
 
-POSITIONS = "Positions in the KV cache; default 4096, assumed."
+POSITIONS = "Positions in the KV cache (default: 4096, assumed)."
 
 
 class Given(NamedTuple):
-    """The memory that experts share with everything else."""
+    """Memory that experts share with everything else."""
 
-    memory: Annotated[str, typer.Option(help="All of the memory that experts are cached in: 4GB, 7.5GiB.")] = ""
-    vram: Annotated[str, typer.Option(help="The same, where it is a GPU's.")] = ""
-    ram: Annotated[str, typer.Option(help="Memory that holds every expert behind --vram; checked.")] = ""
+    memory: Annotated[str, typer.Option(help="Total memory in which experts are cached: 4GB, 7.5GiB.")] = ""
+    vram: Annotated[str, typer.Option(help="GPU memory instead of --memory.")] = ""
+    ram: Annotated[str, typer.Option(help="Main memory behind --vram, which must hold every expert.")] = ""
     positions: Annotated[int | None, typer.Option("--context", min=0, help=POSITIONS, show_default=False)] = None
-    runtime: Annotated[str, typer.Option(help="What the engine itself takes; default 500MB, assumed.")] = ""
+    runtime: Annotated[str, typer.Option(help="Memory reserved for the runtime (default: 500MB, assumed).")] = ""
 
 
 class Search(NamedTuple):
-    """How long the search takes, and where its sets go."""
+    """Length of the search, and its output."""
 
-    budget: Annotated[str, typer.Option(help="Time to search: 60s, 5m; none searches all.")] = "60s"
-    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES
-    out: Annotated[Path | None, typer.Option(help="New folder for the lists of experts that the answer names.")] = None
+    budget: Annotated[str, typer.Option(help="Time for the search: 60s, 5m, or none to search everything.")] = "60s"
+    workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for the lists of experts that the recommended command reads.")
+    ] = None
 
 
 @grouped
@@ -45,12 +47,17 @@ def recommend(
     *,
     settings: OfRecommendation,
     given: Given,
-    target_tokens_per_s: Annotated[float | None, typer.Option(min=0, help="The smallest memory for this.")] = None,
-    min_mass_kept: Annotated[float, typer.Option(min=0, max=1, help="Of sets that may change the output.")] = 0.99,
+    target_tokens_per_s: Annotated[
+        float | None, typer.Option(min=0, help="Also find the smallest memory that reaches this speed.")
+    ] = None,
+    min_mass_kept: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Minimum share of gate weight kept, for policies that change the output."),
+    ] = 0.99,
     search: Search,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Say which lossless policies to use in a memory, how fast that is, and what more of it would buy. SIMULATED."""
+    """Recommend lossless policies for a memory size, with their speed and the gain from more memory. SIMULATED."""
     from moereplay.analysis.recommendation import lines, with_intervals
     from moereplay.commands.progress import searching
     from moereplay.commands.terminal import INTERRUPTED, interruptible
@@ -85,7 +92,7 @@ def recommend(
 
 
 def _seconds(text: str) -> float | None:
-    """Seconds of `90`, `60s` or `5m`, None for `none`. Raises ConfigError."""
+    """Parse `90`, `60s` or `5m` into seconds, `none` into None. Raises ConfigError."""
     from moereplay.simulator.errors import ConfigError
 
     if text == "none":
@@ -98,15 +105,15 @@ def _seconds(text: str) -> float | None:
 
 
 def _check_new(out: Path | None) -> None:
-    """Raises ConfigError before anything is replayed where the folder is there already."""
+    """Raises ConfigError if the folder exists, before anything is replayed."""
     from moereplay.simulator.errors import ConfigError
 
     if out is not None and (out.exists() or out.is_symlink()):
-        raise ConfigError(f"{out} exists; choose another --out or remove it")
+        raise ConfigError(f"{out} exists; remove it or choose another --out")
 
 
 def _write_lists(out: Path | None, config: Mapping[str, Any]) -> None:
-    """The lists of experts that the command of the best set reads. Raises ConfigError where the disk refuses."""
+    """Write the lists of experts that the recommended command reads. Raises ConfigError."""
     from moereplay.results.settings import expert_lists
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.documents import json_text
@@ -122,11 +129,11 @@ def _write_lists(out: Path | None, config: Mapping[str, Any]) -> None:
             (out / name).write_text(json_text(pairs))
     except OSError as refused:
         raise ConfigError(f"cannot write {out}: {refused.strerror or refused}; choose another --out") from None
-    say(f"wrote {', '.join(str(out / name) for name in lists) or f'{out}: the answer needs no list of experts'}")
+    say(f"wrote {', '.join(str(out / name) for name in lists) or f'{out}: the command reads no list of experts'}")
 
 
 def _assumed(given: Given) -> dict[str, int]:
-    """What nobody said of the memory."""
+    """Return the assumed parts of the memory."""
     from moereplay.simulator.capacity import CONTEXT, RUNTIME
 
     context = {"context": CONTEXT} if given.positions is None else {}
@@ -134,32 +141,32 @@ def _assumed(given: Given) -> dict[str, int]:
 
 
 def _machine(name: str, given: Given) -> str:
-    """The platform, its upper lower tier as large as --ram says, where it has one. Raises ConfigError for several."""
+    """Return the platform, with --ram as the size of its first lower tier. Raises ConfigError for several."""
     from moereplay.simulator.capacity import size_of
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platforms import platform
 
     if "," in name:
-        raise ConfigError(f"--platform {name}: recommend takes one machine; run it once for each")
+        raise ConfigError(f"invalid --platform {name}: expected one platform; run once per platform")
     if not given.ram or not platform(name).tiers:
         return name
     return f"{name}:tiers.0.capacity={size_of(given.ram, 'ram')}B"
 
 
 def _divided(trace: Trace, base: Mapping[str, Any], given: Given) -> Memory:
-    """The fast memory, divided. Raises ConfigError unless one of both is given, and where --ram holds too little."""
+    """Divide the fast memory. Raises ConfigError unless exactly one size is given, or if --ram is too small."""
     from moereplay.simulator.capacity import CONTEXT, divided, size_of
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platforms import platform
     from moereplay.sweeps.recommend.search import everything
 
     if bool(given.memory) == bool(given.vram):
-        raise ConfigError("give the memory that experts are cached in: --memory 4GB, or --vram 24GB --ram 64GB")
+        raise ConfigError("missing memory: pass exactly one of --memory 4GB and --vram 24GB (with --ram 64GB)")
     described, needed = platform(base["platform"]), everything(trace.geometry)
     if given.ram and not described.tiers and size_of(given.ram, "ram") < needed:
         raise ConfigError(
-            f"--ram {given.ram} does not hold all experts, {needed / 1e9:.4g} GB; describe a machine with a disk below "
-            "it (docs/platforms.md, [[tiers]])"
+            f"invalid --ram {given.ram}: expected at least {needed / 1e9:.4g} GB, the size of all experts; for a "
+            "machine with a disk, pass a platform with [[tiers]] (docs/platforms.md)"
         )
     context = CONTEXT if given.positions is None else given.positions
     total = given.memory or given.vram

@@ -1,4 +1,4 @@
-"""`moereplay record`: run a real model on prompts and keep its routing."""
+"""`moereplay record`: run a model on prompts and store its routing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from moereplay.tracegen.plan import Plan
     from moereplay.tracegen.tokens import Work
 
-#: Options that mean something only beside one of the three sources; None or False is "not given".
+#: Options that require one kind of input; None or False means that the option was not given.
 FOR_TEXT = ("window", "prompt_tokens")
 FOR_PROMPTS = ("field", "chat", "truncate", "shuffle", "max_new_tokens", "temperature", "top_p", "top_k")
-Dataset = Annotated[str | None, typer.Option(help="Hugging Face dataset instead, ID or ID:SPLIT (default test).")]
+Dataset = Annotated[
+    str | None, typer.Option(help="Hugging Face dataset instead of prompts: ID, or ID:SPLIT (default split: test).")
+]
 
 
 class Source(NamedTuple):
-    """What the model reads."""
+    """Input of the model."""
 
     prompts: model_options.Prompts = None
     field: model_options.Field = None
@@ -36,28 +38,31 @@ class Source(NamedTuple):
     chat: model_options.Chat = False
     truncate: model_options.Truncate = False
     limit: model_options.Limit = None
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Prompts in an order drawn from --seed.")] = False
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle the prompts by --seed.")] = False
 
 
 class Sampling(NamedTuple):
-    """How prompts are continued."""
+    """Decoding of prompts."""
 
     max_new_tokens: model_options.NewTokens = None
     temperature: model_options.Temperature = None
     top_p: Annotated[
-        float | None, typer.Option(help="Sample from the likeliest tokens with this probability together.")
+        float | None,
+        typer.Option(help="With --temperature: sample from the most likely tokens of this total probability."),
     ] = None
-    top_k: Annotated[int | None, typer.Option(min=0, help="Sample from the K likeliest tokens; 0 = all.")] = None
+    top_k: Annotated[
+        int | None, typer.Option(min=0, help="With --temperature: sample from the K most likely tokens; 0 for all.")
+    ] = None
 
 
 class Kept(NamedTuple):
-    """What the trace holds beside the chosen experts, and the seed of what is drawn."""
+    """Contents of the trace in addition to the chosen experts, and the seed."""
 
     look_ahead: model_options.LookAhead = 2
     logits: Annotated[
-        bool, typer.Option("--logits/--no-logits", help="Router logits; policies that route need them.")
+        bool, typer.Option("--logits/--no-logits", help="Store router logits, which routing policies require.")
     ] = True
-    seed: Annotated[int, typer.Option(min=0, help="Of sampling and --shuffle.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and of --shuffle.")] = 0
     dense: options.Dense = ""
     dense_bits: options.DenseBits = ""
 
@@ -71,9 +76,9 @@ def record(
     sampling: Sampling,
     kept: Kept,
     placement: Placement,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted recording, or begin.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted recording, or start one.")] = False,
 ) -> None:
-    """Record a model's routing, prompt by prompt, into a trace. Nothing of what the model computes is changed."""
+    """Record a model's routing into a trace, prompt by prompt. The model's output does not change."""
     from moereplay.results.outputs import check_output
     from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.folder import check_look_ahead, require_tokenizer
@@ -81,7 +86,7 @@ def record(
 
     source = _checked(model, source, sampling)
     require_torch()
-    with keeping(lambda: left_of(out, "recorded")):  # all that needs no torch is checked before the model is loaded
+    with keeping(lambda: left_of(out, "recorded")):  # check everything that needs no torch before loading the model
         refuse_taken(out, resume)
         check_output(out)
         plan, texts, folder = _plan(source, sampling, kept), _texts(source, kept.seed), placement.located(model)
@@ -98,7 +103,7 @@ def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool) -> Non
     say(f"recording {loaded.name} ({loaded.dtype}, {loaded.model.device}): {work.prompts}; {plan.words}")
     meter = RequestMeter()
     try:
-        trace = run(loaded, work, out, plan, resume, meter.show)
+        trace = run(loaded, work, out, plan, resume, meter.update)
     except RecordError as error:
         raise RecordError(f"{error}; {left_of(out, 'recorded')}") from error
     finally:
@@ -108,7 +113,7 @@ def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool) -> Non
 
 
 def _checked(model: str, source: Source, sampling: Sampling) -> Source:
-    """The one source of text. Raises RecordError for none, several, or options of another source."""
+    """Return the only input. Raises RecordError for none, several, or options of another input."""
     from moereplay.tracegen.errors import RecordError
     from moereplay.tracegen.folder import MINIATURE
 
@@ -116,12 +121,12 @@ def _checked(model: str, source: Source, sampling: Sampling) -> Source:
     if not sources and model == "miniature":
         source, sources = source._replace(prompts=[MINIATURE / "prompts.jsonl"]), ["prompts"]
     if len(sources) != 1:
-        raise RecordError("what shall the model read? Give one of --prompts FILE, --text FILE, --dataset ID")
+        raise RecordError("expected exactly one input: pass one of --prompts, --text, --dataset")
     given = source._asdict() | sampling._asdict()
     foreign = FOR_PROMPTS if sources == ["text"] else FOR_TEXT
     for name in foreign:
         if given[name] not in (None, False):
-            raise RecordError(f"--{name.replace('_', '-')} means nothing beside --{sources[0]}; leave one of them out")
+            raise RecordError(f"--{name.replace('_', '-')} cannot be combined with --{sources[0]}")
     return source
 
 
@@ -134,7 +139,7 @@ def _plan(source: Source, sampling: Sampling, kept: Kept) -> Plan:
     drawn = {name: value for name, value in sampling._asdict().items() if value is not None}
     new = drawn.pop("max_new_tokens", NEW_TOKENS)
     if drawn.keys() - {"temperature"} and not sampling.temperature:
-        raise RecordError("--top-p and --top-k choose what to sample from; give a --temperature above 0 with them")
+        raise RecordError("--top-p and --top-k require --temperature above 0")
     window = source.window or WINDOW
     if source.prompt_tokens and source.prompt_tokens > window:
         raise RecordError(f"--prompt-tokens {source.prompt_tokens} exceeds --window {window}")

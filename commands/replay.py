@@ -1,4 +1,4 @@
-"""`moereplay replay`: a trace against every combination of the listed settings."""
+"""`moereplay replay` replays a trace under every combination of settings; `timeline` writes one replay over time."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 
 class Printed(NamedTuple):
-    """What the table has, and how it is printed."""
+    """Rows of the table and its form."""
 
-    by: Annotated[str, typer.Option(help="hit_rate, ttft_mean_ms, tpot_ms, gb_moved, ...: best first.")] = "hit_rate"
-    top: Annotated[int, typer.Option(min=0, help="Rows of each capacity; 0 for all.")] = 0
-    csv: Annotated[bool, typer.Option("--csv", help="The rows as CSV, all columns and digits.")] = False
-    markdown: Annotated[bool, typer.Option("--markdown", help="The rows as a Markdown table.")] = False
+    by: Annotated[
+        str, typer.Option(help="Column to rank by, best first: hit_rate, ttft_mean_ms, tpot_ms, gb_moved, ...")
+    ] = "hit_rate"
+    top: Annotated[int, typer.Option(min=0, help="Maximum number of rows per capacity; 0 for all.")] = 0
+    csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, with all columns and digits.")] = False
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the rows as a Markdown table.")] = False
 
 
 @grouped
@@ -39,13 +41,15 @@ def replay(
     settings: Settings,
     policy_file: options.PolicyFiles = None,
     engine: options.Engine = "compiled",
-    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES,
+    workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES,
     printed: Printed,
-    as_json: Annotated[bool, typer.Option("--json", help="One configuration as one JSON document.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results, as `sweep run` writes them.")] = None,
-    events: Annotated[Path | None, typer.Option(help="Event log of one configuration (.parquet or .csv).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one configuration as one JSON document.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for results, in the format of `sweep run`.")] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Event log to write, for one configuration (.parquet or .csv).")
+    ] = None,
 ) -> None:
-    """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
+    """Replay a trace under every combination of the comma lists, and print a table with an upper bound. SIMULATED."""
     from moereplay.results.outputs import check_output
     from moereplay.simulator.interface import check_profile_is_read
     from moereplay.simulator.replay import check_engine
@@ -86,11 +90,13 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
     if len(configs) > 1 and (as_json or events):
         option = "--json" if as_json else "--events"
-        raise ConfigError(f"{option} takes one configuration, these lists make {len(configs)}; use --out DIR for many")
+        raise ConfigError(
+            f"{option} requires one configuration; these options expand to {len(configs)}: use --out DIR for several"
+        )
 
 
 def _check_printed(printed: Printed, as_json: bool) -> None:
-    """Raises ConfigError before anything is replayed."""
+    """Raises ConfigError for options of the table, before anything is replayed."""
     from moereplay.results.metrics import RANKED
     from moereplay.results.result import unknown
     from moereplay.simulator.errors import ConfigError
@@ -98,7 +104,7 @@ def _check_printed(printed: Printed, as_json: bool) -> None:
     if printed.by not in RANKED:
         raise unknown("ranking column", printed.by, RANKED)
     if as_json + printed.csv + printed.markdown > 1:
-        raise ConfigError("--json, --csv and --markdown are three ways to print; give one")
+        raise ConfigError("--json, --csv and --markdown are mutually exclusive")
 
 
 def _progress(configs: list[ReplayConfig]) -> Any:
@@ -110,20 +116,20 @@ def _progress(configs: list[ReplayConfig]) -> Any:
 def _stored(
     out: Path, outcomes: Iterator[Outcome], trace: Trace, configs: list[ReplayConfig], engine: str
 ) -> Iterator[Outcome]:
-    from moereplay.sweeps.parts import keep  # it imports polars, without which the table is printed
+    from moereplay.sweeps.parts import keep  # imports polars, which the printed table does not need
 
     return keep(out, trace, configs, outcomes, engine)
 
 
 def _kept_in(out: Path | None) -> str:
-    """What an interrupted grid has written."""
+    """Say what an interrupted grid has stored."""
     if not (out and any(out.glob("part-*"))):
         return "nothing was written"
-    return f"what was replayed is kept, one part each, in {out}"
+    return f"finished replays are kept in {out}"
 
 
 def _document(trace: Trace, config: ReplayConfig, outcome: Outcome, engine: str) -> dict[str, object]:
-    """What `--json` prints: the result, what is derived from it, and what is to be said of that."""
+    """Return the document of `--json`: the result, its metrics and remarks."""
     from moereplay.analysis.metrics import figures_of
     from moereplay.results.files import to_frame
     from moereplay.results.remarks import idle
@@ -169,13 +175,13 @@ def _report(
 
 
 def _print_plain(rows: Sequence[Mapping[str, Any]], as_csv: bool) -> None:
-    """For other programs: no heading, whole names."""
+    """Print rows for other programs, without a heading and with full names."""
     from moereplay.analysis.tables import csv, markdown
 
     print(csv(rows) if as_csv else markdown(rows))
 
 
-# -- `moereplay timeline`: one replay as a file of tracks over time, for ui.perfetto.dev.
+# -- timeline
 
 
 @grouped
@@ -185,11 +191,11 @@ def timeline(
     settings: Settings,
     policy_file: options.PolicyFiles = None,
     engine: options.Engine = "compiled",
-    first_pass: Annotated[int, typer.Option(min=0, help="The first pass to show.")] = 0,
-    passes_shown: Annotated[int, typer.Option(min=0, help="How many to show; 0 for all that follow.")] = 0,
-    out: Annotated[Path, typer.Option(help="The file: .json, or .json.gz.")] = Path("timeline.json.gz"),
+    first_pass: Annotated[int, typer.Option(min=0, help="First pass to show.")] = 0,
+    passes_shown: Annotated[int, typer.Option(min=0, help="Number of passes to show; 0 for all that follow.")] = 0,
+    out: Annotated[Path, typer.Option(help="File to write: .json or .json.gz.")] = Path("timeline.json.gz"),
 ) -> None:
-    """Write one replay as a timeline that ui.perfetto.dev opens: compute, stalls, links, queue, cache. SIMULATED."""
+    """Write one replay as a timeline for ui.perfetto.dev: compute, stalls, links, queue, cache. SIMULATED."""
     from moereplay.analysis.timeline import Timeline, limited
     from moereplay.results.outputs import check_output
     from moereplay.results.trace_events import check_name, write_items
@@ -214,26 +220,26 @@ def timeline(
 
 
 def _only(settings: Given) -> ReplayConfig:
-    """The one configuration. Raises ConfigError if there are more."""
+    """Return the only configuration. Raises ConfigError for several."""
     from moereplay.simulator.errors import ConfigError
 
     configs = list(settings.called())
     if len(configs) > 1:
-        raise ConfigError(f"a timeline is of one configuration, these lists make {len(configs)}; give each one value")
+        raise ConfigError(f"timeline requires one configuration; these options expand to {len(configs)}")
     return configs[0]
 
 
 def _shown(passes: int, first: int, many: int) -> range:
-    """Numbers of the passes to show. Raises ConfigError if there are none."""
+    """Return the numbers of the passes to show. Raises ConfigError if there are none."""
     from moereplay.simulator.errors import ConfigError
 
     if first >= passes:
-        raise ConfigError(f"--first-pass {first}: the last pass of this replay is {passes - 1}; passes count from 0")
+        raise ConfigError(f"invalid --first-pass {first}: expected 0 to {passes - 1}")
     return range(first, min(passes, first + many) if many else passes)
 
 
 def _machine(ready: Plan) -> Machine:
-    """What the log leaves out."""
+    """Describe the machine, which the event log does not contain."""
     from moereplay.analysis.timeline_moves import Machine
     from moereplay.simulator.times import homes
 
@@ -257,6 +263,6 @@ def _title(result: Result) -> str:
 
 
 def _about(result: Result, shown: range) -> dict[str, Any]:
-    """The file's `otherData`: label, identity, configuration, every counter of the whole replay, and what is shown."""
+    """Return `otherData` of the file: label, identity, configuration, counters of the whole replay, passes shown."""
     passes = {"first": shown.start, "last": shown.stop - 1}
     return {**result.about, "configuration": result.config, "totals": result.totals, "passes_shown": passes}

@@ -1,4 +1,4 @@
-"""`moereplay report`: results as one HTML page that needs no network."""
+"""`moereplay report` writes results as one HTML page that needs no network; `plot` draws their figures."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def report(
     results: Annotated[
         str,
         typer.Argument(
-            help="Folder of `replay` or `curve --out`; folder or URL of `sweep run` or `merge`.", show_default=False
+            help="Folder of `replay` or `curve --out`, or folder or URL of `sweep run` or `merge`.", show_default=False
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The page, one file.")] = Path("report.html"),
-    trace: Annotated[
-        list[Path] | None, typer.Option(help="A trace of the results that has moved; may be given again.")
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    trace: Annotated[list[Path] | None, typer.Option(help="New path of a trace that has moved (repeatable).")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="Only replays with these values: setting=value,value (repeatable).")
     ] = None,
-    where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these replays.")] = None,
 ) -> None:
-    """Write a page to send to somebody: which configuration is best, how sure that is, figures, methods. SIMULATED."""
+    """Write one HTML page: the best configuration with its confidence interval, figures and methods. SIMULATED."""
     from moereplay.results.outputs import check_output
     from moereplay.sweeps import extra
     from moereplay.sweeps.store import place_of
@@ -48,7 +48,7 @@ def report(
     folder = place_of(results).local()
     text = page(_material(folder, trace or [], where or []))
     write_whole(out, text.encode("utf-8", "backslashreplace"))
-    say(f"wrote {out}: {len(text) / 1e6:.1f} MB, which any browser opens; nothing is loaded from elsewhere")
+    say(f"wrote {out}: {len(text) / 1e6:.1f} MB, self-contained: any browser opens it offline")
 
 
 def _material(folder: Path, given: Sequence[Path], where: Sequence[str]) -> Material:
@@ -90,14 +90,14 @@ def _rows(folder: Path, where: Sequence[str]) -> pl.DataFrame:
 
 
 def _digests(frame: pl.DataFrame, curves: pl.DataFrame | None) -> list[str]:
-    """The traces of the rows."""
+    """Return the digests of the traces of the rows."""
     if curves is not None:
         return curves["trace"].unique().sort().to_list()
     return sorted({about["trace"] for about in frame["about"].to_list()})
 
 
 def _of(found: Sequence[Any], frame: pl.DataFrame) -> list[Any]:
-    """The checks of these rows."""
+    """Return the checks of these rows."""
     known = set() if frame.is_empty() else {about["identity"] for about in frame["about"].to_list()}
     return [check for check in found if check.identity in known]
 
@@ -105,20 +105,20 @@ def _of(found: Sequence[Any], frame: pl.DataFrame) -> list[Any]:
 def _traces(
     digests: Sequence[str], provenances: Sequence[Mapping[str, Any]], given: Sequence[Path]
 ) -> dict[str, Source]:
-    """Each trace where the results say that it lies, or where the user says; none of another digest."""
+    """Locate each trace by its stored path or the user's. Raises ResultError for a trace of another digest."""
     from moereplay.results.result import ResultError
     from moereplay.traces.store import open_trace
 
     moved = {opened.digest: (path, opened) for path in given for opened in [open_trace(path)]}
     if foreign := [path for digest, (path, _) in moved.items() if digest not in digests]:
         known = ", ".join(digest[:12] for digest in digests)
-        raise ResultError(f"--trace {foreign[0]} is no trace of these results; theirs have the digests {known}")
+        raise ResultError(f"invalid --trace {foreign[0]}: expected a trace with a digest of {known}")
     stored = {digest: path for one in provenances for digest, path in dict(one.get("traces") or {}).items()}
     return {digest: _source(digest, stored.get(digest, ""), moved.get(digest)) for digest in digests}
 
 
 def _source(digest: str, path: str, moved: tuple[Path, Trace] | None) -> Source:
-    """A page goes to other people, so it names a trace without the folders of this machine."""
+    """Describe a trace without local folders, since pages are passed on."""
     from moereplay.analysis.report.cases import Source
     from moereplay.traces.installation import SAMPLE, bundled, name_of
 
@@ -127,25 +127,25 @@ def _source(digest: str, path: str, moved: tuple[Path, Trace] | None) -> Source:
     lies = Path(path) if path else bundled(Path(SAMPLE))
     opened, why = _opened(lies, digest)
     name = Path(name_of(lies)).name if path or opened else "TRACE.zarr"
-    return Source(name, opened, why and f"{why}; give it with --trace, or record or import {name} again")
+    return Source(name, opened, why and f"{why}; pass --trace, or record or import {name} again")
 
 
 def _opened(path: Path, digest: str) -> tuple[Trace | None, str]:
-    """The trace, or why not."""
+    """Open a trace. Return None and the reason if it cannot be used."""
     from moereplay.traces.schema import TraceError
     from moereplay.traces.store import open_trace
 
     try:
         opened = open_trace(path)
     except (TraceError, OSError):
-        return None, "it is not where it was replayed from"
+        return None, "it is not at the path of its replay"
     if opened.digest != digest:
-        return None, "what lies where it was replayed from has another digest"
+        return None, "the trace at the path of its replay has another digest"
     return opened, ""
 
 
 def _remarks(frame: pl.DataFrame, traces: Mapping[str, Source]) -> list[str]:
-    """What `replay` says of bounds, of the traces that are at hand and the policies that this program knows."""
+    """Return the remarks of `replay`, for available traces and known policies."""
     from moereplay.policies.contract import PolicyError
     from moereplay.simulator.config import configure
     from moereplay.simulator.errors import ConfigError
@@ -158,7 +158,7 @@ def _remarks(frame: pl.DataFrame, traces: Mapping[str, Source]) -> list[str]:
         try:
             if opened and plan(opened, known := configure(**config)):
                 of_trace.setdefault(about["trace"], []).append(known)
-        except (ConfigError, PolicyError):  # a platform or a policy of another machine
+        except (ConfigError, PolicyError):  # a platform or a policy file that is not here
             continue
     said: dict[str, None] = {}
     for digest, configs in of_trace.items():
@@ -167,20 +167,20 @@ def _remarks(frame: pl.DataFrame, traces: Mapping[str, Source]) -> list[str]:
     return list(said)
 
 
-# -- `moereplay plot`: figures from results.
+# -- plot
 
-#: The figure that can be drawn from curves without replays.
+#: Figure that needs curves only, and no replays.
 CURVES_ALONE = "hit_rate_by_capacity"
 
 
 class Files(NamedTuple):
-    """Which files are written, and how wide pages are."""
+    """Formats of files, and the width of figures."""
 
-    png: Annotated[bool, typer.Option("--png", help="PNG. Default: PNG and SVG; a CSV is always written.")] = False
-    svg: Annotated[bool, typer.Option("--svg", help="SVG.")] = False
-    pdf: Annotated[bool, typer.Option("--pdf", help="PDF, with text as text.")] = False
+    png: Annotated[bool, typer.Option("--png", help="Write PNG (default: PNG and SVG); CSV is always written.")] = False
+    svg: Annotated[bool, typer.Option("--svg", help="Write SVG.")] = False
+    pdf: Annotated[bool, typer.Option("--pdf", help="Write PDF, with selectable text.")] = False
     width: Annotated[
-        str, typer.Option(help="Width as 3.3in, 84mm or 240pt, for a column: small letters, title and notes as TXT.")
+        str, typer.Option(help="Width for a column (3.3in, 84mm, 240pt); small letters, title and notes as TXT.")
     ] = ""
 
 
@@ -189,22 +189,24 @@ def plot(
     results: Annotated[
         str,
         typer.Argument(
-            help="Folder that `replay`, `curve`, `validate`, `quality`, `measure` or `sweep run` wrote; a URL.",
+            help="Folder or URL written by `replay`, `curve`, `validate`, `quality`, `measure` or `sweep run`.",
             show_default=False,
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder for figures; default figures in RESULTS, or here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for figures (default: figures in RESULTS, or here).")] = None,
     figure: Annotated[
-        str | None, typer.Option(help="Comma list of figures; default all that the results allow.")
+        str | None, typer.Option(help="Comma list of figures (default: all that the results allow).")
     ] = None,
-    where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these replays.")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="Only replays with these values: setting=value,value (repeatable).")
+    ] = None,
     quality: Quality = None,
     *,
     files: Files,
 ) -> None:
     """Draw figures from results: collisions by layer, misses, hit rate, TTFT and TPOT against capacity.
 
-    Writes each as PNG and SVG, and what it shows as CSV. Says which figures the results do not allow, and what would.
+    Each figure is written as PNG and SVG, and its numbers as CSV. Figures that the results do not allow are listed.
     """
     from moereplay.analysis.figures import on_page, save, save_caption, save_numbers
     from moereplay.sweeps.store import place_of
@@ -227,13 +229,13 @@ def plot(
     say_left_out(drawn)
 
 
-#: Units of a page's width, in inches, and the narrowest and widest page in inches.
+#: Units of a width in inches, and its limits in inches.
 UNITS = {"in": 1.0, "mm": 1 / 25.4, "cm": 1 / 2.54, "pt": 1 / 72.27}
 LEAST, MOST = 2.0, 30.0
 
 
 def _inches(text: str) -> float:
-    """A width as typed. Raises ConfigError."""
+    """Parse a width into inches. Raises ConfigError."""
     from moereplay.simulator.errors import ConfigError
 
     number, unit = text.strip()[:-2], text.strip()[-2:]
@@ -245,7 +247,7 @@ def _inches(text: str) -> float:
 
 
 def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str], live: Path | None) -> Drawn:
-    """Figures of a validation, of curves alone, or of replays with the curves behind them; `called` as the user did."""
+    """Draw a validation, curves, or replays with their curves; `called` is the folder as the user typed it."""
     from moereplay.analysis.figures import FIGURES, Drawn, draw_all, draw_curves, unmatched
     from moereplay.results import curves, measured, quality, validation
 
@@ -258,25 +260,25 @@ def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str],
     if alone:
         _check_replays(where, live, called)
     if alone and names in (None, [CURVES_ALONE]):
-        others = {name: f"no replay in {called}; make some with: {_replay(called)}" for name in FIGURES}
+        others = {name: f"no replay in {called}; create one with: {_replay(called)}" for name in FIGURES}
         others.pop(CURVES_ALONE)
         return Drawn([(CURVES_ALONE, draw_curves(lines))], {} if names else others)
     rows = _replays(folder, where, live)
     drawn = draw_all(rows, names, lines)
     if lines.is_empty() and names is None and folder == Path(called).absolute():  # a store of objects holds no curves
-        drawn.left_out["curves"] = f"no curve in {called}; make some with: {_curve(called, rows)}"
+        drawn.left_out["curves"] = f"no curve in {called}; create one with: {_curve(called, rows)}"
     elif (unlike := unmatched(rows, lines)) and (names is None or CURVES_ALONE in names):
-        drawn.left_out["curves"] = f"{unlike}; make some that do with: {_curve(called, rows)}"
+        drawn.left_out["curves"] = f"{unlike}; create matching ones with: {_curve(called, rows)}"
     return drawn
 
 
 def _check_replays(where: list[str], live: Path | None, called: str) -> None:
-    """Raises ConfigError for an option that is about replays, in a folder that has none."""
+    """Raises ConfigError for an option of replays, for a folder without any."""
     from moereplay.simulator.errors import ConfigError
 
     for option, given in {"--where": where, "--quality": live}.items():
         if given:
-            raise ConfigError(f"{option} is about replays, and {called} has none; leave it out")
+            raise ConfigError(f"{option} requires replays, and {called} has none")
 
 
 def _replay(folder: str) -> str:
@@ -284,7 +286,7 @@ def _replay(folder: str) -> str:
 
 
 def _curve(folder: str, rows: pl.DataFrame) -> str:
-    """The command for curves that hold for these replays: theirs are the settings."""
+    """Return the command for curves with the settings of these replays."""
     from moereplay.results.read import runs
     from moereplay.results.settings import OF_CURVES, SETTINGS
 
@@ -295,7 +297,7 @@ def _curve(folder: str, rows: pl.DataFrame) -> str:
 
 
 def _replays(folder: Path, where: list[str], live: Path | None) -> pl.DataFrame:
-    """The replays of a folder that `replay` or `sweep` wrote, with the checks of a sweep, and what is forecast."""
+    """Load the replays of a folder, with checks and forecasts."""
     from moereplay.analysis.checks import with_checks
     from moereplay.analysis.forecast import with_forecasts
     from moereplay.commands.quality import forecast_of

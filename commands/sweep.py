@@ -1,4 +1,4 @@
-"""`moereplay sweep run`: every configuration of an experiment file, on every core or a cluster."""
+"""`moereplay sweep run`, `merge` and `schema`: run an experiment file on all cores or a cluster."""
 
 from __future__ import annotations
 
@@ -21,37 +21,49 @@ if TYPE_CHECKING:
     from moereplay.sweeps.store import Place
 
 
-MOST_NAMED = 5  #: errors that are printed in full
+MOST_NAMED = 5  #: maximum number of errors that are printed
 EXECUTORS = ("local", "ray", "slurm")
 
 
 class Machines(NamedTuple):
-    """Who replays, and how many at once."""
+    """Executor of the replays, and its parallelism."""
 
-    executor: Annotated[str, typer.Option(help="local | ray | slurm.")] = "local"
-    workers: Annotated[int, typer.Option(min=1, help="Replays at once; on slurm, in each job.")] = CORES
-    address: Annotated[str, typer.Option(help="ray: of a running cluster, auto to find it; default a new one.")] = ""
-    nodes: Annotated[int, typer.Option(min=1, help="slurm: jobs, each a shard on a node.")] = 1
-    slurm: Annotated[list[str] | None, typer.Option("--slurm", help="slurm: name=value, as submitit's.")] = None
+    executor: Annotated[str, typer.Option(help="Where to run: local, ray or slurm.")] = "local"
+    workers: Annotated[int, typer.Option(min=1, help="Number of parallel replays; with slurm, per job.")] = CORES
+    address: Annotated[
+        str, typer.Option(help="With ray: address of a running cluster, or auto (default: start a new one).")
+    ] = ""
+    nodes: Annotated[int, typer.Option(min=1, help="With slurm: number of jobs, each a shard on a node.")] = 1
+    slurm: Annotated[
+        list[str] | None, typer.Option("--slurm", help="With slurm: option of submitit, name=value (repeatable).")
+    ] = None
 
 
 @grouped
 def sweep_run(
-    file: Annotated[Path, typer.Argument(help="Experiment, TOML or YAML.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="Experiment file, TOML or YAML.", show_default=False)],
     *,
-    out: Annotated[str, typer.Option(help="Folder, or URL as s3://bucket/name; what is there is not rerun.")] = "sweep",
-    changes: Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the file's.")] = None,
-    engine: Annotated[str, typer.Option(help="Default: the fastest.", show_default=False)] = "",
-    shard: Annotated[str, typer.Option(help="i/n: this part of the sweep only; parts share --out.")] = "1/1",
+    out: Annotated[
+        str, typer.Option(help="Folder, or URL such as s3://bucket/name; stored configurations are not rerun.")
+    ] = "sweep",
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Override an entry of the file: table.key=value (repeatable).")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="compiled or reference (default: compiled).", show_default=False)] = "",
+    shard: Annotated[str, typer.Option(help="Run part i of n only: i/n; parts share --out.")] = "1/1",
     machines: Machines,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; replay three.")] = False,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Impossible combinations become rows.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate the cost from three sample replays and exit.")
+    ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Record invalid combinations as error rows.")
+    ] = False,
     policy_file: PolicyFiles = None,
     checks: Checks,
 ) -> None:
-    """Run every configuration of an experiment, resuming what is in --out. SIMULATED.
+    """Run every configuration of an experiment that --out does not have yet. SIMULATED.
 
-    With --every, one of every N is then measured, or run live.
+    With --every, one configuration of every N is also measured, or run live.
     """
     from moereplay.simulator.replay import ENGINES, check_engine
     from moereplay.sweeps.jobs import parse_shard
@@ -91,20 +103,22 @@ def sweep_run(
 
 
 def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out: str) -> Checker | None:
-    """What checks configurations, if that is wanted. Raises ConfigError for where it cannot be done."""
+    """Return the checker of configurations, None without --every. Raises ConfigError if checks cannot run."""
     from moereplay.commands.checks import checker_of
     from moereplay.simulator.errors import ConfigError
     from moereplay.sweeps.objects import is_url
 
     if checks.every is not None and executor == "slurm":
-        raise ConfigError("--every: checks run on this machine, alone; run them when the jobs of slurm have ended")
+        raise ConfigError(
+            "--every cannot be combined with --executor slurm: checks run on this machine; run them after the jobs"
+        )
     if checks.every is not None and is_url(out):
-        raise ConfigError(f"--every: checks are kept in a folder, and --out is {out}; name a folder")
+        raise ConfigError(f"--every requires a folder, not --out {out}: checks are stored in a folder")
     return checker_of(checks, sweep.traces, (job.config.platform for job in share if job.kind == "configuration"))
 
 
 def _check(checker: Checker, sweep: Sweep, share: list[Job], out: Place, every: int) -> None:
-    """Of the configurations that have a result, in their order."""
+    """Check configurations that have a result, in their order."""
     from moereplay.commands.checks import checked
     from moereplay.sweeps.run import left_to_do
 
@@ -115,16 +129,16 @@ def _check(checker: Checker, sweep: Sweep, share: list[Job], out: Place, every: 
 
 
 def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -> bool:
-    """Whether some jobs were given up."""
+    """Run the jobs. Return True if some were given up."""
     from moereplay.commands.progress import SweepMeter
     from moereplay.sweeps.run import derive, execute
 
-    meter, kept = SweepMeter(), f"what is stored in {out} stays; run the same command to resume"
+    meter, kept = SweepMeter(), f"results in {out} are kept; run the same command to resume"
     with keeping(lambda: kept):
-        derive(sweep, jobs)  # may take a minute, and nothing is in flight yet
+        derive(sweep, jobs)  # may take a minute; no replay has started yet
     with keeping(lambda: kept), interruptible() as stopping:
         try:
-            progress = execute(sweep, jobs, out, engine, start, meter.show, stopping)
+            progress = execute(sweep, jobs, out, engine, start, meter.update, stopping)
         finally:
             meter.close()
     _say_ending(progress)
@@ -144,7 +158,7 @@ def _starter(machines: Machines, engine: str) -> Start:
         from moereplay.sweeps.clusters import RayExecutor
 
         return lambda out, provenance: RayExecutor(machines.address, workers, out, provenance)
-    raise ConfigError(f"no executor called {executor!r}: {hint(executor, EXECUTORS)}")
+    raise ConfigError(f"unknown executor {executor!r}: {hint(executor, EXECUTORS)}")
 
 
 def _submit(shards: Shards, given: list[str]) -> None:
@@ -169,7 +183,7 @@ def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
     for line in notes(sweep)[:MOST_NAMED]:
         say(f"note: {line}")
     for job, reason in sweep.refusals[:MOST_NAMED]:
-        say(f"will be an error row: {job.name}: {reason}")
+        say(f"invalid, stored as an error row: {job.name}: {reason}")
 
 
 def _say_estimate(jobs: list[Job], engine: str, workers: int, requests: bool) -> None:
@@ -184,7 +198,7 @@ def _say_estimate(jobs: list[Job], engine: str, workers: int, requests: bool) ->
     if cost.process_bytes is not None:
         print(f"memory       about {cost.process_bytes / 2**20:,.0f} MiB per process")
     if requests:
-        print(f"storage      about {size(cost.request_bytes)} for rows of requests (`requests = false` keeps none)")
+        print(f"storage      about {size(cost.request_bytes)} for rows of requests (`requests = false` stores none)")
 
 
 def _say_ending(progress: Progress) -> None:
@@ -194,20 +208,20 @@ def _say_ending(progress: Progress) -> None:
     for reason in progress.killers.values():
         say(f"given up: {reason}")
     if len(errors) > MOST_NAMED:
-        say(f"and {len(errors) - MOST_NAMED:,} more error rows; `sweep show --errors` lists them")
+        say(f"and {len(errors) - MOST_NAMED:,} more error rows; list them with `sweep show --errors`")
     if progress.stopped:
         say(f"stopped with {progress.done:,} of {progress.total:,} done; run the same command to resume")
         raise typer.Exit(INTERRUPTED)
 
 
-# -- `moereplay sweep merge`: results of any number of runs as one set of tables.
+# -- sweep merge
 
 
 def sweep_merge(
-    results: Annotated[list[str], typer.Argument(help="Folders or URLs that `sweep run` wrote.", show_default=False)],
-    out: Annotated[str, typer.Option(help="A new folder or URL.", show_default=False)],
+    results: Annotated[list[str], typer.Argument(help="Folders or URLs of `sweep run`.", show_default=False)],
+    out: Annotated[str, typer.Option(help="Folder or URL to write.", show_default=False)],
 ) -> None:
-    """Merge results: each configuration once, sorted; the same bytes whatever the way of running."""
+    """Join results: each configuration once, sorted. The bytes do not depend on how the runs were split."""
     from moereplay.sweeps.parts import merge
     from moereplay.sweeps.store import place_of
 
@@ -216,11 +230,11 @@ def sweep_merge(
     say(f"wrote {merged.where}: {merged.configurations:,} configurations{failed}")
 
 
-# -- `moereplay sweep schema`: the JSON Schema of experiment files, for editors.
+# -- sweep schema
 
 
 def sweep_schema() -> None:
-    """Print the JSON Schema of experiment files, from which editors complete and check."""
+    """Print the JSON Schema of experiment files, for completion and checks in editors."""
     from moereplay.sweeps.experiment.schema import json_schema
 
     show_json(json_schema())

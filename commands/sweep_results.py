@@ -1,4 +1,4 @@
-"""`moereplay sweep show`: the best configurations of a sweep, or means over groups of them."""
+"""`moereplay sweep show` prints stored results; `sweep compare` compares one configuration with the others."""
 
 from __future__ import annotations
 
@@ -19,31 +19,41 @@ if TYPE_CHECKING:
 
 
 class Form(NamedTuple):
-    """How rows are printed, if not as a table."""
+    """Form of the rows, if not a table."""
 
-    as_csv: Annotated[bool, typer.Option("--csv", help="All rows as CSV.")] = False
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="The rows as a Markdown table.")] = False
-    as_json: Annotated[bool, typer.Option("--json", help="All rows as JSON lines.")] = False
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all rows as CSV.")] = False
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the rows as a Markdown table.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON lines.")] = False
 
 
 @grouped
 def sweep_show(
     results: Annotated[
         str,
-        typer.Argument(help="Folder of `replay --out`; folder or URL of `sweep run` or `merge`.", show_default=False),
+        typer.Argument(
+            help="Folder of `replay --out`, or folder or URL of `sweep run` or `merge`.", show_default=False
+        ),
     ],
-    by: Annotated[str, typer.Option(help="hit_rate, ttft_mean_ms, tpot_ms, gb_moved, ...: best first.")] = "hit_rate",
-    top: Annotated[int, typer.Option(min=1, help="Rows.")] = 20,
-    where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these.")] = None,
-    group_by: Annotated[str, typer.Option(help="Comma list of settings: the mean of each group.")] = "",
-    errors: Annotated[bool, typer.Option("--errors", help="The configurations without a result, and why.")] = False,
-    table: Annotated[str, typer.Option(help="With --csv or --json: every counter of runs, layers or requests.")] = "",
-    brief: Annotated[bool, typer.Option("--brief", help="Only which is best, by how much, and how sure.")] = False,
+    by: Annotated[
+        str, typer.Option(help="Column to rank by, best first: hit_rate, ttft_mean_ms, tpot_ms, gb_moved, ...")
+    ] = "hit_rate",
+    top: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 20,
+    where: Annotated[
+        list[str] | None, typer.Option(help="Only configurations with these values: setting=value,value (repeatable).")
+    ] = None,
+    group_by: Annotated[str, typer.Option(help="Print means over groups: comma list of settings.")] = "",
+    errors: Annotated[
+        bool, typer.Option("--errors", help="List configurations without a result, with the reason.")
+    ] = False,
+    table: Annotated[
+        str, typer.Option(help="With --csv or --json: print all counters of runs, layers or requests.")
+    ] = "",
+    brief: Annotated[bool, typer.Option("--brief", help="Print only the best configuration and its lead.")] = False,
     *,
     foreseen: Foreseen,
     form: Form,
 ) -> None:
-    """Show what a sweep or a replay stored: what varies, and the figures by which it can be ranked. SIMULATED."""
+    """Print stored results: settings that vary, and metrics to rank by. SIMULATED."""
     from moereplay.analysis.checks import in_short
     from moereplay.analysis.tables import drawn, markdown
     from moereplay.sweeps.store import place_of
@@ -71,7 +81,7 @@ def sweep_show(
 
 
 def _counters(folder: Path, name: str, where: Sequence[str], form: Form, group_by: str) -> pl.DataFrame:
-    """A tidy table of counters. Raises ResultError or ConfigError."""
+    """Return a table of counters. Raises ResultError or ConfigError."""
     from moereplay.results import read
     from moereplay.results.result import unknown
     from moereplay.results.stored import load
@@ -89,12 +99,12 @@ def _counters(folder: Path, name: str, where: Sequence[str], form: Form, group_b
 
 
 class _Page(NamedTuple):
-    """What can be shown of a folder."""
+    """Parts of the output for a folder."""
 
     rows: pl.DataFrame
     heading: Sequence[str]
-    brief: Sequence[str] = ()  #: the heading of --brief
-    checked: Sequence[str] = ()  #: how far replays were off
+    brief: Sequence[str] = ()  #: heading of --brief
+    checked: Sequence[str] = ()  #: errors of replays that were checked
     best: Sequence[str] = ()
 
 
@@ -118,7 +128,7 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
     from moereplay.results.read import filtered, label_of, routing_of, seconds_of
     from moereplay.results.stored import load
 
-    frame, said = foreseen.beside(filtered(load(folder), where))
+    frame, said = foreseen.with_forecasts(filtered(load(folder), where))
     ranking, found = ranked(frame, by, ends and not group_by), checks.load(folder)
     heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}; seconds: {seconds_of(frame)}"
     return _Page(
@@ -145,25 +155,32 @@ def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
         print(json_text(nested(row)))
 
 
-# -- `moereplay sweep compare`: every configuration beside one, and whether it is better.
+# -- sweep compare
 
 
 def sweep_compare(
     results: Annotated[
         str,
-        typer.Argument(help="Folder of `replay --out`; folder or URL of `sweep run` or `merge`.", show_default=False),
+        typer.Argument(
+            help="Folder of `replay --out`, or folder or URL of `sweep run` or `merge`.", show_default=False
+        ),
     ],
-    one: Annotated[str, typer.Argument(help="An id, a policy, or setting=value.", show_default=False)],
+    one: Annotated[
+        str,
+        typer.Argument(help="Configuration to compare: an identity, a policy, or setting=value.", show_default=False),
+    ],
     by: Annotated[
-        str, typer.Option(help="hit_rate, collisions_per_miss, ttft_mean_ms, tpot_ms or tokens_per_s.")
+        str, typer.Option(help="Metric: hit_rate, collisions_per_miss, ttft_mean_ms, tpot_ms or tokens_per_s.")
     ] = "hit_rate",
-    where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these.")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="All digits as CSV.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="All digits as JSON lines.")] = False,
+    where: Annotated[
+        list[str] | None, typer.Option(help="Only configurations with these values: setting=value,value (repeatable).")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with all digits.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, with all digits.")] = False,
 ) -> None:
-    """Compare one configuration with each other over the same requests: is it better, yes, no or can't tell? SIMULATED.
+    """Compare one configuration with each of the others over the same requests. SIMULATED.
 
-    The difference is that of ONE less the row, with its 95 % interval; p_holm is corrected for the number of rows.
+    A difference is ONE minus the row, with its 95 % CI; p_holm is corrected for the number of rows.
     """
     from moereplay.analysis.beside import beside
     from moereplay.analysis.tables import SHARES, csv, drawn
@@ -184,12 +201,12 @@ def sweep_compare(
     show(asked, *routing_of(frame), "", *drawn(shown), *found.remarks)
 
 
-#: Columns in the figure's unit, and the sign of what is positive.
+#: Columns in the unit of the metric, and the sign of positive values.
 SIGNS = {"difference": "+", "low": "+", "high": "+", "half_width": ""}
 
 
 def _signed(value: float | None, by: str, sign: str = "+") -> str:
-    """A share in points, anything else in its unit."""
+    """Format a share in points, other values in their unit."""
     from moereplay.analysis.tables import SHARES, cell
 
     if value is None:

@@ -1,4 +1,4 @@
-"""`moereplay traces list`: what a library of traces holds."""
+"""Verbs on traces: check, split, synthesise, merge, slice, sample, append, and share them in a library."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 FIELDS = ("name", "model", "licence", "requests", "tokens", "bytes", "capabilities", "digest", "source")
-Library = Annotated[str | None, typer.Argument(help="A folder, or a data set of the hub (owner/name).")]
+Library = Annotated[
+    str | None, typer.Argument(help="Library: a folder, or a data set of the Hugging Face hub (owner/name).")
+]
 
 
 def traces_list(
-    source: Library = None, *, as_json: Annotated[bool, typer.Option("--json", help="As one document.")] = False
+    source: Library = None, *, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 ) -> None:
-    """List the traces of a library; without one, those that come with the program."""
+    """List the traces of a library, or the bundled ones."""
     from moereplay.analysis.tables import table
     from moereplay.traces.library.index import library_of
 
@@ -34,7 +36,7 @@ def traces_list(
         show_json([entry.model_dump(mode="json", include=set(FIELDS)) for entry in entries])
         return
     if not entries:
-        show(f"{library.where} holds no traces; add one with: moereplay traces publish TRACE --licence SPDX --out DIR")
+        show(f"{library.where} has no traces; add one with: moereplay traces publish TRACE --licence SPDX --out DIR")
         return
     rows = [
         {
@@ -51,18 +53,19 @@ def traces_list(
     show(table(rows))
 
 
-# -- `moereplay traces get`: take a trace out of a library.
+# -- traces get
 
 
 def traces_get(
-    name: Annotated[str, typer.Argument(help="As `traces list` names it.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Trace name as printed by `traces list`.", show_default=False)],
     *,
     source: Annotated[
-        str | None, typer.Option("--from", help="A folder, or a data set of the hub (owner/name).")
+        str | None,
+        typer.Option("--from", help="Library: a folder, or a data set of the Hugging Face hub (owner/name)."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The trace to write; else NAME.zarr here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Trace to write (default: NAME.zarr).")] = None,
 ) -> None:
-    """Fetch a trace from a library, each file held to the sha256 that was published."""
+    """Copy a trace from a library and check every file against its published sha256."""
     from moereplay.traces.library.index import folder_of, library_of
     from moereplay.traces.library.publish import fetch
 
@@ -74,29 +77,29 @@ def traces_get(
     say_wrote(path, trace)
 
 
-# -- `moereplay traces publish`: add a trace to a library.
+# -- traces publish
 
 
 def traces_publish(
     trace: options.TracePath,
     *,
-    licence: Annotated[str, typer.Option(help="SPDX, as Apache-2.0 or CC-BY-4.0.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The library: a folder, new or not.", show_default=False)],
-    name: Annotated[str | None, typer.Option(help="In the library; else the trace's.")] = None,
-    source: Annotated[str, typer.Option(help="Where the routing comes from, in words.")] = "",
+    licence: Annotated[str, typer.Option(help="SPDX identifier, such as Apache-2.0 or CC-BY-4.0.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder of the library; created if it does not exist.", show_default=False)],
+    name: Annotated[str | None, typer.Option(help="Name in the library (default: the trace's).")] = None,
+    source: Annotated[str, typer.Option(help="Source of the routing, in words.")] = "",
 ) -> None:
-    """Add a trace to a library, without its prompts, with licence, digests and a card."""
+    """Add a trace to a library with licence, digests and a card. Prompts are left out."""
     from moereplay.traces.library.publish import publish
     from moereplay.traces.store import open_trace
 
     entry = publish(open_trace(trace), out, name or trace.name.removesuffix(".zarr"), licence, source)
     if entry.prompts_sha256:
-        say("note: token ids are left out, as they spell the prompts; traces.json has a hash of them")
+        say("note: token ids are left out because they reveal the prompts; traces.json has their hash")
     say(f"wrote {out / entry.name}.zarr, {entry.bytes / 1e6:,.1f} MB, {entry.licence}, digest {entry.digest[:12]}")
     say(f"to share it: hf upload OWNER/NAME {out} --repo-type dataset")
 
 
-# -- `moereplay traces merge`: the requests of several traces as one trace.
+# -- traces merge
 
 
 def traces_merge(
@@ -105,7 +108,7 @@ def traces_merge(
     out: NewTrace,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted merge.")] = False,
 ) -> None:
-    """Merge traces of one model: all requests in order, with the arrays that every trace has."""
+    """Join traces of one model: all requests in order, with the arrays that every trace has."""
     from moereplay.traces.combine import merged
     from moereplay.traces.store import open_trace
 
@@ -116,19 +119,22 @@ def traces_merge(
     say_made(out, trace)
 
 
-# -- `moereplay traces slice`: some requests of a trace, by their numbers.
+# -- traces slice
 
 
 def traces_slice(
     trace: TracePath,
     *,
     requests: Annotated[
-        str, typer.Option(help="Numbers from 0 on and ranges without their end: 10:50 or 1,5,9.", show_default=False)
+        str,
+        typer.Option(
+            help="Request numbers from 0, or ranges that exclude their end: 1,5,9 or 10:50.", show_default=False
+        ),
     ],
     out: NewTrace,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted copy.")] = False,
 ) -> None:
-    """Copy some requests of a trace, in the order in which they are named."""
+    """Copy some requests of a trace in the given order."""
     from moereplay.traces.combine import taken
     from moereplay.traces.selection import listed
     from moereplay.traces.store import open_trace
@@ -140,18 +146,20 @@ def traces_slice(
     say_made(out, made)
 
 
-# -- `moereplay traces sample`: so many requests of a trace, evenly spaced or drawn.
+# -- traces sample
 
 
 def traces_sample(
     trace: TracePath,
     *,
-    requests: Annotated[int, typer.Option(min=1, help="How many.", show_default=False)],
-    seed: Annotated[int | None, typer.Option(min=0, help="Draw them; without it they are evenly spaced.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests to draw.", show_default=False)],
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of a random sample (default: evenly spaced requests).")
+    ] = None,
     out: NewTrace,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted copy.")] = False,
 ) -> None:
-    """Copy so many requests of a trace, in its order: evenly spaced, or drawn by a seed."""
+    """Copy a number of requests of a trace in its order: evenly spaced, or drawn with a seed."""
     from moereplay.traces.combine import taken
     from moereplay.traces.selection import drawn, spaced
     from moereplay.traces.store import open_trace
@@ -159,39 +167,39 @@ def traces_sample(
     opened = open_trace(trace)
     evenly = seed is None
     numbers = spaced(requests, opened.requests) if evenly else drawn(requests, opened.requests, seed)
-    said = f"{requests} evenly spaced requests" if evenly else f"{requests} requests drawn with seed {seed}"
+    chosen = f"{requests} evenly spaced requests" if evenly else f"{requests} requests drawn with seed {seed}"
     with keeping(lambda: left_of(out, "copied")):
-        made = taken(out, opened, numbers, said, resume)
+        made = taken(out, opened, numbers, chosen, resume)
     say_made(out, made)
 
 
-# -- `moereplay traces append`: more requests for a finished trace.
+# -- traces append
 
 
 def traces_append(
-    trace: Annotated[Path, typer.Argument(help="The trace that grows, NAME.zarr.", show_default=False)],
+    trace: Annotated[Path, typer.Argument(help="Trace to extend, NAME.zarr.", show_default=False)],
     more: Annotated[list[Path], typer.Argument(help="Traces of the same model.", show_default=False)],
 ) -> None:
-    """Append the requests of other traces to a trace, in place: all of them, or after a kill none."""
+    """Append the requests of other traces to a trace in place: all of them, or none if it is killed."""
     from moereplay.traces.combine import appended
     from moereplay.traces.store import open_trace
 
-    with keeping(lambda: f"{trace} is as it was"):
+    with keeping(lambda: f"{trace} is unchanged"):
         grown, left_out = appended(trace, [open_trace(source) for source in more])
     for array in left_out:
         say(f"left out: {array}")
     say_made(trace, grown)
     if trace.with_name(f"{trace.name}.derived").exists():
-        say(f"note: what replays keep in {trace}.derived is of the shorter trace; it may be removed")
+        say(f"note: {trace}.derived belongs to the shorter trace and can be removed")
 
 
-# -- `moereplay inspect`: checks of a trace, and statistics of its routing.
+# -- inspect
 
 
 def inspect(
     trace: TracePath,
-    full: Annotated[bool, typer.Option("--full", help="Re-read every byte and compare digests.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Read every byte and compare digests.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Check a trace and summarise its routing: reuse, working set, entropy, look-ahead recall."""
     from moereplay.analysis.inspection import document, render
@@ -211,16 +219,18 @@ def inspect(
         raise typer.Exit(1)
 
 
-# -- `moereplay split`: requests to fit a policy to, the others to try it on, and the profile of the first.
+# -- split
 
 
 def split(
     trace: options.TracePath,
-    out: Annotated[Path, typer.Option(help="A new folder: train.zarr, test.zarr, profile.json.", show_default=False)],
-    share: Annotated[float, typer.Option(help="Of the requests, those to fit to.")] = 0.5,
-    seed: Annotated[int, typer.Option(min=0, help="Which requests.")] = 0,
+    out: Annotated[
+        Path, typer.Option(help="Folder to write: train.zarr, test.zarr, profile.json.", show_default=False)
+    ],
+    share: Annotated[float, typer.Option(help="Share of requests in train.zarr.")] = 0.5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
 ) -> None:
-    """Split a trace by requests: what is fitted to some of them is tried on the others."""
+    """Split a trace by requests, to fit a policy to one part and test it on the other."""
     from moereplay.commands.import_ import write_profile
     from moereplay.results.outputs import check_output
     from moereplay.traces.selection import profile
@@ -241,28 +251,31 @@ def split(
     write_profile(out / "profile.json", profile(made[0]))
 
 
-# -- `moereplay synthesise`: a synthetic trace of chosen statistics.
+# -- synthesise
 
-MARKOV_REUSE = 0.31  #: of a trained miniature with OLMoE's topology
+MARKOV_REUSE = 0.31  #: measured on a trained miniature with OLMoE's topology
 
 
 class Sizes(NamedTuple):
-    """The model, and how its weights are stored."""
+    """Model and storage of its weights."""
 
-    model: Annotated[str, typer.Option(help="Known model that gives the geometry.")] = "olmoe-1b-7b"
+    model: Annotated[str, typer.Option(help="Known model whose geometry is used.")] = "olmoe-1b-7b"
     expert_bits: Annotated[
-        str, typer.Option(help="Precision of the experts: 4.85, or a format, Q4_K_M; default: as published.")
+        str,
+        typer.Option(
+            help="Precision of the experts: bits such as 4.85, or a format such as Q4_K_M (default: as published)."
+        ),
     ] = ""
     dense: options.Dense = ""
     dense_bits: options.DenseBits = ""
 
 
 class Length(NamedTuple):
-    """How much there is of it."""
+    """Length of the trace."""
 
-    requests: int = 8
-    prompt_tokens: int = 32
-    decode_tokens: int = 96
+    requests: Annotated[int, typer.Option(help="Number of requests.")] = 8
+    prompt_tokens: Annotated[int, typer.Option(help="Prompt tokens per request.")] = 32
+    decode_tokens: Annotated[int, typer.Option(help="Decoded tokens per request.")] = 96
 
 
 @grouped
@@ -270,15 +283,18 @@ def synthesise(
     *,
     out: NewTrace,
     sizes: Sizes,
-    kind: Annotated[str, typer.Option(help="zipf | markov | phases | cyclic.")] = "markov",
+    kind: Annotated[str, typer.Option(help="Routing process: zipf, markov, phases or cyclic.")] = "markov",
     length: Length,
     reuse: Annotated[
-        float | None, typer.Option(help="Share of a token's experts that the next uses again; .31 for markov.")
+        float | None,
+        typer.Option(help="Share of a token's experts that the next token reuses (default for markov: .31)."),
     ] = None,
-    exponent: Annotated[float, typer.Option(help="Zipf exponent of the experts' popularity.")] = 0.5,
-    recall: Annotated[str, typer.Option(help="Look-ahead recall at k per depth, with `/`; empty for none.")] = "",
-    logits: bool = True,
-    seed: int = 0,
+    exponent: Annotated[float, typer.Option(help="Zipf exponent of expert popularity.")] = 0.5,
+    recall: Annotated[
+        str, typer.Option(help="Look-ahead recall at k per depth, separated by `/` (default: no look-ahead).")
+    ] = "",
+    logits: Annotated[bool, typer.Option(help="Store router logits.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of the routing.")] = 0,
 ) -> None:
     """Make a synthetic trace with a known model's geometry and chosen statistics."""
     from pydantic import ValidationError
@@ -306,7 +322,7 @@ def synthesise(
     except ValidationError as error:
         raise ConfigError(option_fault(error)) from None
     except ValueError:
-        raise ConfigError(f"--recall {recall!r}: write one number per depth, as .87/.80") from None
+        raise ConfigError(f"invalid --recall {recall!r}: expected one number per depth, such as .87/.80") from None
     with keeping(lambda: "nothing was written"):
         made = make(settings)
         requests = map(made.request, range(made.requests))
@@ -316,7 +332,7 @@ def synthesise(
 
 
 def _stored(model: str, stored: Mapping[str, Any]) -> Geometry:
-    """The geometry of a known model with its weights stored as options say. Raises TraceError."""
+    """Return the geometry of a known model with its weights stored as the options say. Raises TraceError."""
     from moereplay.traces.dense import with_stored
     from moereplay.traces.geometry import as_known, known
     from moereplay.traces.weight_formats import BITS_PER_WEIGHT

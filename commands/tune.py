@@ -1,4 +1,4 @@
-"""`moereplay tune`: search an experiment too large to enumerate for its best trade-offs."""
+"""`moereplay tune`: search a space of configurations for its Pareto set."""
 
 from __future__ import annotations
 
@@ -21,32 +21,37 @@ OBJECTIVES = "tpot_ms,mass_share_kept,gb_moved"  #: speed, fidelity and traffic
 
 
 class Drawing(NamedTuple):
-    """How trials are chosen."""
+    """Choice of trials."""
 
-    trials: Annotated[int, typer.Option(min=1, help="Replays in all, those of earlier runs included.")] = 200
-    sampler: Annotated[str, typer.Option(help="tpe | nsgaii | random.")] = "tpe"
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampler.")] = 0
+    trials: Annotated[int, typer.Option(min=1, help="Total number of replays, including earlier runs.")] = 200
+    sampler: Annotated[str, typer.Option(help="Sampler: tpe, nsgaii or random.")] = "tpe"
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0
 
 
 @grouped
 def tune(
-    file: Annotated[Path, typer.Argument(help="Experiment; its axes are what is searched.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="Experiment file; its axes span the search space.", show_default=False)],
     *,
-    out: Annotated[str, typer.Option(help="Folder for the journal and every replay; resumed.")] = "tune",
+    out: Annotated[
+        str, typer.Option(help="Folder for the journal and every replay; a rerun continues in it.")
+    ] = "tune",
     objectives: Annotated[
-        str, typer.Option(help="Comma list: tpot_ms, ttft_mean_ms, mass_share_kept, gb_moved, ...")
+        str,
+        typer.Option(help="Comma list of metrics to optimise: tpot_ms, ttft_mean_ms, mass_share_kept, gb_moved, ..."),
     ] = OBJECTIVES,
     drawing: Drawing,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the file's.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Replays at once.")] = CORES,
-    engine: Annotated[str, typer.Option(help="Default: the fastest.", show_default=False)] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="The Pareto set as JSON lines.")] = False,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Override an entry of the file: table.key=value (repeatable).")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Number of parallel replays.")] = CORES,
+    engine: Annotated[str, typer.Option(help="compiled or reference (default: compiled).", show_default=False)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the Pareto set as JSON lines.")] = False,
     policy_file: PolicyFiles = None,
     checks: Checks,
 ) -> None:
-    """Search an experiment for the configurations that nothing beats in every objective. SIMULATED.
+    """Search an experiment for its Pareto set: configurations that no other beats in every objective. SIMULATED.
 
-    With --every, they and one of every N other trials are then measured, or run live.
+    With --every, the Pareto set and one of every N other trials are also measured, or run live.
     """
     from moereplay.commands.progress import progress
     from moereplay.results.metrics import named
@@ -64,7 +69,7 @@ def tune(
     from moereplay.sweeps.tune import tune as search_by
 
     if is_url(out):
-        raise ConfigError(f"--out {out}: the journal of a search needs a folder; name one")
+        raise ConfigError(f"invalid --out {out}: expected a folder, for the journal of the search")
     engine = engine or ENGINES[0]
     experiment = read(file, changes or ())
     traces = open_traces(experiment.traces, file.parent, file)
@@ -76,7 +81,7 @@ def tune(
     about = sweep_provenance(file.name, traces, engine, platforms(experiment))
     executor = LocalExecutor(workers, engine == NOGIL, folder, about)
     try:
-        kept = f"every replay that was stored stays in {out}; run the same command to resume"
+        kept = f"finished replays are kept in {out}; run the same command to resume"
         with keeping(lambda: kept), progress(drawing.trials, "trials") as advance, interruptible() as stopping:
             found = search_by(search, folder.path, executor, advance, stopping)
             if stopping():
@@ -84,7 +89,7 @@ def tune(
                 raise typer.Exit(INTERRUPTED)
     finally:
         executor.close()
-    say(f"wrote {out}/part-*/, every replay; run the same command with more --trials to go on")
+    say(f"wrote {out}/part-*/, every replay; run the same command with more --trials to continue")
     if checker:
         _check(checker, search, folder.path, found, checks.every or 1)
     _print(search, found, as_json)
@@ -114,7 +119,7 @@ def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
 
 
 def _checker(checks: Checks, search: Search) -> Checker | None:
-    """What checks trials, if that is wanted; the platforms are all that the search may draw."""
+    """Return the checker of trials, None without --every. It takes all platforms that the search may draw."""
     from moereplay.commands.checks import checker_of
     from moereplay.sweeps.tune import platforms_of
 
@@ -122,7 +127,7 @@ def _checker(checks: Checks, search: Search) -> Checker | None:
 
 
 def _check(checker: Checker, search: Search, folder: Path, found: Sequence[Found], every: int) -> None:
-    """The Pareto set first, then of the other trials in their order."""
+    """Check the Pareto set first, then one of every N other trials in their order."""
     from moereplay.commands.checks import checked
     from moereplay.sweeps.tune import jobs_found, tried
 

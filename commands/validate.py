@@ -1,4 +1,4 @@
-"""`moereplay validate`: the real model beside its replay, policy set by policy set."""
+"""`moereplay validate`: compare live runs of a model with replays of its trace, policy set by policy set."""
 
 from __future__ import annotations
 
@@ -24,20 +24,26 @@ if TYPE_CHECKING:
 
 
 class Model(NamedTuple):
-    """The model of the trace, as it was recorded unless options say otherwise."""
+    """Model of the trace, as recorded unless an option overrides it."""
 
-    model: Annotated[str, typer.Option(help="miniature, a folder or a Hugging Face id; empty: as recorded.")] = ""
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto"
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16; empty: as recorded.")] = ""
-    device_map: Annotated[str | None, typer.Option(help="Spread over devices: auto, balanced, ...")] = None
+    model: Annotated[
+        str, typer.Option(help="Model: miniature, a folder or a Hugging Face id (default: as recorded).")
+    ] = ""
+    device: Annotated[str, typer.Option(help="Device of the model: auto, cpu, cuda, cuda:1, ...")] = "auto"
+    dtype: Annotated[str, typer.Option(help="Data type: float32, bfloat16, float16 (default: as recorded).")] = ""
+    device_map: Annotated[str | None, typer.Option(help="Spread the model over devices: auto, balanced, ...")] = None
     quantiser: model_options.Quantiser = "affine"
 
 
 class Allowed(NamedTuple):
-    """How far an open-loop replay may be from the live run."""
+    """Allowed difference between an open-loop replay and the live run."""
 
-    tolerance_hit_rate: Annotated[float, typer.Option(min=0, help="Open loop: of the hit rate, absolute.")] = 0.01
-    tolerance_time: Annotated[float, typer.Option(min=0, help="Open loop: of TTFT and TPOT, relative.")] = 0.02
+    tolerance_hit_rate: Annotated[
+        float, typer.Option(min=0, help="Open loop: allowed absolute difference of the hit rate.")
+    ] = 0.01
+    tolerance_time: Annotated[
+        float, typer.Option(min=0, help="Open loop: allowed relative difference of TTFT and TPOT.")
+    ] = 0.02
 
 
 @grouped
@@ -45,18 +51,20 @@ def validate(
     trace: options.TracePath,
     *,
     model: Model,
-    sets: Annotated[Path | None, typer.Option(help="Named policy sets (.toml), see docs/validation.md.")] = None,
+    sets: Annotated[
+        Path | None, typer.Option(help="File of named policy sets (.toml), see docs/validation.md.")
+    ] = None,
     settings: ListedSettings,
     policy_file: options.PolicyFiles = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Run the first N requests only.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Run only the first N requests.")] = None,
     allowed: Allowed,
     events: Annotated[
-        bool, typer.Option(help="Compare event logs too; about 10 kB of memory per token and layer.")
+        bool, typer.Option(help="Also compare event logs; takes about 10 kB per token and layer.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for the comparison (Parquet) and its figures.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the comparison (Parquet) and figures.")] = None,
 ) -> None:
-    """Run the model live beside replays of its trace; exit code 1 if they differ by more than is allowed."""
+    """Compare live runs with replays of the trace. The exit code is 1 if they differ by more than is allowed."""
     from moereplay.analysis.validation import Tolerances
     from moereplay.commands.progress import progress
     from moereplay.results.outputs import check_output
@@ -68,7 +76,7 @@ def validate(
     from moereplay.traces.store import open_trace
 
     if settings.preset and sets:
-        raise ConfigError("--preset means nothing beside --sets; leave one of them out")
+        raise ConfigError("--preset cannot be combined with --sets")
     require_torch()
     check_quantiser(model.quantiser)
     opened = _first(open_trace(trace), requests)
@@ -92,7 +100,7 @@ def validate(
 
 
 def _first(trace: Trace, requests: int | None) -> Trace:
-    """The trace, or its first requests as a trace of their own."""
+    """Return the trace, or a trace of its first requests."""
     from moereplay.traces.schema import memory_trace
 
     if requests is None or requests >= trace.requests:
@@ -101,7 +109,7 @@ def _first(trace: Trace, requests: int | None) -> Trace:
 
 
 def _configs(path: Path | None, settings: Given) -> dict[str, ReplayConfig]:
-    """The sets of the file, or of the options, or the three that ship. Options override the file's [base]."""
+    """Return the policy sets of the file, of the options, or the bundled three. Options override [base] of the file."""
     from moereplay.results.settings import POLICIES
     from moereplay.sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
 
@@ -117,7 +125,7 @@ def _configs(path: Path | None, settings: Given) -> dict[str, ReplayConfig]:
 
 
 def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
-    """Raises ConfigError naming the set that cannot be replayed, or needs a future, before the model is loaded."""
+    """Raises ConfigError naming a set that cannot be replayed or needs the future, before the model is loaded."""
     from moereplay.simulator.replay import plan
     from moereplay.tracegen.live.requests import check_live, requests_of
 
@@ -126,22 +134,24 @@ def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
         with naming(name):
             check_live(config)
             plan(trace, config)
-            config.policy_set().check(trace.capabilities, trace.header.lookahead_depth)  # without the future
+            config.policy_set().check(trace.capabilities, trace.header.lookahead_depth)  # a live run has no future
 
 
 def folder_of(trace: Trace, named: str) -> Folder:
-    """The checkpoint of the trace, whole. Raises RecordError, before torch is imported, if nobody says where it is."""
+    """Locate the checkpoint of the trace. Raises RecordError, before torch is imported, if the location is unknown."""
     from moereplay.tracegen.errors import RecordError
     from moereplay.tracegen.folder import located
 
     recorded = trace.header.provenance
     if not (named or recorded.revision or recorded.model == "miniature"):  # the hub's models have a revision
-        raise RecordError(f"the trace was recorded from a folder called {recorded.model!r}; say where with --model")
+        raise RecordError(
+            f"missing model: the trace was recorded from the folder {recorded.model!r}; pass --model FOLDER"
+        )
     return located(named or recorded.model, None if named else recorded.revision or None)
 
 
 def as_recorded(trace: Trace, dtype: str, device_map: str | None) -> dict[str, Any]:
-    """dtype and quantisation of the weights for `load`: as recorded, unless an option says otherwise."""
+    """Return dtype and quantisation for `load`, as recorded unless an option overrides them."""
     from moereplay.tracegen.plan import DTYPES, QUANTISERS, check_placement
 
     stored, _, quantiser = trace.header.provenance.dtype.partition("+")
@@ -153,7 +163,7 @@ def as_recorded(trace: Trace, dtype: str, device_map: str | None) -> dict[str, A
 
 
 def loaded_for(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
-    """The model of the trace. Raises RecordError if it is another one."""
+    """Load the model of the trace. Raises RecordError if the trace is of another model."""
     from moereplay.tracegen.checkpoint import load
     from moereplay.tracegen.live.run import check_same_model
     from moereplay.tracegen.modules import discover
@@ -167,7 +177,7 @@ def loaded_for(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
 
 
 def _prepared(trace: Trace, configs: Mapping[str, ReplayConfig], loaded: Loaded, quantiser: str) -> dict[str, Prepared]:
-    """Every live run, checked before the first begins; says how experts are stored, where they are at few bits."""
+    """Prepare every live run before the first starts, and print how experts at few bits are stored."""
     from moereplay.tracegen.live.run import prepare, requests_of
 
     to_run, runs = requests_of(trace), {}
@@ -182,7 +192,7 @@ def _prepared(trace: Trace, configs: Mapping[str, ReplayConfig], loaded: Loaded,
 def _compared(
     name: str, run: Prepared, trace: Trace, allowed: Tolerances, log: bool, advance: Callable[[int], None]
 ) -> Comparison:
-    """One live run with both of its replays."""
+    """Compare one live run with its two replays."""
     from moereplay.analysis.validation import Runs, compare
     from moereplay.results.validation import QUALITY
     from moereplay.simulator.replay import replay
@@ -209,7 +219,7 @@ def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
 
 
 def _write(out: Path, found: Sequence[Comparison]) -> None:
-    """The comparison as Parquet, and every figure that it allows."""
+    """Write the comparison as Parquet, and its figures."""
     from moereplay.analysis.figures import draw_all, save
     from moereplay.analysis.validation import to_frame
     from moereplay.results.files import write_frame

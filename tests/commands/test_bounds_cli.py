@@ -111,7 +111,7 @@ def test_without_logits_other_routing_is_refused_if_it_is_asked_for_and_left_out
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--json", "--csv"), "two ways to print"),
+        (("--json", "--csv"), "--json and --csv"),
         (("--top-m", "1"), "expected M of at least"),
         (("--top-m", "2k", "--mass", 0.5), "two ways to bound routing"),
         (("--capacity", "much"), "capacity 'much' cannot be read"),

@@ -228,7 +228,7 @@ REFUSALS = {
     "unknown platform": (["replay", "TRACE", "--platform", "a100-5gb"], "did you mean a100-5gbps?"),
     "unknown engine": (["replay", "TRACE", "--engine", "warp"], "reference"),
     "no CPU": (["replay", "TRACE", "--miss", "split", "--platform", "phone-ufs4"], "needs a CPU"),
-    "two documents": (["replay", "TRACE", "--json", "--eviction", "lru,fifo"], "takes one configuration"),
+    "two documents": (["replay", "TRACE", "--json", "--eviction", "lru,fifo"], "--json requires one configuration"),
     "unknown model": (["models", "mixtrall-8x7b"], "mixtral-8x7b"),
     "unknown name": (["policies", "lruu"], "did you mean lru?"),
     "plot of nothing": (["plot", "TRACE"], "replay"),

@@ -74,7 +74,7 @@ def test_the_memory_of_a_gpu_is_divided_as_recommend_does(tmp_path: Path) -> Non
         (("miniature", "--format", "llama.cpp", "--out", "a"), "requires --capacity (or --vram)"),
         (
             ("miniature", "--format", "llama.cpp", "--out", "a", "--capacity", "1GB", "--vram", "1GB"),
-            "give one of them",
+            "--capacity cannot be combined with --vram",
         ),
         (("miniature", "--format", "llama.cpp", "--out", "a", "--capacity", "x"), "cannot be read"),
         (("miniature", "--format", "csv", "--out", "a.csv", "--platform", "phone-ufs4"), "beside --vram only"),

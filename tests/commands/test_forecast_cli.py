@@ -122,7 +122,7 @@ def test_a_loss_in_nats_is_one_of_perplexity(sweep: Path, quality: Path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--max-loss", "1%"), "--max-loss needs live points; give --quality FOLDER"),
+        (("--max-loss", "1%"), "--max-loss requires --quality FOLDER"),
         (("--quality", "QUALITY", "--max-loss", "some"), "--max-loss 'some' is no loss; write 1% of perplexity"),
         (("--quality", "QUALITY", "--max-loss", "-1%"), "is no loss"),
     ],

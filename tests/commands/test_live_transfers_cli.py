@@ -70,8 +70,8 @@ def test_the_table_says_what_was_measured_and_a_record_of_it_replays(tiny: tuple
 ERRORS = {
     ("--slow-tier", "tape"): "--slow-tier 'tape' is unknown; write disk:DIR, disk:DIR:buffered or pinned",
     ("--slow-tier", "pinned", "--throttle", "4MB"): "--throttle '4MB' is no rate; write 400MB/s, 1GiB/s or none",
-    ("--throttle", "4MB/s"): "--throttle means nothing without --slow-tier; leave it out",
-    ("--threads", "2"): "--threads means nothing without --slow-tier; leave it out",
+    ("--throttle", "4MB/s"): "--throttle requires --slow-tier",
+    ("--threads", "2"): "--threads requires --slow-tier",
     ("--slow-tier", "pinned", "--platform", "phone-ufs4"): "--platform: with --slow-tier times are of this machine",
     ("--slow-tier", "pinned", "--device-map", "auto"): "--device-map: with --slow-tier the model is on one device",
     ("--slow-tier", "pinned", "--routing", "cache_prior"): "routing cache_prior, miss fetch: with --slow-tier a model",

@@ -81,7 +81,7 @@ ERRORS = {
     ("--slow-tier", "tape"): "--slow-tier 'tape' is unknown; write disk:DIR, disk:DIR:buffered or pinned",
     ("--slow-tier", "disk:"): "--slow-tier 'disk:' is unknown",
     ("--throttle", "400MB"): "--throttle '400MB' is no rate; write 400MB/s, 1GiB/s or none",
-    ("--platform", "phone-ufs4"): "--platform: measure runs on this machine and calibrates it; leave the option out",
+    ("--platform", "phone-ufs4"): "--platform",
     ("--tokens", "40"): "the first request of the trace has 12 tokens, not ",
     ("--layers", "5"): "--layers 5: the trace has 2; take at most that",
     ("--device", "cuda:7"): "--device cuda:7: ",

@@ -53,7 +53,7 @@ def test_a_table_per_task_with_every_set_beside_the_unmodified_model(answered) -
     assert table["lru"][2] == table["unmodified"][2], "the same predictions"
     assert float(table["prior cache_prior:lam=1"][0]) < float(table["lru"][0]), "fewer misses"
     assert "perplexity:heldout.txt: 2 texts" in ended.stdout
-    assert "set bits comes one by one: miss lowest_bit:bits=2 rounds an expert" in unfolded(ended.stderr)
+    assert "set bits runs without batches: miss lowest_bit:bits=2 rounds an expert" in unfolded(ended.stderr)
     assert all((folder / "out" / name).exists() for name in FILES)
 
 
@@ -72,7 +72,7 @@ def test_typed_again_nothing_is_asked_and_the_bytes_are_the_same(answered) -> No
     folder, _ = answered
     before = {name: (folder / "out" / name).read_bytes() for name in FILES}
     again = moereplay(*command(folder, "--json"))
-    assert again.returncode == 0 and again.stderr.count("kept from before") == 5
+    assert again.returncode == 0 and again.stderr.count("kept from an earlier run") == 5
     assert {name: (folder / "out" / name).read_bytes() for name in FILES} == before
     rows = {row["set"]: row for row in json.loads(again.stdout)["rows"]}
     assert rows["lru"]["figures"]["live_miss_rate"] == rows["lru"]["figures"]["replayed_miss_rate"]

@@ -167,14 +167,17 @@ def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(moe, tiny, questions, 
 
     stop_at = 0
     with monkeypatch.context() as patch:
-        patch.setattr(RequestMeter, "show", stop)
+        patch.setattr(RequestMeter, "update", stop)
         said = moe(*given, "--out", tmp_path / "a.zarr")
         assert (said.code, said.stderr.splitlines()[-1]) == (130, "interrupted: nothing was recorded")
         assert not list(tmp_path.glob("a.zarr*"))
     interrupt_in_third_prompt(monkeypatch)
     said = moe(*given, "--out", tmp_path / "a.zarr")
-    kept = f"what was recorded is kept in {tmp_path}/a.zarr.partial, the same command with --resume continues"
-    assert (said.code, said.stderr.splitlines()[-1]) == (130, f"interrupted: {kept}")
+    kept = f"what was recorded is kept in {tmp_path}/a.zarr.partial"
+    assert (said.code, said.stderr.splitlines()[-1]) == (
+        130,
+        f"interrupted: {kept}; run the same command with --resume to continue",
+    )
     monkeypatch.undo()
     assert "a.zarr.partial exists, an unfinished recording; rerun with --resume" in refusal(
         moe(*given, "--out", tmp_path / "a.zarr")
@@ -212,7 +215,7 @@ def test_an_error_on_the_way_says_what_is_kept(moe, tiny, questions, tmp_path, m
     monkeypatch.setattr(recording, "continued", exhausted)
     said = moe(tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5, "--out", tmp_path / "a.zarr")
     assert refusal(said).startswith("request 1 (5 tokens given) ran out of memory; use --device-map auto")
-    assert refusal(said).endswith("a.zarr.partial, the same command with --resume continues")
+    assert "a.zarr.partial" in refusal(said) and "--resume" in refusal(said)
     assert open_trace(tmp_path / "a.zarr.partial").requests == 1
 
 
@@ -223,11 +226,11 @@ def test_options_that_make_no_sense_together_are_named(moe, tiny, questions, tmp
     out = ("--out", tmp_path / "a.zarr")
     prompts, text = ("--prompts", questions, "--field", "q"), ("--text", questions)
     wrong = [
-        ((), "what shall the model read? Give one of --prompts FILE, --text FILE, --dataset ID"),
-        ((*prompts, *text), "what shall the model read?"),
-        ((*prompts, "--window", 8), "--window means nothing beside --prompts"),
-        ((*text, "--max-new-tokens", 8), "--max-new-tokens means nothing beside --text"),
-        ((*text, "--chat"), "--chat means nothing beside --text"),
+        ((), "one of --prompts, --text, --dataset"),
+        ((*prompts, *text), "one of --prompts, --text, --dataset"),
+        ((*prompts, "--window", 8), "--window cannot be combined with --prompts"),
+        ((*text, "--max-new-tokens", 8), "--max-new-tokens cannot be combined with --text"),
+        ((*text, "--chat"), "--chat cannot be combined with --text"),
         ((*text, "--window", 8, "--prompt-tokens", 9), "--prompt-tokens 9 exceeds --window 8"),
         ((*prompts, "--top-k", 5), "--top-p and --top-k choose what to sample from; give a --temperature above 0"),
         ((*prompts, "--temperature", 1, "--top-p", 1.5), "--top-p: expected at most 1 (got 1.5)"),
@@ -284,7 +287,7 @@ def test_a_terminal_gets_one_line_that_is_rewritten(capsys, monkeypatch):
     monkeypatch.setattr("moereplay.commands.progress.time.monotonic", lambda: next(clock))
     meter = RequestMeter()
     for done in (0, 1, 1, 2):
-        meter.show(Progress(done, 4, 0, done * 100, done * 90.0))
+        meter.update(Progress(done, 4, 0, done * 100, done * 90.0))
     meter.close()
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
@@ -299,7 +302,7 @@ def test_elsewhere_a_line_comes_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr("moereplay.commands.progress.time.monotonic", lambda: next(clock))
     meter = RequestMeter()
     for done in (1, 2, 3, 4):
-        meter.show(Progress(done, 9, 0, done * 1000, done * 1.0))
+        meter.update(Progress(done, 9, 0, done * 1000, done * 1.0))
     meter.close()
     assert capsys.readouterr().err.splitlines() == [
         "2/9 requests, 1,000 tokens/s, 0:00:07 left",
@@ -311,6 +314,6 @@ def test_the_line_is_cut_to_the_width_of_the_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "20")
     meter = RequestMeter()
-    meter.show(Progress(1, 4, 0, 100, 90.0))
+    meter.update(Progress(1, 4, 0, 100, 90.0))
     meter.close()
     assert capsys.readouterr().err == "\r1/4 requests, 1 tok\n"

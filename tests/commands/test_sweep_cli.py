@@ -286,7 +286,7 @@ def test_ctrl_c_finishes_what_is_in_flight_and_says_how_to_resume(long, tmp_path
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "finishing what is in flight" in said
+    assert "stopping: " in said
     stored = re.search(rf"stopped with (\d+) of {7 * len(CAPACITIES)} done; run the same command to resume", said)
     assert stored
     code, _, said = moereplay("sweep", "run", long / "long.toml", "--out", tmp_path / "out", "--workers", 1)

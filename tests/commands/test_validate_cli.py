@@ -271,7 +271,7 @@ def test_another_model_is_named_by_what_differs(recorded: Recorded, run: Callabl
 
 def test_a_trace_of_a_local_folder_asks_where_it_is(recorded: Recorded, run: Callable[..., Ran]) -> None:
     # a trace holds no path of the machine that it was recorded on
-    assert "recorded from a folder called 'tiny'; say where with --model" in refused(run("validate", recorded.trace))
+    assert "'tiny'; pass --model" in refused(run("validate", recorded.trace))
 
 
 def test_the_model_that_the_trace_names_is_the_default(

@@ -193,9 +193,7 @@ def test_what_is_no_size_of_an_expert_is_refused_with_the_forms(text: str, tmp_p
     (tmp_path / "rows.csv").write_text("request,token,layer,expert_0\n0,0,0,1\n")
     code, _, said = command("import", tmp_path / "rows.csv", "--out", tmp_path / "a.zarr", f"--expert-bytes={text}")
     assert code == 2
-    assert (
-        f"--expert-bytes {text[:40]!r} is no size of an expert; write whole bytes as 1000000, or a size as 10MB" in said
-    )
+    assert f"invalid --expert-bytes {text[:40]!r}: " in said
     assert not (tmp_path / "a.zarr").exists()
 
 
@@ -290,7 +288,7 @@ def test_what_needs_no_torch_is_checked_before_it_is_imported(tmp_path: Path) ->
         (("live", whole, *prompts, "--record", taken), "taken.zarr exists"),
         (("live", whole, *prompts, "--events", tmp_path / "a file" / "e.csv"), "is no folder"),
         (("live", whole, "--trace", tmp_path / "none.zarr"), "none.zarr"),
-        (("validate", elsewhere), "the trace was recorded from a folder called 'mine'; say where with --model"),
+        (("validate", elsewhere), "'mine'; pass --model"),
         (("validate", elsewhere, "--model", tmp_path / "nowhere"), "nowhere does not exist"),
         (("validate", elsewhere, "--model", whole, "--dtype", "float8"), "--dtype 'float8' is unknown"),
         (("validate", elsewhere, "--model", whole, "--eviction", "LRU"), "did you mean lru?"),

@@ -18,8 +18,8 @@ from moereplay.simulator.replay import Plan, plan, report, report_measured, sour
 from moereplay.tracegen.offload.arena import Arena, Copies, Slots, arenas_of
 from moereplay.tracegen.offload.compute import Layers, experts_only, format_at, shape_of
 from moereplay.tracegen.offload.durations import Durations, Step, as_machine
-from moereplay.tracegen.offload.machine import AUTO, Decider, RealMachine, undisturbed, way_of
-from moereplay.tracegen.offload.part import planned
+from moereplay.tracegen.offload.machine import Decider, RealMachine, undisturbed
+from moereplay.tracegen.offload.part import AUTO, planned, way_of
 from moereplay.tracegen.offload.slow_tier import SlowTier, faults_named, throttled
 from moereplay.traces.schema import Trace
 

@@ -15,8 +15,7 @@ import simpy
 from simpy.events import EventPriority
 from torch import Tensor
 
-from moereplay.simulator.compiled.stepper import Stepper, can_step
-from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.compiled.stepper import Stepper
 from moereplay.simulator.interface import FinishedRun
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.reference.machine import COMPUTE, CPU, LINK, Activity, Machine, Span
@@ -26,8 +25,8 @@ from moereplay.simulator.steps import run
 from moereplay.tracegen.offload.arena import Copies, Slots
 from moereplay.tracegen.offload.compute import Layers
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
+from moereplay.tracegen.offload.part import COMPILED
 from moereplay.traces.schema import Trace
-from moereplay.traces.texts import hint
 
 
 class _Asked(NamedTuple):
@@ -293,21 +292,6 @@ def undisturbed() -> Iterator[None]:
 
 
 # -- Who decides in a real run: the compiled engine in steps, or the reference engine.
-
-AUTO, COMPILED, REFERENCE = WAYS = ("auto", "compiled", "reference")
-
-
-def way_of(ready: Plan, wanted: str = AUTO) -> str:
-    """Return the fastest way that this run allows, or the wanted one. Raises ConfigError where it is not possible."""
-    if wanted not in WAYS:
-        raise ConfigError(f"unknown --decisions {wanted!r}: {hint(wanted, WAYS)}")
-    steps = can_step(ready.spec(True))
-    if wanted == COMPILED and not steps:
-        raise ConfigError(
-            f"--decisions {wanted} cannot run misses that a CPU computes, nor prices of platform {ready.machine.name} "
-            "that are more than a number; use reference"
-        )
-    return REFERENCE if wanted == REFERENCE or not steps else COMPILED
 
 
 class Decider:

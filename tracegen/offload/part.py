@@ -11,11 +11,13 @@ import numpy as np
 from moereplay.results.outputs import check_output
 from moereplay.results.result import ResultError
 from moereplay.simulator.capacity import parse_size
+from moereplay.simulator.compiled.stepper import can_step
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import Plan, plan
 from moereplay.traces.dense import resolved
 from moereplay.traces.schema import Geometry, Request, Trace, memory_trace
+from moereplay.traces.texts import hint
 
 PER_LAYER = ("weights", "logits", "residency")
 PER_TOKEN = ("token_ids", "nll")
@@ -66,6 +68,22 @@ def planned(trace: Trace, config: ReplayConfig) -> Plan:
     if len(ready.machine.links) > 1 or ready.machine.tiers:
         raise ConfigError(f"platform {ready.machine.name}: a measured run has one link and no lower tier")
     return ready
+
+
+AUTO, COMPILED, REFERENCE = WAYS = ("auto", "compiled", "reference")
+
+
+def way_of(ready: Plan, wanted: str = AUTO) -> str:
+    """Return the fastest way that this run allows, or the wanted one. Raises ConfigError where it is not possible."""
+    if wanted not in WAYS:
+        raise ConfigError(f"unknown --decisions {wanted!r}: {hint(wanted, WAYS)}")
+    steps = can_step(ready.spec(True))
+    if wanted == COMPILED and not steps:
+        raise ConfigError(
+            f"--decisions {wanted} cannot run misses that a CPU computes, nor prices of platform {ready.machine.name} "
+            "that are more than a number; use reference"
+        )
+    return REFERENCE if wanted == REFERENCE or not steps else COMPILED
 
 
 # -- A slow tier and its throttle as options name them; read before torch is imported.
