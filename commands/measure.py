@@ -63,7 +63,7 @@ def measure(
     out: Annotated[Path | None, typer.Option(help="Folder for the document, platforms and figure.")] = None,
 ) -> None:
     """Run real offloading on this machine under every configuration, and compare its times with replays. MEASURED."""
-    from moereplay.analysis.figures.measured import check_throttles
+    from moereplay.analysis.figures.real_runs import check_throttles
     from moereplay.results.measured import FILE
     from moereplay.results.outputs import check_output
     from moereplay.tracegen.errors import require_torch

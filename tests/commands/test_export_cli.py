@@ -77,7 +77,7 @@ def test_the_memory_of_a_gpu_is_divided_as_recommend_does(tmp_path: Path) -> Non
             "--capacity cannot be combined with --vram",
         ),
         (("miniature", "--format", "llama.cpp", "--out", "a", "--capacity", "x"), "cannot be read"),
-        (("miniature", "--format", "csv", "--out", "a.csv", "--platform", "phone-ufs4"), "beside --vram only"),
+        (("miniature", "--format", "csv", "--out", "a.csv", "--platform", "phone-ufs4"), "--platform requires --vram"),
         (("none.zarr", "--format", "csv", "--out", "a.csv"), "none.zarr does not exist"),
     ],
 )
