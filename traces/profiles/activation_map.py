@@ -73,7 +73,7 @@ def _domains(maps: list[tuple[str, Any]]) -> str:
 
 FORM = Form(
     name="activation_map",
-    summary="maps of experts' activations as models are published with: a count per layer and expert",
+    summary="activation maps published with models: a count per layer and expert",
     formats="FILE.json or FILE.jsonl with layers.N.hits [count of each expert]",
     sniff=sniff,
     read=read,

@@ -38,7 +38,7 @@ def read(path: Path) -> Counts:
 
 FORM = Form(
     name="activation_matrix",
-    summary="activation matrices of MoE-Infinity's sequences, or counts by layer and expert",
+    summary="activation matrices of MoE-Infinity per sequence, or counts by layer and expert",
     formats="FILE.npy of (sequences, layers, experts) with fractions, or of (layers, experts)",
     sniff=sniff,
     read=read,

@@ -110,7 +110,7 @@ def _dense(path: Path) -> Counts:
 
 FORM = Form(
     name="coli_usage",
-    summary="the history of experts that colibri keeps beside a model",
+    summary="use counts that colibri keeps next to a model",
     formats="FILE.coli_usage with `layer expert count` on every line, or inkling's IKU1",
     sniff=sniff,
     read=read,

@@ -98,7 +98,7 @@ def _counts(path: Path, name: str, array: np.ndarray) -> np.ndarray:
 
 FORM = Form(
     name="count_archive",
-    summary="counts of one or several models in an archive, as OLMoE's of its layers 0, 7 and 15",
+    summary="counts of one or several models in an archive, such as OLMoE's of layers 0, 7 and 15",
     formats="FILE.npz with counts or MODEL/TEXTS/counts (layers, experts); of several with --columns counts=MODEL",
     sniff=sniff,
     read=read,

@@ -60,7 +60,7 @@ def _cells(file: Path) -> dict[tuple[int, int], float]:
 
 FORM = Form(
     name="count_table",
-    summary="a table of counts of any program, or SGLang's of each rank",
+    summary="a table of counts from any program, or SGLang's per rank",
     formats="FILE.csv with layer,expert,count or layer_id,expert_id,count, or a folder of them",
     sniff=sniff,
     read=read,

@@ -80,7 +80,7 @@ def _notes(gguf: Gguf, layers: int) -> tuple[str, ...]:
 
 FORM = Form(
     name="imatrix",
-    summary="an importance matrix of llama.cpp: tokens that each expert had",
+    summary="importance matrix of llama.cpp: tokens of each expert",
     formats="FILE.gguf of llama-imatrix, with blk.N.ffn_*_exps.weight.counts",
     sniff=sniff,
     read=read,
