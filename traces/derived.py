@@ -213,7 +213,7 @@ def mapped(folder: Path, manifest: Manifest) -> dict[str, np.ndarray] | None:
         looks[str(folder)] = look(folder.lstat())
         for name, described in manifest.arrays.items():
             file_name = f"{folder}/{name}.npy"
-            with _opened(file_name) as file:
+            with BufferedReader(FileIO(os.open(file_name, os.O_RDONLY | SAFELY))) as file:
                 states[name], looks[file_name] = _state(file), look(os.fstat(file.fileno()))
                 if not _is_whole(file, described, seen.get(name)):
                     return None
@@ -224,10 +224,6 @@ def mapped(folder: Path, manifest: Manifest) -> dict[str, np.ndarray] | None:
         keep(manifest.model_copy(update={"seen": manifest.seen | {str(folder): states}}))
     stands_on(Mapped(looks, _are_settled(states)))
     return arrays
-
-
-def _opened(path: str) -> BufferedReader:
-    return BufferedReader(FileIO(os.open(path, os.O_RDONLY | SAFELY)))
 
 
 def _is_whole(file: BufferedReader, described: Described, seen: State | None) -> bool:

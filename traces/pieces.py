@@ -42,7 +42,8 @@ class Piece(NamedTuple):
 
 def pieces(trace: Trace, first: int, last: int, names: Sequence[str]) -> Iterator[Piece]:
     """Yield requests [first, last) with these arrays. Raises TraceError for damaged rows."""
-    offsets, size = trace.request_offsets, tokens_at_once(_values(trace, names))
+    values = sum(math.prod(row_shape(name, trace.geometry)) for name in names)  # per token
+    offsets, size = trace.request_offsets, tokens_at_once(values)
     request, begin, end = first, int(offsets[first]), int(offsets[last])
     while begin < end:
         done = int(np.searchsorted(offsets, begin + size, "right")) - 1
@@ -78,10 +79,6 @@ def _check_ranges(piece: Piece, begun: int) -> None:
         raise TraceError(f"{len(piece.lengths)} requests with {len(piece.prompts)} prompts; each needs a token")
     if ((piece.prompts < 0) | (piece.prompts > piece.lengths)).any():
         raise TraceError("a prompt is longer than its request; expected 0 to its tokens")
-
-
-def _values(trace: Trace, names: Sequence[str]) -> int:
-    return sum(math.prod(row_shape(name, trace.geometry)) for name in names)
 
 
 # -- `router_bias`, (L, E) f32: a correction that some routers add to scores for choosing experts, not for weighing them

@@ -41,7 +41,7 @@ def scores(router: Router, logits: np.ndarray, bias: np.ndarray | None = None) -
     Scores are comparable across tokens.
     """
     logits = np.asarray(logits, np.float32)
-    plain = _sigmoid(logits) if router.family == "sigmoid_groups" else _softmax(logits, np.ones(logits.shape, bool))
+    plain = _sigmoid(logits) if router.family == "sigmoid_groups" else _softmax(logits)
     return plain if bias is None else plain + np.asarray(bias, np.float32)
 
 
@@ -65,7 +65,8 @@ def weigh(router: Router, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
     if router.family == "sparsemixer":
         weights = _sparsemixer(router.jitter, share, logits, picks, routed)
     else:
-        weights = _of_shares(router, np.take_along_axis(share, picks, -1) * routed)
+        weights = np.take_along_axis(share, picks, -1) * routed
+        weights = _over(weights, _sum_in_order(weights)) if is_shared(router) else weights
     return (weights * router.scale).astype(np.float32)
 
 
@@ -78,13 +79,6 @@ def is_shared(router: Router) -> bool:
     """Return True if the weights of a token's experts are divided by their sum."""
     # DeepSeek-V2 scales but never renormalises, whatever its config says
     return router.family == "topk_softmax" or (router.renormalise and router.family != "softmax_groups")
-
-
-def _of_shares(router: Router, picked: np.ndarray) -> np.ndarray:
-    """Return the shares of the picks (..., k), divided by their sum in rank order if the router does so."""
-    if not is_shared(router):
-        return picked
-    return _over(picked, _sum_in_order(picked))
 
 
 def _sparsemixer(
@@ -143,11 +137,6 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
     return (np.where(logits >= 0, 1.0, small) / (1.0 + small)).astype(np.float32)
 
 
-def _softmax(logits: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Return the f32 softmax over the marked entries of the last axis; other entries are 0."""
-    peak = np.where(among, logits, np.finfo(np.float32).min).max(-1, keepdims=True)
-    return _shares(np.exp(np.where(among, logits - peak, 0)) * among)
-
-
-def _shares(parts: np.ndarray) -> np.ndarray:
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    parts = np.exp(logits - logits.max(-1, keepdims=True))
     return _over(parts, parts.sum(-1, keepdims=True))

@@ -263,14 +263,10 @@ def _persistence(config: Synthetic, reuse: float) -> float:
     def measure(persistence: float) -> float:
         noise = draws.copy()
         _persist(noise, persistence)
-        return _overlap(_choice(geometry, _with_popularity(config, noise)))
+        chosen = _choice(geometry, _with_popularity(config, noise))
+        return _recall(chosen[:-1], chosen[1:])  # reuse by the next token
 
     return _solve(measure, 0.0, 1 - 2.0**-16, reuse, f"reuse {reuse} with Zipf exponent {config.exponent}")
-
-
-def _overlap(chosen: np.ndarray) -> float:
-    """Return the share of each token's experts (T, ..., k) that the next token uses too."""
-    return _recall(chosen[:-1], chosen[1:])
 
 
 def _lookahead(config: Synthetic, logits: np.ndarray, depth: int) -> np.ndarray:

@@ -250,7 +250,10 @@ def check_resets(sample: Sample) -> Finding:
 def check_duplicates(sample: Sample) -> Finding:
     """Check for equal requests, and for requests that begin like an earlier one."""
     lengths = np.diff(sample.trace.request_offsets)
-    keys = [(int(lengths[index]), _hash(sample.chosen[start:stop])) for index, (start, stop) in enumerate(sample.spans)]
+    keys = [
+        (int(lengths[index]), hashlib.blake2b(sample.chosen[start:stop].tobytes()).digest())
+        for index, (start, stop) in enumerate(sample.spans)
+    ]
     most, times = Counter(keys).most_common(1)[0]
     if times > 1:
         same = [index for index, key in enumerate(keys) if key == most]
@@ -341,10 +344,6 @@ def check_router(sample: Sample) -> Finding | None:
     agree = float((np.take_along_axis(choice, picks, -1) >= worst_best)[chosen >= 0].mean())
     text = f"router {router.family} chooses {agree:.1%} of the experts recorded"
     return Finding("router", "ok" if agree >= AGREEMENT else "warning", text)
-
-
-def _hash(rows: np.ndarray) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(rows).tobytes()).digest()
 
 
 CHECKS: tuple[Callable[[Sample], Finding | None], ...] = (

@@ -29,7 +29,7 @@ from moereplay.traces.library.index import (
     read_index,
 )
 from moereplay.traces.lock import Lock
-from moereplay.traces.schema import Request, Trace, TraceError
+from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.store import files_of, open_trace, verify
 from moereplay.traces.texts import in_markdown
 from moereplay.traces.writer import write_trace
@@ -53,7 +53,9 @@ def publish(trace: Trace, out: Path, name: str, licence: str, source: str = "") 
         taken = TraceError(f"{out} has a trace {name} already; choose another --name")
         if listed and (listed.licence != licence or not path.exists()):
             raise taken
-        made = _kept(path, trace) or _written(path, trace)
+        without_tokens = (replace(trace.request(at), token_ids=None) for at in range(trace.requests))
+        made = _kept(path, trace)
+        made = made or write_trace(path, trace.header, without_tokens, trace.router_bias, resumable=False)
         entry = described(made, name, licence, source, prompts_sha256(trace))
         entry = entry.model_copy(update={"files": tuple(_files(made))})
         if listed not in (None, entry):
@@ -78,11 +80,6 @@ def _kept(path: Path, trace: Trace) -> Trace | None:
     if made.header != trace.header or dict(made.array_digests) != rows:
         raise TraceError(f"the library has a trace {path.stem} already, of other rows; choose another --name")
     return made
-
-
-def _written(path: Path, trace: Trace) -> Trace:
-    """Write the trace without its token ids, completely or not at all. Raises TraceError."""
-    return write_trace(path, trace.header, _without_tokens(trace), trace.router_bias, resumable=False)
 
 
 def checked_licence(licence: str) -> str:
@@ -110,10 +107,6 @@ def _named(name: str) -> str:
         return checked_name(name)
     except ValueError as wrong:
         raise TraceError(f"--name: {wrong}") from None
-
-
-def _without_tokens(trace: Trace) -> Iterator[Request]:
-    return (replace(trace.request(at), token_ids=None) for at in range(trace.requests))
 
 
 def _index(out: Path) -> Index:
