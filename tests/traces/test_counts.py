@@ -231,7 +231,7 @@ def test_numbers_that_are_no_counts_are_refused(wrong: float, tmp_path: Path) ->
     counts = np.full((LAYERS, EXPERTS), 1.0)
     counts[1, 2] = wrong
     np.save(tmp_path / "a.npy", counts)
-    assert "is no count" in refusal(tmp_path / "a.npy", "activation_matrix")
+    assert "invalid count" in refusal(tmp_path / "a.npy", "activation_matrix")
     np.save(tmp_path / "b.npy", np.stack([counts, counts]))
     assert "count" in refusal(tmp_path / "b.npy", "activation_matrix")
 
