@@ -162,7 +162,6 @@ PolicyFiles = Annotated[
 ]
 Engine = Annotated[str, typer.Option(help="compiled (fast) or reference (readable); both give the same results.")]
 Workers = Annotated[int, typer.Option(help="Number of parallel replays.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Where = Annotated[
     list[str] | None, typer.Option(help="Only replays with these values: setting=value,value (repeatable).")
 ]

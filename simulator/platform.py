@@ -35,7 +35,6 @@ from moereplay.traces.weight_formats import check_format
 
 MIB = 1 << 20
 MOST_LINKS, MOST_TIERS = 16, 4  #: tiers between the fast and the slow one
-LATEST_NS = 1 << 62  #: at which a step may begin, 146 years: engines add times up in int64
 Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]
 MOST_RATE = 1e18  #: bytes or operations per second
@@ -396,8 +395,3 @@ def _from_one_token(points: Points) -> Points:
 def _ratio(rate: float) -> tuple[int, int]:
     """Return a rate as numerator and denominator; (1, 0) if it is infinite."""
     return (1, 0) if rate == inf else exact(rate).as_integer_ratio()
-
-
-def too_late() -> ConfigError:
-    """Return the error of a run in which a step would begin after LATEST_NS."""
-    return ConfigError("the run takes more than 146 years of simulated time; lower the platform's times")

@@ -68,8 +68,8 @@ from moereplay.simulator.compiled.state import (
     stop_flag,
 )
 from moereplay.simulator.compiled.weights import count_changed, count_unchanged
+from moereplay.simulator.errors import LATEST_NS
 from moereplay.simulator.jit.marks import called, fast
-from moereplay.simulator.platform import LATEST_NS
 
 #: States of the program counter.
 STEP, GATE, LOOK, SUGGEST, SHARE, LOAD, LOADED, START, TURN, RAN, END, OVER = range(12)

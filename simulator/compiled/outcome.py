@@ -40,9 +40,8 @@ from moereplay.simulator.compiled.state import (
     TOO_LATE,
 )
 from moereplay.simulator.config import PolicySet
-from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.errors import ConfigError, too_late
 from moereplay.simulator.interface import RunSpec
-from moereplay.simulator.platform import too_late
 
 
 class FinishedCounters:

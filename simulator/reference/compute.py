@@ -8,8 +8,8 @@ from functools import partial
 
 import simpy
 
+from moereplay.simulator.errors import LATEST_NS, too_late
 from moereplay.simulator.interface import RunSpec
-from moereplay.simulator.platform import LATEST_NS, too_late
 from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.counters import NO_EXPERT, Counters, EventLog
 from moereplay.simulator.reference.gate import Access, Demanded, Gatekeeper, Served
