@@ -209,7 +209,7 @@ def _write(out: Path, document: dict[str, object]) -> None:
 
 
 def _draw(out: Path) -> None:
-    from moereplay.analysis.figures import draw, save
+    from moereplay.analysis.figures.catalogue import draw, save
     from moereplay.results.measured import load
 
     for path in save(draw("measured", load(out)), out / "measured"):

@@ -158,7 +158,7 @@ def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
 
 def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
     """Write picture and numbers, and print the table."""
-    from moereplay.analysis.figures import save
+    from moereplay.analysis.figures.catalogue import save
     from moereplay.analysis.papers.page import Text, page
     from moereplay.analysis.papers.rows import beside, published_frame, rows_of, write_csv
     from moereplay.results.read import routing_of

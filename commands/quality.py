@@ -174,7 +174,7 @@ def _answered(evaluation: Evaluation, tasks: Sequence[Task]) -> pl.DataFrame:
 
 
 def _write(frame: pl.DataFrame, out: Path) -> None:
-    from moereplay.analysis.figures import draw_all, save
+    from moereplay.analysis.figures.catalogue import draw_all, save
     from moereplay.results.files import write_frame
     from moereplay.results.quality import EXAMPLES, FILE, examples_of
 

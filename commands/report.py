@@ -15,7 +15,7 @@ from moereplay.commands.terminal import say, say_left_out
 if TYPE_CHECKING:
     import polars as pl
 
-    from moereplay.analysis.figures import Drawn
+    from moereplay.analysis.figures.catalogue import Drawn
     from moereplay.analysis.report.cases import Material, Source
     from moereplay.simulator.config import ReplayConfig
     from moereplay.traces.schema import Trace
@@ -208,7 +208,7 @@ def plot(
 
     Each figure is written as PNG and SVG, and its numbers as CSV. Figures that the results do not allow are listed.
     """
-    from moereplay.analysis.figures import on_page, save, save_caption, save_numbers
+    from moereplay.analysis.figures.catalogue import on_page, save, save_caption, save_numbers
     from moereplay.sweeps.store import place_of
 
     width = _inches(files.width) if files.width else None
@@ -248,7 +248,7 @@ def _inches(text: str) -> float:
 
 def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str], live: Path | None) -> Drawn:
     """Draw a validation, curves, or replays with their curves; `called` is the folder as the user typed it."""
-    from moereplay.analysis.figures import FIGURES, Drawn, draw_all, draw_curves, unmatched
+    from moereplay.analysis.figures.catalogue import FIGURES, Drawn, draw_all, draw_curves, unmatched
     from moereplay.results import curves, measured, quality, validation
 
     for kind in (quality, measured, validation):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from moereplay.analysis.figures import Drawn
+    from moereplay.analysis.figures.catalogue import Drawn
     from moereplay.traces.schema import Trace
 
 STDOUT = Path("-")  #: stands for standard output where a verb writes one text

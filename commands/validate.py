@@ -220,7 +220,7 @@ def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
 
 def _write(out: Path, found: Sequence[Comparison]) -> None:
     """Write the comparison as Parquet, and its figures."""
-    from moereplay.analysis.figures import draw_all, save
+    from moereplay.analysis.figures.catalogue import draw_all, save
     from moereplay.analysis.validation import to_frame
     from moereplay.results.files import write_frame
     from moereplay.results.result import ResultError

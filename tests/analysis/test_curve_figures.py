@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from matplotlib.axes import Axes
 
-from moereplay.analysis.figures import draw, draw_curves
+from moereplay.analysis.figures.catalogue import draw, draw_curves
 from moereplay.results.curves import load
 from moereplay.results.result import ResultError
 from moereplay.simulator.curves.curve import curve, write_curve

@@ -10,7 +10,16 @@ import polars as pl
 import pytest
 from matplotlib.figure import Figure
 
-from moereplay.analysis.figures import FIGURES, KINDS, draw, draw_all, on_page, save, save_caption, save_numbers
+from moereplay.analysis.figures.catalogue import (
+    FIGURES,
+    KINDS,
+    draw,
+    draw_all,
+    on_page,
+    save,
+    save_caption,
+    save_numbers,
+)
 from moereplay.analysis.metrics import measured, with_ends
 from moereplay.analysis.palette import KNOWN, looks
 from moereplay.results.read import only

@@ -17,7 +17,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from moereplay import policies
-from moereplay.analysis.figures import FIGURES, draw, draw_all, save
+from moereplay.analysis.figures.catalogue import FIGURES, draw, draw_all, save
 from moereplay.analysis.figures.facets import UNSAID
 from moereplay.analysis.figures.sheet import styled
 from moereplay.analysis.metrics import measured
@@ -278,7 +278,7 @@ def test_of_more_capacities_than_a_page_has_columns_the_ends_and_some_between_ar
 PROGRAM = """
 import sys
 from pathlib import Path
-from moereplay.analysis.figures import FIGURES, draw, draw_all, save
+from moereplay.analysis.figures.catalogue import FIGURES, draw, draw_all, save
 from moereplay.analysis.figures.panels import save
 from moereplay.results.stored import load
 frame = load(Path(sys.argv[1]))

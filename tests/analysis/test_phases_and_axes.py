@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from moereplay.analysis.figures import FIGURES, draw, draw_all
+from moereplay.analysis.figures.catalogue import FIGURES, draw, draw_all
 from moereplay.analysis.metrics import measured
 from moereplay.results.read import layers, only
 from tests.kit.drawn import drawn, note, renamed, texts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from moereplay.analysis.figures import draw, draw_all
+from moereplay.analysis.figures.catalogue import draw, draw_all
 from moereplay.analysis.figures.quality import Outcome, families_of, front
 from moereplay.analysis.quality import leading, shown
 from moereplay.results.result import ResultError

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from moereplay.analysis.divergence import Divergence, first_choice, first_divergence
-from moereplay.analysis.figures import VALIDATION_FIGURES, draw, draw_all
+from moereplay.analysis.figures.catalogue import VALIDATION_FIGURES, draw, draw_all
 from moereplay.analysis.figures.sheet import styled
 from moereplay.analysis.validation import (
     Comparison,

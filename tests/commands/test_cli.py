@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from moereplay.analysis.figures import FIGURES
+from moereplay.analysis.figures.catalogue import FIGURES
 from moereplay.commands.terminal import say_when_compiling
 from moereplay.results.counters import COUNTERS
 from moereplay.results.metrics import DOCUMENTED

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.analysis.figures import draw, save
+from moereplay.analysis.figures.catalogue import draw, save
 from moereplay.results.files import to_frame, write_events, write_frame
 from moereplay.results.parts import Part
 from moereplay.results.result import ResultError

@@ -13,7 +13,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from moereplay.analysis.figures import FIGURES
+from moereplay.analysis.figures.catalogue import FIGURES
 from moereplay.commands.report import plot as plot_verb
 from moereplay.commands.sweep import sweep_merge
 from moereplay.commands.sweep import sweep_run as sweep_run_verb

@@ -37,7 +37,7 @@ WARMING += (
     "moereplay.sweeps.tune",
     "moereplay.traces.store",
     "moereplay.traces.writer",
-    "moereplay.analysis.figures",
+    "moereplay.analysis.figures.catalogue",
 )
 WITH_TORCH = (
     "torch",

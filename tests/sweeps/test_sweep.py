@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moereplay.analysis.figures import FIGURES, draw_all
+from moereplay.analysis.figures.catalogue import FIGURES, draw_all
 from moereplay.analysis.metrics import grouped, measured, ranked
 from moereplay.results.counters import COUNTERS
 from moereplay.results.parts import Part
