@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moereplay.sweeps.checks import Checker
+    from moereplay.sweeps.store import Folder
     from moereplay.sweeps.tune import Found, Search
 
 OBJECTIVES = "tpot_ms,mass_share_kept,gb_moved"  #: speed, fidelity and traffic
@@ -53,20 +54,14 @@ def tune(
 
     With --every, the Pareto set and one of every N other trials are also measured, or run live.
     """
-    from moereplay.commands.progress import progress
     from moereplay.results.metrics import named
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import ENGINES
-    from moereplay.sweeps.experiment.expand import platforms
     from moereplay.sweeps.experiment.file import read
     from moereplay.sweeps.jobs import open_traces
-    from moereplay.sweeps.local import LocalExecutor
     from moereplay.sweeps.objects import is_url
-    from moereplay.sweeps.parts import sweep_provenance
-    from moereplay.sweeps.run import NOGIL
     from moereplay.sweeps.store import Folder
     from moereplay.sweeps.tune import Search, check
-    from moereplay.sweeps.tune import tune as search_by
 
     if is_url(out):
         raise ConfigError(f"invalid --out {out}: expected a folder, for the journal of the search")
@@ -78,21 +73,34 @@ def tune(
     checker = _checker(checks, search)
     folder = Folder(Path(out))
     folder.prepare()
-    about = sweep_provenance(file.name, traces, engine, platforms(experiment))
-    executor = LocalExecutor(workers, engine == NOGIL, folder, about)
+    found = _search(search, folder, workers)
+    say(f"wrote {out}/part-*/, every replay; run the same command with more --trials to continue")
+    if checker:
+        _check(checker, search, folder.path, found, checks.every or 1)
+    _print(search, found, as_json)
+
+
+def _search(search: Search, folder: Folder, workers: int) -> list[Found]:
+    """Run or resume a search. An interrupt ends it after the running replays."""
+    from moereplay.commands.progress import progress
+    from moereplay.sweeps.experiment.expand import platforms
+    from moereplay.sweeps.local import LocalExecutor
+    from moereplay.sweeps.parts import sweep_provenance
+    from moereplay.sweeps.run import NOGIL
+    from moereplay.sweeps.tune import tune as search_by
+
+    about = sweep_provenance(search.file.name, search.traces, search.engine, platforms(search.experiment))
+    executor = LocalExecutor(workers, search.engine == NOGIL, folder, about)
     try:
-        kept = f"finished replays are kept in {out}; run the same command to resume"
-        with keeping(lambda: kept), progress(drawing.trials, "trials") as advance, interruptible() as stopping:
+        kept = f"finished replays are kept in {folder.path}; run the same command to resume"
+        with keeping(lambda: kept), progress(search.trials, "trials") as advance, interruptible() as stopping:
             found = search_by(search, folder.path, executor, advance, stopping)
             if stopping():
                 say(f"stopped: {kept}")
                 raise typer.Exit(INTERRUPTED)
     finally:
         executor.close()
-    say(f"wrote {out}/part-*/, every replay; run the same command with more --trials to continue")
-    if checker:
-        _check(checker, search, folder.path, found, checks.every or 1)
-    _print(search, found, as_json)
+    return found
 
 
 def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:

@@ -18,8 +18,8 @@ from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import one_line
 from moereplay.tracegen.quality.answers import Answers, Example, Measure, sha256_of
 from moereplay.tracegen.quality.named import PERPLEXITY, YAML, called_of, check_task_file, content_of
+from moereplay.tracegen.quality.perplexity import Perplexity
 from moereplay.tracegen.quality.session import Session
-from moereplay.tracegen.quality.texts import Perplexity
 from moereplay.tracegen.tokens import check_chat
 from moereplay.traces.texts import nearest
 
