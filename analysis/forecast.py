@@ -36,8 +36,8 @@ from moereplay.analysis.forecast_fit import (
 from moereplay.analysis.quality import Judged, judged
 from moereplay.analysis.tables import FORECAST as HEADS
 from moereplay.analysis.tables import counted
+from moereplay.results.errors import ResultError, unknown
 from moereplay.results.quality import UNMODIFIED
-from moereplay.results.result import ResultError, unknown
 from moereplay.results.settings import KINDS
 
 NLL, KL = "nll", "kl"  #: the measure behind perplexity, and the least noisy one

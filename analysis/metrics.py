@@ -11,10 +11,10 @@ import polars as pl
 from moereplay.analysis.comparisons import PARTS, READ, estimate
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
+from moereplay.results.errors import unknown
 from moereplay.results.metrics import DOCUMENTED, METRICS, MS, RANKED, RATIOS, TIMES, named
 from moereplay.results.read import fields, runs
 from moereplay.results.remarks import synthetic_of
-from moereplay.results.result import unknown
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 
 LOW, HIGH = "_low", "_high"  #: end the columns of an interval

@@ -13,9 +13,10 @@ from typing import Any
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.tables import counted
 from moereplay.analysis.verdict import Entry
+from moereplay.results.errors import unknown
 from moereplay.results.metrics import RANKED, named, values
 from moereplay.results.remarks import assumptions, seconds_in_words, synthetic_of, with_routing
-from moereplay.results.result import Result, unknown
+from moereplay.results.result import Result
 from moereplay.results.settings import EXPERTS, POLICIES, SETTINGS, bare_names
 from moereplay.traces.schema import Trace
 from moereplay.traces.synthetic import synthetic

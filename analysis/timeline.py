@@ -22,7 +22,8 @@ from moereplay.analysis.timeline_moves import (
     stalls_of,
     steps_of,
 )
-from moereplay.results.result import Event, ResultError, Row
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Event, Row
 from moereplay.results.trace_events import Instant, Item, Level, Slice, Track
 from moereplay.traces.passes import Passes
 from moereplay.traces.units import PREFILL

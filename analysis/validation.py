@@ -21,8 +21,9 @@ from moereplay.analysis.divergence import Divergence, first_choice, first_diverg
 from moereplay.analysis.ranking import capacities, of_trace
 from moereplay.analysis.tables import LONG
 from moereplay.results import validation
+from moereplay.results.errors import ResultError
 from moereplay.results.metrics import MISS_RATE, values_of
-from moereplay.results.result import Result, ResultError, Row
+from moereplay.results.result import Result, Row
 from moereplay.results.schema import ROWS_VERSION
 from moereplay.results.settings import POLICIES
 from moereplay.results.validation import LAYER_COUNTERS

@@ -161,8 +161,8 @@ def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
     from moereplay.analysis.figures.catalogue import save
     from moereplay.analysis.papers.page import Text, page
     from moereplay.analysis.papers.rows import beside, published_frame, rows_of, write_csv
+    from moereplay.results.errors import ResultError
     from moereplay.results.read import routing_of
-    from moereplay.results.result import ResultError
 
     out = pages.out
     rows = rows_of(pages.frame, figure.chart, [cell for each in found for cell in _cells(each)], pages.live)

@@ -226,7 +226,7 @@ class Foreseen(NamedTuple):
         Raises ResultError if nothing can be forecast, or nothing is within the largest loss.
         """
         from moereplay.analysis.forecast import refusals, share_of, with_forecasts, within
-        from moereplay.results.result import ResultError
+        from moereplay.results.errors import ResultError
 
         if self.quality is None:
             if self.max_loss is not None:

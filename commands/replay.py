@@ -97,8 +97,8 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 def _check_printed(printed: Printed, as_json: bool) -> None:
     """Raises ConfigError for options of the table, before anything is replayed."""
+    from moereplay.results.errors import unknown
     from moereplay.results.metrics import RANKED
-    from moereplay.results.result import unknown
     from moereplay.simulator.errors import ConfigError
 
     if printed.by not in RANKED:

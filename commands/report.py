@@ -106,7 +106,7 @@ def _traces(
     digests: Sequence[str], provenances: Sequence[Mapping[str, Any]], given: Sequence[Path]
 ) -> dict[str, Source]:
     """Locate each trace by its stored path or the user's. Raises ResultError for a trace of another digest."""
-    from moereplay.results.result import ResultError
+    from moereplay.results.errors import ResultError
     from moereplay.traces.store import open_trace
 
     moved = {opened.digest: (path, opened) for path in given for opened in [open_trace(path)]}

@@ -83,7 +83,7 @@ def sweep_show(
 def _counters(folder: Path, name: str, where: Sequence[str], form: Form, group_by: str) -> pl.DataFrame:
     """Return a table of counters. Raises ResultError or ConfigError."""
     from moereplay.results import read
-    from moereplay.results.result import unknown
+    from moereplay.results.errors import unknown
     from moereplay.results.stored import load
     from moereplay.simulator.errors import ConfigError
 

@@ -222,8 +222,8 @@ def _write(out: Path, found: Sequence[Comparison]) -> None:
     """Write the comparison as Parquet, and its figures."""
     from moereplay.analysis.figures.catalogue import draw_all, save
     from moereplay.analysis.validation import to_frame
+    from moereplay.results.errors import ResultError
     from moereplay.results.files import write_frame
-    from moereplay.results.result import ResultError
     from moereplay.results.validation import FILE
 
     frame = to_frame(found)

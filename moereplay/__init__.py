@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import moereplay.policies.contract as contract
     from moereplay.policies.contract import PolicyError
     from moereplay.policies.files import register as register_policy
-    from moereplay.results.result import Result, ResultError
+    from moereplay.results.errors import ResultError
+    from moereplay.results.result import Result
     from moereplay.simulator.config import ReplayConfig, configure
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import replay

@@ -139,7 +139,7 @@ def options(
 def _user_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions that a user can cause, imported only after an error."""
     from moereplay.policies.contract import PolicyError
-    from moereplay.results.result import ResultError
+    from moereplay.results.errors import ResultError
     from moereplay.simulator.errors import ConfigError
     from moereplay.tracegen.errors import RecordError
     from moereplay.traces.schema import TraceError

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from moereplay.results.errors import ResultError
 from moereplay.results.metrics import values_of
-from moereplay.results.result import Result, ResultError
+from moereplay.results.result import Result
 from moereplay.traces.documents import DocumentError, content, from_json, json_text
 from moereplay.traces.files import write_whole
 from moereplay.traces.frozen import Frozen

@@ -8,8 +8,8 @@ from typing import Any
 
 import polars as pl
 
+from moereplay.results.errors import ResultError
 from moereplay.results.files import damaged, read_parquet, write_frame
-from moereplay.results.result import ResultError
 from moereplay.results.schema import row_digest
 from moereplay.results.settings import OF_CURVES
 

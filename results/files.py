@@ -8,7 +8,8 @@ from pathlib import Path
 
 import polars as pl
 
-from moereplay.results.result import Event, Result, ResultError
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Event, Result
 from moereplay.results.schema import (
     FILE_DIGEST,
     NO_DIGEST,

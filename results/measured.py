@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from moereplay.traces.documents import DocumentError, content, from_json, json_text
 from moereplay.traces.files import write_whole
 

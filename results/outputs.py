@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from moereplay.traces.files import refuse_inside_trace
 
 

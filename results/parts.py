@@ -20,7 +20,7 @@ from typing import Any
 
 import polars as pl
 
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from moereplay.results.schema import ORDER, with_settings
 from moereplay.traces.documents import content, from_json, json_text
 from moereplay.traces.schema import canonical

@@ -13,8 +13,8 @@ from functools import reduce
 import polars as pl
 
 from moereplay.results.counters import heading_of
+from moereplay.results.errors import ResultError, unknown
 from moereplay.results.remarks import ESTIMATE, assumptions, synthetic_of
-from moereplay.results.result import ResultError, unknown
 from moereplay.results.schema import BOUNDS, fields_of
 from moereplay.results.settings import KINDS, OF_A_FILE
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-from moereplay.traces.texts import hint
 
 if TYPE_CHECKING:
     import polars as pl
@@ -67,15 +65,3 @@ class Result:
         from moereplay.results.schema import nested
 
         return nested([self.to_json()], [None], self.kinds)
-
-
-# -- The one error of this package.
-
-
-class ResultError(Exception):
-    """Results cannot be read or drawn as asked; the message names the thing and the fix."""
-
-
-def unknown(kind: str, name: str, known: Collection[str]) -> ResultError:
-    """The refusal of a name, suggesting the nearest one."""
-    return ResultError(f"no {kind} called {name!r}: {hint(name, known)}")

@@ -20,7 +20,7 @@ from typing import Any
 import polars as pl
 
 from moereplay.results.counters import COUNTERS, REQUEST_TIMES, Rows
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from moereplay.results.settings import older, setting_kinds
 from moereplay.traces.schema import canonical
 

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import polars as pl
 
 from moereplay.results.counters import COUNTERS
+from moereplay.results.errors import ResultError
 from moereplay.results.older import stored_files
 from moereplay.results.parts import stored_parts
 from moereplay.results.remarks import SYNTHETIC
-from moereplay.results.result import ResultError
 from moereplay.results.schema import (
     BOUNDS,
     FACTS,

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-from moereplay.results.result import ResultError, Row
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Row
 from moereplay.traces.documents import json_text
 from moereplay.traces.files import whole_file
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import polars as pl
 
+from moereplay.results.errors import ResultError
 from moereplay.results.files import check_columns, check_digests, read_rows
 from moereplay.results.read import ABOUT_FIELDS
-from moereplay.results.result import ResultError, Row
+from moereplay.results.result import Row
 from moereplay.results.schema import FACTS, with_digests
 
 FILE = "validation.parquet"

@@ -15,9 +15,9 @@ from moereplay.analysis.figures.chart import Axis, Chart, Entry, Panel, Point, S
 from moereplay.analysis.figures.facets import Facets, covered, interval_note, joined, lines
 from moereplay.analysis.figures.sheet import is_narrow
 from moereplay.analysis.palette import INK, Look, looks
+from moereplay.results.errors import ResultError
 from moereplay.results.metrics import formula
 from moereplay.results.read import seconds_of
-from moereplay.results.result import ResultError
 
 RING = Look(INK, "o", width=0, size=9.0, hollow=True)
 HIT_RATE = (

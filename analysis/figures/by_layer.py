@@ -14,8 +14,8 @@ from moereplay.analysis.figures.facets import cells, columned, facets, joined, l
 from moereplay.analysis.metrics import with_ratios
 from moereplay.analysis.palette import looks
 from moereplay.results.counters import COUNTERS
+from moereplay.results.errors import ResultError
 from moereplay.results.read import layers
-from moereplay.results.result import ResultError
 
 PASSES = {
     "decode": "Decode passes only.",

@@ -13,7 +13,7 @@ from moereplay.analysis.figures.facets import Facets, facets
 from moereplay.analysis.metrics import measured, with_ends
 from moereplay.analysis.palette import BOUND, DASH_DOTTED, DASHED, DOTTED, LIMIT, Look, look_of
 from moereplay.results.curves import TIDY
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from moereplay.results.settings import OF_CURVES
 from moereplay.traces.texts import digits
 

@@ -14,7 +14,7 @@ from moereplay.analysis.figures.capacities import curves_alone, unmatched
 from moereplay.analysis.figures.chart import Chart
 from moereplay.analysis.figures.panels import KINDS, Picture, rendered, save, save_caption, save_numbers
 from moereplay.analysis.figures.sheet import on_page
-from moereplay.results.result import ResultError, unknown
+from moereplay.results.errors import ResultError, unknown
 
 __all__ = [
     "CHECK_FIGURES",

@@ -29,7 +29,7 @@ from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Rul
 from moereplay.analysis.figures.sheet import DPI, LETTER, NO_BREAK, TEXT_SIZE, Grid, Sheet, Wording, is_narrow, styled
 from moereplay.analysis.palette import INK, MUTED, Look
 from moereplay.analysis.tables import csv
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from moereplay.traces.files import write_whole
 from moereplay.traces.texts import escaped_lines
 

@@ -15,7 +15,8 @@ from moereplay.analysis.forecast_fit import LEVEL, Left, moved, policy_of, tiers
 from moereplay.analysis.metrics import measured, shared
 from moereplay.analysis.palette import BOUND, DASHED, DOTTED, INK, MUTED, Look, in_order, looks
 from moereplay.analysis.quality import Judged, figures, judged, leading
-from moereplay.results.result import ResultError, Row
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Row
 from moereplay.results.settings import POLICIES
 
 FRONT, FRONT_NAME = Look(INK, dash=DOTTED, width=0.9), "best trade-offs"

@@ -23,7 +23,7 @@ from moereplay.analysis.figures.facets import DIGEST, MOST_COLUMNS, MOST_ROWS, N
 from moereplay.analysis.metrics import measured as tidied
 from moereplay.analysis.palette import MUTED, Look, looks
 from moereplay.results.counters import COUNTERS
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from moereplay.results.settings import NAMES
 
 LABELS = {"measured": "MEASURED beside SIMULATED", "live": "LIVE, emulated, beside SIMULATED"}

@@ -19,7 +19,7 @@ from moereplay.analysis.figures.panels import from_zero
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording, styled
 from moereplay.analysis.palette import INK, Look, in_order
 from moereplay.results.chart import BOUND, Chart
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 
 MOST_PANELS = 24  #: on a page
 #: Columns that are shares, with axes in percent.

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from moereplay.policies.contract import PolicyError
 from moereplay.results.chart import Chart
+from moereplay.results.errors import unknown
 from moereplay.results.parts import stored
-from moereplay.results.result import unknown
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.presets import preset
 from moereplay.simulator.replay import ENGINES, plan

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from moereplay.analysis.figures.catalogue import draw, draw_curves
 from moereplay.results.curves import load
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from moereplay.simulator.curves.curve import curve, write_curve
 from moereplay.sweeps.grid import decide
 from moereplay.traces.schema import Trace

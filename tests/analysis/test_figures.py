@@ -22,9 +22,10 @@ from moereplay.analysis.figures.facets import UNSAID
 from moereplay.analysis.figures.sheet import styled
 from moereplay.analysis.metrics import measured
 from moereplay.analysis.palette import KNOWN, Look, look_of, looks
+from moereplay.results.errors import ResultError
 from moereplay.results.files import to_frame
 from moereplay.results.read import layers, only, runs
-from moereplay.results.result import ResultError, Row
+from moereplay.results.result import Row
 from moereplay.simulator.config import ReplayConfig
 from moereplay.traces.schema import Geometry
 from tests.kit.drawn import drawn, legend, note, renamed, texts

@@ -30,7 +30,7 @@ from moereplay.analysis.forecast_fit import (
 )
 from moereplay.analysis.forecast_page import by_policy, coverage, in_words, shown, signal
 from moereplay.analysis.quality import judged
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from tests.kit.quality_rows import ASSIGNMENTS, MASS, TASK, Loss, changed, counters_of, quality_frame
 
 #: Settings of sets by the kind of change that they make.

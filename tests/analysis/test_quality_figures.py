@@ -8,7 +8,7 @@ import pytest
 from moereplay.analysis.figures.catalogue import draw, draw_all
 from moereplay.analysis.figures.quality import Outcome, families_of, front
 from moereplay.analysis.quality import leading, shown
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from tests.kit.quality_rows import changed, quality_frame
 
 SETS = {

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 
 from moereplay.analysis.timeline import CACHE, COMPUTE, CPU, FILLS, LINKS, PASSES, QUEUE, STALLS, Timeline, limited
 from moereplay.analysis.timeline_moves import Machine
-from moereplay.results.result import ResultError, Row
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Row
 from moereplay.results.trace_events import Instant, Item, Level, Slice, Track, write_items
 from moereplay.simulator.times import homes
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens

@@ -19,7 +19,7 @@ from moereplay.commands.sweep import sweep_merge
 from moereplay.commands.sweep import sweep_run as sweep_run_verb
 from moereplay.commands.sweep_results import sweep_compare
 from moereplay.commands.sweep_results import sweep_show as sweep_show_verb
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from tests.kit.command import in_python, unfolded
 from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
 

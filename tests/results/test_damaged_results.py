@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from moereplay.results import curves, parts
+from moereplay.results.errors import ResultError
 from moereplay.results.parts import PROVENANCE, stored
-from moereplay.results.result import ResultError
 from moereplay.results.schema import FILE_DIGEST
 from moereplay.results.stored import errors, load
 from moereplay.simulator.config import configure

@@ -23,7 +23,7 @@ from moereplay.analysis.checks import (
     with_checks,
 )
 from moereplay.results.checks import Check, How, Side, load, path_of, write
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.checks import Checks, Run, chosen

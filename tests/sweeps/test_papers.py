@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moereplay.results.result import ResultError
+from moereplay.results.errors import ResultError
 from moereplay.sweeps.papers.figures import (
     ORACLE,
     PAPERS,

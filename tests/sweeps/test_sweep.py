@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from moereplay.analysis.figures.catalogue import FIGURES, draw_all
 from moereplay.analysis.metrics import grouped, measured, ranked
 from moereplay.results.counters import COUNTERS
+from moereplay.results.errors import ResultError
 from moereplay.results.parts import Part
 from moereplay.results.read import filtered
-from moereplay.results.result import ResultError
 from moereplay.results.stored import errors, load
 from moereplay.results.tables import frame_bytes
 from moereplay.simulator.config import configure

@@ -13,8 +13,8 @@ import pytest
 
 from moereplay.analysis.forecast import points_of
 from moereplay.analysis.quality import document, judged, tables
+from moereplay.results.errors import ResultError
 from moereplay.results.quality import UNMODIFIED, counted_by, examples_of
-from moereplay.results.result import ResultError
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay

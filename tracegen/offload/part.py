@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moereplay.results.errors import ResultError
 from moereplay.results.outputs import check_output
-from moereplay.results.result import ResultError
 from moereplay.simulator.capacity import parse_size
 from moereplay.simulator.compiled.stepper import can_step
 from moereplay.simulator.config import ReplayConfig

@@ -1,0 +1,16 @@
+"""The error of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from moereplay.traces.texts import hint
+
+
+class ResultError(Exception):
+    """Results cannot be read or drawn as asked; the message names the thing and the fix."""
+
+
+def unknown(kind: str, name: str, known: Collection[str]) -> ResultError:
+    """The refusal of a name, suggesting the nearest one."""
+    return ResultError(f"no {kind} called {name!r}: {hint(name, known)}")
