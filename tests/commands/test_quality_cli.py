@@ -97,7 +97,7 @@ REFUSED = (
     (("--tasks", f"perplexity:{TEXT},perplexity:{TEXT}"), "--tasks has two tasks called perplexity:heldout.txt"),
     (("--sets", "none.toml"), "none.toml: No such file"),
     (("--device", "gpu"), "torch has no such device"),
-    (("--out", TEXT), "is no folder"),
+    (("--out", TEXT), "is not a folder"),
 )
 
 

@@ -286,7 +286,7 @@ def test_what_needs_no_torch_is_checked_before_it_is_imported(tmp_path: Path) ->
         (("live", whole, *prompts, "--platform", "a100"), "no platform called 'a100'"),
         (("live", whole, *prompts, "--eviction", "belady"), "needs the future, which a live run does not know"),
         (("live", whole, *prompts, "--record", taken), "taken.zarr exists"),
-        (("live", whole, *prompts, "--events", tmp_path / "a file" / "e.csv"), "is no folder"),
+        (("live", whole, *prompts, "--events", tmp_path / "a file" / "e.csv"), "is not a folder"),
         (("live", whole, "--trace", tmp_path / "none.zarr"), "none.zarr"),
         (("validate", elsewhere), "'mine'; pass --model"),
         (("validate", elsewhere, "--model", tmp_path / "nowhere"), "nowhere does not exist"),

@@ -151,7 +151,7 @@ def test_a_profile_of_counts_is_what_a_replay_takes(tmp_path: Path) -> None:
         (("--out", "a.json", "--expert-bytes", "9"), "--expert-bytes means nothing for counts"),
         (("--out", "a.json", "--model", "olmoe-1b-7b"), "choose the model that was counted"),
         (("--out", "there.json"), "it exists"),
-        (("--out", "m.coli_usage/a.json"), "is no folder"),
+        (("--out", "m.coli_usage/a.json"), "is not a folder"),
     ],
 )
 def test_what_means_nothing_for_counts_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
