@@ -107,7 +107,7 @@ def _fetched(source: str, revision: str | None) -> Folder:
     except errors.GatedRepoError:
         raise RecordError(f"{source} is gated: accept its terms on huggingface.co, then `hf auth login`") from None
     except errors.RepositoryNotFoundError:
-        raise RecordError(f"{source} is no folder here and no model on the Hugging Face hub (or private)") from None
+        raise RecordError(f"{source} is neither a folder here nor a model on the Hugging Face hub (or private)") from None
     except errors.RevisionNotFoundError:
         raise RecordError(f"{source} has no revision {revision!r} on the Hugging Face hub") from None
     except errors.LocalEntryNotFoundError:
@@ -126,7 +126,7 @@ def one_line(error: BaseException) -> str:
 
 def _offline(source: str) -> str:
     fix = f"run `hf download {source} --local-dir DIR` on a connected machine and pass DIR, or set HF_HOME to its cache"
-    return f"{source} is no folder here, and the Hugging Face hub cannot be reached; {fix}"
+    return f"{source} is not a folder here, and the Hugging Face hub cannot be reached; {fix}"
 
 
 def read_config(folder: Folder) -> dict[str, Any]:
