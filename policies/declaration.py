@@ -41,7 +41,9 @@ MOST_BITS = 64
 def check(policy: object) -> Policy:
     """Return the object if it is a policy. Raises ValueError naming what its declaration lacks."""
     if not isinstance(policy, CLASSES):
-        raise ValueError(f"POLICY is no Routing, Prefetch, Eviction or Miss of policies.contract, it is {policy!r}")
+        raise ValueError(
+            f"invalid POLICY {policy!r}: expected Routing, Prefetch, Eviction or Miss of policies.contract"
+        )
     _check_words(policy)
     _check_params(policy.params)
     _check_memory(policy.memory)
@@ -75,9 +77,9 @@ def check_result(hook: Hook, result: object) -> None:
     name, wanted = hook.name, hook.result
     if type(result) is not wanted:
         expected = "nothing" if wanted is NoneType else f"an {wanted.__name__}" if wanted is int else "True or False"
-        raise ValueError(f"hook {name} returned {result!r}; {expected} was expected")
+        raise ValueError(f"hook {name} returned {result!r}; expected {expected}")
     if wanted is int and not fits(result):
-        raise ValueError(f"hook {name} returned {result}, which is no integer of {BITS} bits")
+        raise ValueError(f"hook {name} returned {result}; expected an integer of {BITS} bits")
 
 
 def fits(number: Any) -> bool:
@@ -98,7 +100,7 @@ def _check_words(policy: Policy) -> None:
 
 def _check_params(params: tuple[Parameter, ...]) -> None:
     if not isinstance(params, tuple) or not all(isinstance(param, Number | Choice | Numbers) for param in params):
-        raise ValueError("params is no tuple of Number, Choice and Numbers; write params=(Number(...),)")
+        raise ValueError("invalid params: expected a tuple of Number, Choice and Numbers, as in params=(Number(...),)")
     names = [param.name for param in params]
     if len(set(names)) < len(names):
         raise ValueError(f"params name {max(names, key=names.count)!r} twice")
@@ -143,7 +145,7 @@ def _check_kind(policy: Policy) -> None:
 
 def _check_memory(memory: object) -> None:
     if not isinstance(memory, Memory):
-        raise ValueError("memory is no policies.contract.Memory; write memory=Memory(rows=...)")
+        raise ValueError("invalid memory: expected policies.contract.Memory, as in memory=Memory(rows=...)")
     for name, columns in vars(memory).items():
         _check_count(f"{name} of memory", columns, "how many columns")
 

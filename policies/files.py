@@ -56,7 +56,7 @@ def blamed(error: BaseException) -> str | None:
     for path, line in reversed(lines):
         if path in _contents:
             return _at(path, line, f"{type(error).__name__}: {error}")
-    return blamed(error.__cause__) if error.__cause__ else None  # SimPy raises a copy that knows no lines
+    return blamed(error.__cause__) if error.__cause__ else None  # SimPy raises a copy without lines
 
 
 def complaint(hook: Any, what: str, line: int = 0) -> PolicyError:
@@ -83,10 +83,10 @@ def documentation(policy: Policy) -> str:
 def _content(path: Path) -> bytes:
     """Read the file. Raises OSError, or PolicyError for an endless one: a pipe or a device."""
     if "\0" in str(path):
-        raise PolicyError(f"{path} is no path: it has a zero byte")
+        raise PolicyError(f"invalid path {path}: it contains a zero byte")
     found = path.stat()
     if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode) or found.st_size > MOST_BYTES:
-        raise PolicyError(f"{path} is no file of Python of at most {MOST_BYTES:,} bytes; check the path")
+        raise PolicyError(f"invalid policy file {path}: expected a regular file of at most {MOST_BYTES:,} bytes")
     return path.read_bytes()
 
 
@@ -124,7 +124,7 @@ def _declared(path: str, content: bytes, version: str) -> Policy:
     """Return the file's POLICY, checked. Raises PolicyError."""
     module = _run(path, content, _module_name(version))
     if not hasattr(module, "POLICY"):
-        raise PolicyError(f"{path}: there is no POLICY; end the file in POLICY = Eviction(...), or another kind")
+        raise PolicyError(f"{path}: missing POLICY: end the file with POLICY = Eviction(...), or another kind")
     try:
         return check(module.POLICY)
     except Exception as error:

@@ -50,7 +50,9 @@ def parse(kind: str, text: str) -> Chosen[Any]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise PolicyError(f"{kind} {name}: {setting!r} is no key=value; write {name}:key=value")
+            raise PolicyError(
+                f"{kind} {name}: invalid parameter {setting!r}: expected key=value, as in {name}:key=value"
+            )
         if key in given:
             raise PolicyError(f"{kind} {name}: {key} is given twice; keep one")
         given[key] = _value(policy, _parameter(policy, key), value)

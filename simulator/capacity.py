@@ -74,9 +74,9 @@ def parse_capacity(
     for index, (pool, size) in enumerate(zip(pools, largest, strict=True)):
         if pool < size:
             where = f"layer {index}'s pool" if scope == "per_layer" else "the pool"
-            beside = f" beside {reserved:,} of side buffers" if reserved else ""
+            buffers = f" after {reserved:,} of side buffers" if reserved else ""
             raise ConfigError(
-                f"capacity {text} gives {where} {pool:,} bytes{beside}, less than one expert of {size:,}; raise it"
+                f"capacity {text} gives {where} {pool:,} bytes{buffers}, less than one expert of {size:,}; raise it"
             )
     return _described(pools, geometry, tiers[0], per_token)
 
@@ -128,7 +128,7 @@ def _total(text: str, geometry: Geometry) -> Fraction:
         return Fraction(match[1]) * _all_bytes(geometry.expert_bytes, geometry) / (geometry.layers * geometry.experts)
     if match := re.fullmatch(rf"{NUMBER}/layer", text):
         return Fraction(match[1]) * sum(geometry.expert_bytes)
-    raise ConfigError(f"capacity {text!r} cannot be read; write {FORMS}")
+    raise ConfigError(f"invalid capacity {text!r}: expected {FORMS}")
 
 
 def parse_size(text: str) -> Fraction | None:
@@ -189,15 +189,15 @@ def cliff(
 
 # memory
 
-CONTEXT = 4096  #: positions in the KV cache, assumed where nobody says
-RUNTIME = 500_000_000  #: bytes, assumed where nobody says: buffers, the engine's code, an accelerator's context
+CONTEXT = 4096  #: positions in the KV cache, assumed by default
+RUNTIME = 500_000_000  #: bytes, assumed by default: buffers, the engine's code, an accelerator's context
 
 
 class Memory(NamedTuple):
     """Division of a fast memory, in bytes."""
 
     total_bytes: int
-    dense_bytes: int  #: weights of everything that is no routed expert; `traces/dense.py` says which are counted
+    dense_bytes: int  #: weights of everything except routed experts; `traces/dense.py` says which are counted
     kv_bytes: int
     runtime_bytes: int
 
@@ -251,7 +251,7 @@ def size_of(text: str, what: str) -> int:
     """Return the bytes of `8GB` or `7.5GiB`. Raises ConfigError naming the option `what`."""
     size = parse_size(text)
     if size is None:
-        raise ConfigError(f"--{what} {shown(text)!r} is no size; write for example 8GB or 7.5GiB")
+        raise ConfigError(f"invalid --{what} {shown(text)!r}: expected a size such as 8GB or 7.5GiB")
     return int(size)
 
 

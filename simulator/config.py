@@ -149,8 +149,8 @@ class ReplayConfig(Frozen):
         settings = self._fitted(demand.geometry.expert_bits).spelled_out() | {
             "platform": platform(self.platform).figures()
         }
-        unsaid = {name for name, default in older().items() if getattr(self, name) == default}
-        counted = {name: value for name, value in settings.items() if name not in unsaid}
+        newer = {name for name, default in older().items() if getattr(self, name) == default}
+        counted = {name: value for name, value in settings.items() if name not in newer}
         document = [SEMANTICS_VERSION, demand.digest, counted]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
@@ -233,7 +233,7 @@ def parse_reset(text: str) -> int:
         return {"never": 0, "request": -1}[text]
     if tokens := whole(text):
         return tokens
-    raise ValueError(f"reset {text!r} is unknown; use never, request or a number of tokens")
+    raise ValueError(f"unknown reset {text!r}: use never, request or a number of tokens")
 
 
 def configure(**settings: object) -> ReplayConfig:

@@ -95,9 +95,9 @@ class Link(Wire):
     later: ClassVar = Wire.later | {"first_piece"}
 
     first_piece: Share = 1.0  #: of an expert's bytes: when these are there its compute may begin
-    #: How many of each layer's experts lie behind it, in proportion to the shares of the others; equal parts unsaid.
+    #: How many of each layer's experts lie behind it, in proportion to the shares of the others; default: equal parts.
     share: float | None = Field(default=None, ge=1e-6, le=1e6)
-    tier: str = Field(default="", alias="from")  #: what it reads, a name only; the platform's slow tier unsaid
+    tier: str = Field(default="", alias="from")  #: what it reads, a name only; default: the platform's slow tier
 
     @property
     def first_millionths(self) -> int:
@@ -136,7 +136,7 @@ class Roofline(Sparse):
     launch_ns: Ns = 0
     by_tokens: Points = ()  #: what many tokens take, in times of what one takes; in proportion beyond the last
     formats: dict[str, Rate] = Field(default_factory=dict)  #: bytes/s of weights in a format, not `memory_bytes_per_s`
-    kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; no time unsaid
+    kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; default: no time
 
     @field_validator("by_tokens")
     @classmethod
@@ -177,7 +177,7 @@ class Measured(Sparse):
     dense_by_tokens: Points = ()  #: what many tokens take, in times of what one takes; in proportion beyond the last
     expert_by_tokens: Points = ()  #: the same of an expert, in place of `expert_ns_per_token`
     expert_by_size: Points = ()  #: by bytes of the copy, in times of `expert_ns`; constant beyond both ends
-    kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; no time unsaid
+    kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; default: no time
 
     @field_validator("dense_by_tokens", "expert_by_tokens")
     @classmethod

@@ -95,7 +95,7 @@ class Plan:
             return None
         return (
             "dense layers take no time, unless --dense says how many bytes they have: the trace does not say what its "
-            "model has beside routed experts; import it with --model"
+            "model has besides routed experts; import it with --model"
         )
 
     @property
@@ -161,7 +161,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
 def check_engine(name: str) -> None:
     """Raises ConfigError for an engine that does not exist."""
     if name not in ENGINES:
-        raise ConfigError(f"no engine called {name!r}: {hint(name, ENGINES)}")
+        raise ConfigError(f"unknown engine {name!r}: {hint(name, ENGINES)}")
 
 
 def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = ENGINES[0]) -> Result:

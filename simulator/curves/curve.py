@@ -5,7 +5,7 @@ Exact, and equal to the replays of `lru` and `belady` with `miss=fetch`, where n
 - LRU of equal or unequal bytes is a stack algorithm here, because victims leave strictly in order of last use until
   what comes in fits: a cache of C bytes holds the longest top of the stack that fits C.
 - Belady is one if a pool's experts are of equal bytes; `belady.py` says how. Otherwise more room can cost hits.
-- Relaxed Belady is no replay's: it may keep of cache and demand what the fast tier could not hold at once.
+- Relaxed Belady corresponds to no replay: it may keep experts that the fast tier could not hold at once.
 - A step that does not fit its pool pushes its own experts out as they are computed, so times decide which are left.
   Where that can matter the capacity is *undecided*; `sweeps/grid.py` replays it on a machine.
 """
@@ -146,12 +146,12 @@ def settings(
     config = configure(eviction=replayed, scope=scope, passes=passes, reset=reset, contract=contract)
     if policy not in POLICIES:
         raise ConfigError(
-            f"no curve of {policy}: it is no stack algorithm, or not known to be one ({', '.join(POLICIES)} are); "
+            f"no curve of {policy}: it is not known to be a stack algorithm ({', '.join(POLICIES)} are); "
             "replay the capacities that matter"
         )
     if policy not in offered(geometry, scope):
         raise ConfigError(
-            f"no curve of {policy} in a pool of unequal bytes: it is no stack algorithm there, more room can cost "
+            f"no curve of {policy} in a pool of unequal bytes: it is not a stack algorithm there, more room can cost "
             "hits; use scope per_layer, or replay the capacities that matter"
         )
     return config

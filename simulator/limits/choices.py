@@ -68,7 +68,7 @@ class Block(NamedTuple):
     expert: np.ndarray
     share: np.ndarray
     forced: np.ndarray  #: bool
-    need: np.ndarray  #: (rows, L), beside what is forced
+    need: np.ndarray  #: (rows, L), in addition to forced ones
     most: np.ndarray  #: (rows, L)
 
 
@@ -84,11 +84,13 @@ def freedom(trace: Trace, top_m: str, top_j: int, mass: float | None) -> Freedom
         )
     if mass is not None:
         if not 1 / MILLION <= mass <= 1 or top_j:
-            raise ConfigError(f"--mass {mass:g}: expected a share above 0, at most 1, and no --top-j beside it")
+            raise ConfigError(f"invalid --mass {mass:g}: expected a share above 0, at most 1, without --top-j")
         return Freedom(mass=round(mass * MILLION))
     times, digits = top_m.endswith("k"), whole(top_m.removesuffix("k"))
     if not digits:
-        raise ConfigError(f"--top-m {top_m!r} is no number of experts; write 12, or 2k for twice the k of the model")
+        raise ConfigError(
+            f"invalid --top-m {top_m!r}: expected a number of experts, or 2k for twice the k of the model"
+        )
     most = min(digits * (geometry.k if times else 1), geometry.experts)
     if most < geometry.k or not 0 <= top_j <= geometry.k:
         raise ConfigError(

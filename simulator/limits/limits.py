@@ -102,7 +102,7 @@ def _pools(trace: Trace, bound: Bound, plan: Passes, rules: Choices) -> Pools:
 
 NOT_FETCHED = "no least time where a miss may be dropped, substituted or computed on the CPU: its bytes need not cross"
 OTHER_PRECISIONS = "no least time where misses are fetched at several precisions: a copy's bytes are not known"
-BESIDE = "no least time with side buffers: they hold experts beside the cache"
+BESIDE = "no least time with side buffers: they hold experts outside the cache"
 OTHER_DEMAND = "no least time where routing changes the demand"
 NOTHING_DECODED = "no tokens/s: nothing is decoded; see --passes"
 

@@ -108,18 +108,18 @@ def _tables(machine: Platform, document: dict[str, Any]) -> dict[str, dict[str, 
     links = {f"links.{row}" if "links" in document else "link": table for row, table in enumerate(rows)}
     tiers = {f"tiers.{row}": table for row, table in enumerate(document.get("tiers", ()))}
     for link, row in zip(machine.wires, [*rows, *tiers.values()], strict=True):
-        row.update(_unsaid(link, row))
+        row.update(_defaults(link, row))
     others = {name: getattr(machine, name) for name in ("compute", "cpu", "contention", "loading")}
     for name, part in others.items():
         if part is not None:
-            document[name] = document.get(name, {}) | _unsaid(part, document.get(name, {}))
+            document[name] = document.get(name, {}) | _defaults(part, document.get(name, {}))
     named = {name: document[name] for name, part in others.items() if part is not None}
     formats = {f"{name}.formats": table["formats"] for name, table in named.items() if table.get("formats")}
     own = {name: getattr(machine, name) for name in ("overlap", "memory_bytes", "fault_ns")}
     return {"": own} | links | tiers | named | formats
 
 
-def _unsaid(part: Sparse, table: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(part: Sparse, table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(part, name) for name in sorted(part.later) if name not in table}
 
 
@@ -127,13 +127,13 @@ def _read(name: str) -> dict[str, Any]:
     """Return the tables of a platform's file."""
     if name not in NAMES and not name.endswith(".toml"):
         called = Path(name).name
-        raise ConfigError(f"no platform called {called!r}: {hint(called, NAMES, 'give a .toml file, or choose from')}")
+        raise ConfigError(f"unknown platform {called!r}: {hint(called, NAMES, 'give a .toml file, or choose from')}")
     try:
         return dict(from_toml(_text(name)))
     except OSError as error:
         raise ConfigError(f"cannot read platform file {name}: {error.strerror}; check the path") from None
     except DocumentError as error:
-        raise ConfigError(f"platform {name} is no valid TOML: {error}") from None
+        raise ConfigError(f"platform {name} is not valid TOML: {error}") from None
 
 
 def _text(name: str) -> str | bytes:

@@ -56,7 +56,7 @@ class Preset(Frozen):
 def preset(name: str) -> Preset:
     """Return the preset of that name. Raises ConfigError, suggesting the nearest name."""
     if name not in NAMES:
-        raise ConfigError(f"no preset called {name!r}: {hint(name, NAMES)}")
+        raise ConfigError(f"unknown preset {name!r}: {hint(name, NAMES)}")
     if name.endswith(LEAST_STALE):
         return _with_least_stale(preset(name.removesuffix(LEAST_STALE)))
     return _parse(files("moereplay.simulator.presets").joinpath(f"{name}.toml").read_text("utf-8"), name)

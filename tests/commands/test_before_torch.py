@@ -49,7 +49,7 @@ SETTINGS = (
     ("--prefetch top_k:depth=100", "is not an integer from 1 to 8"),
     ("--miss nope", "no miss policy called 'nope'"),
     ("--routing nope", "no routing policy called 'nope'"),
-    ("--preset nope", "no preset called 'nope'"),
+    ("--preset nope", "unknown preset 'nope'"),
     ("--policy-file none.py", "none.py: No such file"),
     ("--nope", "No such option"),
 )
@@ -93,7 +93,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("validate miniature --sets none.toml", "none.toml: No such file"),
         ("validate miniature --sets text.txt", "text.txt"),
         ("validate miniature --eviction belady", "needs the future"),
-        ("validate miniature --platform nope", "no platform called 'nope'"),
+        ("validate miniature --platform nope", "unknown platform 'nope'"),
         ("validate miniature --requests 0", "--requests"),
         ("validate miniature --out text.txt", "text.txt is not a folder"),
     ],

@@ -146,7 +146,7 @@ REFUSALS = {
     "empty entry": (["TRACE", "--eviction", "lru,"], "''"),
     "two documents": (["TRACE", "--json"], "--json takes one policy"),
     "unknown platform": (["TRACE", "--platform", "a100-5gb"], "did you mean a100-5gbps?"),
-    "unknown engine": (["TRACE", "--engine", "warp"], "no engine called 'warp': choose from "),
+    "unknown engine": (["TRACE", "--engine", "warp"], "unknown engine 'warp': choose from "),
     "unknown contract": (["TRACE", "--contract", "loose"], "atomic"),
     "unknown passes": (["TRACE", "--passes", "all"], "use recorded, token, chunk:N, decode:N or batch:N"),
     "unknown reset": (["TRACE", "--reset", "often"], "never, request or a number"),

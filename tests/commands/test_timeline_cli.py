@@ -13,8 +13,7 @@ import pytest
 
 from moereplay.analysis.timeline import COMPUTE, FILLS, LINKS, PASSES, STALLS, Timeline, limited
 from moereplay.analysis.timeline_moves import Machine
-from moereplay.results.errors import ResultError
-from moereplay.results.result import Event
+from moereplay.results.result import Event, ResultError
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace
@@ -97,12 +96,12 @@ def test_some_passes_are_those_of_the_whole_file(written: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--eviction", "lru,fifo"), "expand to 2"),
+        (("--eviction", "lru,fifo"), "these lists make 2"),
         (("--out", "x.parquet"), ".json or .json.gz"),
         (("--out", "-"), ".json or .json.gz"),
-        (("--out", "file/x.json"), "is not a folder"),
-        (("--first-pass", 198), "0 to 197"),
-        (("--engine", "fast"), "no engine called"),
+        (("--out", "file/x.json"), "is no folder"),
+        (("--first-pass", 198), "the last pass of this replay is 197"),
+        (("--engine", "fast"), "unknown engine"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(

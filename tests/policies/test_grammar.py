@@ -108,7 +108,7 @@ def test_slots_are_found_by_name():
         ("prefetch", "top_k:factr=2", "prefetch top_k has no parameter 'factr': did you mean factor?"),
         ("prefetch", "top_k:zzz=2", "it has factor, depth, source"),
         ("eviction", "fifo:x=1", "eviction fifo has no parameters, so no 'x'"),
-        ("prefetch", "top_k:2", "'2' is no key=value; write top_k:key=value"),
+        ("prefetch", "top_k:2", "invalid parameter '2'"),
         ("prefetch", "top_k:depth=1.5", "prefetch top_k: depth=1.5 is not an integer from 1 to 8"),
         ("prefetch", "top_k:depth=9", "depth=9 is not an integer from 1 to 8"),
         ("prefetch", "top_k:factor=nan", "factor=nan is not a number from 0 to 64"),

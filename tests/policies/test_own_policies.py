@@ -174,8 +174,8 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
     "import": (lambda text: text.replace("import Ev", "import v", 1), "mine.py:3: ImportError: cannot import name"),
     "unknown field": (lambda text: text.replace("key=key", "kee=key"), "mine.py:11: TypeError"),
     "no hook": (lambda text: text.replace(", key=key", ""), "mine.py:11: an eviction policy gives one hook of key and"),
-    "no policy": (lambda text: text.replace("POLICY", "Policy"), "mine.py: there is no POLICY; end the file in POLICY"),
-    "no policy but text": (lambda text: text + 'POLICY = "newest"\n', "mine.py:12: POLICY is no Routing, Prefetch, "),
+    "no policy": (lambda text: text.replace("POLICY", "Policy"), "mine.py: missing POLICY"),
+    "no policy but text": (lambda text: text + 'POLICY = "newest"\n', "mine.py:12: invalid POLICY"),
     "taken name": (
         lambda text: text.replace('"newest"', '"lru"'),
         "mine.py:11: eviction policy 'lru' exists already",

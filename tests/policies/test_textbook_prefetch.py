@@ -204,7 +204,5 @@ def test_the_bytes_of_side_buffers_are_told_beside_the_capacity():
 
 def test_side_buffers_that_leave_no_room_are_refused():
     geometry = geometry_of(Sizes(layers=2, experts=4, k=2))
-    with pytest.raises(
-        ConfigError, match="gives the pool 0 bytes beside 20 of side buffers, less than one expert of 5"
-    ):
+    with pytest.raises(ConfigError, match="gives the pool 0 bytes after 20 of side buffers"):
         parse_capacity("20B", geometry, "global", ((5, 5),), reserved=20)

@@ -218,11 +218,11 @@ def test_a_freedom_is_read_or_refused_by_its_option() -> None:
     assert freedom(trace, "", 0, 0.9) == Freedom(mass=900_000)
     for asked, said in (
         (("1", 0, None), "expected M of at least 2"),
-        (("x", 0, None), "--top-m 'x' is no number of experts"),
+        (("x", 0, None), "invalid --top-m 'x'"),
         (("2k", 3, None), "J of at most 2"),
         (("2k", 0, 0.5), "two ways"),
         (("", 0, 1.5), "--mass 1.5"),
-        (("", 1, 0.5), "no --top-j"),
+        (("", 1, 0.5), "--top-j"),
         (("", 0, 1e-9), "--mass 1e-09"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -200,7 +200,7 @@ def test_a_platform_file_with_three_tiers_replays_and_comes_back(tmp_path: Path)
     ("change", "said"),
     [
         ("tiers.0.capacity=1B", "tier DRAM: capacity 1B gives the pool 1 bytes, less than one expert"),
-        ("tiers.0.capacity=much", "tiers.0.capacity: capacity 'much' cannot be read; write 5%"),
+        ("tiers.0.capacity=much", "tiers.0.capacity: invalid capacity 'much'"),
         ("tiers.0.bytes_per_s=0", "tiers.0.bytes_per_s"),
         ("tiers.1.depth=2", "has no figure 'tiers.1.depth'"),
     ],

@@ -150,7 +150,7 @@ def test_an_unknown_platform_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name = ", "is no valid TOML"),
+        ("name = ", "is not valid TOML"),
         (FILE.replace("1e18", "0"), "link.bytes_per_s: expected at least 1 (got 0)"),
         (FILE.replace("1e18", "nan"), "link.bytes_per_s"),
         (FILE.replace("expert_ns", "expert_nanoseconds"), "expert_nanoseconds: unknown key"),
@@ -168,7 +168,7 @@ def test_a_platform_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_platform_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_bytes(b"\xff\xfe")
-    assert "is no valid TOML: 'utf-8' codec can't decode byte" in refusal(str(tmp_path / "mine.toml"))
+    assert "is not valid TOML: 'utf-8' codec can't decode byte" in refusal(str(tmp_path / "mine.toml"))
 
 
 # files that extend others, and files that are written
@@ -212,7 +212,7 @@ def test_a_file_that_extends_itself_is_refused_by_its_chain(tmp_path: Path) -> N
     ("text", "said"),
     [
         ('base = "phone-ufs4"\n', "name: missing"),
-        ('name = "m"\nbase = "fone-ufs4"\n', "no platform called 'fone-ufs4': did you mean phone-ufs4?"),
+        ('name = "m"\nbase = "fone-ufs4"\n', "unknown platform 'fone-ufs4': did you mean phone-ufs4?"),
         ('name = "m"\nbase = "absent.toml"\n', "cannot read platform file"),
         ('name = "m"\nbase = 3\n', "base is 3; expected the name of a preset or a .toml file"),
         ('name = "m"\nbase = "phone-ufs4"\n[link]\nspeed = 1\n', "link.speed"),

@@ -137,7 +137,7 @@ def test_what_was_assumed_is_said() -> None:
     ("asked", "meant"), [("specmd1", "specmd-1"), ("hobit", "hobbit"), ("specmd-3-ls", "specmd-3+ls")]
 )
 def test_an_unknown_preset_names_the_nearest(asked: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"no preset called '{asked}': did you mean {meant.replace('+', '.')}"):
+    with pytest.raises(ConfigError, match=f"unknown preset '{asked}': did you mean {meant.replace('+', '.')}"):
         list(settings(asked))
 
 
@@ -179,4 +179,4 @@ def test_a_preset_that_does_not_exist_is_one_line(small: Path) -> None:
     for arguments in (("presets", "specmd-6"), ("replay", small, "--preset", "lru,specmd-1")):
         refused = moereplay_here(*arguments)
         assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
-        assert "no preset called" in refused.stderr
+        assert "unknown preset" in refused.stderr

@@ -226,7 +226,7 @@ REFUSALS = {
         "[base]\nprefetch = 'top_k'\nprefetch.dept = 2".replace("prefetch.dept", "'prefetch.dept'"),
         "has no parameter 'dept': did you mean depth?",
     ),
-    "platform": ("[base]\nplatform = 'a100'", "[base] platform: no platform called 'a100'"),
+    "platform": ("[base]\nplatform = 'a100'", "[base] platform: unknown platform 'a100'"),
     "figure": ("[base]\n'platform.link.bytes' = 1", "did you mean link.bytes_per_s=?"),
     "word": ("[grid]\ncontract = ['atomc']", "[grid] contract: did you mean atomic? (got 'atomc')"),
     "empty list": ("[grid]\neviction = []", "grid.eviction"),
