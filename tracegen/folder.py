@@ -107,7 +107,7 @@ def _fetched(source: str, revision: str | None) -> Folder:
     except errors.GatedRepoError:
         raise RecordError(f"{source} is gated: accept its terms on huggingface.co, then `hf auth login`") from None
     except errors.RepositoryNotFoundError:
-        raise RecordError(f"{source} is neither a folder here nor a model on the Hugging Face hub (or private)") from None
+        raise RecordError(f"{source} is neither a folder nor a (public) model on the Hugging Face hub") from None
     except errors.RevisionNotFoundError:
         raise RecordError(f"{source} has no revision {revision!r} on the Hugging Face hub") from None
     except errors.LocalEntryNotFoundError:
