@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.results.curves import CURVES_VERSION, write_row
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Row
 from moereplay.results.settings import OF_CURVES
@@ -219,6 +218,8 @@ def _curve(trace: Trace, policy: str, config: ReplayConfig, grid: np.ndarray, de
 
 def to_row(curve: Curve) -> Row:
     """Return the document that `curve --json` prints."""
+    from moereplay.results.curves import CURVES_VERSION  # imports polars, which a replay does without
+
     config = {"policy": curve.policy} | {name: getattr(curve.config, name) for name in OF_CURVES}
     about = {"label": with_routing("SIMULATED", curve.synthetic), "identity": _identity(curve, config)}
     about |= {"trace": curve.trace, "model": curve.model}
@@ -239,6 +240,8 @@ def to_row(curve: Curve) -> Row:
 
 def write_curve(folder: Path, curve: Curve) -> Path:
     """Write `curve-<identity>.parquet`: the same settings replace their own file. Raises ResultError."""
+    from moereplay.results.curves import write_row
+
     return write_row(folder, to_row(curve))
 
 
