@@ -13,7 +13,8 @@ import pytest
 
 from moereplay.analysis.timeline import COMPUTE, FILLS, LINKS, PASSES, STALLS, Timeline, limited
 from moereplay.analysis.timeline_moves import Machine
-from moereplay.results.result import Event, ResultError
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Event
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace
