@@ -24,7 +24,7 @@ CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || comman
 .PHONY: study-quality-size study-quantisers study-forecast study-measured study-live-transfers study-long-traces study-tune study-recommend study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
+	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
 
 # uv first (fast), pip as the fallback. uv reads no pip.conf, so a local wheel folder is handed on by hand; without one,
 # uv looks for the build of torch that fits this machine's GPU, or the small one for none.
@@ -108,6 +108,9 @@ test: .venv/dev.stamp        ## the test suite, without what takes minutes
 test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make test` leaves out, and the quantisers of other people
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
 	$(BIN)/python -m pytest $(QUANTISERS)
+
+test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simulator, test-commands, ...
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/$*
 
 test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast (6 minutes)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest
