@@ -73,10 +73,10 @@ def test_long_traces_are_measured_and_removed(tmp_path: Path) -> None:
 def test_the_sources_that_the_benchmark_edits_are_as_it_expects(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path; from replay_servers import bare_tree; bare_tree(Path(sys.argv[2]) / 'tree')"
+        "from pathlib import Path; from replay_servers import TAKEN_OUT, bare_tree\n"
+        "bare_tree(Path(sys.argv[2]) / 'tree'); print(len(TAKEN_OUT))"
     )
     done = run("-c", script, ROOT / "benchmarks", tmp_path)
     assert done.returncode == 0, done.stderr
-    for name, functions in (("log", 1), ("counters", 3)):
-        text = (tmp_path / "tree" / "simulator" / "compiled" / f"{name}.py").read_text()
-        assert text.count('"""\n    return\n') == functions
+    text = (tmp_path / "tree" / "simulator" / "compiled" / "counters.py").read_text()
+    assert text.count("):\n    return\n") == int(done.stdout) > 0
