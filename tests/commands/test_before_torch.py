@@ -44,7 +44,7 @@ TUNE = "tune good.toml --trials 1 --every 1"
 QUALITY = "quality miniature --sets sets.toml --tasks perplexity:text.txt --out new"
 #: Of settings that every verb has which replays.
 SETTINGS = (
-    ("--capacity abc", "'abc' cannot be read"),
+    ("--capacity abc", "invalid capacity 'abc'"),
     ("--eviction nope", "no eviction policy called 'nope'"),
     ("--prefetch top_k:depth=100", "is not an integer from 1 to 8"),
     ("--miss nope", "no miss policy called 'nope'"),

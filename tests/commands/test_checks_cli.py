@@ -120,7 +120,7 @@ def test_plot_draws_the_checks(sweep, tmp_path):
     }
     svg = (tmp_path / "tpot_by_capacity.svg").read_text()
     assert svg.count("<!-- checked -->") == 1 and "Ringed: 3" in svg
-    assert "left out: ttft_by_capacity: no request has a prompt" in drawn.stderr
+    assert "left out: ttft_by_capacity: no TTFT: no request has a prompt" in drawn.stderr
     alone = moereplay("plot", sweep / "out", "--out", tmp_path / "one", "--figure", "checks")
     assert alone.returncode == 0 and len(list((tmp_path / "one").iterdir())) == 3
 
@@ -147,7 +147,7 @@ WRONG = {
     ("--every", 2): "--every requires exactly one of --slow-tier",
     ("--every", 2, "--slow-tier", "pinned", "--live", "miniature"): "--every requires exactly one of --slow-tier",
     ("--slow-tier", "pinned"): "--slow-tier requires --every",
-    ("--check-tokens", 4): "--check-tokens says how configurations are checked",
+    ("--check-tokens", 4): "--check-tokens requires --every N",
     ("--every", 2, "--live", "miniature", "--throttle", "1MB/s"): "--throttle cannot be combined with --live",
     ("--every", 2, "--slow-tier", "pinned", "--dtype", "float32"): "--dtype cannot be combined with --slow-tier",
     (*CHECK, "--throttle", "1MB/s,none"): "--throttle '1MB/s,none' is no rate; write 400MB/s",
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_said_before_anything_runs(sweep, tmp_path, words, said
 
 def test_checks_in_a_bucket_are_refused(sweep):
     ended = moereplay("sweep", "run", sweep / "experiment.toml", "--out", "file:///nowhere/at/all", *CHECK)
-    assert ended.returncode == 2 and "--every: checks are kept in a folder, and --out is file://" in ended.stderr
+    assert ended.returncode == 2 and "--every requires a folder, not --out file://" in ended.stderr
 
 
 def test_another_machines_calibration_is_refused_with_the_command_that_makes_this_ones(tmp_path):

@@ -154,7 +154,7 @@ def test_plot_draws_what_the_results_can_feed(small, tmp_path):
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         f"{name}.{kind}" for name in FIGURES for kind in ("csv", "png", "svg")
     }
-    hint = f"left out: curves: no curve in {tmp_path}; make some with: moereplay curve TRACE --out {tmp_path}"
+    hint = f"left out: curves: no curve in {tmp_path}; create one with: moereplay curve TRACE --out {tmp_path}"
     assert [line for line in drawn.stderr.splitlines() if line.startswith("left out")] == [
         f"left out: {NO_CHECK}",
         hint,
@@ -168,9 +168,10 @@ def test_plot_says_what_it_left_out_and_what_would_draw_it(small, tmp_path):
     need = "needs two capacities or more, found 30%; replay several, for example --capacity 1%,5%,25%"
     curve = f"moereplay curve TRACE --scope per_layer --out {tmp_path}"
     assert said == [
+        "collisions_in_prefill: no miss in a prompt's pass is a collision, at any capacity; draw collisions_by_layer",
         f"hit_rate_by_capacity, ttft_by_capacity, tpot_by_capacity: {need}",
         NO_CHECK,
-        f"curves: no curve in {tmp_path}; make some with: {curve}",
+        f"curves: no curve in {tmp_path}; create one with: {curve}",
     ]
     asked = moereplay("plot", tmp_path, "--figure", "misses")
     assert asked.returncode == 0 and "left out" not in asked.stderr
@@ -222,7 +223,7 @@ REFUSALS = {
     "unknown contract": (["replay", "TRACE", "--contract", "loose"], "atomic"),
     "unknown passes": (
         ["replay", "TRACE", "--passes", "all"],
-        "use recorded, token, chunk:N, decode:N or batch:N",
+        "unknown passes 'all': expected recorded, token, chunk:N, decode:N or batch:N",
     ),
     "unknown reset": (["replay", "TRACE", "--reset", "often"], "never, request or a number"),
     "unknown platform": (["replay", "TRACE", "--platform", "a100-5gb"], "did you mean a100-5gbps?"),

@@ -20,7 +20,7 @@ from moereplay.traces.synthetic import Synthetic, synthesise
 from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import ROOT, moereplay
 from tests.kit.cases import sizes
-from tests.kit.command import moereplay_here
+from tests.kit.command import moereplay_here, unfolded
 from tests.kit.tiny_runs import small_trace
 
 
@@ -52,7 +52,7 @@ def test_the_table_has_the_misses_of_replays_and_a_dash_where_times_decide(trace
     shown = moereplay("curve", trace)
     assert shown.returncode == 0, shown.stderr
     assert "SIMULATED" in shown.stdout
-    assert "belady: 4 of 32 capacities, from 2 to 5 experts, hold less than a step demands" in shown.stdout
+    assert "belady: 4 of 32 capacities, from 2 to 5 experts, hold less than one step demands" in unfolded(shown.stdout)
     table = rows(shown.stdout)
     assert list(table) == ["5%", "10%", "25%", "50%", "75%", "100%"]  # 1 % and 2 % hold no expert
     assert table["10%"][3:] == ["-", "-"]
@@ -94,7 +94,7 @@ def test_plot_draws_curves_alone_and_behind_replays(trace: Path, tmp_path: Path)
     assert {path.name for path in (tmp_path / "alone").iterdir()} == {
         f"hit_rate_by_capacity.{k}" for k in ("csv", "png", "svg")
     }
-    replays = f"no replay in {tmp_path}; make some with: moereplay replay TRACE --capacity 5%,25% --out {tmp_path}"
+    replays = f"no replay in {tmp_path}; create one with: moereplay replay TRACE --capacity 5%,25% --out {tmp_path}"
     assert drawn.stderr.splitlines()[-1].endswith(f"misses, ttft_by_capacity, tpot_by_capacity: {replays}")
     refused = moereplay("plot", tmp_path, "--figure", "misses")
     assert (refused.returncode, "no results in" in refused.stderr) == (2, True)
@@ -144,11 +144,14 @@ REFUSALS = {
     "no stack algorithm": (["TRACE", "--eviction", "lru,fifo"], "no curve of fifo"),
     "unknown policy": (["TRACE", "--eviction", "lur"], "did you mean lru?"),
     "empty entry": (["TRACE", "--eviction", "lru,"], "''"),
-    "two documents": (["TRACE", "--json"], "--json takes one policy"),
+    "two documents": (["TRACE", "--json"], "--json requires one policy, not 2"),
     "unknown platform": (["TRACE", "--platform", "a100-5gb"], "did you mean a100-5gbps?"),
     "unknown engine": (["TRACE", "--engine", "warp"], "unknown engine 'warp': choose from "),
     "unknown contract": (["TRACE", "--contract", "loose"], "atomic"),
-    "unknown passes": (["TRACE", "--passes", "all"], "use recorded, token, chunk:N, decode:N or batch:N"),
+    "unknown passes": (
+        ["TRACE", "--passes", "all"],
+        "unknown passes 'all': expected recorded, token, chunk:N, decode:N or batch:N",
+    ),
     "unknown reset": (["TRACE", "--reset", "often"], "never, request or a number"),
     "unknown scope": (["TRACE", "--scope", "rack"], "per_layer"),
     "file in the way": (["TRACE", "--out", "FILE"], "cannot write"),

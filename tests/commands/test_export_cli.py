@@ -60,9 +60,9 @@ def test_the_memory_of_a_gpu_is_divided_as_recommend_does(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "export needs a trace, --format and --out"),
+        ((), "missing trace, --format or --out"),
         (("miniature", "--format", "llama.cpp", "--capacity", "30%", "--out", "-"), "standard output"),
-        (("miniature", "--format", "csv"), "export needs a trace, --format and --out"),
+        (("miniature", "--format", "csv"), "missing trace, --format or --out"),
         (("miniature", "--format", "CSV", "--out", "a.csv"), "did you mean csv?"),
         (("miniature", "--format", "csv", "--out", "a.txt"), "end it with .csv"),
         (
@@ -76,7 +76,7 @@ def test_the_memory_of_a_gpu_is_divided_as_recommend_does(tmp_path: Path) -> Non
             ("miniature", "--format", "llama.cpp", "--out", "a", "--capacity", "1GB", "--vram", "1GB"),
             "--capacity cannot be combined with --vram",
         ),
-        (("miniature", "--format", "llama.cpp", "--out", "a", "--capacity", "x"), "cannot be read"),
+        (("miniature", "--format", "llama.cpp", "--out", "a", "--capacity", "x"), "invalid capacity 'x'"),
         (("miniature", "--format", "csv", "--out", "a.csv", "--platform", "phone-ufs4"), "--platform requires --vram"),
         (("none.zarr", "--format", "csv", "--out", "a.csv"), "none.zarr does not exist"),
     ],

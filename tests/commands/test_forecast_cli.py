@@ -123,8 +123,11 @@ def test_a_loss_in_nats_is_one_of_perplexity(sweep: Path, quality: Path):
     ("words", "message"),
     [
         (("--max-loss", "1%"), "--max-loss requires --quality FOLDER"),
-        (("--quality", "QUALITY", "--max-loss", "some"), "--max-loss 'some' is no loss; write 1% of perplexity"),
-        (("--quality", "QUALITY", "--max-loss", "-1%"), "is no loss"),
+        (
+            ("--quality", "QUALITY", "--max-loss", "some"),
+            "invalid --max-loss 'some': expected a share of perplexity such as 1%",
+        ),
+        (("--quality", "QUALITY", "--max-loss", "-1%"), "invalid --max-loss '-1%'"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(sweep: Path, quality: Path, words: tuple[str, ...], message: str):
@@ -135,7 +138,7 @@ def test_what_cannot_be_asked_is_refused(sweep: Path, quality: Path, words: tupl
 def test_nothing_within_the_loss_is_said_with_the_smallest(sweep: Path, quality: Path):
     asked = ("--where", "routing=cache_prior:lam=0.5", "--quality", quality, "--max-loss", "0.001%")
     said = refused("sweep", "show", sweep, *asked)
-    assert "no configuration has a FORECAST loss within 0.001%, its interval included: the smallest is" in said
+    assert "no configuration has a FORECAST loss within 0.001%, including its interval: the smallest is 2.586%" in said
 
 
 def test_means_of_groups_are_of_what_is_within_the_loss(sweep: Path, quality: Path):

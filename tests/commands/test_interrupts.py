@@ -122,7 +122,7 @@ def test_a_second_ctrl_c_ends_a_sweep_though_replays_are_in_flight(tmp_path):
     assert any(line.startswith("stopping: ") for line in process.stderr)
     seconds, said = interrupted(process)
     assert process.returncode == 130
-    assert said == f"interrupted: what is stored in {tmp_path / 'out'} stays; run the same command to resume\n"
+    assert said == f"interrupted: results in {tmp_path / 'out'} are kept; run the same command to resume\n"
     assert seconds < SOON
 
 
@@ -195,7 +195,7 @@ def test_a_sweep_is_interrupted_at_once_while_nothing_is_in_flight(tmp_path, mon
     with pytest.raises(typer.Exit) as ended:
         sweep_run(experiment(tmp_path), str(tmp_path / "out"), workers=1)
     assert ended.value.exit_code == 130
-    assert capsys.readouterr().err.splitlines()[-1].startswith("interrupted: what is stored in ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"interrupted: results in {tmp_path / 'out'} are kept")
 
 
 def test_what_a_grid_has_written_is_kept_and_said(tmp_path):

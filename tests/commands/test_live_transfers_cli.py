@@ -61,7 +61,7 @@ def test_the_table_says_what_was_measured_and_a_record_of_it_replays(tiny: tuple
     assert "platform this machine; contract atomic" in ran.stdout and "SIMULATED" not in ran.stdout
     for heading in ("MEASURED TTFT ms", "MEASURED TPOT ms", "tokens with other logits"):
         assert all(word in ran.stdout for word in heading.split())  # a head of several words may be folded
-    assert "in main memory, beside the model" in ran.stderr
+    assert "in main memory, in addition to it" in ran.stderr
     words = ("--capacity", "40%", "--engine", "reference", "--events", tmp_path / "replayed.parquet")
     assert moereplay("replay", tmp_path / "real.zarr", *words).returncode == 0
     assert decisions(tmp_path / "real.parquet") == decisions(tmp_path / "replayed.parquet")
@@ -72,8 +72,18 @@ ERRORS = {
     ("--slow-tier", "pinned", "--throttle", "4MB"): "--throttle '4MB' is no rate; write 400MB/s, 1GiB/s or none",
     ("--throttle", "4MB/s"): "--throttle requires --slow-tier",
     ("--threads", "2"): "--threads requires --slow-tier",
-    ("--slow-tier", "pinned", "--platform", "phone-ufs4"): "--platform: with --slow-tier times are of this machine",
-    ("--slow-tier", "pinned", "--device-map", "auto"): "--device-map: with --slow-tier the model is on one device",
+    (
+        "--slow-tier",
+        "pinned",
+        "--platform",
+        "phone-ufs4",
+    ): "--platform cannot be combined with --slow-tier: times are measured on this machine",
+    (
+        "--slow-tier",
+        "pinned",
+        "--device-map",
+        "auto",
+    ): "--device-map cannot be combined with --slow-tier: the model is on one device",
     ("--slow-tier", "pinned", "--routing", "cache_prior"): "routing cache_prior, miss fetch: with --slow-tier a model",
     ("--slow-tier", "pinned", "--miss", "drop"): "routing standard, miss drop: with --slow-tier a model runs its own",
 }

@@ -86,11 +86,11 @@ def test_inspect_says_what_its_columns_are() -> None:
     [
         (
             ("replay", "miniature", "--events", "e.txt"),
-            "--events e.txt: ",
+            "invalid --events e.txt: expected a name that ends in .parquet or .csv",
         ),
         (
             ("live", "miniature", "--events", "e"),
-            ".parquet or .csv",
+            "invalid --events e: expected a name that ends in .parquet or .csv",
         ),
         (
             ("record", "miniature", "--out", "new.zarr", "--look-ahead", 16),

@@ -110,7 +110,7 @@ def test_what_cannot_be_asked_is_refused_in_a_line(tmp_path: Path, options: tupl
 
 
 SETS_REFUSED = (
-    ('[sets.unmodified]\neviction = "lru"', "'unmodified' is the model without policies; rename the set"),
+    ('[sets.unmodified]\neviction = "lru"', "'unmodified' is reserved for the model without policies; rename the set"),
     ('[sets.a]\neviction = "belady"', "policy set a: eviction belady needs the future"),
     ('[sets.a]\npasses = "token"', "policy set a: passes 'token': a live run's passes are the model's own"),
     ('[sets.a]\nrouting = "nope"', "policy set a: no routing policy called 'nope'"),

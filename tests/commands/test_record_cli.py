@@ -226,13 +226,13 @@ def test_options_that_make_no_sense_together_are_named(moe, tiny, questions, tmp
     out = ("--out", tmp_path / "a.zarr")
     prompts, text = ("--prompts", questions, "--field", "q"), ("--text", questions)
     wrong = [
-        ((), "one of --prompts, --text, --dataset"),
-        ((*prompts, *text), "one of --prompts, --text, --dataset"),
+        ((), "expected exactly one input: pass one of --prompts, --text, --dataset"),
+        ((*prompts, *text), "expected exactly one input: pass one of --prompts, --text, --dataset"),
         ((*prompts, "--window", 8), "--window cannot be combined with --prompts"),
         ((*text, "--max-new-tokens", 8), "--max-new-tokens cannot be combined with --text"),
         ((*text, "--chat"), "--chat cannot be combined with --text"),
         ((*text, "--window", 8, "--prompt-tokens", 9), "--prompt-tokens 9 exceeds --window 8"),
-        ((*prompts, "--top-k", 5), "--top-p and --top-k choose what to sample from; give a --temperature above 0"),
+        ((*prompts, "--top-k", 5), "--top-p and --top-k require --temperature above 0"),
         ((*prompts, "--temperature", 1, "--top-p", 1.5), "--top-p: expected at most 1 (got 1.5)"),
     ]
     for options, said in wrong:
