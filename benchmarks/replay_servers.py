@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("policies", "simulator", "traces")
 #: Functions of `simulator/compiled/counters.py` that write the log and the rows; the copy returns from them at once.
 TAKEN_OUT = ("span", "begin_pass", "end_pass", "close_row")
 SERVER = """
@@ -32,9 +31,9 @@ for _ in sys.stdin:
 
 def bare_tree(folder: Path) -> Path:
     """Copy the sources without the event log and rows per request."""
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("samples", "__pycache__"))
-    path = folder / "simulator" / "compiled" / "counters.py"
+    ignored = shutil.ignore_patterns("samples", "__pycache__", "*.safetensors")
+    shutil.copytree(ROOT / "moereplay", folder / "moereplay", ignore=ignored)  # its links become folders
+    path = folder / "moereplay" / "simulator" / "compiled" / "counters.py"
     text = path.read_text()
     for name in TAKEN_OUT:
         text, found = re.subn(rf"^def {name}\(.*\):\n", r"\g<0>    return\n", text, flags=re.MULTILINE)

@@ -78,5 +78,5 @@ def test_the_sources_that_the_benchmark_edits_are_as_it_expects(tmp_path: Path) 
     )
     done = run("-c", script, ROOT / "benchmarks", tmp_path)
     assert done.returncode == 0, done.stderr
-    text = (tmp_path / "tree" / "simulator" / "compiled" / "counters.py").read_text()
+    text = (tmp_path / "tree" / "moereplay" / "simulator" / "compiled" / "counters.py").read_text()
     assert text.count("):\n    return\n") == int(done.stdout) > 0
