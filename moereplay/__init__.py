@@ -36,7 +36,7 @@ _HOME = {
     "ReplayConfig": "moereplay.simulator.config",
     "Request": "moereplay.traces.schema",
     "Result": "moereplay.results.result",
-    "ResultError": "moereplay.results.result",
+    "ResultError": "moereplay.results.errors",
     "Router": "moereplay.traces.schema",
     "Trace": "moereplay.traces.schema",
     "TraceError": "moereplay.traces.schema",
