@@ -282,7 +282,7 @@ def test_what_needs_no_torch_is_checked_before_it_is_imported(tmp_path: Path) ->
         (("record", whole, *prompts, "--out", taken), "taken.zarr exists"),
         (("live", bare, "--text", texts), "bare has no tokenizer"),
         (("live", whole, "--text", tmp_path / "none.txt"), "none.txt does not exist"),
-        (("live", whole, *prompts, "--capacity", "much"), "capacity 'much' cannot be read"),
+        (("live", whole, *prompts, "--capacity", "much"), "invalid capacity 'much'"),
         (("live", whole, *prompts, "--platform", "a100"), "unknown platform 'a100'"),
         (("live", whole, *prompts, "--eviction", "belady"), "needs the future, which a live run does not know"),
         (("live", whole, *prompts, "--record", taken), "taken.zarr exists"),

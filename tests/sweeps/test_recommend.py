@@ -189,9 +189,9 @@ def test_the_command_of_the_best_set_gives_its_figure(asked, monkeypatch):
 
 def test_refusals_are_one_line_and_come_first(tmp_path: Path):
     for arguments, said in (
-        ((), "give the memory that experts are cached in"),
-        (("--memory", "1GB", "--vram", "1GB"), "give the memory that experts are cached in"),
-        (("--vram", "1GB", "--ram", "1MB"), "--ram 1MB"),
+        ((), "missing memory: pass exactly one of --memory 4GB and --vram"),
+        (("--memory", "1GB", "--vram", "1GB"), "missing memory: pass exactly one of --memory 4GB and --vram"),
+        (("--vram", "1GB", "--ram", "1MB"), "invalid --ram 1MB: expected at least 0.02517 GB"),
         (("--memory", "1MB"), "are missing"),
     ):
         ended = moereplay("recommend", "miniature", *arguments)

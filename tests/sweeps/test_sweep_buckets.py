@@ -288,5 +288,5 @@ def test_a_wrong_bucket_is_exit_code_two_for_every_verb(s3, folder):
 def test_a_search_wants_a_folder_for_its_journal(folder):
     code, _, said = moereplay("tune", folder / "experiment.toml", "--out", "s3://bucket/x")
     assert code == 2
-    assert "--out s3://bucket/x: the journal of a search needs a folder" in said
+    assert "--out s3://bucket/x: expected a folder, for the journal of the search" in said
     assert not Path("s3:").exists()
