@@ -182,7 +182,10 @@ def test_counts_of_several_models_are_read_of_the_one_that_is_named(tmp_path: Pa
         (("--columns", "counts=x"), "no counts called x; its arrays are mine/a/counts, other/a/counts: name one"),
         (("--columns", "counts=mine/a/cross"), "expected (layers, experts)"),
         (("--columns", "counts=mine,experts=b"), "--columns experts= cannot be combined with counts"),
-        (("--columns", "counts=other", "--model", "mixtral-8x7b", "--resume"), "--resume cannot be combined with expert counts"),
+        (
+            ("--columns", "counts=other", "--model", "mixtral-8x7b", "--resume"),
+            "--resume cannot be combined with expert counts",
+        ),
     ],
 )
 def test_an_archive_of_several_models_says_what_to_type(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
@@ -206,7 +209,11 @@ def test_counts_of_more_layers_than_the_model_has_are_refused(tmp_path: Path) ->
 def test_counts_named_of_a_file_that_has_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("request,token,layer,expert_0\n0,0,0,1\n")
     ended = moereplay("import", "a.csv", "--columns", "counts=x", "--out", "a.zarr", cwd=tmp_path)
-    assert ended.returncode == 2 and "a.csv: --columns counts= requires a file of counts" in ended.stderr and ended.stderr.count("\n") == 1
+    assert (
+        ended.returncode == 2
+        and "a.csv: --columns counts= requires a file of counts" in ended.stderr
+        and ended.stderr.count("\n") == 1
+    )
 
 
 # ---------------------------------------------------------------- refused
