@@ -194,7 +194,7 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
         "mine.py:8: FileNotFoundError: [Errno 2] No such file or directory: 'nowhere': open('nowhere')",
     ),
     "float": (lambda text: text.replace(KEY, "    return 0.5 + experts"), "mine.py:6: hook key returned "),
-    "nothing": (lambda text: text.replace(KEY, "    -experts"), "mine.py:6: hook key returned None; an int was expect"),
+    "nothing": (lambda text: text.replace(KEY, "    -experts"), "mine.py:6: hook key returned None"),
     "needs": (
         lambda text: text.replace("key=key", "key=key, needs=lambda p: p['x']"),
         "mine.py:11: KeyError: 'x': POLICY = Eviction(",
