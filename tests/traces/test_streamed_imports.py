@@ -191,13 +191,13 @@ def test_a_long_request_is_stored_in_few_files(tmp_path: Path, monkeypatch: pyte
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 8, (10_000, 2, 1)).astype(np.int16)
     header = Header(geometry=Geometry(layers=2, experts=8, k=1, expert_bytes=(1, 1)))
-    short = write_trace(tmp_path / "short.zarr", header, [Request(ids, 3)])
+    write_trace(short := tmp_path / "short.zarr", header, [Request(ids, 3)])
     monkeypatch.setattr(metadata, "LONG_REQUEST", len(ids))
-    long = write_trace(tmp_path / "long.zarr", header, [Request(ids, 3), Request(ids[:100], 0)])
-    assert len([*(short.path / "chosen").iterdir()]) == 21
-    assert len([*(long.path / "chosen").iterdir()]) == 2
-    np.testing.assert_array_equal(open_trace(long.path).read("chosen", 0, len(ids)), ids)
-    verify(open_trace(long.path))
+    write_trace(long := tmp_path / "long.zarr", header, [Request(ids, 3), Request(ids[:100], 0)])
+    assert len([*(short / "chosen").iterdir()]) == 21
+    assert len([*(long / "chosen").iterdir()]) == 2
+    np.testing.assert_array_equal(open_trace(long).read("chosen", 0, len(ids)), ids)
+    verify(open_trace(long))
 
 
 @pytest.mark.parametrize("widest", (2, 2000, 10**9))
