@@ -116,7 +116,7 @@ def test_plot_says_which_curves_match_no_replay(trace: Path, tmp_path: Path) -> 
     assert moereplay("replay", trace, "--capacity", "25%,50%", "--out", tmp_path).returncode == 0
     said = moereplay("plot", tmp_path).stderr
     command = f"moereplay curve TRACE --out {tmp_path}"
-    why = f"1 of 2 curves match no replay: lru (passes token); make some that do with: {command}"
+    why = f"1 of 2 curves match no replay: lru (passes token); create matching ones with: {command}"
     assert f"left out: curves: {why}" in said.splitlines()
     assert "left out" not in moereplay("plot", tmp_path, "--figure", "misses").stderr
     assert moereplay("replay", trace, "--capacity", "25%,50%", "--passes", "token", "--out", tmp_path).returncode == 0
