@@ -17,12 +17,11 @@ from moereplay.results.errors import unknown
 from moereplay.results.metrics import RANKED, named, values
 from moereplay.results.remarks import assumptions, seconds_in_words, synthetic_of, with_routing
 from moereplay.results.result import Result
-from moereplay.results.settings import EXPERTS, POLICIES, SETTINGS, bare_names
+from moereplay.results.settings import EXPERTS, LEADING, POLICIES, SETTINGS, bare_names
 from moereplay.traces.schema import Trace
 from moereplay.traces.synthetic import synthetic
 
 #: Settings in the first columns.
-LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
 
 Row = Mapping[str, Any]
 

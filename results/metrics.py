@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from moereplay.results.result import Result
 
-#: Sums over the requests of a run, counted beside its totals; `prefills` counts requests that have a `ttft_ns`.
+#: Sums over the requests of a run, in addition to its totals; `prefills` counts requests that have a `ttft_ns`.
 TIMES = ("ttft_ns", "prefills", "decode_ns", "decode_passes")
 Counters = Mapping[str, Any]  #: by name; a missing or null one makes what needs it undefined
 

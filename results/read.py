@@ -16,11 +16,9 @@ from moereplay.results.counters import heading_of
 from moereplay.results.errors import ResultError, unknown
 from moereplay.results.remarks import ESTIMATE, assumptions, synthetic_of
 from moereplay.results.schema import BOUNDS, fields_of
-from moereplay.results.settings import KINDS, OF_A_FILE
+from moereplay.results.settings import KINDS, LEADING, OF_A_FILE
 
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
-#: Fields that lead a table.
-LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
 
 
 def runs(frame: pl.DataFrame) -> pl.DataFrame:

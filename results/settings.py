@@ -104,6 +104,8 @@ LISTED = tuple(each.name for each in SETTINGS if each.listed)
 OF_CURVES = ("scope", "contract", "passes", "reset")
 #: Settings that `moereplay bounds` takes, in the order of its columns.
 OF_BOUNDS = ("capacity", "eviction", "miss", "platform", "contract", "scope", "passes", "reset", "dense", "dense_bits")
+#: Facts and settings that lead a table.
+LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
 
 
 def bare_names(spelled: Collection[str]) -> dict[str, str]:

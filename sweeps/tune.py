@@ -129,7 +129,7 @@ def identity(search: Search) -> str:
     space = search.experiment.model_dump(mode="json", exclude={"traces", "bounds", "requests", "policy_files"})
     traces = [trace.digest for trace in search.traces]
     own = sorted(policy.label for given in policies.REGISTERED.values() for policy in given.values())
-    earlier = {present: before for before, present in ALIASES.items()}  # searches of before continue their journals
+    earlier = {present: before for before, present in ALIASES.items()}  # journals of earlier versions go on
     objectives = [earlier.get(name, name) for name in search.objectives]
     content = canonical([space, traces, objectives, search.sampler, search.seed, *own])
     return hashlib.sha256(content).hexdigest()[:16]

@@ -35,7 +35,7 @@ class Axis:
 
     @property
     def named(self) -> str:
-        """The title, which tells a logarithmic scale."""
+        """The title, with a note if the scale is logarithmic."""
         return f"{self.title} (log)" if self.scale == "log" and self.title else self.title
 
 
@@ -98,7 +98,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Panel:
-    """What is drawn over one pair of axes, from the back to the front."""
+    """The contents of one pair of axes, from back to front."""
 
     series: Sequence[Series] = ()
     rules: Sequence[Rule] = ()

@@ -48,7 +48,7 @@ BEHIND_TOTAL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # a rule
 
 
 class Picture(Figure):
-    """A page that knows the chart that it shows, for the CSV beside it."""
+    """A page and the chart that it shows, from which the CSV is written."""
 
     chart: Chart
 

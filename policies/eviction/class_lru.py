@@ -19,7 +19,7 @@ COUNT, SINCE, SEEN = 0, 1, 2  # columns in the row of an expert's first copy: co
 
 
 def on_use(now, experts, copies, own, y):
-    """What is left of the count, and one more."""
+    """Return the decayed count plus one."""
     row = own.rows[home(now, y)]
     row[COUNT] = int(row[COUNT] * left(own.par[HALF_LIFE + 1], now["clock"] - row[SINCE])) + ONE
     row[SINCE] = row[SEEN] = now["clock"]

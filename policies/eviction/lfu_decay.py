@@ -13,7 +13,7 @@ COUNT, SINCE = 0, 1  # columns in the row of an expert's first copy: the count a
 
 
 def on_use(now, experts, copies, own, y):
-    """What is left of the count, and one more."""
+    """Return the decayed count plus one."""
     row = own.rows[home(now, y)]
     row[COUNT] = int(row[COUNT] * left(own.par[HALF_LIFE + 1], now["clock"] - row[SINCE])) + ONE
     row[SINCE] = now["clock"]

@@ -89,7 +89,7 @@ class Transfer:
 
     @property
     def unused(self) -> bool:
-        """Whether nobody waits for it: a prefetch that no demand has met in flight."""
+        """True for a prefetch that no demand has met in flight."""
         return self.prefetch and not self.awaited
 
     @property

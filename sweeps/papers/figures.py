@@ -148,12 +148,12 @@ class PaperFigure(NamedTuple):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What a trace must hold for this figure to show anything."""
+        """Requirements of the figure on a trace."""
         return self.entry.needs
 
     @property
     def assumed(self) -> str:
-        """What the paper leaves open in this figure, and the choice made here."""
+        """Details that the paper leaves open in this figure, and the choices made here."""
         return self.entry.assumed
 
     @property
