@@ -138,7 +138,10 @@ ANSWER: Any = SimpleNamespace(headers={}, request=None, status_code=404)  #: as 
     [
         (errors.LocalEntryNotFoundError("x"), r"cannot be reached; run `hf download owner/tiny --local-dir DIR` on a"),
         (errors.GatedRepoError("x", response=ANSWER), "gated: accept its terms"),
-        (errors.RepositoryNotFoundError("x", response=ANSWER), "nor a model on the Hugging Face hub"),
+        (
+            errors.RepositoryNotFoundError("x", response=ANSWER),
+            r"owner/tiny is neither a folder nor .* model on the Hugging Face hub",
+        ),
         (errors.RevisionNotFoundError("x", response=ANSWER), "no revision 'v9'"),
         (errors.HfHubHTTPError("server\nbusy", response=ANSWER), "the Hugging Face hub says: server busy"),
     ],
