@@ -14,7 +14,7 @@ import pytest
 from moereplay import policies
 from moereplay.simulator.compiled import engine as compiled
 from moereplay.simulator.jit.marks import IS_PYTHON
-from tests.kit import cases, recordings
+from tests.kit import recordings
 
 # Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -57,14 +57,6 @@ def catalogue_as_shipped() -> Iterator[None]:
     yield
     for given in policies.REGISTERED.values():
         given.clear()
-
-
-@pytest.fixture(params=cases.ENGINES)
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """`replay_lists` runs on this engine."""
-    cases.ENGINE.append(request.param)
-    yield request.param
-    cases.ENGINE.pop()
 
 
 #: A command that starts jobs on a cluster sets these for its process, which is that of the tests here.

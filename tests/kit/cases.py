@@ -32,7 +32,6 @@ from moereplay.traces.units import NEVER
 from tests.kit.schedules import laid
 
 ENGINES = ("reference", "compiled")
-ENGINE = ["reference"]  #: the last is the one that the test in progress asks for
 
 
 @dataclass(frozen=True)
@@ -216,11 +215,20 @@ def replay_lists(
 ) -> Outcome:
     """Replay under pools given in bytes: one number is a global pool, several are one per layer.
 
-    `engine` is the one that the test asks for, see conftest.py, or else the reference.
+    `engine` is one of ENGINES. Without it both replay, and must agree on every number, event and executed expert.
     """
     spec = spec_of(source.geometry, pools, where, log, **settings)
+    if engine:
+        return _by(engine, source, spec)
+    found, executed = _by("reference", source, spec), list(source.executed)
+    assert _by("compiled", source, spec) == found, "the engines differ"
+    assert source.executed == executed, "the engines executed different experts"
+    return found
+
+
+def _by(engine: str, source: ListSource, spec: RunSpec) -> Outcome:
     source.executed.clear()
-    return outcome_of(run(source, spec) if (engine or ENGINE[-1]) == "reference" else compiled_run(source, spec))
+    return outcome_of(run(source, spec) if engine == "reference" else compiled_run(source, spec))
 
 
 def spec_of(

@@ -11,6 +11,7 @@ from moereplay.simulator.capacity import FORMS, cliff, parse_capacity
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.schema import Geometry
 from tests.kit.cases import ListSource, Prompted, machine, replay_lists, sizes, tokens
+from tests.kit.every import every
 
 #: 2 layers of 10 experts of 1 kB and 3 kB: 40 kB in all, 2 kB on average. Stored at 8 bits, so 80 kB at 16.
 UNEVEN = Geometry(layers=2, experts=10, k=2, expert_bytes=(1000, 3000), expert_bits=8, bytes_by_bits={4: (600, 1400)})
@@ -20,8 +21,8 @@ def pools(text: str, scope: str = "global", geometry: Geometry = UNEVEN) -> tupl
     return parse_capacity(text, geometry, scope, (geometry.expert_bytes,)).pools
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
+@every(
+    "text, size",
     [
         ("50%", 20_000),
         ("12.5%", 5000),
@@ -42,8 +43,8 @@ def test_every_form_gives_the_bytes_worked_by_hand(text: str, size: int) -> None
     assert pools(text) == (size,)
 
 
-@pytest.mark.parametrize(
-    ("text", "each"),
+@every(
+    "text, each",
     [("4/layer", (4000, 12_000)), ("50%", (5000, 15_000)), ("8experts", (4000, 12_000)), ("16KB", (4000, 12_000))],
 )
 def test_pools_per_layer_hold_the_same_number_of_experts(text: str, each: tuple[int, int]) -> None:
@@ -60,9 +61,7 @@ def test_shares_are_exact_where_floats_are_not() -> None:
     assert int(0.57 * 100_000) == 56_999
 
 
-@pytest.mark.parametrize(
-    "text", ["", "5", "lots", "-5%", "5%%", "1e9B", "5GBps", "5 %", "3 /layer", "5%@", "5mB", "5iB"]
-)
+@every("text", ["", "5", "lots", "-5%", "5%%", "1e9B", "5GBps", "5 %", "3 /layer", "5%@", "5mB", "5iB"])
 def test_what_cannot_be_read_is_refused_with_the_forms(text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(FORMS)):
         pools(text)
@@ -73,7 +72,7 @@ def test_zero_bits_are_refused() -> None:
         pools("5%@0")
 
 
-@pytest.mark.parametrize("text", ["0%", "2999B", "1.4experts"])
+@every("text", ["0%", "2999B", "1.4experts"])
 def test_less_than_the_largest_expert_is_refused_with_both_figures(text: str) -> None:
     with pytest.raises(ConfigError, match=r"gives the pool [\d,]+ bytes, less than one expert of 3,000; raise it"):
         pools(text)

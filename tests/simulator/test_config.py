@@ -16,7 +16,8 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.rates import MOST_NS
 from moereplay.simulator.replay import plan, replay
 from moereplay.traces.schema import Header, Request, Trace, memory_trace
-from tests.kit.cases import Cell, ListSource, Prompted, machine, replay_lists, sizes
+from tests.kit.cases import ENGINES, Cell, ListSource, Prompted, machine, replay_lists, sizes
+from tests.kit.every import every
 
 
 def recorded(seed: int = 0, lacking: str = "") -> Trace:
@@ -44,8 +45,8 @@ def refusal(settings: Mapping[str, object], lacking: str = "") -> str:
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
+@every(
+    "settings, said",
     [
         ({"eviction": "lur"}, "no eviction policy called 'lur': did you mean lru?"),
         ({"prefetch": "crystal"}, "no prefetch policy called 'crystal': choose from "),
@@ -62,8 +63,8 @@ def test_a_wrong_policy_is_refused_with_the_fix(settings: dict[str, str], said: 
     assert said in refusal(settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
+@every(
+    "settings, said",
     [
         ({"contract": "parallel"}, "contract: choose from sequential, atomic (got 'parallel')"),
         (
@@ -86,8 +87,8 @@ def test_a_wrong_setting_is_refused_with_the_fix(settings: dict[str, object], sa
     assert said in refusal(settings)
 
 
-@pytest.mark.parametrize(
-    ("lacking", "settings", "said"),
+@every(
+    "lacking, settings, said",
     [
         (
             "weights",
@@ -118,7 +119,7 @@ def test_an_oracle_is_refused_where_routing_changes_the_future() -> None:
     assert "oracle reads the future, which routing max_rank changes" in said
 
 
-@pytest.mark.parametrize("kind", ("miss", "routing"))
+@every("kind", ("miss", "routing"))
 def test_any_policy_that_reads_the_future_is_refused_where_routing_changes_it(kind: str) -> None:
     """None that ships does; one of the user's own may."""
     chosen = configure(routing="max_rank").policy_set()
@@ -128,14 +129,15 @@ def test_any_policy_that_reads_the_future_is_refused_where_routing_changes_it(ki
         replace(chosen, **{kind: seer}).check(recorded().capabilities | {"future"}, 1)
 
 
+@every("engine", ENGINES)
 def test_a_run_that_would_leave_64_bits_is_refused_alike(engine: str) -> None:
     """4,700 experts of eleven days each are more than 146 years."""
     where = machine(expert_ns=MOST_NS)
     with pytest.raises(ConfigError, match="the run takes more than 146 years of simulated time"):
-        replay_lists(ListSource(sizes(1, 2, 1), [Prompted([[Cell([0])]] * 4700)]), 2, where, log=False)
+        replay_lists(ListSource(sizes(1, 2, 1), [Prompted([[Cell([0])]] * 4700)]), 2, where, log=False, engine=engine)
 
 
-@pytest.mark.parametrize("miss", ["split", "cpu", "fiddler", "substitute_band:rest=balance"])
+@every("miss", ["split", "cpu", "fiddler", "substitute_band:rest=balance"])
 def test_computing_misses_on_a_cpu_needs_one(miss: str) -> None:
     said = refusal({"capacity": "50%", "miss": miss, "platform": "phone-ufs4"})
     assert f"miss {miss.split(':')[0]} needs a CPU, which platform phone-ufs4" in said
@@ -189,8 +191,8 @@ def test_the_trace_changes_the_identity() -> None:
     assert configure().identity(recorded(0)) != configure().identity(recorded(1))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
+@every(
+    "one, other",
     [
         ({}, {"eviction": "lru"}),
         ({"eviction": "lfu"}, {"eviction": "lfu:count=resident"}),
@@ -221,8 +223,8 @@ def test_a_result_says_what_it_is_a_result_of() -> None:
     assert result.about["trace"] == trace.digest
 
 
-@pytest.mark.parametrize(
-    ("settings", "label"),
+@every(
+    "settings, label",
     [
         ({}, "SIMULATED"),
         ({"prefetch": "top_k", "eviction": "belady"}, "SIMULATED"),

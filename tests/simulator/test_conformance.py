@@ -5,29 +5,47 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kit import conformance
+from tests.kit.cases import ENGINES
 from tests.kit.conformance_format import CaseError, read_cases
+from tests.kit.every import every
 
 FOLDER = Path(__file__).resolve().parents[1] / "conformance"
 Document = dict[str, Any]
 
-CASES = read_cases(FOLDER / "cases.json")
-RESULTS: list[Document] = json.loads((FOLDER / "results.json").read_text())
-PAIRS = list(zip(CASES, RESULTS, strict=True))
+PARTS = 4  #: items of each engine, so that workers share them
 
 
-@pytest.mark.parametrize(("case", "expected"), PAIRS, ids=[case.name for case in CASES])
-def test_a_case_gives_the_agreed_result(case: conformance.Case, expected: Document, engine: str) -> None:
-    assert conformance.row(case, engine) == expected
+@cache
+def pairs() -> list[tuple[conformance.Case, Document]]:
+    """Return every case with its agreed result."""
+    return list(zip(read_cases(FOLDER / "cases.json"), results(), strict=True))
+
+
+@cache
+def results() -> list[Document]:
+    return json.loads((FOLDER / "results.json").read_text())
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_case_gives_the_agreed_result(engine: str, part: int) -> None:
+    rows = [(conformance.row(case, engine), agreed) for case, agreed in pairs()[part::PARTS]]
+    assert [row["name"] for row, _ in rows] == [agreed["name"] for _, agreed in rows]
+    different = {
+        row["name"]: {name for name in row if row[name] != agreed[name]} for row, agreed in rows if row != agreed
+    }
+    assert different == {}, "cases, and the counters that differ"
 
 
 def test_there_are_288_cases() -> None:
-    assert len(PAIRS) == 288
+    assert len(pairs()) == 288
 
 
 # ---------------------------------------------------------------- the command
@@ -42,18 +60,19 @@ def few(tmp_path: Path) -> Path:
     return path
 
 
+@every("engine", ENGINES)
 def test_rows_are_printed_in_the_files_order_and_in_the_form_of_the_results(
-    few: Path, engine: str, capsys: pytest.CaptureFixture[str]
+    engine: str, few: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert conformance.main([str(few), "--engine", engine, "--json"]) == 0
     printed = capsys.readouterr().out
-    assert printed == conformance.as_json(RESULTS[:-3:-1]) + "\n"
-    assert [list(row) for row in json.loads(printed)] == [list(row) for row in RESULTS[:-3:-1]]
+    assert printed == conformance.as_json(results()[:-3:-1]) + "\n"
+    assert [list(row) for row in json.loads(printed)] == [list(row) for row in results()[:-3:-1]]
 
 
 def test_without_json_a_case_is_a_line(few: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert conformance.main([str(few), "--engine", "reference"]) == 0
-    row = RESULTS[-1]
+    row = results()[-1]
     assert capsys.readouterr().out.splitlines()[0] == (
         f"{row['name']}: {row['accesses']} accesses, {row['hits']} hits, {row['late']} late, {row['misses']} misses "
         f"in {row['time_ns']} ns"
@@ -108,7 +127,7 @@ def sound() -> Document:
     return next(case for case in documents if shape.items() <= case.items() and min(case["expert_bytes"]) > 1)
 
 
-@pytest.mark.parametrize(("wrong", "said"), WRONG.values(), ids=WRONG)
+@every("wrong, said", WRONG.values())
 def test_a_wrong_case_is_refused_in_a_line_that_names_it(
     wrong: Callable[[Document], None],
     said: str,
@@ -128,7 +147,7 @@ def test_a_wrong_case_is_refused_in_a_line_that_names_it(
     assert said in printed.err
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[", "[[]]", "[" * 100_000, '[{"k": ' + "9" * 5000 + "}]", "\x00"])
+@every("text", ["", "{}", "[", "[[]]", "[" * 100_000, '[{"k": ' + "9" * 5000 + "}]", "\x00"])
 def test_what_is_no_list_of_cases_is_refused_in_a_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.json"
     path.write_text(text)

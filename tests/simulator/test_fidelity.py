@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from moereplay.policies.contract import UNIT
 from moereplay.simulator.config import PolicySet, configure
 from moereplay.simulator.reference.counters import Counters
@@ -13,6 +11,7 @@ from moereplay.simulator.reference.fidelity import count_fidelity, reweighed, we
 from moereplay.simulator.source import Gate, Mixture, Pass
 from moereplay.traces.demand import union_of
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
+from tests.kit.every import every
 
 QUARTER = UNIT // 4
 MASSES = ("mass", "mass_kept", "mass_low_precision", "mass_substituted", "mass_dropped")
@@ -59,8 +58,8 @@ class NoSource:
         return [[UNIT // 4 if e >= 0 else 0 for e in row] for row in ids]
 
 
-@pytest.mark.parametrize(
-    ("routed", "run", "masses"),
+@every(
+    "routed, run, masses",
     [
         # 4 came for one of two lost: for 1, in whose slot something runs; 2's slot is empty
         ([4, 0, -1], [4, 0, -1], (5, 0, 2, 1)),

@@ -17,11 +17,11 @@ from moereplay.simulator.reference.engine import run
 from moereplay.simulator.reference.machine import simulated
 from moereplay.simulator.times import Times, homes
 from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, sizes, spec_of, tokens
+from tests.kit.every import every
 
 EQUAL = Link(bytes_per_s=1e9)
 
 
-@pytest.mark.usefixtures("engine")
 class TestByHand:
     """Experts 0 and 1 lie behind link 0, 2 and 3 behind link 1. Both engines."""
 
@@ -74,7 +74,7 @@ class TestByHand:
         outcome = replay_lists(source, 8, where, prefetch="top_k", reset="request")
         assert outcome.spans("transfer", "demand") == [(1, 2, 0, 0), (4, 14, 0, 2)]
 
-    @pytest.mark.parametrize("links", [1, 2, 3, 4])
+    @every("links", [1, 2, 3, 4])
     def test_a_stream_takes_as_long_as_the_longest_run_of_a_layer(self, links: int) -> None:
         """Nothing but transfers takes time: L layers of E experts of w ns take L w E on one link.
 
@@ -92,8 +92,8 @@ class TestByHand:
 # ---------------------------------------------------------------- homes
 
 
-@pytest.mark.parametrize(
-    ("experts", "shares", "runs"),
+@every(
+    "experts, shares, runs",
     [
         (8, (1,), (8,)),
         (8, (0.75, 0.25), (6, 2)),
@@ -174,8 +174,8 @@ def test_only_the_ratio_of_shares_and_no_name_is_part_of_the_figures(tmp_path: P
     assert here != platform(written(tmp_path, TWO.replace("= 3", "= 2"))).figures()
 
 
-@pytest.mark.parametrize(
-    ("text", "change", "said"),
+@every(
+    "text, change, said",
     [
         (TWO, ":links.2.depth=2", "platform two has no figure 'links.2.depth': did you mean links.1.depth=?"),
         (TWO, ":link.depth=2", "platform two has no figure 'link.depth': did you mean links.1.depth=?"),

@@ -26,7 +26,6 @@ def dram(experts: int, bytes_per_ns: float = 0.5, latency_ns: int = 0, depth: in
     return at_rate(tier, rate)
 
 
-@pytest.mark.usefixtures("engine")
 class TestByHand:
     """Experts of one byte; 1 ns over the link into the fast tier, 2 ns over the one into DRAM. Both engines."""
 
@@ -113,7 +112,6 @@ def _streams(draw: st.DrawFn) -> tuple[list[int], int, int]:
     return stream, draw(st.integers(1, 4)), draw(st.integers(1, 6))
 
 
-@pytest.mark.usefixtures("engine")
 @settings(deadline=None)
 @given(_streams())
 def test_one_expert_at_a_time_is_two_lru_lists(case: tuple[list[int], int, int]) -> None:
@@ -139,7 +137,6 @@ def misses_of_lru(stream: list[int], capacity: int) -> list[int]:
     return missed
 
 
-@pytest.mark.usefixtures("engine")
 @settings(deadline=None)
 @given(st.integers(1, 30), st.integers(0, 9), st.integers(1, 4), st.integers(1, 4))
 def test_a_tier_as_fast_as_nothing_changes_no_time(layers: int, latency: int, depth: int, experts: int) -> None:

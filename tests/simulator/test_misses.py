@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from moereplay.policies.contract import UNIT
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
+from tests.kit.every import every
 
-pytestmark = pytest.mark.usefixtures("engine")
-CONTRACTS = pytest.mark.parametrize("contract", ["atomic", "sequential"])
+CONTRACTS = every("contract", ["atomic", "sequential"])
 HALF, QUARTER = UNIT // 2, UNIT // 4
 #: Every expert is one byte: 5 ns on the link, 2 ns of compute per token, 7 ns on the CPU, after 1 ns of dense part.
 SLOW = machine(bytes_per_ns=0.2, dense_ns=1, expert_ns_per_token=2, cpu_ns=7)

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from moereplay.simulator.platform import Link, LowerTier
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, machine, naming, replay_lists, sizes, tokens
-
-pytestmark = pytest.mark.usefixtures("engine")
+from tests.kit.every import every
 
 
 def step(demand: list[int], pool: int, where: Any, **settings: Any) -> Outcome:
@@ -50,7 +47,7 @@ def test_a_demand_that_waits_for_room_starts_when_compute_has_acted() -> None:
     assert outcome["time_ns"] == 26
 
 
-@pytest.mark.parametrize("contract", ["sequential", "atomic"])
+@every("contract", ["sequential", "atomic"])
 def test_the_first_demand_of_a_gate_is_queued_before_its_prefetches_start(contract: str) -> None:
     # the gate at 1 suggests (1, 2) and demands 0: the demand moves 1-11, the prefetch after it, though the policy is
     # asked before the first look-up under `sequential`
@@ -140,7 +137,7 @@ def test_a_prefetch_in_flight_at_the_end_is_neither_unused_nor_wasted() -> None:
     assert outcome.counts("bytes_prefetch", "bytes_unused_at_end", "bytes_wasted") == (10, 0, 0)
 
 
-@pytest.mark.parametrize(("eviction", "victim"), [("fifo", 3), ("lru", 1)])
+@every("eviction, victim", [("fifo", 3), ("lru", 1)])
 def test_warm_experts_arrive_in_the_order_of_the_file_at_timestamp_zero(eviction: str, victim: int) -> None:
     # 3, then 1 are there from the start: fifo evicts 3, the first of the file; lru, for which both are as old, 1
     outcome = step([0], 20, machine(), eviction=eviction, warm=((0, 3), (0, 1)))
@@ -150,7 +147,7 @@ def test_warm_experts_arrive_in_the_order_of_the_file_at_timestamp_zero(eviction
 # ---------------------------------------------------------------- policies
 
 
-@pytest.mark.parametrize(("order", "victim"), [("c", 0), ("b", 1)])
+@every("order, victim", [("c", 0), ("b", 1)])
 def test_least_stale_evicts_what_the_gate_of_the_executing_layer_did_not_choose(order: str, victim: int) -> None:
     # all warm experts but 2 are stale in the second pass, which demands 2 and 3. Under order=c those that its gate did
     # not choose are alike, and the oldest timestamp leaves: 0, or under order=b, where 0 is not there, 1

@@ -13,6 +13,7 @@ from moereplay.simulator.times import Times
 from moereplay.traces.geometry import MODELS
 from moereplay.traces.schema import Geometry
 from tests.kit.cases import at_rate, machine
+from tests.kit.every import every
 
 TINY = Geometry(layers=2, experts=4, k=2, expert_bytes=(1000, 3000), expert_bits=16, dense_params=50, head_params=70)
 
@@ -24,15 +25,15 @@ def tiers(geometry: Geometry) -> tuple[tuple[int, ...], ...]:
 # ---------------------------------------------------------------- presets
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_every_preset_carries_its_name_and_sources(name: str) -> None:
     preset = platform(name)
     assert (preset.name, bool(preset.summary)) == (name, True)
     assert len(preset.source) > 40
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("model", ["mixtral-8x7b", "gpt-oss-20b", "qwen3-30b-a3b"])
+@every("name", NAMES)
+@every("model", ["mixtral-8x7b", "gpt-oss-20b", "qwen3-30b-a3b"])
 def test_every_preset_moves_an_expert_slower_than_it_computes_one(name: str, model: str) -> None:
     # offloading is a problem on all of them: the link, not compute, bounds a miss
     geometry = MODELS[model].geometry
@@ -53,7 +54,7 @@ def test_specmds_machine_moves_5_gb_per_second() -> None:
 # ---------------------------------------------------------------- the link
 
 
-@pytest.mark.parametrize(("size", "rate", "ns"), [(7, 2e9, 4), (8, 2e9, 4), (1, 3e9, 1), (10**12, 1.0, 10**21)])
+@every("size, rate, ns", [(7, 2e9, 4), (8, 2e9, 4), (1, 3e9, 1), (10**12, 1.0, 10**21)])
 def test_the_wire_rounds_up_to_a_nanosecond(size: int, rate: float, ns: int) -> None:
     assert Link(bytes_per_s=rate).wire_ns(size) == ns
 
@@ -77,7 +78,7 @@ def test_a_roofline_takes_the_higher_of_its_ceilings_and_the_launch() -> None:
     assert roofline.ns(500, 1000, tokens=2000) == 2000 + 7
 
 
-@pytest.mark.parametrize(("params", "tokens"), [(0, 5), (500, 0)])
+@every("params, tokens", [(0, 5), (500, 0)])
 def test_a_roofline_of_nothing_launches_nothing(params: int, tokens: int) -> None:
     assert Roofline(flops=1, memory_bytes_per_s=1, launch_ns=7).ns(params, 1000, tokens) == 0
 
@@ -134,8 +135,8 @@ def test_computing_on_a_cpu_that_is_not_described_is_refused() -> None:
 DISK = Link(bytes_per_s=1e9, latency_ns=5, by_size=((100, 1e9), (300, 3e9)))
 
 
-@pytest.mark.parametrize(
-    ("size", "reads", "ns"),
+@every(
+    "size, reads, ns",
     [
         (50, 1, 50),  # below the first point its rate, 1 byte/ns
         (200, 1, 100),  # half way between the points: 2 bytes/ns
@@ -157,7 +158,7 @@ def test_a_slower_link_is_slower_at_every_size() -> None:
     assert DISK.wire_ns(200, share=0.5) == 200
 
 
-@pytest.mark.parametrize(("tokens", "ns"), [(1, 1007), (2, 1510), (3, 2014), (4, 3021), (5, 4028), (10, 8056), (0, 0)])
+@every("tokens, ns", [(1, 1007), (2, 1510), (3, 2014), (4, 3021), (5, 4028), (10, 8056), (0, 0)])
 def test_many_tokens_take_measured_times_of_what_one_takes(tokens: int, ns: int) -> None:
     # one token: 1000 bytes at 1 byte/ns and the launch, 1007 ns. Two: 1.5 times, 1510.5, half to even; four: 3 times;
     # ten: 4 * 10 / 5 times

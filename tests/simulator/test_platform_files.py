@@ -11,6 +11,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Calibration, Contention, Link, Measured, Platform
 from moereplay.simulator.platforms import as_toml, platform, presets, sealed
 from moereplay.traces.schema import Geometry
+from tests.kit.every import every
 
 TINY = Geometry(layers=2, experts=4, k=2, expert_bytes=(1000, 3000), expert_bits=16, dense_params=50, head_params=70)
 
@@ -100,8 +101,8 @@ def test_a_price_that_a_platform_does_not_say_may_be_set_in_place() -> None:
     assert (mine.loading.ns_per_mib, mine.overlap, mine.links[0].start_ns) == (126_000, "none", 4)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
+@every(
+    "old, new, said",
     [
         ('"none"', '"some"', "overlap: choose from none, arrival (got 'some')"),
         ("reads = 3", "reads = 0", "link.reads: expected at least 1 (got 0)"),
@@ -147,8 +148,8 @@ def test_an_unknown_platform_names_the_nearest() -> None:
     assert "give a .toml file, or choose from " in refusal("quantum")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
+@every(
+    "text, said",
     [
         ("name = ", "is not valid TOML"),
         (FILE.replace("1e18", "0"), "link.bytes_per_s: expected at least 1 (got 0)"),
@@ -180,7 +181,7 @@ def extending(folder: Path, text: str) -> str:
     return str(folder / "mine.toml")
 
 
-@pytest.mark.parametrize("base", ["rtx4090-pcie4", "base.toml"])
+@every("base", ["rtx4090-pcie4", "base.toml"])
 def test_a_file_lays_its_figures_over_those_of_its_base(base: str, tmp_path: Path) -> None:
     mine = platform(extending(tmp_path, f'name = "mine"\nbase = "{base}"\n[link]\nbytes_per_s = 1e9\n'))
     old = platform("rtx4090-pcie4")
@@ -208,8 +209,8 @@ def test_a_file_that_extends_itself_is_refused_by_its_chain(tmp_path: Path) -> N
         platform(mine)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
+@every(
+    "text, said",
     [
         ('base = "phone-ufs4"\n', "name: missing"),
         ('name = "m"\nbase = "fone-ufs4"\n', "unknown platform 'fone-ufs4': did you mean phone-ufs4?"),
@@ -239,11 +240,8 @@ def test_a_sealed_calibration_is_kept_by_its_file(tmp_path: Path) -> None:
     assert found.calibrated.in_one_line() == "desk, 3 runs, mean error 5.0%"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [("2500000000.0", "2600000000.0"), ("expert_ns = 7", "expert_ns = 8"), ("mape = 0.05", "mape = 0.01"),
-     ("cells = 3", "cells = 30"), ('device = "desk"', 'device = "farm"'), ('digest = "', 'digest = "0')],
-)  # fmt: skip
+@every("change", [("2500000000.0", "2600000000.0"), ("expert_ns = 7", "expert_ns = 8"), ("mape = 0.05", "mape = 0.01"),
+     ("cells = 3", "cells = 30"), ('device = "desk"', 'device = "farm"'), ('digest = "', 'digest = "0')])  # fmt: skip
 def test_a_platform_that_was_edited_after_its_calibration_is_not_called_calibrated(
     change: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -262,7 +260,7 @@ def test_a_calibration_without_a_digest_says_so(tmp_path: Path) -> None:
     assert found.calibrated is not None and "no digest" in found.calibrated.in_one_line()
 
 
-@pytest.mark.parametrize("machine", presets(), ids=lambda machine: machine.name)
+@every("machine", presets())
 def test_what_is_written_reads_back_as_the_same_machine(machine: Platform, tmp_path: Path) -> None:
     (tmp_path / "written.toml").write_text(as_toml(machine))
     assert platform(str(tmp_path / "written.toml")) == machine

@@ -16,6 +16,7 @@ from moereplay.simulator.replay import replay
 from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import ROOT, moereplay
 from tests.kit.command import moereplay_here
+from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
 
 FOLDER = ROOT / "simulator" / "presets"
@@ -41,7 +42,6 @@ KNOWN_FOR = {
     "warp": {"eviction": "lfru", "scope": "global", "contract": "atomic"},
     "colibri": {"eviction": "pinned", "scope": "per_layer", "contract": "atomic"},
 }
-every_preset = pytest.mark.parametrize("name", NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -66,26 +66,22 @@ def test_every_file_is_listed_by_one_word() -> None:
     assert [tomllib.loads((FOLDER / f"{name}.toml").read_text())["name"] for name in FILES] == list(FILES)
 
 
-@every_preset
-def test_a_preset_names_its_policies_capacity_and_machine_with_a_source_each(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_names_all_with_a_source_each_and_runs(name: str) -> None:
+    """On a trace with look-ahead of two layers, logits and weights; engines agree on every policy elsewhere."""
     chosen = preset(name)
     assert chosen.name == name
     assert set(ALWAYS) <= chosen.settings.keys() <= set(ReplayConfig.model_fields)
     said = [chosen.summary, chosen.source, *(setting.source for setting in chosen.settings.values())]
     assert all(text.strip() and "\n" not in text for text in said)
     assert all("\n" not in setting.assumed for setting in chosen.settings.values())
-
-
-@every_preset
-def test_a_preset_runs_and_moves_bytes(name: str) -> None:
-    """On a trace with look-ahead of two layers, logits and weights."""
     trace = random_trace(1, Sizes(layers=4, experts=16, tokens=8, prompt=4, requests=2, depth=2, size=1000))
-    result = replay(trace, configure(**preset(name).values()))
+    result = replay(trace, configure(**chosen.values()), engine="reference")
     assert result.totals["accesses"] > 0
     assert result.totals["bytes_demand"] + result.totals["cpu_executed"] > 0
 
 
-@pytest.mark.parametrize("name", TABLE_1)
+@every("name", TABLE_1)
 def test_specmd_presets_are_its_table_1(name: str) -> None:
     found = names_in(name)
     assert tuple(found[kind] for kind in ("prefetch", "eviction", "miss", "routing")) == TABLE_1[name]
@@ -97,7 +93,7 @@ def test_the_baseline_is_8_bit_top_k_lru_fetch() -> None:
     assert (values["miss"], values["prefetch"], values["eviction"]) == ("fetch:bits=8", "top_k", "lru")
 
 
-@pytest.mark.parametrize("name", SPECMD)
+@every("name", SPECMD)
 def test_with_ls_only_the_eviction_is_replaced(name: str) -> None:
     plain, changed = preset(name).settings, preset(f"{name}+ls").settings
     assert changed["eviction"].value == "least_stale"
@@ -106,7 +102,7 @@ def test_with_ls_only_the_eviction_is_replaced(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", KNOWN_FOR)
+@every("name", KNOWN_FOR)
 def test_the_other_presets_are_what_their_sources_are_known_for(name: str) -> None:
     assert names_in(name).items() >= KNOWN_FOR[name].items()
 
@@ -117,8 +113,8 @@ def test_cache_prior_holds_half_of_each_layer() -> None:
     assert " = 8/layer" in about["capacity_forms"]
 
 
-@pytest.mark.parametrize(
-    ("name", "overlap", "lanes"),
+@every(
+    "name, overlap, lanes",
     [("bigmoeonedge", "arrival", 4), ("imp", "none", 1), ("warp", "none", 8), ("colibri", "none", 1)],
 )
 def test_an_engines_preset_has_its_overlap_and_its_lanes(name: str, overlap: str, lanes: int) -> None:
@@ -133,9 +129,7 @@ def test_what_was_assumed_is_said() -> None:
         assert ("", f"  assumed: {preset(name).settings[setting].assumed}") in explain(preset(name))
 
 
-@pytest.mark.parametrize(
-    ("asked", "meant"), [("specmd1", "specmd-1"), ("hobit", "hobbit"), ("specmd-3-ls", "specmd-3+ls")]
-)
+@every("asked, meant", [("specmd1", "specmd-1"), ("hobit", "hobbit"), ("specmd-3-ls", "specmd-3+ls")])
 def test_an_unknown_preset_names_the_nearest(asked: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown preset '{asked}': did you mean {meant.replace('+', '.')}"):
         list(settings(asked))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from moereplay.simulator.compiled.initial import initial_state
 from moereplay.simulator.compiled.inputs import costs_of, inputs_from
@@ -22,8 +21,7 @@ from moereplay.traces.store import open_trace
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, spec_of
 from tests.kit.cases import tokens as rows_of
 from tests.kit.command import moereplay_here, unfolded
-
-pytestmark = pytest.mark.usefixtures("engine")
+from tests.kit.every import every
 
 
 def step(demand: list[int], prices: dict[str, Any], pool: int = 64, **settings: Any) -> Outcome:
@@ -122,7 +120,7 @@ def test_without_overlap_a_step_that_does_not_fit_computes_what_is_there() -> No
     assert outcome["time_ns"] == 20
 
 
-@pytest.mark.parametrize("prices", [NO_OVERLAP, NO_OVERLAP | LOADING], ids=["reads", "loads_and_reads"])
+@every("prices", [NO_OVERLAP, NO_OVERLAP | LOADING])
 def test_without_overlap_and_prefetch_everything_takes_turns(prices: dict[str, Any]) -> None:
     # a pool of three experts always holds the two of a step, so nothing moves while anything is loaded or computed
     outcome = replay_lists(scattered(), 12, machine(0.5, latency_ns=3, dense_ns=2, expert_ns=3, prices=prices))
@@ -226,8 +224,8 @@ def test_token_by_token_the_positions_are_a_triangle() -> None:
 HALVES = {"link": {"first_piece": 0.5}}
 
 
-@pytest.mark.parametrize(
-    ("expert_ns", "ends"),
+@every(
+    "expert_ns, ends",
     [
         (3, 9),  # 5 + 3 is before the landing; what is left of 1.5 ns, rounded up, begins then: 7 + 2
         (10, 15),  # 5 + 10: the rest has landed long before it is needed
@@ -271,8 +269,8 @@ def test_parts_of_times_are_exact_and_rounded_up() -> None:
 # ---------------------------------------------------------------- which kernel runs
 
 
-@pytest.mark.parametrize(
-    ("prices", "fast"),
+@every(
+    "prices, fast",
     [
         ({}, True),
         ({"loading": {"gate_ns": 7}, "link": {"reads": 2, "by_size": ((1, 1e9),)}}, True),
@@ -283,7 +281,6 @@ def test_parts_of_times_are_exact_and_rounded_up() -> None:
         (HALVES, False),
         ({"contention": {"compute": 0.9}}, False),
     ],
-    ids=str,
 )
 def test_prices_that_are_numbers_of_a_table_stay_on_the_fast_path(prices: dict[str, Any], fast: bool) -> None:
     source = scattered()

@@ -18,6 +18,8 @@ from moereplay.traces.geometry import known
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Trace, memory_trace
+from tests.kit.cases import ENGINES
+from tests.kit.every import every
 from tests.kit.recordings import FOLDER, needs_recording
 
 of_scripts = needs_recording("gpt-oss-20b", "qwen3-30b-a3b", claim="scripts")
@@ -145,6 +147,7 @@ def hit_rows(trace: Trace, engine: str) -> set[tuple[int, int, int]]:
 
 
 @needs_recording("gemma-4-26b-a4b", claim="phone")
+@every("engine", ENGINES)
 def test_a_phones_recorded_residency_is_that_of_a_global_lru(engine: str) -> None:
     trace = phone()
     chosen, recorded, hits = trace.read("chosen"), trace.read("residency"), hit_rows(trace, engine)

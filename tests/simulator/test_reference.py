@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
+from tests.kit.every import every
 
-pytestmark = pytest.mark.usefixtures("engine")
-CONTRACTS = pytest.mark.parametrize("contract", ["atomic", "sequential"])
+CONTRACTS = every("contract", ["atomic", "sequential"])
 #: Every expert is one byte: 5 ns on the link, 2 ns of compute, after 1 ns of dense part.
 SLOW = machine(bytes_per_ns=0.2, dense_ns=1, expert_ns=2)
 
@@ -34,8 +32,8 @@ def victims(outcome: Outcome) -> list[tuple[int, int, int]]:
 # ---------------------------------------------------------------- the link
 
 
-@pytest.mark.parametrize(
-    ("depth", "done"),
+@every(
+    "depth, done",
     [
         (1, [15, 29, 43]),  # issued at 1, 15, 29: 10 ns latency and 4 on the wire each
         (2, [15, 19, 29]),  # the second waits for the wire only; the third is issued at 15: max(25, 19) + 4
@@ -118,7 +116,7 @@ def test_prefetching_after_the_demand_starts_at_the_end_of_the_step() -> None:
     assert outcome.counts("late", "prefetch_used", "time_ns") == (1, 1, 15)
 
 
-@pytest.mark.parametrize(("slots", "started"), [(1, 0), (2, 1)])
+@every("slots, started", [(1, 0), (2, 1)])
 def test_free_only_prefetches_never_evict(slots: int, started: int) -> None:
     source = foreseen(([0], [[0]]), ([0], []))
     settings: dict[str, Any] = {"prefetch": "top_k", "prefetch_admission": "free_only", "prefetch_at": "after_demand"}

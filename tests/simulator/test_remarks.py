@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from moereplay.simulator.config import configure
 from moereplay.simulator.remarks import without_effect
@@ -13,6 +12,7 @@ from moereplay.simulator.replay import replay
 from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
 from tests.kit.command import moereplay_here, unfolded
+from tests.kit.every import every
 
 
 def trace_of(*requests: tuple[int, int], layers: int = 2, depth: int = 1) -> Trace:
@@ -83,7 +83,7 @@ BUSY: dict[str, tuple[Trace, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", IDLE)
+@every("case", IDLE)
 def test_a_setting_without_effect_is_named_with_the_reason(case: str) -> None:
     trace, settings, name, reason = IDLE[case]
     config = configure(capacity="60%", **settings)
@@ -91,7 +91,7 @@ def test_a_setting_without_effect_is_named_with_the_reason(case: str) -> None:
     assert len(said) == 1 and str(settings[name]) in said[0] and reason in said[0]
 
 
-@pytest.mark.parametrize("case", IDLE)
+@every("case", IDLE)
 def test_what_is_said_to_have_no_effect_has_none(case: str) -> None:
     trace, settings, name, _ = IDLE[case]
     of = [configure(capacity="60%", **each) for each in (settings, {k: v for k, v in settings.items() if k != name})]
@@ -99,13 +99,13 @@ def test_what_is_said_to_have_no_effect_has_none(case: str) -> None:
     assert ran[0].totals == ran[1].totals and ran[0].per_request == ran[1].per_request
 
 
-@pytest.mark.parametrize("case", BUSY)
+@every("case", BUSY)
 def test_a_setting_with_an_effect_is_not_named(case: str) -> None:
     trace, settings = BUSY[case]
     assert without_effect(trace, [configure(capacity="60%", **settings)]) == []
 
 
-@pytest.mark.parametrize("case", ["a reset in the last pass", "decode", "a reset between batches"])
+@every("case", ["a reset in the last pass", "decode", "a reset between batches"])
 def test_settings_at_the_edge_change_something(case: str) -> None:
     trace, settings = BUSY[case]
     ran = [replay(trace, configure(capacity="60%", **each), engine="reference") for each in (settings, {})]
@@ -122,7 +122,7 @@ def test_defaults_are_never_named() -> None:
     assert without_effect(NO_PROMPTS, [configure(capacity="60%")]) == []
 
 
-@pytest.mark.parametrize("trace", [NO_PROMPTS, ONE, trace_of((1, 4), (1, 2))])
+@every("trace", [NO_PROMPTS, ONE, trace_of((1, 4), (1, 2))])
 def test_one_token_a_pass_is_what_token_asks_for_and_what_it_gives(trace: Trace) -> None:
     config = configure(capacity="60%", passes="token")
     assert without_effect(trace, [config]) == []

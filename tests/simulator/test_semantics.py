@@ -6,13 +6,11 @@ import random
 from math import inf
 from typing import Any
 
-import pytest
-
 from moereplay.simulator.platform import Platform
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
+from tests.kit.every import every
 
-pytestmark = pytest.mark.usefixtures("engine")
-CONTRACTS = pytest.mark.parametrize("contract", ["atomic", "sequential"])
+CONTRACTS = every("contract", ["atomic", "sequential"])
 REASONS = ("compulsory", "capacity", "collisions")
 
 
@@ -126,7 +124,7 @@ def repeating(layers: int, ids: list[int], passes: int) -> ListSource:
 
 
 @CONTRACTS
-@pytest.mark.parametrize("slots", [2, 4, 6])
+@every("slots", [2, 4, 6])
 def test_below_the_cliff_a_global_lru_never_hits(contract: str, slots: int) -> None:
     # between two uses of an expert lie the (L - 1) k = 6 experts of the other layers
     assert replay_lists(scattered(4, 5, 2, 40), slots, machine(), contract=contract)["hits"] == 0
@@ -145,7 +143,7 @@ def test_at_a_token_cycle_a_repeating_token_hits_after_the_first_pass(contract: 
 
 
 @CONTRACTS
-@pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu", "arc", "belady"])
+@every("eviction", ["lru", "fifo", "lfu", "arc", "belady"])
 def test_an_infinite_cache_misses_each_distinct_expert_once(contract: str, eviction: str) -> None:
     source = scattered(3, 8, 2, 30)
     outcome = replay_lists(source, 24, machine(), contract=contract, eviction=eviction)
@@ -154,7 +152,7 @@ def test_an_infinite_cache_misses_each_distinct_expert_once(contract: str, evict
 
 
 @CONTRACTS
-@pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu", "random", "arc", "farthest_layer", "belady"])
+@every("eviction", ["lru", "fifo", "lfu", "random", "arc", "farthest_layer", "belady"])
 def test_one_slot_hits_repeats_only_whatever_leaves(contract: str, eviction: str) -> None:
     # 3 3 1 1 1 2: three repeats; every step takes 4 + 2 ns, every miss 5 ns more
     source = ListSource(sizes(1, 4, 1), [Prompted(tokens(*([[e]] for e in (3, 3, 1, 1, 1, 2))))])
@@ -175,7 +173,7 @@ def test_one_slot_streams_a_larger_demand_through_itself(contract: str) -> None:
 
 
 @CONTRACTS
-@pytest.mark.parametrize("slots", [1, 3, 6])
+@every("slots", [1, 3, 6])
 def test_an_infinitely_fast_link_never_stalls(contract: str, slots: int) -> None:
     where = machine(bytes_per_ns=inf, dense_ns=3, expert_ns=2)
     outcome = replay_lists(scattered(3, 5, 2, 20), slots, where, contract=contract)
@@ -197,7 +195,7 @@ def counted(where: Platform, **settings: Any) -> tuple[int, ...]:
 
 
 @CONTRACTS
-@pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu", "least_stale", "belady", "belady:bypass=true"])
+@every("eviction", ["lru", "fifo", "lfu", "least_stale", "belady", "belady:bypass=true"])
 def test_without_prefetch_no_rate_changes_what_hits(contract: str, eviction: str) -> None:
     assert len({counted(where, contract=contract, eviction=eviction) for where in [*ONE_AT_A_TIME, SEVERAL]}) == 1
 

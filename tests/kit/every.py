@@ -1,0 +1,37 @@
+"""`every` runs a test for a table of cases as one item, where all cases take one path through the code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from inspect import signature
+from typing import Any
+
+Test = Callable[..., None]
+
+
+def every(names: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
+    """Call the decorated test once for each case; a note on what a case raises names the case.
+
+    `cases` are values of the one name, or tuples of values for several ("size, rate"). They share their fixtures.
+    """
+    columns = names.split(", ")
+    rows = [dict(zip(columns, case if len(columns) > 1 else (case,), strict=True)) for case in cases]
+    assert rows, f"no case for {names}"
+
+    def in_one_item(test: Test) -> Test:
+        def all_cases(*of_class: Any, **fixtures: Any) -> None:
+            for row in rows:
+                try:
+                    test(*of_class, **row, **fixtures)
+                except BaseException as error:
+                    error.add_note(f"case {row}")
+                    raise
+
+        taken = signature(test)
+        others = [each for name, each in taken.parameters.items() if name not in columns]
+        all_cases.__signature__ = taken.replace(parameters=others)  # pyright: ignore[reportFunctionMemberAccess]
+        all_cases.__name__, all_cases.__doc__, all_cases.__module__ = test.__name__, test.__doc__, test.__module__
+        all_cases.pytestmark = getattr(test, "pytestmark", [])  # pyright: ignore[reportFunctionMemberAccess]
+        return all_cases
+
+    return in_one_item
