@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +20,8 @@ from tests.kit import recordings
 # Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / f"moereplay-bytecode-{os.getuid()}"))
+if sys.dont_write_bytecode:  # nor does collecting compile every test anew
+    sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ["PYTHONPYCACHEPREFIX"]
 # A remark is one line where no terminal says otherwise.
 os.environ.pop("COLUMNS", None)
 os.unsetenv("COLUMNS")  # readline, which pytest imports, sets it behind Python's back

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
-from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from tests.kit.tiny_models import tiny_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 CONTEXT = 64
 CHARACTERS = "\n" + "".join(map(chr, range(32, 126)))  #: with <s>, all 96 tokens that tiny models know
@@ -20,6 +18,12 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 126)))  #: with <s>, all 96 token
 
 def character_tokenizer(opening: bool = False, template: str | None = None) -> PreTrainedTokenizerFast:
     """Ids: <s> is 0, a newline 1, a space 2. With `opening`, <s> comes before every text, as with Llama."""
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(WordLevel({"<s>": 0} | {each: at for at, each in enumerate(CHARACTERS, 1)}, "<s>"))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     if opening:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moereplay.tracegen import families
 from moereplay.tracegen.modules import BIAS_NAMES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FAMILIES = {family.name: family for family in families.FAMILIES}
 
@@ -30,6 +32,8 @@ def shared_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 def random_model(config: Any, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A model of random weights. Correction biases start at zero, where they would prove nothing."""
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     with torch.no_grad():

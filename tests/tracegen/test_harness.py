@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval import evaluator
-from lm_eval.models.huggingface import HFLM
 
 from moereplay.simulator.config import Origin, configure
 from moereplay.simulator.replay import plan_for
@@ -51,6 +49,9 @@ def task(name: str, limit: int | None = None, shots: int | None = None, chat: bo
 
 
 def of_the_harness(loaded: Loaded, name: str, **asked: Any) -> Any:
+    from lm_eval import evaluator
+    from lm_eval.models.huggingface import HFLM
+
     own: Any = HFLM
     evaluate: Any = evaluator.simple_evaluate
     plain = own(pretrained=loaded.model, tokenizer=loaded.tokenizer, backend="causal", batch_size=1)
