@@ -10,17 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    FineGrainedFP8Config,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+import transformers
 from transformers.utils import logging
 
 from moereplay.tracegen.errors import RecordError
@@ -30,17 +20,17 @@ from moereplay.tracegen.plan import check_placement
 #: Transformers' own configuration of each of `placement.QUANTISERS`. bitsandbytes changes linear layers only: experts
 #: that transformers keeps as one 3-D tensor stay as they were, and their bytes are recorded so.
 QUANTISATIONS: dict[str, Callable[[], Any]] = {
-    "bnb-8bit": lambda: BitsAndBytesConfig(load_in_8bit=True),
-    "bnb-4bit": lambda: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
-    "fp8": FineGrainedFP8Config,
+    "bnb-8bit": lambda: transformers.BitsAndBytesConfig(load_in_8bit=True),
+    "bnb-4bit": lambda: transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    "fp8": lambda: transformers.FineGrainedFP8Config(),  # noqa: PLW0108 (naming the class would import it)
 }
 
 
 class Loaded(NamedTuple):
     """A model in evaluation mode, its tokenizer, and what a trace says of where they come from."""
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    model: transformers.PreTrainedModel
+    tokenizer: transformers.PreTrainedTokenizerBase
     name: str
     revision: str  #: the hub's commit; empty for a local folder
     weights_sha256: str  #: tracegen.folder.fingerprint of the safetensors files
@@ -69,7 +59,9 @@ def load(
     _check_known(folder)
     files = weight_files(folder)
     with _quiet(progress):
-        tokenizer = _loaded(folder, "tokenizer", lambda: AutoTokenizer.from_pretrained(folder.path, **_OWN_FILES))
+        tokenizer = _loaded(
+            folder, "tokenizer", lambda: transformers.AutoTokenizer.from_pretrained(folder.path, **_OWN_FILES)
+        )
         model = _loaded(folder, "model", lambda: _model(folder, extra))
     if "device_map" not in extra:
         model = _loaded(folder, f"model on {where}", lambda: model.to(where))
@@ -80,8 +72,8 @@ def load(
 _OWN_FILES: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
 
-def _model(folder: Folder, extra: dict[str, Any]) -> PreTrainedModel:
-    both: Any = AutoModelForCausalLM.from_pretrained(
+def _model(folder: Folder, extra: dict[str, Any]) -> transformers.PreTrainedModel:
+    both: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder.path,
         use_safetensors=True,
         output_loading_info=True,
@@ -111,11 +103,11 @@ def _check_known(folder: Folder) -> None:
     """Raises RecordError unless transformers itself has a causal language model for the config."""
     config = read_config(folder)
     kind = config["model_type"]
-    if kind not in CONFIG_MAPPING:
+    if kind not in transformers.CONFIG_MAPPING:
         why = "; the repository's own code is never run" if "auto_map" in config else ""
         raise RecordError(f"{folder.name}: model_type {kind!r} is unknown to this transformers{why}; upgrade it")
-    loaded = _loaded(folder, "config.json", lambda: AutoConfig.from_pretrained(folder.path, **_OWN_FILES))
-    if type(loaded) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    loaded = _loaded(folder, "config.json", lambda: transformers.AutoConfig.from_pretrained(folder.path, **_OWN_FILES))
+    if type(loaded) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise RecordError(f"{folder.name} ({kind}) is no causal language model; recording needs one that predicts text")
 
 

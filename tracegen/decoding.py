@@ -10,16 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.plan import Decoding
@@ -44,24 +37,26 @@ def seed_of(seed: int, request: int) -> int:
     return int(np.random.SeedSequence([seed, request]).generate_state(1, np.uint64)[0])
 
 
-def _config(decoding: Decoding) -> GenerationConfig:
+def _config(decoding: Decoding) -> transformers.GenerationConfig:
     if not decoding.temperature:
-        return GenerationConfig(max_new_tokens=decoding.max_new_tokens, do_sample=False, use_cache=True)
-    return GenerationConfig(do_sample=True, use_cache=True, **decoding.model_dump())
+        return transformers.GenerationConfig(max_new_tokens=decoding.max_new_tokens, do_sample=False, use_cache=True)
+    return transformers.GenerationConfig(do_sample=True, use_cache=True, **decoding.model_dump())
 
 
-def _all_logits(model: PreTrainedModel) -> dict[str, int]:
+def _all_logits(model: transformers.PreTrainedModel) -> dict[str, int]:
     """generate() asks for the last row's logits only, 1; 0 asks for all, which the prompt's nll needs."""
     return {"logits_to_keep": 0} if "logits_to_keep" in signature(model.forward).parameters else {}
 
 
 @contextmanager
-def _own_defaults(model: PreTrainedModel) -> Iterator[None]:
+def _own_defaults(model: transformers.PreTrainedModel) -> Iterator[None]:
     """Clear the model's sampling defaults, which generate() would fill in; keep its end tokens."""
-    theirs = model.generation_config or GenerationConfig()
+    theirs = model.generation_config or transformers.GenerationConfig()
     ends = theirs.eos_token_id
     pad = theirs.pad_token_id if theirs.pad_token_id is not None else (ends[0] if isinstance(ends, list) else ends)
-    model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=pad, bos_token_id=theirs.bos_token_id)
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=ends, pad_token_id=pad, bos_token_id=theirs.bos_token_id
+    )
     try:
         yield
     finally:
@@ -82,7 +77,7 @@ def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
 class Stepper:
     """One sequence through one model: `prefill` starts it, `step` continues it, `reset` forgets it."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
         """`model` is any causal language model of transformers, in evaluation mode."""
         self._model = model
         self._device = input_device(model)
@@ -118,7 +113,7 @@ class Stepper:
         self._length = 0
 
 
-def input_device(model: PreTrainedModel) -> torch.device:
+def input_device(model: transformers.PreTrainedModel) -> torch.device:
     """Return the device of token ids: the embedding's; the CPU if accelerate has offloaded it and moves ids itself."""
     device = next(model.get_input_embeddings().parameters()).device
     return torch.device("cpu") if device.type == "meta" else device
@@ -141,7 +136,7 @@ class Surprise:
     It works on generate() and on plain passes alike: it sees what goes in and what comes out. Batch 1.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
         self._model = model
         self._parts: list[Tensor] = []
         self._next: Tensor | None = None  #: (1, V) logits of the token that comes next
@@ -165,7 +160,9 @@ class Surprise:
         parts, self._parts, self._next = self._parts, [], None
         return torch.cat([part.cpu() for part in parts]).numpy()
 
-    def _after_pass(self, model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _after_pass(
+        self, model: transformers.PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         ids, logits = kwargs["input_ids"][0], output.logits[0]
         ids = ids.to(logits.device)
         first = torch.zeros(1, device=logits.device) if self._next is None else nll(self._next, ids[:1])
@@ -205,19 +202,19 @@ class Sampler:
         return int(torch.multinomial(chances, 1, generator=self._generator))
 
 
-def endings(model: PreTrainedModel) -> frozenset[int]:
+def endings(model: transformers.PreTrainedModel) -> frozenset[int]:
     """Tokens with which the model ends a text."""
     ends = model.generation_config.eos_token_id if model.generation_config else None
     return frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
 
 
-def _warpers(decoding: Decoding) -> LogitsProcessorList:
+def _warpers(decoding: Decoding) -> transformers.LogitsProcessorList:
     """Return logits processors in generate()'s order, without those that change nothing."""
-    chosen = LogitsProcessorList()
+    chosen = transformers.LogitsProcessorList()
     if decoding.temperature not in (0, 1):
-        chosen.append(TemperatureLogitsWarper(decoding.temperature))
+        chosen.append(transformers.TemperatureLogitsWarper(decoding.temperature))
     if decoding.top_k:
-        chosen.append(TopKLogitsWarper(decoding.top_k))
+        chosen.append(transformers.TopKLogitsWarper(decoding.top_k))
     if decoding.top_p < 1:
-        chosen.append(TopPLogitsWarper(decoding.top_p))
+        chosen.append(transformers.TopPLogitsWarper(decoding.top_p))
     return chosen

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+import transformers
 
 from moereplay.traces.schema import Router
 
@@ -25,9 +25,9 @@ class Family:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name or self.model_types[0])
 
-    def tiny(self) -> PreTrainedConfig:
+    def tiny(self) -> transformers.PreTrainedConfig:
         """Return a new tiny config. Only here must the installed transformers have the model."""
-        return AutoConfig.for_model(self.model_types[0], **self.keys)
+        return transformers.AutoConfig.for_model(self.model_types[0], **self.keys)
 
 
 def small(**keys: Any) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.probe import Call, probe
@@ -43,7 +43,7 @@ class Site:
 class MoeModules:
     """The modules of a model that take part in routing. `sites` are in the order in which they run."""
 
-    model: PreTrainedModel
+    model: transformers.PreTrainedModel
     sites: tuple[Site, ...]
     family: str
     geometry: Geometry
@@ -64,7 +64,7 @@ class MoeModules:
 class Gate(NamedTuple):
     """A gate as the model declares it."""
 
-    owner: PreTrainedModel  #: whose config states the routing
+    owner: transformers.PreTrainedModel  #: whose config states the routing
     path: str
     module: nn.Module
     index: int
@@ -78,7 +78,7 @@ class Place(NamedTuple):
     gate: Gate
 
 
-def name_of(model: PreTrainedModel) -> str:
+def name_of(model: transformers.PreTrainedModel) -> str:
     """Return the name of a model for messages: its checkpoint, or its class."""
     return model.config.name_or_path or type(model).__name__
 
@@ -86,7 +86,7 @@ def name_of(model: PreTrainedModel) -> str:
 Calls = dict[nn.Module, list[Call]]
 
 
-def discover(model: PreTrainedModel) -> MoeModules:
+def discover(model: transformers.PreTrainedModel) -> MoeModules:
     """Finds every MoE layer of a model in evaluation mode, its sizes and its routing rule.
 
     Raises RecordError, naming the model and the layer, where a layer is not one gate giving (logits, weights, ids)
@@ -102,7 +102,7 @@ def discover(model: PreTrainedModel) -> MoeModules:
         raise RecordError(f"{name_of(model)}: {unsuited}") from None
 
 
-def _places(model: PreTrainedModel) -> list[Place]:
+def _places(model: transformers.PreTrainedModel) -> list[Place]:
     """The gates in order, each in a decoder layer of its own."""
     if model.config.is_encoder_decoder:
         raise RecordError("an encoder-decoder; only decoders that run on token ids alone can be recorded")
@@ -123,9 +123,9 @@ def _check_present(place: Place, part: nn.Module) -> None:
         raise RecordError(f"layer {place.layer}: {type(part).__name__} is offloaded; keep gates and norms on a device")
 
 
-def gates_of(model: PreTrainedModel) -> list[Gate]:
+def gates_of(model: transformers.PreTrainedModel) -> list[Gate]:
     """List the modules that the model, or a model inside it, declares as sources of `router_logits`."""
-    owners = [(path, each) for path, each in model.named_modules() if isinstance(each, PreTrainedModel)]
+    owners = [(path, each) for path, each in model.named_modules() if isinstance(each, transformers.PreTrainedModel)]
     found: dict[nn.Module, Gate] = {}
     # Inner models come later and know their own gates best
     for prefix, owner in owners:
@@ -136,7 +136,7 @@ def gates_of(model: PreTrainedModel) -> list[Gate]:
     return list(found.values())
 
 
-def _recorders(owner: PreTrainedModel) -> list[tuple[Any, int, str]]:
+def _recorders(owner: transformers.PreTrainedModel) -> list[tuple[Any, int, str]]:
     """(class, index, part of the path) of each source the model declares: OutputRecorders, or bare classes."""
     declared: Any = owner.can_record_outputs.get("router_logits", [])
     several = declared if isinstance(declared, list) else [declared]
@@ -202,7 +202,9 @@ def _extra(place: Place, block: nn.Module, call: Call) -> tuple[Tensor, ...]:
     return extra
 
 
-def _describe(model: PreTrainedModel, places: list[Place], sites: tuple[Site, ...], calls: Calls) -> MoeModules:
+def _describe(
+    model: transformers.PreTrainedModel, places: list[Place], sites: tuple[Site, ...], calls: Calls
+) -> MoeModules:
     outputs = [_triple(place, calls) for place in places]
     shapes = {(logits.shape[-1], ids.shape[-1]) for logits, _, ids in outputs}
     if len(shapes) > 1:

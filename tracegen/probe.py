@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 SEED = 20240924
 
@@ -30,7 +30,9 @@ class Call(NamedTuple):
         return self.given[0]
 
 
-def probe(model: PreTrainedModel, tokens: int, beneath: Iterable[nn.Module]) -> dict[nn.Module, list[Call]]:
+def probe(
+    model: transformers.PreTrainedModel, tokens: int, beneath: Iterable[nn.Module]
+) -> dict[nn.Module, list[Call]]:
     """Calls of every module beneath the given ones, modules in the order in which they first return.
 
     The pass is one row of `tokens` random token ids, the same at every call, without a cache.
@@ -51,7 +53,7 @@ def probe(model: PreTrainedModel, tokens: int, beneath: Iterable[nn.Module]) -> 
     return calls
 
 
-def random_tokens(model: PreTrainedModel, tokens: int) -> Tensor:
+def random_tokens(model: transformers.PreTrainedModel, tokens: int) -> Tensor:
     """Seeded token ids (1, tokens) where the embedding is, or on the CPU if it is offloaded."""
     matrix = next(model.get_input_embeddings().parameters())
     ids = torch.randint(0, len(matrix), (1, tokens), generator=torch.Generator().manual_seed(SEED))

@@ -6,8 +6,8 @@ from itertools import chain
 from typing import NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from moereplay.tracegen.errors import RecordError
 
@@ -26,7 +26,9 @@ class Sizes(NamedTuple):
     dense_bits: float  #: per parameter of these two
 
 
-def measure(model: PreTrainedModel, experts: list[nn.Module], layers: list[nn.Module], count: int) -> Sizes:
+def measure(
+    model: transformers.PreTrainedModel, experts: list[nn.Module], layers: list[nn.Module], count: int
+) -> Sizes:
     """Sizes from the experts module and the decoder layer of each gate, `count` experts in each.
 
     Raises RecordError if a layer does not hold `count` experts of one size, or holds them in an unknown packed format.
@@ -71,13 +73,13 @@ def _params(module: nn.Module) -> int:
     return sum(map(_numbers, module.parameters()))
 
 
-def _dense_bits(model: PreTrainedModel, experts: int, params: int) -> float:
+def _dense_bits(model: transformers.PreTrainedModel, experts: int, params: int) -> float:
     """Bits per weight of what is no routed expert, an embedding table apart left out; 16 where there is nothing."""
     embedding = _embedding(model) and sum(map(_bytes, model.get_input_embeddings().parameters()))
     return 8 * (sum(map(_bytes, model.parameters())) - experts - embedding) / params if params else 16.0
 
 
-def _embedding(model: PreTrainedModel) -> int:
+def _embedding(model: transformers.PreTrainedModel) -> int:
     """Parameters that only look tokens up: none if the head multiplies by the same matrix."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
 
 from moereplay import command as entry
 from moereplay.commands.progress import RequestMeter
@@ -265,8 +265,10 @@ def test_a_prompt_that_does_not_fit_is_named_and_can_be_cut(moe, tiny, tmp_path)
 def test_a_model_without_experts_is_refused(moe, questions, tmp_path):
     dense = checkpoint(tmp_path / "dense")
     (dense / "model.safetensors").unlink()
-    small = LlamaConfig(vocab_size=96, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-    LlamaForCausalLM(small).save_pretrained(dense)
+    small = transformers.LlamaConfig(
+        vocab_size=96, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.LlamaForCausalLM(small).save_pretrained(dense)
     said = refusal(moe(dense, "--prompts", questions, "--field", "q", "--out", tmp_path / "a.zarr"))
     assert said.startswith("dense: no MoE layers")
     assert said.endswith("nothing was recorded")

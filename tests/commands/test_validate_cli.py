@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 import pytest
+import transformers
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 from moereplay import command as entry
 from moereplay.tracegen.checkpoint import load
@@ -75,7 +75,7 @@ def saved(folder: Path, **keys: Any) -> Path:
     """A checkpoint of a tiny random OLMoE, 3 layers of 16 experts, with a tokenizer of as many words as it knows."""
     tiny_model("olmoe", **keys).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{at}": at for at in range(WORDS)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
     return folder
 
 

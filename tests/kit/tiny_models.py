@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from moereplay.tracegen import families
 from moereplay.tracegen.modules import BIAS_NAMES
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 FAMILIES = {family.name: family for family in families.FAMILIES}
 
 
-def tiny_model(name: str, dtype: torch.dtype = torch.float32, **keys: Any) -> PreTrainedModel:
+def tiny_model(name: str, dtype: torch.dtype = torch.float32, **keys: Any) -> transformers.PreTrainedModel:
     """A new model of a family's tiny config, with config keys changed."""
     config = FAMILIES[name].tiny()
     config.update(keys)
@@ -25,17 +23,15 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, **keys: Any) -> Pr
 
 
 @cache
-def shared_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
+def shared_model(name: str, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """The same model for every test that leaves it as it is."""
     return tiny_model(name, dtype)
 
 
-def random_model(config: Any, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def random_model(config: Any, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
     """A model of random weights. Correction biases start at zero, where they would prove nothing."""
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     with torch.no_grad():
         for path, tensor in [*model.named_buffers(), *model.named_parameters()]:
             if path.rpartition(".")[2] in BIAS_NAMES:

@@ -10,20 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor, nn
-from transformers import (
-    AfmoeConfig,
-    DbrxConfig,
-    FlexOlmoConfig,
-    JetMoeConfig,
-    Llama4TextConfig,
-    LlamaConfig,
-    SwitchTransformersConfig,
-    SwitchTransformersForConditionalGeneration,
-)
 
 from moereplay.tracegen import families, routing
 from moereplay.tracegen.capture import Capture, Reading, by_rank, watching
@@ -173,19 +164,19 @@ def test_a_batch_of_two_is_refused(modules: MoeModules) -> None:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "dense": (
-        lambda: LlamaConfig(**small(intermediate_size=48)),
+        lambda: transformers.LlamaConfig(**small(intermediate_size=48)),
         "LlamaForCausalLM: no MoE layers: LlamaForCausalLM declares no router logits to record",
     ),
     "llama4": (
-        lambda: Llama4TextConfig(**small(intermediate_size=16, intermediate_size_mlp=48, head_dim=16)),
+        lambda: transformers.Llama4TextConfig(**small(intermediate_size=16, intermediate_size_mlp=48, head_dim=16)),
         "layer 0: Llama4Router does not give router logits, weights and ids in that order, one row per token",
     ),
     "jetmoe": (
-        lambda: JetMoeConfig(**small(intermediate_size=16, kv_channels=16, num_local_experts=4)),
+        lambda: transformers.JetMoeConfig(**small(intermediate_size=16, kv_channels=16, num_local_experts=4)),
         "layer 0 has several gates; one is needed",
     ),
     "dbrx": (
-        lambda: DbrxConfig(
+        lambda: transformers.DbrxConfig(
             vocab_size=96,
             d_model=32,
             n_heads=2,
@@ -197,7 +188,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "DbrxForCausalLM: layer 0",
     ),
     "flex_olmo": (
-        lambda: FlexOlmoConfig(**small(intermediate_size=16, num_experts=8, num_experts_per_tok=2)),
+        lambda: transformers.FlexOlmoConfig(**small(intermediate_size=16, num_experts=8, num_experts_per_tok=2)),
         "layer 0: the input of FlexOlmoSparseMoeBlock is not the output of one norm",
     ),
 }
@@ -221,7 +212,9 @@ def test_an_encoder_decoder_is_refused() -> None:
         "num_experts": 4,
         "vocab_size": 96,
     }
-    model = SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**sizes)).eval()
+    model = transformers.SwitchTransformersForConditionalGeneration(
+        transformers.SwitchTransformersConfig(**sizes)
+    ).eval()
     with pytest.raises(RecordError, match="an encoder-decoder"):
         discover(model)
 
@@ -320,7 +313,7 @@ def test_a_gate_that_reads_more_than_its_norm_fails_the_self_check(modules: MoeM
 def test_an_unknown_family_is_inferred_from_its_config_and_proven() -> None:
     """AFMoE (sigmoid, its bias held by the block) has no row in the table."""
     sizes = {"intermediate_size": 48, "moe_intermediate_size": 16, "head_dim": 16, "num_dense_layers": 1}
-    config = AfmoeConfig(**small(**sizes, num_experts=8, num_experts_per_tok=2, route_scale=2.5))
+    config = transformers.AfmoeConfig(**small(**sizes, num_experts=8, num_experts_per_tok=2, route_scale=2.5))
     assert families.family_of(config.model_type) is None
     found = discover(random_model(config))
     assert found.geometry.router == Router(family="sigmoid_groups", renormalise=True, scale=2.5)

@@ -12,8 +12,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+import transformers
 from huggingface_hub import errors
-from transformers import AutoModelForCausalLM, ViTConfig
 
 from moereplay.tracegen import folder as folders
 from moereplay.tracegen.checkpoint import load
@@ -200,7 +200,7 @@ def test_a_config_of_something_else_is_named(broken):
     assert "config.json cannot be loaded" in refusal(broken)
     edit(broken / "config.json", model_type="mamba9")
     assert "model_type 'mamba9' is unknown to this transformers; upgrade it" in refusal(broken)
-    ViTConfig().save_pretrained(broken)
+    transformers.ViTConfig().save_pretrained(broken)
     assert "(vit) is no causal language model" in refusal(broken)
 
 
@@ -252,7 +252,7 @@ def test_running_out_of_memory_while_loading_is_said(whole, monkeypatch):
     def refuse(*args, **settings):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", refuse)
     assert "tiny-olmoe does not fit the memory; use --device-map auto" in refusal(whole)
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from moereplay.tracegen import families
 from moereplay.tracegen.capture import Capture, Rows
@@ -180,7 +180,7 @@ def test_generated_rows_are_those_of_the_same_tokens_stepped(name: str, dtype: s
         assert (ours == theirs).all()
 
 
-def stepped(model: PreTrainedModel, ids: Tensor, at: int, cache: Any) -> Any:
+def stepped(model: transformers.PreTrainedModel, ids: Tensor, at: int, cache: Any) -> Any:
     """The positions as generate() gives them: MiniMax counts from 0 again without them."""
     positions = torch.arange(at, at + ids.shape[1])[None]
     return model(ids, position_ids=positions, past_key_values=cache, use_cache=True).past_key_values

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import PreTrainedModel
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.tiers import Tiers
@@ -44,8 +43,10 @@ _ORDERS: ContextVar[Orders | None] = ContextVar("orders", default=None)
 
 
 @contextmanager
-def executing(model: PreTrainedModel, orders: Orders) -> Iterator[None]:
+def executing(model: transformers.PreTrainedModel, orders: Orders) -> Iterator[None]:
     """Make the model's experts follow `orders` in this block; restore its own implementation afterwards."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # brings much more than recording needs
+
     ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
     token = _ORDERS.set(orders)
     try:
@@ -56,7 +57,7 @@ def executing(model: PreTrainedModel, orders: Orders) -> Iterator[None]:
 
 
 @contextmanager
-def implemented(model: PreTrainedModel, name: str) -> Iterator[None]:
+def implemented(model: transformers.PreTrainedModel, name: str) -> Iterator[None]:
     """Compute the model's experts by another function of transformers' interface in this block."""
     own = model.get_experts_implementation()
     model.set_experts_implementation(name)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from moereplay.tracegen.decoding import Stepper, nll
 from moereplay.tracegen.errors import RecordError
@@ -119,7 +119,7 @@ class Readers:
     No hooks are on while the baseline reads.
     """
 
-    def __init__(self, model: PreTrainedModel, emulation: Emulation, quality: bool) -> None:
+    def __init__(self, model: transformers.PreTrainedModel, emulation: Emulation, quality: bool) -> None:
         """Without `quality` there is no baseline."""
         self._emulation = emulation
         self._modified, self._base = Stepper(model), Stepper(model) if quality else None

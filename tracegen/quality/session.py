@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from moereplay.results.result import Result, Row
 from moereplay.simulator.replay import Plan, report
@@ -267,14 +267,14 @@ class Recorder:
 # -- Sequences that go through one model together, each with the logits that it would have alone, rounding aside.
 
 #: By model, why its texts cannot be padded: a run of it decides, and every set of every task asks.
-_KNOWN: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[transformers.PreTrainedModel, str | None] = WeakKeyDictionary()
 UNLIKE = 0.05  #: share of the logits' spread by which padding may change them
 
 
 class OneByOne:
     """One sequence as `SideBySide` takes it, read exactly as a recording reads it."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
         self._stepper = Stepper(model)
 
     def step(self, due: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -285,7 +285,7 @@ class OneByOne:
 class SideBySide:
     """B sequences with one key-value cache. Which tokens of a padded pass are whose is said by `places`."""
 
-    def __init__(self, model: PreTrainedModel, batch: int) -> None:
+    def __init__(self, model: transformers.PreTrainedModel, batch: int) -> None:
         self._model, self._device = model, input_device(model)
         self._cache: Any = None
         self._mask = torch.zeros(batch, 0, dtype=torch.long)
@@ -325,7 +325,7 @@ def places(due: Sequence[Sequence[int]]) -> list[slice]:
     return [slice((row + 1) * width - len(tokens), (row + 1) * width) for row, tokens in enumerate(due)]
 
 
-def unpadded_because(model: PreTrainedModel) -> str | None:
+def unpadded_because(model: transformers.PreTrainedModel) -> str | None:
     """Return why sequences cannot run side by side; None if they can. A short run of the model decides, once.
 
     Linear attention, for one, can carry padding on in its state.
@@ -335,7 +335,7 @@ def unpadded_because(model: PreTrainedModel) -> str | None:
     return _KNOWN[model]
 
 
-def _tried(model: PreTrainedModel) -> str | None:
+def _tried(model: transformers.PreTrainedModel) -> str | None:
     called = type(model).__name__
     if getattr(model.config.get_text_config(), "index_topk", None):
         return f"the tokens that {called} attends to are picked from padded texts otherwise"
