@@ -9,133 +9,46 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
-from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
-from moereplay.simulator.capacity import check_readable
-from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.rates import (
-    MILLION,
-    MOST_NS,
-    NS,
-    bounded,
-    by_tokens,
-    ceiling,
-    ceilings,
-    curve,
-    exact,
-    half_even,
-    longer,
+from moereplay.simulator.rates import bounded, by_tokens, ceilings, curve, half_even, longer
+from moereplay.simulator.wires import (
+    MIB,
+    MOST_LINKS,
+    MOST_RATE,
+    MOST_TIERS,
+    Link,
+    LowerTier,
+    Ns,
+    Points,
+    Rate,
+    Share,
+    Wire,
+    in_order,
 )
 from moereplay.traces.frozen import Sparse
 from moereplay.traces.schema import canonical
 from moereplay.traces.weight_formats import check_format
 
-MIB = 1 << 20
-MOST_LINKS, MOST_TIERS = 16, 4  #: tiers between the fast and the slow one
-Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
-Share = Annotated[float, Field(ge=1e-6, le=1)]
-MOST_RATE = 1e18  #: bytes or operations per second
 MOST_BYTES = 1 << 62
-Rate = Annotated[float, Field(ge=1, le=MOST_RATE)]
-#: A measured curve: points (x, y) with x rising, linear in between.
-Points = tuple[tuple[Annotated[int, Field(ge=1, lt=2**63)], Annotated[float, Field(gt=0, le=MOST_RATE)]], ...]
-
-
-class Wire(Sparse):
-    """A path that experts cross: a fixed latency, then bytes at a rate; `depth` transfers may be in flight at once."""
-
-    later: ClassVar = frozenset({"start_ns", "reads", "by_size", "lane_bytes_per_s"})
-
-    bytes_per_s: Rate
-    latency_ns: Ns = 0  #: of a read
-    depth: int = Field(default=1, ge=1, lt=2**31)
-    start_ns: Ns = 0  #: more latency for a transfer that starts on an idle wire
-    reads: int = Field(default=1, ge=1, le=4096)  #: of an expert, equal ones, one after the other
-    by_size: Points = ()  #: bytes/s by the size of a read, in place of `bytes_per_s`; constant beyond both ends
-    lane_bytes_per_s: Rate | None = None  #: of one lane: `depth` of them move no more than depth times that
-
-    @field_validator("by_size")
-    @classmethod
-    def _rising(cls, points: Points) -> Points:
-        return _in_order(points, "sizes")
-
-    @property
-    def first_millionths(self) -> int:
-        """Part of an expert's bytes, in millionths, after which its compute may begin."""
-        return MILLION
-
-    @property
-    def idle_ns(self) -> int:
-        """Latency of a transfer, summed over its reads, without `start_ns`."""
-        return bounded(self.latency_ns * self.reads, "latency_ns times reads", "lower")
-
-    def wire_ns(self, size: int, share: float = 1) -> int:
-        """Return the nanoseconds on the wire, without latency, rounded up; `share` of its rate is left to the link."""
-        rates = [self._rate(size), *([] if self.lane_bytes_per_s is None else [self._lanes()])]
-        left = exact(share)
-        whole = [top * left.numerator // (bottom * left.denominator) for top, bottom in rates if bottom]
-        return ceiling(size * NS, max(1, min(whole))) if whole else 0
-
-    def _rate(self, size: int) -> tuple[int, int]:
-        """Return bytes per second as a ratio for an expert of `size` bytes; an infinite rate has denominator 0."""
-        return curve(self.by_size).at(size, self.reads) if self.by_size else _ratio(self.bytes_per_s)
-
-    def _lanes(self) -> tuple[int, int]:
-        top, bottom = _ratio(self.lane_bytes_per_s or inf)
-        return self.depth * top, bottom
-
-
-class Link(Wire):
-    """A link into the fast tier."""
-
-    model_config = ConfigDict(populate_by_name=True)
-    later: ClassVar = Wire.later | {"first_piece"}
-
-    first_piece: Share = 1.0  #: of an expert's bytes: when these are there its compute may begin
-    #: How many of each layer's experts lie behind it, in proportion to the shares of the others; default: equal parts.
-    share: float | None = Field(default=None, ge=1e-6, le=1e6)
-    tier: str = Field(default="", alias="from")  #: what it reads, a name only; default: the platform's slow tier
-
-    @property
-    def first_millionths(self) -> int:
-        """Part of an expert's bytes, in millionths, after which its compute may begin."""
-        piece = exact(self.first_piece)
-        return half_even(piece.numerator * MILLION, piece.denominator)
-
-
-class LowerTier(Wire):
-    """A cache between the fast and the slow tier, and the link that fills it from the tier below."""
-
-    name: str
-    capacity: str
-
-    @field_validator("capacity")
-    @classmethod
-    def _readable(cls, capacity: str) -> str:
-        try:
-            check_readable(capacity)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return capacity
-
-
 _CEILINGS = "flops and memory_bytes_per_s"
 
 
 class Roofline(Sparse):
     """A processor with two ceilings and a kernel launch time."""
 
-    later: ClassVar = frozenset({"by_tokens", "formats", "kv_bytes_per_s"})
+    later: ClassVar = frozenset({"by_tokens", "expert_bytes_per_s", "formats", "dense_formats", "kv_bytes_per_s"})
 
     kind: Literal["roofline"] = "roofline"
     flops: Rate
     memory_bytes_per_s: Rate
     launch_ns: Ns = 0
     by_tokens: Points = ()  #: what many tokens take, in times of what one takes; in proportion beyond the last
-    formats: dict[str, Rate] = Field(default_factory=dict)  #: bytes/s of weights in a format, not `memory_bytes_per_s`
+    expert_bytes_per_s: Rate | None = None  #: of routed experts, in place of `memory_bytes_per_s`
+    formats: dict[str, Rate] = Field(default_factory=dict)  #: of routed experts in a format, in place of both
+    dense_formats: dict[str, Rate] = Field(default_factory=dict)  #: of dense weights in a format
     kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; default: no time
 
     @field_validator("by_tokens")
@@ -143,19 +56,33 @@ class Roofline(Sparse):
     def _from_one(cls, points: Points) -> Points:
         return _from_one_token(points)
 
-    @field_validator("formats")
+    @field_validator("formats", "dense_formats")
     @classmethod
     def _known(cls, formats: dict[str, float]) -> dict[str, float]:
         return {check_format(name): rate for name, rate in formats.items()}
 
     def ns(self, params: int, size: int, tokens: int, weights: str = "", share: float = 1) -> int:
-        """Return the nanoseconds for `tokens` through `params` weights of `size` bytes in that format.
+        """Return the nanoseconds for `tokens` through an expert: `params` weights of `size` bytes in that format.
 
         `share` of its rate is left to the memory.
         """
+        return self._ns(params, size, tokens, self.expert_rate(weights), share)
+
+    def dense_ns(self, params: int, size: int, tokens: int, weights: str = "", share: float = 1) -> int:
+        """Return the nanoseconds for `tokens` through dense weights, as `ns` does for an expert."""
+        return self._ns(params, size, tokens, self.dense_rate(weights), share)
+
+    def expert_rate(self, weights: str) -> float:
+        """Return the memory rate, bytes/s, of routed experts in a format."""
+        return self.formats.get(weights, self.expert_bytes_per_s or self.memory_bytes_per_s)
+
+    def dense_rate(self, weights: str) -> float:
+        """Return the memory rate, bytes/s, of dense weights in a format."""
+        return self.dense_formats.get(weights, self.memory_bytes_per_s)
+
+    def _ns(self, params: int, size: int, tokens: int, rate: float, share: float) -> int:
         if params == 0 or tokens == 0:
             return 0
-        rate = self.formats.get(weights, self.memory_bytes_per_s)
         bounds = ceilings(self.flops, rate, share, params, size)
         if not self.by_tokens:
             return bounded(half_even(bounds.ns(tokens), bounds.unit), _CEILINGS) + self.launch_ns
@@ -187,7 +114,7 @@ class Measured(Sparse):
     @field_validator("expert_by_size")
     @classmethod
     def _rising(cls, points: Points) -> Points:
-        return _in_order(points, "sizes")
+        return in_order(points, "sizes")
 
     def dense(self, tokens: int, share: float = 1) -> int:
         """Return the nanoseconds of a layer's dense part, at a share of the processor's rate."""
@@ -300,6 +227,13 @@ class Platform(Sparse):
             raise ValueError("say the share of every link or of none")
         return links
 
+    @field_validator("cpu")
+    @classmethod
+    def _of_experts(cls, cpu: Roofline | Measured | None) -> Roofline | Measured | None:
+        if isinstance(cpu, Roofline) and cpu.dense_formats:
+            raise ValueError("dense_formats: the CPU computes experts only; use formats or expert_bytes_per_s")
+        return cpu
+
     @property
     def shares(self) -> tuple[float, ...]:
         """Share of each link, in one unit."""
@@ -377,21 +311,10 @@ def _each(figures: Sequence[float]) -> float | str:
     return figures[0] if len(figures) == 1 else " + ".join(f"{figure:g}" for figure in figures)
 
 
-def _in_order(points: Points, what: str) -> Points:
-    if any(after <= before for (before, _), (after, _) in pairwise(points)):
-        raise ValueError(f"expected {what} that rise from point to point")
-    return points
-
-
 def _from_one_token(points: Points) -> Points:
     """Validate times relative to one token. Raises ValueError."""
     if points and points[0] != (1, 1.0):
         raise ValueError("the first point is one token, which takes 1 times itself: write [1, 1.0] first")
     if any(after < before for (_, before), (_, after) in pairwise(points)):
         raise ValueError("more tokens take no less time; expected times that do not fall")
-    return _in_order(points, "tokens")
-
-
-def _ratio(rate: float) -> tuple[int, int]:
-    """Return a rate as numerator and denominator; (1, 0) if it is infinite."""
-    return (1, 0) if rate == inf else exact(rate).as_integer_ratio()
+    return in_order(points, "tokens")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from math import floor
 
 from moereplay.policies.contract import Costs
@@ -43,7 +43,6 @@ class Times:
         self._platform, self._geometry, self._tiers = platform, geometry, tiers
         #: Of each link: those into the fast tier first, then those that fill the tiers below, from the top down.
         self.latency_ns = tuple(link.idle_ns for link in platform.wires)
-        self.start_ns = tuple(link.start_ns for link in platform.wires)  #: more of it on an idle wire
         self.first = tuple(link.first_millionths for link in platform.wires)  #: of an expert, before its compute begins
         self.depth = tuple(link.depth for link in platform.wires)
         self.homes = homes(geometry.experts, platform.shares)  #: the link of each expert of a layer
@@ -100,9 +99,24 @@ class Times:
         return self._wire(self._left.link)
 
     def _wire(self, share: float) -> list[list[list[int]]]:
+        table = self._by_size([partial(link.wire_ns, share=share) for link in self._platform.wires])
+        bounded(max(ns for link in table for layer in link for ns in layer), "bytes_per_s")
+        return table
+
+    @cached_property
+    def start_ns(self) -> list[list[list[int]]]:
+        """[link][layer][precision] more latency of a transfer that starts on an idle wire."""
+        return self._by_size([link.idle_start_ns for link in self._platform.wires])
+
+    @property
+    def has_start(self) -> bool:
+        """True if `start_ns` is not zero everywhere."""
+        return any(link.start_ns or link.start_ns_per_mib for link in self._platform.wires)
+
+    def _by_size(self, of: Sequence[Callable[[int], int]]) -> list[list[list[int]]]:
+        """Return the times of each copy's bytes on each link, [link][layer][precision]."""
         sizes = {size for tier in self._tiers for size in tier}
-        each = [{size: link.wire_ns(size, share) for size in sizes} for link in self._platform.wires]
-        bounded(max(max(known.values()) for known in each), "bytes_per_s")
+        each = [{size: ns(size) for size in sizes} for ns in of]
         return [[[known[tier[layer]] for tier in self._tiers] for layer in self._layers] for known in each]
 
     @property
@@ -138,7 +152,7 @@ class Times:
         if isinstance(compute, Measured):
             return compute.dense(tokens, self._share(contended)) + gate_ns
         key = ("dense", self.dense.layers[layer], 0, tokens, self._share(contended))
-        return self._once(key, compute, self._dense_params[0][layer]) + gate_ns
+        return self._once(key, compute, self._dense_params[0][layer], self._geometry.dense_format) + gate_ns
 
     def pass_ns(self, tokens: int, contended: bool = False) -> int:
         """Return the time of embedding, head and dense layers, charged before layer 0."""
@@ -146,7 +160,7 @@ class Times:
         if isinstance(compute, Measured):
             return compute.once(self._share(contended))
         key = ("pass", self.dense.head, 0, tokens, self._share(contended))
-        return self._once(key, compute, self._dense_params[1])
+        return self._once(key, compute, self._dense_params[1], self._geometry.dense_format)
 
     def kv_ns(self, context: int, contended: bool = False) -> int:
         """Return one layer's part of reading the KV cache of `context` positions, rounded up."""
@@ -204,8 +218,9 @@ class Times:
     def _once(self, key: tuple[str, int, int, int, float], compute: Roofline, params: int, weights: str = "") -> int:
         """Return the time of a key (what, bytes, precision, tokens, share of the rate), computed once."""
         if key not in self._known:
-            _, size, _, tokens, share = key
-            self._known[key] = compute.ns(params, size, tokens, weights, share)
+            what, size, _, tokens, share = key
+            of = compute.ns if what in ("expert", "cpu") else compute.dense_ns
+            self._known[key] = of(params, size, tokens, weights, share)
         return self._known[key]
 
 

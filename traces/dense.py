@@ -58,10 +58,11 @@ def with_bits(geometry: Geometry, model: str, text: str) -> Geometry:
         raise TraceError(
             f"--dense-bits {text}: unknown number of dense weights of {model}; pass their bytes with --dense"
         )
-    if not is_number(text):
+    named = "" if is_number(text) else check_format(text)
+    if named:
         layers = known.dense_params * known.layers
-        bits = dense_bits_of(check_format(text), layers, known.head_params or 0) or bits
-    return known.model_copy(update=NOT_STORED | {"dense_bits": bits, "dense_stated": True})
+        bits = dense_bits_of(named, layers, known.head_params or 0) or bits
+    return known.model_copy(update=NOT_STORED | {"dense_bits": bits, "dense_stated": True, "dense_format": named})
 
 
 #: Fields of a geometry whose stored dense bytes are unknown.
@@ -80,7 +81,7 @@ def with_stored(geometry: Geometry, model: str, size: int | None, bits: str, wei
     whole = with_params(geometry, model)
     if not weight_format or weight_format in OF_EXPERTS or whole.dense_params is None:
         return geometry
-    return with_bits(whole, model, weight_format)
+    return with_bits(whole, model, weight_format).model_copy(update={"dense_format": ""})  # taken, not stated
 
 
 def with_bytes(geometry: Geometry, size: int) -> Geometry:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -29,6 +29,7 @@ MOST_EXPERTS = 32_767  #: per layer: ids are int16, -1 is "not routed"
 MOST_LAYERS = 4_096  #: layers x experts is an int32 index
 MOST_BYTES = 1 << 60  #: all experts together: sums of bytes are int64
 LEAST_BITS, MOST_BITS = 0.1, 64.0  #: precision of an expert
+MOST_MATRICES, MOST_PART = 16, 1_000_000  #: of an expert, and the relative size of one
 MOST_WEIGHT = 65_536  #: gate weight: sums over a pass are int64 in UNITs
 MOST_BIAS = 126  #: correction bias of a router: scores, at most 1 without it, stay int32 in UNITs
 LARGEST = float(np.finfo(np.float32).max)
@@ -98,9 +99,8 @@ class Geometry(Public):
     """Sizes of a model's MoE part. `expert_bytes` is the size of one expert in each MoE layer as stored."""
 
     refused_as: ClassVar[type[Exception]] = TraceError
-    later: ClassVar[frozenset[str]] = frozenset(
-        ["dense_bits", "dense_stated", "dense_bytes", "dense_layer_bytes", "head_bytes", "weight_format", "kv_bytes"]
-    )
+    later: ClassVar[frozenset[str]] = frozenset({"dense_bits", "dense_stated", "dense_bytes", "dense_layer_bytes"})
+    later |= {"head_bytes", "weight_format", "dense_format", "matrices", "kv_bytes"}
 
     layers: int = Field(ge=1)
     experts: int = Field(ge=1)
@@ -119,9 +119,13 @@ class Geometry(Public):
     dense_layer_bytes: tuple[int, ...] = ()  #: (L,) dense weights in each MoE layer as stored; empty: unknown
     head_bytes: int | None = Field(default=None, ge=0, le=MOST_BYTES)  #: dense weights read outside the MoE layers
     weight_format: str = ""  #: of the experts, a name of `traces.weight_formats`
+    dense_format: str = ""  #: of the dense weights, if a file or the user names one
+    #: Relative sizes of an expert's matrices in the order in which engines read them; empty: unknown, taken as three
+    #: equal ones (gate, up, down). (2, 1): gate and up in one.
+    matrices: tuple[Annotated[int, Field(ge=1, le=MOST_PART)], ...] = Field(default=(), max_length=MOST_MATRICES)
     kv_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: KV cache per position, all layers together
 
-    @field_validator("weight_format")
+    @field_validator("weight_format", "dense_format")
     @classmethod
     def _format(cls, name: str) -> str:
         return check_format(name) if name else ""

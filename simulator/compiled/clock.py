@@ -7,7 +7,7 @@ not needed: transfers of a link complete in the order of their issue, and CPU an
 from __future__ import annotations
 
 from moereplay.simulator.compiled.counters import LINK_BUSY_NS, count
-from moereplay.simulator.compiled.state import kind_of, layer_of, slow_wire_ns, wire_ns
+from moereplay.simulator.compiled.state import kind_of, layer_of, slow_wire_ns, start_ns, wire_ns
 from moereplay.simulator.jit.marks import fast
 
 #: The time of an event that is not scheduled.
@@ -120,7 +120,7 @@ def send(s, link, y):
         return time
     begins, latency = max(time, mine["last_done"]), mine["latency_ns"]
     if s["has_start"] == 1 and mine["last_done"] < time:
-        latency += mine["start_ns"]
+        latency += start_ns(s)[wire_of(s, link, y)]
     mine["last_done"] = max(time + latency, mine["last_done"]) + on_the_wire(s, link, y)
     count(s, LINK_BUSY_NS, layer_of(s, y), mine["last_done"] - begins)
     return mine["last_done"]
@@ -129,8 +129,14 @@ def send(s, link, y):
 @fast
 def on_the_wire(s, link, y):
     """Return how long the bytes of copy y occupy the wire if they start now, ns."""
-    kind = kind_of(s, y) if s["n_links"] == 1 else link * s["n_kinds"] + kind_of(s, y)
-    return slow_wire_ns(s)[kind] if cpu_is_busy(s) else wire_ns(s)[kind]
+    at = wire_of(s, link, y)
+    return slow_wire_ns(s)[at] if cpu_is_busy(s) else wire_ns(s)[at]
+
+
+@fast
+def wire_of(s, link, y):
+    """Return the index of copy y on a link in tables of transfer times."""
+    return kind_of(s, y) if s["n_links"] == 1 else link * s["n_kinds"] + kind_of(s, y)
 
 
 @fast

@@ -130,7 +130,7 @@ def _prices(spec: RunSpec) -> dict[str, int]:
     return {
         "has_loading": times.has_loading,
         "waits_for_all": times.waits_for_all and spec.config.contract == "atomic",
-        "has_start": max(times.start_ns) > 0,
+        "has_start": times.has_start,
         "slows_compute": times.slows_compute,
         "reads_kv": times.reads_kv,
         "has_pieces": times.has_pieces,
@@ -232,6 +232,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         name: numbers["n_links"] * numbers[each] for name, each in (("n_rings", "n_ring"), ("n_wires", "n_kinds"))
     }
     numbers |= {"n_pieces": numbers["n_rings"] if spec.times.has_pieces else 0}
+    numbers |= {"n_starts": numbers["n_wires"] if spec.times.has_start else 0}
     numbers |= {"n_contexts": numbers["passes"] if spec.times.reads_kv else 0}
     for i, kind in enumerate(KINDS):
         memory: Memory = getattr(chosen, kind).policy.memory
@@ -258,7 +259,7 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     owned["link"] = np.array(spec.times.homes)[owned["x"] % geometry.experts]
     links = state["links"][: state["n_links"]]
     links["depth"], links["latency_ns"] = spec.times.depth, spec.times.latency_ns
-    links["start_ns"], links["first"], links["last_done"] = spec.times.start_ns, spec.times.first, NOT_YET
+    links["first"], links["last_done"] = spec.times.first, NOT_YET
     lower = state["lower"][: state["n_tiers"]]
     lower["capacity"], lower["oldest"], lower["newest"] = spec.lower, NONE, NONE
     copies["bytes"] = np.array(layout.tiers, np.int64).T.ravel()[owned["kind"]]

@@ -265,6 +265,7 @@ def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
         "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
         "wire_ns": np.array(times.wire_ns, np.int64).ravel(),
         "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
+        "start_ns": np.array(times.start_ns if times.has_start else [], np.int64).ravel(),
     } | _kv(inputs, times)
 
 

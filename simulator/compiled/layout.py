@@ -60,7 +60,7 @@ RECORDS = {
 #: first piece of the next transfer has arrived; links into the fast tier come first, then one into each lower tier. A
 #: lower tier: bytes, and the ends of its list of complete copies.
 LINK = record(
-    "depth latency_ns start_ns first demand_first demand_end prefetch_first prefetch_end flight_first flight_end "
+    "depth latency_ns first demand_first demand_end prefetch_first prefetch_end flight_first flight_end "
     "last_done pieced"
 )
 LOWER_TIER = record("capacity used complete held_bytes oldest newest")
@@ -69,9 +69,9 @@ ROWS = {"links": (LINK, MOST_LINKS + MOST_TIERS), "lower": (LOWER_TIER, MOST_TIE
 #: Lengths of arrays that are not constants above.
 LENGTHS = (
     "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring "
-    "n_steps n_demand n_rings n_wires n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs "
-    "n_cpu_costs n_held n_pieces n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_batched n_batch "
-    "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
+    "n_steps n_demand n_rings n_wires n_starts n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most "
+    "n_costs n_cpu_costs n_held n_pieces n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm "
+    "n_batched n_batch rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
 #: Columns of a copy that are internal to the engine.
@@ -119,6 +119,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "pools": (POOL, ("n_pools",)),
     "wire_ns": (np.int64, ("n_wires",)),
     "slow_wire_ns": (np.int64, ("n_wires",)),  # while the CPU computes
+    "start_ns": (np.int64, ("n_starts",)),  # more latency on an idle wire
     # counters
     "cells": (np.int64, ("n_cells",)),  # by layer, phase, counter
     "lifetimes": (np.int64, ("n_buckets",)),  # by layer, phase, bucket

@@ -114,7 +114,12 @@ def _tables(machine: Platform, document: dict[str, Any]) -> dict[str, dict[str, 
         if part is not None:
             document[name] = document.get(name, {}) | _defaults(part, document.get(name, {}))
     named = {name: document[name] for name, part in others.items() if part is not None}
-    formats = {f"{name}.formats": table["formats"] for name, table in named.items() if table.get("formats")}
+    formats = {
+        f"{name}.{of}": table[of]
+        for name, table in named.items()
+        for of in ("formats", "dense_formats")
+        if table.get(of)
+    }
     own = {name: getattr(machine, name) for name in ("overlap", "memory_bytes", "fault_ns")}
     return {"": own} | links | tiers | named | formats
 

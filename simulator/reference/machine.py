@@ -228,10 +228,11 @@ class SimulatedChannel:
         now = int(self._env.now)
         wire_ns = (self._times.contended_wire_ns if contended else self._times.wire_ns)[self._row]
         idle = self._last_done < now
-        latency = self._times.latency_ns[self._row] + (self._times.start_ns[self._row] if idle else 0)
+        layer, precision = transfer.layer, transfer.y % self._precisions
+        latency = self._times.latency_ns[self._row] + (self._times.start_ns[self._row][layer][precision] if idle else 0)
         free = max(now + latency, self._last_done)
         begins = max(now, self._last_done)
-        whole = wire_ns[transfer.layer][transfer.y % self._precisions]
+        whole = wire_ns[layer][precision]
         piece = self._first_piece(now, free, whole)
         self._last_done = free + whole
         activity = Planned(self._env, of_link(self._row), Span(now, self._last_done, self._last_done - begins))

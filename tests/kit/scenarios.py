@@ -175,6 +175,7 @@ def _price() -> dict[str, st.SearchStrategy[Any]]:
     """By table; a byte of loading is half a nanosecond or one."""
     few, shares = st.integers(1, 7), st.sampled_from((0.3, 0.5, 0.9))
     link = {"start_ns": few, "first_piece": shares, "reads": st.integers(1, 2)}
+    link["start_ns_per_mib"] = st.sampled_from((0.3 * (1 << 20), 1 << 20, 2.5 * (1 << 20)))
     loading = {"gate_ns": few, "ns_per_expert": few, "ns_per_mib": st.sampled_from((1 << 19, 1 << 20))}
     return {
         "overlap": st.just("none"),
@@ -193,6 +194,7 @@ def _links() -> st.SearchStrategy[Link]:
         latency_ns=st.integers(0, 7),
         depth=st.integers(1, 3),
         start_ns=st.sampled_from((0, 0, 3)),
+        start_ns_per_mib=st.sampled_from((0, 0, 1 << 20)),
         first_piece=st.sampled_from((1.0, 1.0, 0.5)),
         share=st.sampled_from((0.3, 1.0, 2.0)),
     )
@@ -208,4 +210,5 @@ def _lower_tiers() -> st.SearchStrategy[LowerTier]:
         latency_ns=st.integers(0, 7),
         depth=st.integers(1, 3),
         start_ns=st.sampled_from((0, 0, 3)),
+        start_ns_per_mib=st.sampled_from((0, 0, 1 << 19)),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from pydantic import ValidationError
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Link, Loading, Measured, Platform, Roofline
@@ -171,6 +172,30 @@ def test_weights_of_a_format_are_read_at_its_own_rate() -> None:
     roofline = Roofline(flops=1e18, memory_bytes_per_s=2e9, formats={"mxfp4": 0.5e9})
     assert [roofline.ns(500, 1000, 1, weights) for weights in ("", "Q8_0", "MXFP4")] == [500, 500, 2000]
     assert roofline.ns(500, 1000, 1, "MXFP4", share=0.5) == 4000
+
+
+def test_experts_may_be_read_at_another_rate_than_dense_weights() -> None:
+    rates = {"expert_bytes_per_s": 1e9, "formats": {"MXFP4": 0.5e9}, "dense_formats": {"q8_0": 4e9}}
+    roofline = Roofline(flops=1e18, memory_bytes_per_s=2e9, **rates)
+    assert [roofline.ns(500, 1000, 1, weights) for weights in ("", "Q8_0", "MXFP4")] == [1000, 1000, 2000]
+    assert [roofline.dense_ns(500, 1000, 1, weights) for weights in ("", "Q8_0", "MXFP4")] == [500, 250, 500]
+    where = Platform(name="t", links=(Link(bytes_per_s=1e9),), compute=roofline, cpu=roofline_of_cpu())
+    # 1000 bytes of an expert; 100 bytes of a layer's dense part and 140 of the head, at 2 bytes/ns or 4
+    stored = {"": (50, 70), "Q8_0": (25, 35), "Q4_K_M": (50, 70)}
+    for named, dense in stored.items():
+        times = Times(where, TINY.model_copy(update={"dense_format": named}), ((1000, 3000), (250, 750)))
+        assert (times.expert_ns(0, 0, 1), times.cpu_ns(0, 0, 1)) == (1000, 500)
+        assert (times.dense_ns(0, 1), times.pass_ns(1)) == dense
+
+
+def roofline_of_cpu() -> Roofline:
+    return Roofline(flops=1e18, memory_bytes_per_s=1e9, expert_bytes_per_s=2e9)
+
+
+def test_a_cpu_has_no_dense_weights() -> None:
+    cpu = Roofline(flops=1e18, memory_bytes_per_s=1e9, dense_formats={"Q8_0": 1e9})
+    with pytest.raises(ValidationError, match="dense_formats"):
+        Platform(name="t", links=(Link(bytes_per_s=1e9),), compute=roofline_of_cpu(), cpu=cpu)
 
 
 def test_only_experts_as_they_are_stored_have_the_models_format() -> None:

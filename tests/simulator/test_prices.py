@@ -148,6 +148,21 @@ def test_the_first_transfer_on_an_idle_wire_starts_later() -> None:
     assert outcome.counts("link_busy_ns", "time_ns") == (10 + 4 + 10, 34)
 
 
+def test_a_start_is_so_much_per_mib_of_the_first_read() -> None:
+    # 1.25 ns a byte. Of 4 bytes in one read 5 ns, and 1 more: bytes from 2 + 6 to 12. In three reads the first has 2
+    # bytes, 2.5 ns rounded up: bytes from 2 + 4 to 10
+    prices = {"start_ns": 1, "start_ns_per_mib": 1.25 * (1 << 20)}
+    assert step([0], {"link": prices}).spans("transfer") == [(2, 12, 0, 0)]
+    assert step([0], {"link": prices | {"reads": 3}}).spans("transfer") == [(2, 10, 0, 0)]
+
+
+def test_a_larger_expert_starts_later() -> None:
+    # half a nanosecond a byte: 4 bytes start 2 later, at 4 to 8. Layer 1, gate at 13, has 8 bytes: from 17 to 25
+    source = ListSource(sizes(2, 4, 1, expert_bytes=(4, 8)), [Prompted(rows_of([[0], [0]]))])
+    where = machine(dense_ns=2, expert_ns=3, prices={"link": {"start_ns_per_mib": 1 << 19}})
+    assert replay_lists(source, 64, where).spans("transfer") == [(2, 8, 0, 0), (13, 25, 1, 0)]
+
+
 def test_a_wire_that_is_free_in_this_nanosecond_is_not_idle() -> None:
     # one at once: 1 starts at 12, when 0 is complete, and pays the latency alone
     outcome = step([0, 1], {"link": {"start_ns": 6}})
@@ -278,6 +293,7 @@ def test_parts_of_times_are_exact_and_rounded_up() -> None:
         (LOADING, False),
         (NO_OVERLAP, False),
         ({"link": {"start_ns": 1}}, False),
+        ({"link": {"start_ns_per_mib": 0.5}}, False),
         (HALVES, False),
         ({"contention": {"compute": 0.9}}, False),
     ],

@@ -1,0 +1,121 @@
+"""The paths that experts cross: links into the fast tier, and lower tiers with the links that fill them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field, field_validator
+
+from moereplay.simulator.capacity import check_readable
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.rates import MILLION, MOST_NS, NS, bounded, ceiling, curve, exact, half_even
+from moereplay.traces.frozen import Sparse
+
+MIB = 1 << 20
+MOST_LINKS, MOST_TIERS = 16, 4  #: tiers between the fast and the slow one
+MOST_RATE = 1e18  #: bytes or operations per second
+Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
+Share = Annotated[float, Field(ge=1e-6, le=1)]
+Rate = Annotated[float, Field(ge=1, le=MOST_RATE)]
+#: A measured curve: points (x, y) with x rising, linear in between.
+Points = tuple[tuple[Annotated[int, Field(ge=1, lt=2**63)], Annotated[float, Field(gt=0, le=MOST_RATE)]], ...]
+
+
+class Wire(Sparse):
+    """A path that experts cross: a fixed latency, then bytes at a rate; `depth` transfers may be in flight at once."""
+
+    later: ClassVar = frozenset({"start_ns", "start_ns_per_mib", "reads", "by_size", "lane_bytes_per_s"})
+
+    bytes_per_s: Rate
+    latency_ns: Ns = 0  #: of a read
+    depth: int = Field(default=1, ge=1, lt=2**31)
+    start_ns: Ns = 0  #: more latency for a transfer that starts on an idle wire
+    start_ns_per_mib: float = Field(default=0, ge=0, le=MOST_NS)  #: and per MiB of its first read
+    reads: int = Field(default=1, ge=1, le=4096)  #: of an expert, equal ones, one after the other
+    by_size: Points = ()  #: bytes/s by the size of a read, in place of `bytes_per_s`; constant beyond both ends
+    lane_bytes_per_s: Rate | None = None  #: of one lane: `depth` of them move no more than depth times that
+
+    @field_validator("by_size")
+    @classmethod
+    def _rising(cls, points: Points) -> Points:
+        return in_order(points, "sizes")
+
+    @property
+    def first_millionths(self) -> int:
+        """Part of an expert's bytes, in millionths, after which its compute may begin."""
+        return MILLION
+
+    @property
+    def idle_ns(self) -> int:
+        """Latency of a transfer, summed over its reads, without `start_ns`."""
+        return bounded(self.latency_ns * self.reads, "latency_ns times reads", "lower")
+
+    def idle_start_ns(self, size: int) -> int:
+        """Return the additional latency on an idle wire for a copy of `size` bytes, rounded up once."""
+        first, each = ceiling(size, self.reads), exact(self.start_ns_per_mib)
+        return bounded(
+            self.start_ns + ceiling(first * each.numerator, MIB * each.denominator), "start_ns_per_mib", "lower"
+        )
+
+    def wire_ns(self, size: int, share: float = 1) -> int:
+        """Return the nanoseconds on the wire, without latency, rounded up; `share` of its rate is left to the link."""
+        rates = [self._rate(size), *([] if self.lane_bytes_per_s is None else [self._lanes()])]
+        left = exact(share)
+        whole = [top * left.numerator // (bottom * left.denominator) for top, bottom in rates if bottom]
+        return ceiling(size * NS, max(1, min(whole))) if whole else 0
+
+    def _rate(self, size: int) -> tuple[int, int]:
+        """Return bytes per second as a ratio for an expert of `size` bytes; an infinite rate has denominator 0."""
+        return curve(self.by_size).at(size, self.reads) if self.by_size else _ratio(self.bytes_per_s)
+
+    def _lanes(self) -> tuple[int, int]:
+        top, bottom = _ratio(self.lane_bytes_per_s or inf)
+        return self.depth * top, bottom
+
+
+class Link(Wire):
+    """A link into the fast tier."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    later: ClassVar = Wire.later | {"first_piece"}
+
+    first_piece: Share = 1.0  #: of an expert's bytes: when these are there its compute may begin
+    #: How many of each layer's experts lie behind it, in proportion to the shares of the others; default: equal parts.
+    share: float | None = Field(default=None, ge=1e-6, le=1e6)
+    tier: str = Field(default="", alias="from")  #: what it reads, a name only; default: the platform's slow tier
+
+    @property
+    def first_millionths(self) -> int:
+        """Part of an expert's bytes, in millionths, after which its compute may begin."""
+        piece = exact(self.first_piece)
+        return half_even(piece.numerator * MILLION, piece.denominator)
+
+
+class LowerTier(Wire):
+    """A cache between the fast and the slow tier, and the link that fills it from the tier below."""
+
+    name: str
+    capacity: str
+
+    @field_validator("capacity")
+    @classmethod
+    def _readable(cls, capacity: str) -> str:
+        try:
+            check_readable(capacity)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return capacity
+
+
+def in_order(points: Points, what: str) -> Points:
+    """Return the points. Raises ValueError unless x rises."""
+    if any(after <= before for (before, _), (after, _) in pairwise(points)):
+        raise ValueError(f"expected {what} that rise from point to point")
+    return points
+
+
+def _ratio(rate: float) -> tuple[int, int]:
+    """Return a rate as numerator and denominator; (1, 0) if it is infinite."""
+    return (1, 0) if rate == inf else exact(rate).as_integer_ratio()
