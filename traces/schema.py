@@ -120,8 +120,7 @@ class Geometry(Public):
     head_bytes: int | None = Field(default=None, ge=0, le=MOST_BYTES)  #: dense weights read outside the MoE layers
     weight_format: str = ""  #: of the experts, a name of `traces.weight_formats`
     dense_format: str = ""  #: of the dense weights, if a file or the user names one
-    #: Relative sizes of an expert's matrices in the order in which engines read them; empty: unknown, taken as three
-    #: equal ones (gate, up, down). (2, 1): gate and up in one.
+    #: Relative sizes of an expert's matrices, in reading order; empty: unknown, taken as gate, up and down of equal size
     matrices: tuple[Annotated[int, Field(ge=1, le=MOST_PART)], ...] = Field(default=(), max_length=MOST_MATRICES)
     kv_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: KV cache per position, all layers together
 
@@ -278,8 +277,7 @@ class Trace:
         except (ValueError, RuntimeError, OSError) as broken:  # a crc32c, blosc, or the disk
             raise TraceError(f"{where} are damaged ({broken}); restore the trace from a copy") from broken
         except MemoryError as full:
-            said = f"{where} do not fit in memory ({full}); the trace's sizes are wrong, or free some"
-            raise TraceError(said) from full
+            raise TraceError(f"{where} do not fit in memory ({full}); the sizes are wrong, or free some") from full
 
     def request(self, index: int) -> Request:
         """Return the rows of one request, as they were appended."""
@@ -377,9 +375,8 @@ def _element(name: str, first: int, at: tuple[int, ...]) -> str:
 
 
 def _place(first: int, at: tuple[int, ...]) -> str:
-    token, *rest = at
-    layer = f", layer {rest[0]}" if rest else ""
-    return f" (token {first + token}{layer})"
+    layer = f", layer {at[1]}" if len(at) > 1 else ""
+    return f" (token {first + at[0]}{layer})"
 
 
 def check_bits(*precisions: float) -> None:
