@@ -120,7 +120,7 @@ class Geometry(Public):
     head_bytes: int | None = Field(default=None, ge=0, le=MOST_BYTES)  #: dense weights read outside the MoE layers
     weight_format: str = ""  #: of the experts, a name of `traces.weight_formats`
     dense_format: str = ""  #: of the dense weights, if a file or the user names one
-    #: Relative sizes of an expert's matrices, in reading order; empty: unknown, taken as gate, up and down of equal size
+    #: Relative sizes of an expert's matrices, in reading order; empty: unknown, taken as three equal ones
     matrices: tuple[Annotated[int, Field(ge=1, le=MOST_PART)], ...] = Field(default=(), max_length=MOST_MATRICES)
     kv_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: KV cache per position, all layers together
 
