@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +25,6 @@ from tests.kit.tiny_models import FAMILIES, shared_model, some_ids, tiny_model
 
 TOKENS, DEPTH, NEW = 40, 2, 6
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-EVERY = pytest.mark.parametrize("name", sorted(FAMILIES))
-BOTH = pytest.mark.parametrize("dtype", sorted(DTYPES))
 
 
 class Seen(NamedTuple):
@@ -73,9 +72,7 @@ def test_no_two_families_claim_a_model_type() -> None:
     assert families.family_of("llama") is None
 
 
-@EVERY
-@BOTH
-def test_the_self_check_passes(name: str, dtype: str) -> None:
+def the_self_check_passes(name: str, dtype: str) -> None:
     modules = modules_of(name, dtype)
     found = check(modules)
     assert found.family == name
@@ -83,24 +80,18 @@ def test_the_self_check_passes(name: str, dtype: str) -> None:
     assert found.ties == 0 or dtype == "bf16"
 
 
-@EVERY
-@BOTH
-def test_watching_changes_no_bit_of_the_output(name: str, dtype: str) -> None:
+def watching_changes_no_bit_of_the_output(name: str, dtype: str) -> None:
     assert torch.equal(seen(name, dtype).logits, seen(name, dtype).unwatched)
 
 
-@EVERY
-@BOTH
-def test_recorded_logits_are_those_the_model_declares(name: str, dtype: str) -> None:
+def recorded_logits_are_those_the_model_declares(name: str, dtype: str) -> None:
     declared, rows = seen(name, dtype).declared, seen(name, dtype).rows
     assert declared is not None and len(declared) == rows.logits.shape[1]
     for site, logits in enumerate(declared):
         assert torch.equal(torch.from_numpy(rows.logits[:, site]), logits.reshape(TOKENS, -1).float())
 
 
-@EVERY
-@BOTH
-def test_recorded_logits_are_the_gate_on_the_normed_residual(name: str, dtype: str) -> None:
+def recorded_logits_are_the_gate_on_the_normed_residual(name: str, dtype: str) -> None:
     """The gate's matrix by hand, in its own precision or (DeepSeek, GLM, Ernie) in f32."""
     modules, seeing = modules_of(name, dtype), seen(name, dtype)
     for number, (site, (_, state)) in enumerate(zip(modules.sites, seeing.norms, strict=True)):
@@ -117,9 +108,7 @@ def by_hand(gate: nn.Module, state: Tensor) -> list[Tensor]:
         ]
 
 
-@EVERY
-@BOTH
-def test_the_experts_run_are_the_recorded_ones_with_the_recorded_weights(name: str, dtype: str) -> None:
+def the_experts_run_are_the_recorded_ones_with_the_recorded_weights(name: str, dtype: str) -> None:
     seeing = seen(name, dtype)
     for number, (_, ids, weights, *_) in enumerate(seeing.executed):
         order = np.argsort(ids.numpy(), axis=1, kind="stable")
@@ -129,9 +118,7 @@ def test_the_experts_run_are_the_recorded_ones_with_the_recorded_weights(name: s
             assert (np.take_along_axis(recorded[:, number], ours, 1) == expected).all()
 
 
-@EVERY
-@BOTH
-def test_the_rule_makes_every_choice_in_rank_order(name: str, dtype: str) -> None:
+def the_rule_makes_every_choice_in_rank_order(name: str, dtype: str) -> None:
     """In fp32 row for row; in bf16 two equal logits may change places or, at rank k, sets."""
     modules, rows = modules_of(name, dtype), seen(name, dtype).rows
     scores = routers.choice_scores(modules.geometry.router, rows.logits, modules.bias)
@@ -144,9 +131,7 @@ def test_the_rule_makes_every_choice_in_rank_order(name: str, dtype: str) -> Non
     np.testing.assert_allclose(recorded, best, rtol=1e-6)
 
 
-@EVERY
-@BOTH
-def test_lookahead_is_the_target_gate_on_the_target_norm_of_this_residual(name: str, dtype: str) -> None:
+def lookahead_is_the_target_gate_on_the_target_norm_of_this_residual(name: str, dtype: str) -> None:
     """Called as modules, outside any watching."""
     modules, seeing = modules_of(name, dtype), seen(name, dtype)
     layers = len(modules.sites)
@@ -162,9 +147,7 @@ def test_lookahead_is_the_target_gate_on_the_target_norm_of_this_residual(name: 
         assert torch.equal(recorded, expected.reshape(TOKENS, -1).float())
 
 
-@EVERY
-@BOTH
-def test_generated_rows_are_those_of_the_same_tokens_stepped(name: str, dtype: str) -> None:
+def generated_rows_are_those_of_the_same_tokens_stepped(name: str, dtype: str) -> None:
     """The prompt in one pass, then token by token with the cache: the path that generate() takes."""
     modules, prompt = modules_of(name, dtype), some_ids(10, seed=3)
     model: Any = modules.model
@@ -186,9 +169,7 @@ def stepped(model: transformers.PreTrainedModel, ids: Tensor, at: int, cache: An
     return model(ids, position_ids=positions, past_key_values=cache, use_cache=True).past_key_values
 
 
-@EVERY
-@BOTH
-def test_sizes_add_up_to_the_model(name: str, dtype: str) -> None:
+def sizes_add_up_to_the_model(name: str, dtype: str) -> None:
     """dense_params is an average over MoE layers and rounds down; the embedding is neither expert, dense nor head."""
     modules = modules_of(name, dtype)
     sizes, model = modules.geometry, modules.model
@@ -206,17 +187,37 @@ def test_a_tied_embedding_is_the_head() -> None:
     assert discover(tiny_model("olmoe", tie_word_embeddings=True)).geometry.head_params == 96 * 32 + 32
 
 
-@EVERY
-def test_layers_without_experts_are_not_sites(name: str) -> None:
-    modules = modules_of(name, "fp32")
+def layers_without_experts_are_not_sites(name: str, dtype: str) -> None:
+    modules = modules_of(name, dtype)
     gates = [path for path, module in modules.model.named_modules() if isinstance(module, type(modules.sites[0].gate))]
     assert [site.layer for site in modules.sites] == [int(path.split(".")[2]) for path in gates]
     assert modules.geometry.layers == len(gates) >= 2
 
 
-@EVERY
-def test_sigmoid_routers_and_ernie_have_their_bias(name: str) -> None:
-    modules = modules_of(name, "fp32")
+def sigmoid_routers_and_ernie_have_their_bias(name: str, dtype: str) -> None:
+    modules = modules_of(name, dtype)
     biased = modules.geometry.router.family == "sigmoid_groups" or name == "ernie4_5_moe"
     assert (modules.bias is not None) == biased
     assert modules.bias is None or modules.bias.any(axis=1).all()
+
+
+CLAUSES = (
+    the_self_check_passes,
+    watching_changes_no_bit_of_the_output,
+    recorded_logits_are_those_the_model_declares,
+    recorded_logits_are_the_gate_on_the_normed_residual,
+    the_experts_run_are_the_recorded_ones_with_the_recorded_weights,
+    the_rule_makes_every_choice_in_rank_order,
+    lookahead_is_the_target_gate_on_the_target_norm_of_this_residual,
+    generated_rows_are_those_of_the_same_tokens_stepped,
+    sizes_add_up_to_the_model,
+    layers_without_experts_are_not_sites,
+    sigmoid_routers_and_ernie_have_their_bias,
+)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_family_keeps_every_clause(name: str, subtests: pytest.Subtests) -> None:
+    for dtype, clause in product(DTYPES, CLAUSES):
+        with subtests.test(clause=clause.__name__, dtype=dtype):
+            clause(name, dtype)
