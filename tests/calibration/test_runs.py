@@ -12,6 +12,7 @@ from moereplay.calibration.fitting import FAULTS, fit_faults
 from moereplay.calibration.runs import MIB, Run, run_from
 from moereplay.simulator.platforms import platform
 from tests.kit.evidence_folder import row
+from tests.kit.folding import in_one_item
 
 
 def run(series: Series | None = None, **said: object) -> Run:
@@ -27,9 +28,8 @@ def test_a_measured_zero_is_a_measurement():
     assert run(hit_pct=50).missed_bytes.tolist() == [80 * MIB]
 
 
-@pytest.mark.parametrize(
-    ("said", "share"),
-    [({"policy": "none (cache off)"}, 1), ({"hit_pct": 75}, 0.25), ({"read_mib_per_token": 50}, 0.5)],
+@in_one_item(
+    ("said", "share"), [({"policy": "none (cache off)"}, 1), ({"hit_pct": 75}, 0.25), ({"read_mib_per_token": 50}, 0.5)]
 )
 def test_misses_are_shares_of_what_the_rows_own_token_demands(said, share):
     found = run(token_demand_mib=100, **said)

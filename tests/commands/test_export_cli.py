@@ -7,11 +7,10 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 from tests.kit.exporting import ALL
+from tests.kit.folding import in_one_item
 
 
 def test_the_list_has_every_format_and_its_options() -> None:
@@ -57,7 +56,7 @@ def test_the_memory_of_a_gpu_is_divided_as_recommend_does(tmp_path: Path) -> Non
     assert (tmp_path / "args").read_text() == "--n-cpu-moe 0\n"
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("words", "said"),
     [
         ((), "missing trace, --format or --out"),

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from moereplay.traces.files import write_whole
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
+from tests.kit.folding import in_one_item
 from tests.kit.policy_runs import trace_of
 from tests.kit.sweeping import ROOT, moereplay, store_trace
 
@@ -257,8 +259,10 @@ def test_the_command_says_it_in_one_line(trace, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a file that is always full")
-@pytest.mark.parametrize("verb", [("platforms",), ("policies", "--markdown"), ("sweep", "schema")], ids=" ".join)
-@pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
+@in_one_item(
+    ("unbuffered", "verb"),
+    product([{}, {"PYTHONUNBUFFERED": "1"}], [("platforms",), ("policies", "--markdown"), ("sweep", "schema")]),
+)
 def test_an_answer_that_cannot_be_written_is_an_error(verb, unbuffered):
     """Also what stays in Python's buffer until the end."""
     command = [sys.executable, "-m", "moereplay", *verb]

@@ -15,6 +15,7 @@ import pytest
 from moereplay import command as entry
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace, verify
+from tests.kit.folding import in_one_item
 from tests.kit.tiny_checkpoints import checkpoint
 
 SETTINGS = ("--capacity", "40%", "--device", "cpu")
@@ -136,7 +137,7 @@ def test_prompts_are_continued_under_the_policies(run: Run, model: Path, tmp_pat
     assert written[0] == written[1] != written[2]
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("arguments", "said"),
     [
         ((), "one of --trace, --text, --prompts"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from moereplay.tracegen.offload.comparison import VERDICTS
 from moereplay.tracegen.offload.slow_tier import Memory
 from tests.kit.command import moereplay_here as moereplay
+from tests.kit.folding import in_one_item
 from tests.kit.tiny_checkpoints import checkpoint
 
 SAME = ("accesses", "hits", "late", "misses", "compulsory", "collisions", "evictions", "bytes_demand")
@@ -89,7 +90,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize(("words", "said"), ERRORS.items(), ids=lambda each: str(each)[:50])
+@in_one_item(("words", "said"), ERRORS.items())
 def test_what_cannot_be_is_said_before_the_model_is_loaded(
     words: tuple[str, ...], said: str, tiny: tuple[object, ...]
 ) -> None:

@@ -19,6 +19,7 @@ from moereplay.traces.schema import Request, Trace
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
+from tests.kit.folding import in_one_item
 
 #: Of so many replays that they are left to `make test-long`.
 LARGE = ("miss_rate_lambda", "cache_size", "cache_aware_routing", "miss_handling")
@@ -89,18 +90,15 @@ def rows(folder: Path, figure: PaperFigure) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("paper", "figure"), EVERY)
-def test_every_figure_is_drawn_and_has_its_numbers(paper: str, figure: PaperFigure, drawn: Drawn) -> None:
+def test_every_figure_is_drawn_with_the_numbers_of_ordinary_replays(
+    paper: str, figure: PaperFigure, drawn: Drawn, short: Path
+) -> None:
+    """The first and the last cell, counted in plain Python from a replay of their configuration alone."""
     for kind in ("png", "svg"):
         assert (drawn.of(paper, figure.name) / f"{figure.name}.{kind}").stat().st_size > 5000
-    found = rows(drawn.of(paper, figure.name), figure)
-    assert found and all(set(figure.chart.drawn) <= set(row) for row in found)
-
-
-@pytest.mark.parametrize(("paper", "figure"), EVERY)
-def test_numbers_are_those_of_an_ordinary_replay(paper: str, figure: PaperFigure, drawn: Drawn, short: Path) -> None:
-    """The first and the last cell, counted in plain Python from a replay of their configuration alone."""
     trace = open_trace(short)
     cells, found = planned(figure, trace).cells, rows(drawn.of(paper, figure.name), figure)
+    assert found and all(set(figure.chart.drawn) <= set(row) for row in found)
     for cell in (cells[0], cells[-1]):
         own = [row for row in found if (row["series"], row["panel"]) == (cell.series, cell.panel)]
         if figure.chart.per == "run":
@@ -212,7 +210,7 @@ def test_a_trace_of_ids_alone_says_what_it_does_not_allow(bare: Path, tmp_path: 
         assert {row["series"] for row in csv.DictReader(file)} >= {"lru", "least_stale"}
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("arguments", "said"),
     [
         (("specmd",), "moereplay paper specmd miniature"),

@@ -7,6 +7,7 @@ import pytest
 from moereplay.policies.grammar import foresight
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
+from tests.kit.folding import in_one_item
 
 REPLAY = ("replay", "miniature", "--workers", 1)
 MANY = ("--eviction", "lru,belady", "--prefetch", "none,oracle", "--platform", "phone-ufs4,a100-5gbps")
@@ -26,7 +27,7 @@ PRINTED = {
 }
 
 
-@pytest.mark.parametrize("words", PRINTED.values(), ids=PRINTED)
+@in_one_item("words", PRINTED.values())
 def test_no_line_is_wider_than_80_columns(words: tuple[object, ...]) -> None:
     ended = moereplay(*words)
     assert ended.returncode == 0, ended.stderr
@@ -50,7 +51,7 @@ def test_what_knows_the_future_is_named_as_such_and_no_winner() -> None:
     assert shown.count("  upper bound (knows the future, not tested): belady, ") == 2
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("kind", "text", "knows"),
     [
         ("eviction", "belady", True),
@@ -81,7 +82,7 @@ def test_inspect_says_what_its_columns_are() -> None:
     assert "0.125 by chance" in shown
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("words", "said"),
     [
         (

@@ -21,6 +21,7 @@ from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import SAMPLE
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.documented import Command, parse
+from tests.kit.folding import in_one_item
 from tests.kit.pages import Page
 
 HOSTILE = "</script><script>alert(1)</script><!--\"'><img src=//evil.example/x onerror=alert(2)>&lt;b\u2028"
@@ -214,7 +215,7 @@ def test_curves_stand_behind_the_replays_that_they_hold_for_each_by_its_own_name
     assert curves_behind(tmp_path / "fetch", tmp_path / "fetch.html") == two
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("words", "said"),
     [
         (("{empty}", "--out", "a.html"), "no results in"),

@@ -20,6 +20,7 @@ from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace
 from tests.commands.test_cli import SAMPLE
 from tests.kit.command import moereplay_here as moereplay
+from tests.kit.folding import in_one_item
 
 SETTINGS = {"capacity": "25%", "prefetch": "top_k", "eviction": "least_stale"}
 OPTIONS = tuple(word for name, value in SETTINGS.items() for word in (f"--{name}", value))
@@ -94,7 +95,7 @@ def test_some_passes_are_those_of_the_whole_file(written: Path, tmp_path: Path) 
     assert [each["name"] for each in on(read(part), one(PASSES)) if each["name"][:5] == "pass "] == ["pass 5", "pass 6"]
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("words", "said"),
     [
         (("--eviction", "lru,fifo"), "expand to 2"),

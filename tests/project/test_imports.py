@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
 from ruff import find_ruff_bin
 
 from moereplay import commands, policies
 from moereplay.traces import exporters, importers
+from tests.kit.folding import in_one_item
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ("tracegen", "traces", "policies", "simulator", "sweeps", "calibration", "results", "analysis")
@@ -138,7 +138,7 @@ def test_names_that_only_the_type_checker_imports_are_not_used_at_run_time():
     assert checked_by_ruff(str(ROOT)) == []
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     "use", ["try:\n        pass\n    except Path:\n        pass", "isinstance(1, Path)", "Path()", "x = Path | None"]
 )
 def test_such_a_use_is_seen(use, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from moereplay.traces.installation import install_command
+from tests.kit.folding import in_one_item
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +32,7 @@ class Installed:
 EDITABLE = '{"url": "file:///home/a%20b/clone", "dir_info": {"editable": true}}'
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("origin", "extra", "command"),
     [
         (EDITABLE, "slurm", "pip install -e '/home/a b/clone[slurm]'"),

@@ -15,6 +15,7 @@ from moereplay.sweeps.experiment.expand import configurations
 from moereplay.sweeps.experiment.file import from_yaml, read
 from moereplay.sweeps.experiment.schema import configuration
 from moereplay.traces.documents import DocumentError, from_json, from_toml
+from tests.kit.folding import in_one_item
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +89,7 @@ def test_a_parameter_with_a_dot_is_excluded_by_either_spelling(tmp_path):
         assert settings(expanded(tmp_path, text + pattern), "prefetch") == [("top_k:depth=1",)]
 
 
-@pytest.mark.parametrize("axis", ({"low": 1e9, "high": 8e9}, {"low": 2e6, "high": 3e6, "integer": True}))
+@in_one_item("axis", ({"low": 1e9, "high": 8e9}, {"low": 2e6, "high": 3e6, "integer": True}))
 def test_a_range_with_a_suffix_has_no_exponents(axis):
     """`4.5e+09B` is no capacity."""
     drawn = schema.Range(suffix="B", **axis).at(0.5)
@@ -142,7 +143,7 @@ def test_yaml_says_the_same_as_toml(tmp_path):
     assert expanded(tmp_path, text, name="e.yaml") == expanded(tmp_path, toml)
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("text", "value"),
     [
         *(
@@ -172,7 +173,7 @@ def test_yaml_is_that_of_version_1_2(text, value):
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("text", "said"),
     [
         ("grid: {eviction: [lru], capacity: ['25%'], eviction: [lfu]}", "'?eviction'? is given twice in one table"),
@@ -248,7 +249,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
+@in_one_item("name", REFUSALS)
 def test_a_wrong_file_is_told_where_and_what_was_meant(name, tmp_path):
     text, said = REFUSALS[name]
     answer = refusal(tmp_path, text)

@@ -19,6 +19,7 @@ from moereplay.tracegen import folder as folders
 from moereplay.tracegen.checkpoint import load
 from moereplay.tracegen.errors import RecordError, require_torch
 from moereplay.tracegen.folder import fingerprint, locate, weight_files
+from tests.kit.folding import in_one_item
 from tests.kit.tiny_checkpoints import checkpoint
 from tests.kit.tiny_models import tiny_model
 
@@ -133,7 +134,7 @@ def test_a_hub_id_is_fetched_without_pickles_and_known_by_its_commit(whole, tmp_
 ANSWER: Any = SimpleNamespace(headers={}, request=None, status_code=404)  #: as much of one as the hub's errors want
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("error", "said"),
     [
         (errors.LocalEntryNotFoundError("x"), r"cannot be reached; run `hf download owner/tiny --local-dir DIR` on a"),
@@ -212,8 +213,9 @@ def test_a_shard_that_did_not_arrive_is_named(sharded):
     assert f"{first.name} (and 1 more of " in refusal(sharded)
 
 
-@pytest.mark.parametrize("keep", [0, 4, 8, 100, -100])
-def test_a_file_that_is_cut_short_is_named(broken, keep):
+@in_one_item("keep", [0, 4, 8, 100, -100])
+def test_a_file_that_is_cut_short_is_named(whole, broken, keep):
+    shutil.copy(whole / "model.safetensors", broken)
     cut(broken / "model.safetensors", keep)
     assert "model.safetensors" in refusal(broken)
     assert refusal(broken).endswith("download it again")

@@ -17,6 +17,7 @@ from moereplay.simulator.replay import replay
 from moereplay.tracegen.checkpoint import load
 from moereplay.tracegen.decoding import Decoding
 from moereplay.tracegen.live.run import Live, LiveRequest, run
+from tests.kit.folding import in_one_item
 from tests.kit.live_runs import live, loaded, tokens
 
 PROMPTS = (LiveRequest(tokens(5, 1), 5), LiveRequest(tokens(3, 2), 3))
@@ -61,18 +62,12 @@ CASES = (
     ({"miss": "cpu", "eviction": "clock"}, "cpu_executed"),
     ({"miss": "split", "contract": "atomic"}, "cpu_executed"),  # sequential never splits: it sees one miss at a time
 )
-#: Every pair is tried on one family, and each contract in turn on the others.
-PLAN = [
-    (family, contract, case)
-    for at, family in enumerate(FAMILIES)
-    for number, case in enumerate(CASES)
-    for contract in ("atomic", "sequential")
-    if at == 0 or (at + number) % 2 == (contract == "atomic")
-]
 
 
-def spelled(value: object) -> str:
-    return ",".join(value[0].values()) if isinstance(value, tuple) else str(value)
+def plan(family: str, contract: str) -> list[tuple[dict[str, Any], str]]:
+    """Every case under each contract on the first family; of the others, half of them under each."""
+    at, turn = FAMILIES.index(family), contract == "atomic"
+    return [case for number, case in enumerate(CASES) if at == 0 or (at + number) % 2 == turn]
 
 
 def assert_closed(ran: Live, settings: dict[str, Any]) -> Result:
@@ -84,21 +79,25 @@ def assert_closed(ran: Live, settings: dict[str, Any]) -> Result:
     return again
 
 
-@pytest.mark.parametrize(("family", "contract", "case"), PLAN, ids=spelled)
-def test_replaying_what_was_recorded_live_decides_the_same(family: str, contract: str, case: tuple) -> None:
-    settings, counter = {"contract": contract} | case[0], case[1]
-    again = assert_closed(live(family, **settings), settings)
-    assert again.totals[counter] > 0
+@pytest.mark.parametrize("contract", ["atomic", "sequential"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replaying_what_was_recorded_live_decides_the_same(
+    family: str, contract: str, subtests: pytest.Subtests
+) -> None:
+    for case, counter in plan(family, contract):
+        with subtests.test(**case):
+            settings = {"contract": contract} | case
+            assert assert_closed(live(family, **settings), settings).totals[counter] > 0
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
+@in_one_item("family", ["gpt_oss", "qwen3_moe"])
 def test_a_running_percentile_of_probabilities_closes_the_loop(family: str) -> None:
     # its histogram begins at zero; scores with a correction bias, as DeepSeek-V3's, can lie below
     settings: dict[str, Any] = {"prefetch": "score:pool=running:percentile=60", "eviction": "least_stale"}
     assert assert_closed(live(family, **settings), settings).totals["prefetch_started"] > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"routing": "cache_prior:lam=.5", "prefetch": "top_k"}], ids=str)
+@in_one_item("settings", [{}, {"routing": "cache_prior:lam=.5", "prefetch": "top_k"}])
 def test_a_generated_text_closes_the_loop_too(settings: dict[str, Any]) -> None:
     ran = run(loaded("olmoe"), PROMPTS, configure(capacity="30%", **settings), decoding=SAMPLED, log=True)
     assert_closed(ran, settings)

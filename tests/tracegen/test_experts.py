@@ -17,8 +17,6 @@ from moereplay.tracegen.precision.affine import rounded
 from tests.kit.live_runs import DTYPES, tokens
 from tests.kit.tiny_models import FAMILIES, shared_model
 
-MODELS = pytest.mark.parametrize("family", FAMILIES)
-
 
 def logits(family: str, dtype: torch.dtype, cached: bool) -> Tensor:
     """Of a prompt in one pass, or of its last token on the key-value cache."""
@@ -30,9 +28,17 @@ def logits(family: str, dtype: torch.dtype, cached: bool) -> Tensor:
         return model(ids[:, -1:], past_key_values=cache).logits
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@MODELS
-def test_nothing_dropped_is_bit_for_bit_the_models_own_eager_experts(family: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_experts_of_a_family_run_as_they_should(family: str, subtests: pytest.Subtests) -> None:
+    for dtype in DTYPES:
+        with subtests.test(dtype=dtype):
+            assert_nothing_dropped_is_bit_for_bit_the_models_own_eager_experts(family, dtype)
+    for clause in CLAUSES:
+        with subtests.test(clause=clause.__name__):
+            clause(family)
+
+
+def assert_nothing_dropped_is_bit_for_bit_the_models_own_eager_experts(family: str, dtype: torch.dtype) -> None:
     model, orders = shared_model(family, dtype), Orders()
     before = model.get_experts_implementation()
     model.set_experts_implementation("eager")
@@ -45,8 +51,7 @@ def test_nothing_dropped_is_bit_for_bit_the_models_own_eager_experts(family: str
     assert all(torch.equal(*pair) for pair in zip(own, ours, strict=True))
 
 
-@MODELS
-def test_what_is_dropped_adds_nothing_and_takes_nothing_from_the_others(family: str) -> None:
+def what_is_dropped_adds_nothing_and_takes_nothing_from_the_others(family: str) -> None:
     # by hand: the weighted sum of the experts that are left, each over its one token
     site = discover(shared_model(family, torch.float32)).sites[-1]
     hidden = torch.randn(2, _width(site.experts), generator=torch.Generator().manual_seed(5))
@@ -63,8 +68,7 @@ def _width(experts: Any) -> int:
     return int(shape[2] if experts.is_transposed else shape[1])
 
 
-@MODELS
-def test_an_expert_at_few_bits_runs_with_rounded_weights_and_the_others_as_they_are(family: str) -> None:
+def an_expert_at_few_bits_runs_with_rounded_weights_and_the_others_as_they_are(family: str) -> None:
     model = shared_model(family, torch.float32)
     experts = discover(model).sites[0].experts
     hidden = torch.randn(3, _width(experts), generator=torch.Generator().manual_seed(6))
@@ -77,6 +81,17 @@ def test_an_expert_at_few_bits_runs_with_rounded_weights_and_the_others_as_they_
     assert torch.equal(mixed[2], plain[2])
     assert not torch.equal(mixed[:2], plain[:2])
     torch.testing.assert_close(mixed[:1], by_hand)
+
+
+def they_can_be_computed(family: str) -> None:
+    check_computable([site.experts for site in discover(shared_model(family, torch.float32)).sites])
+
+
+CLAUSES = (
+    what_is_dropped_adds_nothing_and_takes_nothing_from_the_others,
+    an_expert_at_few_bits_runs_with_rounded_weights_and_the_others_as_they_are,
+    they_can_be_computed,
+)
 
 
 def test_rounding_goes_along_the_input_in_groups_of_64_and_keeps_their_ends() -> None:
@@ -110,11 +125,6 @@ def test_finer_rounding_is_nearer() -> None:
 def test_experts_outside_the_interface_are_refused_by_name() -> None:
     with pytest.raises(RecordError, match=r"Linear does not use transformers' experts interface.*--miss fetch"):
         check_obeyed(Orders(), [nn.Linear(1, 1)])
-
-
-@MODELS
-def test_every_familys_experts_can_be_computed(family: str) -> None:
-    check_computable([site.experts for site in discover(shared_model(family, torch.float32)).sites])
 
 
 def test_experts_that_cannot_be_computed_are_refused_by_name() -> None:

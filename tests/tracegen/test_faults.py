@@ -21,6 +21,7 @@ from moereplay.traces.metadata import metadata_digest
 from moereplay.traces.schema import Geometry, Header, Request, Trace, TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import TraceWriter
+from tests.kit.folding import in_one_item
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS, EXPERTS, K = 2, 8, 2
@@ -75,9 +76,13 @@ def pristine(tmp_path_factory) -> Path:
     return path
 
 
+def copy_of(pristine: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(pristine, folder / "a.zarr"))
+
+
 @pytest.fixture
 def store(pristine, tmp_path) -> Path:
-    return Path(shutil.copytree(pristine, tmp_path / "a.zarr"))
+    return copy_of(pristine, tmp_path)
 
 
 def detected(path: Path) -> bool:
@@ -154,16 +159,18 @@ def test_one_flipped_bit_in_any_file_is_detected(store):
     assert not detected(store)  # restored, so it was the bits
 
 
-@pytest.mark.parametrize("kept", [1, 3, 100, -1])
-def test_a_truncated_chunk_is_detected_and_named(store, kept):
+@in_one_item("kept", [1, 3, 100, -1])
+def test_a_truncated_chunk_is_detected_and_named(pristine, tmp_path, kept):
+    store = copy_of(pristine, tmp_path)
     file = store / "logits" / "c.2.0.0"
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(TraceError, match=r"a\.zarr: logits rows .* are damaged"):
         verify(open_trace(store))
 
 
-@pytest.mark.parametrize("file", ["request_offsets/c.0", "prompt_lengths/c.0", "router_bias/c.0.0"])
-def test_small_damaged_arrays_are_named_on_opening(store, file):
+@in_one_item("file", ["request_offsets/c.0", "prompt_lengths/c.0", "router_bias/c.0.0"])
+def test_small_damaged_arrays_are_named_on_opening(pristine, tmp_path, file):
+    store = copy_of(pristine, tmp_path)
     (store / file).write_bytes((store / file).read_bytes()[:-9])
     with pytest.raises(TraceError, match=rf"a\.zarr: {file.split('/')[0]} is damaged"):
         open_trace(store)
@@ -188,8 +195,9 @@ def test_swapped_chunks_are_detected(store):
         verify(open_trace(store))
 
 
-@pytest.mark.parametrize("file", ["chosen/c.0.0.0", "lookahead/2/c.6.0.0", "request_offsets/c.0", "router_bias/c.0.0"])
-def test_a_deleted_or_empty_file_is_detected_on_opening(store, file):
+@in_one_item("file", ["chosen/c.0.0.0", "lookahead/2/c.6.0.0", "request_offsets/c.0", "router_bias/c.0.0"])
+def test_a_deleted_or_empty_file_is_detected_on_opening(pristine, tmp_path, file):
+    store = copy_of(pristine, tmp_path)
     (store / file).write_bytes(b"")
     with pytest.raises(TraceError, match=f"{file} is empty"):
         open_trace(store)
@@ -221,7 +229,7 @@ def test_edited_array_metadata_is_detected_on_opening(store):
 # Metadata that is consistent with its digest, and wrong
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("change", "message"),
     [
         (lambda a: a["header"]["geometry"].update(layers=0), r"header\.geometry\.layers: expected at least 1 "),
@@ -231,14 +239,15 @@ def test_edited_array_metadata_is_detected_on_opening(store):
         (lambda a: a["arrays"].update({"../../etc": ""}), r"arrays lack, or should not have, \.\./\.\./etc"),
     ],
 )
-def test_invalid_attributes_name_the_field_in_one_line(store, change, message):
+def test_invalid_attributes_name_the_field_in_one_line(pristine, tmp_path, change, message):
+    store = copy_of(pristine, tmp_path)
     edit_attributes(store, change)
     with pytest.raises(TraceError, match=message) as refused:
         open_trace(store)
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("change", "message"),
     [
         (lambda a: a["header"]["geometry"].update(experts=9), r"logits is float32 \(\d+, 2, 8\), expected .*, 2, 9\)"),
@@ -248,7 +257,8 @@ def test_invalid_attributes_name_the_field_in_one_line(store, change, message):
         (lambda a: a["committed"].update(requests=60), r"is int64 \(5[01],\), expected int64 \(6[01],\)"),
     ],
 )
-def test_arrays_that_contradict_the_attributes_are_refused(store, change, message):
+def test_arrays_that_contradict_the_attributes_are_refused(pristine, tmp_path, change, message):
+    store = copy_of(pristine, tmp_path)
     edit_attributes(store, change)
     reseal(store)
     with pytest.raises(TraceError, match=message):
@@ -315,8 +325,9 @@ def test_the_current_folder_is_refused_like_any_other(tmp_path, monkeypatch):
         open_trace(".")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "null", '{"attributes": 3}', "[" * 100_000, "\xff", '{"a": NaN'])
-def test_a_broken_group_document_is_refused_in_one_line(store, content):
+@in_one_item("content", ["", "[]", "null", '{"attributes": 3}', "[" * 100_000, "\xff", '{"a": NaN'])
+def test_a_broken_group_document_is_refused_in_one_line(pristine, tmp_path, content):
+    store = copy_of(pristine, tmp_path)
     (store / "zarr.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(TraceError) as refused:
         open_trace(store)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from moereplay.tracegen.live.source import Emulation
 from moereplay.traces import routers
 from moereplay.traces.demand import union_of
 from moereplay.traces.schema import memory_trace
+from tests.kit.folding import in_one_item
 from tests.kit.live_runs import DTYPES, TO_RUN, live, loaded, modules, tokens
 from tests.kit.tiny_models import FAMILIES
 
@@ -51,13 +53,13 @@ def _parts(ids: Sequence[int]) -> list[Sequence[int]]:
     return [ids[:6], *([token] for token in ids[6:])]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_policies_that_change_nothing_leave_every_bit_of_the_model_alone(family: str, dtype: torch.dtype) -> None:
-    alone = logits_of(family, dtype, None)
-    for settings in UNCHANGING:
-        watched = logits_of(family, dtype, settings)
-        assert all(torch.equal(*pair) for pair in zip(alone, watched, strict=True)), settings
+def test_policies_that_change_nothing_leave_every_bit_of_the_model_alone(family: str) -> None:
+    for dtype in DTYPES:
+        alone = logits_of(family, dtype, None)
+        for settings in UNCHANGING:
+            watched = logits_of(family, dtype, settings)
+            assert all(torch.equal(*pair) for pair in zip(alone, watched, strict=True)), (dtype, settings)
 
 
 # ---------------------------------------------------------------- what is executed
@@ -141,8 +143,8 @@ def total(ran: Live) -> Score:
     return ran.quality.total
 
 
-@pytest.mark.parametrize("settings", CHANGING, ids=lambda settings: ",".join(settings.values()))
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v3", "gpt_oss", "qwen3_moe"])
+@in_one_item("settings", CHANGING)
 def test_the_model_runs_what_the_policies_decided(family: str, settings: dict[str, Any]) -> None:
     ran = live(family, **settings)
     assert any((each != request.chosen).any() for each, request in zip(ran.executed, ran.requests, strict=True))
@@ -261,8 +263,9 @@ class RareError(Exception):
     pass
 
 
-@pytest.mark.parametrize("kind", [RareError, KeyboardInterrupt])
-@pytest.mark.parametrize("where", ["Gatekeeper.suggest", "count_fidelity", "caller"])
+@in_one_item(
+    ("where", "kind"), product(["Gatekeeper.suggest", "count_fidelity", "caller"], [RareError, KeyboardInterrupt])
+)
 def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
     kind: type[BaseException], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,7 +283,7 @@ def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
     assert all(torch.equal(*pair) for pair in zip(alone, logits_of("olmoe", torch.float32, None), strict=True))
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("settings", "said"),
     [
         ({"eviction": "belady"}, "eviction belady needs the future, which a live run does not know"),
@@ -300,7 +303,7 @@ def test_configurations_that_cannot_run_live_are_refused(settings: dict[str, Any
         prepare(loaded("olmoe"), TO_RUN, configure(**settings))
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("to_run", "said"),
     [
         ([], "nothing to run"),

@@ -7,6 +7,7 @@ import os
 import resource
 import time
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from moereplay.tracegen.offload.part import tokens_of
 from moereplay.tracegen.offload.slow_tier import Disk, Memory, Throttled, experts_file
 from moereplay.traces.geometry import known
 from tests.kit import offloading
+from tests.kit.folding import in_one_item
 from tests.kit.offloading import RATE, Broken, bench_of, config_of, geometry, trace_of
 
 ABOUT = Calibration(device="here")
@@ -32,9 +34,8 @@ ABOUT = Calibration(device="here")
 # ---------------------------------------------------------------- a run and its replays
 
 
-@pytest.mark.parametrize("eviction", ["lru", "least_stale", "lfu", "belady"])
-@pytest.mark.parametrize("contract", ["atomic", "sequential"])
 @pytest.mark.parametrize("way", ["compiled", pytest.param("reference", marks=pytest.mark.long)])
+@in_one_item(("eviction", "contract"), product(["lru", "least_stale", "lfu", "belady"], ["atomic", "sequential"]))
 def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contract, way):
     trace, config = trace_of(), config_of(eviction=eviction, contract=contract)
     ran, durations = bench_of(trace, [config], way=way).measured(trace, config)
@@ -47,9 +48,7 @@ def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contr
     assert ran.result.about["label"] == "MEASURED" and ran.result.about["seconds"] == "measured"
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"prefetch": "top_k"}, {"miss": "cpu"}, {"miss": "lowest_bit:bits=16/8"}], ids=str
-)
+@in_one_item("settings", [{}, {"prefetch": "top_k"}, {"miss": "cpu"}, {"miss": "lowest_bit:bits=16/8"}])
 def test_a_replay_of_measured_durations_takes_what_the_run_took(settings):
     trace, config = trace_of(), config_of(**settings)
     ran, durations = bench_of(trace, [config]).measured(trace, config, RATE)
@@ -110,7 +109,7 @@ def test_the_parts_of_a_run_are_those_that_a_replay_of_its_durations_gives(way, 
     assert {row["phase"] for row in ran.result.per_layer} == {"prefill", "decode"}
 
 
-@pytest.mark.parametrize("way", ["compiled", "reference"])
+@in_one_item("way", ["compiled", "reference"])
 def test_a_link_that_compute_waits_for_is_a_stall_in_both(way):
     trace, config = trace_of(), config_of()
     bench = sleeping(bench_of(trace, [config], way=way), 1e-4, 1e-4)
@@ -119,7 +118,7 @@ def test_a_link_that_compute_waits_for_is_a_stall_in_both(way):
     assert ran.result.totals["stall_ns"] > 0.6 * ran.result.totals["misses"] * 4e6
 
 
-@pytest.mark.parametrize("way", ["compiled", "reference"])
+@in_one_item("way", ["compiled", "reference"])
 def test_experts_of_a_few_kilobytes_are_replayed_in_the_time_they_took(way):
     """With real products, from memory: most of the time is the engine's own."""
     trace, config = trace_of(40), config_of()
@@ -128,7 +127,7 @@ def test_experts_of_a_few_kilobytes_are_replayed_in_the_time_they_took(way):
     assert ran.engine_ns > 0.3 * ran.pass_ns.mean()
 
 
-@pytest.mark.parametrize(("way", "engine"), [("compiled", Stepper), ("reference", Engine)])
+@in_one_item(("way", "engine"), [("compiled", Stepper), ("reference", Engine)])
 def test_what_comes_after_a_run_is_no_time_of_it(way, engine, monkeypatch):
     trace, config = trace_of(), config_of()
     close = engine.close
@@ -143,15 +142,24 @@ def test_what_comes_after_a_run_is_no_time_of_it(way, engine, monkeypatch):
     assert ran.pass_ns[-1] < 0.15e9 and durations.computed[-1].lasted < 0.15e9
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"prefetch": "side_buffer:buffers=2:fetch=2"}, {"reset": "4"}, {"eviction": "belady:bypass=true"},
-     {"warm": ((0, 1),)}, {"miss": "lowest_bit:bits=16/8"}, {"miss": "hobbit:bits=16/4/2:t1=.3:t2=.6"},
-     {"miss": "cpu"}, {"miss": "fiddler", "platform": "rtx4090-pcie4"}, {"routing": "cache_prior:lam=.5"},
-     {"scope": "per_layer"}, {"miss": "drop:keep=1"}, {"passes": "token"}],
-    ids=str,
-)  # fmt: skip
 @pytest.mark.parametrize("way", ["auto", pytest.param("reference", marks=pytest.mark.long)])
+@in_one_item(
+    "settings",
+    [
+        {"prefetch": "side_buffer:buffers=2:fetch=2"},
+        {"reset": "4"},
+        {"eviction": "belady:bypass=true"},
+        {"warm": ((0, 1),)},
+        {"miss": "lowest_bit:bits=16/8"},
+        {"miss": "hobbit:bits=16/4/2:t1=.3:t2=.6"},
+        {"miss": "cpu"},
+        {"miss": "fiddler", "platform": "rtx4090-pcie4"},
+        {"routing": "cache_prior:lam=.5"},
+        {"scope": "per_layer"},
+        {"miss": "drop:keep=1"},
+        {"passes": "token"},
+    ],
+)
 def test_any_policy_set_runs_and_computes_the_right_bytes(settings, way):
     trace, config = trace_of(), config_of(**settings)
     ran, _ = bench_of(trace, [config], way=way).measured(trace, config)
@@ -208,7 +216,7 @@ def test_experts_that_torch_cannot_compute_are_refused():
         shape_of(geometry(expert_bytes=(6144, 6150)))
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     ("error", "said"),
     [
         (OSError(errno.EIO, "Input/output error", "experts.bin"), "failed: experts.bin: Input/output error"),

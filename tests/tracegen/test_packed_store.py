@@ -13,6 +13,7 @@ from moereplay.tracegen.precision import store
 from moereplay.tracegen.precision.affine import pack
 from moereplay.tracegen.precision.contract import Packed
 from moereplay.tracegen.precision.store import path_of, stored
+from tests.kit.folding import in_one_item
 
 WEIGHT = torch.randn(4, 128, generator=torch.Generator().manual_seed(3)).bfloat16()
 KEY = {"checkpoint": "ab", "site": 0, "expert": 1, "parameter": "down_proj", "quantiser": "hqq 1.0", "bits": 4}
@@ -57,7 +58,7 @@ def test_what_was_packed_once_is_read(file: Path) -> None:
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
-@pytest.mark.parametrize("name", KEY)
+@in_one_item("name", KEY)
 def test_another_key_is_another_file(file: Path, name: str) -> None:
     # of another version of the library, say
     made, other = Made(), KEY | {name: "another"}
@@ -66,7 +67,7 @@ def test_another_key_is_another_file(file: Path, name: str) -> None:
     assert path_of(other) != file
 
 
-@pytest.mark.parametrize(
+@in_one_item(
     "damage",
     [
         lambda data: data[:-1],
@@ -76,7 +77,6 @@ def test_another_key_is_another_file(file: Path, name: str) -> None:
         lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:],
         lambda data: data[:-5] + bytes([data[-5] ^ 1]) + data[-4:],
     ],
-    ids=["cut off", "empty", "longer", "digest", "header", "values"],
 )
 def test_a_damaged_file_is_made_anew(
     file: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import sys
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from moereplay.tracegen import prompts, tokens
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.prompts import Prompts, read_dataset, read_prompts, read_texts
 from moereplay.tracegen.tokens import Room, encode, windows
+from tests.kit.folding import in_one_item
 from tests.kit.tiny_checkpoints import CHARACTERS, character_tokenizer
 
 ROOM = Room(context=64, vocabulary=96)
@@ -109,8 +111,7 @@ PUBLISHED_FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED_FORMS)
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+@in_one_item(("packed", "name"), product([False, True], PUBLISHED_FORMS))
 def test_files_in_the_form_of_published_prompt_sets_are_read(tmp_path, name, packed):
     content, field, texts = PUBLISHED_FORMS[name]
     packing = (f"{name}.gz", gzip.compress(content.encode())) if packed else (name, content.encode())
@@ -142,7 +143,7 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "field", "said"), BROKEN, ids=range(len(BROKEN)))
+@in_one_item(("name", "content", "field", "said"), BROKEN)
 def test_a_broken_file_is_named_with_the_place_and_the_fix(tmp_path, name, content, field, said):
     with pytest.raises(RecordError, match=said) as raised:
         read_prompts([written(tmp_path, name, content)], field)

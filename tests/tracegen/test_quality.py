@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from moereplay.tracegen.live.run import LiveRequest, run
 from moereplay.tracegen.quality.session import Session, Subject, Tally, alone_because
 from moereplay.tracegen.quality.texts import Continued, Given
 from moereplay.traces.schema import Request, memory_trace
+from tests.kit.folding import in_one_item
 from tests.kit.live_runs import loaded, modules, tokens
 from tests.kit.tiny_models import FAMILIES
 
@@ -69,9 +71,7 @@ def chances(logits: Tensor, text: Given) -> tuple[float, bool]:
     return float(rows.gather(-1, wanted[:, None]).sum()), bool((rows.argmax(-1) == wanted).all())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_text_is_scored_by_what_the_model_says_of_its_tokens(family: str) -> None:
-    texts, _, _ = read(family, None)
+def assert_scored_by_what_the_model_says(texts: list[Given], family: str) -> None:
     for text in texts:
         logprob, greedy = chances(logits_of(family, text), text)
         assert text.logprob == pytest.approx(logprob, rel=1e-6)
@@ -100,8 +100,7 @@ def counts(tally: Tally) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return exact(tally.totals), [exact(row) for row in tally.requests]
 
 
-@pytest.mark.parametrize("settings", CHANGING, ids=str)
-@pytest.mark.parametrize("family", ("olmoe", "deepseek_v3", "gpt_oss"))
+@in_one_item(("family", "settings"), product(("olmoe", "deepseek_v3", "gpt_oss"), CHANGING))
 def test_texts_read_together_are_read_as_alone(family: str, settings: dict[str, Any]) -> None:
     alone, apart, rows = read(family, plan(family, **settings), compare=True)
     together, side, others = read(family, plan(family, **settings), batch=3, compare=True)
@@ -117,9 +116,10 @@ UNPADDED = ("deepseek_v32", "minimax")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_padding_changes_no_text_of_any_family(family: str) -> None:
+def test_a_text_is_scored_by_what_the_model_says_of_its_tokens_and_padding_changes_none(family: str) -> None:
     """A model in which it would reads one by one, and this is said."""
     alone, _, rows = read(family, None)
+    assert_scored_by_what_the_model_says(alone, family)
     together, _, others = read(family, None, batch=4)
     assert [text.logprob for text in alone] == pytest.approx([text.logprob for text in together], abs=2e-4)
     assert all(np.array_equal(one.chosen, other.chosen) for one, other in zip(rows, others, strict=True))
@@ -133,7 +133,7 @@ def test_policies_that_leave_the_output_alone_leave_every_bit_of_it_alone() -> N
     assert [text.logprob for text in under] == [text.logprob for text in unmodified]
 
 
-@pytest.mark.parametrize("settings", CHANGING, ids=str)
+@in_one_item("settings", CHANGING)
 def test_a_cache_that_goes_on_is_that_of_a_live_run(settings: dict[str, Any]) -> None:
     """The same texts, without their last tokens, through `tracegen.live`: the same counters, choices, logits."""
     config = plan("olmoe", reset="never", **settings).config

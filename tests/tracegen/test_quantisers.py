@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
 from moereplay.tracegen.precision.integers import packed, unpacked
 from moereplay.tracegen.precision.registry import load, quantiser_at, titled
 from moereplay.tracegen.precision.torchao_intx import as_theirs
+from tests.kit.folding import in_one_item
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Whole groups of 64, less than one, a rest behind one, and rows that end within a block of the next.
@@ -27,8 +29,6 @@ SHAPES = ((8, 128), (4, 32), (3, 150), (5, 1), (1, 2))
 FEW = (8, 4, 3, 2)
 #: Of normal weights; about a fifth more than docs/precision.md measured for the worst.
 MOST = {8: 0.012, 4: 0.15, 3: 0.27, 2: 0.62}
-
-EVERY = pytest.mark.parametrize("name", NAMES)
 
 
 def named(name: str) -> Quantiser:
@@ -64,17 +64,18 @@ def test_every_quantiser_is_a_file_listed_by_one_word() -> None:
     assert set(BEST.values()) <= set(NAMES)
 
 
-@EVERY
-def test_it_is_called_as_its_file(name: str) -> None:
-    assert named(name).name == name
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quantiser_keeps_every_clause(name: str, subtests: pytest.Subtests) -> None:
+    quantiser = named(name)
+    assert quantiser.name == name
+    for clause in CLAUSES:
+        with subtests.test(clause=clause.__name__):
+            clause(quantiser)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@EVERY
-def test_a_weight_comes_back_in_its_shape_and_dtype(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    quantiser, weight = named(name), drawn(shape, dtype)
-    for bits in widths(quantiser):
+def a_weight_comes_back_in_its_shape_and_dtype(quantiser: Quantiser) -> None:
+    for bits, dtype, shape in product(widths(quantiser), DTYPES, SHAPES):
+        weight = drawn(shape, dtype)
         kept = quantiser.pack(weight, bits)
         restored = quantiser.restore(kept, dtype)
         assert (restored.shape, restored.dtype) == (weight.shape, dtype)
@@ -83,57 +84,63 @@ def test_a_weight_comes_back_in_its_shape_and_dtype(name: str, dtype: torch.dtyp
         assert (kept.shape, kept.bits) == (shape, bits)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@EVERY
-def test_errors_are_small_and_smaller_with_more_bits(name: str, dtype: torch.dtype) -> None:
-    quantiser, weight = named(name), drawn((64, 256), dtype)
-    errors = {bits: error(quantiser, weight, bits) for bits in widths(quantiser)}
-    assert all(errors[bits] < MOST[bits] for bits in errors)
-    assert list(errors.values()) == sorted(errors.values())
+def errors_are_small_and_smaller_with_more_bits(quantiser: Quantiser) -> None:
+    for dtype in DTYPES:
+        errors = {bits: error(quantiser, drawn((64, 256), dtype), bits) for bits in widths(quantiser)}
+        assert all(errors[bits] < MOST[bits] for bits in errors), dtype
+        assert list(errors.values()) == sorted(errors.values()), dtype
 
 
-@pytest.mark.parametrize("shape", [(128, 32), (64, 96)], ids=str)
-@EVERY
-def test_rows_that_are_no_whole_groups_lose_no_more(name: str, shape: tuple[int, int]) -> None:
+def rows_that_are_no_whole_groups_lose_no_more(quantiser: Quantiser) -> None:
     # bitsandbytes 0.50.2 restores such rows with other blocks' scales on a CPU, at twice the error
-    quantiser = named(name)
-    for bits in widths(quantiser):
+    for bits, shape in product(widths(quantiser), ((128, 32), (64, 96))):
         assert error(quantiser, drawn(shape), bits) < MOST[bits]
 
 
-@EVERY
-def test_the_same_weight_gives_the_same_bytes_and_they_the_same_weight(name: str) -> None:
-    quantiser, weight = named(name), drawn((16, 192), torch.bfloat16)
+def the_same_weight_gives_the_same_bytes_and_they_the_same_weight(quantiser: Quantiser) -> None:
+    weight = drawn((16, 192), torch.bfloat16)
     for bits in widths(quantiser):
         once, again = (quantiser.pack(weight.clone(), bits) for _ in range(2))
         assert all(torch.equal(once.tensors[each], again.tensors[each]) for each in once.tensors)
         assert torch.equal(quantiser.restore(once, weight.dtype), quantiser.restore(again, weight.dtype))
 
 
-# hqq searches anew, 8 bits of bitsandbytes have no -1, and symmetric groups have no value for their largest weight
-@pytest.mark.parametrize("name", ["affine", "bitsandbytes_fp4", "torchao"])
-def test_what_was_restored_is_stored_as_it_is(name: str) -> None:
-    quantiser, weight = named(name), drawn((16, 192))
+def what_was_restored_is_stored_as_it_is(quantiser: Quantiser) -> None:
+    # hqq searches anew, 8 bits of bitsandbytes have no -1, and symmetric groups have no value for their largest weight
+    if quantiser.name not in ("affine", "bitsandbytes_fp4", "torchao"):
+        return
+    weight = drawn((16, 192))
     for bits in widths(quantiser):
         once = quantiser.restore(quantiser.pack(weight, bits), torch.float32)
         again = quantiser.restore(quantiser.pack(once, bits), torch.float32)
         torch.testing.assert_close(again, once, atol=1e-6, rtol=1e-4)
 
 
-@EVERY
-def test_bytes_are_those_of_values_and_scales(name: str) -> None:
-    quantiser, weight = named(name), drawn((64, 256), torch.bfloat16)
+def bytes_are_those_of_values_and_scales(quantiser: Quantiser) -> None:
+    weight = drawn((64, 256), torch.bfloat16)
     for bits in widths(quantiser):
         kept = quantiser.pack(weight, bits)
         assert kept.bytes == sum(len(each.view(torch.uint8).numpy().tobytes()) for each in kept.tensors.values())
         assert bits < kept.bits_per_weight <= bits + 1  # a group of 64 has at most two numbers of 32 bits
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "torchao_intx"])  # which has no offset
-def test_a_group_of_equal_weights_stays_what_it_is(name: str) -> None:
-    quantiser, weight = named(name), torch.full((2, 64), 0.25)
+def a_group_of_equal_weights_stays_what_it_is(quantiser: Quantiser) -> None:
+    if quantiser.name == "torchao_intx":  # which has no offset
+        return
+    weight = torch.full((2, 64), 0.25)
     for bits in widths(quantiser):
         torch.testing.assert_close(quantiser.restore(quantiser.pack(weight, bits), torch.float32), weight)
+
+
+CLAUSES = (
+    a_weight_comes_back_in_its_shape_and_dtype,
+    errors_are_small_and_smaller_with_more_bits,
+    rows_that_are_no_whole_groups_lose_no_more,
+    the_same_weight_gives_the_same_bytes_and_they_the_same_weight,
+    what_was_restored_is_stored_as_it_is,
+    bytes_are_those_of_values_and_scales,
+    a_group_of_equal_weights_stays_what_it_is,
+)
 
 
 # ---------------------------------------------------------------- ours
@@ -177,7 +184,7 @@ def test_three_bits_lie_one_behind_the_other_from_the_lowest_on() -> None:
 
 
 @needs("hqq")
-@pytest.mark.parametrize("bits", FEW)
+@in_one_item("bits", FEW)
 def test_hqq_restores_what_its_own_quantiser_does(bits: int) -> None:
     library: Any = imported("hqq.core.quantize").Quantizer
     quantiser, weight = load("hqq"), drawn((64, 256))
@@ -189,18 +196,18 @@ def test_hqq_restores_what_its_own_quantiser_does(bits: int) -> None:
 
 
 @needs("bitsandbytes")
-@pytest.mark.parametrize(("name", "kind"), [("bitsandbytes", "nf4"), ("bitsandbytes_fp4", "fp4")])
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_bitsandbytes_multiplies_by_what_is_restored(name: str, kind: str, dtype: torch.dtype) -> None:
+@in_one_item(("name", "kind"), [("bitsandbytes", "nf4"), ("bitsandbytes_fp4", "fp4")])
+def test_bitsandbytes_multiplies_by_what_is_restored(name: str, kind: str) -> None:
     library: Any = imported("bitsandbytes")
-    quantiser, weight, state = load(name), drawn((64, 256), dtype), drawn((5, 256), dtype, seed=1)
-    values, kept = library.functional.quantize_4bit(weight, blocksize=64, quant_type=kind)
-    ours = linear(state, quantiser.restore(quantiser.pack(weight, 4), dtype))
-    assert torch.equal(ours, library.matmul_4bit(state, values.t(), kept))
+    for dtype in DTYPES[:2]:
+        quantiser, weight, state = load(name), drawn((64, 256), dtype), drawn((5, 256), dtype, seed=1)
+        values, kept = library.functional.quantize_4bit(weight, blocksize=64, quant_type=kind)
+        ours = linear(state, quantiser.restore(quantiser.pack(weight, 4), dtype))
+        assert torch.equal(ours, library.matmul_4bit(state, values.t(), kept)), dtype
 
 
 @needs("torchao")
-@pytest.mark.parametrize("bits", FEW)
+@in_one_item("bits", FEW)
 def test_torchao_multiplies_by_what_is_restored(bits: int) -> None:
     quantiser, weight, state = load("torchao_intx"), drawn((64, 256)), drawn((5, 256), seed=1)
     kept = quantiser.pack(weight, bits)
@@ -217,7 +224,7 @@ def test_an_unknown_name_gets_the_one_that_is_meant() -> None:
         check_quantiser("zzzzzz")
 
 
-@pytest.mark.parametrize("name", ["hqq", "torchao_intx", CHOOSING])
+@in_one_item("name", ["hqq", "torchao_intx", CHOOSING])
 def test_a_library_that_is_missing_is_named_with_what_installs_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "find_spec", lambda library: None)
     with pytest.raises(RecordError, match=rf"quantiser {name} needs \w+: pip install .*\[quant\]'?, or"):

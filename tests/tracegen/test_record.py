@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from moereplay.tracegen.tokens import Work, encode
 from moereplay.traces.schema import Geometry, Header, Trace, TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import TraceWriter
+from tests.kit.folding import in_one_item
 from tests.kit.tiny_checkpoints import checkpoint
 
 TEXTS = ("def f(x):", "Hello", "a", "import os\nimport sys\n", "for each in range(3):")
@@ -66,7 +68,7 @@ def plainly(model: Any, ids: np.ndarray, new: int) -> Any:
 # Rows
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@in_one_item("family", FAMILIES)
 def test_rows_are_the_tokens_that_went_through_the_model(family, tmp_path):
     loaded = load(str(checkpoint(tmp_path / family, family)))
     work = prompts_of(loaded, TEXTS[:3])
@@ -80,8 +82,7 @@ def test_rows_are_the_tokens_that_went_through_the_model(family, tmp_path):
         assert len(request.chosen) == len(ids) + 9 - 1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@in_one_item(("dtype", "family"), product([torch.float32, torch.bfloat16], FAMILIES))
 def test_generate_sees_the_same_bits_recorded_or_not(family, dtype, tmp_path):
     """The logits that every token is chosen from, the first after the prompt included."""
     loaded = load(str(checkpoint(tmp_path / family, family, dtype)))
@@ -161,7 +162,7 @@ def test_nll_is_minus_log_softmax(rows, seed):
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("decoding", [None, GREEDY, SAMPLED])
+@in_one_item("decoding", [None, GREEDY, SAMPLED])
 def test_every_token_has_the_nll_of_a_whole_pass_over_its_request(loaded, tmp_path, decoding):
     work = prompts_of(loaded) if decoding else read_work(9, 1, 12)
     trace = record(loaded, work, tmp_path / "a.zarr", Plan(decoding=decoding, prompt_tokens=None if decoding else 4))
