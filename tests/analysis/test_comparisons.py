@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moereplay.analysis.comparisons import CANT_TELL, NO, PARTS, YES, Comparison, Rows, against, compare, estimate, holm
 from moereplay.results.errors import ResultError
 from moereplay.results.metrics import RANKED
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 CHANCES = st.lists(st.floats(0, 1), max_size=8)
 
@@ -41,13 +41,13 @@ def rows(count: int = 20, seed: int = 0, more_hits: int = 0, slower: float = 1.0
     return made
 
 
-@in_one_item("figure", PARTS)
+@every("figure", PARTS)
 def test_nothing_tells_two_identical_configurations_apart(figure: str) -> None:
     found = compare(rows(), rows(), figure)
     assert (found.difference, found.off, found.answer, found.requests) == (0, 0, CANT_TELL, 20)
 
 
-@in_one_item(("figure", "answer"), [("tpot_ms", YES), ("tokens_per_s", YES)])
+@every("figure, answer", [("tpot_ms", YES), ("tokens_per_s", YES)])
 def test_a_slower_copy_is_beaten(figure: str, answer: str) -> None:
     assert compare(rows(), rows(slower=1.2), figure).answer == answer
     assert compare(rows(slower=1.2), rows(), figure).answer == NO
@@ -66,7 +66,7 @@ def test_units_are_those_of_the_columns() -> None:
     assert found.low < 1000 < found.high and found.value == pytest.approx(1000, rel=0.1)
 
 
-@in_one_item("count", [2, 5, 9, 10, 40])
+@every("count", [2, 5, 9, 10, 40])
 def test_the_answer_is_the_other_one_the_other_way_round(count: int) -> None:
     for seed in range(20):
         one, other = rows(count, seed), rows(count, seed + 100)

@@ -24,7 +24,7 @@ from moereplay.analysis.metrics import measured, with_ends
 from moereplay.analysis.palette import KNOWN, looks
 from moereplay.results.read import only
 from tests.kit.drawn import legend, note, renamed, texts
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_runs import by_hand, frame_of, small_trace
 
 CAPACITIES = ["25%", "40%", "60%"]
@@ -44,7 +44,7 @@ def labels(figure: Figure) -> set[str]:
     return {str(artist.get_label()) for artist in drawn}
 
 
-@in_one_item("name", ["hit_rate_by_capacity", "ttft_by_capacity", "tpot_by_capacity"])
+@every("name", ["hit_rate_by_capacity", "ttft_by_capacity", "tpot_by_capacity"])
 def test_points_have_the_intervals_of_their_figures(several: pl.DataFrame, name: str) -> None:
     figure = draw(name, several)
     metric = {"hit_rate_by_capacity": "hit_rate", "ttft_by_capacity": "ttft_mean_ms", "tpot_by_capacity": "tpot_ms"}[
@@ -59,7 +59,7 @@ def test_points_have_the_intervals_of_their_figures(several: pl.DataFrame, name:
     assert figure.axes[0].get_ylim()[1] >= max(high for _, high in found)
 
 
-@in_one_item("name", FIGURES)
+@every("name", FIGURES)
 def test_a_legend_lists_what_is_drawn_and_nothing_else(several: pl.DataFrame, name: str) -> None:
     words = {"compulsory": "compulsory", "capacity": "capacity_misses", "collision": "collisions"}
     for frame in (several, several.with_columns(bounds=pl.lit(None, several.schema["bounds"]))):
@@ -76,7 +76,7 @@ def test_a_limit_without_belady_s_bound_is_drawn_and_no_line_that_is_not() -> No
     assert "compulsory limit" in labels(figure)
 
 
-@in_one_item("typed", [["26.44%", "27.72%", "40%"], ["26.44%", "27.72%", "90%"], ["1%", "2%", "90%"]])
+@every("typed", [["26.44%", "27.72%", "40%"], ["26.44%", "27.72%", "90%"], ["1%", "2%", "90%"]])
 def test_labels_of_ticks_never_touch(typed: list[str]) -> None:
     request = [{"ttft_ns": 3_000_000, "decode_ns": 9_000_000, "decode_passes": 4}]
     parts = [by_hand({}, [{"layer": 0}], request, capacity=each) for each in typed]
@@ -142,7 +142,7 @@ def test_files_of_every_kind_are_the_same_twice_and_have_no_date(
     assert not any(word in first.read_bytes() for word in (b"CreationDate", b"Producer", b"Creator", b"<dc:date>"))
 
 
-@in_one_item("name", FIGURES)
+@every("name", FIGURES, apart=True)
 def test_a_page_has_the_width_of_a_column_and_its_title_beside_it(
     several: pl.DataFrame, tmp_path: Path, name: str
 ) -> None:

@@ -29,7 +29,7 @@ from moereplay.results.result import Row
 from moereplay.simulator.config import ReplayConfig
 from moereplay.traces.schema import Geometry
 from tests.kit.drawn import drawn, legend, note, renamed, texts
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_runs import EVICTIONS, by_hand, frame_of, replayed, small_trace, written_to
 
 
@@ -132,7 +132,7 @@ def test_capacities_are_columns_and_settings_are_rows(frame: pl.DataFrame) -> No
     assert len(draw("hit_rate_by_capacity", frame).axes) == 2
 
 
-@in_one_item("name", FIGURES)
+@every("name", FIGURES)
 def test_every_figure_says_what_it_was_made_from(frame: pl.DataFrame, name: str) -> None:
     title, *others = texts(draw(name, only(frame, prefetch="top_k")))
     subtitle = " ".join(others)
@@ -204,7 +204,7 @@ def several() -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("made", [many, tiny, several])
-@in_one_item("name", FIGURES)
+@every("name", FIGURES)
 def test_texts_stay_on_the_page_and_off_each_other(name: str, made: Callable[[], pl.DataFrame]) -> None:
     if (name, made) == ("collisions_in_prefill", tiny):
         return  # which has no collision

@@ -31,7 +31,7 @@ from moereplay.analysis.forecast_fit import (
 from moereplay.analysis.forecast_page import by_policy, coverage, in_words, shown, signal
 from moereplay.analysis.quality import judged
 from moereplay.results.errors import ResultError
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.quality_rows import ASSIGNMENTS, MASS, TASK, Loss, changed, counters_of, quality_frame
 
 #: Settings of sets by the kind of change that they make.
@@ -165,7 +165,7 @@ def test_an_interval_has_its_ends_where_the_distance_says():
     assert moved(0.03, -0.7, 0.001) < 0.03 < moved(0.03, 0.7, 0.001)
 
 
-@in_one_item(("found", "reach"), [([1, 2, 3, 4, 5, 6, 7, 8, 9], 9), ([1] * 8, float("inf"))])
+@every("found, reach", [([1, 2, 3, 4, 5, 6, 7, 8, 9], 9), ([1] * 8, float("inf"))])
 def test_nine_in_ten_need_nine_points(found: list[float], reach: float):
     assert reach_of(found) == reach
 
@@ -220,7 +220,7 @@ def test_coverage_leaves_nothing_of_a_policy_to_its_interval():
 # What is refused
 
 
-@in_one_item("value", (float("inf"), float("nan")))
+@every("value", (float("inf"), float("nan")))
 def test_a_loss_that_overflowed_is_refused_by_its_set(value: float):
     """A change of KL that is infinite has no interval, and no warning of numpy's."""
     frame = frame_of()
@@ -310,8 +310,8 @@ def test_an_interval_that_ends_beyond_every_number_is_refused(made: Forecast):
     assert with_forecasts(frame, made)["forecast"][0]["refused"] is None
 
 
-@in_one_item(
-    ("asked", "message"),
+@every(
+    "asked, message",
     [({"task": "perplexity:tex.txt"}, f"no task called .*{TASK}"), ({"measure": "k"}, "no measure called 'k'")],
 )
 def test_unknown_names_are_refused(asked: dict[str, str], message: str):
@@ -337,8 +337,8 @@ def test_one_heavy_expert_is_more_lost_than_several_light_ones():
     assert change_of(light, "fetch:bits=0", 16).lost == pytest.approx(0.2 * 0.2 / (3 / 8))
 
 
-@in_one_item(
-    ("miss", "low", "rounding"),
+@every(
+    "miss, low, rounding",
     [
         ("fetch:bits=0", 0.0, 0),
         ("lowest_bit:bits=16", 0.0, 0),  # as stored
@@ -362,8 +362,8 @@ def test_tiers_are_read_from_the_full_spelling():
     assert tiers_of("drop:keep=2") == [0]
 
 
-@in_one_item(
-    ("routing", "miss", "policy"),
+@every(
+    "routing, miss, policy",
     [
         ("standard", "fetch:bits=4", "fetch"),
         ("prune:keep=6", "fetch", "prune"),

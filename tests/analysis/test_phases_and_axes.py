@@ -8,7 +8,7 @@ from moereplay.analysis.figures.catalogue import FIGURES, draw, draw_all
 from moereplay.analysis.metrics import measured
 from moereplay.results.read import layers, only
 from tests.kit.drawn import drawn, note, renamed, texts
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_runs import EVICTIONS, by_hand, frame_of, small_trace
 
 
@@ -21,7 +21,7 @@ def test_collisions_of_both_phases_are_drawn_as_counted(single: pl.DataFrame) ->
         assert values == (rows["collisions"] / rows["misses"]).to_list()
 
 
-@in_one_item(("name", "phase"), [("collisions_by_layer", "decode"), ("collisions_in_prefill", "prefill")])
+@every("name, phase", [("collisions_by_layer", "decode"), ("collisions_in_prefill", "prefill")])
 def test_each_phase_has_a_figure_that_names_it(single: pl.DataFrame, name: str, phase: str) -> None:
     figure = draw(name, single)
     cells = layers(single).filter(pl.col("phase") == phase, pl.col("eviction") == "lru").sort("layer")
@@ -30,7 +30,7 @@ def test_each_phase_has_a_figure_that_names_it(single: pl.DataFrame, name: str, 
     assert any(text.startswith(f"{phase.capitalize()} passes only") for text in texts(figure))
 
 
-@in_one_item("name", ["misses", "hit_rate_by_capacity"])
+@every("name", ["misses", "hit_rate_by_capacity"])
 def test_totals_say_which_phases_they_cover(frame: pl.DataFrame, name: str) -> None:
     assert "Prefill and decode together." in note(draw(name, frame))
     parts = [by_hand({"misses": 4}, [{"layer": 0}], capacity=f"{at}%") for at in (5, 25)]
@@ -54,8 +54,8 @@ def test_rows_of_tpot_share_a_scale_and_columns_do_not(frame: pl.DataFrame) -> N
     assert above.get_xlim() == beside.get_xlim()
 
 
-@in_one_item(
-    ("highest", "labels"),
+@every(
+    "highest, labels",
     [
         (0.62, ["0%", "20%", "40%", "60%"]),
         (0.88, ["0%", "20%", "40%", "60%", "80%", "100%"]),

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from moereplay.analysis.recommendation import lines
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 CONFIG = {"eviction": "lru", "prefetch": "none", "miss": "fetch", "scope": "global"}
 GB = 10**9
@@ -65,7 +65,7 @@ def test_warnings_stand_above_the_answer():
     assert warning < answer
 
 
-@in_one_item("gain", (0.0004, 0.02, 1.3, 12.0))
+@every("gain", (0.0004, 0.02, 1.3, 12.0))
 def test_what_a_lossy_set_costs_in_quality_is_never_passed_over(gain):
     lossy = {"change": {"miss": "fetch:bits=2"}, "tokens_per_s": 90.0, "gain": gain, "mass_share_kept": 1.0}
     lossy |= {"mass_share_low_precision": 0.0, "bits": 2, "stored_bits": 4}
@@ -102,8 +102,8 @@ def test_a_search_that_ended_early_does_not_claim_that_prefetch_does_not_pay():
     assert "does not pay" not in line and "ended" in line
 
 
-@in_one_item(
-    ("requests", "low", "answer", "facts", "not_said"),
+@every(
+    "requests, low, answer, facts, not_said",
     (
         (1, None, "can't tell", ("20 times as many", "one request, not tested"), "distinguished"),
         (5, None, "can't tell", ("20 times as many", "not tested"), "one request"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.analysis.statistics import FEW, MANY, Pairs, beyond, difference, interval, spearman, student
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 PERMUTATIONS = st.integers(2, 12).flatmap(lambda n: st.permutations(list(range(n))))
 
@@ -66,19 +66,19 @@ def drawn(count: int, seed: int = 0) -> Pairs:
     return list(zip(dice.binomial(lengths, dice.beta(12, 8, count)).tolist(), lengths.tolist(), strict=True))
 
 
-@in_one_item("count", COUNTS)
+@every("count", COUNTS)
 def test_requests_of_one_rate_leave_no_doubt(count: int) -> None:
     found = interval([(3 * length, 7 * length) for length in range(1, count + 1)])
     assert (found.low, found.high) == (pytest.approx(3 / 7, abs=1e-12), pytest.approx(3 / 7, abs=1e-12))
 
 
-@in_one_item("count", COUNTS)
+@every("count", COUNTS)
 def test_a_configuration_is_no_better_than_itself(count: int) -> None:
     found = difference(drawn(count), drawn(count))
     assert (found.value, found.off, found.p) == (0, 0, 1)
 
 
-@in_one_item("count", COUNTS)
+@every("count", COUNTS)
 def test_what_every_request_gains_alike_is_certain(count: int) -> None:
     """Half of the denominator more, whatever the request: the ratio rises by one half exactly."""
     found = difference([(over + under / 2, under) for over, under in drawn(count)], drawn(count))
@@ -86,7 +86,7 @@ def test_what_every_request_gains_alike_is_certain(count: int) -> None:
     assert (found.off, found.p) == (0, 0)
 
 
-@in_one_item("count", COUNTS)
+@every("count", COUNTS)
 def test_the_other_way_round_only_the_sign_changes(count: int) -> None:
     one, other = difference(drawn(count, 1), drawn(count, 2)), difference(drawn(count, 2), drawn(count, 1))
     assert (one.value, one.off, one.p) == (-other.value, pytest.approx(other.off), pytest.approx(other.p))
@@ -168,7 +168,7 @@ def test_sides_of_other_lengths_and_without_denominators_are_refused() -> None:
             refused()
 
 
-@in_one_item(("degrees", "ends"), [(1, 12.706), (2, 4.303), (9, 2.262), (29, 2.045), (200, 1.972), (5000, 1.960)])
+@every("degrees, ends", [(1, 12.706), (2, 4.303), (9, 2.262), (29, 2.045), (200, 1.972), (5000, 1.960)])
 def test_students_t_is_that_of_tables(degrees: int, ends: float) -> None:
     assert student(degrees) == pytest.approx(ends, abs=6e-4)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moereplay.analysis.tables import csv, definitions, drawn, folded, markdown, table
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 ROW = {"capacity": "5%", "eviction": "least_stale", "hit": 0.084782, "limit": 0.9846, "note": "same"}
 ROWS = [ROW, ROW | {"capacity": "25%", "eviction": "lru", "hit": 1234.56}]
@@ -54,7 +54,7 @@ def test_a_row_that_is_still_too_wide_becomes_a_line_above_its_numbers() -> None
     ]
 
 
-@in_one_item("width", [20, 30, 40, 60, 80, 120])
+@every("width", [20, 30, 40, 60, 80, 120])
 def test_no_line_is_wider_and_no_number_is_cut(width: int) -> None:
     rows = [{"eviction": "lru", "what": "a text of several words that is long", "n": 1234567, "rate": 0.12345}] * 2
     shown = table(rows, width=width)

@@ -41,7 +41,7 @@ from moereplay.results.validation import FILE, load
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Trace, memory_trace
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_runs import NO_COUNT, NO_TIME, small_trace
 
 LRU = configure(capacity="25%")
@@ -100,7 +100,7 @@ def test_a_changed_choice_is_found_at_its_request_token_and_layer(request: int, 
     assert found.step_pass == request * 25 + max(0, token - 3)
 
 
-@in_one_item(("request_", "token", "layer"), [(0, 0, 3), (0, 4, 0), (1, 17, 2), (1, 27, 3)])
+@every("request_, token, layer", [(0, 0, 3), (0, 4, 0), (1, 17, 2), (1, 27, 3)])
 def test_a_changed_demand_is_found_in_the_events_at_its_pass_and_layer(
     trace: Trace, request_: int, token: int, layer: int
 ) -> None:
@@ -161,7 +161,7 @@ def test_the_same_events_at_another_time_are_a_difference_of_time(trace: Trace) 
     assert apart(trace, [event], [replace(event, t1=9)]).what == "time"
 
 
-@in_one_item("name", COUNTERS)
+@every("name", COUNTERS)
 def test_no_counter_may_differ_behind_equal_events(trace: Trace, name: str) -> None:
     found = first_divergence(result(), result({name: 1}), trace)
     assert found and found.text() == f"layer 0: {name} (decode) differs: live 0; replayed 1"
@@ -197,8 +197,8 @@ def test_measures_are_those_of_the_hand(trace: Trace) -> None:
     assert (found.layers[0]["live_misses"], found.layers[0]["replayed_misses"]) == (40, 38)
 
 
-@in_one_item(
-    ("hit_rate", "time", "wrong"),
+@every(
+    "hit_rate, time, wrong",
     [
         (0.03, 0.06, []),
         (0.01, 0.06, ["hit rate is outside its tolerance of 0.01"]),
@@ -368,7 +368,7 @@ def test_figures_say_what_they_need(comparisons: list[Comparison]) -> None:
         draw("misses", one)
 
 
-@in_one_item(("count", "name"), product([3, 4], VALIDATION_FIGURES))
+@every("count, name", product([3, 4], VALIDATION_FIGURES))
 def test_texts_stay_on_the_page_and_off_each_other(comparisons: list[Comparison], name: str, count: int) -> None:
     figure = draw(name, to_frame(comparisons[-count:]))
     with styled():

@@ -10,8 +10,8 @@ import pytest
 from moereplay.calibration.columns import FILES, File, Range, amounts, needed
 from moereplay.calibration.files import read_folder, read_lines, read_series
 from moereplay.simulator.errors import ConfigError
+from tests.kit.every import every
 from tests.kit.evidence_folder import made
-from tests.kit.folding import in_one_item
 
 NO_NUMBERS = ("inf", "-inf", "nan", "1e400", "-1", "-1e-9", "true", "1_000", "٣", "0x10", "1e999999", "9" * 400, "1,5")
 NUMBERS: list[tuple[File, str]] = [(file, name) for file in FILES for name in amounts(file)]
@@ -30,7 +30,7 @@ def beyond(allowed: Range) -> list[str]:
     return [*values, *(["0", "-0.0"] if allowed.least > 0 else [])]
 
 
-@in_one_item(("file", "name"), NUMBERS)
+@every("file, name", NUMBERS, apart=True)
 def test_what_is_out_of_range_is_named_by_file_line_column_and_range(tmp_path, file, name):
     allowed = FILES[file][name].range
     assert allowed is not None
@@ -42,7 +42,7 @@ def test_what_is_out_of_range_is_named_by_file_line_column_and_range(tmp_path, f
             assert said in str(error.value)
 
 
-@in_one_item(("file", "name"), NUMBERS)
+@every("file, name", NUMBERS, apart=True)
 def test_both_ends_of_a_range_are_read(tmp_path, file, name):
     allowed = FILES[file][name].range
     assert allowed is not None
@@ -83,7 +83,7 @@ def read_lines_of(text: str):
 SECRET = "root:x:0:0:root"
 
 
-@in_one_item("named", ["../secret.csv", "tokens/../../secret.csv", "{absolute}", "link.csv", "a\0b"])
+@every("named", ["../secret.csv", "tokens/../../secret.csv", "{absolute}", "link.csv", "a\0b"], apart=True)
 def test_a_log_outside_of_the_folder_is_refused_unread(tmp_path, named):
     (tmp_path / "secret.csv").write_text(f"{SECRET}\n")
     folder = tmp_path / "runs"

@@ -16,8 +16,8 @@ from moereplay.calibration.files import read_folder, read_lines, read_series
 from moereplay.calibration.prediction import Prediction, rounded, summary
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
+from tests.kit.every import every
 from tests.kit.evidence_folder import EXPERTS, LAYERS, K, made, route, row
-from tests.kit.folding import in_one_item
 
 REFUSED = {
     "bytes-only": ({"clean": "counters, hits and bytes only"}, "hits and bytes only"),
@@ -111,7 +111,7 @@ def test_a_runs_own_routing_is_replayed_and_that_of_its_model_beside_what_it_pub
     assert (none.more, own.error["hit_pct"]) == ({}, own.predicted["hit_pct"] / 50 - 1)
 
 
-@in_one_item("decoded", ["", "-1"])
+@every("decoded", ["", "-1"], apart=True)
 def test_routing_without_decoded_experts_is_not_replayed_and_says_why(tmp_path, decoded):
     said = {"tpot_ms": 90, "hit_pct": 50, "policy": "lru", "cache_mib": 1000}
     made(tmp_path / "made", more=[row("own", trace_file="routes/a.csv", **said)])
@@ -173,7 +173,7 @@ WRONG = {
 }
 
 
-@in_one_item(("text", "said"), WRONG.items())
+@every("text, said", WRONG.items(), apart=True)
 def test_a_wrong_table_is_refused_by_file_and_line(tmp_path, text, said):
     (tmp_path / "cells.csv").write_text(text)
     with pytest.raises(ConfigError, match="cells") as error:
@@ -191,8 +191,8 @@ def test_a_log_has_arrays_of_the_columns_that_it_has(tmp_path):
     assert series.part(slice(1, None)).wall_ms.tolist() == [20]
 
 
-@in_one_item(
-    ("text", "said"),
+@every(
+    "text, said",
     [
         (LOG.replace("2,20", "2,"), "line 3: wall_ms is empty"),
         (LOG.replace("wall_ms", "wall"), "no column 'wall_ms'"),
@@ -200,6 +200,7 @@ def test_a_log_has_arrays_of_the_columns_that_it_has(tmp_path):
         ("wall_ms,read_bytes\n,\n", "wall_ms is empty; expected a number for each token"),
         ("wall_ms,read_bytes\n", "no tokens"),
     ],
+    apart=True,
 )
 def test_a_wrong_log_is_refused_by_file_and_line(tmp_path, text, said):
     (tmp_path / "log.csv").write_text(text)

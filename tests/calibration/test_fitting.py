@@ -18,8 +18,8 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import as_toml, platform
 from moereplay.simulator.replay import plan
 from moereplay.traces.store import open_trace
+from tests.kit.every import every
 from tests.kit.evidence_folder import LANE, LINK, NS_PER_MIB, RATE, START, made, row
-from tests.kit.folding import in_one_item
 
 SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"
 BASE = "phone-ufs4:compute.launch_ns=0"
@@ -161,13 +161,14 @@ def test_runs_that_publish_a_time_and_hits_alone_give_a_line(tmp_path):
     assert machines.platforms["far"].links[0].bytes_per_s == pytest.approx(80 * 2**21 / 0.04, rel=0.02)
 
 
-@in_one_item(
-    ("globs", "said"),
+@every(
+    "globs, said",
     [
         (["made-offf"], "--fit 'made-offf' matches no cell of .*cells.csv: did you mean made-off"),
         (["made-off", "else"], "desk, else-where"),
         (["same*"], "several memory budgets"),
     ],
+    apart=True,
 )
 def test_what_cannot_be_fitted_is_refused_by_name(tmp_path, globs, said):
     more = [

@@ -11,8 +11,8 @@ from moereplay.calibration.files import Line, Series
 from moereplay.calibration.fitting import FAULTS, fit_faults
 from moereplay.calibration.runs import MIB, Run, run_from
 from moereplay.simulator.platforms import platform
+from tests.kit.every import every
 from tests.kit.evidence_folder import row
-from tests.kit.folding import in_one_item
 
 
 def run(series: Series | None = None, **said: object) -> Run:
@@ -28,9 +28,7 @@ def test_a_measured_zero_is_a_measurement():
     assert run(hit_pct=50).missed_bytes.tolist() == [80 * MIB]
 
 
-@in_one_item(
-    ("said", "share"), [({"policy": "none (cache off)"}, 1), ({"hit_pct": 75}, 0.25), ({"read_mib_per_token": 50}, 0.5)]
-)
+@every("said, share", [({"policy": "none (cache off)"}, 1), ({"hit_pct": 75}, 0.25), ({"read_mib_per_token": 50}, 0.5)])
 def test_misses_are_shares_of_what_the_rows_own_token_demands(said, share):
     found = run(token_demand_mib=100, **said)
     assert (found.missed_share.tolist(), found.missed_bytes.tolist()) == ([share], [share * 100 * MIB])

@@ -18,7 +18,7 @@ from tests.commands.test_curve_cli import stored
 from tests.kit.cases import sizes
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_runs import small_trace
 
 GRID = ("--capacity", "25%,50%", "--eviction", "lru,static", "--workers", 1)
@@ -72,8 +72,8 @@ def test_the_same_question_has_the_same_bytes_as_answer(trace: Path) -> None:
     assert one == other and json.loads(one)["bounds"][0]["limits"]["routed"]["freedom"].startswith("any that keep 0.8")
 
 
-@in_one_item(
-    ("options", "said"),
+@every(
+    "options, said",
     [
         (("--miss", "drop:keep=0"), "no least time where a miss may be dropped, substituted or computed on the CPU"),
         (("--miss", "cascade:bits=4/2"), "no belady where a pool holds experts at several precisions"),
@@ -109,8 +109,8 @@ def test_without_logits_other_routing_is_refused_if_it_is_asked_for_and_left_out
         assert "needs router logits, which this trace lacks" in refused.stderr
 
 
-@in_one_item(
-    ("options", "said"),
+@every(
+    "options, said",
     [
         (("--json", "--csv"), "--json and --csv"),
         (("--top-m", "1"), "expected M of at least"),

@@ -13,8 +13,8 @@ from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
+from tests.kit.every import every
 from tests.kit.evidence_folder import made, route, row
-from tests.kit.folding import in_one_item
 from tests.kit.recordings import FOLDER
 
 FIT = ("--fit", "made-off*", "--fit", "made-half*", "--fit", "made-two-lanes")
@@ -172,7 +172,7 @@ def words_of(command: str, folder: Path, place: Path) -> list[str]:
     return command.format(**files, logged=" ".join(map(str, LOGGED))).split()
 
 
-@in_one_item(("command", "facts"), ERRORS.items())
+@every("command, facts", ERRORS.items(), apart=True)
 def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, command, facts):
     ended = moereplay(*words_of(command, folder, tmp_path))
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("compiling ")]
@@ -180,8 +180,8 @@ def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, command, facts):
     assert all(fact in lines[0] for fact in facts), lines
 
 
-@in_one_item(
-    ("command", "fact"),
+@every(
+    "command, fact",
     [
         ("calibrate folder {folder}", "'--fit'"),
         ("calibrate folder {folder} --fit made* --memory 1GiB", "--memory"),
@@ -190,6 +190,7 @@ def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, command, facts):
         ("calibrate machine --slow-tier pinned", "'--model'"),
         ("calibrate machine --slow-tier pinned --model olmoe-1b-7b --base phone-ufs4", "--base"),
     ],
+    apart=True,
 )
 def test_each_source_has_its_own_options(folder, tmp_path, command, fact):
     ended = moereplay(*words_of(command, folder, tmp_path))
@@ -293,7 +294,7 @@ def test_a_calibration_that_was_edited_is_named_and_not_called_calibrated(mine, 
 ABSURD = {"experts": "1e308", "k": "9" * 20, "moe_layers": "1e-308", "tpot_median_ms": "1e-308", "lanes": "2.5"}
 
 
-@in_one_item(("column", "value"), ABSURD.items())
+@every("column, value", ABSURD.items(), apart=True)
 def test_absurd_numbers_in_a_row_are_refused_by_both(mine, tmp_path, column, value):
     folder = made(tmp_path / "made", more=[row("absurd", tpot_ms=9, hit_pct=50, **{column: value})])
     for words in (("calibrate", "folder", folder, *FIT), ("evidence", folder, "--calibration", mine["desk"], "--json")):

@@ -16,7 +16,7 @@ from moereplay.simulator.platforms import as_toml
 from moereplay.tracegen.offload.device import described
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.offloading import trace_of
 from tests.kit.stored import written
 from tests.kit.sweeping import ROOT, merged
@@ -163,7 +163,7 @@ WRONG = {
 }
 
 
-@in_one_item(("words", "said"), WRONG.items())
+@every("words, said", WRONG.items(), apart=True)
 def test_what_is_wrong_is_said_before_anything_runs(sweep, tmp_path, words, said):
     ended = moereplay("sweep", "run", sweep / "experiment.toml", "--out", tmp_path / "out", *words)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr

@@ -21,7 +21,7 @@ from moereplay.simulator.compiled.kernel import kernel, priced_kernel
 from moereplay.simulator.jit import machine_code
 from moereplay.traces.store import open_trace
 from tests.kit.command import moereplay_here
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
@@ -255,7 +255,7 @@ def refused(small, ids_only, tmp_path):
     return refuse
 
 
-@in_one_item("name", REFUSALS)
+@every("name", REFUSALS, apart=True)
 def test_bad_input_is_one_line_and_exit_code_two(name, refused, tmp_path):
     before = sorted(tmp_path.iterdir())
     answer = refused(name, moereplay_here)

@@ -21,7 +21,7 @@ from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import ROOT, moereplay
 from tests.kit.cases import sizes
 from tests.kit.command import moereplay_here, unfolded
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_runs import small_trace
 
 
@@ -159,7 +159,7 @@ REFUSALS = {
 }
 
 
-@in_one_item("name", REFUSALS)
+@every("name", REFUSALS, apart=True)
 def test_bad_input_is_one_line_and_exit_code_two(name: str, trace: Path, tmp_path: Path) -> None:
     arguments, said = REFUSALS[name]
     (tmp_path / "file").write_text("in the way")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
+from tests.kit.every import every
 from tests.kit.exporting import ALL
-from tests.kit.folding import in_one_item
 
 
 def test_the_list_has_every_format_and_its_options() -> None:
@@ -56,8 +56,8 @@ def test_the_memory_of_a_gpu_is_divided_as_recommend_does(tmp_path: Path) -> Non
     assert (tmp_path / "args").read_text() == "--n-cpu-moe 0\n"
 
 
-@in_one_item(
-    ("words", "said"),
+@every(
+    "words, said",
     [
         ((), "missing trace, --format or --out"),
         (("miniature", "--format", "llama.cpp", "--capacity", "30%", "--out", "-"), "standard output"),
@@ -79,6 +79,7 @@ def test_the_memory_of_a_gpu_is_divided_as_recommend_does(tmp_path: Path) -> Non
         (("miniature", "--format", "csv", "--out", "a.csv", "--platform", "phone-ufs4"), "--platform requires --vram"),
         (("none.zarr", "--format", "csv", "--out", "a.csv"), "none.zarr does not exist"),
     ],
+    apart=True,
 )
 def test_what_is_refused(words: tuple[object, ...], said: str, tmp_path: Path) -> None:
     ended = moereplay("export", *words, cwd=tmp_path)

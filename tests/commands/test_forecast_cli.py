@@ -19,7 +19,7 @@ from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import SAMPLE
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.quality_rows import changed, quality_frame, written
 from tests.kit.tiny_runs import written_to
 
@@ -120,8 +120,8 @@ def test_a_loss_in_nats_is_one_of_perplexity(sweep: Path, quality: Path):
     assert "within 0.02, interval included" in shown(*asked, "2%")
 
 
-@in_one_item(
-    ("words", "message"),
+@every(
+    "words, message",
     [
         (("--max-loss", "1%"), "--max-loss requires --quality FOLDER"),
         (

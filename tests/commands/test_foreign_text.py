@@ -23,7 +23,7 @@ from moereplay.traces.library.index import INDEX
 from moereplay.traces.schema import Header, Provenance
 from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.stored import GEOMETRY, ids_only
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\u202eabc\0\u2028\nforged: 100% hit"
@@ -59,7 +59,7 @@ def _plain(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
 
 
-@in_one_item(
+@every(
     "words",
     [
         "inspect esc.zarr",
@@ -103,7 +103,7 @@ def test_a_library_of_others_is_listed_as_text(folder: Path) -> None:
     assert _plain(card) and card.startswith("---\nlicense: other\n")
 
 
-@in_one_item("name", ["esc", "maths", "formula"])
+@every("name", ["esc", "maths", "formula"])
 def test_pictures_of_such_names_are_drawn_and_well_formed(name: str, folder: Path) -> None:
     ended = moereplay("plot", name, "--out", f"drawn-{name}", cwd=folder)
     assert ended.returncode == 0, ended.stderr
@@ -161,7 +161,9 @@ def test_tables_and_markdown_show_one_line_for_each_row() -> None:
     assert "\\[a\\](http://b) \\| &lt;i>" in markdown(rows)
 
 
-@in_one_item(("text", "field"), product(["a\x1b[2J", "a\u202eb", "x" * 100_000, "a\nb"], ["name", "summary", "source"]))
+@every(
+    "text, field", product(["a\x1b[2J", "a\u202eb", "x" * 100_000, "a\nb"], ["name", "summary", "source"]), apart=True
+)
 def test_a_policy_file_of_others_cannot_bring_such_a_text(field: str, text: str, tmp_path: Path) -> None:
     words = {"name": "mine", "summary": "evict any", "source": "none"} | {field: text}
     (tmp_path / "p.py").write_text(

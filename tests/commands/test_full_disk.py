@@ -36,7 +36,7 @@ from moereplay.traces.files import write_whole
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.policy_runs import trace_of
 from tests.kit.sweeping import ROOT, moereplay, store_trace
 
@@ -259,8 +259,8 @@ def test_the_command_says_it_in_one_line(trace, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a file that is always full")
-@in_one_item(
-    ("unbuffered", "verb"),
+@every(
+    "unbuffered, verb",
     product([{}, {"PYTHONUNBUFFERED": "1"}], [("platforms",), ("policies", "--markdown"), ("sweep", "schema")]),
 )
 def test_an_answer_that_cannot_be_written_is_an_error(verb, unbuffered):

@@ -15,7 +15,7 @@ import pytest
 from moereplay import command as entry
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace, verify
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_checkpoints import checkpoint
 
 SETTINGS = ("--capacity", "40%", "--device", "cpu")
@@ -137,8 +137,8 @@ def test_prompts_are_continued_under_the_policies(run: Run, model: Path, tmp_pat
     assert written[0] == written[1] != written[2]
 
 
-@in_one_item(
-    ("arguments", "said"),
+@every(
+    "arguments, said",
     [
         ((), "one of --trace, --text, --prompts"),
         (("--text", "TEXT", "--max-new-tokens", 3), "--max-new-tokens cannot be combined with --text"),

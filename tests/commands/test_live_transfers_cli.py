@@ -12,7 +12,7 @@ from torch import Tensor
 from moereplay.tracegen.offload.comparison import VERDICTS
 from moereplay.tracegen.offload.slow_tier import Memory
 from tests.kit.command import moereplay_here as moereplay
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_checkpoints import checkpoint
 
 SAME = ("accesses", "hits", "late", "misses", "compulsory", "collisions", "evictions", "bytes_demand")
@@ -90,7 +90,7 @@ ERRORS = {
 }
 
 
-@in_one_item(("words", "said"), ERRORS.items())
+@every("words, said", ERRORS.items())
 def test_what_cannot_be_is_said_before_the_model_is_loaded(
     words: tuple[str, ...], said: str, tiny: tuple[object, ...]
 ) -> None:

@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from tests.kit.command import moereplay_here as moereplay
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.offloading import trace_of
 from tests.kit.stored import written
 
@@ -91,7 +91,7 @@ ERRORS = {
 }
 
 
-@in_one_item(("words", "said"), ERRORS.items())
+@every("words, said", ERRORS.items())
 def test_what_is_wrong_is_said_in_one_line(trace, words, said):
     ended = moereplay("measure", trace, *SMALL, *words)
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("experts: ")]

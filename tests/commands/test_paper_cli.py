@@ -19,7 +19,7 @@ from moereplay.traces.schema import Request, Trace
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 #: Of so many replays that they are left to `make test-long`.
 LARGE = ("miss_rate_lambda", "cache_size", "cache_aware_routing", "miss_handling")
@@ -210,8 +210,8 @@ def test_a_trace_of_ids_alone_says_what_it_does_not_allow(bare: Path, tmp_path: 
         assert {row["series"] for row in csv.DictReader(file)} >= {"lru", "least_stale"}
 
 
-@in_one_item(
-    ("arguments", "said"),
+@every(
+    "arguments, said",
     [
         (("specmd",), "moereplay paper specmd miniature"),
         (("specmdd", "miniature"), "no paper called 'specmdd': did you mean specmd?"),
@@ -220,6 +220,7 @@ def test_a_trace_of_ids_alone_says_what_it_does_not_allow(bare: Path, tmp_path: 
         (("specmd", "miniature", "--live", "none.json"), "--live none.json: No such file"),
         (("specmd", "miniature", "--out", "-"), "standard output"),
     ],
+    apart=True,
 )
 def test_what_cannot_be_drawn_is_refused_in_a_line(arguments: Sequence[str], said: str, tmp_path: Path) -> None:
     ended = moereplay("paper", *arguments, cwd=tmp_path)

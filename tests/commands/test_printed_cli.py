@@ -7,7 +7,7 @@ import pytest
 from moereplay.policies.grammar import foresight
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 REPLAY = ("replay", "miniature", "--workers", 1)
 MANY = ("--eviction", "lru,belady", "--prefetch", "none,oracle", "--platform", "phone-ufs4,a100-5gbps")
@@ -27,7 +27,7 @@ PRINTED = {
 }
 
 
-@in_one_item("words", PRINTED.values())
+@every("words", PRINTED.values())
 def test_no_line_is_wider_than_80_columns(words: tuple[object, ...]) -> None:
     ended = moereplay(*words)
     assert ended.returncode == 0, ended.stderr
@@ -51,8 +51,8 @@ def test_what_knows_the_future_is_named_as_such_and_no_winner() -> None:
     assert shown.count("  upper bound (knows the future, not tested): belady, ") == 2
 
 
-@in_one_item(
-    ("kind", "text", "knows"),
+@every(
+    "kind, text, knows",
     [
         ("eviction", "belady", True),
         ("prefetch", "oracle:horizon=2", True),
@@ -82,8 +82,8 @@ def test_inspect_says_what_its_columns_are() -> None:
     assert "0.125 by chance" in shown
 
 
-@in_one_item(
-    ("words", "said"),
+@every(
+    "words, said",
     [
         (
             ("replay", "miniature", "--events", "e.txt"),
@@ -99,6 +99,7 @@ def test_inspect_says_what_its_columns_are() -> None:
         ),
         (("live", "miniature", "--look-ahead", 100), "--look-ahead 100: miniature has 16 layers"),
     ],
+    apart=True,
 )
 def test_what_cannot_be_done_is_refused_before_anything_runs(words: tuple[object, ...], said: str, tmp_path) -> None:
     ended = moereplay(*words, cwd=tmp_path)

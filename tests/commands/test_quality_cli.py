@@ -15,7 +15,7 @@ import pytest
 from moereplay.results.quality import load
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 TEXT = Path(__file__).resolve().parents[2] / "tracegen" / "miniature" / "heldout.txt"
 SETS = """
@@ -102,7 +102,7 @@ REFUSED = (
 )
 
 
-@in_one_item(("options", "said"), REFUSED)
+@every("options, said", REFUSED, apart=True)
 def test_what_cannot_be_asked_is_refused_in_a_line(tmp_path: Path, options: tuple[object, ...], said: str) -> None:
     ended = moereplay(*command(tmp_path, *options), cwd=tmp_path)
     assert ended.returncode == 2
@@ -118,7 +118,7 @@ SETS_REFUSED = (
 )
 
 
-@in_one_item(("sets", "said"), SETS_REFUSED)
+@every("sets, said", SETS_REFUSED, apart=True)
 def test_sets_that_no_model_can_run_under_are_refused_by_name(tmp_path: Path, sets: str, said: str) -> None:
     line = command(tmp_path)
     (tmp_path / "sets.toml").write_text(sets)

@@ -21,7 +21,7 @@ from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import SAMPLE
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.documented import Command, parse
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.pages import Page
 
 HOSTILE = "</script><script>alert(1)</script><!--\"'><img src=//evil.example/x onerror=alert(2)>&lt;b\u2028"
@@ -215,8 +215,8 @@ def test_curves_stand_behind_the_replays_that_they_hold_for_each_by_its_own_name
     assert curves_behind(tmp_path / "fetch", tmp_path / "fetch.html") == two
 
 
-@in_one_item(
-    ("words", "said"),
+@every(
+    "words, said",
     [
         (("{empty}", "--out", "a.html"), "no results in"),
         (("{grid}", "--out", "{empty}"), "it is a folder"),
@@ -224,6 +224,7 @@ def test_curves_stand_behind_the_replays_that_they_hold_for_each_by_its_own_name
         (("{grid}", "--out", "a.html", "--where", "eviction=fifo"), "no result has eviction = fifo"),
         (("{grid}", "--out", "a.html", "--trace", "{grid}"), "has no zarr.json"),
     ],
+    apart=True,
 )
 def test_what_cannot_be_done_is_said_in_a_line(words: tuple[str, ...], said: str, grid: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()

@@ -21,7 +21,7 @@ from moereplay.commands.sweep_results import sweep_compare
 from moereplay.commands.sweep_results import sweep_show as sweep_show_verb
 from moereplay.results.errors import ResultError
 from tests.kit.command import in_python, unfolded
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
 
 plot, sweep_run, sweep_show = map(in_python, (plot_verb, sweep_run_verb, sweep_show_verb))
@@ -173,8 +173,8 @@ def test_compare_shows_a_table_that_fits(several, capsys):
     assert max(map(len, shown.splitlines())) <= 80
 
 
-@in_one_item(
-    ("one", "options", "said"),
+@every(
+    "one, options, said",
     [
         ("lru", {}, "'lru' .* 2 configurations"),
         ("lifo", {}, "'lifo'"),
@@ -243,7 +243,7 @@ REFUSALS = {
 }
 
 
-@in_one_item("name", REFUSALS)
+@every("name", REFUSALS, apart=True)
 def test_a_refusal_is_one_line_and_exit_code_two(name, folder, tmp_path):
     arguments, said = REFUSALS[name]
     code, out, answer = moereplay("sweep", "run", folder / "experiment.toml", "--out", tmp_path / "o", *arguments)

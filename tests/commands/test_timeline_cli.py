@@ -20,7 +20,7 @@ from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace
 from tests.commands.test_cli import SAMPLE
 from tests.kit.command import moereplay_here as moereplay
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 SETTINGS = {"capacity": "25%", "prefetch": "top_k", "eviction": "least_stale"}
 OPTIONS = tuple(word for name, value in SETTINGS.items() for word in (f"--{name}", value))
@@ -95,8 +95,8 @@ def test_some_passes_are_those_of_the_whole_file(written: Path, tmp_path: Path) 
     assert [each["name"] for each in on(read(part), one(PASSES)) if each["name"][:5] == "pass "] == ["pass 5", "pass 6"]
 
 
-@in_one_item(
-    ("words", "said"),
+@every(
+    "words, said",
     [
         (("--eviction", "lru,fifo"), "expand to 2"),
         (("--out", "x.parquet"), ".json or .json.gz"),
@@ -105,6 +105,7 @@ def test_some_passes_are_those_of_the_whole_file(written: Path, tmp_path: Path) 
         (("--first-pass", 198), "197"),
         (("--engine", "fast"), "unknown engine"),
     ],
+    apart=True,
 )
 def test_what_cannot_be_is_refused_before_anything_runs(
     words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

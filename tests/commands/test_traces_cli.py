@@ -12,7 +12,7 @@ from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import write_trace
 from tests.commands.test_full_disk import limited
 from tests.kit.command import moereplay_here as moereplay
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.stored import PLAIN, ids_only
 
 
@@ -75,7 +75,7 @@ REFUSED = {
 }
 
 
-@in_one_item("case", REFUSED)
+@every("case", REFUSED)
 def test_what_cannot_be_done_is_said_in_one_line(case: str, folder: Path) -> None:
     words, said = REFUSED[case]
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

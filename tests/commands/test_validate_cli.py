@@ -23,7 +23,7 @@ from moereplay.traces.schema import Header, Request, Trace
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
 from tests.kit.command import unfolded
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_models import tiny_model
 
 WORDS = 96
@@ -236,7 +236,7 @@ def refused(ran: Ran) -> str:
     return ran.err
 
 
-@in_one_item("name", REFUSALS)
+@every("name", REFUSALS)
 def test_bad_options_are_one_line_and_exit_code_two(recorded: Recorded, run: Callable[..., Ran], name: str) -> None:
     arguments, said = REFUSALS[name]
     given = () if "--model" in arguments else ("--model", recorded.model)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from inspect import signature
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 Test = Callable[..., None]
 
 
-def every(names: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
+def every(names: str, cases: Iterable[Any], apart: bool = False) -> Callable[[Test], Test]:
     """Call the decorated test once for each case; a note on what a case raises names the case.
 
-    `cases` are values of the one name, or tuples of values for several ("size, rate"). They share their fixtures.
+    `cases` are values of the one name, or tuples of values for several ("size, rate"). They share their fixtures,
+    or, if they are kept `apart`, all of them but `tmp_path` and `monkeypatch`.
     """
     columns = names.split(", ")
     rows = [dict(zip(columns, case if len(columns) > 1 else (case,), strict=True)) for case in cases]
@@ -20,9 +24,11 @@ def every(names: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
 
     def in_one_item(test: Test) -> Test:
         def all_cases(*of_class: Any, **fixtures: Any) -> None:
-            for row in rows:
+            for number, row in enumerate(rows):
                 try:
-                    test(*of_class, **row, **fixtures)
+                    with pytest.MonkeyPatch.context() as patches:
+                        own = _own(fixtures, number, patches) if apart else {}
+                        test(*of_class, **row, **fixtures | own)
                 except BaseException as error:
                     error.add_note(f"case {row}")
                     raise
@@ -35,3 +41,11 @@ def every(names: str, cases: Iterable[Any]) -> Callable[[Test], Test]:
         return all_cases
 
     return in_one_item
+
+
+def _own(fixtures: dict[str, Any], number: int, patches: pytest.MonkeyPatch) -> dict[str, Any]:
+    own: dict[str, Any] = {"monkeypatch": patches} if "monkeypatch" in fixtures else {}
+    if "tmp_path" in fixtures:
+        own["tmp_path"] = Path(fixtures["tmp_path"] / f"case-{number}")
+        own["tmp_path"].mkdir()
+    return own

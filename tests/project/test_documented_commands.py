@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.documented import PAGES, Command, Shown, home, items, parse, plain, run
 from tests.kit.documented_files import assumed, stand_in
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 MODEL = "it downloads a model"
 READERS = "it needs a checkpoint of the reader's"
@@ -128,8 +128,10 @@ def test_commands_are_found_in_every_kind_of_block() -> None:
     assert any("<<'END'" in each.text for each in COMMANDS["docs/recipes/own-policy.md"])
 
 
-@in_one_item(
-    "text", ["moereplay replay miniature --evict lru", "moereplay resweep", "moereplay curve a.zarr --workers two"]
+@every(
+    "text",
+    ["moereplay replay miniature --evict lru", "moereplay resweep", "moereplay curve a.zarr --workers two"],
+    apart=True,
 )
 def test_a_command_with_a_wrong_word_is_noticed(text: str, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"No such|a valid integer"):

@@ -14,7 +14,7 @@ import moereplay
 from moereplay import commands
 from moereplay.policies import contract
 from moereplay.traces.schema import Geometry, TraceError
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.project.test_imports import PACKAGES, ROOT, STAGES
 
 SLOW = (
@@ -67,7 +67,7 @@ def test_what_a_policy_file_imports_is_the_contract_itself() -> None:
     assert all(getattr(public, name) is getattr(contract, name) for name in public.__all__)
 
 
-@in_one_item("form", ["{}.py", "{}/__init__.py", "{}/notes.txt"])
+@every("form", ["{}.py", "{}/__init__.py", "{}/notes.txt"], apart=True)
 def test_what_a_user_calls_by_a_name_of_ours_hides_nothing(form: str, tmp_path: Path) -> None:
     for package in PACKAGES:
         file = tmp_path / form.format(package)
@@ -77,7 +77,7 @@ def test_what_a_user_calls_by_a_name_of_ours_hides_nothing(form: str, tmp_path: 
     assert (ran.returncode, ran.stderr) == (0, "") and "a100-5gbps" in ran.stdout
 
 
-@in_one_item("package", PACKAGES)
+@every("package", PACKAGES)
 def test_no_module_has_two_names(package: str) -> None:
     """The folders lie at the top of a clone, where Python would find them as well."""
     ran = python(f"import {package}", ROOT)
@@ -119,8 +119,8 @@ def test_it_replays_as_the_same_rows_on_disk_do(tmp_path: Path) -> None:
     assert totals[0] == totals[1] and totals[0]["misses"] > 0
 
 
-@in_one_item(
-    ("wrong", "said"),
+@every(
+    "wrong, said",
     [
         ({"chosen": routing(5)[:, 0]}, "chosen has shape (5, 2); expected (tokens, layers, k)"),
         ({"chosen": routing(5)[:, :1]}, "request 0: chosen has shape (5, 1, 2), expected (5, 2, 2)"),

@@ -14,7 +14,7 @@ from ruff import find_ruff_bin
 
 from moereplay import commands, policies
 from moereplay.traces import exporters, importers
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ("tracegen", "traces", "policies", "simulator", "sweeps", "calibration", "results", "analysis")
@@ -138,8 +138,10 @@ def test_names_that_only_the_type_checker_imports_are_not_used_at_run_time():
     assert checked_by_ruff(str(ROOT)) == []
 
 
-@in_one_item(
-    "use", ["try:\n        pass\n    except Path:\n        pass", "isinstance(1, Path)", "Path()", "x = Path | None"]
+@every(
+    "use",
+    ["try:\n        pass\n    except Path:\n        pass", "isinstance(1, Path)", "Path()", "x = Path | None"],
+    apart=True,
 )
 def test_such_a_use_is_seen(use, tmp_path):
     (tmp_path / "a.py").write_text(

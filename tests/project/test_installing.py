@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moereplay.traces.installation import install_command
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,14 +32,15 @@ class Installed:
 EDITABLE = '{"url": "file:///home/a%20b/clone", "dir_info": {"editable": true}}'
 
 
-@in_one_item(
-    ("origin", "extra", "command"),
+@every(
+    "origin, extra, command",
     [
         (EDITABLE, "slurm", "pip install -e '/home/a b/clone[slurm]'"),
         (None, "slurm", "pip install 'submitit>=1.5.3'"),
         ('{"url": "file:///x.whl", "archive_info": {}}', "quality", "pip install 'lm-eval[hf]>=0.4'"),
         ("damaged", "slurm", "pip install 'submitit>=1.5.3'"),
     ],
+    apart=True,
 )
 def test_advice_fits_the_installation(
     origin: str | None, extra: str, command: str, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tests.kit.documented import PAGES
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.recordings import ROOT
 
 #: A link to a file or a heading of the project: [text](path#heading).
@@ -31,19 +31,19 @@ def leads_nowhere(page: str, path: str, heading: str) -> bool:
     return not target.exists() or (bool(heading) and heading not in headings(target))
 
 
-@in_one_item("page", [*PAGES, "DESIGN.md"])
+@every("page", [*PAGES, "DESIGN.md"])
 def test_links_lead_to_a_file_and_a_heading(page: str) -> None:
     links = LINK.findall((ROOT / page).read_text("utf-8"))
     assert [link for link in links if leads_nowhere(page, *link)] == []
 
 
-@in_one_item("link", [("docs/none.md", ""), ("docs/sweeps.md", "no-such-heading")])
+@every("link", [("docs/none.md", ""), ("docs/sweeps.md", "no-such-heading")])
 def test_a_link_that_leads_nowhere_is_noticed(link: tuple[str, str]) -> None:
     assert leads_nowhere("README.md", *link)
     assert not leads_nowhere("README.md", "docs/sweeps.md", "results")
 
 
-@in_one_item("recipe", sorted((ROOT / "docs" / "recipes").glob("*.md")))
+@every("recipe", sorted((ROOT / "docs" / "recipes").glob("*.md")))
 def test_a_recipe_is_one_page(recipe: Path) -> None:
     assert len(recipe.read_text("utf-8").splitlines()) <= 85
 

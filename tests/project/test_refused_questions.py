@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from tests.kit.command import moereplay_here, unfolded
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "cannot-be-asked.md").read_text("utf-8")
@@ -15,7 +15,7 @@ ROWS = re.findall(r"(?m)^\| ([^|]+) \| `moereplay ([^`]+)` \| `([^`]+)` \| [^|]+
 TIER = '\n[[tiers]]\nname = "DRAM"\ncapacity = "50%"\nbytes_per_s = 3e9\nlatency_ns = 100_000\n'
 
 
-@in_one_item(("question", "words", "answer"), ROWS)
+@every("question, words, answer", ROWS, apart=True)
 def test_the_page_shows_what_a_user_meets(question: str, words: str, answer: str, tmp_path: Path) -> None:
     own = (ROOT / "simulator" / "platforms" / "rtx4090-pcie4.toml").read_text("utf-8")
     (tmp_path / "tiered.toml").write_text(own + TIER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.project.test_imports import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,17 +51,17 @@ def private_words(text: str) -> list[str]:
     ]
 
 
-@in_one_item("files", [DOCUMENTS, CODE])
+@every("files", [DOCUMENTS, CODE])
 def test_the_words_of_the_field_are_used(files: list[Path]) -> None:
     found = {str(path.relative_to(ROOT)): private_words(path.read_text(encoding="utf-8")) for path in files}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-@in_one_item("line", ["def _one_world(case):", "# the World of a test", "self.ledger = books", "rekey='step'"])
+@every("line", ["def _one_world(case):", "# the World of a test", "self.ledger = books", "rekey='step'"])
 def test_private_words_are_found_in_names_and_text(line: str) -> None:
     assert private_words(line)
 
 
-@in_one_item("line", ["timestamp = history[0]", ".venv/base.stamp: pyproject.toml", "apart = worldwide"])
+@every("line", ["timestamp = history[0]", ".venv/base.stamp: pyproject.toml", "apart = worldwide"])
 def test_words_that_hold_one_are_none(line: str) -> None:
     assert private_words(line) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 WALKS = sorted((ROOT / "benchmarks" / "walks").glob("*.patch"))
@@ -57,6 +57,6 @@ def test_a_change_touches_few_files_and_works(walk: Path, tree: Path) -> None:
     ran(sys.executable, *arguments, cwd=tree)
 
 
-@in_one_item("walk", WALKS)
+@every("walk", WALKS)
 def test_a_walk_applies_to_the_tree_as_it_is(walk: Path) -> None:
     ran("git", "apply", "--check", str(walk), cwd=ROOT)

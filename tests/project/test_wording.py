@@ -30,7 +30,7 @@ from moereplay.traces.texts import hint
 from tests.commands.test_cli import ROOT, SAMPLE
 from tests.kit.cases import sizes
 from tests.kit.command import unfolded
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
 
 Command = Callable[..., tuple[int, str, str]]
@@ -54,8 +54,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-@in_one_item(
-    ("refused", "meant"),
+@every(
+    "refused, meant",
     [
         (lambda: parse("eviction", "LRU"), "did you mean lru?"),
         (lambda: parse("eviction", "Least-Stale"), "did you mean least_stale?"),
@@ -104,8 +104,8 @@ class Example(BaseModel):
     inner: Inner = Inner()
 
 
-@in_one_item(
-    ("document", "said"),
+@every(
+    "document, said",
     [
         ({"count": "many"}, "count: expected a whole number (got 'many')"),
         ({"count": 1.5}, "count: expected a whole number (got 1.5)"),
@@ -153,7 +153,7 @@ PLAIN = (
 PYDANTIC = ("Input should", "Extra inputs", "Field required", "valid integer", "valid number", "unable to parse")
 
 
-@in_one_item("arguments", PLAIN)
+@every("arguments", PLAIN, apart=True)
 def test_no_option_ends_in_the_words_of_a_library(
     arguments: tuple[object, ...], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +176,7 @@ def test_no_option_ends_in_the_words_of_a_library(
 # -- sizes and capacities ----------------------------------------------------------------------------------------------
 
 
-@in_one_item(("text", "size"), [("10MB", 10_000_000), ("1.5 KiB", 1536), ("1000", 1000), ("1KB/2KB", (1000, 2000))])
+@every("text, size", [("10MB", 10_000_000), ("1.5 KiB", 1536), ("1000", 1000), ("1KB/2KB", (1000, 2000))], apart=True)
 def test_expert_bytes_take_the_units_of_capacities(
     text: str, size: int | tuple[int, ...], tmp_path: Path, command: Command
 ) -> None:
@@ -187,7 +187,7 @@ def test_expert_bytes_take_the_units_of_capacities(
     assert open_trace(tmp_path / "a.zarr").geometry.expert_bytes == (size if isinstance(size, tuple) else (size, size))
 
 
-@in_one_item("text", ["1e6", "10mb", "-5", "0", "1.5", "1.5B", "", "5%", "2experts", "9" * 5000])
+@every("text", ["1e6", "10mb", "-5", "0", "1.5", "1.5B", "", "5%", "2experts", "9" * 5000], apart=True)
 def test_what_is_no_size_of_an_expert_is_refused_with_the_forms(text: str, tmp_path: Path, command: Command) -> None:
     (tmp_path / "rows.csv").write_text("request,token,layer,expert_0\n0,0,0,1\n")
     code, _, said = command("import", tmp_path / "rows.csv", "--out", tmp_path / "a.zarr", f"--expert-bytes={text}")
@@ -196,7 +196,7 @@ def test_what_is_no_size_of_an_expert_is_refused_with_the_forms(text: str, tmp_p
     assert not (tmp_path / "a.zarr").exists()
 
 
-@in_one_item(("text", "times"), [("100%", ""), ("100.1%", "1.001"), ("150%", "1.5"), ("60experts", "3")])
+@every("text, times", [("100%", ""), ("100.1%", "1.001"), ("150%", "1.5"), ("60experts", "3")])
 def test_a_capacity_above_everything_is_said(text: str, times: str) -> None:
     geometry = sizes(2, 10, 2, 1000)
     for scope in ("global", "per_layer"):

@@ -30,7 +30,7 @@ from moereplay.sweeps.checks import Checks, Run, chosen
 from moereplay.sweeps.jobs import Job
 from moereplay.sweeps.run import planned
 from moereplay.traces.schema import Trace
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.sweeping import experiment
 
 HOW = How(way="measured", device="desk", slow_tier="pinned", layers=2, prompt=0, tokens=4)
@@ -78,7 +78,7 @@ def named(jobs: Sequence[Job]) -> list[str]:
     return [job.identity for job in jobs]
 
 
-@in_one_item(("every", "count"), [(1, 18), (5, 4), (18, 1), (100, 1)])
+@every("every, count", [(1, 18), (5, 4), (18, 1), (100, 1)])
 def test_of_every_n_one_is_checked_and_the_choice_is_the_same_each_time(jobs, every, count):
     found = named(chosen(jobs, every, lambda job: None).jobs)
     assert len(set(found)) == len(found) == count
@@ -107,7 +107,7 @@ GRIDS = [
 ]
 
 
-@in_one_item(("every", "axes"), product([2, 3, 4, 6], GRIDS))
+@every("every, axes", product([2, 3, 4, 6], GRIDS))
 def test_every_value_of_every_axis_is_checked_in_proportion(axes, every):
     """Also where N divides the inner axes of the grid, whose first configuration would be the same each time."""
     jobs = jobs_of(**axes)
@@ -117,7 +117,7 @@ def test_every_value_of_every_axis_is_checked_in_proportion(axes, every):
         assert max(counts) - min(counts) <= 1, (name, counts)
 
 
-@in_one_item("axes", GRIDS[:3])
+@every("axes", GRIDS[:3])
 def test_open_loop_sets_are_checked_first(axes):
     jobs = jobs_of(**axes)
     (first,) = chosen(jobs, len(jobs), lambda job: None).jobs
@@ -200,7 +200,7 @@ DAMAGES = {
 }
 
 
-@in_one_item("damage", DAMAGES)
+@every("damage", DAMAGES, apart=True)
 def test_a_damaged_check_is_refused_by_name(jobs, tmp_path, damage):
     write(tmp_path, a_check(jobs[0], side(2.0), side(2.1)))
     path = path_of(tmp_path, jobs[0].identity, HOW)

@@ -15,7 +15,7 @@ from moereplay.sweeps.experiment.expand import configurations
 from moereplay.sweeps.experiment.file import from_yaml, read
 from moereplay.sweeps.experiment.schema import configuration
 from moereplay.traces.documents import DocumentError, from_json, from_toml
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,7 +89,7 @@ def test_a_parameter_with_a_dot_is_excluded_by_either_spelling(tmp_path):
         assert settings(expanded(tmp_path, text + pattern), "prefetch") == [("top_k:depth=1",)]
 
 
-@in_one_item("axis", ({"low": 1e9, "high": 8e9}, {"low": 2e6, "high": 3e6, "integer": True}))
+@every("axis", ({"low": 1e9, "high": 8e9}, {"low": 2e6, "high": 3e6, "integer": True}))
 def test_a_range_with_a_suffix_has_no_exponents(axis):
     """`4.5e+09B` is no capacity."""
     drawn = schema.Range(suffix="B", **axis).at(0.5)
@@ -143,8 +143,8 @@ def test_yaml_says_the_same_as_toml(tmp_path):
     assert expanded(tmp_path, text, name="e.yaml") == expanded(tmp_path, toml)
 
 
-@in_one_item(
-    ("text", "value"),
+@every(
+    "text, value",
     [
         *(
             ("no", "no"),
@@ -173,8 +173,8 @@ def test_yaml_is_that_of_version_1_2(text, value):
     assert (found, type(found)) == (value, type(value))
 
 
-@in_one_item(
-    ("text", "said"),
+@every(
+    "text, said",
     [
         ("grid: {eviction: [lru], capacity: ['25%'], eviction: [lfu]}", "'?eviction'? is given twice in one table"),
         ("base: {a: 1}\ngrid: {b: 1}\nbase: {c: 1}", "base is given twice"),
@@ -199,6 +199,7 @@ def test_yaml_is_that_of_version_1_2(text, value):
         (f"a: {'9' * 5000}", "an integer of more than 300 digits"),
         ("a: " + "[" * 1000, "nested"),
     ],
+    apart=True,
 )
 def test_yaml_that_readers_take_differently_is_refused_in_one_line(tmp_path, text, said):
     with pytest.raises(DocumentError, match=said) as refused:
@@ -249,7 +250,7 @@ REFUSALS = {
 }
 
 
-@in_one_item("name", REFUSALS)
+@every("name", REFUSALS, apart=True)
 def test_a_wrong_file_is_told_where_and_what_was_meant(name, tmp_path):
     text, said = REFUSALS[name]
     answer = refusal(tmp_path, text)

@@ -15,7 +15,7 @@ from moereplay.sweeps.grid import MOST_CONFIGURATIONS, expand
 from moereplay.sweeps.policy_sets import named_sets
 from moereplay.sweeps.run import planned
 from moereplay.sweeps.tune import Search, check
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.sweeping import experiment, store_trace
 
 SEEDS = str(list(range(1000)))
@@ -62,7 +62,7 @@ def test_a_count_beyond_all_measure_is_not_spelled_out(tmp_path):
     assert "makes more than 1,000,000,000,000,000,000 configurations" in refusal(tmp_path, f"[grid]\n{axes}")
 
 
-@in_one_item("grid", ("eviction = ['lru', 'fifo']", "capacity = { low = 1, high = 9 }"))
+@every("grid", ("eviction = ['lru', 'fifo']", "capacity = { low = 1, high = 9 }"), apart=True)
 def test_a_draw_of_more_than_that_is_refused_whatever_it_is_from(grid, tmp_path):
     said = refusal(tmp_path, f"[grid]\n{grid}\n[random]\nn = 99999999999999999999")
     assert said.endswith("random.n: expected at most 100000 (got 99999999999999999999)")

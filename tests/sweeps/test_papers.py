@@ -25,7 +25,7 @@ from moereplay.traces.installation import bundled
 from moereplay.traces.recorder import from_arrays
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_runs import SMALL, small_trace
 
 EVERY = [(paper, figure) for paper in PAPERS for figure in figures_of(paper)]
@@ -47,7 +47,7 @@ PRINTED = {
 }
 
 
-@in_one_item(("paper", "figure"), EVERY)
+@every("paper, figure", EVERY)
 def test_every_figure_says_where_it_is_from_and_stands_in_its_own_grid(paper: str, figure: PaperFigure) -> None:
     """A published number beside no cell would never be seen; those of another grid stand beside a series of it."""
     assert figure.where and figure.title
@@ -98,7 +98,7 @@ def test_published_times_give_the_published_percentages() -> None:
     assert ratios["phi-3.5-moe", "Zhu"] == pytest.approx(1987.6 / 1905.6) and len(ratios) == 16
 
 
-@in_one_item("name", PRINTED)
+@every("name", PRINTED)
 def test_other_published_numbers_are_those_of_the_paper(name: str) -> None:
     (figure,) = figures_of("specmd", name)
     assert [(each.source, each.series, each.low, each.high) for each in figure.published] == PRINTED[name]

@@ -10,7 +10,7 @@ from moereplay.policies.contract import PolicyError
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 FILE = """
 [base]
@@ -71,7 +71,7 @@ WRONG = {
 }
 
 
-@in_one_item("name", WRONG)
+@every("name", WRONG, apart=True)
 def test_what_is_wrong_is_one_line(name: str, tmp_path: Path) -> None:
     text, said = WRONG[name]
     with pytest.raises(ConfigError) as refused:

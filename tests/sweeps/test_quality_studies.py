@@ -11,7 +11,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.policy_sets import STUDIES, Study, study
 from moereplay.traces.geometry import known
 from moereplay.traces.schema import Geometry
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 MODELS = ("olmoe-1b-7b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite")
 
@@ -28,7 +28,7 @@ def families(made: Study, model: str) -> dict[str, list[dict[str, object]]]:
     return found
 
 
-@in_one_item(("name", "model"), product(STUDIES, MODELS))
+@every("name, model", product(STUDIES, MODELS))
 def test_every_family_varies_one_number(name: str, model: str) -> None:
     found = families(study(name), model)
     assert all(len(configs) == 1 or parameter(configs) is not None for configs in found.values())
@@ -68,6 +68,6 @@ PARAMETERS = (
 )
 
 
-@in_one_item(("configs", "expected"), PARAMETERS)
+@every("configs, expected", PARAMETERS)
 def test_the_one_number_in_which_configurations_differ(configs: list[dict[str, object]], expected: str | None) -> None:
     assert parameter(configs) == expected

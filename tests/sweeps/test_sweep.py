@@ -35,7 +35,7 @@ from moereplay.sweeps.store import Folder
 from moereplay.traces.installation import bundled
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.sweeping import GRID, experiment, merged, store_trace
 from tests.kit.tiny_runs import written_before
 
@@ -284,7 +284,7 @@ REFUSALS = {
 }
 
 
-@in_one_item("name", REFUSALS)
+@every("name", REFUSALS, apart=True)
 def test_what_cannot_run_is_refused_before_the_first_replay(name, tmp_path):
     text, *said = REFUSALS[name]
     with pytest.raises((ConfigError, TraceError)) as refused:

@@ -25,7 +25,7 @@ from moereplay.sweeps.objects import Objects
 from moereplay.sweeps.run import left_to_do, planned
 from moereplay.sweeps.store import Bucket, Folder, place_of
 from tests.kit.command import in_python
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.sweeping import experiment, merged, moereplay, start, store_trace
 
 plot, sweep_run, sweep_show = map(in_python, (plot_verb, sweep_run_verb, sweep_show_verb))
@@ -230,7 +230,7 @@ def test_files_of_a_part_are_those_that_it_lists(filled, folder):
             read(place_of(filled))
 
 
-@in_one_item("text", ['{"holds": {}, "sha256": {"../x.parquet": ""}}', "[]", "{", '{"holds": []}'])
+@every("text", ['{"holds": {}, "sha256": {"../x.parquet": ""}}', "[]", "{", '{"holds": []}'])
 def test_what_is_no_part_is_named(text, files):
     Objects(files).put(f"part-0/{PROVENANCE}", text.encode())
     for read in (lambda place: place.local(), lambda place: list(place.provenances())):

@@ -24,7 +24,7 @@ from moereplay.tracegen.modules import MoeModules, discover
 from moereplay.tracegen.selfcheck import check
 from moereplay.traces import routers
 from moereplay.traces.schema import Router
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_models import FAMILIES, random_model, shared_model, some_ids, tiny_model
 
 
@@ -195,7 +195,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@in_one_item("kind", sorted(REFUSED))
+@every("kind", sorted(REFUSED))
 def test_models_of_another_shape_are_refused(kind: str) -> None:
     config, why = REFUSED[kind]
     with pytest.raises(RecordError) as refusal:
@@ -284,7 +284,7 @@ TAMPERED: dict[str, tuple[Any, str]] = {
 }
 
 
-@in_one_item("how", sorted(TAMPERED))
+@every("how", sorted(TAMPERED))
 def test_a_gate_that_does_something_else_fails_the_self_check(how: str) -> None:
     change, why = TAMPERED[how]
     with pytest.raises(RecordError, match=r"^OlmoeForCausalLM, layer 1: ") as refusal:
@@ -322,7 +322,7 @@ def test_an_unknown_family_is_inferred_from_its_config_and_proven() -> None:
     assert check(found).family == "afmoe (inferred)"
 
 
-@in_one_item("name", sorted(FAMILIES))
+@every("name", sorted(FAMILIES), apart=True)
 def test_inference_finds_the_rule_of_a_known_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its row out of sight. SparseMixer's constant is no usual key, so Phi alone must be refused."""
     known = discover(shared_model(name, torch.float32))

@@ -19,7 +19,7 @@ from moereplay.tracegen import folder as folders
 from moereplay.tracegen.checkpoint import load
 from moereplay.tracegen.errors import RecordError, require_torch
 from moereplay.tracegen.folder import fingerprint, locate, weight_files
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_checkpoints import checkpoint
 from tests.kit.tiny_models import tiny_model
 
@@ -134,8 +134,8 @@ def test_a_hub_id_is_fetched_without_pickles_and_known_by_its_commit(whole, tmp_
 ANSWER: Any = SimpleNamespace(headers={}, request=None, status_code=404)  #: as much of one as the hub's errors want
 
 
-@in_one_item(
-    ("error", "said"),
+@every(
+    "error, said",
     [
         (errors.LocalEntryNotFoundError("x"), r"cannot be reached; run `hf download owner/tiny --local-dir DIR` on a"),
         (errors.GatedRepoError("x", response=ANSWER), "gated: accept its terms"),
@@ -146,6 +146,7 @@ ANSWER: Any = SimpleNamespace(headers={}, request=None, status_code=404)  #: as 
         (errors.RevisionNotFoundError("x", response=ANSWER), "no revision 'v9'"),
         (errors.HfHubHTTPError("server\nbusy", response=ANSWER), "the Hugging Face hub says: server busy"),
     ],
+    apart=True,
 )
 def test_what_the_hub_refuses_is_said_with_the_way_out(error, said, monkeypatch):
     def refuse(name, **settings):
@@ -213,7 +214,7 @@ def test_a_shard_that_did_not_arrive_is_named(sharded):
     assert f"{first.name} (and 1 more of " in refusal(sharded)
 
 
-@in_one_item("keep", [0, 4, 8, 100, -100])
+@every("keep", [0, 4, 8, 100, -100])
 def test_a_file_that_is_cut_short_is_named(whole, broken, keep):
     shutil.copy(whole / "model.safetensors", broken)
     cut(broken / "model.safetensors", keep)

@@ -17,7 +17,7 @@ from moereplay.simulator.replay import replay
 from moereplay.tracegen.checkpoint import load
 from moereplay.tracegen.decoding import Decoding
 from moereplay.tracegen.live.run import Live, LiveRequest, run
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.live_runs import live, loaded, tokens
 
 PROMPTS = (LiveRequest(tokens(5, 1), 5), LiveRequest(tokens(3, 2), 3))
@@ -90,14 +90,14 @@ def test_replaying_what_was_recorded_live_decides_the_same(
             assert assert_closed(live(family, **settings), settings).totals[counter] > 0
 
 
-@in_one_item("family", ["gpt_oss", "qwen3_moe"])
+@every("family", ["gpt_oss", "qwen3_moe"])
 def test_a_running_percentile_of_probabilities_closes_the_loop(family: str) -> None:
     # its histogram begins at zero; scores with a correction bias, as DeepSeek-V3's, can lie below
     settings: dict[str, Any] = {"prefetch": "score:pool=running:percentile=60", "eviction": "least_stale"}
     assert assert_closed(live(family, **settings), settings).totals["prefetch_started"] > 0
 
 
-@in_one_item("settings", [{}, {"routing": "cache_prior:lam=.5", "prefetch": "top_k"}])
+@every("settings", [{}, {"routing": "cache_prior:lam=.5", "prefetch": "top_k"}])
 def test_a_generated_text_closes_the_loop_too(settings: dict[str, Any]) -> None:
     ran = run(loaded("olmoe"), PROMPTS, configure(capacity="30%", **settings), decoding=SAMPLED, log=True)
     assert_closed(ran, settings)

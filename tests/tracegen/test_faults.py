@@ -21,7 +21,7 @@ from moereplay.traces.metadata import metadata_digest
 from moereplay.traces.schema import Geometry, Header, Request, Trace, TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import TraceWriter
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS, EXPERTS, K = 2, 8, 2
@@ -159,7 +159,7 @@ def test_one_flipped_bit_in_any_file_is_detected(store):
     assert not detected(store)  # restored, so it was the bits
 
 
-@in_one_item("kept", [1, 3, 100, -1])
+@every("kept", [1, 3, 100, -1], apart=True)
 def test_a_truncated_chunk_is_detected_and_named(pristine, tmp_path, kept):
     store = copy_of(pristine, tmp_path)
     file = store / "logits" / "c.2.0.0"
@@ -168,7 +168,7 @@ def test_a_truncated_chunk_is_detected_and_named(pristine, tmp_path, kept):
         verify(open_trace(store))
 
 
-@in_one_item("file", ["request_offsets/c.0", "prompt_lengths/c.0", "router_bias/c.0.0"])
+@every("file", ["request_offsets/c.0", "prompt_lengths/c.0", "router_bias/c.0.0"], apart=True)
 def test_small_damaged_arrays_are_named_on_opening(pristine, tmp_path, file):
     store = copy_of(pristine, tmp_path)
     (store / file).write_bytes((store / file).read_bytes()[:-9])
@@ -195,7 +195,7 @@ def test_swapped_chunks_are_detected(store):
         verify(open_trace(store))
 
 
-@in_one_item("file", ["chosen/c.0.0.0", "lookahead/2/c.6.0.0", "request_offsets/c.0", "router_bias/c.0.0"])
+@every("file", ["chosen/c.0.0.0", "lookahead/2/c.6.0.0", "request_offsets/c.0", "router_bias/c.0.0"], apart=True)
 def test_a_deleted_or_empty_file_is_detected_on_opening(pristine, tmp_path, file):
     store = copy_of(pristine, tmp_path)
     (store / file).write_bytes(b"")
@@ -229,8 +229,8 @@ def test_edited_array_metadata_is_detected_on_opening(store):
 # Metadata that is consistent with its digest, and wrong
 
 
-@in_one_item(
-    ("change", "message"),
+@every(
+    "change, message",
     [
         (lambda a: a["header"]["geometry"].update(layers=0), r"header\.geometry\.layers: expected at least 1 "),
         (lambda a: a["header"].update(colour="red"), r"header\.colour: unknown key"),
@@ -238,6 +238,7 @@ def test_edited_array_metadata_is_detected_on_opening(store):
         (lambda a: a["arrays"].pop("lookahead/2"), r"arrays lack, or should not have, lookahead/2"),
         (lambda a: a["arrays"].update({"../../etc": ""}), r"arrays lack, or should not have, \.\./\.\./etc"),
     ],
+    apart=True,
 )
 def test_invalid_attributes_name_the_field_in_one_line(pristine, tmp_path, change, message):
     store = copy_of(pristine, tmp_path)
@@ -247,8 +248,8 @@ def test_invalid_attributes_name_the_field_in_one_line(pristine, tmp_path, chang
     assert "\n" not in str(refused.value)
 
 
-@in_one_item(
-    ("change", "message"),
+@every(
+    "change, message",
     [
         (lambda a: a["header"]["geometry"].update(experts=9), r"logits is float32 \(\d+, 2, 8\), expected .*, 2, 9\)"),
         (lambda a: a["committed"].update(tokens=64), "request_offsets do not rise from 0 to 64"),
@@ -256,6 +257,7 @@ def test_invalid_attributes_name_the_field_in_one_line(pristine, tmp_path, chang
         (lambda a: a["committed"].update(requests=40), "request_offsets do not rise from 0 to"),
         (lambda a: a["committed"].update(requests=60), r"is int64 \(5[01],\), expected int64 \(6[01],\)"),
     ],
+    apart=True,
 )
 def test_arrays_that_contradict_the_attributes_are_refused(pristine, tmp_path, change, message):
     store = copy_of(pristine, tmp_path)
@@ -325,7 +327,7 @@ def test_the_current_folder_is_refused_like_any_other(tmp_path, monkeypatch):
         open_trace(".")
 
 
-@in_one_item("content", ["", "[]", "null", '{"attributes": 3}', "[" * 100_000, "\xff", '{"a": NaN'])
+@every("content", ["", "[]", "null", '{"attributes": 3}', "[" * 100_000, "\xff", '{"a": NaN'], apart=True)
 def test_a_broken_group_document_is_refused_in_one_line(pristine, tmp_path, content):
     store = copy_of(pristine, tmp_path)
     (store / "zarr.json").write_bytes(content.encode("latin-1"))

@@ -18,7 +18,7 @@ from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.quality.answers import sha256_of
 from moereplay.tracegen.quality.harness import Asking, HarnessTask, known_tasks, tasks_of
 from moereplay.tracegen.quality.session import Session, Subject
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 TASKS = Path(__file__).resolve().parents[1] / "tasks"
 NAMES = ("next_word", "answer", "whole_text")
@@ -173,7 +173,7 @@ NO_TASKS = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@in_one_item("text", NO_TASKS)
+@every("text", NO_TASKS, apart=True)
 def test_a_file_that_is_no_task_is_refused_before_the_model_is_loaded(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)

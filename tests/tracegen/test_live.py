@@ -29,7 +29,7 @@ from moereplay.tracegen.live.source import Emulation
 from moereplay.traces import routers
 from moereplay.traces.demand import union_of
 from moereplay.traces.schema import memory_trace
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.live_runs import DTYPES, TO_RUN, live, loaded, modules, tokens
 from tests.kit.tiny_models import FAMILIES
 
@@ -144,7 +144,7 @@ def total(ran: Live) -> Score:
 
 
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v3", "gpt_oss", "qwen3_moe"])
-@in_one_item("settings", CHANGING)
+@every("settings", CHANGING)
 def test_the_model_runs_what_the_policies_decided(family: str, settings: dict[str, Any]) -> None:
     ran = live(family, **settings)
     assert any((each != request.chosen).any() for each, request in zip(ran.executed, ran.requests, strict=True))
@@ -263,8 +263,10 @@ class RareError(Exception):
     pass
 
 
-@in_one_item(
-    ("where", "kind"), product(["Gatekeeper.suggest", "count_fidelity", "caller"], [RareError, KeyboardInterrupt])
+@every(
+    "where, kind",
+    product(["Gatekeeper.suggest", "count_fidelity", "caller"], [RareError, KeyboardInterrupt]),
+    apart=True,
 )
 def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
     kind: type[BaseException], where: str, monkeypatch: pytest.MonkeyPatch
@@ -283,8 +285,8 @@ def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
     assert all(torch.equal(*pair) for pair in zip(alone, logits_of("olmoe", torch.float32, None), strict=True))
 
 
-@in_one_item(
-    ("settings", "said"),
+@every(
+    "settings, said",
     [
         ({"eviction": "belady"}, "eviction belady needs the future, which a live run does not know"),
         ({"prefetch": "oracle"}, "prefetch oracle needs the future, which a live run does not know"),
@@ -303,8 +305,8 @@ def test_configurations_that_cannot_run_live_are_refused(settings: dict[str, Any
         prepare(loaded("olmoe"), TO_RUN, configure(**settings))
 
 
-@in_one_item(
-    ("to_run", "said"),
+@every(
+    "to_run, said",
     [
         ([], "nothing to run"),
         ([LiveRequest((), 0)], "request 0: 0 prompt tokens of 0"),

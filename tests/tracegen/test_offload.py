@@ -25,7 +25,7 @@ from moereplay.tracegen.offload.part import tokens_of
 from moereplay.tracegen.offload.slow_tier import Disk, Memory, Throttled, experts_file
 from moereplay.traces.geometry import known
 from tests.kit import offloading
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.offloading import RATE, Broken, bench_of, config_of, geometry, trace_of
 
 ABOUT = Calibration(device="here")
@@ -35,7 +35,7 @@ ABOUT = Calibration(device="here")
 
 
 @pytest.mark.parametrize("way", ["compiled", pytest.param("reference", marks=pytest.mark.long)])
-@in_one_item(("eviction", "contract"), product(["lru", "least_stale", "lfu", "belady"], ["atomic", "sequential"]))
+@every("eviction, contract", product(["lru", "least_stale", "lfu", "belady"], ["atomic", "sequential"]))
 def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contract, way):
     trace, config = trace_of(), config_of(eviction=eviction, contract=contract)
     ran, durations = bench_of(trace, [config], way=way).measured(trace, config)
@@ -48,7 +48,7 @@ def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contr
     assert ran.result.about["label"] == "MEASURED" and ran.result.about["seconds"] == "measured"
 
 
-@in_one_item("settings", [{}, {"prefetch": "top_k"}, {"miss": "cpu"}, {"miss": "lowest_bit:bits=16/8"}])
+@every("settings", [{}, {"prefetch": "top_k"}, {"miss": "cpu"}, {"miss": "lowest_bit:bits=16/8"}])
 def test_a_replay_of_measured_durations_takes_what_the_run_took(settings):
     trace, config = trace_of(), config_of(**settings)
     ran, durations = bench_of(trace, [config]).measured(trace, config, RATE)
@@ -109,7 +109,7 @@ def test_the_parts_of_a_run_are_those_that_a_replay_of_its_durations_gives(way, 
     assert {row["phase"] for row in ran.result.per_layer} == {"prefill", "decode"}
 
 
-@in_one_item("way", ["compiled", "reference"])
+@every("way", ["compiled", "reference"])
 def test_a_link_that_compute_waits_for_is_a_stall_in_both(way):
     trace, config = trace_of(), config_of()
     bench = sleeping(bench_of(trace, [config], way=way), 1e-4, 1e-4)
@@ -118,7 +118,7 @@ def test_a_link_that_compute_waits_for_is_a_stall_in_both(way):
     assert ran.result.totals["stall_ns"] > 0.6 * ran.result.totals["misses"] * 4e6
 
 
-@in_one_item("way", ["compiled", "reference"])
+@every("way", ["compiled", "reference"])
 def test_experts_of_a_few_kilobytes_are_replayed_in_the_time_they_took(way):
     """With real products, from memory: most of the time is the engine's own."""
     trace, config = trace_of(40), config_of()
@@ -127,7 +127,7 @@ def test_experts_of_a_few_kilobytes_are_replayed_in_the_time_they_took(way):
     assert ran.engine_ns > 0.3 * ran.pass_ns.mean()
 
 
-@in_one_item(("way", "engine"), [("compiled", Stepper), ("reference", Engine)])
+@every("way, engine", [("compiled", Stepper), ("reference", Engine)], apart=True)
 def test_what_comes_after_a_run_is_no_time_of_it(way, engine, monkeypatch):
     trace, config = trace_of(), config_of()
     close = engine.close
@@ -143,7 +143,7 @@ def test_what_comes_after_a_run_is_no_time_of_it(way, engine, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["auto", pytest.param("reference", marks=pytest.mark.long)])
-@in_one_item(
+@every(
     "settings",
     [
         {"prefetch": "side_buffer:buffers=2:fetch=2"},
@@ -216,8 +216,8 @@ def test_experts_that_torch_cannot_compute_are_refused():
         shape_of(geometry(expert_bytes=(6144, 6150)))
 
 
-@in_one_item(
-    ("error", "said"),
+@every(
+    "error, said",
     [
         (OSError(errno.EIO, "Input/output error", "experts.bin"), "failed: experts.bin: Input/output error"),
         (OSError("the cable is out"), "the slow tier failed: the cable is out"),

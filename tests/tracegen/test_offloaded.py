@@ -37,7 +37,7 @@ from moereplay.tracegen.offload.comparison import agreement
 from moereplay.tracegen.offload.machine import RealClock, Worker
 from moereplay.tracegen.offload.part import Named
 from moereplay.tracegen.offload.slow_tier import Memory
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.live_runs import DTYPES, TO_RUN, loaded, modules, tokens
 
 IDS = tokens(10)
@@ -293,7 +293,7 @@ def test_experts_on_several_devices_are_refused(monkeypatch: pytest.MonkeyPatch)
         check_movable(modules("olmoe"))
 
 
-@in_one_item(
+@every(
     "settings", [{"routing": "cache_prior"}, {"miss": "drop"}, {"miss": "fiddler"}, {"miss": "lowest_bit:bits=16/8"}]
 )
 def test_policies_that_change_what_runs_are_refused(settings: dict[str, Any]) -> None:

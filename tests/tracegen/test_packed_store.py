@@ -13,7 +13,7 @@ from moereplay.tracegen.precision import store
 from moereplay.tracegen.precision.affine import pack
 from moereplay.tracegen.precision.contract import Packed
 from moereplay.tracegen.precision.store import path_of, stored
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 WEIGHT = torch.randn(4, 128, generator=torch.Generator().manual_seed(3)).bfloat16()
 KEY = {"checkpoint": "ab", "site": 0, "expert": 1, "parameter": "down_proj", "quantiser": "hqq 1.0", "bits": 4}
@@ -58,7 +58,7 @@ def test_what_was_packed_once_is_read(file: Path) -> None:
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
-@in_one_item("name", KEY)
+@every("name", KEY)
 def test_another_key_is_another_file(file: Path, name: str) -> None:
     # of another version of the library, say
     made, other = Made(), KEY | {name: "another"}
@@ -67,7 +67,7 @@ def test_another_key_is_another_file(file: Path, name: str) -> None:
     assert path_of(other) != file
 
 
-@in_one_item(
+@every(
     "damage",
     [
         lambda data: data[:-1],

@@ -18,7 +18,7 @@ from moereplay.tracegen import prompts, tokens
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.prompts import Prompts, read_dataset, read_prompts, read_texts
 from moereplay.tracegen.tokens import Room, encode, windows
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_checkpoints import CHARACTERS, character_tokenizer
 
 ROOM = Room(context=64, vocabulary=96)
@@ -111,7 +111,7 @@ PUBLISHED_FORMS = {
 }
 
 
-@in_one_item(("packed", "name"), product([False, True], PUBLISHED_FORMS))
+@every("packed, name", product([False, True], PUBLISHED_FORMS), apart=True)
 def test_files_in_the_form_of_published_prompt_sets_are_read(tmp_path, name, packed):
     content, field, texts = PUBLISHED_FORMS[name]
     packing = (f"{name}.gz", gzip.compress(content.encode())) if packed else (name, content.encode())
@@ -143,7 +143,7 @@ BROKEN = [
 ]
 
 
-@in_one_item(("name", "content", "field", "said"), BROKEN)
+@every("name, content, field, said", BROKEN, apart=True)
 def test_a_broken_file_is_named_with_the_place_and_the_fix(tmp_path, name, content, field, said):
     with pytest.raises(RecordError, match=said) as raised:
         read_prompts([written(tmp_path, name, content)], field)

@@ -20,7 +20,7 @@ from moereplay.tracegen.live.run import LiveRequest, run
 from moereplay.tracegen.quality.session import Session, Subject, Tally, alone_because
 from moereplay.tracegen.quality.texts import Continued, Given
 from moereplay.traces.schema import Request, memory_trace
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.live_runs import loaded, modules, tokens
 from tests.kit.tiny_models import FAMILIES
 
@@ -100,7 +100,7 @@ def counts(tally: Tally) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return exact(tally.totals), [exact(row) for row in tally.requests]
 
 
-@in_one_item(("family", "settings"), product(("olmoe", "deepseek_v3", "gpt_oss"), CHANGING))
+@every("family, settings", product(("olmoe", "deepseek_v3", "gpt_oss"), CHANGING))
 def test_texts_read_together_are_read_as_alone(family: str, settings: dict[str, Any]) -> None:
     alone, apart, rows = read(family, plan(family, **settings), compare=True)
     together, side, others = read(family, plan(family, **settings), batch=3, compare=True)
@@ -133,7 +133,7 @@ def test_policies_that_leave_the_output_alone_leave_every_bit_of_it_alone() -> N
     assert [text.logprob for text in under] == [text.logprob for text in unmodified]
 
 
-@in_one_item("settings", CHANGING)
+@every("settings", CHANGING)
 def test_a_cache_that_goes_on_is_that_of_a_live_run(settings: dict[str, Any]) -> None:
     """The same texts, without their last tokens, through `tracegen.live`: the same counters, choices, logits."""
     config = plan("olmoe", reset="never", **settings).config

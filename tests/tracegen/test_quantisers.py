@@ -21,7 +21,7 @@ from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
 from moereplay.tracegen.precision.integers import packed, unpacked
 from moereplay.tracegen.precision.registry import load, quantiser_at, titled
 from moereplay.tracegen.precision.torchao_intx import as_theirs
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Whole groups of 64, less than one, a rest behind one, and rows that end within a block of the next.
@@ -184,7 +184,7 @@ def test_three_bits_lie_one_behind_the_other_from_the_lowest_on() -> None:
 
 
 @needs("hqq")
-@in_one_item("bits", FEW)
+@every("bits", FEW)
 def test_hqq_restores_what_its_own_quantiser_does(bits: int) -> None:
     library: Any = imported("hqq.core.quantize").Quantizer
     quantiser, weight = load("hqq"), drawn((64, 256))
@@ -196,7 +196,7 @@ def test_hqq_restores_what_its_own_quantiser_does(bits: int) -> None:
 
 
 @needs("bitsandbytes")
-@in_one_item(("name", "kind"), [("bitsandbytes", "nf4"), ("bitsandbytes_fp4", "fp4")])
+@every("name, kind", [("bitsandbytes", "nf4"), ("bitsandbytes_fp4", "fp4")])
 def test_bitsandbytes_multiplies_by_what_is_restored(name: str, kind: str) -> None:
     library: Any = imported("bitsandbytes")
     for dtype in DTYPES[:2]:
@@ -207,7 +207,7 @@ def test_bitsandbytes_multiplies_by_what_is_restored(name: str, kind: str) -> No
 
 
 @needs("torchao")
-@in_one_item("bits", FEW)
+@every("bits", FEW)
 def test_torchao_multiplies_by_what_is_restored(bits: int) -> None:
     quantiser, weight, state = load("torchao_intx"), drawn((64, 256)), drawn((5, 256), seed=1)
     kept = quantiser.pack(weight, bits)
@@ -224,7 +224,7 @@ def test_an_unknown_name_gets_the_one_that_is_meant() -> None:
         check_quantiser("zzzzzz")
 
 
-@in_one_item("name", ["hqq", "torchao_intx", CHOOSING])
+@every("name", ["hqq", "torchao_intx", CHOOSING], apart=True)
 def test_a_library_that_is_missing_is_named_with_what_installs_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "find_spec", lambda library: None)
     with pytest.raises(RecordError, match=rf"quantiser {name} needs \w+: pip install .*\[quant\]'?, or"):

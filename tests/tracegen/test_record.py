@@ -29,7 +29,7 @@ from moereplay.tracegen.tokens import Work, encode
 from moereplay.traces.schema import Geometry, Header, Trace, TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import TraceWriter
-from tests.kit.folding import in_one_item
+from tests.kit.every import every
 from tests.kit.tiny_checkpoints import checkpoint
 
 TEXTS = ("def f(x):", "Hello", "a", "import os\nimport sys\n", "for each in range(3):")
@@ -68,7 +68,7 @@ def plainly(model: Any, ids: np.ndarray, new: int) -> Any:
 # Rows
 
 
-@in_one_item("family", FAMILIES)
+@every("family", FAMILIES, apart=True)
 def test_rows_are_the_tokens_that_went_through_the_model(family, tmp_path):
     loaded = load(str(checkpoint(tmp_path / family, family)))
     work = prompts_of(loaded, TEXTS[:3])
@@ -82,7 +82,7 @@ def test_rows_are_the_tokens_that_went_through_the_model(family, tmp_path):
         assert len(request.chosen) == len(ids) + 9 - 1
 
 
-@in_one_item(("dtype", "family"), product([torch.float32, torch.bfloat16], FAMILIES))
+@every("dtype, family", product([torch.float32, torch.bfloat16], FAMILIES), apart=True)
 def test_generate_sees_the_same_bits_recorded_or_not(family, dtype, tmp_path):
     """The logits that every token is chosen from, the first after the prompt included."""
     loaded = load(str(checkpoint(tmp_path / family, family, dtype)))
@@ -162,7 +162,7 @@ def test_nll_is_minus_log_softmax(rows, seed):
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
 
 
-@in_one_item("decoding", [None, GREEDY, SAMPLED])
+@every("decoding", [None, GREEDY, SAMPLED], apart=True)
 def test_every_token_has_the_nll_of_a_whole_pass_over_its_request(loaded, tmp_path, decoding):
     work = prompts_of(loaded) if decoding else read_work(9, 1, 12)
     trace = record(loaded, work, tmp_path / "a.zarr", Plan(decoding=decoding, prompt_tokens=None if decoding else 4))
