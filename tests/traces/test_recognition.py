@@ -7,6 +7,7 @@ import io
 import json
 import sqlite3
 import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -55,14 +56,14 @@ MAGIC = {
 }
 
 
-@pytest.mark.parametrize("name", MAGIC)
-def test_a_file_of_another_format_is_named_by_its_first_bytes(name: str, tmp_path: Path) -> None:
-    content, kind, fix = MAGIC[name]
-    (tmp_path / name).write_bytes(content)
-    said = refusal(tmp_path / name)
-    assert name in said
-    assert kind in said
-    assert fix in said
+def test_a_file_of_another_format_is_named_by_its_first_bytes(tmp_path: Path) -> None:
+    for name in MAGIC:
+        content, kind, fix = MAGIC[name]
+        (tmp_path / name).write_bytes(content)
+        said = refusal(tmp_path / name)
+        assert name in said
+        assert kind in said
+        assert fix in said
 
 
 def test_a_database_is_named(tmp_path: Path) -> None:
@@ -175,6 +176,14 @@ def test_layers_with_names_are_numbered(tmp_path: Path) -> None:
     plain = "t,node,e\n" + "".join(f"{t},moe/{'ba'[layer]},{layer}\n" for t, layer, _ in ROWS)
     (request,) = imported(written(tmp_path / "b.csv", plain), Options(expert_bytes=10, columns=columns))[1]
     assert request.chosen[0].tolist() == [[0], [1]]  # in the order of first use
+
+
+def test_a_long_word_in_place_of_a_layer_is_refused_at_once(tmp_path: Path) -> None:
+    """The search for a layer's name takes the square of its length."""
+    columns, began = {"token": ("t",), "layer": ("node",), "experts": ("e",)}, time.monotonic()
+    table = written(tmp_path / "a.csv", f"t,node,e\n0,{'x' * 100_000},1\n")
+    assert "line 2: node is 'xxx" in refusal(table, Options(expert_bytes=10, columns=columns))
+    assert time.monotonic() - began < 10
 
 
 def test_parquet_cannot_be_filtered(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from moereplay.traces.schema import MOST_EXPERTS, VALUES, TraceError, Values
 LAYER_NUMBER = re.compile(r"(?:layers?|blocks?|blk|h)[._/]?(\d+)", re.ASCII | re.IGNORECASE)
 LAYER_NAME = re.compile(r"[A-Za-z].*[./_\d]|[./_].*[A-Za-z]", re.ASCII)  #: as modules are named
 NUMBER = re.compile(r"\d+", re.ASCII)
+MOST_NAME = 1_000  #: characters of a layer's name: the search for one takes the square of its length
 PHASES = {"prompt": 0, "prefill": 0, "decode": 1, "decoding": 1, "generated": 1, "generation": 1}
 
 
@@ -191,7 +192,7 @@ class _Layers:
 
 
 def _is_name(cell: Any) -> bool:
-    return isinstance(cell, str) and bool(LAYER_NAME.search(cell)) and number(cell) is None
+    return isinstance(cell, str) and len(cell) <= MOST_NAME and bool(LAYER_NAME.search(cell)) and number(cell) is None
 
 
 def _in_name(name: str) -> int:
