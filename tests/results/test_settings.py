@@ -16,6 +16,7 @@ from moereplay.results.schema import rows_schema, with_config, with_settings
 from moereplay.results.settings import EXPERTS, KINDS, LISTED, NAMES, OF_CURVES, SETTINGS, TEXT, WHOLE, setting_kinds
 from moereplay.simulator.config import Origin, ReplayConfig, configure
 from tests.kit.cases import sizes
+from tests.kit.collecting import case
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = Origin(sizes(3, 8), frozenset(), 0, "0" * 64, "made")
@@ -35,20 +36,21 @@ def test_the_class_has_a_field_for_each_row_in_its_order():
     assert tuple(ReplayConfig.model_fields) == NAMES
 
 
-@every_setting
-def test_a_field_has_the_default_the_values_and_the_type_of_its_row(setting):
-    field = ReplayConfig.model_fields[setting.name]
-    literal = get_origin(field.annotation) is Literal
-    assert field.default == setting.default
-    assert (get_args(field.annotation) if literal else ()) == setting.values
-    kinds = {str: TEXT, int: WHOLE, tuple[tuple[int, int], ...]: EXPERTS}
-    assert (TEXT if literal else kinds[field.annotation]) == setting.kind
+def test_a_field_has_the_default_the_values_and_the_type_of_its_row():
+    for setting in SETTINGS:
+        with case(setting):
+            field = ReplayConfig.model_fields[setting.name]
+            literal = get_origin(field.annotation) is Literal
+            assert field.default == setting.default
+            assert (get_args(field.annotation) if literal else ()) == setting.values
+            kinds = {str: TEXT, int: WHOLE, tuple[tuple[int, int], ...]: EXPERTS}
+            assert (TEXT if literal else kinds[field.annotation]) == setting.kind
 
 
-@every_setting
-def test_the_help_names_every_value(setting):
-    assert all(value in setting.help for value in setting.values)
-    assert setting.help.endswith(".")
+def test_the_help_names_every_value():
+    for setting in SETTINGS:
+        assert all(value in setting.help for value in setting.values)
+        assert setting.help.endswith(".")
 
 
 def test_the_kinds_of_policies_are_those_of_the_catalogue():
@@ -65,17 +67,14 @@ def test_every_setting_of_a_replay_is_an_option_with_its_default():
     assert all(default == getattr(configure(), name) for name, default in found.items() if default is not None)
 
 
-@pytest.mark.parametrize(
-    ("verb", "has"),
-    [
+def test_a_verb_has_the_settings_that_it_can_vary():
+    for verb, has in [
         ("live", [each.name for each in SETTINGS if not each.of_recording]),
         ("validate", [each.name for each in SETTINGS if each.listed and not each.of_recording]),
         ("curve", [name for name in NAMES if name in OF_CURVES]),
-    ],
-)
-def test_a_verb_has_the_settings_that_it_can_vary(verb, has):
-    own = {"eviction", "platform"} if verb == "curve" else set()  # it has options of these names that mean its own
-    assert [name for name in options(verb) if name in NAMES and name not in own] == has
+    ]:
+        own = {"eviction", "platform"} if verb == "curve" else set()  # it has options of these names that mean its own
+        assert [name for name in options(verb) if name in NAMES and name not in own] == has
 
 
 def test_an_option_of_a_verb_of_policy_sets_is_empty_unless_given():

@@ -12,6 +12,7 @@ import pytest
 from moereplay.traces.importers import mapping
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import TraceError
+from tests.kit.collecting import case
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.importing import imported, refusal, written
 
@@ -44,22 +45,22 @@ def ids_of(path: Path, given: Options | None = None) -> list[list[object]]:
     return [request.chosen.tolist() for request in imported(path, given or options())[1]]
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_lists_in_a_cell_may_be_written_in_many_ways(form: str, tmp_path: Path) -> None:
-    assert ids_of(written(tmp_path / "a.csv", rows(form))) == [IDS.tolist()]
+def test_lists_in_a_cell_may_be_written_in_many_ways(tmp_path: Path) -> None:
+    for form in FORMS.values():
+        assert ids_of(written(tmp_path / "a.csv", rows(form))) == [IDS.tolist()]
 
 
-@pytest.mark.parametrize("layer_first", [False, True])
-def test_every_kind_of_file_gives_the_same(layer_first: bool, tmp_path: Path) -> None:
-    text = rows("{} {}", layer_first)
-    keys = [line.split(",") for line in text.splitlines()[1:]]
-    records = [{"pos": int(a), "moe_layer": int(b), "topk": [int(each) for each in c.split()]} for a, b, c in keys]
-    written(tmp_path / "a.csv", text)
-    written(tmp_path / "a.tsv", text.replace(",", "\t"))
-    written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
-    pl.DataFrame(records).write_parquet(tmp_path / "a.parquet")
-    for path in sorted(tmp_path.iterdir()):
-        assert ids_of(path) == [IDS.tolist()], path.name
+def test_every_kind_of_file_gives_the_same(tmp_path: Path) -> None:
+    for layer_first in [False, True]:
+        text = rows("{} {}", layer_first)
+        keys = [line.split(",") for line in text.splitlines()[1:]]
+        records = [{"pos": int(a), "moe_layer": int(b), "topk": [int(each) for each in c.split()]} for a, b, c in keys]
+        written(tmp_path / "a.csv", text)
+        written(tmp_path / "a.tsv", text.replace(",", "\t"))
+        written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
+        pl.DataFrame(records).write_parquet(tmp_path / "a.parquet")
+        for path in sorted(tmp_path.iterdir()):
+            assert ids_of(path) == [IDS.tolist()], path.name
 
 
 def test_a_list_may_stand_in_several_columns(tmp_path: Path) -> None:
@@ -127,15 +128,15 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("text", WRONG)
-def test_what_is_wrong_is_refused_by_line_value_and_fix(text: str, tmp_path: Path) -> None:
-    assert WRONG[text] in refusal(written(tmp_path / "a.csv", text), options("token=token"))
+def test_what_is_wrong_is_refused_by_line_value_and_fix(tmp_path: Path) -> None:
+    for text in WRONG:
+        assert WRONG[text] in refusal(written(tmp_path / "a.csv", text), options("token=token"))
 
 
-@pytest.mark.parametrize("text", ["", "pos", "token=", "token=a,token=b", "token=a+b", "experts=a+", "tokens=x"])
-def test_columns_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(TraceError, match=r"--columns .*; write token=NAME,layer=NAME,experts=NAME"):
-        mapping.named(text)
+def test_columns_that_cannot_be_read_are_refused() -> None:
+    for text in ["", "pos", "token=", "token=a,token=b", "token=a+b", "experts=a+", "tokens=x"]:
+        with case(text), pytest.raises(TraceError, match=r"--columns .*; write token=NAME,layer=NAME,experts=NAME"):
+            mapping.named(text)
 
 
 def test_plain_formats_say_how_columns_are_named(tmp_path: Path) -> None:
@@ -161,18 +162,15 @@ def test_an_array_may_lie_in_an_archive_with_its_weights(tmp_path: Path) -> None
     assert "name that of the ids" in refusal(tmp_path / "a.npz", format="arrays")
 
 
-@pytest.mark.parametrize(
-    ("array", "said"),
-    [
+def test_an_array_of_no_ids_is_refused(tmp_path: Path) -> None:
+    for array, said in [
         (IDS.astype(float), "is float64(3, 2, 2); expected three axes of whole numbers"),
         (IDS[0], "is int64(2, 2); expected three axes"),
         (np.array([{}]), "holds pickled objects, which can run code"),
         (IDS + 40_000, "[0, 0, 0] is 40003; expected a whole number"),
-    ],
-)
-def test_an_array_of_no_ids_is_refused(array: np.ndarray, said: str, tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", array)
-    assert said in refusal(tmp_path / "a.npy", format="arrays")
+    ]:
+        np.save(tmp_path / "a.npy", array)
+        assert said in refusal(tmp_path / "a.npy", format="arrays")
 
 
 def test_layers_first_are_noticed_where_the_model_is_known(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from moereplay.traces.schema import Header, Provenance, Request, RowError, Trace
 from moereplay.traces.selection import drawn, listed, runs, spaced
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import TraceWriter, write_trace
+from tests.kit.collecting import case
 from tests.kit.stored import BIAS, HEADER, LAYERS, PLAIN, assert_holds, everything, ids_only
 
 TOKENS = (9, 1, 30, 17, 40)
@@ -201,22 +202,25 @@ def test_look_ahead_of_another_kind_is_left_out(tmp_path: Path) -> None:
     assert left_out[0] == f"lookahead/1, which {tmp_path}/1.zarr (gate_input) lacks"
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"experts": 16}, "geometry.experts is 16, that of"),
-        ({"expert_bytes": (1, 2, 3)}, r"geometry.expert_bytes is \[1, 2, 3\]"),
-        ({"router": {"family": "topk_softmax"}}, r"geometry.router is .*topk_softmax"),
-    ],
-)
-def test_another_model_is_refused_by_name(changed: dict[str, object], said: str, tmp_path: Path) -> None:
-    geometry = PLAIN.geometry.model_validate(PLAIN.geometry.model_dump() | changed)
-    ours = stored(tmp_path / "ours.zarr", requests_of())
-    theirs = stored(tmp_path / "theirs.zarr", requests_of(), Header(geometry=geometry))
-    for make in (lambda: merged(tmp_path / "out.zarr", [ours, theirs]), lambda: appended(ours.path or "", [theirs])):
-        with pytest.raises(TraceError, match=rf"theirs.zarr: {said}"):
-            make()
-    assert {path.name for path in tmp_path.iterdir()} == {"ours.zarr", "theirs.zarr"}
+def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    for at, (changed, said) in enumerate(
+        [
+            ({"experts": 16}, "geometry.experts is 16, that of"),
+            ({"expert_bytes": (1, 2, 3)}, r"geometry.expert_bytes is \[1, 2, 3\]"),
+            ({"router": {"family": "topk_softmax"}}, r"geometry.router is .*topk_softmax"),
+        ]
+    ):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with case(changed, said):
+            geometry = PLAIN.geometry.model_validate(PLAIN.geometry.model_dump() | changed)
+            ours = stored(folder / "ours.zarr", requests_of())
+            theirs = stored(folder / "theirs.zarr", requests_of(), Header(geometry=geometry))
+            with pytest.raises(TraceError, match=rf"theirs.zarr: {said}"):
+                merged(folder / "out.zarr", [ours, theirs])
+            with pytest.raises(TraceError, match=rf"theirs.zarr: {said}"):
+                appended(ours.path or "", [theirs])
+            assert {path.name for path in folder.iterdir()} == {"ours.zarr", "theirs.zarr"}
 
 
 def test_another_bias_is_refused(tmp_path: Path) -> None:
@@ -305,9 +309,8 @@ def test_requests_are_named_by_number_and_range() -> None:
     assert listed(":2, 7:,4", 9) == [0, 1, 7, 8, 4]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_other_texts_are_refused() -> None:
+    for text, said in [
         ("", "expected a list of requests"),
         ("a", "expected a list of requests"),
         ("1:2:3", "expected a list of requests"),
@@ -318,11 +321,9 @@ def test_requests_are_named_by_number_and_range() -> None:
         ("3:3", "has requests 0 to 9"),
         ("0:11", "has requests 0 to 9"),
         ("1,0:3", "names request 1 twice"),
-    ],
-)
-def test_other_texts_are_refused(text: str, said: str) -> None:
-    with pytest.raises(TraceError, match=said):
-        listed(text, 10)
+    ]:
+        with case(text, said), pytest.raises(TraceError, match=said):
+            listed(text, 10)
 
 
 @given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 3))

@@ -235,12 +235,12 @@ def test_another_trace_of_the_same_name_is_derived_anew(stored: Trace, tmp_path:
     assert len(demand_of(other, "token").offsets) > len(before.offsets)
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01", b"not an array at all"])
-def test_a_damaged_file_is_derived_anew(stored: Trace, tmp_path: Path, damage: bytes) -> None:
-    good = {name: np.array(array) for name, array in vars(demand_of(stored, "recorded")).items()}
-    for file in files_of(tmp_path / "a.zarr.derived"):
-        file.write_bytes(damage)
-    assert_same(demand_of(stored, "recorded"), Demand(**good))
+def test_a_damaged_file_is_derived_anew(stored: Trace, tmp_path: Path) -> None:
+    for damage in [b"", b"\x93NUMPY\x01", b"not an array at all"]:
+        good = {name: np.array(array) for name, array in vars(demand_of(stored, "recorded")).items()}
+        for file in files_of(tmp_path / "a.zarr.derived"):
+            file.write_bytes(damage)
+        assert_same(demand_of(stored, "recorded"), Demand(**good))
 
 
 def test_a_truncated_file_is_derived_anew(stored: Trace, tmp_path: Path) -> None:

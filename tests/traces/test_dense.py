@@ -14,6 +14,7 @@ from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Geometry, Header, Request, TraceError, memory_trace
 from moereplay.traces.summary import chance_of, experts_per_token
 from moereplay.traces.weight_formats import dense_bits_of
+from tests.kit.collecting import case
 
 PLAIN = Geometry(layers=2, experts=4, k=2, expert_bytes=(1000, 1000))
 MODEL = PLAIN.model_copy(update={"dense_params": 300, "head_params": 400})
@@ -58,10 +59,10 @@ def test_an_embedding_table_is_resident_and_not_read() -> None:
     assert whole.read == 2 * weights  # at 16 bits all have the same
 
 
-@pytest.mark.parametrize(("text", "bits"), [("4.85", 4.85), ("8", 8), ("Q8_0", 8.5), ("BF16", 16)])
-def test_bits_are_numbers_or_formats(text: str, bits: float) -> None:
-    found = with_bits(MODEL, "", text)
-    assert found.dense_bits == bits and found.dense_stated and assumption(found) is None
+def test_bits_are_numbers_or_formats() -> None:
+    for text, bits in [("4.85", 4.85), ("8", 8), ("Q8_0", 8.5), ("BF16", 16)]:
+        found = with_bits(MODEL, "", text)
+        assert found.dense_bits == bits and found.dense_stated and assumption(found) is None
 
 
 def test_a_mixture_stores_its_head_in_more_bits_than_its_mean() -> None:
@@ -70,10 +71,10 @@ def test_a_mixture_stores_its_head_in_more_bits_than_its_mean() -> None:
     assert dense_bits_of("MXFP4", 1000, 1000) is None  # a format of experts alone
 
 
-@pytest.mark.parametrize("text", ["0", "65", "Q9", "four", "1e3", "-4", "nan"])
-def test_other_bits_are_refused(text: str) -> None:
-    with pytest.raises(TraceError, match="--dense-bits"):
-        with_bits(MODEL, "", text)
+def test_other_bits_are_refused() -> None:
+    for text in ["0", "65", "Q9", "four", "1e3", "-4", "nan"]:
+        with case(text), pytest.raises(TraceError, match="--dense-bits"):
+            with_bits(MODEL, "", text)
 
 
 def test_bits_need_weights_that_are_known() -> None:
@@ -82,18 +83,15 @@ def test_bits_need_weights_that_are_known() -> None:
     assert with_stored(PLAIN, "my own", None, "", "Q4_K_M") == PLAIN
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_a_weight_files_name_means_its_model() -> None:
+    for name in [
         "google_gemma-4-26B-A4B-it-Q4_K_M.gguf",
         "/data/x/gemma-4-26B-A4B-it-UD-Q4_K_XL-00001-of-00003.gguf",
         "google/gemma-4-26B-A4B-it",
-    ],
-)
-def test_a_weight_files_name_means_its_model(name: str) -> None:
-    model = recognised(name)
-    assert model and model.name == "gemma-4-26b-a4b"
-    assert recognised(name, PLAIN) is None  # another shape
+    ]:
+        model = recognised(name)
+        assert model and model.name == "gemma-4-26b-a4b"
+        assert recognised(name, PLAIN) is None  # another shape
 
 
 def route_trace(folder: Path, model: str = "mine.gguf", dense: str = " dense_bytes={}") -> Path:

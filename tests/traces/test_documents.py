@@ -4,8 +4,6 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 from moereplay.calibration.columns import FILES
 from moereplay.calibration.columns import markdown as columns
 from moereplay.policies import NAMES, catalogue
@@ -25,9 +23,9 @@ def between(page: str, mark: str) -> str:
     return (ROOT / page).read_text().split(f"<!-- {mark}:")[1].split("-->\n", 1)[1].split("<!-- end -->")[0].strip()
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_the_tables_of_logs_have_every_column_that_is_read(file):
-    assert between("docs/logs.md", file) == columns(file), "run `make tables`"
+def test_the_tables_of_logs_have_every_column_that_is_read():
+    for file in FILES:
+        assert between("docs/logs.md", file) == columns(file), "run `make tables`"
 
 
 def test_the_table_of_policies_is_what_the_command_prints():
@@ -45,20 +43,20 @@ def test_the_list_of_policies_has_everything_that_may_be_set():
     assert told == {}
 
 
-@pytest.mark.parametrize("policy", catalogue(), ids=lambda policy: f"{policy.kind}-{policy.name}")
-def test_a_policy_is_explained_with_its_notes_and_ranges(policy):
-    text = "\n".join(f"{heading} {said}" for heading, said in explain(policy))
-    assert (import_module(f"moereplay.policies.{policy.kind}.{policy.name}").__doc__ or "?").splitlines()[0] in text
-    assert all(f"{param.name} {param.allowed}" in text for param in policy.params)
-    assert policy.source in text and policy.summary in text
+def test_a_policy_is_explained_with_its_notes_and_ranges():
+    for policy in catalogue():
+        text = "\n".join(f"{heading} {said}" for heading, said in explain(policy))
+        assert (import_module(f"moereplay.policies.{policy.kind}.{policy.name}").__doc__ or "?").splitlines()[0] in text
+        assert all(f"{param.name} {param.allowed}" in text for param in policy.params)
+        assert policy.source in text and policy.summary in text
 
 
-@pytest.mark.parametrize("kind", NAMES)
-def test_the_page_on_policies_groups_such_as_there_are(kind):
+def test_the_page_on_policies_groups_such_as_there_are():
     """docs/policies-table.md, which is written by a command, is the whole list."""
-    page = (ROOT / "docs" / "policies.md").read_text()
-    row = re.search(rf"^\| {kind} \|.*\|(.*)\|$", page, re.MULTILINE)
-    assert row and set(re.findall(r"`(\w+)`", row[1])) <= set(NAMES[kind])
+    for kind in NAMES:
+        page = (ROOT / "docs" / "policies.md").read_text()
+        row = re.search(rf"^\| {kind} \|.*\|(.*)\|$", page, re.MULTILINE)
+        assert row and set(re.findall(r"`(\w+)`", row[1])) <= set(NAMES[kind])
 
 
 def test_the_page_on_traces_has_every_format_that_can_be_imported():
@@ -74,10 +72,10 @@ def test_semantics_defines_every_counter_as_the_code_does():
     assert between("docs/semantics.md", "counters") == counters.markdown(), "run `make tables`"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page):
-    targets = re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+def test_links_lead_to_files():
+    for page in PAGES:
+        targets = re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
+        assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
 def test_no_page_keeps_a_placeholder():

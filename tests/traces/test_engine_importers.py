@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from moereplay.traces.geometry import MODELS
@@ -41,11 +40,9 @@ def markov(tokens: int, layers: int = LAYERS, experts: int = EXPERTS, k: int = K
 # ---------------------------------------------------------------- the samples: as torch writes them, and read slowly
 
 
-@pytest.mark.parametrize(
-    "name", ["cecar.pt", "router_logits.pt", "sglang_recorder/expert_distribution_recorder_1.5_0.pt"]
-)
-def test_samples_are_files_that_torch_loads(name: str) -> None:
-    assert isinstance(torch.load(SAMPLES / name, weights_only=True), dict)
+def test_samples_are_files_that_torch_loads() -> None:
+    for name in ["cecar.pt", "router_logits.pt", "sglang_recorder/expert_distribution_recorder_1.5_0.pt"]:
+        assert isinstance(torch.load(SAMPLES / name, weights_only=True), dict)
 
 
 def test_every_token_of_every_pass_is_in_one_request() -> None:
@@ -98,9 +95,8 @@ def decodes(*positions: int) -> dict[str, Any]:
     return {"positions": list(positions)}
 
 
-@pytest.mark.parametrize(
-    ("passes", "expected"),
-    [
+def test_sequences_are_followed_by_their_positions(tmp_path: Path) -> None:
+    for passes, expected in [
         ([extends([0, 1, 2, 0, 1], 3, 2), decodes(3, 2), decodes(4, 3), decodes(4)], [(3, 5), (2, 5)]),
         ([extends([0, 1], 2), extends([2, 3], 2), extends([4], 1), decodes(5)], [(5, 6)]),  # a chunked prompt
         ([extends([0, 1], 2), decodes(2), extends([0], 1), decodes(3, 1), decodes(2)], [(2, 4), (1, 3)]),
@@ -109,12 +105,8 @@ def decodes(*positions: int) -> dict[str, Any]:
         ([decodes(9), decodes(10)], [(0, 2)]),  # recording began while a request ran
         ([extends([0, 1], 2), decodes(2), decodes(9)], [(2, 3), (0, 1)]),
         ([extends([], mode=4), extends([0, 1], 0, 2)], [(2, 2)]),  # idle; an empty part
-    ],
-)
-def test_sequences_are_followed_by_their_positions(
-    passes: list[dict[str, Any]], expected: list[tuple[int, int]], tmp_path: Path
-) -> None:
-    assert lengths(recording(tmp_path / "a.pt", passes)) == expected
+    ]:
+        assert lengths(recording(tmp_path / "a.pt", passes)) == expected
 
 
 def test_tokens_at_one_position_are_taken_in_the_order_of_the_batch(tmp_path: Path) -> None:
@@ -143,9 +135,8 @@ def test_ranks_that_computed_the_same_are_read_once(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("passes", "expected"),
-    [
+def test_passes_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    for passes, expected in [
         ([extends([0, 1], 3)], "records[0]: extend_seq_lens sums to 3; expected its 2 tokens"),
         ([extends([0, 5], 2)], "pass 0: positions of tokens 0 to 1 do not rise by one"),
         ([{"positions": [0], "input_ids": [1, 2]}], "1 tokens in topk_ids_of_layer, 2 input_ids, 1 positions"),
@@ -153,10 +144,8 @@ def test_ranks_that_computed_the_same_are_read_once(tmp_path: Path) -> None:
         ([{"positions": [0], "forward_mode": 5}], "is of forward_mode 5: speculative decoding"),
         ([extends([], mode=4)], "no pass computed a token"),
         ([], "no records"),
-    ],
-)
-def test_passes_that_cannot_be_are_refused(passes: list[dict[str, Any]], expected: str, tmp_path: Path) -> None:
-    assert expected in refusal(recording(tmp_path / "a.pt", passes))
+    ]:
+        assert expected in refusal(recording(tmp_path / "a.pt", passes))
 
 
 def test_physical_experts_beyond_the_map_are_refused(tmp_path: Path) -> None:
@@ -191,12 +180,12 @@ def sglang(path: Path, rows: np.ndarray, prompt: int, **changed: Any) -> Path:
     return written(path, json.dumps({"meta_info": meta}))
 
 
-@pytest.mark.parametrize("k", [1, 2, 4, 6])
-def test_k_is_found_where_no_row_repeats_an_expert(k: int, tmp_path: Path) -> None:
-    rows = markov(60, layers=4, experts=16, k=k, seed=k)
-    trace, _ = imported(sglang(tmp_path / "a.json", rows, 20))
-    if k > 1:
-        np.testing.assert_array_equal(trace.read("chosen"), rows)
+def test_k_is_found_where_no_row_repeats_an_expert(tmp_path: Path) -> None:
+    for k in [1, 2, 4, 6]:
+        rows = markov(60, layers=4, experts=16, k=k, seed=k)
+        trace, _ = imported(sglang(tmp_path / "a.json", rows, 20))
+        if k > 1:
+            np.testing.assert_array_equal(trace.read("chosen"), rows)
 
 
 def test_k_is_the_models_where_it_is_named(tmp_path: Path) -> None:
@@ -205,30 +194,24 @@ def test_k_is_the_models_where_it_is_named(tmp_path: Path) -> None:
     assert (trace.geometry.layers, trace.geometry.k) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
+def test_responses_of_sglang_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    for changed, expected in [
         ({"prompt_tokens": None}, "no prompt_tokens or completion_tokens"),
         ({"completion_tokens": 8}, "24 ids for 11 computed tokens"),
         ({"prompt_tokens": True}, "prompt_tokens"),
         ({"routed_experts": "!"}, "routed_experts is not base64"),
         ({"routed_experts": None}, "send return_routed_experts: true"),
         ({"routed_experts": ""}, "0 bytes, which are no npy file"),
-    ],
-)
-def test_responses_of_sglang_that_do_not_fit_are_refused(
-    changed: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
-    assert expected in refusal(sglang(tmp_path / "a.json", ids(0, 6), 4, **changed))
+    ]:
+        assert expected in refusal(sglang(tmp_path / "a.json", ids(0, 6), 4, **changed))
 
 
 def vllm(path: Path, **fields: Any) -> Path:
     return written(path, json.dumps({"choices": [{"routed_experts": ids(1, 3).tolist()}]} | fields))
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
+def test_arrays_of_vllm_that_are_none_are_refused(tmp_path: Path) -> None:
+    for value, expected in [
         ([[[0, 1], [2]]], "is ragged"),
         ([[[0, True], [2, 3]]], "expected lists of lists of lists of whole numbers"),
         ([[["x" * 1000, 1], [2, 3]]], "expected lists of lists of lists of whole numbers"),
@@ -238,10 +221,8 @@ def vllm(path: Path, **fields: Any) -> Path:
         ({"encoding": "base64", "dtype": "int16", "shape": [1, 2, 2], "data": "AAAA"}, "3 bytes are no int16"),
         ({"encoding": "base64", "dtype": "object", "shape": [1], "data": "AAAA"}, "spelled in an unknown way"),
         ({"encoding": "base64", "dtype": "int16", "shape": [-1, 2, 2], "data": ""}, "spelled in an unknown way"),
-    ],
-)
-def test_arrays_of_vllm_that_are_none_are_refused(value: Any, expected: str, tmp_path: Path) -> None:
-    assert expected in refusal(vllm(tmp_path / "a.json", prompt_routed_experts=value))
+    ]:
+        assert expected in refusal(vllm(tmp_path / "a.json", prompt_routed_experts=value))
 
 
 def test_every_spelling_of_an_array_is_read(tmp_path: Path) -> None:
@@ -332,12 +313,12 @@ def test_cecar_logits_are_kept_and_cut_at_the_end_of_the_text(tmp_path: Path) ->
 # ---------------------------------------------------------------- rows by sequence before batch
 
 
-@pytest.mark.parametrize("batch", [1, 2, 8, 31])
-def test_texts_that_alternate_are_found(batch: int) -> None:
-    texts = [markov(40, layers=4, experts=32, k=4, seed=seed) for seed in range(batch)]
-    rows = np.stack(texts, 1).reshape(-1, 4, 4)
-    assert interleaved(rows) == batch
-    assert interleaved(np.random.default_rng(0).permutation(rows)) == 1
+def test_texts_that_alternate_are_found() -> None:
+    for batch in [1, 2, 8, 31]:
+        texts = [markov(40, layers=4, experts=32, k=4, seed=seed) for seed in range(batch)]
+        rows = np.stack(texts, 1).reshape(-1, 4, 4)
+        assert interleaved(rows) == batch
+        assert interleaved(np.random.default_rng(0).permutation(rows)) == 1
 
 
 def test_megatron_rows_become_texts(tmp_path: Path) -> None:

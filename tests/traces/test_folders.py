@@ -12,6 +12,7 @@ from moereplay.traces.importers import sources
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.profiles import count_table
 from moereplay.traces.schema import TraceError
+from tests.kit.collecting import case
 from tests.kit.importer_formulas import SAMPLES
 from tests.kit.importing import imported, refusal
 
@@ -26,60 +27,64 @@ def made(folder: Path, *names: str) -> list[Path]:
     return sorted(folder / name for name in names)
 
 
-@pytest.mark.parametrize(
-    ("present", "missing"),
-    [
-        (["train-00001-of-00002.parquet"], ["train-00000-of-00002.parquet", "train-00002-of-00002.parquet"]),
-        (["a-00000-of-00003.jsonl", "a-00002-of-00003.jsonl"], ["a-00001-of-00003.jsonl"]),
-        (["m-00001-of-00003.npz", "m-00003-of-00003.npz"], ["m-00002-of-00003.npz"]),
-        (["x.1of2.csv.gz"], ["x.0of2.csv.gz", "x.2of2.csv.gz"]),
-        (["train-0-of-1.csv", "test-0-of-2.csv"], ["test-1-of-2.csv"]),
-        (["a_1_of_2.pt"], ["a_0_of_2.pt", "a_2_of_2.pt"]),
-    ],
-)
-def test_a_set_without_a_file_is_refused_by_the_missing_name(
-    present: list[str], missing: list[str], tmp_path: Path
-) -> None:
-    with pytest.raises(TraceError) as refused:
-        sources.refuse_missing(tmp_path, made(tmp_path, *present))
-    assert all(name in str(refused.value) for name in missing)
+def test_a_set_without_a_file_is_refused_by_the_missing_name(tmp_path: Path) -> None:
+    for at, (present, missing) in enumerate(
+        [
+            (["train-00001-of-00002.parquet"], ["train-00000-of-00002.parquet", "train-00002-of-00002.parquet"]),
+            (["a-00000-of-00003.jsonl", "a-00002-of-00003.jsonl"], ["a-00001-of-00003.jsonl"]),
+            (["m-00001-of-00003.npz", "m-00003-of-00003.npz"], ["m-00002-of-00003.npz"]),
+            (["x.1of2.csv.gz"], ["x.0of2.csv.gz", "x.2of2.csv.gz"]),
+            (["train-0-of-1.csv", "test-0-of-2.csv"], ["test-1-of-2.csv"]),
+            (["a_1_of_2.pt"], ["a_0_of_2.pt", "a_2_of_2.pt"]),
+        ]
+    ):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with case(present, missing):
+            with pytest.raises(TraceError) as refused:
+                sources.refuse_missing(folder, made(folder, *present))
+            assert all(name in str(refused.value) for name in missing)
 
 
-@pytest.mark.parametrize(
-    "present",
-    [
-        ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
-        ["m-00001-of-00002.npz", "m-00002-of-00002.npz"],
-        ["one.csv", "two.csv"],
-        ["train-0-of-1.csv", "test-0-of-2.csv", "test-1-of-2.csv"],
-    ],
-)
-def test_a_whole_set_is_not_refused(present: list[str], tmp_path: Path) -> None:
-    files = made(tmp_path, *present)
-    sources.refuse_missing(tmp_path, files)
-    assert sources.notes(tmp_path, files) == []
+def test_a_whole_set_is_not_refused(tmp_path: Path) -> None:
+    for at, present in enumerate(
+        [
+            ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
+            ["m-00001-of-00002.npz", "m-00002-of-00002.npz"],
+            ["one.csv", "two.csv"],
+            ["train-0-of-1.csv", "test-0-of-2.csv", "test-1-of-2.csv"],
+        ]
+    ):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        files = made(folder, *present)
+        sources.refuse_missing(folder, files)
+        assert sources.notes(folder, files) == []
 
 
-@pytest.mark.parametrize(
-    ("present", "number"),
-    [
-        (["part-0.csv", "part-2.csv"], "1"),
-        (["part-00001-abc9.csv", "part-00002-abc9.csv"], "0"),
-        (["layer0.npz", "layer1.npz", "layer3.npz"], "2"),
-        (["prompt_1_data.csv", "prompt_2_data.csv", "prompt_4_data.csv"], "3"),
-        (["rank0.csv", "rank1.csv", "rank4.csv"], "2, 3"),
-    ],
-)
-def test_a_gap_in_numbers_is_named(present: list[str], number: str, tmp_path: Path) -> None:
-    (said,) = sources.notes(tmp_path, made(tmp_path, *present))
-    assert f"no file {number} of " in said
+def test_a_gap_in_numbers_is_named(tmp_path: Path) -> None:
+    for at, (present, number) in enumerate(
+        [
+            (["part-0.csv", "part-2.csv"], "1"),
+            (["part-00001-abc9.csv", "part-00002-abc9.csv"], "0"),
+            (["layer0.npz", "layer1.npz", "layer3.npz"], "2"),
+            (["prompt_1_data.csv", "prompt_2_data.csv", "prompt_4_data.csv"], "3"),
+            (["rank0.csv", "rank1.csv", "rank4.csv"], "2, 3"),
+        ]
+    ):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        (said,) = sources.notes(folder, made(folder, *present))
+        assert f"no file {number} of " in said
 
 
-@pytest.mark.parametrize(
-    "present", [["run_1700000000.csv", "run_1700000500.csv"], ["a7.csv"], ["a1.csv", "b3.csv"], ["3.csv", "90.csv"]]
-)
-def test_numbers_that_do_not_count_files_have_no_gaps(present: list[str], tmp_path: Path) -> None:
-    assert sources.notes(tmp_path, made(tmp_path, *present)) == []
+def test_numbers_that_do_not_count_files_have_no_gaps(tmp_path: Path) -> None:
+    for at, present in enumerate(
+        [["run_1700000000.csv", "run_1700000500.csv"], ["a7.csv"], ["a1.csv", "b3.csv"], ["3.csv", "90.csv"]]
+    ):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        assert sources.notes(folder, made(folder, *present)) == []
 
 
 def test_files_that_were_not_read_are_named_and_those_about_the_data_are_not(tmp_path: Path) -> None:

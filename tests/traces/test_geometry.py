@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from moereplay.traces.geometry import MODELS, Attention, LatentAttention, Mamba2, as_known, known
 from moereplay.traces.schema import Geometry, Header, Provenance, Router, TraceError
+from tests.kit.collecting import case
 from tests.kit.recordings import FOLDER, needs_recording
 
 GIB = 2**30
@@ -45,27 +46,27 @@ SPECMD_EXPERTS = {"olmoe-1b-7b": 12.0, "mixtral-8x7b": 84.0, "qwen1.5-moe-a2.7b"
 ACTIVE = {"olmoe-1b-7b": 1.3, "mixtral-8x7b": 12.9, "deepseek-v3": 37.0, "qwen3-235b-a22b": 22.0, "gpt-oss-120b": 5.1}
 
 
-@pytest.mark.parametrize(("name", "billions"), PUBLISHED.items())
-def test_parameters_add_up_to_the_published_total(name: str, billions: float) -> None:
-    assert MODELS[name].params / 1e9 == pytest.approx(billions, rel=0.002)
+def test_parameters_add_up_to_the_published_total() -> None:
+    for name, billions in PUBLISHED.items():
+        assert MODELS[name].params / 1e9 == pytest.approx(billions, rel=0.002)
 
 
 def test_every_entry_has_a_published_total() -> None:
     assert set(MODELS) == set(PUBLISHED)
 
 
-@pytest.mark.parametrize(("name", "gib"), SPECMD_EXPERTS.items())
-def test_expert_bytes_add_up_to_the_papers_table(name: str, gib: float) -> None:
-    geometry = MODELS[name].geometry
-    assert geometry.experts * sum(geometry.expert_bytes) / GIB == pytest.approx(gib, rel=0.001)
+def test_expert_bytes_add_up_to_the_papers_table() -> None:
+    for name, gib in SPECMD_EXPERTS.items():
+        geometry = MODELS[name].geometry
+        assert geometry.experts * sum(geometry.expert_bytes) / GIB == pytest.approx(gib, rel=0.001)
 
 
-@pytest.mark.parametrize(("name", "billions"), ACTIVE.items())
-def test_active_parameters_are_near_the_published_ones(name: str, billions: float) -> None:
-    geometry = MODELS[name].geometry
-    assert geometry.expert_params and geometry.dense_params and geometry.head_params
-    per_layer = geometry.k * geometry.expert_params + geometry.dense_params
-    assert (geometry.layers * per_layer + geometry.head_params) / 1e9 == pytest.approx(billions, rel=0.1)
+def test_active_parameters_are_near_the_published_ones() -> None:
+    for name, billions in ACTIVE.items():
+        geometry = MODELS[name].geometry
+        assert geometry.expert_params and geometry.dense_params and geometry.head_params
+        per_layer = geometry.k * geometry.expert_params + geometry.dense_params
+        assert (geometry.layers * per_layer + geometry.head_params) / 1e9 == pytest.approx(billions, rel=0.1)
 
 
 def test_olmoe_by_hand() -> None:
@@ -127,17 +128,14 @@ def test_gemma_bytes_are_those_of_the_phones_trace() -> None:
     assert known("gemma-4-26b-a4b").geometry.bytes_at(4) == tuple(recorded)
 
 
-@pytest.mark.parametrize(
-    ("spelling", "name"),
-    [
+def test_aliases_and_hub_ids_are_names_too() -> None:
+    for spelling, name in [
         ("deepseek-r1", "deepseek-v3"),
         ("Mixtral", "mixtral-8x7b"),
         ("allenai/OLMoE-1B-7B-0924", "olmoe-1b-7b"),
         ("Phi-3.5-MoE-instruct", "phi-3.5-moe"),
-    ],
-)
-def test_aliases_and_hub_ids_are_names_too(spelling: str, name: str) -> None:
-    assert known(spelling).name == name
+    ]:
+        assert known(spelling).name == name
 
 
 def test_no_two_models_share_a_spelling() -> None:
@@ -164,29 +162,23 @@ def test_what_a_geometry_does_not_say_of_its_prices_is_not_in_its_document() -> 
     assert Geometry.model_validate(plain.model_dump() | {"dense_bits": 16, "kv_bytes": 0}) == plain
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
+def test_a_wrong_figure_of_a_geometry_is_refused() -> None:
+    for wrong, said in [
         ({"dense_bits": 0}, "invalid precision 0.0 bits"),
         ({"weight_format": "MXPF4"}, "did you mean MXFP4?"),
         ({"kv_bytes": -1}, "greater than or equal to 0"),
-    ],
-)
-def test_a_wrong_figure_of_a_geometry_is_refused(wrong: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError, match=re.escape(said)):
-        Geometry.model_validate(known("gpt-oss-20b").geometry.model_dump() | wrong)
+    ]:
+        with case(wrong, said), pytest.raises(ValidationError, match=re.escape(said)):
+            Geometry.model_validate(known("gpt-oss-20b").geometry.model_dump() | wrong)
 
 
-@pytest.mark.parametrize(
-    ("name", "bytes_"),
-    [
+def test_a_position_adds_its_keys_and_values_to_the_cache() -> None:
+    for name, bytes_ in [
         ("mixtral-8x7b", 32 * 8 * 128 * 2 * 2),
         ("deepseek-v2-lite", 27 * (512 + 64) * 2),  # latent: 26 MoE layers and a dense one
         ("gemma-4-26b-a4b", 25 * 8 * 256 * 2 * 2 + 5 * 2 * 512 * 2),  # in 5 layers the key is also the value
-    ],
-)
-def test_a_position_adds_its_keys_and_values_to_the_cache(name: str, bytes_: int) -> None:
-    assert known(name).kv_bytes == bytes_
+    ]:
+        assert known(name).kv_bytes == bytes_
 
 
 def test_a_geometry_is_told_what_its_model_is_known_for() -> None:
@@ -199,11 +191,11 @@ def test_a_geometry_is_told_what_its_model_is_known_for() -> None:
     assert as_known(plain, "a model of my own") is plain
 
 
-@pytest.mark.parametrize(("size", "stored", "bits", "scaled"), [(1_000_000, 16, 4.85, 303_125), (1001, 1.001, 1, 1000)])
-def test_bits_are_the_decimals_that_they_are_written_as(size: int, stored: float, bits: float, scaled: int) -> None:
-    # 1,000,000 x 4.85 / 16 and 1001 / 1.001 are whole; 1.001 x 1000 in doubles is 1000.9999999999999
-    geometry = Geometry(layers=1, experts=1, k=1, expert_bytes=(size,), expert_bits=stored)
-    assert geometry.bytes_at(bits) == (scaled,)
+def test_bits_are_the_decimals_that_they_are_written_as() -> None:
+    for size, stored, bits, scaled in [(1_000_000, 16, 4.85, 303_125), (1001, 1.001, 1, 1000)]:
+        # 1,000,000 x 4.85 / 16 and 1001 / 1.001 are whole; 1.001 x 1000 in doubles is 1000.9999999999999
+        geometry = Geometry(layers=1, experts=1, k=1, expert_bytes=(size,), expert_bits=stored)
+        assert geometry.bytes_at(bits) == (scaled,)
 
 
 @pytest.mark.parametrize(

@@ -51,29 +51,25 @@ def test_an_id_that_would_wrap_is_refused_by_file_line_and_value(tmp_path: Path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.csv"]
 
 
-@pytest.mark.parametrize(
-    "value", [MOST_EXPERTS, 10**9, 2**40, 2**53, 2**63, 10**300, -2], ids=lambda value: f"{value:g}"
-)
-def test_an_id_out_of_range_is_refused_in_every_format(tmp_path: Path, value: int) -> None:
-    row = json.dumps({"request": 0, "token": 0, "layer": 0, "experts": [value, 1]})
-    layer = {"selected_experts": [value, 1], "selected_probs": [0.5, 0.5]}
-    for file in (
-        written(tmp_path / "a.csv", f"{CSV}0,0,0,{value},1\n"),
-        written(tmp_path / "a.jsonl", row),
-        written(tmp_path / "a.json", router_data(layer)),
-        written(tmp_path / "r.csv", route(**{",4,0.875,0,128": f",{value},0.875,0,128"})),
-    ):
-        assert "expected a whole number from -1 to" in refusal(file) or "not a whole number from" in refusal(file)
+def test_an_id_out_of_range_is_refused_in_every_format(tmp_path: Path) -> None:
+    for value in [MOST_EXPERTS, 10**9, 2**40, 2**53, 2**63, 10**300, -2]:
+        row = json.dumps({"request": 0, "token": 0, "layer": 0, "experts": [value, 1]})
+        layer = {"selected_experts": [value, 1], "selected_probs": [0.5, 0.5]}
+        for file in (
+            written(tmp_path / "a.csv", f"{CSV}0,0,0,{value},1\n"),
+            written(tmp_path / "a.jsonl", row),
+            written(tmp_path / "a.json", router_data(layer)),
+            written(tmp_path / "r.csv", route(**{",4,0.875,0,128": f",{value},0.875,0,128"})),
+        ):
+            assert "expected a whole number from -1 to" in refusal(file) or "not a whole number from" in refusal(file)
 
 
-@pytest.mark.parametrize(
-    ("value", "dtype"), [(40_000, "u2"), (2**31, "i8"), (2**63, "u8"), (-2, "i1"), (-(2**40), "i8")]
-)
-def test_ids_of_archives_are_refused_before_they_are_narrowed(tmp_path: Path, value: int, dtype: str) -> None:
-    ids = np.array([[[3, 1]], [[0, value]]], dtype)
-    assert f"ids[1, 0, 1] is {value}; expected a whole number" in refusal(gptoss(tmp_path / "a.npz", ids))
-    np.savez(tmp_path / "b.npz", experts=ids, meta="{}")
-    assert f"experts[1, 0, 1] is {value}; expected a whole number" in refusal(tmp_path / "b.npz")
+def test_ids_of_archives_are_refused_before_they_are_narrowed(tmp_path: Path) -> None:
+    for value, dtype in [(40_000, "u2"), (2**31, "i8"), (2**63, "u8"), (-2, "i1"), (-(2**40), "i8")]:
+        ids = np.array([[[3, 1]], [[0, value]]], dtype)
+        assert f"ids[1, 0, 1] is {value}; expected a whole number" in refusal(gptoss(tmp_path / "a.npz", ids))
+        np.savez(tmp_path / "b.npz", experts=ids, meta="{}")
+        assert f"experts[1, 0, 1] is {value}; expected a whole number" in refusal(tmp_path / "b.npz")
 
 
 def test_the_last_id_that_fits_comes_back(tmp_path: Path) -> None:
@@ -82,14 +78,14 @@ def test_the_last_id_that_fits_comes_back(tmp_path: Path) -> None:
     assert trace.geometry.experts == 32_767
 
 
-@pytest.mark.parametrize("experts", [32_768, 10**9, 10**12, 10**300], ids=lambda experts: f"{experts:g}")
-def test_more_experts_than_a_trace_holds_are_refused_wherever_they_are_stated(tmp_path: Path, experts: int) -> None:
-    sizes = json.dumps({"moereplay": {"layers": 1, "experts": experts, "k": 2, "expert_bytes": [1]}})
-    np.savez(tmp_path / "a.npz", experts=IDS, meta=json.dumps({"num_experts": experts}))
-    found = [refusal(written(tmp_path / "a.csv", f"# {sizes}\n{CSV}0,0,0,3,1\n")), refusal(tmp_path / "a.npz")]
-    if experts < 10**18:
-        found.append(refusal(written(tmp_path / "r.csv", route(**{"n_expert=8": f"n_expert={experts}"}))))
-    assert all("experts; a trace holds at most 32,767" in said for said in found)
+def test_more_experts_than_a_trace_holds_are_refused_wherever_they_are_stated(tmp_path: Path) -> None:
+    for experts in [32_768, 10**9, 10**12, 10**300]:
+        sizes = json.dumps({"moereplay": {"layers": 1, "experts": experts, "k": 2, "expert_bytes": [1]}})
+        np.savez(tmp_path / "a.npz", experts=IDS, meta=json.dumps({"num_experts": experts}))
+        found = [refusal(written(tmp_path / "a.csv", f"# {sizes}\n{CSV}0,0,0,3,1\n")), refusal(tmp_path / "a.npz")]
+        if experts < 10**18:
+            found.append(refusal(written(tmp_path / "r.csv", route(**{"n_expert=8": f"n_expert={experts}"}))))
+        assert all("experts; a trace holds at most 32,767" in said for said in found)
 
 
 def test_more_layers_than_a_trace_holds_are_refused(tmp_path: Path) -> None:
@@ -100,36 +96,36 @@ def test_more_layers_than_a_trace_holds_are_refused(tmp_path: Path) -> None:
     assert "5000 layers; a trace holds at most 4,096" in refusal(tmp_path / "a.npz")
 
 
-@pytest.mark.parametrize("weight", ["-0.5", *NOT_FINITE])
-def test_a_gate_weight_that_is_none_is_refused_by_its_line(tmp_path: Path, weight: str) -> None:
-    said = refusal(written(tmp_path / "a.csv", f"{WEIGHED}0,0,0,3,{weight}\n"))
-    assert "line 2: weight_0 is " in said
-    assert "expected a number from 0 to 65536" in said
-    cell = weight.replace("inf", "Infinity").replace("nan", "NaN")
-    row = f'{{"request": 0, "token": 0, "layer": 0, "experts": [1], "weights": [{cell}]}}'
-    assert "line 1: weights[0] is " in refusal(written(tmp_path / "a.jsonl", row))
-    layer = router_data({"selected_experts": [1], "selected_probs": ["W"]}).replace('"W"', cell)
-    assert "router_data[0] is not regular" in refusal(written(tmp_path / "a.json", layer))
-    probs = np.array([[[0.5, float(weight)]]])
-    assert "probs[0, 0, 1] is " in refusal(gptoss(tmp_path / "a.npz", probs=probs))
-    if weight != "nan":  # the format's word for "not seen"
-        said = refusal(written(tmp_path / "r.csv", route(**{",0.875,0,96": f",{weight},0,96"})), Options())
-        assert "line 7: weight is " in said
+def test_a_gate_weight_that_is_none_is_refused_by_its_line(tmp_path: Path) -> None:
+    for weight in ["-0.5", *NOT_FINITE]:
+        said = refusal(written(tmp_path / "a.csv", f"{WEIGHED}0,0,0,3,{weight}\n"))
+        assert "line 2: weight_0 is " in said
+        assert "expected a number from 0 to 65536" in said
+        cell = weight.replace("inf", "Infinity").replace("nan", "NaN")
+        row = f'{{"request": 0, "token": 0, "layer": 0, "experts": [1], "weights": [{cell}]}}'
+        assert "line 1: weights[0] is " in refusal(written(tmp_path / "a.jsonl", row))
+        layer = router_data({"selected_experts": [1], "selected_probs": ["W"]}).replace('"W"', cell)
+        assert "router_data[0] is not regular" in refusal(written(tmp_path / "a.json", layer))
+        probs = np.array([[[0.5, float(weight)]]])
+        assert "probs[0, 0, 1] is " in refusal(gptoss(tmp_path / "a.npz", probs=probs))
+        if weight != "nan":  # the format's word for "not seen"
+            said = refusal(written(tmp_path / "r.csv", route(**{",0.875,0,96": f",{weight},0,96"})), Options())
+            assert "line 7: weight is " in said
 
 
-@pytest.mark.parametrize("dtype", ["c8", "?", "M8[s]", "U3", "V4"])
-def test_columns_of_no_numbers_are_refused(tmp_path: Path, dtype: str) -> None:
-    probs = np.zeros(IDS.shape, dtype)
-    assert "expected numbers" in refusal(gptoss(tmp_path / "a.npz", probs=probs))
-    assert "expected three axes of whole numbers" in refusal(
-        gptoss(tmp_path / "b.npz", IDS.astype(float).astype(dtype) if dtype == "?" else probs)
-    )
-    assert "offsets do not divide" in refusal(gptoss(tmp_path / "c.npz", offsets=np.zeros(2, dtype)))
+def test_columns_of_no_numbers_are_refused(tmp_path: Path) -> None:
+    for dtype in ["c8", "?", "M8[s]", "U3", "V4"]:
+        probs = np.zeros(IDS.shape, dtype)
+        assert "expected numbers" in refusal(gptoss(tmp_path / "a.npz", probs=probs))
+        assert "expected three axes of whole numbers" in refusal(
+            gptoss(tmp_path / "b.npz", IDS.astype(float).astype(dtype) if dtype == "?" else probs)
+        )
+        assert "offsets do not divide" in refusal(gptoss(tmp_path / "c.npz", offsets=np.zeros(2, dtype)))
 
 
-@pytest.mark.parametrize("cell", ["True", "1+2j", "2024-01-01", "0x10", "1_0", "٣", "", '"3,1"', "3 1"])
-def test_a_cell_that_is_no_number_is_refused_by_its_line(tmp_path: Path, cell: str) -> None:
-    assert "line 2: " in refusal(written(tmp_path / "a.csv", f"{CSV}0,0,0,{cell},1\n"))
+def test_a_cell_that_is_no_number_is_refused_by_its_line(tmp_path: Path) -> None:
+    for cell in ["True", "1+2j", "2024-01-01", "0x10", "1_0", "٣", "", '"3,1"', "3 1"]:
+        assert "line 2: " in refusal(written(tmp_path / "a.csv", f"{CSV}0,0,0,{cell},1\n"))
 
 
 def test_a_residency_that_is_none_is_refused_by_its_line(tmp_path: Path) -> None:
@@ -156,20 +152,20 @@ def test_an_expert_that_stands_twice_is_refused_by_its_line(tmp_path: Path) -> N
 # ---------------------------------------------------------------- options
 
 
-@pytest.mark.parametrize("bits", ["inf", "-inf", "nan", "0", "-4", "1e300", "1e-9"])
-@pytest.mark.parametrize("verb", ["import", "synthesise"])
-def test_bits_that_are_no_precision_are_refused_in_our_words(tmp_path: Path, verb: str, bits: str) -> None:
-    source = [str(SAMPLES / "generic.csv")] if verb == "import" else []
-    said = run(verb, *source, f"--expert-bits={bits}", "--out", str(tmp_path / "a.zarr"))
-    assert "invalid precision" in said and "expected 0.1 to 64" in said
-    assert not list(tmp_path.iterdir())
+def test_bits_that_are_no_precision_are_refused_in_our_words(tmp_path: Path) -> None:
+    for bits in ["inf", "-inf", "nan", "0", "-4", "1e300", "1e-9"]:
+        for verb in ["import", "synthesise"]:
+            source = [str(SAMPLES / "generic.csv")] if verb == "import" else []
+            said = run(verb, *source, f"--expert-bits={bits}", "--out", str(tmp_path / "a.zarr"))
+            assert "invalid precision" in said and "expected 0.1 to 64" in said
+            assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("sizes", ["0", "-1", "1e6", "0.5kB", "9" * 23, "100/x", "", "/", "1.5", "100/0", "9" * 5000])
-def test_bytes_that_are_none_are_refused_in_our_words(tmp_path: Path, sizes: str) -> None:
-    said = run("import", str(SAMPLES / "generic.csv"), f"--expert-bytes={sizes}", "--out", str(tmp_path / "a.zarr"))
-    assert "--expert-bytes" in said
-    assert len(said) < 300
+def test_bytes_that_are_none_are_refused_in_our_words(tmp_path: Path) -> None:
+    for sizes in ["0", "-1", "1e6", "0.5kB", "9" * 23, "100/x", "", "/", "1.5", "100/0", "9" * 5000]:
+        said = run("import", str(SAMPLES / "generic.csv"), f"--expert-bytes={sizes}", "--out", str(tmp_path / "a.zarr"))
+        assert "--expert-bytes" in said
+        assert len(said) < 300
 
 
 def test_bytes_that_no_sum_can_hold_are_refused(tmp_path: Path) -> None:
@@ -179,32 +175,36 @@ def test_bytes_that_no_sum_can_hold_are_refused(tmp_path: Path) -> None:
     assert "are more than 2**60 for all experts" in said
 
 
-@pytest.mark.parametrize("option", ["--chunk=0", "--prompt-length=-1", "--limit=0", "--chunk=x"])
-def test_counts_out_of_range_are_refused_by_their_option(tmp_path: Path, option: str) -> None:
-    said = run("import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", option, "--out", str(tmp_path / "a.zarr"))
-    assert option.partition("=")[0] in said
+def test_counts_out_of_range_are_refused_by_their_option(tmp_path: Path) -> None:
+    for option in ["--chunk=0", "--prompt-length=-1", "--limit=0", "--chunk=x"]:
+        said = run("import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", option, "--out", str(tmp_path / "a.zarr"))
+        assert option.partition("=")[0] in said
 
 
-@pytest.mark.parametrize("option", ["--chunk", "--prompt-length", "--limit"])
-def test_a_count_beyond_every_file_means_all_of_it(tmp_path: Path, option: str) -> None:
-    command = ["import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", "--out", str(tmp_path / "a.zarr")]
-    assert CliRunner().invoke(entry.application(), [*command, option, str(10**30)]).exit_code == 0
+def test_a_count_beyond_every_file_means_all_of_it(tmp_path: Path) -> None:
+    for at, option in enumerate(["--chunk", "--prompt-length", "--limit"]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        command = ["import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", "--out", str(folder / "a.zarr")]
+        assert CliRunner().invoke(entry.application(), [*command, option, str(10**30)]).exit_code == 0
 
 
 # ---------------------------------------------------------------- two imports at once
 
 
-@pytest.mark.parametrize("resume", [[], ["--resume"]])
-def test_an_import_is_refused_while_another_writes_the_trace(tmp_path: Path, resume: list[str]) -> None:
-    trace, requests = imported(SAMPLES / "generic.csv", Options())
-    out = tmp_path / "a.zarr"
-    with TraceWriter.create(out, Header(geometry=trace.geometry)) as first:
-        first.append(requests[0])
-        first.commit()
-        said = run("import", str(SAMPLES / "generic.csv"), "--out", str(out), *resume)
-        assert f"{out}.partial is being written by process " in said
-        first.append(requests[1])
-        assert first.finish().requests == 2
+def test_an_import_is_refused_while_another_writes_the_trace(tmp_path: Path) -> None:
+    for at, resume in enumerate([[], ["--resume"]]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        trace, requests = imported(SAMPLES / "generic.csv", Options())
+        out = folder / "a.zarr"
+        with TraceWriter.create(out, Header(geometry=trace.geometry)) as first:
+            first.append(requests[0])
+            first.commit()
+            said = run("import", str(SAMPLES / "generic.csv"), "--out", str(out), *resume)
+            assert f"{out}.partial is being written by process " in said
+            first.append(requests[1])
+            assert first.finish().requests == 2
 
 
 # ---------------------------------------------------------------- text
@@ -216,28 +216,25 @@ def test_quoted_cells_are_read(tmp_path: Path) -> None:
     assert trace.read("chosen").tolist() == [[[3, 1]], [[4, 2]]]
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
+def test_quoted_cells_that_are_wrong_are_refused_by_their_line(tmp_path: Path) -> None:
+    for row, expected in [
         ('0,0,0,"3,1",1', "line 2: expert_0 is '3,1'"),
         ('0,0,0,"3","1","2"', "line 2: 6 columns; expected 5"),
         ('0,0,0,"3,1\n0,1,0,"4,2', "line 2: cells that cannot be read (unexpected end of data)"),
         ('0,0,0,"3"x,1', "line 2: cells that cannot be read"),
         ("0,0,0,3," + "9" * 200_000, "line 2: "),
-    ],
-)
-def test_quoted_cells_that_are_wrong_are_refused_by_their_line(tmp_path: Path, row: str, expected: str) -> None:
-    assert expected in refusal(written(tmp_path / "a.csv", f"{CSV}{row}\n"))
+    ]:
+        assert expected in refusal(written(tmp_path / "a.csv", f"{CSV}{row}\n"))
 
 
 def test_a_csv_without_its_last_line_end_may_have_been_cut_off(tmp_path: Path) -> None:
     assert "the last line has no line end" in refusal(written(tmp_path / "a.csv", CSV + "0,0,0,3,12"))
 
 
-@pytest.mark.parametrize("ends", ["\r\n", "\r"])
-def test_line_ends_of_other_systems_are_read(tmp_path: Path, ends: str) -> None:
-    (tmp_path / "a.csv").write_bytes((CSV + "0,0,0,3,1\n0,1,0,4,2\n\n\n").replace("\n", ends).encode())
-    assert imported(tmp_path / "a.csv")[0].tokens == 2
+def test_line_ends_of_other_systems_are_read(tmp_path: Path) -> None:
+    for ends in ["\r\n", "\r"]:
+        (tmp_path / "a.csv").write_bytes((CSV + "0,0,0,3,1\n0,1,0,4,2\n\n\n").replace("\n", ends).encode())
+        assert imported(tmp_path / "a.csv")[0].tokens == 2
 
 
 def test_a_table_of_several_pieces_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from moereplay.traces.geometry import MODELS
 from moereplay.traces.importers import registry as importers
@@ -58,20 +57,20 @@ def test_a_missing_path_is_refused(tmp_path: Path) -> None:
     assert "no such file or folder" in refusal(tmp_path / "absent.npz")
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.npz", "a.json"])
-def test_an_empty_file_is_refused(tmp_path: Path, name: str) -> None:
-    assert "empty" in refusal(written(tmp_path / name, ""))
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    for name in ["a.csv", "a.jsonl", "a.npz", "a.json"]:
+        assert "empty" in refusal(written(tmp_path / name, ""))
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     assert "the folder is empty" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("keep", [0.3, 0.7, 0.99])
-def test_a_truncated_npz_is_refused(tmp_path: Path, keep: float) -> None:
-    path = gptoss_file(tmp_path / "cut.npz", [0, 5])
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
-    assert "truncated" in refusal(path)
+def test_a_truncated_npz_is_refused(tmp_path: Path) -> None:
+    for keep in [0.3, 0.7, 0.99]:
+        path = gptoss_file(tmp_path / "cut.npz", [0, 5])
+        path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+        assert "truncated" in refusal(path)
 
 
 def test_an_npz_with_a_broken_directory_is_refused(tmp_path: Path) -> None:
@@ -172,9 +171,9 @@ def test_gptoss_runs_become_requests_without_prompt(tmp_path: Path) -> None:
     assert requests[1].chosen[0].tolist() == [[3, 1], [0, 2]]
 
 
-@pytest.mark.parametrize("offsets", [[0, 2, 4], [1, 5], [0, 3, 3, 5], [5]])
-def test_gptoss_offsets_must_divide_the_rows(tmp_path: Path, offsets: list[int]) -> None:
-    assert "offsets do not divide 5 rows" in refusal(gptoss_file(tmp_path / "a.npz", offsets))
+def test_gptoss_offsets_must_divide_the_rows(tmp_path: Path) -> None:
+    for offsets in [[0, 2, 4], [1, 5], [0, 3, 3, 5], [5]]:
+        assert "offsets do not divide 5 rows" in refusal(gptoss_file(tmp_path / "a.npz", offsets))
 
 
 def test_gptoss_listing_must_match_the_arrays(tmp_path: Path) -> None:
@@ -196,11 +195,9 @@ def test_a_json_run_with_a_lost_token_is_refused(tmp_path: Path) -> None:
     assert "router_data[1] is token 11; expected 10" in refusal(written(tmp_path / "run.json", json.dumps(run)))
 
 
-@pytest.mark.parametrize(
-    "entries", ["[]", '[{"token_0": {}}]', '[{"token_x": 3}]', '[{"token_0": {"layer_0": 1}}]', "{}"]
-)
-def test_an_irregular_json_run_is_refused(tmp_path: Path, entries: str) -> None:
-    assert "router_data" in refusal(written(tmp_path / "run.json", f'{{"router_data": {entries}}}'))
+def test_an_irregular_json_run_is_refused(tmp_path: Path) -> None:
+    for entries in ["[]", '[{"token_0": {}}]', '[{"token_x": 3}]', '[{"token_0": {"layer_0": 1}}]', "{}"]:
+        assert "router_data" in refusal(written(tmp_path / "run.json", f'{{"router_data": {entries}}}'))
 
 
 # ---------------------------------------------------------------- streams, layer first
@@ -252,10 +249,10 @@ def test_streams_of_another_shape_in_the_folder_are_refused(tmp_path: Path) -> N
     assert "expected (1, 1), as in a.npz" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("meta", [{"k": 3}, {"n_moe_layers": 9}, {"num_experts": "many"}])
-def test_meta_that_contradicts_the_rows_is_refused(tmp_path: Path, meta: dict[str, object]) -> None:
-    path = layers_file(tmp_path / "a.npz", np.zeros((1, 3, 1), np.int16), **meta)
-    assert next(iter(meta)) in refusal(path)
+def test_meta_that_contradicts_the_rows_is_refused(tmp_path: Path) -> None:
+    for meta in [{"k": 3}, {"n_moe_layers": 9}, {"num_experts": "many"}]:
+        path = layers_file(tmp_path / "a.npz", np.zeros((1, 3, 1), np.int16), **meta)
+        assert next(iter(meta)) in refusal(path)
 
 
 def test_ids_out_of_range_are_refused(tmp_path: Path) -> None:

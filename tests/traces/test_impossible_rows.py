@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from moereplay.traces.store import open_trace, verify
 from moereplay.traces.summary import summarise
 from moereplay.traces.validator import examine
 from moereplay.traces.writer import write_trace
+from tests.kit.collecting import case
 from tests.tracegen.test_faults import edit_attributes, reseal
 
 LAYERS, EXPERTS, K, TOKENS = 2, 8, 2, 12
@@ -89,42 +89,35 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("name", "at", "value", "message"), WRONG.values(), ids=WRONG.keys())
-@pytest.mark.parametrize("use", [compiled, reference, verified])
-def test_an_impossible_row_is_refused_by_token_and_layer(
-    tmp_path: Path, use: Callable[[Path], None], name: str, at: tuple[int, ...], value: float, message: str
-) -> None:
-    arrays = rows()
-    arrays[name][at] = value
-    path = stored(tmp_path / "a.zarr", arrays)
-    with pytest.raises(TraceError, match=rf"a\.zarr: {message}") as refused:
-        use(path)
-    assert "\n" not in str(refused.value)
+def test_an_impossible_row_is_refused_by_token_and_layer(tmp_path: Path) -> None:
+    for what, (name, at, value, message) in WRONG.items():
+        arrays = rows()
+        arrays[name][at] = value
+        path = stored(tmp_path / what / "a.zarr", arrays)
+        for use in (compiled, reference, verified, *[inspected] * (name == "chosen")):
+            with case(what, use.__name__):
+                with pytest.raises(TraceError, match=rf"a\.zarr: {message}") as refused:
+                    use(path)
+                assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("at", [(7, 1, 0), (7, 1)], ids=["too high", "repeated"])
-def test_inspection_names_impossible_ids(tmp_path: Path, at: tuple[int, ...]) -> None:
-    arrays = rows()
-    arrays["chosen"][at] = 500 if len(at) == 3 else 3
-    with pytest.raises(TraceError, match=r"chosen\[7, 1.*\(token 7, layer 1\)"):
-        inspected(stored(tmp_path / "a.zarr", arrays))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_no_engine_is_spared_the_check(tmp_path: Path, engine: str) -> None:
+def test_no_engine_is_spared_the_check(tmp_path: Path) -> None:
+    """A replay that reads ids alone."""
     arrays = rows()
     arrays["chosen"][7, 1, 0] = 500
     path = stored(tmp_path / "a.zarr", arrays)
-    with pytest.raises(TraceError, match="is 500"):
-        replay(open_trace(path), configure(capacity="50%"), engine=engine)
+    for engine in ENGINES:
+        with case(engine), pytest.raises(TraceError, match="is 500"):
+            replay(open_trace(path), configure(capacity="50%"), engine=engine)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 500.0])
-def test_an_impossible_bias_is_refused_on_opening(tmp_path: Path, value: float) -> None:
-    bias = np.zeros((LAYERS, EXPERTS), np.float32)
-    bias[1, 3] = value
-    with pytest.raises(TraceError, match=rf"router_bias of layer 1, expert 3 is {value}; expected a number"):
-        stored(tmp_path / "a.zarr", rows(), bias)
+def test_an_impossible_bias_is_refused_on_opening(tmp_path: Path) -> None:
+    for value in (np.nan, np.inf, 500.0):
+        with case(value):
+            bias = np.zeros((LAYERS, EXPERTS), np.float32)
+            bias[1, 3] = value
+            with pytest.raises(TraceError, match=rf"router_bias of layer 1, expert 3 is {value}; expected a number"):
+                stored(tmp_path / f"{value}.zarr", rows(), bias)
 
 
 def test_a_folder_in_place_of_a_chunk_is_no_zeros(tmp_path: Path) -> None:
@@ -136,13 +129,16 @@ def test_a_folder_in_place_of_a_chunk_is_no_zeros(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("name", ["zarr.json", "chosen/zarr.json", "chosen/c.0.0.0"])
-def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    file = stored(tmp_path / "a.zarr", rows()) / name
-    file.unlink()
-    os.mkfifo(file)
-    with pytest.raises(TraceError, match=r"missing or damaged|is not a file"):
-        open_trace(tmp_path / "a.zarr")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    for at, name in enumerate(["zarr.json", "chosen/zarr.json", "chosen/c.0.0.0"]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with case(name):
+            file = stored(folder / "a.zarr", rows()) / name
+            file.unlink()
+            os.mkfifo(file)
+            with pytest.raises(TraceError, match=r"missing or damaged|is not a file"):
+                open_trace(folder / "a.zarr")
 
 
 def test_shards_of_sizes_that_no_writer_gives_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.stored import Column
 from moereplay.traces.writer import write_trace
+from tests.kit.collecting import case
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.hub import IDENTITY, hub_of
 
@@ -131,9 +131,11 @@ def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> No
 # ---------------------------------------------------------------- refused
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_what_cannot_be_done_is_one_line(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "my trace.zarr").symlink_to(SAMPLE)
+    before = sorted(tmp_path.rglob("*"))
+    for words, said in [
         (["list", "no/such/place"], "unknown library no/such/place: expected a folder"),
         (["list", "{odd}"], "invalid name 'my trace'"),
         (["get", "minis", "--from", "{lib}"], "has no trace 'minis': did you mean mini?"),
@@ -143,58 +145,42 @@ def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> No
         (["publish", "miniature", "--licence", "MIT", "--out", "{lib}", "--name", "mini"], "has a trace mini already"),
         (["publish", "miniature", "--licence", "MIT", "--out", "{lib}", "--name", "../x"], "invalid name '../x'"),
         (["publish", "miniature", "--licence", "MIT", "--out", "/dev/null/x"], "cannot write /dev/null/x"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line(words: Sequence[str], said: str, library: Path, tmp_path: Path) -> None:
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "my trace.zarr").symlink_to(SAMPLE)
-    before = sorted(tmp_path.rglob("*"))
-    ended = moereplay("traces", *(word.format(lib=library, odd=tmp_path / "odd") for word in words), cwd=tmp_path)
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
-    assert said in ended.stderr
-    assert sorted(tmp_path.rglob("*")) == before
+    ]:
+        ended = moereplay("traces", *(word.format(lib=library, odd=tmp_path / "odd") for word in words), cwd=tmp_path)
+        assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+        assert said in ended.stderr
+        assert sorted(tmp_path.rglob("*")) == before
 
 
-def hostile(index: dict, how: str) -> dict:
-    """An index that somebody edited."""
-    entry = index["traces"][0]
-    file = entry["files"][0]
-    changes: dict[str, object] = {
-        "path": file | {"path": "../../etc/passwd"},
-        "inside": file | {"path": "mini.zarr/../../../etc/passwd"},
-        "absolute": file | {"path": "/etc/passwd"},
-        "sha": file | {"sha256": "0" * 64},
-        "size": file | {"bytes": 1},
-        "missing": file | {"path": "mini.zarr/nothing"},
+def test_an_edited_index_is_refused_and_leaves_nothing(library: Path, tmp_path: Path) -> None:
+    index = json.loads((library / "traces.json").read_text())
+    (entry,) = index["traces"]
+    first, *rest = entry["files"]
+    edited: dict[str, dict[str, object]] = {
+        "above": {"files": [first | {"path": "../../etc/passwd"}, *rest]},
+        "inside": {"files": [first | {"path": "mini.zarr/../../../etc/passwd"}, *rest]},
+        "absolute": {"files": [first | {"path": "/etc/passwd"}, *rest]},
+        "sha": {"files": [first | {"sha256": "0" * 64}, *rest]},
+        "size": {"files": [first | {"bytes": 1}, *rest]},
+        "missing": {"files": [first | {"path": "mini.zarr/nothing"}, *rest]},
+        "fewer": {"files": rest},
+        "name": {"name": "../up"},
+        "digest": {"digest": "f" * 64},
     }
-    entry["files"][0] = changes.get(how, file)
-    if how == "name":
-        entry["name"] = "../up"
-    if how == "digest":
-        entry["digest"] = "f" * 64
-    if how == "unknown":
-        index["more"] = 1
-    if how == "fewer":
-        entry["files"] = entry["files"][1:]
-    return index
+    wrong = {how: index | {"traces": [entry | change]} for how, change in edited.items()}
+    for how, document in {**wrong, "unknown": index | {"more": 1}}.items():
+        (library / "traces.json").write_text(json.dumps(document))
+        ended = moereplay("traces", "get", "mini", "--from", str(library), cwd=tmp_path)
+        assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), (how, ended.stderr)
+        assert [path.name for path in tmp_path.iterdir()] == ["lib"], how
 
 
-@pytest.mark.parametrize(
-    "how", ["path", "inside", "absolute", "sha", "size", "missing", "name", "digest", "unknown", "fewer"]
-)
-def test_an_edited_index_is_refused_and_leaves_nothing(how: str, library: Path, tmp_path: Path) -> None:
-    file = library / "traces.json"
-    file.write_text(json.dumps(hostile(json.loads(file.read_text()), how)))
-    ended = moereplay("traces", "get", "mini", "--from", str(library), cwd=tmp_path)
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["lib"]
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe", b'{"traces": 3}', b"[" * 100_000, b'{"version": 2}'])
-def test_a_broken_index_is_refused(text: bytes, tmp_path: Path) -> None:
-    (tmp_path / "traces.json").write_bytes(text)
-    with pytest.raises(TraceError, match=r"traces\.json"):
-        library_of(str(tmp_path)).index()
+def test_a_broken_index_is_refused(tmp_path: Path) -> None:
+    for text in [b"", b"{", b"[]", b"\xff\xfe", b'{"traces": 3}', b"[" * 100_000, b'{"version": 2}']:
+        with case(text):
+            (tmp_path / "traces.json").write_bytes(text)
+            with pytest.raises(TraceError, match=r"traces\.json"):
+                library_of(str(tmp_path)).index()
 
 
 def test_flipped_bytes_of_a_published_trace_are_noticed(library: Path, tmp_path: Path) -> None:
@@ -208,17 +194,15 @@ def test_flipped_bytes_of_a_published_trace_are_noticed(library: Path, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lib"]
 
 
-@pytest.mark.parametrize("what", ["tokens", "requests", "model", "capabilities"])
-def test_an_index_that_describes_another_trace_is_refused(what: str, library: Path, tmp_path: Path) -> None:
+def test_an_index_that_describes_another_trace_is_refused(library: Path, tmp_path: Path) -> None:
     file = library / "traces.json"
     index = json.loads(file.read_text())
-    wrong = {"tokens": 7, "requests": 7, "model": "another", "capabilities": ["ids", "magic"]}
-    index["traces"][0][what] = wrong[what]
-    file.write_text(json.dumps(index))
-    with pytest.raises(TraceError, match=rf"mini: {what} is .* in the index"):
-        fetch(library_of(str(library)), "mini", tmp_path / "a.zarr")
-    index["traces"][0] |= {"bytes": 1}
-    file.write_text(json.dumps(index))
+    (entry,) = index["traces"]
+    for what, wrong in {"tokens": 7, "requests": 7, "model": "another", "capabilities": ["ids", "magic"]}.items():
+        file.write_text(json.dumps(index | {"traces": [entry | {what: wrong}]}))
+        with case(what), pytest.raises(TraceError, match=rf"mini: {what} is .* in the index"):
+            fetch(library_of(str(library)), "mini", tmp_path / "a.zarr")
+    file.write_text(json.dumps(index | {"traces": [entry | {"bytes": 1}]}))
     with pytest.raises(TraceError, match="bytes is 1, but its files have"):
         library_of(str(library)).index()
 

@@ -5,25 +5,19 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from moereplay.traces.geometry import MODELS
-from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.importers.llama_tables import NOTE
-from moereplay.traces.schema import Geometry, Request, TraceError
-from tests.kit.damage import BYTES
+from moereplay.traces.schema import Geometry, Request
 from tests.kit.drawn_logs import Workload, workloads
-from tests.kit.importer_formulas import Sample
-from tests.kit.importer_loggers import ALL
 from tests.kit.importing import imported, refusal, written
 
 MODEL = Options(geometry=Geometry(layers=2, experts=32, k=4, expert_bytes=(9, 9)))
-TIMES = 3  #: draws of every damage
 
 
 def text(folder: Path, name: str, *lines: str) -> Path:
@@ -105,18 +99,18 @@ def routed(tokens: int, experts: int, k: int) -> np.ndarray:
     return np.array([rng.permutation(experts)[:k] for _ in range(tokens)])
 
 
-@pytest.mark.parametrize(("make", "said"), [(rankings, True), (routed, False)])
-def test_rankings_of_all_experts_are_said_not_to_be_choices(make, said: bool, tmp_path: Path) -> None:
-    ids = [make(128, 32, 4) for _ in range(2)]
-    records = [struct.pack("<iii", layer, 128, 4) + ids[layer].astype("<i4").tobytes() for layer in range(2)]
-    (tmp_path / "a.bin").write_bytes(b"".join(records))
-    rows = [(layer, token, ids[layer][token]) for layer in range(2) for token in range(128)]
-    written(tmp_path / "b.csv", "".join(f"{t - 128},{layer},{','.join(map(str, e))}\n" for layer, t, e in rows))
-    steps = [f"{layer},{one}\n" for layer in range(2) for one in ids[layer][0]]
-    log = "".join(f"{layer},{one}\n" for layer, _, e in rows for one in e)
-    written(tmp_path / "c.csv", f"layer,expert\n{log}{''.join(steps)}")
-    for name in ("a.bin", "b.csv", "c.csv"):
-        assert (NOTE in notes_of(tmp_path / name, MODEL)) is said
+def test_rankings_of_all_experts_are_said_not_to_be_choices(tmp_path: Path) -> None:
+    for make, said in [(rankings, True), (routed, False)]:
+        ids = [make(128, 32, 4) for _ in range(2)]
+        records = [struct.pack("<iii", layer, 128, 4) + ids[layer].astype("<i4").tobytes() for layer in range(2)]
+        (tmp_path / "a.bin").write_bytes(b"".join(records))
+        rows = [(layer, token, ids[layer][token]) for layer in range(2) for token in range(128)]
+        written(tmp_path / "b.csv", "".join(f"{t - 128},{layer},{','.join(map(str, e))}\n" for layer, t, e in rows))
+        steps = [f"{layer},{one}\n" for layer in range(2) for one in ids[layer][0]]
+        log = "".join(f"{layer},{one}\n" for layer, _, e in rows for one in e)
+        written(tmp_path / "c.csv", f"layer,expert\n{log}{''.join(steps)}")
+        for name in ("a.bin", "b.csv", "c.csv"):
+            assert (NOTE in notes_of(tmp_path / name, MODEL)) is said
 
 
 # ---------------------------------------------------------------- llama.cpp's logs
@@ -134,33 +128,27 @@ def test_a_layer_other_than_the_last_must_have_every_token(tmp_path: Path) -> No
     assert "layer 1 has 1 tokens of 2" in refusal(text(tmp_path, "b.csv", "-1,0,2", "-1,1,3", "0,0,1"))
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
+def test_lines_of_positions_that_are_wrong_are_named(tmp_path: Path) -> None:
+    for lines, said in [
         (("0,0,1,2", "0,1,3"), "line 2: 3 columns"),
         (("0,0,1,2", "0,1,3,3"), "line 2: expert 3 twice"),
         (("0,0,1,2", "0,1,3,x"), "line 2: expert 1 is 'x'"),
         (("0,0,1,2", "0,1,3,40000"), "line 2: expert 1 is 40000"),
         (("0,0,1,2", "2,0,1,2"), "jumps from token 0 to 2"),
-    ],
-)
-def test_lines_of_positions_that_are_wrong_are_named(lines: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    assert said in refusal(text(tmp_path, "a.csv", *lines))
+    ]:
+        assert said in refusal(text(tmp_path, "a.csv", *lines))
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
+def test_rows_of_ranks_that_are_wrong_are_named(tmp_path: Path) -> None:
+    for rows, said in [
         (("prefill,0,0,0,5", "prefill,0,0,1,6", "decode,1,0,1,5", "decode,1,0,0,6"), "line 4: rank 1"),
         (("prefill,0,0,0,5", "prefill,0,0,1,6", "decode,1,0,0,5"), "line 4: rank 0"),
         (("prefill,0,0,1,5",), "line 2: rank 1"),
         (("decode,0,0,0,5", "prefill,1,0,0,5"), "returns to phase 0"),
         (("warmup,0,0,0,5",), "line 2: phase is 'warmup'"),
         (("decode,0,0,0,five",), "line 2: expert is 'five'"),
-    ],
-)
-def test_rows_of_ranks_that_are_wrong_are_named(rows: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    assert said in refusal(text(tmp_path, "a.csv", "phase,token,layer,rank,expert", *rows))
+    ]:
+        assert said in refusal(text(tmp_path, "a.csv", "phase,token,layer,rank,expert", *rows))
 
 
 def test_the_model_says_how_many_rows_a_token_has(tmp_path: Path) -> None:
@@ -181,9 +169,9 @@ def test_a_log_of_one_layer_is_said_to_show_no_passes(tmp_path: Path) -> None:
     assert "one layer alone shows no passes" in notes_of(path)
 
 
-@pytest.mark.parametrize("row", ["3,5 1 7", "3,", "x,5 1", "3,5 -1", "3,5.5 1", "4097,5 1"])
-def test_a_list_of_a_log_that_is_wrong_is_named(row: str, tmp_path: Path) -> None:
-    assert "line 3" in refusal(text(tmp_path, "a.log", "layer_id,expert_ids", "3,5 1", row))
+def test_a_list_of_a_log_that_is_wrong_is_named(tmp_path: Path) -> None:
+    for row in ["3,5 1 7", "3,", "x,5 1", "3,5 -1", "3,5.5 1", "4097,5 1"]:
+        assert "line 3" in refusal(text(tmp_path, "a.log", "layer_id,expert_ids", "3,5 1", row))
 
 
 def records(*heads: tuple[int, int, int]) -> bytes:
@@ -191,9 +179,8 @@ def records(*heads: tuple[int, int, int]) -> bytes:
     return b"".join(struct.pack(f"<iii{n * k}i", layer, n, k, *(list(range(k)) * n)) for layer, n, k in heads)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
+def test_records_that_are_wrong_are_named(tmp_path: Path) -> None:
+    for content, said in [
         (records((0, 3, 2), (1, 3, 2), (0, 3, 2)), "pass 1 has 1 layers"),
         (records((0, 3, 2), (1, 1, 2)), "1 or 3 tokens"),
         (records((0, 3, 2), (1, 3, 4)) + records((0, 3, 2), (1, 3, 2)), "pass 1"),
@@ -201,11 +188,9 @@ def records(*heads: tuple[int, int, int]) -> bytes:
         (records((0, 3, 2)) + struct.pack("<iii", 1, 2**30, 2**10), "record 1"),
         (records((0, 3, 2)) + struct.pack("<iii2i", 1, 1, 2, -7, 3), "pass 0 has 2 layers"),
         (struct.pack("<iii2i", 0, 1, 2, -7, 3), "is -7"),
-    ],
-)
-def test_records_that_are_wrong_are_named(content: bytes, said: str, tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(content)
-    assert said in refusal(tmp_path / "a.bin", format="llama_records")
+    ]:
+        (tmp_path / "a.bin").write_bytes(content)
+        assert said in refusal(tmp_path / "a.bin", format="llama_records")
 
 
 def test_single_tokens_after_a_chunk_are_its_decode_steps(tmp_path: Path) -> None:
@@ -217,19 +202,16 @@ def test_single_tokens_after_a_chunk_are_its_decode_steps(tmp_path: Path) -> Non
 # ---------------------------------------------------------------- colibri
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
+def test_lines_of_colibris_stream_that_are_wrong_are_named(tmp_path: Path) -> None:
+    for lines, said in [
         (("0 0 0 1:0.5", "0 2 0 1:0.5"), "line 2: call 0, row 2; expected row 1"),
         (("0 0 0 1:0.5", "1 0 1 1:0.5", "0 0 0 1:0.5"), "line 3: call 0, row 0"),
         (("0 0 0 1:0.5", "1 0 1 1:0.5 2:0.5"), "line 2"),
         (("0 0 0 1:0.5", "1 0 1 1:nan"), "line 2"),
         (("0 0 0 1:0.5", "1 0 1 40000:0.5"), "line 2: expert is 40000"),
         (("0 0 0 1:0.5 1:0.2",), "line 1: expert 1 twice"),
-    ],
-)
-def test_lines_of_colibris_stream_that_are_wrong_are_named(lines: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    assert said in refusal(text(tmp_path, "a.txt", *lines))
+    ]:
+        assert said in refusal(text(tmp_path, "a.txt", *lines))
 
 
 # ---------------------------------------------------------------- moe-cache-lab
@@ -300,9 +282,8 @@ def test_probabilities_of_some_selections_only_are_left_out(tmp_path: Path) -> N
     assert imported(path)[1][0].weights is None
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
+def test_a_selection_that_is_wrong_is_named(tmp_path: Path) -> None:
+    for wrong, said in [
         ({"selected_experts": [4]}, "line 2: selected_experts holds 4"),
         ({"selected_experts": [1, 2]}, "line 2: 2 experts"),
         ({"assignment_state": "unassigned"}, "line 2: selected_experts"),
@@ -314,16 +295,14 @@ def test_probabilities_of_some_selections_only_are_left_out(tmp_path: Path) -> N
         ({"record_type": "note"}, "line 2: record_type is note"),
         ({"token_id": "a"}, "line 2: token_id is a"),
         ({"selected_probabilities": [float("nan")]}, "line 2: probabilities holds nan"),
-    ],
-)
-def test_a_selection_that_is_wrong_is_named(wrong: dict[str, object], said: str, tmp_path: Path) -> None:
-    assert said in refusal(lab(tmp_path, SWITCH, DECODER[0] | wrong, *DECODER[1:]))
+    ]:
+        assert said in refusal(lab(tmp_path, SWITCH, DECODER[0] | wrong, *DECODER[1:]))
 
 
-@pytest.mark.parametrize("version", [0, 3, "1", None])
-def test_another_version_is_refused(version: object, tmp_path: Path) -> None:
-    if version != "1":
-        assert "line 1: format_version" in refusal(lab(tmp_path, SWITCH | {"format_version": version}, *DECODER))
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    for version in [0, 3, "1", None]:
+        if version != "1":
+            assert "line 1: format_version" in refusal(lab(tmp_path, SWITCH | {"format_version": version}, *DECODER))
 
 
 # ---------------------------------------------------------------- loggers of engines
@@ -355,19 +334,16 @@ def test_lines_of_requests_that_run_beside_each_other_are_parted_by_their_ids(tm
     assert first.chosen[:, 0, 0].tolist() == [0, 1, 2] and second.chosen[:, 0, 0].tolist() == [3, 4, 5]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
+def test_a_line_of_a_logger_that_is_wrong_is_named(tmp_path: Path) -> None:
+    for line, said in [
         (route(9, 0, 3, 1), "request 1 jumps from token 0 to 9"),
         (route(2, 0, 3, 3), "line 5: expert 3 twice"),
         (route(2, 0, 3, 40000), "line 5"),
         ('{"type": "route", "req_id": "default", "token_idx": 2}', "line 5: no 'layer'"),
         ("[]", "line 5: not an object"),
         ('{"type": ', "line 5: not JSON"),
-    ],
-)
-def test_a_line_of_a_logger_that_is_wrong_is_named(line: str, said: str, tmp_path: Path) -> None:
-    assert said in refusal(text(tmp_path, "a.jsonl", META, *TEXT, line))
+    ]:
+        assert said in refusal(text(tmp_path, "a.jsonl", META, *TEXT, line))
 
 
 def test_a_prompt_with_other_layers_than_the_first_is_refused(tmp_path: Path) -> None:
@@ -376,23 +352,3 @@ def test_a_prompt_with_other_layers_than_the_first_is_refused(tmp_path: Path) ->
     text(tmp_path, "b.csv", head, '1,0,x,"[3, 1]"')
     text(tmp_path, "c.csv", head, '1,0,x,"[3, 1]"', '2,0,x,"[0, 1, 2]"')
     assert "b.csv: (1, 2) (layers, k); expected (2, 2)" in refusal(tmp_path)
-
-
-# ---------------------------------------------------------------- damaged
-
-
-@pytest.mark.parametrize("sample", ALL, ids=[sample.name for sample in ALL])
-def test_a_damaged_log_is_refused_in_one_line_or_is_a_trace(sample: Sample, tmp_path: Path) -> None:
-    path, rng = tmp_path / sample.name, Random(sample.name)
-    sample.write(path)
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        whole = file.read_bytes()
-        for damage in list(BYTES.values()) * TIMES:
-            file.write_bytes(damage(whole, rng))
-            try:
-                requests = list(importers.load(sample.importer).read(path, sample.options).requests)
-            except TraceError as refused:
-                assert "\n" not in str(refused) and len(str(refused)) < 1000
-            else:
-                assert requests
-        file.write_bytes(whole)

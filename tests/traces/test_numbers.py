@@ -13,6 +13,7 @@ from moereplay.simulator.platform import Link, Measured, Platform, Roofline
 from moereplay.traces.documents import DocumentError, from_json, json_text
 from moereplay.traces.frozen import Frozen, first_fault
 from moereplay.traces.schema import Geometry
+from tests.kit.collecting import case
 from tests.kit.command import moereplay_here
 
 SIZES = {"layers": 1, "experts": 4, "k": 2, "expert_bytes": (8,)}
@@ -30,31 +31,42 @@ class Several(Frozen):
     texts: tuple[str, ...] = ()
 
 
-@pytest.mark.parametrize(
-    "said",
-    [{"count": True}, {"rate": False}, {"pairs": [[True, 1.0]]}, {"pairs": [[1, "2"]]}, {"by_name": {"a": True}},
-     {"rate": inf}, {"rate": -inf}, {"rate": nan}, {"rate": "1e400"}, {"pairs": [[1, inf]]}, {"by_name": {"a": nan}}],
-    ids=str,
-)  # fmt: skip
-def test_what_is_no_finite_number_is_refused_by_its_field(said):
-    with pytest.raises(ValidationError) as refused:
-        Several.model_validate(said)
-    assert first_fault(refused.value).startswith(next(iter(said)))
+def test_what_is_no_finite_number_is_refused_by_its_field():
+    for said in [
+        {"count": True},
+        {"rate": False},
+        {"pairs": [[True, 1.0]]},
+        {"pairs": [[1, "2"]]},
+        {"by_name": {"a": True}},
+        {"rate": inf},
+        {"rate": -inf},
+        {"rate": nan},
+        {"rate": "1e400"},
+        {"pairs": [[1, inf]]},
+        {"by_name": {"a": nan}},
+    ]:
+        with case(said):
+            with pytest.raises(ValidationError) as refused:
+                Several.model_validate(said)
+            assert first_fault(refused.value).startswith(next(iter(said)))
 
 
-@pytest.mark.parametrize(
-    "said",
-    [{"flag": True}, {"either": True}, {"count": "7"}, {"rate": "2.5e9"}, {"by_name": {"a": "3"}}, {"texts": ["1"]},
-     {"rate": 1}, {"pairs": [[1, 2]]}],
-    ids=str,
-)  # fmt: skip
-def test_numbers_flags_and_the_texts_of_options_are_taken(said):
-    assert Several.model_validate(said) != Several()
+def test_numbers_flags_and_the_texts_of_options_are_taken():
+    for said in [
+        {"flag": True},
+        {"either": True},
+        {"count": "7"},
+        {"rate": "2.5e9"},
+        {"by_name": {"a": "3"}},
+        {"texts": ["1"]},
+        {"rate": 1},
+        {"pairs": [[1, 2]]},
+    ]:
+        assert Several.model_validate(said) != Several()
 
 
-@pytest.mark.parametrize(
-    ("model", "said", "field"),
-    [
+def test_machines_settings_and_models_hold_to_it():
+    for model, said, field in [
         (Link, {"bytes_per_s": True}, "bytes_per_s"),
         (Link, {"bytes_per_s": 1e9, "latency_ns": True}, "latency_ns"),
         (Link, {"bytes_per_s": inf}, "bytes_per_s"),
@@ -69,12 +81,11 @@ def test_numbers_flags_and_the_texts_of_options_are_taken(said):
         (ReplayConfig, {"seed": True}, "seed"),
         (Geometry, {**SIZES, "experts": True}, "experts"),
         (Geometry, {**SIZES, "expert_bytes": ["8"]}, "expert_bytes"),
-    ],
-)  # fmt: skip
-def test_machines_settings_and_models_hold_to_it(model, said, field):
-    with pytest.raises(ValidationError) as refused:
-        model.model_validate(said)
-    assert field in first_fault(refused.value)
+    ]:
+        with case(model, said, field):
+            with pytest.raises(ValidationError) as refused:
+                model.model_validate(said)
+            assert field in first_fault(refused.value)
 
 
 def test_json_has_null_for_what_it_lacks():
@@ -83,18 +94,19 @@ def test_json_has_null_for_what_it_lacks():
     assert json_text({"b": 1, "a": 2}, sort_keys=True, separators=(",", ":")) == '{"a":2,"b":1}'
 
 
-@pytest.mark.parametrize("text", ['{"a": Infinity}', "[NaN]", "[-Infinity]", "[1e400]", '{"a": [[-1e999]]}'])
-def test_json_with_numbers_that_json_lacks_is_refused(text):
-    with pytest.raises(DocumentError, match="finite"):
-        from_json(text)
+def test_json_with_numbers_that_json_lacks_is_refused():
+    for text in ['{"a": Infinity}', "[NaN]", "[-Infinity]", "[1e400]", '{"a": [[-1e999]]}']:
+        with case(text), pytest.raises(DocumentError, match="finite"):
+            from_json(text)
 
 
-@pytest.mark.parametrize(
-    "typed",
-    ["calibrate logs log.csv --hold-out nan", "recommend miniature --target-tokens-per-s inf",
-     "bounds miniature --mass nan", "validate miniature --tolerance-time inf",
-     "split miniature --out x.zarr --share inf"],
-)  # fmt: skip
-def test_an_option_that_is_no_finite_number_is_named(typed):
-    ended = moereplay_here(*typed.split())
-    assert (ended.returncode, ended.stdout) == (2, "") and typed.split()[-2] in ended.stderr
+def test_an_option_that_is_no_finite_number_is_named():
+    for typed in [
+        "calibrate logs log.csv --hold-out nan",
+        "recommend miniature --target-tokens-per-s inf",
+        "bounds miniature --mass nan",
+        "validate miniature --tolerance-time inf",
+        "split miniature --out x.zarr --share inf",
+    ]:
+        ended = moereplay_here(*typed.split())
+        assert (ended.returncode, ended.stdout) == (2, "") and typed.split()[-2] in ended.stderr

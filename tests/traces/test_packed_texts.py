@@ -19,12 +19,20 @@ from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.importers.packed import FREE, MOST_HELD, Unpacked
 from moereplay.traces.schema import TraceError
+from tests.kit.collecting import case
 from tests.kit.importing import imported
 
 ROW = "0,0,0,3\n"
 HEAD = "request,token,layer,expert_0\n"
 SIZED = Options(expert_bytes=10)
-STREAMS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+#: What is repeated -> names of files: every suffix, and each content at a reader of lines and of a document.
+BOMBS = {
+    b"\n": ("bomb.csv", "bomb.json", "bomb.log"),
+    b"\r\n": ("bomb.csv", "bomb.jsonl"),
+    b"0,0,0,3\n": ("bomb.csv", "bomb.json", "bomb.log"),
+    b"[[[[[[[": ("bomb.csv", "bomb.jsonl", "bomb.json"),
+}
+PACKERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
 @pytest.fixture
@@ -42,23 +50,22 @@ def read_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def bomb(file: Path, piece: bytes, pieces: int) -> Path:
-    with STREAMS[file.suffix](file, "wb") as stream:
-        for _ in range(pieces):
-            stream.write(piece)
+    """Packed files that follow each other are read as one."""
+    file.write_bytes(PACKERS[file.suffix](piece) * pieces)
     return file
 
 
-@pytest.mark.parametrize("suffix", STREAMS)
-@pytest.mark.parametrize("line", [b"\n", b"\r\n", b"0,0,0,3\n", b"[[[[[[["], ids=["blank", "crlf", "rows", "deep"])
-@pytest.mark.parametrize("name", ["bomb.csv", "bomb.jsonl", "bomb.json", "bomb.log"])
-def test_a_bomb_is_refused_after_a_few_bytes(
-    suffix: str, line: bytes, name: str, tmp_path: Path, read_bytes: list[int]
-) -> None:
-    file = bomb(tmp_path / f"{name}{suffix}", line * (2**20 // len(line)), 80)
-    assert 2 * FREE < 80 * 2**20 > 100 * file.stat().st_size
-    with pytest.raises(TraceError):
-        imported(file, SIZED)
-    assert sum(read_bytes) < 6 * FREE  # several importers look at it
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_a_bomb_is_refused_after_a_few_bytes(suffix: str, tmp_path: Path, read_bytes: list[int]) -> None:
+    for line, names in BOMBS.items():
+        file = bomb(tmp_path / f"a{suffix}", line * (2**20 // len(line)), 80)
+        assert 2 * FREE < 80 * 2**20 > 100 * file.stat().st_size
+        for name in names:
+            read_bytes.clear()
+            with case(name, line), pytest.raises(TraceError):
+                imported(file.rename(tmp_path / f"{name}{suffix}"), SIZED)
+            assert sum(read_bytes) < 6 * FREE, (name, line)  # several importers look at it
+            file = (tmp_path / f"{name}{suffix}").rename(tmp_path / f"a{suffix}")
 
 
 def test_blank_lines_are_refused_by_their_number(tmp_path: Path, read_bytes: list[int]) -> None:
@@ -115,12 +122,13 @@ def test_what_is_packed_twice_is_named(tmp_path: Path) -> None:
         imported(tmp_path / "a.csv.gz", SIZED)
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-32"])
-def test_what_is_no_text_is_refused_by_its_encoding(encoding: str, tmp_path: Path) -> None:
-    broken = f"{HEAD}{ROW}é".encode(encoding)
-    (tmp_path / "a.csv").write_bytes(broken if encoding == "cp1252" else broken[:-1])
-    with pytest.raises(TraceError, match=r"a\.csv.*(UTF-8|UTF-16|UTF-32) text"):
-        list(text.pieces(tmp_path / "a.csv"))
+def test_what_is_no_text_is_refused_by_its_encoding(tmp_path: Path) -> None:
+    for encoding in ["cp1252", "utf-16", "utf-32"]:
+        with case(encoding):
+            broken = f"{HEAD}{ROW}é".encode(encoding)
+            (tmp_path / "a.csv").write_bytes(broken if encoding == "cp1252" else broken[:-1])
+            with pytest.raises(TraceError, match=r"a\.csv.*(UTF-8|UTF-16|UTF-32) text"):
+                list(text.pieces(tmp_path / "a.csv"))
 
 
 def test_a_packed_json_document_is_held_to_the_limit_of_a_plain_one(
@@ -161,18 +169,18 @@ def test_numbers_of_parquet_are_read_at_once_and_as_cell_by_cell(tmp_path: Path)
     np.testing.assert_array_equal(plain[0].chosen[0, 1], rows["experts"][61])
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "said"),
-    [("layer", -1, "layer is -1"), ("experts", 40_000, "40000"), ("token", 2.5, "token is 2.5")],
-)
-def test_a_number_of_parquet_that_is_not_allowed_is_named_with_its_row(
-    column: str, value: float, said: str, tmp_path: Path
-) -> None:
-    rows: dict[str, list[float]] = {"token": [0, 1, 2], "layer": [0, 0, 0], "experts": [1, 2, 3]}
-    rows[column][2] = value
-    pl.DataFrame(rows, strict=False).write_parquet(tmp_path / "a.parquet")
-    with pytest.raises(TraceError, match=rf"a\.parquet row 3: .*{said}"):
-        imported(tmp_path / "a.parquet", SIZED)
+def test_a_number_of_parquet_that_is_not_allowed_is_named_with_its_row(tmp_path: Path) -> None:
+    for column, value, said in [
+        ("layer", -1, "layer is -1"),
+        ("experts", 40_000, "40000"),
+        ("token", 2.5, "token is 2.5"),
+    ]:
+        with case(column, value, said):
+            rows: dict[str, list[float]] = {"token": [0, 1, 2], "layer": [0, 0, 0], "experts": [1, 2, 3]}
+            rows[column][2] = value
+            pl.DataFrame(rows, strict=False).write_parquet(tmp_path / "a.parquet")
+            with pytest.raises(TraceError, match=rf"a\.parquet row 3: .*{said}"):
+                imported(tmp_path / "a.parquet", SIZED)
 
 
 def test_millions_of_rows_of_one_place_are_refused_after_the_first_of_them(

@@ -44,9 +44,8 @@ def test_without_marks_a_prompt_after_decode_steps_begins_a_request(tmp_path: Pa
     assert [(len(each.chosen), each.prompt_length) for each in imported(log(tmp_path, *one, *one))[1]] == [(3, 2)] * 2
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
+def test_a_wrong_or_incomplete_log_is_refused_by_its_line(tmp_path: Path) -> None:
+    for line, said in [
         ('moe_routing_truncated {"dropped_records":1}', "dropped"),
         ('moe_routing_complete {"routing_records": 7}', "7"),
         (event(0, 2, [1]), "expert_ids"),
@@ -54,12 +53,10 @@ def test_without_marks_a_prompt_after_decode_steps_begins_a_request(tmp_path: Pa
         (event(0, 0, []), "num_rows"),
         (event(0, 1, [1], router_weights=[0.5]), "router_weights"),
         ("moe_routing {", "JSON"),
-    ],
-)
-def test_a_wrong_or_incomplete_log_is_refused_by_its_line(line: str, said: str, tmp_path: Path) -> None:
-    message = refusal(log(tmp_path, event(0, 1, [0]), line))
-    assert "line 2" in message
-    assert said in message
+    ]:
+        message = refusal(log(tmp_path, event(0, 1, [0]), line))
+        assert "line 2" in message
+        assert said in message
 
 
 def test_a_pass_without_a_node_is_refused(tmp_path: Path) -> None:
@@ -109,26 +106,23 @@ def test_arrays_of_numpy_by_layer_are_read(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- JSON documents
 
 
-@pytest.mark.parametrize("key", ["trace", "entries", "data"])
-def test_rows_are_found_under_any_of_their_names(key: str, tmp_path: Path) -> None:
-    rows = [[3, 1, 2], [5, 2, 0], [3, 0, 1], [5, 1]]
-    (one,) = imported(written(tmp_path / "a.json", json.dumps({key: rows})))[1]
-    assert one.chosen.tolist() == [[[1, 2], [2, 0]], [[0, 1], [1, -1]]]
+def test_rows_are_found_under_any_of_their_names(tmp_path: Path) -> None:
+    for key in ["trace", "entries", "data"]:
+        rows = [[3, 1, 2], [5, 2, 0], [3, 0, 1], [5, 1]]
+        (one,) = imported(written(tmp_path / "a.json", json.dumps({key: rows})))[1]
+        assert one.chosen.tolist() == [[[1, 2], [2, 0]], [[0, 1], [1, -1]]]
 
 
-@pytest.mark.parametrize(
-    ("document", "said"),
-    [
+def test_rows_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
+    for document, said in [
         ([0, 1, 2, 3, 0, 4, 5, 6], "4 or 8"),
         ([0, 5, 5, 0, 5, 5], "no width"),
         ({"top_k": 2, "trace": [0, 1, 2, 0]}, "4 numbers"),
         ([[0, 1], [0, "x"]], "row 1"),
         ([[0, 1], [0]], "row 1"),
         ([[0, 1], [1, 2], [0, 2]], "layer 1"),
-    ],
-)
-def test_rows_that_cannot_be_told_apart_are_refused(document: object, said: str, tmp_path: Path) -> None:
-    assert said in refusal(written(tmp_path / "a.json", json.dumps(document)), format="layer_rows")
+    ]:
+        assert said in refusal(written(tmp_path / "a.json", json.dumps(document)), format="layer_rows")
 
 
 def atlas(folder: Path, prompts: object, rows: int = 4) -> Path:
@@ -136,18 +130,15 @@ def atlas(folder: Path, prompts: object, rows: int = 4) -> Path:
     return written(folder / "a.json", json.dumps({"layers": layers, "conditional": {"prompts": prompts}}))
 
 
-@pytest.mark.parametrize(
-    ("prompts", "lengths"),
-    [
+def test_prompts_of_an_atlas_are_found_by_their_rows(tmp_path: Path) -> None:
+    for prompts, lengths in [
         ([{"row_range": [0, 1]}, {"row_range": [1, 4]}], [1, 3]),
         ([{"start": 0, "end": 3}, {"start": 3, "end": 4}], [3, 1]),
         ([{"prompt_tokens": 2}, {"prompt_tokens": 2}], [2, 2]),
         ([{"somewhere": 2}], [4]),
         ([], [4]),
-    ],
-)
-def test_prompts_of_an_atlas_are_found_by_their_rows(prompts: object, lengths: list[int], tmp_path: Path) -> None:
-    assert [len(each.chosen) for each in imported(atlas(tmp_path, prompts))[1]] == lengths
+    ]:
+        assert [len(each.chosen) for each in imported(atlas(tmp_path, prompts))[1]] == lengths
 
 
 def test_prompts_with_gaps_and_layers_of_other_lengths_are_refused(tmp_path: Path) -> None:
@@ -177,9 +168,8 @@ def test_a_softmax_without_a_model_or_a_shape_is_refused_by_what_is_missing() ->
     assert "--shape" in said
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
+def test_a_wrong_binary_is_refused_by_its_place(tmp_path: Path) -> None:
+    for content, said in [
         (struct.pack("<4sii", b"MBLT", 2, 8), "version 2"),
         (struct.pack("<4sii", b"MBLT", 1, 0), "0 experts"),
         (struct.pack("<4sii", b"MBLT", 1, 8), "no records"),
@@ -189,11 +179,9 @@ def test_a_softmax_without_a_model_or_a_shape_is_refused_by_what_is_missing() ->
         (struct.pack("<8siiiiff", b"RTRACE01", 2, 0, 0, 0, 0.5, 2.0), "record 0"),
         (struct.pack("<8siiiif", b"RTRACE01", 2, 0, 0, 0, 0.5), "cut off"),
         (b"RTRACE01", "cut off"),
-    ],
-)
-def test_a_wrong_binary_is_refused_by_its_place(content: bytes, said: str, tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(content)
-    assert said in refusal(tmp_path / "a.bin", Options(expert_bytes=9, shape=(1, 1)))
+    ]:
+        (tmp_path / "a.bin").write_bytes(content)
+        assert said in refusal(tmp_path / "a.bin", Options(expert_bytes=9, shape=(1, 1)))
 
 
 # ---------------------------------------------------------------- colibri, moe-policylang

@@ -24,6 +24,7 @@ from moereplay.traces.importers.contract import Options
 from moereplay.traces.recorder import Gathering
 from moereplay.traces.schema import Geometry, Request, Trace, TraceError
 from moereplay.traces.store import open_trace, verify
+from tests.kit.collecting import case
 from tests.kit.importing import imported
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,28 +208,30 @@ def test_a_name_is_used_again(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ((0, 3, [1]), "layer 3; expected 0 to 2"),
-        ((-1, 0, [1]), "token -1; expected its position"),
-        ((0, 0, [1, 2, 3]), r"chosen has shape \(3,\); expected \(2,\)"),
-        ((0, 0, [40_000]), "expected a whole number from -1 to 32766"),
-        ((0, 0, [0.5]), "expected whole numbers"),
-        ((0, 0, [[1], [2, 3]]), "cannot be read as an array"),
-        ((0, 0, [1], [0.1]), "weights of token 0 at layer 0: give it for every row or for none"),
-        ((0, 0, [1], None, [1.0, 2.0]), r"logits has shape \(2,\); expected \(8,\)"),
-        ((0, 0, []), "expected whole numbers|expected \\(2,\\)"),
-    ],
-)
-def test_a_row_that_does_not_fit_is_named_and_the_recording_goes_on(row: tuple, said: str, tmp_path: Path) -> None:
-    with Recorder(tmp_path / "a.zarr", SMALL) as recorder:
-        recorder.append(1, 0, [4, 5])
-        with pytest.raises(TraceError, match=said):
-            recorder.append(*row)
-        for layer in (1, 2):
-            recorder.append(1, layer, [4, 5])
-    assert open_trace(tmp_path / "a.zarr").read("chosen").tolist() == [[[4, 5]] * 3]
+def test_a_row_that_does_not_fit_is_named_and_the_recording_goes_on(tmp_path: Path) -> None:
+    for at, (row, said) in enumerate(
+        [
+            ((0, 3, [1]), "layer 3; expected 0 to 2"),
+            ((-1, 0, [1]), "token -1; expected its position"),
+            ((0, 0, [1, 2, 3]), r"chosen has shape \(3,\); expected \(2,\)"),
+            ((0, 0, [40_000]), "expected a whole number from -1 to 32766"),
+            ((0, 0, [0.5]), "expected whole numbers"),
+            ((0, 0, [[1], [2, 3]]), "cannot be read as an array"),
+            ((0, 0, [1], [0.1]), "weights of token 0 at layer 0: give it for every row or for none"),
+            ((0, 0, [1], None, [1.0, 2.0]), r"logits has shape \(2,\); expected \(8,\)"),
+            ((0, 0, []), "expected whole numbers|expected \\(2,\\)"),
+        ]
+    ):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with case(row, said):
+            with Recorder(folder / "a.zarr", SMALL) as recorder:
+                recorder.append(1, 0, [4, 5])
+                with pytest.raises(TraceError, match=said):
+                    recorder.append(*row)
+                for layer in (1, 2):
+                    recorder.append(1, layer, [4, 5])
+            assert open_trace(folder / "a.zarr").read("chosen").tolist() == [[[4, 5]] * 3]
 
 
 def test_a_request_with_a_hole_is_given_up(tmp_path: Path) -> None:
@@ -275,13 +278,14 @@ BAD_LINES = {
 }
 
 
-@pytest.mark.parametrize("line", BAD_LINES)
-def test_a_line_that_cannot_be_read_is_named_by_its_number(line: str, tmp_path: Path) -> None:
-    log = tmp_path / "a.log"
-    log.write_text(f"hello\n@moe 0 0 0 1,2\n{line}\n@moe 0 1 0 1,2\n")
-    with pytest.raises(TraceError, match=BAD_LINES[line]) as refused:
-        imported(log, Options(expert_bytes=1))
-    assert f"{log} line 3: " in str(refused.value)
+def test_a_line_that_cannot_be_read_is_named_by_its_number(tmp_path: Path) -> None:
+    for line in BAD_LINES:
+        with case(line):
+            log = tmp_path / "a.log"
+            log.write_text(f"hello\n@moe 0 0 0 1,2\n{line}\n@moe 0 1 0 1,2\n")
+            with pytest.raises(TraceError, match=BAD_LINES[line]) as refused:
+                imported(log, Options(expert_bytes=1))
+            assert f"{log} line 3: " in str(refused.value)
 
 
 def test_weights_on_some_lines_and_a_silent_layer_are_refused(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Geometry
+from tests.kit.collecting import case
 from tests.kit.importing import SIZED, imported, refusal, written
 
 LAYERS, EXPERTS, K = 6, 32, 4
@@ -113,11 +113,11 @@ ENVELOPES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("spelled", SPELLED)
-@pytest.mark.parametrize("envelope", ENVELOPES)
-def test_rows_are_found_in_every_envelope_and_spelling(envelope: str, spelled: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, ENVELOPES[envelope](SPELLED[spelled]))
-    same(requests(path, SHAPE), (10, ROWS))
+def test_rows_are_found_in_every_envelope_and_spelling(tmp_path: Path) -> None:
+    pairs = [*((envelope, "flat") for envelope in ENVELOPES), *(("choice", spelled) for spelled in SPELLED)]
+    for envelope, spelled in [*pairs, *zip(ENVELOPES, SPELLED, strict=False)]:
+        with case(envelope, spelled):
+            same(requests(saved(tmp_path, ENVELOPES[envelope](SPELLED[spelled])), SHAPE), (10, ROWS))
 
 
 def test_generate_requests_of_several_prompts_are_a_list(tmp_path: Path) -> None:
@@ -143,21 +143,20 @@ def turns(cached: tuple[int | None, ...]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("cached", [(0, 12, 23), (None, None, None)])
-def test_a_turn_does_not_count_the_turns_before_it_again(cached: tuple[int | None, ...], tmp_path: Path) -> None:
-    path, whole = saved(tmp_path, *turns(cached)), text(39)
-    same(requests(path), (10, whole[:12]), (8, whole[12:23]), (13, whole[23:]))
-    assert "35 prompt tokens were in the engine's prefix cache" in notes(path)
-    assert ("35 repeat the rows" in notes(path)) == (cached[0] is None)
+def test_a_turn_does_not_count_the_turns_before_it_again(tmp_path: Path) -> None:
+    for cached in [(0, 12, 23), (None, None, None)]:
+        path, whole = saved(tmp_path, *turns(cached)), text(39)
+        same(requests(path), (10, whole[:12]), (8, whole[12:23]), (13, whole[23:]))
+        assert "35 prompt tokens were in the engine's prefix cache" in notes(path)
+        assert ("35 repeat the rows" in notes(path)) == (cached[0] is None)
 
 
 def test_rows_that_were_computed_again_count_again(tmp_path: Path) -> None:
     assert [len(rows) for _, rows in requests(saved(tmp_path, *turns((0, 0, 0))))] == [12, 23, 39]
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
+def test_cached_tokens_are_left_out_wherever_they_are_counted(tmp_path: Path) -> None:
+    for response in [
         {"choices": [{"routed_experts": npy(ROWS)}], **usage(10, 3, 7)},
         {"choices": [{"sgl_ext": {"routed_experts": flat(ROWS), "cached_tokens_details": {"device": 4, "host": 3}}}]}
         | usage(10, 3),
@@ -168,10 +167,8 @@ def test_rows_that_were_computed_again_count_again(tmp_path: Path) -> None:
             **usage(10, 3),
         },
         {"choices": [{"routed_experts": np.where(np.arange(12)[:, None, None] < 7, 0, ROWS).tolist()}], **usage(10, 3)},
-    ],
-)
-def test_cached_tokens_are_left_out_wherever_they_are_counted(response: dict[str, Any], tmp_path: Path) -> None:
-    same(requests(saved(tmp_path, response), SHAPE), (3, ROWS[7:]))
+    ]:
+        same(requests(saved(tmp_path, response), SHAPE), (3, ROWS[7:]))
 
 
 def test_the_prompts_last_token_is_computed_whatever_is_cached(tmp_path: Path) -> None:
@@ -190,11 +187,11 @@ def test_choices_of_one_prompt_compute_it_once(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- rows of some tokens only
 
 
-@pytest.mark.parametrize("options", [MODEL, SHAPE])
-@pytest.mark.parametrize("start", [1, 5, 6, 9])
-def test_rows_from_a_later_token_on(start: int, options: Options, tmp_path: Path) -> None:
-    path = saved(tmp_path, native(ROWS[start:], 10, 3))
-    same(requests(path, options), (10 - start, ROWS[start:]))
+def test_rows_from_a_later_token_on(tmp_path: Path) -> None:
+    for options in [MODEL, SHAPE]:
+        for start in [1, 5, 6, 9]:
+            path = saved(tmp_path, native(ROWS[start:], 10, 3))
+            same(requests(path, options), (10 - start, ROWS[start:]))
 
 
 def test_rows_of_the_answer_alone_lack_the_prompts_last_token(tmp_path: Path) -> None:
@@ -224,10 +221,10 @@ def test_another_response_says_how_wide_rows_are(tmp_path: Path) -> None:
     same(requests(path), (10, ROWS), (8, text(24, 3)[12:]))
 
 
-@pytest.mark.parametrize("rows", [independent(24)[12:], text(24)[12:], text(24)[16:], text(24)[13:]])
-def test_partial_rows_of_a_lone_response_are_refused_by_the_options_name(rows: np.ndarray, tmp_path: Path) -> None:
-    said = refusal(saved(tmp_path, native(rows, 20, 5, cached_tokens=12)))
-    assert "routed_experts_start_len" in said and "--model" in said and "24 computed tokens" in said
+def test_partial_rows_of_a_lone_response_are_refused_by_the_options_name(tmp_path: Path) -> None:
+    for rows in [independent(24)[12:], text(24)[12:], text(24)[16:], text(24)[13:]]:
+        said = refusal(saved(tmp_path, native(rows, 20, 5, cached_tokens=12)))
+        assert "routed_experts_start_len" in said and "--model" in said and "24 computed tokens" in said
 
 
 def test_all_rows_of_a_lone_response_are_known_by_neighbouring_tokens(tmp_path: Path) -> None:
@@ -235,25 +232,25 @@ def test_all_rows_of_a_lone_response_are_known_by_neighbouring_tokens(tmp_path: 
     same(requests(path), (8, text(48)[32:]))
 
 
-@pytest.mark.parametrize("rows", [1, 14, 20])
-def test_rows_that_fit_no_count_are_refused_with_both_numbers(rows: int, tmp_path: Path) -> None:
-    for response in (native(text(rows), 10, 3), {"choices": [{"routed_experts": npy(text(rows))}], **usage(10, 3)}):
-        said = refusal(saved(tmp_path, response), SHAPE)
-        assert f"{rows} rows" in said and "10 prompt tokens and 3 generated ones" in said and "2 to 12" in said
+def test_rows_that_fit_no_count_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    for rows in [1, 14, 20]:
+        for response in (native(text(rows), 10, 3), {"choices": [{"routed_experts": npy(text(rows))}], **usage(10, 3)}):
+            said = refusal(saved(tmp_path, response), SHAPE)
+            assert f"{rows} rows" in said and "10 prompt tokens and 3 generated ones" in said and "2 to 12" in said
 
 
-@pytest.mark.parametrize("rows", [9, 10])
-def test_a_prompt_without_an_answer_may_lack_its_last_row(rows: int, tmp_path: Path) -> None:
-    same(requests(saved(tmp_path, native(ROWS[:rows], 10, 0))), (rows, ROWS[:rows]))
+def test_a_prompt_without_an_answer_may_lack_its_last_row(tmp_path: Path) -> None:
+    for rows in [9, 10]:
+        same(requests(saved(tmp_path, native(ROWS[:rows], 10, 0))), (rows, ROWS[:rows]))
 
 
 # ---------------------------------------------------------------- rows that are none
 
 
-@pytest.mark.parametrize("last", [np.zeros(K, int), np.arange(K), text(1, 9)[0, 0]])
-def test_a_row_of_the_last_token_is_left_out(last: np.ndarray, tmp_path: Path) -> None:
-    padded = np.concatenate([ROWS, np.broadcast_to(last, (1, LAYERS, K))])
-    same(requests(saved(tmp_path, {"choices": [{"routed_experts": npy(padded)}], **usage(10, 3)})), (10, ROWS))
+def test_a_row_of_the_last_token_is_left_out(tmp_path: Path) -> None:
+    for last in [np.zeros(K, int), np.arange(K), text(1, 9)[0, 0]]:
+        padded = np.concatenate([ROWS, np.broadcast_to(last, (1, LAYERS, K))])
+        same(requests(saved(tmp_path, {"choices": [{"routed_experts": npy(padded)}], **usage(10, 3)})), (10, ROWS))
 
 
 def test_padding_without_counts_is_left_out(tmp_path: Path) -> None:
@@ -295,14 +292,14 @@ def lines(folder: Path, rows: np.ndarray) -> Path:
     return written(folder / "a.csv", "\n".join([names, *body, ""]))
 
 
-@pytest.mark.parametrize("skipped", [0, 2])
-@pytest.mark.parametrize("options", [SIZED, MODEL])
-def test_ids_that_count_on_become_those_of_each_layer(skipped: int, options: Options, tmp_path: Path) -> None:
-    rows = text(200)
-    path = lines(tmp_path, rows + EXPERTS * (np.arange(LAYERS)[:, None] + skipped))
-    trace, _ = imported(path, options.model_copy(update={"ids": "global"}))
-    assert trace.geometry.experts == EXPERTS
-    np.testing.assert_array_equal(trace.read("chosen"), rows)
+def test_ids_that_count_on_become_those_of_each_layer(tmp_path: Path) -> None:
+    for skipped in [0, 2]:
+        for options in [SIZED, MODEL]:
+            rows = text(200)
+            path = lines(tmp_path, rows + EXPERTS * (np.arange(LAYERS)[:, None] + skipped))
+            trace, _ = imported(path, options.model_copy(update={"ids": "global"}))
+            assert trace.geometry.experts == EXPERTS
+            np.testing.assert_array_equal(trace.read("chosen"), rows)
 
 
 def test_ids_of_each_layer_do_not_count_on(tmp_path: Path) -> None:
@@ -326,12 +323,12 @@ def test_the_note_counts_choices_of_experts_without_weights(tmp_path: Path) -> N
     assert f"from 20 to {ids.max()} " in note and f"{100 * (ids >= 20).mean():.3g}% of" in note
 
 
-@pytest.mark.parametrize("beyond", [0, 100])
-def test_a_number_of_real_experts_above_every_id_is_refused(beyond: int, tmp_path: Path) -> None:
-    ids = text(100)
-    wrong = int(ids.max()) + 1 + beyond
-    said = refusal(lines(tmp_path, ids), SIZED.model_copy(update={"real_experts": wrong}))
-    assert f"--real-experts {wrong}" in said and f"at most {ids.max()}" in said
+def test_a_number_of_real_experts_above_every_id_is_refused(tmp_path: Path) -> None:
+    for beyond in [0, 100]:
+        ids = text(100)
+        wrong = int(ids.max()) + 1 + beyond
+        said = refusal(lines(tmp_path, ids), SIZED.model_copy(update={"real_experts": wrong}))
+        assert f"--real-experts {wrong}" in said and f"at most {ids.max()}" in said
 
 
 def test_another_number_of_real_experts_than_the_model_has_is_refused(tmp_path: Path) -> None:

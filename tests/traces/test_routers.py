@@ -126,11 +126,11 @@ def test_extreme_logits_give_finite_weights() -> None:
         assert np.isfinite(weigh(router, logits, choose(choice_scores(router, logits), K))).all()
 
 
-@pytest.mark.parametrize("name", sorted(ROUTERS))
-def test_an_absent_id_weighs_nothing(name: str) -> None:
-    weights = weigh(ROUTERS[name], LOGITS, np.array([[-1, 0, -1]]))
-    assert weights[0, [0, 2]].tolist() == [0, 0]
-    assert weights[0, 1] == pytest.approx(weigh(ROUTERS[name], LOGITS, np.array([[0]]))[0, 0])
+def test_an_absent_id_weighs_nothing() -> None:
+    for name in sorted(ROUTERS):
+        weights = weigh(ROUTERS[name], LOGITS, np.array([[-1, 0, -1]]))
+        assert weights[0, [0, 2]].tolist() == [0, 0]
+        assert weights[0, 1] == pytest.approx(weigh(ROUTERS[name], LOGITS, np.array([[0]]))[0, 0])
 
 
 @given(name=ANY, logits=ROWS)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from moereplay.traces.schema import Geometry, Header, Provenance, Request, TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import TraceWriter, write_trace
+from tests.kit.collecting import case
 from tests.kit.stored import (
     BIAS,
     EXPERTS,
@@ -146,44 +147,47 @@ WRONG_ROWS = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "message"), WRONG_ROWS.values(), ids=WRONG_ROWS.keys())
-def test_an_invalid_request_is_refused_and_adds_nothing(tmp_path, spoil, message):
-    good = [everything(10, 1), everything(10, 2)]
-    with TraceWriter.create(tmp_path / "a.zarr", HEADER) as writer:
-        writer.append(good[0])
-        with pytest.raises(TraceError, match=message):
-            writer.append(spoil(everything(10, 3)))
-        writer.append(good[1])
-        assert_holds(writer.finish(), good)
+def test_an_invalid_request_is_refused_and_adds_nothing(tmp_path):
+    for at, (spoil, message) in enumerate(WRONG_ROWS.values()):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with case(spoil, message):
+            good = [everything(10, 1), everything(10, 2)]
+            with TraceWriter.create(folder / "a.zarr", HEADER) as writer:
+                writer.append(good[0])
+                with pytest.raises(TraceError, match=message):
+                    writer.append(spoil(everything(10, 3)))
+                writer.append(good[1])
+                assert_holds(writer.finish(), good)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
+def test_a_geometry_beyond_the_limits_is_refused():
+    for changed, message in [
         ({"experts": 32_768}, "32768 experts; a trace holds at most 32,767"),
         ({"layers": 4_097, "expert_bytes": (1,) * 4_097}, "4097 layers; a trace holds at most 4,096"),
         ({"expert_bits": float("nan")}, "finite number"),
         ({"expert_bits": float("inf")}, "finite number"),
         ({"expert_bytes": (1 << 57, 1, 1)}, r"are more than 2\*\*60 for all experts"),
         ({"expert_bytes": (1 << 57, 1, 10**5000)}, "a int too long to show"),
-    ],
-)
-def test_a_geometry_beyond_the_limits_is_refused(changed, message):
-    with pytest.raises(ValidationError, match=message):
-        Geometry.model_validate(GEOMETRY.model_dump() | changed)
+    ]:
+        with case(changed, message), pytest.raises(ValidationError, match=message):
+            Geometry.model_validate(GEOMETRY.model_dump() | changed)
 
 
-@pytest.mark.parametrize("bits", [0, -4, float("nan"), float("inf")])
-def test_a_model_is_not_stored_at_what_is_no_precision(bits):
-    with pytest.raises(TraceError, match="invalid precision"):
-        GEOMETRY.stored_at(bits)
+def test_a_model_is_not_stored_at_what_is_no_precision():
+    for bits in [0, -4, float("nan"), float("inf")]:
+        with case(bits), pytest.raises(TraceError, match="invalid precision"):
+            GEOMETRY.stored_at(bits)
 
 
-@pytest.mark.parametrize("bias", [BIAS[1:], BIAS * np.nan])
-def test_a_wrong_router_bias_is_refused_and_writes_nothing(tmp_path, bias):
-    with pytest.raises(TraceError, match=r"router_bias has shape .*, expected finite numbers of shape \(3, 8\)"):
-        write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(10)], bias)
-    assert not list(tmp_path.iterdir())
+def test_a_wrong_router_bias_is_refused_and_writes_nothing(tmp_path):
+    for bias in [BIAS[1:], BIAS * np.nan]:
+        with case(bias):
+            with pytest.raises(
+                TraceError, match=r"router_bias has shape .*, expected finite numbers of shape \(3, 8\)"
+            ):
+                write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(10)], bias)
+            assert not list(tmp_path.iterdir())
 
 
 def test_an_existing_trace_is_not_overwritten(tmp_path):
@@ -237,24 +241,26 @@ def test_a_known_trace_is_opened_without_zarr(tmp_path):
     assert [said(), said()] == [["True", "True"], ["False", "True"]]
 
 
-@pytest.mark.parametrize("name", ["request_offsets", "prompt_lengths", "router_bias"])
-def test_a_known_trace_whose_small_arrays_are_damaged_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = tmp_path / "a.zarr"
-    write_trace(path, HEADER, [everything(3), everything(4, seed=1)], BIAS)
-    truth = open_trace(path)
-    (file,) = (path / name).glob("c.*")
-    whole = file.read_bytes()
-    for position in range(0, len(whole), 5):
-        file.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
-        try:
-            opened = open_trace(path)
-        except TraceError as refused:
-            assert str(refused).startswith(f"{path}: {name} is damaged")
-        else:  # a byte that says nothing
-            assert np.array_equal(opened.request_offsets, truth.request_offsets)
-            assert np.array_equal(opened.prompt_lengths, truth.prompt_lengths)
-    file.write_bytes(whole)
-    for copy in (tmp_path / "cache").rglob(f"{name}-*"):
-        copy.write_bytes(b"something else")
-    assert np.array_equal(open_trace(path).request_offsets, truth.request_offsets)
+def test_a_known_trace_whose_small_arrays_are_damaged_is_refused(tmp_path, monkeypatch):
+    for at, name in enumerate(["request_offsets", "prompt_lengths", "router_bias"]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        path = folder / "a.zarr"
+        write_trace(path, HEADER, [everything(3), everything(4, seed=1)], BIAS)
+        truth = open_trace(path)
+        (file,) = (path / name).glob("c.*")
+        whole = file.read_bytes()
+        for position in range(0, len(whole), 5):
+            file.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
+            try:
+                opened = open_trace(path)
+            except TraceError as refused:
+                assert str(refused).startswith(f"{path}: {name} is damaged")
+            else:  # a byte that says nothing
+                assert np.array_equal(opened.request_offsets, truth.request_offsets)
+                assert np.array_equal(opened.prompt_lengths, truth.prompt_lengths)
+        file.write_bytes(whole)
+        for copy in (folder / "cache").rglob(f"{name}-*"):
+            copy.write_bytes(b"something else")
+        assert np.array_equal(open_trace(path).request_offsets, truth.request_offsets)

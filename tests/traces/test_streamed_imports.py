@@ -20,7 +20,7 @@ from moereplay.traces.importers.by_request import Ends, Restarts, by_pass, by_re
 from moereplay.traces.schema import Geometry, Header, Request, TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import write_trace
-from tests.kit.importer_formulas import Sample
+from tests.kit.collecting import case
 from tests.kit.importer_samples import ALL
 from tests.kit.importing import SIZED, imported
 from tests.kit.long_files import LAYERS, MANY, ONE, TOKENS, written
@@ -78,53 +78,48 @@ def test_of_a_file_that_is_one_request_its_numbers_alone_are_held(
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_a_request_comes_before_the_rest_of_the_file_is_read(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_pieces(monkeypatch, 1 << 10, 16)
-    path, read, pieces = written(tmp_path, name, FEW), [0], text.pieces
+def test_a_file_is_read_as_its_requests_are_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request comes before the rest is read, few rows are read once, and a file that changes is refused."""
+    with monkeypatch.context() as patch:
+        in_pieces(patch, 1 << 10, 16)
+        comes_before_the_rest_is_read(written(tmp_path, name, FEW), patch)
+        if name != "marked.log":
+            path, other = written(tmp_path, name, FEW), written(tmp_path, name, FEW + 1)
+            requests = importers.read(path, SIZED).requests
+            path.write_bytes(other.read_bytes())
+            with pytest.raises(TraceError, match="changed while it was read"):
+                list(requests)
+    if name not in ("marked.log", "route.csv"):
+        path = written(tmp_path, name, 2)
+        requests = importers.read(path, SIZED).requests
+        path.write_text("overwritten")
+        assert [len(request.chosen) for request in requests] == [TOKENS, TOKENS]
+
+
+def comes_before_the_rest_is_read(path: Path, patch: pytest.MonkeyPatch) -> None:
+    read, pieces = [0], text.pieces
 
     def counted(file: Path) -> Iterator[str]:
         for piece in pieces(file):
             read[0] += len(piece)
             yield piece
 
-    monkeypatch.setattr(text, "pieces", counted)
+    patch.setattr(text, "pieces", counted)
     requests = importers.read(path, SIZED).requests
     before, size = read[0], path.stat().st_size
     assert len(next(requests).chosen) == TOKENS
     assert 0 < read[0] - before < size / 2
     assert sum(1 for _ in requests) == FEW - 1
+    patch.setattr(text, "pieces", pieces)
 
 
-@pytest.mark.parametrize("sample", TEXTS, ids=[sample.name for sample in TEXTS])
-@pytest.mark.parametrize("pieces", [(7, 1), (300, 5)])
-def test_a_trace_does_not_depend_on_the_pieces_in_which_its_file_is_read(
-    sample: Sample, pieces: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, _ = imported(sample.path, sample.options)
-    in_pieces(monkeypatch, *pieces)
-    assert imported(sample.path, sample.options)[0].digest == whole.digest
-
-
-@pytest.mark.parametrize("name", [name for name in MANY if name != "marked.log"])
-def test_a_file_that_changes_while_it_is_imported_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_pieces(monkeypatch, 1 << 10, 16)
-    path, other = written(tmp_path, name, FEW), written(tmp_path, name, FEW + 1)
-    requests = importers.read(path, SIZED).requests
-    path.write_bytes(other.read_bytes())
-    with pytest.raises(TraceError, match="changed while it was read"):
-        list(requests)
-
-
-@pytest.mark.parametrize("name", [name for name in MANY if name not in ("marked.log", "route.csv")])
-def test_a_file_of_few_rows_is_read_once(name: str, tmp_path: Path) -> None:
-    path = written(tmp_path, name, 2)
-    requests = importers.read(path, SIZED).requests
-    path.write_text("overwritten")
-    assert [len(request.chosen) for request in requests] == [TOKENS, TOKENS]
+def test_a_trace_does_not_depend_on_the_pieces_in_which_its_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {sample.name: imported(sample.path, sample.options)[0].digest for sample in TEXTS}
+    for pieces in ((7, 1), (300, 5)):
+        in_pieces(monkeypatch, *pieces)
+        for sample in TEXTS:
+            with case(sample.name, pieces):
+                assert imported(sample.path, sample.options)[0].digest == whole[sample.name]
 
 
 # ---------------------------------------------------------------- what it is made of
@@ -200,9 +195,9 @@ def test_a_long_request_is_stored_in_few_files(tmp_path: Path, monkeypatch: pyte
     verify(open_trace(long))
 
 
-@pytest.mark.parametrize("widest", (2, 2000, 10**9))
-def test_files_of_a_long_request_have_bounded_bytes(widest: int) -> None:
-    header = Header(geometry=Geometry(layers=2, experts=8, k=1, expert_bytes=(1, 1)))
-    found = metadata.with_longer_files(metadata.Attributes(header=header, shard_tokens=512), 1 << 21, widest)
-    assert 512 <= found.shard_tokens <= 65_536 and found.shard_tokens % 512 == 0
-    assert found.shard_tokens == 512 or found.shard_tokens * widest <= 1 << 22
+def test_files_of_a_long_request_have_bounded_bytes() -> None:
+    for widest in (2, 2000, 10**9):
+        header = Header(geometry=Geometry(layers=2, experts=8, k=1, expert_bytes=(1, 1)))
+        found = metadata.with_longer_files(metadata.Attributes(header=header, shard_tokens=512), 1 << 21, widest)
+        assert 512 <= found.shard_tokens <= 65_536 and found.shard_tokens % 512 == 0
+        assert found.shard_tokens == 512 or found.shard_tokens * widest <= 1 << 22

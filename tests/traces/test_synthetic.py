@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from moereplay.traces.routers import choice_scores, choose, weigh
 from moereplay.traces.schema import Geometry, Router, Trace, TraceError
 from moereplay.traces.synthetic import Synthetic, synthesise
+from tests.kit.collecting import case
 
 V3 = Router(family="sigmoid_groups", groups=8, groups_kept=4, renormalise=True, scale=2.5)
 V2 = Router(family="softmax_groups", groups=8, groups_kept=3, scale=16.0)
@@ -78,14 +79,14 @@ def test_the_recall_asked_for_is_the_recall_found(shape: Geometry, kind: str, ta
     assert found == pytest.approx(targets, abs=0.02)
 
 
-@pytest.mark.parametrize(("kind", "target"), [("zipf", None), ("markov", 0.5)])
-def test_the_first_choice_follows_the_zipf_law(kind: str, target: float | None) -> None:
-    # shares 1/r over 8 experts: 1 / (1 + 1/2 + ... + 1/8) = 0.368, 0.184, 0.123, ...
-    trace = make(geometry(16, 8, 2), kind=kind, reuse=target, exponent=1.0, decode_tokens=4000, logits=False)
-    first = trace.read("chosen")[:, :, 0]
-    shares = [np.sort(np.bincount(first[:, layer], minlength=8))[::-1] / len(first) for layer in range(16)]
-    law = 1 / np.arange(1, 9)
-    assert np.mean(shares, axis=0) == pytest.approx(law / law.sum(), abs=0.015)
+def test_the_first_choice_follows_the_zipf_law() -> None:
+    for kind, target in [("zipf", None), ("markov", 0.5)]:
+        # shares 1/r over 8 experts: 1 / (1 + 1/2 + ... + 1/8) = 0.368, 0.184, 0.123, ...
+        trace = make(geometry(16, 8, 2), kind=kind, reuse=target, exponent=1.0, decode_tokens=4000, logits=False)
+        first = trace.read("chosen")[:, :, 0]
+        shares = [np.sort(np.bincount(first[:, layer], minlength=8))[::-1] / len(first) for layer in range(16)]
+        law = 1 / np.arange(1, 9)
+        assert np.mean(shares, axis=0) == pytest.approx(law / law.sum(), abs=0.015)
 
 
 def test_layers_favour_experts_of_their_own() -> None:
@@ -122,13 +123,14 @@ def lru_hits(chosen: np.ndarray, capacity: int) -> int:
     return found
 
 
-@pytest.mark.parametrize(("experts", "k", "router"), [(64, 8, None), (60, 4, None), (10, 3, None), (256, 8, V3)])
-def test_a_cycle_defeats_lru_until_every_expert_fits(experts: int, k: int, router: Router | None) -> None:
-    trace = make(geometry(2, experts, k, router), kind="cyclic", requests=3, prompt_tokens=8, decode_tokens=92)
-    for layer in range(2):
-        chosen = trace.read("chosen")[:, layer]
-        assert lru_hits(chosen, experts - 1) == 0
-        assert lru_hits(chosen, experts) == 300 * k - experts
+def test_a_cycle_defeats_lru_until_every_expert_fits() -> None:
+    for experts, k, router in [(64, 8, None), (60, 4, None), (10, 3, None), (256, 8, V3)]:
+        with case(experts, k, router):
+            trace = make(geometry(2, experts, k, router), kind="cyclic", requests=3, prompt_tokens=8, decode_tokens=92)
+            for layer in range(2):
+                chosen = trace.read("chosen")[:, layer]
+                assert lru_hits(chosen, experts - 1) == 0
+                assert lru_hits(chosen, experts) == 300 * k - experts
 
 
 def test_a_cycle_is_demanded_in_its_order() -> None:
@@ -137,13 +139,14 @@ def test_a_cycle_is_demanded_in_its_order() -> None:
     assert (np.diff(trace.read("weights"), axis=-1) < 0).all()
 
 
-@pytest.mark.parametrize("kind", ["zipf", "markov", "phases", "cyclic"])
-@pytest.mark.parametrize("router", [Router(), Router(family="topk_softmax"), PHI, V2, V3])
-def test_ids_and_weights_follow_from_the_recorded_logits(kind: str, router: Router) -> None:
-    trace = make(geometry(4, 64, 6, router), kind=kind, reuse=0.5 if kind == "markov" else None)
-    logits, chosen = trace.read("logits"), trace.read("chosen")
-    assert np.array_equal(choose(choice_scores(router, logits), 6), chosen)
-    assert np.array_equal(weigh(router, logits, chosen), trace.read("weights"))
+def test_ids_and_weights_follow_from_the_recorded_logits() -> None:
+    for kind in ["zipf", "markov", "phases", "cyclic"]:
+        for router in [Router(), Router(family="topk_softmax"), PHI, V2, V3]:
+            with case(kind, router):
+                trace = make(geometry(4, 64, 6, router), kind=kind, reuse=0.5 if kind == "markov" else None)
+                logits, chosen = trace.read("logits"), trace.read("chosen")
+                assert np.array_equal(choose(choice_scores(router, logits), 6), chosen)
+                assert np.array_equal(weigh(router, logits, chosen), trace.read("weights"))
 
 
 def test_rounded_logits_tie_and_the_lowest_id_wins() -> None:
@@ -219,17 +222,14 @@ def test_a_group_limit_that_breaks_the_cycle_is_refused() -> None:
         make(geometry(1, 8, 3, Router(family="softmax_groups", groups=4, groups_kept=1)), kind="cyclic")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_contradictory_settings_are_refused() -> None:
+    for settings, message in [
         ({"kind": "markov"}, "markov requires it"),
         ({"kind": "zipf", "reuse": 0.5}, "cannot be combined with kind zipf"),
         ({"prompt_tokens": 0, "decode_tokens": 0}, "a request needs a token"),
         ({"recall": (0.9, 0.8)}, "2 look-ahead depths need more than 2 layers"),
         ({"kind": "random"}, "Input should be 'zipf'"),
         ({"zipf": 1.0}, "Extra inputs are not permitted"),
-    ],
-)
-def test_contradictory_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        Synthetic(geometry=geometry(2, 8, 2), **settings)
+    ]:
+        with case(settings, message), pytest.raises(ValidationError, match=message):
+            Synthetic(geometry=geometry(2, 8, 2), **settings)

@@ -60,9 +60,8 @@ def test_weights_that_were_not_seen_are_left_out(tmp_path: Path) -> None:
     assert any("weights left out" in note for note in trace.header.provenance.notes)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_a_wrong_route_trace_is_refused_with_its_line(tmp_path: Path) -> None:
+    for text, expected in [
         (PREAMBLE.replace("v1", "v2") + ROUTED, "line 1: '# route_trace v2'; expected '# route_trace v1'"),
         (PREAMBLE.replace(",expert,", ",id,") + ROUTED, "line 6: no column expert"),
         (PREAMBLE, "line 6: no rows follow"),
@@ -73,10 +72,8 @@ def test_weights_that_were_not_seen_are_left_out(tmp_path: Path) -> None:
         (PREAMBLE + ROUTED + ROUTED.replace("0,0,7", "0,0,9"), "jumps from token 7 to 9"),
         (PREAMBLE + ROUTED.replace("0,0,7", "0,1,7") + ROUTED.replace("0,0,7", "0,0,8"), "returns to phase 0"),
         (PREAMBLE.replace("used=2", "used=3") + ROUTED, "2 slots per token; expected 3"),
-    ],
-)
-def test_a_wrong_route_trace_is_refused_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
-    assert expected in refusal(written(tmp_path / "r.csv", text), Options())
+    ]:
+        assert expected in refusal(written(tmp_path / "r.csv", text), Options())
 
 
 # ---------------------------------------------------------------- the plain formats
@@ -97,11 +94,11 @@ def test_a_plain_csv_in_any_order_becomes_requests(tmp_path: Path) -> None:
     assert trace.read("weights")[1, 1] == pytest.approx([0.9, 0.1])
 
 
-@pytest.mark.parametrize("prefix", ["# " + SIZES + "\n", "\ufeff# " + SIZES + "\n"])
-def test_a_plain_csv_may_carry_its_sizes(tmp_path: Path, prefix: str) -> None:
-    trace, _ = imported(written(tmp_path / "a.csv", prefix + GENERIC_CSV + CSV_ROWS), Options())
-    assert (trace.geometry.experts, trace.geometry.expert_bytes) == (8, (10, 20))
-    assert trace.header.provenance.model == "mine"
+def test_a_plain_csv_may_carry_its_sizes(tmp_path: Path) -> None:
+    for prefix in ["# " + SIZES + "\n", "\ufeff# " + SIZES + "\n"]:
+        trace, _ = imported(written(tmp_path / "a.csv", prefix + GENERIC_CSV + CSV_ROWS), Options())
+        assert (trace.geometry.experts, trace.geometry.expert_bytes) == (8, (10, 20))
+        assert trace.header.provenance.model == "mine"
 
 
 def test_json_lines_carry_sizes_and_logits(tmp_path: Path) -> None:
@@ -127,9 +124,8 @@ def test_without_phases_every_token_counts_as_decoded_and_the_user_may_say_other
     assert imported(path, Options(expert_bytes=1, prompt_length=3))[0].prompt_lengths.tolist() == [3]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_a_wrong_plain_csv_is_refused_with_its_line(tmp_path: Path) -> None:
+    for text, expected in [
         ("request,token,expert_0\n0,0,1\n", "line 1: no column layer"),
         ("request,token,layer\n0,0,1\n", "line 1: no column expert_0"),
         ("request,token,layer,expert_0,note\n0,0,0,1,2\n", "line 1: unknown column note"),
@@ -142,15 +138,12 @@ def test_without_phases_every_token_counts_as_decoded_and_the_user_may_say_other
         ("request,token,layer,expert_0,phase\n0,0,0,1,2\n", "line 2: phase is 2; expected a whole number from 0 to 1"),
         ("request,token,layer,expert_0,weight_0\n0,0,0,1,nan\n", "line 2: weight_0 is nan; expected a number from 0"),
         ('# {"moereplay": {"layers": 2}}\n', "line 1: experts: missing"),
-    ],
-)
-def test_a_wrong_plain_csv_is_refused_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
-    assert expected in refusal(written(tmp_path / "a.csv", text))
+    ]:
+        assert expected in refusal(written(tmp_path / "a.csv", text))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_wrong_json_lines_are_refused_with_their_line(tmp_path: Path) -> None:
+    for text, expected in [
         (json_row() + '{"request": 0', "line 2: not JSON"),
         (json_row() + "[]\n", "line 2: not an object"),
         (json_row(weigths=[1, 2]), "line 1: unknown key weigths"),
@@ -163,10 +156,8 @@ def test_a_wrong_plain_csv_is_refused_with_its_line(tmp_path: Path, text: str, e
         (json_row(token=True), "line 1: token is True; expected a whole number"),
         (json_row(weights=[float("nan"), 1]), "line 1: weights[0] is nan; expected a number from 0"),
         (json_row(experts=[[1], [2]]), "line 1: experts[0] is [1]; expected a whole number"),
-    ],
-)
-def test_wrong_json_lines_are_refused_with_their_line(tmp_path: Path, text: str, expected: str) -> None:
-    assert expected in refusal(written(tmp_path / "a.jsonl", text))
+    ]:
+        assert expected in refusal(written(tmp_path / "a.jsonl", text))
 
 
 def test_a_layer_with_fewer_tokens_is_refused_by_layer_and_request(tmp_path: Path) -> None:

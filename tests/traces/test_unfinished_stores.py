@@ -17,6 +17,7 @@ from moereplay.traces.schema import Header, Provenance, TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.stored import Column
 from moereplay.traces.writer import TraceWriter, write_trace
+from tests.kit.collecting import case
 from tests.kit.stored import BIAS, GEOMETRY, HEADER, LAYERS, PLAIN, K, assert_holds, commit_some, everything, ids_only
 
 DEAD = 1 << 22  #: no process of this number is there
@@ -70,16 +71,16 @@ def test_an_exception_before_the_first_commit_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3, 5, 6])
-def test_a_resumed_recording_equals_an_undisturbed_one(tmp_path, stop):
+def test_a_resumed_recording_equals_an_undisturbed_one(tmp_path):
     requests = [everything(11, seed) for seed in range(6)]
     commit_some(tmp_path / "once", requests, HEADER, BIAS)
-    commit_some(tmp_path / "twice", requests[:stop], HEADER, BIAS)
     once = write_trace(tmp_path / "once", HEADER, requests, BIAS, resume=True)
-    twice = write_trace(tmp_path / "twice", HEADER, requests, BIAS, resume=True)
-    assert_holds(twice, requests)
-    verify(twice)
-    assert twice.digest == once.digest
+    for stop in (1, 5, 6):
+        commit_some(tmp_path / f"stopped{stop}", requests[:stop], HEADER, BIAS)
+        again = write_trace(tmp_path / f"stopped{stop}", HEADER, requests, BIAS, resume=True)
+        assert_holds(again, requests)
+        verify(again)
+        assert again.digest == once.digest, stop
 
 
 def test_resuming_reports_the_committed_requests(tmp_path):
@@ -128,23 +129,24 @@ def test_a_lock_whose_file_was_just_removed_is_no_lock(tmp_path, monkeypatch):
     second.release()
 
 
-@pytest.mark.parametrize("kind", ["link", "dangling", "hard link", "pipe", "folder"])
-def test_a_lock_file_that_leads_elsewhere_is_refused_and_nothing_is_written_there(tmp_path, kind):
+def test_a_lock_file_that_leads_elsewhere_is_refused_and_nothing_is_written_there(tmp_path):
     """In a shared folder anybody may have put it there."""
-    lock, precious = tmp_path / "a.zarr.partial.lock", tmp_path / "precious"
-    precious.write_text("mine")
     making = {
-        "link": lambda: lock.symlink_to(precious),
-        "dangling": lambda: lock.symlink_to(tmp_path / "none"),
-        "hard link": lambda: lock.hardlink_to(precious),
-        "pipe": lambda: os.mkfifo(lock),
-        "folder": lock.mkdir,
+        "link": lambda lock: lock.symlink_to(lock.with_name("precious")),
+        "dangling": lambda lock: lock.symlink_to(lock.with_name("none")),
+        "hard link": lambda lock: lock.hardlink_to(lock.with_name("precious")),
+        "pipe": os.mkfifo,
+        "folder": os.mkdir,
     }
-    making[kind]()
-    with pytest.raises(TraceError, match=r"cannot write .*a\.zarr\.partial"):
-        write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)])
-    assert precious.read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr.partial.lock", "precious"]
+    for kind, make in making.items():
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / "precious").write_text("mine")
+        make(folder / "a.zarr.partial.lock")
+        with case(kind), pytest.raises(TraceError, match=r"cannot write .*a\.zarr\.partial"):
+            write_trace(folder / "a.zarr", PLAIN, [ids_only(20)])
+        assert (folder / "precious").read_text() == "mine"
+        assert sorted(path.name for path in folder.iterdir()) == ["a.zarr.partial.lock", "precious"]
 
 
 def test_a_writer_that_cannot_resume_leaves_nothing_and_advises_no_resume(tmp_path, monkeypatch):
@@ -202,25 +204,29 @@ OTHER = Header(geometry=GEOMETRY.model_copy(update={"k": 1}))
 RENAMED = Header(geometry=GEOMETRY, provenance=Provenance(versions={"torch": "2.0"}))
 
 
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        (OTHER, r"header\.geometry\.k is 2 in the store, 1 now"),
-        (RENAMED, r"header\.provenance\.versions\.torch is None in the store, '2\.0' now"),
-    ],
-)
-def test_resume_with_another_header_names_the_field(tmp_path, header, message):
-    commit_some(tmp_path / "a.zarr", [ids_only(20)])
-    with pytest.raises(TraceError, match=message):
-        TraceWriter.resume(tmp_path / "a.zarr", header)
-    assert_holds(open_trace(tmp_path / "a.zarr.partial"), [ids_only(20)])
+def test_resume_with_another_header_names_the_field(tmp_path):
+    for at, (header, message) in enumerate(
+        [
+            (OTHER, r"header\.geometry\.k is 2 in the store, 1 now"),
+            (RENAMED, r"header\.provenance\.versions\.torch is None in the store, '2\.0' now"),
+        ]
+    ):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with case(header, message):
+            commit_some(folder / "a.zarr", [ids_only(20)])
+            with pytest.raises(TraceError, match=message):
+                TraceWriter.resume(folder / "a.zarr", header)
+            assert_holds(open_trace(folder / "a.zarr.partial"), [ids_only(20)])
 
 
-@pytest.mark.parametrize(("stored", "given"), [(BIAS, None), (None, BIAS), (BIAS, BIAS + 1)])
-def test_resume_with_another_router_bias_is_refused(tmp_path, stored, given):
-    commit_some(tmp_path / "a.zarr", [ids_only(20)], bias=stored)
-    with pytest.raises(TraceError, match="router_bias differs"):
-        TraceWriter.resume(tmp_path / "a.zarr", PLAIN, given)
+def test_resume_with_another_router_bias_is_refused(tmp_path):
+    for at, (stored, given) in enumerate([(BIAS, None), (None, BIAS), (BIAS, BIAS + 1)]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        commit_some(folder / "a.zarr", [ids_only(20)], bias=stored)
+        with pytest.raises(TraceError, match="router_bias differs"):
+            TraceWriter.resume(folder / "a.zarr", PLAIN, given)
 
 
 def test_resume_holds_later_requests_to_the_same_arrays(tmp_path):

@@ -71,13 +71,13 @@ def test_overlap_of_a_token_that_was_not_routed_is_zero() -> None:
     assert overlap(nothing, nothing).tolist() == [0.0]
 
 
-@pytest.mark.parametrize("stride", [10, 64, 99])
-def test_the_stride_of_resets_is_found_and_not_its_multiples(stride: int) -> None:
-    random = np.random.Generator(np.random.PCG64(stride))
-    positions = np.arange(1, 1000)
-    overlaps = random.uniform(0.3, 0.6, 999)
-    overlaps[positions % stride == 0] = 0.06
-    assert reset_stride(overlaps, positions, chance=0.06) == stride
+def test_the_stride_of_resets_is_found_and_not_its_multiples() -> None:
+    for stride in [10, 64, 99]:
+        random = np.random.Generator(np.random.PCG64(stride))
+        positions = np.arange(1, 1000)
+        overlaps = random.uniform(0.3, 0.6, 999)
+        overlaps[positions % stride == 0] = 0.06
+        assert reset_stride(overlaps, positions, chance=0.06) == stride
 
 
 def test_fewer_than_four_resets_prove_nothing() -> None:
@@ -197,27 +197,27 @@ def test_values_that_are_not_finite_are_an_error() -> None:
     assert finding(damaged(SOUND, weights=weights), "finite").level == "error"
 
 
-@pytest.mark.parametrize(("weights", "level"), [((0.7, 0.3), "ok"), ((0.3, 0.7), "warning")])
-def test_rank_order_follows_the_weights(weights: tuple[float, float], level: str) -> None:
-    rows = drifting(50, 10)
-    assert finding(trace_of(rows, weights=np.broadcast_to(weights, rows.shape)), "rank order").level == level
+def test_rank_order_follows_the_weights() -> None:
+    for weights, level in [((0.7, 0.3), "ok"), ((0.3, 0.7), "warning")]:
+        rows = drifting(50, 10)
+        assert finding(trace_of(rows, weights=np.broadcast_to(weights, rows.shape)), "rank order").level == level
 
 
-@pytest.mark.parametrize(("shift", "level"), [(0, "ok"), (1, "warning")])
-def test_token_ids_must_belong_to_their_rows(shift: int, level: str) -> None:
-    # every token id has its own experts, so a shift by one separates them
-    ids = np.random.Generator(np.random.PCG64(11)).integers(0, 8, 400)
-    rows = np.stack([np.stack([ids, ids + 8], -1)] * LAYERS, 1)
-    assert finding(trace_of(rows, token_ids=np.roll(ids, shift)), "same-token overlap").level == level
+def test_token_ids_must_belong_to_their_rows() -> None:
+    for shift, level in [(0, "ok"), (1, "warning")]:
+        # every token id has its own experts, so a shift by one separates them
+        ids = np.random.Generator(np.random.PCG64(11)).integers(0, 8, 400)
+        rows = np.stack([np.stack([ids, ids + 8], -1)] * LAYERS, 1)
+        assert finding(trace_of(rows, token_ids=np.roll(ids, shift)), "same-token overlap").level == level
 
 
-@pytest.mark.parametrize(("family", "level"), [("softmax_topk", "ok"), ("softmax_groups", "warning")])
-def test_the_header_must_name_the_router_that_chose(family: str, level: str) -> None:
-    logits = np.random.Generator(np.random.PCG64(12)).normal(size=(100, LAYERS, EXPERTS))
-    chosen = np.argsort(-logits, axis=-1)[..., :K]
-    router = Router.model_validate({"family": family, "groups": 4, "groups_kept": 1})
-    trace = memory_trace(header(router=router), [Request(chosen, 0, logits=logits)])
-    assert finding(trace, "router").level == level
+def test_the_header_must_name_the_router_that_chose() -> None:
+    for family, level in [("softmax_topk", "ok"), ("softmax_groups", "warning")]:
+        logits = np.random.Generator(np.random.PCG64(12)).normal(size=(100, LAYERS, EXPERTS))
+        chosen = np.argsort(-logits, axis=-1)[..., :K]
+        router = Router.model_validate({"family": family, "groups": 4, "groups_kept": 1})
+        trace = memory_trace(header(router=router), [Request(chosen, 0, logits=logits)])
+        assert finding(trace, "router").level == level
 
 
 def test_a_correction_bias_takes_part_in_the_choice() -> None:
@@ -276,12 +276,12 @@ def test_qwen3_read_as_one_stream_falls_to_chance_every_512_tokens() -> None:
 # ---------------------------------------------------------------- what no router produces
 
 
-@pytest.mark.parametrize("where", [(0, 20), (150, 217), (290, 299)])
-def test_a_row_that_stands_for_many_tokens_is_named(where: tuple[int, int]) -> None:
-    rows = np.random.default_rng(7).permuted(np.tile(np.arange(64), (300, LAYERS, 1)), axis=-1)[..., :K]
-    rows[where[0] : where[1] + 1] = rows[100]
-    found = finding(wide(rows), "repeated rows")
-    assert found.level == "warning" and f"tokens {where[0]} to {where[1]} of request 0" in found.text
+def test_a_row_that_stands_for_many_tokens_is_named() -> None:
+    for where in [(0, 20), (150, 217), (290, 299)]:
+        rows = np.random.default_rng(7).permuted(np.tile(np.arange(64), (300, LAYERS, 1)), axis=-1)[..., :K]
+        rows[where[0] : where[1] + 1] = rows[100]
+        found = finding(wide(rows), "repeated rows")
+        assert found.level == "warning" and f"tokens {where[0]} to {where[1]} of request 0" in found.text
 
 
 def wide(*chosen: np.ndarray, **more: object) -> Trace:
@@ -321,12 +321,12 @@ def test_tokens_that_are_routed_nowhere_are_counted() -> None:
     assert finding(trace_of(rows), "routed tokens").level == "ok"
 
 
-@pytest.mark.parametrize("skipped", [0, 3])
-def test_ids_that_count_on_through_the_layers_are_found(skipped: int) -> None:
-    rows = drifting(200, 1) + EXPERTS * (np.arange(LAYERS)[:, None] + skipped)
-    sizes = Geometry(layers=LAYERS, experts=EXPERTS * (LAYERS + skipped), k=K, expert_bytes=(10,) * LAYERS)
-    found = finding(memory_trace(Header(geometry=sizes), [Request(rows, 0)]), "id ranges")
-    assert found.level == "error" and f"{EXPERTS} in each" in found.text and "--ids global" in found.text
+def test_ids_that_count_on_through_the_layers_are_found() -> None:
+    for skipped in [0, 3]:
+        rows = drifting(200, 1) + EXPERTS * (np.arange(LAYERS)[:, None] + skipped)
+        sizes = Geometry(layers=LAYERS, experts=EXPERTS * (LAYERS + skipped), k=K, expert_bytes=(10,) * LAYERS)
+        found = finding(memory_trace(Header(geometry=sizes), [Request(rows, 0)]), "id ranges")
+        assert found.level == "error" and f"{EXPERTS} in each" in found.text and "--ids global" in found.text
 
 
 def test_few_ids_may_lie_apart_by_chance() -> None:
@@ -350,12 +350,12 @@ def test_ids_that_are_sorted_have_no_ranks() -> None:
     assert finding(trace_of(rows), "rank order").level == "ok"
 
 
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_copy_of_a_layer_is_found_in_another_order_and_a_token_late(late: int) -> None:
-    rows = drifting(300, 1, 64)
-    rows[late:, 2] = rows[: len(rows) - late, 0, ::-1]
-    found = finding(wide(rows), "identical layers")
-    assert found.level == "error" and "2" in found.text and "0" in found.text
+def test_a_copy_of_a_layer_is_found_in_another_order_and_a_token_late() -> None:
+    for late in [0, 1]:
+        rows = drifting(300, 1, 64)
+        rows[late:, 2] = rows[: len(rows) - late, 0, ::-1]
+        found = finding(wide(rows), "identical layers")
+        assert found.level == "error" and "2" in found.text and "0" in found.text
 
 
 def test_a_layer_that_is_nearly_a_copy_is_found() -> None:
@@ -387,17 +387,14 @@ def test_requests_that_begin_alike_are_found() -> None:
     assert finding(wide(first, second), "duplicate requests").level == "ok"
 
 
-@pytest.mark.parametrize(
-    ("weights", "router", "expected"),
-    [
+def test_weights_that_are_none_are_found() -> None:
+    for weights, router, expected in [
         (np.zeros((100, LAYERS, K), np.float32), None, "all weights are 0"),
         (np.full((100, LAYERS, K), 0.5, np.float32), None, "every weight is 0.5"),
         (np.tile(np.asarray([3, 1], np.float32), (100, LAYERS, 1)), Router(renormalise=True), "weights sum to 4"),
-    ],
-)
-def test_weights_that_are_none_are_found(weights: np.ndarray, router: Router | None, expected: str) -> None:
-    found = finding(memory_trace(header(router), [Request(drifting(100, 1), 0, weights=weights)]), "weights")
-    assert found.level == "warning" and expected in found.text
+    ]:
+        found = finding(memory_trace(header(router), [Request(drifting(100, 1), 0, weights=weights)]), "weights")
+        assert found.level == "warning" and expected in found.text
 
 
 def test_ids_cut_to_eight_bits_are_named() -> None:

@@ -12,9 +12,8 @@ from moereplay.traces.importers.contract import Origin, Shape, header_for, size_
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT, BLOCKS, named_in
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
+def test_a_format_is_read_from_a_name() -> None:
+    for text, named in [
         ("google_gemma-4-26B-A4B-it-Q4_K_M.gguf", "Q4_K_M"),
         ("/models/gpt-oss-20b-mxfp4.gguf", "MXFP4"),
         ("Qwen3-30B-A3B-IQ4_XS", "IQ4_XS"),
@@ -22,19 +21,21 @@ from moereplay.traces.weight_formats import BITS_PER_WEIGHT, BLOCKS, named_in
         ("olmoe-1b-7b", None),
         ("SQ4_K_MS", None),
         ("", None),
-    ],
-)
-def test_a_format_is_read_from_a_name(text: str, named: str | None) -> None:
-    assert named_in(text) == named
+    ]:
+        assert named_in(text) == named
 
 
-@pytest.mark.parametrize(
-    ("named", "bytes_of_block", "weights"),
-    [("Q8_0", 34, 32), ("Q5_0", 22, 32), ("Q4_0", 18, 32), ("Q4_1", 20, 32), ("MXFP4", 17, 32), ("IQ4_XS", 136, 256)],
-)
-def test_blocks_have_the_bits_of_their_layout(named: str, bytes_of_block: int, weights: int) -> None:
+def test_blocks_have_the_bits_of_their_layout() -> None:
     """ggml: a scale of 16 bits per block of 32 (two with an offset); OCP MX: 8 bits; IQ4_XS: 8 + 128 bytes per 256."""
-    assert BLOCKS[named] == 8 * bytes_of_block / weights
+    for named, bytes_of_block, weights in [
+        ("Q8_0", 34, 32),
+        ("Q5_0", 22, 32),
+        ("Q4_0", 18, 32),
+        ("Q4_1", 20, 32),
+        ("MXFP4", 17, 32),
+        ("IQ4_XS", 136, 256),
+    ]:
+        assert BLOCKS[named] == 8 * bytes_of_block / weights
 
 
 def test_a_known_model_has_the_bytes_of_its_own_checkpoint() -> None:
@@ -48,10 +49,10 @@ def test_a_known_model_has_the_bytes_of_its_own_checkpoint() -> None:
     }
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_published_format_has_the_stated_whole_bits(model: str) -> None:
-    published = known(model).published
-    assert int(BITS_PER_WEIGHT[published.format]) == published.bits
+def test_the_published_format_has_the_stated_whole_bits() -> None:
+    for model in MODELS:
+        published = known(model).published
+        assert int(BITS_PER_WEIGHT[published.format]) == published.bits
 
 
 def imported(model: str | None, file: str, bits: float | None = None) -> tuple[float, int, tuple[str, ...]]:
@@ -96,18 +97,15 @@ def test_the_size_of_an_expert_is_said_in_full() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("size", "layers", "model", "bits"),
-    [
+def test_bytes_that_a_file_states_win_over_the_format_in_its_name():
+    for size, layers, model, bits in [
         (13_219_200, 36, "gpt-oss-120b-Q4_K_M.gguf", 4.25),  # MXFP4, whatever the file is called
         (13_219_200, 35, "gpt-oss-120b-Q4_K_M.gguf", 4.84),  # another model's layers: the name is all there is
         (13_219_200, 36, "unheard-of-Q4_K_M.gguf", 4.84),
         (4_336_640, 30, "google_gemma-4-26B-A4B-it-Q4_K_M.gguf", 5.833),
-    ],
-)
-def test_bytes_that_a_file_states_win_over_the_format_in_its_name(size: int, layers: int, model: str, bits: float):
-    shape = Shape(layers, 4, 100, expert_bytes=(size,) * layers)
-    with_bytes = header_for(shape, importers.Options(), Origin("t", Path("t"), [], model), [])
-    assert with_bytes.geometry.expert_bits == pytest.approx(bits, abs=1e-3)
-    told = header_for(shape, importers.Options(expert_bits=8), Origin("t", Path("t"), [], model), [])
-    assert told.geometry.expert_bits == 8
+    ]:
+        shape = Shape(layers, 4, 100, expert_bytes=(size,) * layers)
+        with_bytes = header_for(shape, importers.Options(), Origin("t", Path("t"), [], model), [])
+        assert with_bytes.geometry.expert_bits == pytest.approx(bits, abs=1e-3)
+        told = header_for(shape, importers.Options(expert_bits=8), Origin("t", Path("t"), [], model), [])
+        assert told.geometry.expert_bits == 8
