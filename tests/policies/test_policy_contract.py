@@ -31,6 +31,7 @@ from moereplay.policies.contract import (
 )
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.policies.hooks import HOOKS, given_by
+from moereplay.results.result import Event
 from moereplay.simulator.reference.hooks import Victims
 from tests.kit.hook_twins import hook_of, twin
 from tests.kit.policy_catalogue import CATALOGUE, every_policy, label, of_kind, variants, with_key
@@ -75,30 +76,20 @@ def replay_with(chosen: Chosen, seed: int, **others: object) -> Outcome:
 
 
 @every_policy
-def test_a_policy_is_called_as_its_file(policy: Policy):
+def test_what_a_policy_declares_is_whole_and_survives_the_command_line(policy: Policy):
     assert policies.load(policy.kind, policy.name) is policy
     assert re.fullmatch("[a-z][a-z0-9_]*", policy.name)
     assert isinstance(policy, KINDS[policy.kind])
-
-
-@every_policy
-def test_a_policy_says_what_it_does_and_where_it_is_from(policy: Policy):
-    assert policy.summary.strip()
-    assert policy.source.strip()
-    assert "\n" not in policy.summary + policy.source
-
-
-@every_policy
-def test_defaults_parse_to_themselves(policy: Policy):
+    assert policy.summary.strip() and policy.source.strip() and "\n" not in policy.summary + policy.source
+    assert policy.reads is not None
+    for name, hook in given_by(policy):
+        assert tuple(signature(hook).parameters) == HOOKS[name].arguments, f"parameters of hook {name}"
     defaults = {param.name: param.default for param in policy.params}
     assert parse(policy.kind, policy.name).params == defaults
     assert parse(policy.kind, Chosen(policy, defaults).text(full=True)).params == defaults
-
-
-@every_policy
-def test_every_spelling_of_a_parameter_survives_the_command_line(policy: Policy):
     for chosen in variants(policy):
         assert parse(policy.kind, chosen.text()).params == chosen.params
+        assert chosen.needs <= CAPABILITIES
 
 
 @every_policy
@@ -112,37 +103,26 @@ def test_parameters_fit_their_slots(policy: Policy):
             assert par[begin : begin + param.width] == param.slots(chosen.params[param.name])
 
 
-@every_policy
-def test_needs_are_known_capabilities(policy: Policy):
-    for chosen in variants(policy):
-        assert chosen.needs <= CAPABILITIES
-
-
-@every_policy
-def test_hooks_take_the_documented_parameters(policy: Policy):
-    for name, hook in given_by(policy):
-        assert tuple(signature(hook).parameters) == HOOKS[name].arguments
-
-
-@pytest.mark.parametrize("kind", KINDS.values())
-def test_every_hook_of_the_contract_is_tested_here(kind: type[Policy]):
-    asked = {field.name for field in fields(kind) if "Callable" in str(field.type)}
+def test_every_hook_of_the_contract_is_tested_here():
+    asked = {field.name for kind in KINDS.values() for field in fields(kind) if "Callable" in str(field.type)}
     assert asked - QUESTIONS <= set(HOOKS)
 
 
-# -- hooks in replays: what users' own policies are held to ----------------------------------------------------------
+# -- hooks in replays -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("contract", ONE_OF_TWO)
 @every_policy
-def test_a_policy_reads_what_it_declares_and_keeps_what_it_promises(
-    policy: Policy, contract: str, monkeypatch: pytest.MonkeyPatch
-):
-    """Checked by the reference as of a policy from a user's own file, to the same events."""
-    assert policy.reads is not None
-    plain = [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)]
-    put_in_place(monkeypatch, policy, version="0" * 12)
-    assert [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)] == plain
+def test_hooks_keep_the_contract_in_a_replay(policy: Policy, contract: str, monkeypatch: pytest.MonkeyPatch):
+    """Held to what is declared, as a user's own policy is, and compiled beside Python, they decide the same."""
+
+    def decided(**changed: Any) -> list[list[Event]]:
+        put_in_place(monkeypatch, policy, **changed)
+        return [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)]
+
+    plain = decided()
+    assert decided(version="0" * 12) == plain, "under the checks of a user's own policy"
+    assert decided(**{name: twin(name, hook) for name, hook in given_by(policy)}) == plain, "compiled beside Python"
 
 
 @pytest.mark.parametrize("policy", [p for p in CATALOGUE if p.reads], ids=label)
@@ -155,17 +135,6 @@ def test_a_policy_declares_nothing_that_it_does_not_read(policy: Policy, monkeyp
                 replay_with(chosen, 1)
 
 
-# -- hooks in replays: compiled = Python, tables unharmed -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("contract", ONE_OF_TWO)
-@every_policy
-def test_compiled_hooks_agree_with_python_in_a_replay(policy: Policy, contract: str, monkeypatch: pytest.MonkeyPatch):
-    plain = [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)]
-    put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in given_by(policy)})
-    assert [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)] == plain
-
-
 @of_kind("eviction")
 def test_compiled_evictions_agree_with_python_per_layer(policy: Policy, monkeypatch: pytest.MonkeyPatch):
     put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in given_by(policy)})
@@ -175,16 +144,17 @@ def test_compiled_evictions_agree_with_python_per_layer(policy: Policy, monkeypa
         assert evicting.totals["evictions"] > 0
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
 @with_key
 def test_orders_that_an_engine_keeps_are_those_it_would_work_out_anew(
-    policy: Eviction, contract: str, monkeypatch: pytest.MonkeyPatch
+    policy: Eviction, monkeypatch: pytest.MonkeyPatch
 ):
     """Keys change only where the contract says so: on a touch, at a gate of the layer, or as `key_scope` declares."""
-    given = {"contract": contract, "miss": "cascade", "reset": "never"}
-    kept = [replay_with(chosen, 6, **given).events for chosen in variants(policy)]
-    monkeypatch.setattr(Victims, "_drop_stale_keys", Victims.clear)
-    assert [replay_with(chosen, 6, **given).events for chosen in variants(policy)] == kept
+    for contract in CONTRACTS:
+        given = {"contract": contract, "miss": "cascade", "reset": "never"}
+        kept = [replay_with(chosen, 6, **given).events for chosen in variants(policy)]
+        with monkeypatch.context() as patched:
+            patched.setattr(Victims, "_drop_stale_keys", Victims.clear)
+            assert [replay_with(chosen, 6, **given).events for chosen in variants(policy)] == kept, contract
 
 
 @of_kind("routing")
