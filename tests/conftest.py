@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from moereplay import policies
 from moereplay.simulator.compiled import engine as compiled
 from moereplay.simulator.jit.marks import IS_PYTHON
 from tests.kit import recordings
+from tests.kit.every import forget_policies
 
 # Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -58,8 +58,7 @@ def make(kernel: Callable) -> None:
 def catalogue_as_shipped() -> Iterator[None]:
     """The user's own policies of a test leave with it."""
     yield
-    for given in policies.REGISTERED.values():
-        given.clear()
+    forget_policies()
 
 
 #: A command that starts jobs on a cluster sets these for its process, which is that of the tests here.

@@ -80,6 +80,10 @@ class PolicyHarness:
         marks = [int(e in eligible) for e in range(self.tables.now["experts"])]
         return self.ask("substitute", step, t, j, marks)
 
+    def call(self, hook: str, *arguments: int) -> Any:
+        """An eviction hook's result."""
+        return self.bound.call(hook, *arguments)
+
     def ask(self, hook: str, step: Step, *arguments: Any) -> Any:
         """A hook's result at a gate."""
         return self.bound.call(hook, step, *arguments)

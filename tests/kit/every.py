@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from moereplay import policies
+
 Test = Callable[..., None]
 
 
@@ -32,6 +34,7 @@ def every(names: str, cases: Iterable[Any], apart: bool = False) -> Callable[[Te
                 except BaseException as error:
                     error.add_note(f"case {row}")
                     raise
+                forget_policies()
 
         taken = signature(test)
         others = [each for name, each in taken.parameters.items() if name not in columns]
@@ -49,3 +52,9 @@ def _own(fixtures: dict[str, Any], number: int, patches: pytest.MonkeyPatch) -> 
         own["tmp_path"] = Path(fixtures["tmp_path"] / f"case-{number}")
         own["tmp_path"].mkdir()
     return own
+
+
+def forget_policies() -> None:
+    """Leave the catalogue as shipped, without the policy files that a test has registered."""
+    for registered in policies.REGISTERED.values():
+        registered.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +24,13 @@ with_key = pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p,
 
 def of_kind(kind: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("policy", [p for p in CATALOGUE if p.kind == kind], ids=label)
+
+
+def by_policy(texts: Iterable[str]) -> pytest.MarkDecorator:
+    """One item per policy, with all of its `texts` as one argument; a test loops over them and says which one fails."""
+    names = dict.fromkeys(text.partition(":")[0] for text in texts)
+    groups = [tuple(text for text in texts if text.partition(":")[0] == name) for name in names]
+    return pytest.mark.parametrize("texts", groups, ids=list(names))
 
 
 def spellings(param: Parameter) -> list[Any]:

@@ -6,13 +6,12 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from moereplay.results.result import Result
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Request, Trace, memory_trace
 from moereplay.traces.store import open_trace
+from tests.kit.every import every
 
 SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"
 READINGS = ("running_range", "token_range", "ema_range", "running_mean")
@@ -47,8 +46,8 @@ def outcome(routing: str, settings: tuple[tuple[str, str], ...], weights: bool =
     return replay(miniature(24, weights), configure(capacity="20%", routing=routing, **dict(settings)), log=True)
 
 
-@pytest.mark.parametrize("delta", READINGS)
-@pytest.mark.parametrize("settings", SENSITIVE, ids=lambda settings: ",".join(settings.values()))
+@every("delta", READINGS)
+@every("settings", SENSITIVE)
 def test_without_lift_it_is_standard_bit_for_bit(settings: dict[str, str], delta: str) -> None:
     """Recorded weights, not the same ones worked out again from recorded logits, which round otherwise."""
     given = tuple(settings.items())
@@ -64,7 +63,7 @@ def test_without_lift_and_without_weights_demand_stays_in_rank_order() -> None:
     assert outcome("standard", (), weights=False).events == outcome("cache_prior:lam=0", (), weights=False).events
 
 
-@pytest.mark.parametrize("top_j", [1, 2])
+@every("top_j", [1, 2])
 def test_misses_fall_with_the_lift(top_j: int) -> None:
     """The authors' setting: LRU, half of each layer's experts. What is protected keeps the rate above zero."""
     trace, rates = miniature(48), []

@@ -12,6 +12,7 @@ from moereplay import policies
 from moereplay.policies.contract import PAR_SLOTS, Choice, Number, Numbers, Parameter, Policy, PolicyError, slot
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.sweeps.grid import expand
+from tests.kit.every import every
 
 POLICIES = st.sampled_from(policies.catalogue())
 several = settings(max_examples=200, deadline=None, derandomize=True)
@@ -99,8 +100,8 @@ def test_slots_are_found_by_name():
         slot(params, "d")
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "said"),
+@every(
+    "kind, text, said",
     [
         ("eviction", "lruu", "no eviction policy called 'lruu': did you mean lru?"),
         ("prefetch", "zzz", "no prefetch policy called 'zzz': choose from none, top_k, score"),

@@ -19,6 +19,7 @@ from moereplay.sweeps.jobs import job_of
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
+from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
 
 #: The class of a policy that gives each hook.
@@ -92,7 +93,7 @@ def begin_with_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "REQUESTS", 1)
 
 
-@pytest.mark.parametrize("name", ("key", "resolve"))
+@every("name", ("key", "resolve"))
 def test_what_machine_code_raises_after_the_dry_run_is_told_as_well(
     name: str, small: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +117,7 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("kind", STRANGE)
+@every("kind", STRANGE)
 def test_strange_exceptions_are_told_like_others(kind: str, small: Trace, tmp_path: Path) -> None:
     raises, error = STRANGE[kind]
     files.register(policy_file(tmp_path, "resolve", raises=raises))
@@ -135,7 +136,7 @@ def test_a_hook_from_another_module_is_told_by_its_place(small: Trace, tmp_path:
         replay(small, configure(**settings("resolve")), engine="reference")
 
 
-@pytest.mark.parametrize("name", ("resolve", "key"))
+@every("name", ("resolve", "key"))
 def test_a_worker_of_a_sweep_or_search_makes_it_an_error_row(
     name: str, small: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

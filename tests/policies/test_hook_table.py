@@ -15,6 +15,7 @@ from moereplay.simulator import dry_run
 from moereplay.simulator.compiled.hooks import BoundHooks
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import plan
+from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +65,7 @@ def test_both_engines_tell_every_event_alike(tmp_path: Path) -> None:
     assert min(regs[0][::2]) > 0, dict(zip(EVENTS, regs[0][::2], strict=True))
 
 
-@pytest.mark.parametrize("name", HOOKS)
+@every("name", HOOKS)
 def test_a_row_says_what_a_hook_takes_and_returns(name: str) -> None:
     hook = HOOKS[name]
     first = AT_GATE if hook.at_gate else TABLES

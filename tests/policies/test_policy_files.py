@@ -29,6 +29,7 @@ from moereplay.sweeps.run import Sweep, execute, left_to_do, planned
 from moereplay.sweeps.store import Folder
 from moereplay.sweeps.tune import Search, tune
 from tests.kit.command import in_python, moereplay_here
+from tests.kit.every import every
 from tests.kit.sweeping import experiment, merged
 from tests.policies.test_own_policies import NEWEST
 from tests.sweeps.test_clusters import Here
@@ -222,8 +223,8 @@ def test_set_names_files_relative_to_the_experiment(tmp_path: Path, monkeypatch:
 # -- what is wrong ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("change", "policy", "said"),
+@every(
+    "change, policy, said",
     [
         (("newest.py", "oldest.py"), NEWEST, "experiment.toml: policy_files: {}/mine/oldest.py: No such file or dir"),
         (("mine/newest.py", "mine"), NEWEST, "experiment.toml: policy_files: {}/mine: Is a directory; check the path"),

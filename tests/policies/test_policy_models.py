@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from moereplay.traces.routers import weigh
 from moereplay.traces.schema import Trace
+from tests.kit.every import every
+from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models import (
     RANKS,
     UNIT,
@@ -33,7 +36,7 @@ from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, random_trace, rep
 
 seeds = st.integers(0, 2**32)
 times = st.builds(Nanoseconds, *[st.integers(1, 7)] * 4, st.just(1.0))
-both_contracts = pytest.mark.parametrize("contract", ["atomic", "sequential"])
+CONTRACTS = ("atomic", "sequential")
 few = settings(max_examples=80, deadline=None, derandomize=True)
 
 Maker = Callable[[int, list[int]], Model]
@@ -71,17 +74,18 @@ def streams(steps: list[DemandStep], scope: str) -> list[list[int]]:
 # -- eviction -----------------------------------------------------------------------------------------------------
 
 
-@both_contracts
-@pytest.mark.parametrize("name", MODELS)
+@by_policy(MODELS)
 @few
 @given(seed=seeds, sizes=sizes(), spare=st.integers(0, 6), scope=st.sampled_from(["global", "per_layer"]), times=times)
 def test_evictions_hit_and_miss_as_their_models(
-    name: str, contract: str, seed: int, sizes: Sizes, spare: int, scope: str, times: Nanoseconds
+    texts: tuple[str, ...], seed: int, sizes: Sizes, spare: int, scope: str, times: Nanoseconds
 ):
     """Pools from one step's demand upwards; what a step needs always fits."""
     trace, slots = random_trace(seed, sizes), sizes.k + spare
-    outcome = replayed(trace, slots, times, eviction=name, contract=contract, scope=scope)
-    assert [access.hit for access in outcome.accesses] == expected(trace, MODELS[name], slots, scope, contract)
+    for text, contract in product(texts, CONTRACTS):
+        outcome = replayed(trace, slots, times, eviction=text, contract=contract, scope=scope)
+        model = expected(trace, MODELS[text], slots, scope, contract)
+        assert [access.hit for access in outcome.accesses] == model, (text, contract)
 
 
 @pytest.mark.long
@@ -95,7 +99,7 @@ def test_arc_hits_and_misses_as_its_pseudo_code(seed: int, sizes: Sizes, slots: 
     assert [access.hit for access in outcome.accesses] == model
 
 
-@both_contracts
+@every("contract", CONTRACTS)
 @few
 @given(seed=seeds, sizes=sizes(), spare=st.integers(0, 6), times=times)
 def test_least_stale_in_order_of_last_access_is_lru_without_prefetch(
@@ -161,7 +165,7 @@ class RoutedByModel:
         self.hits += play([DemandStep(0, 0, 1, 6, demand, {})], [cache], "atomic")
 
 
-@pytest.mark.parametrize("delta", READINGS)
+@every("delta", READINGS)
 @few
 @given(seed=seeds, lam=st.sampled_from([0.0, 0.125, 0.2, 0.5, 2.0]), top_j=st.integers(0, 3))
 def test_cache_prior_routes_as_its_model(delta: str, seed: int, lam: float, top_j: int):
@@ -174,7 +178,7 @@ def test_cache_prior_routes_as_its_model(delta: str, seed: int, lam: float, top_
     assert [access.hit for access in outcome.accesses] == model.hits
 
 
-@pytest.mark.parametrize("delta", READINGS)
+@every("delta", READINGS)
 @few
 @given(seed=seeds)
 def test_cache_prior_without_lift_is_standard_to_the_last_event(delta: str, seed: int):

@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.traces.routers import scores as router_scores
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Trace
+from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models import DemandStep, best, one_token_steps
 from tests.kit.policy_models_eviction import (
     Clock,
@@ -186,31 +186,22 @@ def top_k_of(trace: Trace) -> Callable[[DemandStep], list[int]]:
 
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
-every_model = pytest.mark.parametrize("name", MODELS)
 
 
-@every_model
+@by_policy(MODELS)
 @few
 @given(case=cases(), prefetch=st.booleans())
-def test_evictions_agree_with_their_models_with_and_without_prefetch(name: str, case: Case, prefetch: bool):
-    """Contract atomic. The link takes no time, so every prefetch is there before the next gate."""
-    names = top_k_of(case.trace) if prefetch else lambda step: []
-    expected = play_ahead(one_token_steps(case.trace), case.pools(MODELS[name]), names)
-    assert case.replay(name, "atomic", "top_k" if prefetch else "none") == expected
+def test_evictions_agree_with_their_models(texts: tuple[str, ...], case: Case, prefetch: bool):
+    """Under both contracts. The link takes no time, so every prefetch is there before the next gate."""
+    names, steps = top_k_of(case.trace) if prefetch else lambda step: [], one_token_steps(case.trace)
+    for text in texts:
+        expected = play_ahead(steps, case.pools(MODELS[text]), names)
+        assert case.replay(text, "atomic", "top_k" if prefetch else "none") == expected, text
+        assert case.replay(text, "sequential") == play_one_by_one(steps, case.pools(MODELS[text])), text
 
 
-@every_model
 @few
-@given(case=cases())
-def test_evictions_agree_with_their_models_one_by_one(name: str, case: Case):
-    """Contract sequential."""
-    expected = play_one_by_one(one_token_steps(case.trace), case.pools(MODELS[name]))
-    assert case.replay(name, "sequential") == expected
-
-
-@pytest.mark.parametrize("bypass", [False, True])
-@few
-@given(case=cases(), window=st.integers(1, 6))
+@given(case=cases(), window=st.integers(1, 6), bypass=st.booleans())
 def test_belady_sees_as_far_as_its_window(bypass: bool, case: Case, window: int):
     steps = one_token_steps(case.trace)
     spans = [range(case.trace.geometry.layers)] if case.scope == "global" else [[n] for n in range(steps[0].layers)]

@@ -11,13 +11,14 @@ from functools import partial
 from itertools import product
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.traces.demand import union_of
 from moereplay.traces.routers import scores, to_units, weigh
 from moereplay.traces.schema import Trace
+from tests.kit.every import every
+from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models_miss import (
     CPU,
     DROP,
@@ -117,13 +118,13 @@ class ServedByModel:
         self.moved += [(layer, x - layer * SIZES.experts, tier) for x, tier in fetched]
         self.counts["low_precision"] += sum(tier > 0 for _, tier in used)
 
-    def equals(self, outcome: Outcome) -> None:
-        """Raises AssertionError where the replay differs."""
-        assert outcome.ran == self.ran
-        assert [access.hit for access in outcome.accesses] == self.hits
+    def equals(self, outcome: Outcome, text: str) -> None:
+        """Raises AssertionError where the replay differs, with the policy's text."""
+        assert outcome.ran == self.ran, text
+        assert [access.hit for access in outcome.accesses] == self.hits, text
         transfers = [event for event in outcome.events if event.kind == "transfer"]
-        assert [(event.layer, event.expert, event.precision) for event in transfers] == self.moved
-        assert {name: outcome.totals[name] for name in self.counts} == self.counts
+        assert [(event.layer, event.expert, event.precision) for event in transfers] == self.moved, text
+        assert {name: outcome.totals[name] for name in self.counts} == self.counts, text
 
 
 MODELS: dict[str, Callable[[], MissModel]] = {
@@ -150,15 +151,17 @@ for ratio, goal, decode in product(("1.5", "2", "3"), ("sum", "max"), ("cpu", "c
     MODELS[text] = partial(Fiddler, ratio, goal == "max", decode == "cpu")
 
 
-@pytest.mark.parametrize("text", MODELS)
+@by_policy(MODELS)
 @few
 @given(seed=seeds, times=times)
-def test_misses_are_served_as_by_their_models(text: str, seed: int, times: Nanoseconds):
+def test_misses_are_served_as_by_their_models(texts: tuple[str, ...], seed: int, times: Nanoseconds):
     """Both slots and bytes are short; no decision depends on how long anything takes."""
-    trace, model = random_trace(seed, SIZES), MODELS[text]()
-    served = ServedByModel(trace, model.bits)
-    served.replay(partial(served.by, model))
-    served.equals(replayed(trace, SLOTS, times, miss=text))
+    trace = random_trace(seed, SIZES)
+    for text in texts:
+        model = MODELS[text]()
+        served = ServedByModel(trace, model.bits)
+        served.replay(partial(served.by, model))
+        served.equals(replayed(trace, SLOTS, times, miss=text), text)
 
 
 # -- substitution in a band -------------------------------------------------------------------------------------------
@@ -200,8 +203,8 @@ class ServedInBand(ServedByModel):
         return list(union_of(rows, to_units(weigh(self.trace.geometry.router, logits, np.array(rows))).tolist()).expert)
 
 
-@pytest.mark.parametrize("phase", ["decode", "any"])
-@pytest.mark.parametrize("ratio", [None, "0.5", "1", "2.5"])
+@every("phase", ["decode", "any"])
+@every("ratio", [None, "0.5", "1", "2.5"])
 @few
 @given(seed=seeds, alpha=st.sampled_from(["0", "0.125", "0.5", "0.875"]), times=times)
 def test_substitution_in_a_band_runs_as_its_model(
@@ -212,7 +215,8 @@ def test_substitution_in_a_band_runs_as_its_model(
     served = ServedInBand(trace, (8,))
     served.replay(partial(served.by_band, band))
     rest = "" if ratio is None else f":rest=balance:ratio={ratio}"
-    served.equals(replayed(trace, SLOTS, times, miss=f"substitute_band:alpha={alpha}:phase={phase}{rest}"))
+    text = f"substitute_band:alpha={alpha}:phase={phase}{rest}"
+    served.equals(replayed(trace, SLOTS, times, miss=text), text)
 
 
 def test_the_scenarios_above_exercise_every_verdict():

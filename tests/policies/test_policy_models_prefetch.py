@@ -18,7 +18,9 @@ from moereplay.policies.contract import ABSENT, QUEUED
 from moereplay.traces.demand import union_of
 from moereplay.traces.routers import scores, to_units
 from moereplay.traces.schema import Trace
+from tests.kit.every import every
 from tests.kit.hook_twins import hook_of
+from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models_prefetch import (
     ActivationMatrix,
     AdaptiveDepth,
@@ -139,18 +141,19 @@ def watch(trace: Trace, text: str, **given: str) -> tuple[Watched, Outcome]:
         return watched, replayed_by_reference(trace, SLOTS, prefetch=text, **given)
 
 
-@pytest.mark.parametrize("text", MODELS)
+@by_policy(MODELS)
 @few
 @given(seed=seeds, at=st.sampled_from(["gate", "after_demand"]), contract=st.sampled_from(["atomic", "sequential"]))
-def test_prefetch_names_what_its_model_names(text: str, seed: int, at: str, contract: str):
+def test_prefetch_names_what_its_model_names(texts: tuple[str, ...], seed: int, at: str, contract: str):
     """Nine slots of twenty-four; what is resident, queued or in flight is read off at the moment of the call."""
     trace = random_trace(seed, SIZES)
-    watched, _ = watch(trace, text, prefetch_at=at, contract=contract)
-    model = MODELS[text]()
-    assert watched.named == [model.names(gate) for gate in gates(trace, watched, 1)]
+    for text in texts:
+        watched, _ = watch(trace, text, prefetch_at=at, contract=contract)
+        model = MODELS[text]()
+        assert watched.named == [model.names(gate) for gate in gates(trace, watched, 1)], text
 
 
-@pytest.mark.parametrize("text", [text for text in MODELS if text.startswith("adaptive_depth")])
+@every("text", [text for text in MODELS if text.startswith("adaptive_depth")])
 @few
 @given(seed=seeds, miss=st.sampled_from(["lowest_bit:bits=8/4", "hobbit:bits=8/2", "cascade:bits=8/4/2"]))
 def test_adaptive_depth_counts_copies_that_are_precise_enough(text: str, seed: int, miss: str):

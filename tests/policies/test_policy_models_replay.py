@@ -15,11 +15,11 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.traces.schema import Trace
+from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models import above_percentile, above_running, best, cascade_tier
 from tests.kit.policy_models_replay import Cache, Entry, Namer, Rules, Step, Unhurried, steps_of
 from tests.kit.policy_models_timed import Pace, Ticking
@@ -196,33 +196,37 @@ def ticked(scenario: Scenario, model: Model, times: Nanoseconds) -> tuple[Cache,
 # -- the tests ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", MODELS)
+@by_policy(MODELS)
 @few
 @given(scenario=scenarios())
-def test_with_time_for_every_transfer_a_replay_is_its_model_without_a_clock(text: str, scenario: Scenario):
+def test_with_time_for_every_transfer_a_replay_is_its_model_without_a_clock(texts: tuple[str, ...], scenario: Scenario):
     """A layer's compute outlasts every transfer that can be queued, so nothing is late and nothing overtaken."""
-    outcome = scenario.replayed(text, Nanoseconds(dense=1_000_000, expert=1_000_000))
-    model = Unhurried(scenario.rules(MODELS[text]))
-    model.play(scenario.steps(MODELS[text]))
-    assert without_times(log_of(outcome)) == model.cache.log
-    assert counted(outcome) == counted_by(model.cache)
-    assert outcome.totals["late"] == outcome.totals["prefetch_cancelled"] == 0
+    for text in texts:
+        outcome = scenario.replayed(text, Nanoseconds(dense=1_000_000, expert=1_000_000))
+        model = Unhurried(scenario.rules(MODELS[text]))
+        model.play(scenario.steps(MODELS[text]))
+        assert without_times(log_of(outcome)) == model.cache.log, text
+        assert counted(outcome) == counted_by(model.cache), text
+        assert outcome.totals["late"] == outcome.totals["prefetch_cancelled"] == 0, text
 
 
 #: A dense part is shorter than most transfers (3 or 5 bytes at a byte per nanosecond): prefetches come late.
 paces = st.builds(Nanoseconds, st.integers(1, 14), st.integers(1, 7), st.integers(0, 4), st.just(1), st.just(1.0))
 
 
-@pytest.mark.parametrize("text", MODELS)
+@by_policy(MODELS)
 @few
 @given(scenario=scenarios(), times=paces)
-def test_over_a_slow_link_a_replay_is_its_model_to_the_nanosecond(text: str, scenario: Scenario, times: Nanoseconds):
+def test_over_a_slow_link_a_replay_is_its_model_to_the_nanosecond(
+    texts: tuple[str, ...], scenario: Scenario, times: Nanoseconds
+):
     """Late ones, cancelled ones, a demand that waits for a prefetch on the link: all at the moments of the model."""
-    outcome = scenario.replayed(text, times)
-    cache, end = ticked(scenario, MODELS[text], times)
-    assert log_of(outcome) == cache.log
-    assert counted(outcome) == counted_by(cache)
-    assert outcome.totals["time_ns"] == end
+    for text in texts:
+        outcome = scenario.replayed(text, times)
+        cache, end = ticked(scenario, MODELS[text], times)
+        assert log_of(outcome) == cache.log, text
+        assert counted(outcome) == counted_by(cache), text
+        assert outcome.totals["time_ns"] == end, text
 
 
 def test_the_small_scenarios_have_everything_that_can_happen():

@@ -8,13 +8,14 @@ from functools import partial
 from itertools import chain, product
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.traces.demand import union_of
 from moereplay.traces.routers import scores, to_units, weigh
 from moereplay.traces.schema import Trace
+from tests.kit.every import every
+from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models import DemandStep, Lru, play
 from tests.kit.policy_models_routing import (
     Cumulative,
@@ -75,18 +76,19 @@ MODELS |= {f"prune_rank:rank={rank}": partial(PruneRank, rank) for rank in (1, 3
 MODELS |= {f"swap:rank={rank}:by=next": partial(SwapNext, rank) for rank in (1, 3, 4)}
 
 
+@by_policy(MODELS)
 @settings(max_examples=8, deadline=None, derandomize=True)
-@pytest.mark.parametrize("routing", MODELS)
 @given(seed=seeds)
-def test_routing_runs_as_its_model(routing: str, seed: int):
+def test_routing_runs_as_its_model(texts: tuple[str, ...], seed: int):
     """Tokens of the prompt see one snapshot of the cache; logits tie, and the recorded order breaks ties at random."""
     trace = random_trace(seed, SIZES)
-    outcome, model = replayed(trace, SLOTS, routing=routing, scope="per_layer"), RoutedByModel(trace, MODELS[routing]())
-    assert outcome.ran == model.ran
-    assert [access.hit for access in outcome.accesses] == model.hits
+    for text in texts:
+        outcome, model = replayed(trace, SLOTS, routing=text, scope="per_layer"), RoutedByModel(trace, MODELS[text]())
+        assert outcome.ran == model.ran, text
+        assert [access.hit for access in outcome.accesses] == model.hits, text
 
 
-@pytest.mark.parametrize("routing", ["max_rank:m=3", "max_rank:m=1:top_j=0", "cumulative:p=0", "prune:keep=3"])
+@every("routing", ["max_rank:m=3", "max_rank:m=1:top_j=0", "cumulative:p=0", "prune:keep=3"])
 @few
 @given(seed=seeds)
 def test_a_window_of_k_is_standard_to_the_last_event(routing: str, seed: int):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models import DemandStep, cascade_tier, one_token_steps
 from tests.kit.policy_models_eviction import facts_of
 from tests.kit.policy_ranks_eviction import Ranked, decayed, frequency_per_age, kth_use, multidimensional, windowed_mass
@@ -93,20 +93,23 @@ class Tiered:
         return self.book.rank(self.book, copy[0]), self.book.by_timestamp.index(copy[0]), copy
 
 
-@pytest.mark.parametrize("name", MODELS)
+@by_policy(MODELS)
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), layers=st.sampled_from([2, 3]), slots=st.integers(5, 9))
-def test_evictions_agree_with_their_models_at_three_precisions(name: str, seed: int, layers: int, slots: int):
+def test_evictions_agree_with_their_models_at_three_precisions(
+    texts: tuple[str, ...], seed: int, layers: int, slots: int
+):
     """Three experts a step at 8, 4 and 2 bits; a better copy will do, and several copies of an expert may be held."""
     trace = random_trace(seed, Sizes(layers, 5, 3, 9, requests=2, size=8))
     geometry = trace.geometry
     each = range(geometry.layers * geometry.experts)
     sizes = [{x: geometry.bytes_at(bits)[x // geometry.experts] for x in each} for bits in BITS]
-    book = MODELS[name](slots * geometry.expert_bytes[0], sizes[0], facts_of(trace))
-    assert isinstance(book, Ranked)
-    model = Tiered(book, sizes)
-    for step in one_token_steps(trace):
-        model.run(step)
-    outcome = replayed(trace, slots, eviction=name, miss=CASCADE, passes="token")
-    assert [access.hit for access in outcome.accesses] == model.hits
-    assert outcome.totals["low_precision"] == model.low
+    for text in texts:
+        book = MODELS[text](slots * geometry.expert_bytes[0], sizes[0], facts_of(trace))
+        assert isinstance(book, Ranked)
+        model = Tiered(book, sizes)
+        for step in one_token_steps(trace):
+            model.run(step)
+        outcome = replayed(trace, slots, eviction=text, miss=CASCADE, passes="token")
+        assert [access.hit for access in outcome.accesses] == model.hits, text
+        assert outcome.totals["low_precision"] == model.low, text

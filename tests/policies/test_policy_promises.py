@@ -19,6 +19,7 @@ from moereplay.policies.grammar import Chosen, parse
 from moereplay.simulator.interface import NO_ORACLE, CopyLayout
 from moereplay.simulator.reference.hooks import BoundPolicy
 from moereplay.simulator.reference.state import Tables
+from tests.kit.every import every
 from tests.kit.hook_twins import hook_of, twin
 from tests.kit.policy_catalogue import CATALOGUE, label, variants, with_key
 from tests.kit.policy_runs import Sizes, geometry_of
@@ -67,15 +68,45 @@ def moved_on(drawn: Drawn, later: Drawn, y: int, key_scope: str) -> Drawn:
 
 
 @with_key
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(rng=st.randoms(use_true_random=True))
-def test_a_queue_is_promised_only_where_the_key_is_that_timestamp(policy: Eviction, rng: Random):
-    drawn = random_tables(rng.randrange, policy)
+def test_a_key_is_what_its_policy_declares(policy: Eviction, rng: Random):
+    drawn, later = random_tables(rng.randrange, policy), random_tables(rng.randrange, policy)
+    checked = replace(policy, key=twin("key", hook_of(policy, "key")))
     for chosen in variants(policy):
-        queue = policy.queue(chosen.params)
-        for y in range(len(drawn.copies)):
-            promised = {"last_use": drawn.experts[y // 2]["last_use"], "entered": drawn.copies[y]["entered"]}
-            assert drawn.key(policy, chosen, y) == promised.get(queue, drawn.key(policy, chosen, y))
+        check_queue(drawn, policy, chosen)
+        y = rng.randrange(len(drawn.copies))
+        assert -(2**63) <= drawn.key(checked, chosen, y) < 2**63, "the same integer of 64 bits in machine code"
+        # All else may change: other rows, registers, and `now` outside of the scope.
+        moved = moved_on(drawn, later, y, policy.scope(chosen.params))
+        assert moved.key(policy, chosen, y) == drawn.key(policy, chosen, y), "an untouched copy keeps its key in scope"
+    for chosen in variants(policy):
+        if policy.scope(chosen.params) == "layer":
+            check_one_layer(drawn, policy, chosen, rng)
+
+
+def check_queue(drawn: Drawn, policy: Eviction, chosen: Chosen) -> None:
+    """A queue is promised only where the key is that timestamp."""
+    queue = policy.queue(chosen.params)
+    for y in range(len(drawn.copies)) if queue else ():
+        promised = {"last_use": drawn.experts[y // 2]["last_use"], "entered": drawn.copies[y]["entered"]}
+        assert drawn.key(policy, chosen, y) == promised[queue], f"queue {queue}"
+
+
+def check_one_layer(drawn: Drawn, policy: Eviction, chosen: Chosen, rng: Random) -> None:
+    """Keys of untouched copies of a layer move by as much in a pass.
+
+    The execution point moves on. `needed` is 1 in the layer in progress alone, and its fall is a touch.
+    """
+    first, second = rng.sample(range(8), 2)  # copies of layer 0
+    for x in (first // 2, second // 2):
+        drawn.experts[x]["needed"] = 0
+    apart = []
+    for place in ({}, {name: rng.randrange(3) for name in ("layer", "step", "gated")}):
+        drawn.now.update(place)
+        keys = [drawn.key(policy, chosen, y) for y in (first, second)]
+        apart.append(keys[0] - keys[1])
+    assert apart[0] == apart[1], "keys of a layer move by as much"
 
 
 @pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "admit", None)], ids=label)
@@ -97,48 +128,6 @@ def test_who_fetches_all_decides_nothing_else():
         assert verdict == [0] * 5
         assert policy.want is None
     assert promised
-
-
-@with_key
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(rng=st.randoms(use_true_random=True))
-def test_keys_are_the_same_integers_in_machine_code(policy: Eviction, rng: Random):
-    drawn = random_tables(rng.randrange, policy)
-    checked = replace(policy, key=twin("key", hook_of(policy, "key")))
-    for chosen in variants(policy):
-        for y in range(len(drawn.copies)):
-            assert -(2**63) <= drawn.key(checked, chosen, y) < 2**63
-
-
-@with_key
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(rng=st.randoms(use_true_random=True))
-def test_an_untouched_copy_keeps_its_key_inside_the_declared_scope(policy: Eviction, rng: Random):
-    """All else may change: other rows, registers, and `now` outside of the scope."""
-    drawn, later = random_tables(rng.randrange, policy), random_tables(rng.randrange, policy)
-    y = rng.randrange(len(drawn.copies))
-    for chosen in variants(policy):
-        moved = moved_on(drawn, later, y, policy.scope(chosen.params))
-        assert moved.key(policy, chosen, y) == drawn.key(policy, chosen, y)
-
-
-@with_key
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(rng=st.randoms(use_true_random=True))
-def test_keys_of_untouched_copies_of_a_layer_move_by_as_much_in_a_pass_if_declared(policy: Eviction, rng: Random):
-    """The execution point moves on. `needed` is 1 in the layer in progress alone, and its fall is a touch."""
-    drawn = random_tables(rng.randrange, policy)
-    first, second = rng.sample(range(8), 2)  # copies of layer 0
-    for x in (first // 2, second // 2):
-        drawn.experts[x]["needed"] = 0
-    for chosen in variants(policy):
-        if policy.scope(chosen.params) == "layer":
-            apart = []
-            for place in ({}, {name: rng.randrange(3) for name in ("layer", "step", "gated")}):
-                drawn.now.update(place)
-                keys = [drawn.key(policy, chosen, y) for y in (first, second)]
-                apart.append(keys[0] - keys[1])
-            assert apart[0] == apart[1]
 
 
 def test_random_draws_do_not_overflow_in_machine_code():
@@ -168,7 +157,7 @@ def key_of_the_layer(now, experts, copies, own, y):
     return now["layer"]
 
 
-@pytest.mark.parametrize(("key", "complaint"), [(key_of_a_float, "returns 0.5"), (key_that_writes, "writes copies")])
+@every("key, complaint", [(key_of_a_float, "returns 0.5"), (key_that_writes, "writes copies")])
 def test_a_hook_that_breaks_the_contract_is_caught(key: Callable, complaint: str):
     drawn = random_tables(lambda below: 1, policies.load("eviction", "lru"))
     with pytest.raises(AssertionError, match=complaint):

@@ -15,6 +15,7 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.replay import plan, replay
+from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
 
 TRACE = random_trace(1, Sizes(layers=4, experts=8, tokens=60, prompt=4, requests=2, depth=1, size=1000))
@@ -105,7 +106,7 @@ def both(**chosen: str) -> tuple[Result, Result]:
 # -- every way of reading ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@every("way", WAYS)
 def test_engines_agree_however_a_key_reads_a_column(way: str, strange: Callable[[str], Policy]) -> None:
     strange(WAYS[way] + EVICTION.format(""))
     expected, found = both(eviction="strange", prefetch="top_k")
@@ -122,7 +123,7 @@ def test_engines_agree_however_a_prefetch_reads_the_future(strange: Callable[[st
 # -- what is declared ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["a constant", "a closure"])
+@every("way", ["a constant", "a closure"])
 def test_a_column_that_is_not_declared_is_refused_at_its_line(way: str, strange: Callable[[str], Policy]) -> None:
     strange(WAYS[way] + EVICTION.format(', reads=frozenset({"needed"})'))
     for engine in ("reference", "compiled"):
@@ -130,7 +131,7 @@ def test_a_column_that_is_not_declared_is_refused_at_its_line(way: str, strange:
             replay(TRACE, configure(capacity="25%", eviction="strange"), engine=engine)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@every("way", WAYS)
 def test_no_way_leads_to_a_column_that_is_not_declared(
     way: str, strange: Callable[[str], Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,9 +158,7 @@ def test_what_is_declared_is_read_by_both(strange: Callable[[str], Policy]) -> N
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    "reads", ['"last_prediction"', "frozenset('last_prediction')", "frozenset({'last_use'})", "{'ids'}"]
-)
+@every("reads", ['"last_prediction"', "frozenset('last_prediction')", "frozenset({'last_use'})", "{'ids'}"])
 def test_a_declaration_of_anything_else_is_refused(reads: str, strange: Callable[[str], Policy]) -> None:
     with pytest.raises(PolicyError, match=r"mine\.py:\d+: reads is .*; leave it out, or write reads=frozenset"):
         strange(WAYS["a constant"] + EVICTION.format(f", reads={reads}"))
@@ -219,7 +218,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@every("lie", LIES)
 def test_a_promise_that_is_not_kept_is_refused(lie: str, strange: Callable[[str], Policy]) -> None:
     text, declared, said = LIES[lie]
     strange(text + EVICTION.format(declared))
@@ -248,7 +247,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("what", WRITES)
+@every("what", WRITES)
 def test_what_machine_code_would_write_otherwise_is_refused(what: str, strange: Callable[[str], Policy]) -> None:
     statement, said = WRITES[what]
     event = f"def on_use(now, experts, copies, own, y):\n    {statement}\n\n\n"
@@ -330,15 +329,11 @@ POLICY = Miss(
 
 
 @pytest.mark.skipif(IS_PYTHON, reason="nothing is compiled")
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+@every("text, said", [
         (f"{KEY}{TIMESTAMP} if y < 1000 else 0.5", r"float64.*integer"),
         ("def on_gate(now, step, experts, copies, own):\n    if y_is_large(now):\n        step.expert[0] = 1\n\n\n"
          f"def y_is_large(now):\n    return now['pass'] > 1000\n\n\n{KEY}{TIMESTAMP}", "Cannot modify readonly array"),
-    ],
-    ids=["a float", "a write to the demand"],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_what_would_go_wrong_later_does_not_compile(text: str, said: str, strange: Callable[[str], Policy]) -> None:
     """In a branch that no dry run takes."""
     strange(text + EVICTION.format(", on_gate=on_gate" if "on_gate" in text else ""))

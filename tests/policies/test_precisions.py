@@ -16,6 +16,7 @@ from moereplay.simulator.remarks import remarks
 from moereplay.simulator.replay import plan, replay
 from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
 from tests.kit.command import moereplay_here, unfolded
+from tests.kit.every import every
 
 #: Their default bits, and what these become at 8, 4.25, 4 and 2 stored bits.
 LADDERS = {
@@ -34,7 +35,7 @@ def stored_at(bits: float, layers: int = 2) -> Trace:
     return memory_trace(Header(geometry=geometry), [Request(chosen, 2, weights=np.full(chosen.shape, 0.5, "f4"))])
 
 
-@pytest.mark.parametrize("name", LADDERS)
+@every("name", LADDERS)
 def test_a_default_ladder_begins_at_the_stored_precision(name: str) -> None:
     default, *fitted = LADDERS[name]
     asked = parse("miss", name)
@@ -50,8 +51,8 @@ def test_every_policy_with_a_list_of_bits_is_among_these() -> None:
     assert {name for name, param in lists.items() if isinstance(param, Numbers)} == set(LADDERS)
 
 
-@pytest.mark.parametrize(
-    ("bits", "stored", "ladder"),
+@every(
+    "bits, stored, ladder",
     [((8, 4, 2), 6, (6, 3, 2)), ((8, 4, 2), 5, (5, 2)), ((8, 4, 2), 3, (3, 2)), ((16, 8, 3), 4, (4, 2)),
      ((8, 4), 1.58, (1.58,)), ((32, 16, 8), 16, (16, 8, 4))],
 )  # fmt: skip
@@ -61,8 +62,8 @@ def test_steps_keep_their_share_in_whole_bits_of_at_least_two(
     assert scaled(bits, stored) == ladder
 
 
-@pytest.mark.parametrize(
-    ("miss", "facts"),
+@every(
+    "miss, facts",
     [
         ("cascade:bits=8/4/2", ("cascade", "bits=8/4/2", "4 bits", "write bits=4/2")),
         ("lowest_bit:bits=8", ("lowest_bit", "bits=8", "write bits=4")),
@@ -83,7 +84,7 @@ def test_the_order_of_bits_is_checked_before_their_height() -> None:
         plan(stored_at(4), configure(capacity="50%", miss="cascade:bits=2/8"))
 
 
-@pytest.mark.parametrize("name", LADDERS)
+@every("name", LADDERS)
 def test_no_copy_is_larger_than_the_stored_one(name: str) -> None:
     # before, 8/4/2 on a model of 4 bits moved copies of 2000 bytes where the stored expert has 1000
     trace = stored_at(4)

@@ -16,6 +16,7 @@ from moereplay.simulator.reference.state import Tables
 from moereplay.simulator.replay import plan, replay
 from moereplay.simulator.source import TraceSource
 from tests.kit.cases import ListSource, Prompted, sizes, tokens
+from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, geometry_of, random_trace, trace_of
 from tests.kit.tiny_runs import small_trace
 
@@ -84,8 +85,8 @@ def test_static_placement_never_loses_what_it_was_warmed_with():
     assert totals["declined"] == totals["misses"] > 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
+@every(
+    "settings, said",
     [
         ({"eviction": "static:profile=given"}, "static:profile=given is fitted to a profile; give one with --profile"),
         ({"profile": ((0, 8),)}, "profile names expert 8 of layer 0; the model has 4 layers of 8"),

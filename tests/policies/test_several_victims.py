@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +13,7 @@ from moereplay import policies
 from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
+from tests.kit.every import every
 from tests.kit.scenarios import Scenario, scenarios
 
 GUARDED = 3  # every third expert, in the policy below
@@ -60,14 +60,7 @@ POLICY = Eviction(
 '''
 
 
-def by_both(source: ListSource, pools: int | tuple[int, ...], **chosen: Any) -> Outcome:
-    """One replay, at 20 ns a dense part, by both engines."""
-    found, other = (
-        replay_lists(source, pools, machine(dense_ns=20, expert_ns=2), engine=engine, **chosen)
-        for engine in ("reference", "compiled")
-    )
-    assert found == other, "the engines differ"
-    return found
+WHERE = machine(dense_ns=20, expert_ns=2)
 
 
 def victims(outcome: Outcome) -> list[tuple[int, int]]:
@@ -80,8 +73,8 @@ def small_then_large() -> ListSource:
     return ListSource(sizes(2, 3, 1, (1, 3)), [Prompted(rows)])
 
 
-@pytest.mark.parametrize(
-    ("eviction", "profile", "evicted"),
+@every(
+    "eviction, profile, evicted",
     [
         # the pool has 4 bytes and one of them is free: 1.0 needs 0.2, and then one more. 0.0 and 0.1 fill the half that
         # is pinned; so nothing leaves, 1.0 is streamed, and all of layer 0 hits afterwards
@@ -97,7 +90,7 @@ def small_then_large() -> ListSource:
 def test_nothing_leaves_unless_all_that_must_leave_may(
     eviction: str, profile: tuple[tuple[int, int], ...], evicted: list[tuple[int, int]]
 ) -> None:
-    outcome = by_both(small_then_large(), 4, eviction=eviction, profile=profile)
+    outcome = replay_lists(small_then_large(), 4, WHERE, eviction=eviction, profile=profile)
     assert victims(outcome)[:2] == evicted
     if not evicted:
         assert outcome.counts("declined", "evictions", "hits") == (1, 0, 3)
@@ -110,12 +103,12 @@ def test_belady_decides_on_the_first_victim_for_all() -> None:
     first = [[[0], [-1]], [[1], [-1]], [[2], [-1]], [[-1], [0]]]
     for more, evicted in (([[[2], [-1]]], []), ([], [(0, 2), (0, 1)])):
         source = ListSource(sizes(2, 3, 1, (1, 3)), [Prompted(tokens(*first, *back, *more, [[-1], [0]]))])
-        outcome = by_both(source, 4, eviction="belady:bypass=true")
+        outcome = replay_lists(source, 4, WHERE, eviction="belady:bypass=true")
         leaving = [event for event in outcome.events if event.kind == "evict" and event.step_pass == 3]
         assert [(event.layer, event.expert) for event in leaving] == evicted
 
 
-@pytest.mark.parametrize(("allowed", "dropped", "evicted"), [("false", 1, []), ("true", 0, [(0, 1), (0, 0)])])
+@every("allowed, dropped, evicted", [("false", 1, []), ("true", 0, [(0, 1), (0, 0)])])
 def test_a_prefetch_that_needs_a_current_copy_too_takes_none(
     allowed: str, dropped: int, evicted: list[tuple[int, int]]
 ) -> None:
@@ -126,9 +119,10 @@ def test_a_prefetch_that_needs_a_current_copy_too_takes_none(
         Cell([0], look=[naming(3, [0])]),
         Cell([-1], look=[naming(3, [0])]),
     ]
-    outcome = by_both(
+    outcome = replay_lists(
         ListSource(sizes(3, 3, 1, (1, 1, 3)), [Prompted([pass_of_one])]),
         4,
+        WHERE,
         eviction=f"least_stale:prefetch_evicts_current={allowed}",
         prefetch="top_k",
         warm=((0, 0), (0, 1), (1, 0)),
@@ -159,17 +153,6 @@ searched = settings(
 )
 
 
-def both(scenario: Scenario) -> Outcome:
-    """A scenario by both engines."""
-    where = machine(**scenario.times)
-    found, other = (
-        replay_lists(scenario.source, scenario.pools, where, engine=engine, **scenario.settings)
-        for engine in ("reference", "compiled")
-    )
-    assert found == other, "the engines differ"
-    return found
-
-
 @st.composite
 def tight(draw: st.DrawFn) -> Scenario:
     """A scenario whose layers' experts differ in size, in one pool of hardly more than the largest."""
@@ -184,7 +167,7 @@ def tight(draw: st.DrawFn) -> Scenario:
 def test_what_a_queue_guards_never_leaves(polite: str, scenario: Scenario) -> None:
     """No copy is lost between selection and eviction: both engines log the same to the last event."""
     scenario.settings["eviction"] = polite
-    gone = {layer * scenario.source.geometry.experts + expert for layer, expert in victims_in_pools(both(scenario))}
+    gone = {layer * scenario.source.geometry.experts + expert for layer, expert in victims_in_pools(scenario.replay())}
     assert all(x % GUARDED > 0 for x in gone)
 
 
@@ -198,7 +181,7 @@ def test_what_is_pinned_never_leaves(scenario: Scenario, share: float) -> None:
     profile = tuple((layer, expert) for expert in range(geometry.experts))
     scenario.settings.update(eviction=f"pinned:profile=given:share={share}", profile=profile)
     fitting = int(scenario.pools[0] * share) // small if scenario.settings["miss"] in AS_STORED else 0
-    assert not set(profile[:fitting]) & set(victims_in_pools(both(scenario)))
+    assert not set(profile[:fitting]) & set(victims_in_pools(scenario.replay()))
 
 
 def victims_in_pools(outcome: Outcome) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from moereplay.results.result import Result
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Trace, memory_trace
+from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.strange_expressions import PRELUDE
 
@@ -69,7 +70,7 @@ def check_refused(said: str, **chosen: str) -> None:
 # -- what is only read -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("written", ["own.capacity[0] = 10 ** 6", "own.par[0] = 3"])
+@every("written", ["own.capacity[0] = 10 ** 6", "own.par[0] = 3"])
 def test_parameters_and_capacities_are_only_read(written: str, take: Callable[..., Policy]) -> None:
     """The reference's pools would grow: it counted 52 hits where there are 5."""
     event = f"def on_use(now, experts, copies, own, y):\n    {written}\n\n\n"
@@ -77,7 +78,7 @@ def test_parameters_and_capacities_are_only_read(written: str, take: Callable[..
     check_refused(r"mine\.py:\d+: own\.par and own\.capacity are only read; keep numbers in", eviction="strange")
 
 
-@pytest.mark.parametrize("array", ["logits[0]", "choice[0]", "gate[0]", "look_order[0][0]", "look_score[0][0]"])
+@every("array", ["logits[0]", "choice[0]", "gate[0]", "look_order[0][0]", "look_score[0][0]"])
 def test_no_array_of_a_gate_can_be_written(array: str, take: Callable[..., Policy]) -> None:
     """The reference counts fidelity by the choice scores after that."""
     needs = {"needs": 'always("logits", "lookahead")', "depth": "lambda p: 1"}
@@ -109,7 +110,7 @@ def admit(now, experts, copies, own, y_in, prefetched, y_out):
     return True"""
 
 
-@pytest.mark.parametrize("declines", [{}, {"declines": "lambda p: False"}], ids=["may decline", "never declines"])
+@every("declines", [{}, {"declines": "lambda p: False"}])
 def test_victims_are_named_before_one_leaves_whatever_admit_promises(
     declines: dict[str, str], take: Callable[..., Policy]
 ) -> None:
@@ -164,9 +165,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "field", "value", "said"), WRONG, ids=[f"{field} {value}" for _, field, value, _ in WRONG]
-)
+@every("kind, field, value, said", WRONG)
 def test_numbers_that_engines_cannot_keep_are_refused_at_once(
     kind: str, field: str, value: str, said: str, take: Callable[..., Policy]
 ) -> None:

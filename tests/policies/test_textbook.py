@@ -7,12 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from moereplay.policies.contract import RESIDENT, Step
-from moereplay.policies.grammar import parse
-from moereplay.simulator.interface import NO_ORACLE, CopyLayout
-from moereplay.simulator.reference.hooks import BoundPolicy
-from moereplay.simulator.reference.state import Tables
-from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, geometry_of, replayed, trace_of
+from tests.kit.bound_policies import PolicyHarness
+from tests.kit.every import every
+from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, replayed, trace_of
 
 BELADY_STRING = (1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5)
 
@@ -30,8 +27,8 @@ def misses_of(outcome: Outcome) -> str:
 # -- paging ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("eviction", "frames", "faults"),
+@every(
+    "eviction, frames, faults",
     [("fifo", 3, 9), ("fifo", 4, 10), ("lru", 3, 10), ("lru", 4, 8), ("belady", 3, 7), ("belady", 4, 6)],
 )
 def test_beladys_anomaly(eviction: str, frames: int, faults: int):
@@ -184,29 +181,23 @@ def _one_step_of_ten():
 # -- Cache-Prior ------------------------------------------------------------------------------------------------------
 
 
-class Prior:
+def prior(text: str, resident: Sequence[int]) -> PolicyHarness:
     """The cache-prior policy bound to one layer of six experts, of which some are resident."""
+    harness = PolicyHarness("routing", f"cache_prior:{text}", Sizes(1, 6, 2))
+    harness.make_resident(*resident)
+    return harness
 
-    def __init__(self, text: str, resident: Sequence[int]) -> None:
-        self.tables = Tables(CopyLayout(geometry_of(Sizes(1, 6, 2)), ((5,),)), (30,), NO_ORACLE, seed=0)
-        self.tables.now.update(tokens=1)
-        for e in resident:
-            self.tables.copies[e]["state"] = RESIDENT
-        self.bound = BoundPolicy(parse("routing", f"cache_prior:{text}"), self.tables, (30,))
 
-    def choose(self, scores: list[float]) -> list[int]:
-        """The pair chosen for one token; recorded order is by score, then id."""
-        ids, out = sorted(range(6), key=lambda e: -scores[e])[:2], [[-1, -1]]
-        bare = Step([ids], [scores], [scores], (), (), (), (), (), (), ())
-        self.bound.call("choose", bare, out)
-        return out[0]
+def pair(harness: PolicyHarness, scores: list[float]) -> list[int]:
+    """The pair chosen for one token; recorded order is by score, then id."""
+    return harness.choose(sorted(range(6), key=lambda e: -scores[e])[:2], scores)
 
 
 LOGITS = [4.0, 3.0, 2.5, 1.0, 0.0, -1.0]  # range 5, mean 9.5 / 6
 
 
-@pytest.mark.parametrize(
-    ("text", "chosen"),
+@every(
+    "text, chosen",
     [
         # J = 1 lifts 0 with the resident 2 and 5: 4 + 5/8, 3, 2.5 + 5/8 = 3.125, ..: 2 overtakes 1
         ("lam=0.125:top_j=1", [0, 2]),
@@ -225,7 +216,7 @@ LOGITS = [4.0, 3.0, 2.5, 1.0, 0.0, -1.0]  # range 5, mean 9.5 / 6
 )
 def test_cache_prior_by_hand(text: str, chosen: list[int]):
     """Residents 2 and 5; the first token's running range is its own."""
-    assert Prior(text, [2, 5]).choose(LOGITS) == chosen
+    assert pair(prior(text, [2, 5]), LOGITS) == chosen
 
 
 def test_cache_priors_scale_is_the_mean_range_so_far():
@@ -235,10 +226,10 @@ def test_cache_priors_scale_is_the_mean_range_so_far():
     """
     flat, second = [1.0, 0.5, 0.0, 0.0, 0.0, 0.0], {}
     for delta in ("running_range", "token_range", "ema_range"):
-        prior = Prior(f"lam=0.125:top_j=1:delta={delta}", [2, 5])
-        prior.choose(flat)
-        second[delta] = prior.choose(LOGITS)
-        spread = prior.bound.own.reals[0][0]
+        harness = prior(f"lam=0.125:top_j=1:delta={delta}", [2, 5])
+        pair(harness, flat)
+        second[delta] = pair(harness, LOGITS)
+        spread = harness.bound.own.reals[0][0]
         assert spread == pytest.approx({"running_range": 6, "token_range": 0, "ema_range": 1.04}[delta])
     assert second == {"running_range": [0, 1], "token_range": [0, 2], "ema_range": [0, 1]}
 
@@ -246,4 +237,4 @@ def test_cache_priors_scale_is_the_mean_range_so_far():
 def test_cache_prior_never_resurrects_a_masked_group():
     """Experts outside the kept groups score -inf; residency lifts nothing from there."""
     masked = [4.0, 3.0, -float("inf"), 1.0, -float("inf"), -float("inf")]
-    assert Prior("lam=10:top_j=0", [2, 3, 5]).choose(masked) == [0, 3]
+    assert pair(prior("lam=10:top_j=0", [2, 3, 5]), masked) == [0, 3]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
 from moereplay.policies.contract import RESIDENT, UNIT
 from moereplay.policies.eviction import mrs, shielded_score
 from moereplay.traces.schema import MOST_BIAS
-from tests.kit.policy_runs import replayed, trace_of
-from tests.policies.test_policy_hooks import BARE, EXPERTS, PolicyHarness
+from tests.kit.bound_policies import BARE, PolicyHarness
+from tests.kit.every import every
+from tests.kit.policy_runs import Sizes, replayed, trace_of
 from tests.policies.test_textbook import evicted, misses_of, paged
+
+MODEL = Sizes(layers=4, experts=7, k=2)
 
 # -- queues ---------------------------------------------------------------------------------------------------------
 
@@ -163,17 +164,18 @@ def test_a_use_at_low_precision_does_not_count():
 
 def hobbit_order(text: str, layer: int, uses: dict[int, list[tuple[int, int]]], tokens: int) -> list[int]:
     """Experts 0 of layers 0 to 3, the first to leave first; `uses`: layer -> (token, precision) of each."""
-    harness = PolicyHarness("eviction", text, layer=layer, precisions=2)
+    harness = PolicyHarness("eviction", text, MODEL, sizes=(8, 4))
+    harness.at(layer=layer)
     history = sorted((token, used, precision) for used, each in uses.items() for token, precision in each)
     for token, used, precision in history:
         harness.tables.now.update(position=token, tokens=1)
-        harness.call("on_use", used * EXPERTS * 2 + precision)
+        harness.call("on_use", used * MODEL.experts * 2 + precision)
     harness.tables.now.update(position=tokens - 1, tokens=1)
-    return sorted(range(4), key=lambda layer: harness.call("key", layer * EXPERTS * 2))
+    return sorted(range(4), key=lambda layer: harness.call("key", layer * MODEL.experts * 2))
 
 
-@pytest.mark.parametrize(
-    ("text", "order"),
+@every(
+    "text, order",
     [
         # R / T: last used at tokens 2, 8, 4, 10 of 10
         ("w_lru=1:w_lfu=0:w_lhu=0:w_fld=0", [0, 2, 1, 3]),
@@ -197,10 +199,10 @@ def test_hobbits_four_terms(text: str, order: list[int]):
 
 def keys_after(text: str, gates: Sequence[Sequence[int]]) -> list[int]:
     """Keys of layer 0's experts after gates with these scores, each a pass of one token."""
-    harness = PolicyHarness("eviction", text)
+    harness = PolicyHarness("eviction", text, MODEL)
     for number, scores in enumerate(gates):
         harness.tables.now.update({"pass": number, "step": number * 4}, tokens=1)
-        harness.at_gate("on_gate", BARE._replace(gate=[[*scores, *[0] * (EXPERTS - len(scores))]]))
+        harness.ask("on_gate", BARE._replace(gate=[[*scores, *[0] * (MODEL.experts - len(scores))]]))
     return [harness.call("key", e) for e in range(len(gates[0]))]
 
 
@@ -227,9 +229,9 @@ def test_sums_of_biased_scores_fit_64_bits():
 
 def test_smoe_averages_the_last_iterations_of_all_experts():
     """n = 1: the mean of the last two. Scores 20 0, 4 4, 2 12 give 3 and 8; all three would give 8.67 and 5.33."""
-    harness = PolicyHarness("eviction", "shielded_score:n=1")
+    harness = PolicyHarness("eviction", "shielded_score:n=1", MODEL)
     for scores in ([20, 0], [4, 4], [2, 12]):
-        harness.at_gate("on_gate", BARE._replace(gate=[[*scores, *[50] * (EXPERTS - 2)]]))
+        harness.ask("on_gate", BARE._replace(gate=[[*scores, *[50] * (MODEL.experts - 2)]]))
     for y in (0, 1):
         harness.tables.copies[y]["state"] = RESIDENT
         harness.call("on_insert", y, 0)
@@ -242,7 +244,7 @@ def test_smoe_averages_the_last_iterations_of_all_experts():
 
 def test_smoes_shield_holds_half_of_the_cache():
     """100 bytes and experts of 8: six predictions fit into 50; the seventh exposes the first."""
-    harness = PolicyHarness("eviction", "shielded_score")
+    harness = PolicyHarness("eviction", "shielded_score", MODEL)
     for y in range(7):
         harness.tables.copies[y]["state"] = RESIDENT
         harness.call("on_insert", y, 1)
@@ -263,11 +265,11 @@ def test_moe_infinity_keeps_early_layers_and_what_this_sequence_uses():
     Frequencies are 3/8, 1/8 and 4/8: .28, .03, .13, so the order of the last two turns round.
     """
     for frequency, order in (("false", [21, 1, 0]), ("true", [1, 21, 0])):
-        harness = PolicyHarness("eviction", f"activation_ratio:frequency={frequency}")
+        harness = PolicyHarness("eviction", f"activation_ratio:frequency={frequency}", MODEL)
         for token, chosen in enumerate((0, 0, 1, 0)):
             for layer, e in ((0, chosen), (3, 0)):
                 harness.tables.now.update({"pass": token, "layer": layer, "gated": 1})
-                harness.at_gate("on_gate", BARE._replace(expert=[layer * EXPERTS + e], tokens=[1]))
+                harness.ask("on_gate", BARE._replace(expert=[layer * MODEL.experts + e], tokens=[1]))
         assert sorted((0, 1, 21), key=lambda y: harness.call("key", y)) == order
 
 
@@ -315,7 +317,7 @@ def test_belady_with_a_short_sight():
 def test_a_prediction_refreshes_a_resident_if_it_counts():
     """Timestamps 3 and 5, and the older was suggested by a prefetch at 7."""
     for touch, leaves in (("false", 0), ("true", 1)):
-        harness = PolicyHarness("eviction", f"lru:touch_on_predict={touch}")
+        harness = PolicyHarness("eviction", f"lru:touch_on_predict={touch}", MODEL)
         harness.tables.experts[0].update(last_use=3, last_prediction=7)
         harness.tables.experts[1].update(last_use=5)
         assert min((0, 1), key=lambda y, harness=harness: harness.call("key", y)) == leaves

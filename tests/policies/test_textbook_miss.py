@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from moereplay.policies.contract import CPU, DROP, NONE, PER_TOKEN, UNIT, Costs, Step
 from moereplay.policies.grammar import parse
 from moereplay.simulator.config import configure
@@ -16,6 +14,7 @@ from moereplay.simulator.times import Times
 from moereplay.traces.schema import Geometry
 from tests.kit.bound_policies import BARE, PolicyHarness, units
 from tests.kit.cases import Cell, ListSource, Prompted, Token, machine, replay_lists, sizes
+from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
 
 EIGHTH = UNIT // 8
@@ -32,8 +31,8 @@ def one_token(weights: Sequence[float]) -> Step:
 # -- precisions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("weights", "verdicts"),
+@every(
+    "weights, verdicts",
     [((0.55, 0.45), [0, 0]), ((0.59, 0.41), [0, 0]), ((0.75, 0.25), [0, 1]), ((0.95, 0.05), [0, DROP])],
 )
 def test_hobbit_loads_mixtrals_second_expert_by_the_firsts_weight(weights: tuple[float, float], verdicts: list[int]):
@@ -115,8 +114,8 @@ def smoe_token() -> Step:
     return one_token((0.5, 0.3, 0.2))._replace(gate=units([SCORES]), choice=[SCORES])
 
 
-@pytest.mark.parametrize(
-    ("j", "resident", "stands_in"),
+@every(
+    "j, resident, stands_in",
     [
         (0, [3, 4, 5], NONE),  # top-score: loaded
         (1, [3, 4, 5], NONE),
@@ -229,7 +228,7 @@ def test_freetokens_share_asked_of_the_platform():
     assert parse("miss", "split:q=0.75").policy.priced({"q": 0.75}, Costs(9, 5, 3))["q"] == 0.75
 
 
-@pytest.mark.parametrize("name", ["cascade", "drop_cascade"])
+@every("name", ["cascade", "drop_cascade"])
 def test_importance_is_gate_weight_and_pressure_is_not(name: str):
     """Ranks never stand in for weights that were not recorded."""
     assert parse("miss", name).needs == {"weights"}
@@ -258,7 +257,7 @@ def two_misses() -> ListSource:
     return ListSource(sizes(1, 4, 2), [Prompted([[Cell([0, 1], [5 * EIGHTH, 3 * EIGHTH])]])])
 
 
-@pytest.mark.parametrize(("shares", "link", "cpu"), [
+@every("shares, link, cpu", [
     ({}, 10, 20),
     ({"link": 0.5}, 20, 20),
     ({"cpu": 0.5}, 10, 40),

@@ -13,6 +13,7 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import plan, replay
 from tests.kit.bound_policies import BARE, PolicyHarness, look_ahead
+from tests.kit.every import every
 from tests.kit.policy_runs import Nanoseconds, Sizes, geometry_of, random_trace, replayed, trace_of
 
 THREE_LAYERS = Sizes(layers=3, experts=4, k=2)
@@ -21,7 +22,7 @@ THREE_LAYERS = Sizes(layers=3, experts=4, k=2)
 # -- SpecMD's percentile ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("experts", "named"), [(64, 13), (60, 12), (16, 3), (8, 2)])
+@every("experts, named", [(64, 13), (60, 12), (16, 3), (8, 2)])
 def test_a_tokens_own_80th_percentile_names_a_constant_count(experts: int, named: int):
     """OLMoE, Qwen1.5, Phi and Mixtral: a fifth of the experts, 12.8, 12, 3.2 and 1.6, whatever the scores are.
 

@@ -9,14 +9,15 @@ import pytest
 from moereplay.policies.contract import UNIT
 from tests.kit.bound_policies import PolicyHarness
 from tests.kit.cases import Cell, ListSource, Prompted, machine, replay_lists, sizes
+from tests.kit.every import every
 from tests.kit.policy_runs import Sizes
 
 EIGHT = Sizes(layers=1, experts=8, k=3)
 FALLING = [4.0, 3.0, 2.0, 1.0, 0.5, 0.0, -1.0, -2.0]  # expert e has rank e + 1
 
 
-@pytest.mark.parametrize(
-    ("text", "chosen"),
+@every(
+    "text, chosen",
     [
         # ranks 2 to 5 may be reordered: 4 is resident and comes before 1 and 2, of which the better is left
         ("max_rank:m=5:top_j=1", [0, 1, 4]),
@@ -38,8 +39,8 @@ def test_max_rank_by_hand(text: str, chosen: list[int]):
     assert harness.choose([0, 1, 2], FALLING) == chosen
 
 
-@pytest.mark.parametrize(
-    ("p", "chosen"),
+@every(
+    "p, chosen",
     [
         ("0.5", [0, 1, 2]),  # one expert holds half: the window is k
         ("0.9375", [0, 1, 2]),  # 1/2 + 1/4 + 1/8 + 1/16: four, of which rank 4 is absent

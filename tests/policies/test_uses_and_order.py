@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
 
-
-def by_both(source: ListSource, pool: int, **settings: Any) -> Outcome:
-    """One replay, at 20 ns a dense part, by both engines."""
-    found, other = (
-        replay_lists(source, pool, machine(dense_ns=20, expert_ns=2), engine=engine, **settings)
-        for engine in ("reference", "compiled")
-    )
-    assert found == other, "the engines differ"
-    return found
+WHERE = machine(dense_ns=20, expert_ns=2)
 
 
 def victims(outcome: Outcome) -> list[tuple[int, int, int]]:
@@ -35,7 +26,9 @@ def test_fifo_goes_by_the_entry_into_the_cache_and_not_into_a_side_buffer() -> N
     source = ListSource(
         sizes(2, 4, 3), [Prompted([named(0, [-1], [0, 1, 2]), named(0, [0], [0]), named(0, [1], [-1])])]
     )
-    outcome = by_both(source, 2, eviction="fifo", prefetch="side_buffer:buffers=1:fetch=1", warm=((1, 1), (1, 2)))
+    outcome = replay_lists(
+        source, 2, WHERE, eviction="fifo", prefetch="side_buffer:buffers=1:fetch=1", warm=((1, 1), (1, 2))
+    )
     assert [(e.step_pass, e.layer, e.expert) for e in outcome.events if e.kind == "promote"] == [(1, 1, 0)]
     assert victims(outcome) == [(1, 1, 1), (1, 1, 2), (2, 0, 0)]
 
@@ -47,7 +40,7 @@ def test_streaming_leaves_no_uses_behind() -> None:
     together, third = [[1, 3, 2]], [[2, 4]]
     rows = tokens([[0, 1]], [[1, 3]], *[together] * 5, third, [[0, 4]], [[1]], [[4]])
     source = ListSource(sizes(1, 5, 3), [Prompted(rows)])
-    outcome = by_both(source, 3, eviction="pinned:profile=given:share=.34:rest=lfu", profile=((0, 0),))
+    outcome = replay_lists(source, 3, WHERE, eviction="pinned:profile=given:share=.34:rest=lfu", profile=((0, 0),))
     assert outcome["declined"] == 5
     assert victims(outcome) == [(7, 0, 3), (7, 0, 1), (9, 0, 2)]
 
@@ -65,6 +58,6 @@ def test_a_prefetched_second_precision_goes_on_counting_the_experts_uses() -> No
     ]
     source = ListSource(sizes(2, 4, 2, 8, expert_bits=8), [Prompted(passes)])
     settings = {"miss": "cascade:bits=8/4:below=.5", "prefetch": "top_k:factor=.5"}
-    outcome = by_both(source, 28, eviction="lfu", **settings)
+    outcome = replay_lists(source, 28, WHERE, eviction="lfu", **settings)
     assert outcome.counts("prefetch_started", "prefetch_hits") == (2, 2)
     assert victims(outcome) == [(7, 1, 2)]

@@ -21,6 +21,7 @@ from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Geometry, Trace, memory_trace
 from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import sizes
+from tests.kit.every import every
 from tests.simulator.test_curves import Scenario, scenarios, searched, trace_of
 
 Expert = tuple[int, int]
@@ -218,8 +219,8 @@ def test_what_declines_hits_more_than_forced_admission_can_and_is_beside_a_bound
     assert 0 < result.totals["hits"] <= (bound["belady_hits"] or 0)
 
 
-@pytest.mark.parametrize(
-    ("settings", "why"),
+@every(
+    "settings, why",
     [
         ({"miss": "cascade:bits=4/2"}, "no belady where a pool holds experts at several precisions: cascade:bits=4/2"),
         ({"miss": "lowest_bit"}, "no belady where a pool holds experts at several precisions: lowest_bit"),

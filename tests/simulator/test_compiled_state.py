@@ -15,6 +15,7 @@ from moereplay.simulator.compiled import state
 from moereplay.simulator.compiled.layout import ARRAYS, OWNED, OWNS, RECORDS, ROWS
 from moereplay.simulator.compiled.outcome import check
 from moereplay.simulator.config import configure
+from tests.kit.every import every
 
 FOLDER = Path(__file__).resolve().parents[2] / "simulator" / "compiled"
 FILES = sorted(FOLDER.rglob("*.py"))
@@ -77,7 +78,7 @@ def owner_of(name: str) -> str:
     return OWNER.get(name) or OWNER.get(array) or (array if array in RECORDS else "nobody")
 
 
-@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+@every("path", FILES)
 def test_a_file_writes_only_what_it_owns(path: Path) -> None:
     others = {name for name in written_in(path.read_text()) if owner_of(name) != path.stem}
     assert others == set() or path.stem in BEFORE
@@ -117,8 +118,8 @@ def test_what_has_an_owner_exists() -> None:
 CHOSEN = configure(eviction="fifo", prefetch="top_k", miss="drop", routing="prune").policy_set()
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
+@every(
+    "error, message",
     [
         (state.BAD_VICTIM, "fifo.*77"),
         (state.BAD_CHOICE, "routing prune.*77"),

@@ -13,6 +13,7 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Geometry, Header, Provenance, Request, Trace, memory_trace
+from tests.kit.every import every
 
 MACHINE = """
 name = "mine"
@@ -63,9 +64,7 @@ def test_settings_of_dense_weights_are_part_of_an_identity_only_where_they_are_g
     assert plain.identity(trace) == configure(platform=where, dense="").identity(trace)
 
 
-@pytest.mark.parametrize(
-    "said", [{"dense": "much"}, {"dense": "0"}, {"dense_bits": "Q9"}, {"dense": "1GB", "dense_bits": "4"}]
-)
+@every("said", [{"dense": "much"}, {"dense": "0"}, {"dense_bits": "Q9"}, {"dense": "1GB", "dense_bits": "4"}])
 def test_settings_that_cannot_be_are_refused_by_name(said: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="--dense"):
         configure(**said)
@@ -78,8 +77,8 @@ def test_the_assumption_is_in_about_and_goes_with_either_option(tmp_path: Path) 
         assert ran(trace_of(**MODEL), where, **said).about["assumed"] is None
 
 
-@pytest.mark.parametrize(
-    ("model", "settings", "calibrated", "facts"),
+@every(
+    "model, settings, calibrated, facts",
     [
         ("other", {}, False, ("other", "fitted")),
         ("unknown", {}, True, ()),

@@ -17,6 +17,7 @@ from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Geometry
 from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import Cell, ListSource, Prompted, at_rate, machine, naming, replay_lists, sizes, tokens
+from tests.kit.every import every
 
 
 def dram(experts: int, bytes_per_ns: float = 0.5, latency_ns: int = 0, depth: int = 1) -> LowerTier:
@@ -193,8 +194,8 @@ def test_a_platform_file_with_three_tiers_replays_and_comes_back(tmp_path: Path)
     assert len({result.about["identity"] for result in results.values()}) == 3
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
+@every(
+    "change, said",
     [
         ("tiers.0.capacity=1B", "tier DRAM: capacity 1B gives the pool 1 bytes, less than one expert"),
         ("tiers.0.capacity=much", "tiers.0.capacity: invalid capacity 'much'"),

@@ -32,6 +32,7 @@ from tests.kit.parity import (
     priced,
     seen,
 )
+from tests.kit.policy_catalogue import by_policy
 from tests.kit.scenarios import CONTRACTS, Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,22 +91,41 @@ def kernels_noted() -> Iterator[list[Callable]]:
         yield used
 
 
-OPTIONS = [
-    *(("eviction", policy) for policy in EVERY_EVICTION),
-    *(("prefetch", policy) for policy in EVERY_PREFETCH),
-    *(("miss", policy) for policy in EVERY_MISS),
-    *(("routing", policy) for policy in EVERY_ROUTING),
-]
+def check_every_spelling(kind: str, texts: tuple[str, ...], scenario: Scenario) -> None:
+    drawn = dict(scenario.settings)
+    for policy in texts:
+        scenario.settings.update(drawn | {kind: policy})
+        if scenario.settings["eviction"].startswith("belady"):
+            scenario.settings["routing"] = "standard"
+        assert seen(scenario, "compiled") == seen(scenario, "reference"), policy
 
 
-@pytest.mark.parametrize(("kind", "policy"), OPTIONS, ids=[f"{kind}-{policy}" for kind, policy in OPTIONS])
+@by_policy(EVERY_EVICTION)
 @searched(10)
 @given(anything())
-def test_the_engines_agree_under_every_policy(kind: str, policy: str, scenario: Scenario) -> None:
-    scenario.settings.update({kind: policy})
-    if scenario.settings["eviction"].startswith("belady"):
-        scenario.settings["routing"] = "standard"
-    assert seen(scenario, "compiled") == seen(scenario, "reference")
+def test_the_engines_agree_under_every_eviction(texts: tuple[str, ...], scenario: Scenario) -> None:
+    check_every_spelling("eviction", texts, scenario)
+
+
+@by_policy(EVERY_PREFETCH)
+@searched(10)
+@given(anything())
+def test_the_engines_agree_under_every_prefetch(texts: tuple[str, ...], scenario: Scenario) -> None:
+    check_every_spelling("prefetch", texts, scenario)
+
+
+@by_policy(EVERY_MISS)
+@searched(10)
+@given(anything())
+def test_the_engines_agree_under_every_miss_policy(texts: tuple[str, ...], scenario: Scenario) -> None:
+    check_every_spelling("miss", texts, scenario)
+
+
+@by_policy(EVERY_ROUTING)
+@searched(10)
+@given(anything())
+def test_the_engines_agree_under_every_routing(texts: tuple[str, ...], scenario: Scenario) -> None:
+    check_every_spelling("routing", texts, scenario)
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace
 from tests.kit.command import moereplay_here
+from tests.kit.every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
@@ -55,7 +56,7 @@ def test_each_file_replays_as_it_says() -> None:
     assert len({replayed(f"{name}.toml") for name in names}) == len(names)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every("form", FORMS)
 def test_each_way_to_name_a_platform_replays(form: str) -> None:
     name = form.replace("mine", "several" if "links." in form else "three" if "tiers." in form else "mine")
     file, *changes = name.split(":")
@@ -74,7 +75,7 @@ def test_any_platform_is_printed_as_a_file_to_be_given_back(tmp_path: Path) -> N
     assert platform("mine.toml").figures() == platform("phone-ufs4").figures()
 
 
-@pytest.mark.parametrize(("said", "answer"), WRONG, ids=[said for said, _ in WRONG])
+@every("said, answer", WRONG)
 def test_each_wrong_file_is_told_what_the_page_says(said: str, answer: str, tmp_path: Path) -> None:
     lines = [line for line in ('name = "wrong"', 'base = "mine.toml"') if line.split()[0] != said.split()[0]]
     (tmp_path / "wrong.toml").write_text("\n".join([*lines, *said.split("`, `")]) + "\n")

@@ -9,12 +9,11 @@ from itertools import pairwise
 from math import ceil, floor
 from typing import Any
 
-import pytest
-
 from moereplay.simulator.platform import Link, Measured, Platform, Roofline
 from moereplay.simulator.rates import ceiling, half_even
 from moereplay.simulator.times import Times
 from moereplay.traces.schema import Geometry
+from tests.kit.every import every
 
 Document = dict[str, Any]
 
@@ -30,13 +29,13 @@ def times(compute: Document, contention: Document | None = None, link: Document 
 # ---------------------------------------------------------------- worked examples
 
 
-@pytest.mark.parametrize(("top", "bottom", "nearest", "up"), [(1, 2, 0, 1), (3, 2, 2, 2), (5, 2, 2, 3), (7, 3, 2, 3)])
+@every("top, bottom, nearest, up", [(1, 2, 0, 1), (3, 2, 2, 2), (5, 2, 2, 3), (7, 3, 2, 3)])
 def test_halves_go_to_the_even_number_and_the_other_rule_is_up(top: int, bottom: int, nearest: int, up: int) -> None:
     assert (half_even(top, bottom), ceiling(top, bottom)) == (nearest, up)
     assert (half_even(2 * top, 2), ceiling(2 * top, 2)) == (top, top)
 
 
-@pytest.mark.parametrize("name", ["dense_ns", "expert_ns", "pass_ns"])
+@every("name", ["dense_ns", "expert_ns", "pass_ns"])
 def test_a_measured_time_is_divided_by_a_share_exactly(name: str) -> None:
     # 21 / 0.7 is 30; in doubles it is 30.000000000000004, which would round up to 31
     of = times({"kind": "measured", name: 21}, {"compute": 0.7, "cpu": 0.7})
@@ -88,8 +87,8 @@ def test_a_contended_link_keeps_a_share_of_its_rate_exactly() -> None:
     assert Link(bytes_per_s=1e8).wire_ns(29, share=0.29) == 1000
 
 
-@pytest.mark.parametrize(
-    ("link", "size", "ns"),
+@every(
+    "link, size, ns",
     [
         ({"bytes_per_s": 3.5}, 3, 1_000_000_000),  # 3 bytes/s
         ({"bytes_per_s": 1e9, "by_size": [[1, 5e8], [37, 1e9]]}, 35, 37),  # 972,222,222 of 972,222,222.2 bytes/s
@@ -196,7 +195,7 @@ def drawn(draw: random.Random) -> tuple[Document, Document, Document]:
     return link, roofline, measured
 
 
-@pytest.mark.parametrize("seed", range(4))
+@every("seed", range(4))
 def test_times_are_those_of_the_text_in_fractions(seed: int) -> None:
     draw = random.Random(seed)
     for _ in range(60):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from tests.kit.cases import (
     spec_of,
     tokens,
 )
+from tests.kit.every import every
 from tests.kit.parity import batched, seen
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.scenarios import CONTRACTS, Scenario
@@ -155,9 +157,9 @@ def replay(trace: Trace, scheduler: Batches, **settings: object) -> Outcome:
     return outcome_of(run_scheduled(gates, spec, scheduler))
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    ("arrivals", "together", "most"),
+@every("seed", range(3))
+@every(
+    "arrivals, together, most",
     [
         ((0, 0, 0), 2, 2),  # two requests in step, then the third
         ((0, 40, 90), 3, 3),  # prompts join decoding requests; when depends on the engine's own time
@@ -190,7 +192,7 @@ def test_one_request_at_a_time_is_the_default_schedule() -> None:
     assert found == outcome_of(run(source, spec)) == outcome_of(run_scheduled(source, spec, InOrder(source)))
 
 
-@pytest.mark.parametrize("miss", ["drop:keep=0", "substitute:tolerance=.5", "fetch"])
+@every("miss", ["drop:keep=0", "substitute:tolerance=.5", "fetch"])
 def test_what_belongs_to_tokens_is_charged_to_their_own_requests(miss: str) -> None:
     trace = random_trace(4, SIZES)
     alone, batched = (replay(trace, Batches(trace, (0, 0, 0), together), miss=miss) for together in (1, 3))
@@ -208,7 +210,7 @@ def test_a_reset_by_request_waits_until_all_requests_are_others() -> None:
         assert len(outcome.spans("reset")) == resets
 
 
-@pytest.mark.parametrize("settings", [{"eviction": "belady"}, {"prefetch": "oracle"}], ids=str)
+@every("settings", [{"eviction": "belady"}, {"prefetch": "oracle"}])
 def test_a_policy_that_needs_the_future_is_refused(settings: dict[str, str]) -> None:
     trace = random_trace(6, SIZES)
     with pytest.raises(PolicyError, match="needs the future, which depends on passes to come; choose a policy"):
@@ -247,22 +249,21 @@ def test_two_requests_in_slots_by_hand() -> None:
     """
     requests = [Prompted(tokens([[0]], [[1]], [[2]]), 2), Prompted(tokens([[0]], [[3]], [[0]]), 1)]
     source = ListSource(sizes(1, 4, 1), requests, "batch:2")
-    for engine in ENGINES:
-        found = replay_lists(source, 2, WHERE, engine=engine, passes="batch:2")
-        first, second = found.requests
-        times = ("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens")
-        assert [first[name] for name in times] == [0, 16, 16, 1, 32, 3]
-        assert [second[name] for name in times] == [0, 16, 16 + 11, 2, 43, 3]
-        once = ("accesses", "misses", "compulsory", "capacity", "evictions", "bytes_demand")
-        assert [first[name] for name in once] == [4, 4, 4, 0, 2, 4]
-        assert [second[name] for name in once] == [1, 1, 0, 1, 1, 1]
-        spent = ("dense_ns", "expert_ns", "stall_ns")
-        assert [first[name] for name in spent] == [6, (2 + 2) + 3 * 3, 6 + 7]
-        assert [second[name] for name in spent] == [3, 3, 5]
-        assert [first["assignments"], second["assignments"]] == [3, 3]
-        prefill, decode = found.layers
-        assert [prefill[name] for name in (*once, "assignments")] == [2, 2, 2, 0, 0, 2, 3]
-        assert [decode[name] for name in (*once, "assignments")] == [3, 3, 2, 1, 3, 3, 3]
+    found = replay_lists(source, 2, WHERE, passes="batch:2")
+    first, second = found.requests
+    times = ("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens")
+    assert [first[name] for name in times] == [0, 16, 16, 1, 32, 3]
+    assert [second[name] for name in times] == [0, 16, 16 + 11, 2, 43, 3]
+    once = ("accesses", "misses", "compulsory", "capacity", "evictions", "bytes_demand")
+    assert [first[name] for name in once] == [4, 4, 4, 0, 2, 4]
+    assert [second[name] for name in once] == [1, 1, 0, 1, 1, 1]
+    spent = ("dense_ns", "expert_ns", "stall_ns")
+    assert [first[name] for name in spent] == [6, (2 + 2) + 3 * 3, 6 + 7]
+    assert [second[name] for name in spent] == [3, 3, 5]
+    assert [first["assignments"], second["assignments"]] == [3, 3]
+    prefill, decode = found.layers
+    assert [prefill[name] for name in (*once, "assignments")] == [2, 2, 2, 0, 0, 2, 3]
+    assert [decode[name] for name in (*once, "assignments")] == [3, 3, 2, 1, 3, 3, 3]
 
 
 EVERYTHING = {
@@ -295,18 +296,15 @@ def request_of(trace: Trace) -> Request:
     return Request(chosen, int(trace.prompt_lengths[0]), weights, logits, looks)
 
 
-@pytest.mark.parametrize("passes", ["batch:1", "batch:2", "batch:3", "batch:9"])
 @pytest.mark.parametrize("settings", EVERYTHING.values(), ids=EVERYTHING)
-def test_both_engines_replay_a_trace_in_slots(crowd: Trace, settings: dict[str, str], passes: str) -> None:
-    config = configure(capacity="50%", passes=passes, **settings)
-    compiled, reference = (replay_trace(crowd, config, engine=engine) for engine in ("compiled", "reference"))
-    for part in ("totals", "per_layer", "per_request"):
-        assert getattr(compiled, part) == getattr(reference, part)
-    assert [row["request"] for row in compiled.per_request] == list(range(crowd.requests))
-
-
-@pytest.mark.parametrize("settings", EVERYTHING.values(), ids=EVERYTHING)
-def test_one_slot_is_the_default_schedule(crowd: Trace, settings: dict[str, str]) -> None:
+def test_both_engines_replay_a_trace_in_slots(crowd: Trace, settings: dict[str, str]) -> None:
+    """One slot is the default schedule."""
+    for passes in ("batch:1", "batch:2", "batch:3", "batch:9"):
+        config = configure(capacity="50%", passes=passes, **settings)
+        compiled, reference = (replay_trace(crowd, config, engine=engine) for engine in ENGINES)
+        for part in ("totals", "per_layer", "per_request"):
+            assert getattr(compiled, part) == getattr(reference, part), (passes, part)
+        assert [row["request"] for row in compiled.per_request] == list(range(crowd.requests)), passes
     one, default = (
         replay_trace(crowd, configure(capacity="50%", passes=passes, **settings), log=True)
         for passes in ("batch:1", "recorded")
@@ -325,9 +323,7 @@ def test_what_belongs_to_tokens_does_not_depend_on_slots(crowd: Trace) -> None:
     assert sum(row["accesses"] for row in together) < sum(row["accesses"] for row in alone)
 
 
-@pytest.mark.parametrize("passes", ["batch:2", "batch:9"])
-@pytest.mark.parametrize("reset", ["never", "request", "6"])
-@pytest.mark.parametrize("contract", CONTRACTS)
+@every("passes, reset, contract", product(("batch:2", "batch:9"), ("never", "request", "6"), CONTRACTS))
 def test_bounds_and_curves_serve_slots(crowd: Trace, passes: str, reset: str, contract: str) -> None:
     """Where every step fits, Belady's replay hits as the bound says; a curve is what replays count at each capacity."""
     settings: dict[str, Any] = {"passes": passes, "reset": reset, "contract": contract}
