@@ -77,8 +77,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return open_trace(path)
 
 
-@pytest.mark.parametrize("engine", ("reference", "compiled"))
 @pytest.mark.parametrize("name", HOOKS)
+@every("engine", ("reference", "compiled"))
 def test_what_a_hook_raises_is_told_by_file_line_and_text(name: str, engine: str, small: Trace, tmp_path: Path) -> None:
     """The compiled engine finds it in the dry run; processes hand the error on."""
     files.register(policy_file(tmp_path, name, after=3))

@@ -203,8 +203,9 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
 }
 
 
-@pytest.mark.parametrize(("engine", "workers"), (("reference", 1), ("reference", 2), ("compiled", 2)))
-@pytest.mark.parametrize("name", ("column", "float"))
+@pytest.mark.parametrize(
+    ("name", "engine", "workers"), (("float", "reference", 1), ("column", "reference", 2), ("float", "compiled", 2))
+)
 def test_what_is_wrong_in_a_hook_is_one_line_from_every_process_and_thread(
     small: Path, name: str, engine: str, workers: int, tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ from tests.kit.policy_runs import Sizes, random_trace, replayed
 SIZES = Sizes(layers=2, experts=9, k=3, tokens=14, prompt=2)
 SLOTS = 6
 seeds = st.integers(0, 2**32)
-few = settings(max_examples=25, deadline=None, derandomize=True)
+few = settings(max_examples=12, deadline=None, derandomize=True)
 
 
 class RoutedByModel:

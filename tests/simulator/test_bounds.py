@@ -70,9 +70,9 @@ def drawn(dice: random.Random) -> Trace:
     return trace_of(cells, experts)
 
 
-@pytest.mark.parametrize("admission", [FORCED, RELAXED])
-@pytest.mark.parametrize("contract", ["atomic", "sequential"])
-@pytest.mark.parametrize("scope", ["global", "per_layer"])
+@every("admission", [FORCED, RELAXED])
+@every("contract", ["atomic", "sequential"])
+@every("scope", ["global", "per_layer"])
 def test_no_way_to_evict_hits_more_and_one_hits_as_often(scope: str, contract: str, admission: str) -> None:
     dice, fewer = random.Random(7), 0
     for _ in range(30):
@@ -209,7 +209,7 @@ def beside(trace: Trace, **settings: str) -> tuple[float, float | None, float | 
     return result.totals["hits"] / accesses, None if most is None else most / accesses, 1 - compulsory / accesses
 
 
-@pytest.mark.parametrize("eviction", ["static", "pinned"])
+@every("eviction", ["static", "pinned"])
 def test_what_declines_hits_more_than_forced_admission_can_and_is_beside_a_bound_that_may_too(eviction: str) -> None:
     trace, config = synthetic(sizes(4, 8, 2, 1000)), configure(capacity="2experts", eviction=eviction)
     [(result, bound)] = run_grid(trace, [config], engine="reference")

@@ -19,6 +19,7 @@ from moereplay.policies.hooks import given_by
 from moereplay.simulator.compiled import hooks
 from moereplay.simulator.jit import machine_code
 from moereplay.simulator.jit.reached import digest, reached_from
+from tests.kit.every import every
 from tests.kit.file_modules import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,7 +144,7 @@ KEY = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS_TO_A_NUMBER)
+@every("way", WAYS_TO_A_NUMBER)
 def test_every_number_that_a_hook_reaches_is_part_of_the_name(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Header, Request, Trace, memory_trace
 from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import machine, sizes
+from tests.kit.every import every
 from tests.kit.recordings import needs_recording
 from tests.simulator.test_real_streams import ACCESSES, HITS, phone, stream
 
@@ -135,7 +136,7 @@ def test_belady_equals_the_replays_at_every_number_of_experts(scenario: Scenario
     assert_equals_replays(scenario.trace, scenario.curve("belady"), scenario.where)
 
 
-@pytest.mark.parametrize("policy", ["lru", "belady"])
+@every("policy", ["lru", "belady"])
 @searched
 @given(scenarios(one_size=True, contract="sequential"))
 def test_looked_up_one_by_one_every_capacity_is_decided(policy: str, scenario: Scenario) -> None:
@@ -144,7 +145,7 @@ def test_looked_up_one_by_one_every_capacity_is_decided(policy: str, scenario: S
     assert_equals_replays(scenario.trace, made, scenario.where)
 
 
-@pytest.mark.parametrize("policy", ["lru", "belady"])
+@every("policy", ["lru", "belady"])
 @searched
 @given(scenarios(one_size=True))
 def test_what_holds_the_largest_step_is_always_decided(policy: str, scenario: Scenario) -> None:
@@ -156,7 +157,7 @@ def test_what_holds_the_largest_step_is_always_decided(policy: str, scenario: Sc
     assert made.decided[made.capacity_bytes >= needed].all()
 
 
-@pytest.mark.parametrize("policy", ["lru", "belady"])
+@every("policy", ["lru", "belady"])
 @searched
 @given(scenarios(one_size=True))
 def test_more_room_never_costs_a_hit_and_belady_never_misses_more(policy: str, scenario: Scenario) -> None:
@@ -196,9 +197,8 @@ def obvious_misses(trace: Trace, policy: str, capacity: int) -> int:
     return misses
 
 
-@pytest.mark.parametrize(
-    ("policy", "each"),
-    [("lru", (5,) * 6), ("lru", (3, 5, 5, 8, 2, 5)), ("belady", (5,) * 6), ("relaxed_belady", (5,) * 6)],
+@every(
+    "policy, each", [("lru", (5,) * 6), ("lru", (3, 5, 5, 8, 2, 5)), ("belady", (5,) * 6), ("relaxed_belady", (5,) * 6)]
 )
 def test_curves_equal_an_obvious_model(policy: str, each: tuple[int, ...]) -> None:
     # 96 experts and 1,000 uses, so that the time line of last uses is pushed together several times
@@ -230,7 +230,7 @@ def test_a_repeating_token_hits_once_all_its_layers_fit() -> None:
     assert (misses[:6], misses[7:]) == ([80] * 6, [8] * 5)
 
 
-@pytest.mark.parametrize("policy", ["lru", "belady"])
+@every("policy", ["lru", "belady"])
 @searched
 @given(scenarios(one_size=True, reset="never"))
 def test_with_room_for_all_only_first_uses_miss(policy: str, scenario: Scenario) -> None:
