@@ -261,6 +261,10 @@ def test_a_known_trace_whose_small_arrays_are_damaged_is_refused(tmp_path, monke
                 assert np.array_equal(opened.request_offsets, truth.request_offsets)
                 assert np.array_equal(opened.prompt_lengths, truth.prompt_lengths)
         file.write_bytes(whole)
-        for copy in (folder / "cache").rglob(f"{name}-*"):
-            copy.write_bytes(b"something else")
-        assert np.array_equal(open_trace(path).request_offsets, truth.request_offsets)
+        for content in (b"something else", None):
+            for copy in (folder / "cache").rglob(f"{name}-*"):
+                copy.write_bytes(content or bytes(value ^ 1 for value in copy.read_bytes()))
+            again = open_trace(path)
+            assert np.array_equal(again.request_offsets, truth.request_offsets)
+            assert np.array_equal(again.prompt_lengths, truth.prompt_lengths)
+            assert np.array_equal(again.router_bias, truth.router_bias)
