@@ -193,8 +193,9 @@ def test_records_that_are_wrong_are_named(tmp_path: Path) -> None:
         assert said in refusal(tmp_path / "a.bin", format="llama_records")
 
 
-def test_single_tokens_after_a_chunk_are_its_decode_steps(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(records(*[(layer, n, 2) for n in (3, 1, 1, 2) for layer in range(2)]))
+@pytest.mark.parametrize("layers", [1, 2])
+def test_single_tokens_after_a_chunk_are_its_decode_steps(layers: int, tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(records(*[(layer, n, 2) for n in (3, 1, 1, 2) for layer in range(layers)]))
     _, found = imported(tmp_path / "a.bin")
     assert [(len(each.chosen), each.prompt_length) for each in found] == [(5, 3), (2, 2)]
 
