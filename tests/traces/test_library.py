@@ -170,6 +170,9 @@ def test_an_edited_index_is_refused_and_leaves_nothing(library: Path, tmp_path: 
     wrong = {how: index | {"traces": [entry | change]} for how, change in edited.items()}
     for how, document in {**wrong, "unknown": index | {"more": 1}}.items():
         (library / "traces.json").write_text(json.dumps(document))
+        if how in ("above", "inside", "absolute", "size", "name", "unknown"):  # before any file is read
+            with case(how), pytest.raises(TraceError, match=r"traces\.json"):
+                library_of(str(library)).index()
         ended = moereplay("traces", "get", "mini", "--from", str(library), cwd=tmp_path)
         assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), (how, ended.stderr)
         assert [path.name for path in tmp_path.iterdir()] == ["lib"], how
