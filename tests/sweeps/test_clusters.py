@@ -234,6 +234,21 @@ def test_a_search_is_resumed_from_its_journal(folder, tmp_path):
     assert counted[4:] == [6, 2, 2]
 
 
+def test_a_trial_fails_where_one_of_its_traces_lacks_an_objective(tmp_path):
+    """Its mean over the other traces would be of another workload."""
+    pytest.importorskip("optuna")
+    store_trace(tmp_path / "prompts.zarr", decode_tokens=0)
+    text = TUNED.replace('"tiny.zarr"', '"tiny.zarr", "prompts.zarr"')
+
+    def found(objective: str) -> list:
+        out = tmp_path / objective
+        out.mkdir()
+        return tune(search(tmp_path, 3, "random", text, objective), out, Here(Folder(out)))
+
+    assert found("hit_rate")
+    assert found("tpot_ms") == []
+
+
 def test_a_grid_that_is_no_larger_than_the_search_is_better_enumerated(folder):
     with pytest.raises(ConfigError, match="the grid has 8 combinations, no more than 20 trials: enumerating"):
         check(search(folder, 20, "tpe", TUNED.replace('{ low = 10, high = 90, suffix = "%" }', '["20%"]')))
