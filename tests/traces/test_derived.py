@@ -1,21 +1,29 @@
-"""Derived arrays are used only if they are, to the byte, what this user's replays made; anything else is made anew."""
+"""Derived arrays: used only if they are, to the byte, what this user's replays made; shared, read-only and few."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from moereplay.simulator.compiled.inputs import inputs_of
+from moereplay.simulator.config import configure
 from moereplay.traces import derived as manifest_module
+from moereplay.traces import shared as sharing
 from moereplay.traces.demand import Demand, demand_of, next_passes
 from moereplay.traces.passes import schedule
-from moereplay.traces.schema import Trace
+from moereplay.traces.schema import Trace, memory_trace
+from moereplay.traces.shared import shared
+from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
 from tests.traces.test_demand import HEADER, assert_same, in_memory, request
 
@@ -196,3 +204,122 @@ def test_the_pass_of_a_next_use_is_the_one_that_holds_it(stored: Trace) -> None:
         begins = demand.offsets[:: HEADER.geometry.layers].tolist()
         held = {at: p for p in range(passes) for at in range(begins[p], begins[p + 1])}
         assert next_passes(stored, how).tolist() == [held.get(at, at) for at in demand.next_use.tolist()]
+
+
+# ---------------------------------------------------------------- shared by replays
+
+NOTHING: frozenset[str] = frozenset()
+
+
+@pytest.fixture
+def replayed(stored: Trace) -> Trace:
+    inputs_of(stored, configure(), NOTHING, NOTHING)
+    time.sleep(SETTLED)
+    return stored
+
+
+def unstored(seed: int = 1) -> Trace:
+    return memory_trace(HEADER, [request(seed, 3, 4, weighted=True)])
+
+
+def test_replays_of_a_stored_trace_share_their_inputs_however_often_it_is_opened(replayed: Trace) -> None:
+    first = inputs_of(replayed, configure(), NOTHING, NOTHING)
+    assert replayed.path is not None
+    again = inputs_of(open_trace(replayed.path), configure(capacity="50%"), NOTHING, NOTHING)
+    assert again is first
+
+
+def test_what_differs_is_not_shared(replayed: Trace) -> None:
+    looking = {"prefetch": "top_k", "lookahead": "shuffled_tokens"}
+    told = [
+        inputs_of(replayed, configure(), NOTHING, NOTHING),
+        inputs_of(replayed, configure(passes="token"), NOTHING, NOTHING),
+        inputs_of(replayed, configure(), NOTHING, frozenset({"next_pass"})),
+        inputs_of(unstored(), configure(), NOTHING, NOTHING),
+        inputs_of(unstored(2), configure(), NOTHING, NOTHING),
+    ]
+    assert len({id(inputs) for inputs in told}) == len(told)
+    if "lookahead" in replayed.capabilities:
+        seeds = [inputs_of(replayed, configure(**looking, seed=seed), NOTHING, NOTHING) for seed in (1, 2)]
+        assert seeds[0] is not seeds[1]
+
+
+def test_nobody_can_write_to_what_is_shared(replayed: Trace) -> None:
+    for trace in (replayed, unstored()):
+        inputs = inputs_of(trace, configure(), NOTHING, NOTHING)
+        assert [name for name, array in inputs.items() if array.flags.writeable] == []
+        assert not demand_of(trace, "recorded").expert.flags.writeable
+
+
+def test_arrays_given_in_memory_stay_writable_for_their_owner() -> None:
+    trace = unstored()
+    inputs_of(trace, configure(), NOTHING, NOTHING)
+    assert trace.arrays["chosen"].flags.writeable
+
+
+@pytest.mark.parametrize("name", ["expert", "next_use", "offsets"])
+def test_a_changed_file_is_noticed_by_the_next_replay(replayed: Trace, name: str) -> None:
+    before = {key: array.copy() for key, array in inputs_of(replayed, configure(), NOTHING, NOTHING).items()}
+    assert replayed.path is not None
+    (folder,) = replayed.path.with_name("a.zarr.derived").glob("*-demand-recorded")
+    file = folder / f"{name}.npy"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    after = inputs_of(replayed, configure(), NOTHING, NOTHING)
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+
+
+def test_files_of_the_same_size_put_in_their_place_are_mapped_anew(replayed: Trace) -> None:
+    first = demand_of(replayed, "recorded")
+    assert replayed.path is not None
+    (folder,) = replayed.path.with_name("a.zarr.derived").glob("*-demand-recorded")
+    other = folder / "expert.new"
+    other.write_bytes((folder / "expert.npy").read_bytes())
+    other.replace(folder / "expert.npy")
+    second = demand_of(replayed, "recorded")
+    assert not np.shares_memory(first.expert, second.expert)
+    assert np.array_equal(first.expert, second.expert)
+
+
+def test_no_more_is_kept_than_is_said(replayed: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "MOST", 3)
+    for number in range(9):
+        assert shared(replayed, number, lambda number=number: number) == number
+    assert len(sharing._of_stored) == 3
+    made = []
+    shared(replayed, 8, lambda: made.append("again"))
+    shared(replayed, 0, lambda: made.append("anew"))
+    assert made == ["anew"]
+
+
+def test_what_a_trace_in_memory_shares_goes_with_it() -> None:
+    trace = unstored()
+    kept = weakref.ref(inputs_of(trace, configure(), NOTHING, NOTHING)["stream_expert"])
+    assert kept() is not None
+    del trace
+    gc.collect()
+    assert kept() is None
+
+
+def test_threads_that_want_the_same_make_it_once(replayed: Trace) -> None:
+    made = []
+
+    def make() -> str:
+        time.sleep(0.05)
+        made.append(os.getpid())
+        return "value"
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: shared(replayed, "slow", make), range(8))) == ["value"] * 8
+    assert len(made) == 1
+
+
+def test_what_fails_is_not_kept(replayed: Trace) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^no$"):
+            shared(replayed, "failing", fail)
+    assert shared(replayed, "failing", lambda: 1) == 1

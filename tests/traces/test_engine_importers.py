@@ -6,10 +6,9 @@ import base64
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from moereplay.traces.geometry import MODELS
 from moereplay.traces.importers import registry as importers
@@ -17,9 +16,15 @@ from moereplay.traces.importers.contract import Options
 from moereplay.traces.patterns import interleaved
 from moereplay.traces.routers import weigh
 from moereplay.traces.schema import Geometry, Router
+from tests.kit.collecting import Lazily
 from tests.kit.importer_engines import RANKS, WIDTH, schedule
 from tests.kit.importer_formulas import EXPERTS, LAYERS, SAMPLES, K, ids
 from tests.kit.importing import SIZED, imported, refusal, written
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Lazily("torch")
 
 
 def notes_of(path: Path, options: Options = SIZED) -> str:

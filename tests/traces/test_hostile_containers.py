@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 
 from moereplay.traces.importers import packed
-from moereplay.traces.importers.contract import Options
-from moereplay.traces.schema import TraceError
-from tests.kit.importer_formulas import SAMPLES
 from tests.kit.importing import CSV, IDS, gptoss, imported, refusal, router_data, written
 
 # ---------------------------------------------------------------- gzip
@@ -212,8 +209,3 @@ def test_a_stream_of_one_token_is_read_without_a_warning(tmp_path: Path) -> None
 
 def test_only_ids_that_were_not_routed_are_no_trace(tmp_path: Path) -> None:
     assert "every id is -1, not routed" in refusal(gptoss(tmp_path / "a.npz", np.full((1, 1, 2), -1)))
-
-
-def test_errors_of_importers_stay_errors_of_traces() -> None:
-    with pytest.raises(TraceError):
-        imported(SAMPLES / "generic.csv", Options(), format="layers_npz")

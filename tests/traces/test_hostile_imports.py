@@ -145,10 +145,6 @@ def test_what_the_writer_refuses_is_told_with_the_file(tmp_path: Path) -> None:
     assert said == f"{path}: request 0: chosen[0, 0] repeats an expert: [3, 3] (token 0, layer 0)"
 
 
-def test_an_expert_that_stands_twice_is_refused_by_its_line(tmp_path: Path) -> None:
-    assert "line 3: expert 4 twice" in refusal(written(tmp_path / "a.csv", CSV + "0,0,0,5,1\n0,1,0,4,4\n"))
-
-
 # ---------------------------------------------------------------- options
 
 

@@ -13,6 +13,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,20 +209,21 @@ def test_a_name_is_used_again(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what is refused
 
 
+BAD_ROWS: list[tuple[tuple[Any, ...], str]] = [
+    ((0, 3, [1]), "layer 3; expected 0 to 2"),
+    ((-1, 0, [1]), "token -1; expected its position"),
+    ((0, 0, [1, 2, 3]), r"chosen has shape \(3,\); expected \(2,\)"),
+    ((0, 0, [40_000]), "expected a whole number from -1 to 32766"),
+    ((0, 0, [0.5]), "expected whole numbers"),
+    ((0, 0, [[1], [2, 3]]), "cannot be read as an array"),
+    ((0, 0, [1], [0.1]), "weights of token 0 at layer 0: give it for every row or for none"),
+    ((0, 0, [1], None, [1.0, 2.0]), r"logits has shape \(2,\); expected \(8,\)"),
+    ((0, 0, []), "expected whole numbers|expected \\(2,\\)"),
+]
+
+
 def test_a_row_that_does_not_fit_is_named_and_the_recording_goes_on(tmp_path: Path) -> None:
-    for at, (row, said) in enumerate(
-        [
-            ((0, 3, [1]), "layer 3; expected 0 to 2"),
-            ((-1, 0, [1]), "token -1; expected its position"),
-            ((0, 0, [1, 2, 3]), r"chosen has shape \(3,\); expected \(2,\)"),
-            ((0, 0, [40_000]), "expected a whole number from -1 to 32766"),
-            ((0, 0, [0.5]), "expected whole numbers"),
-            ((0, 0, [[1], [2, 3]]), "cannot be read as an array"),
-            ((0, 0, [1], [0.1]), "weights of token 0 at layer 0: give it for every row or for none"),
-            ((0, 0, [1], None, [1.0, 2.0]), r"logits has shape \(2,\); expected \(8,\)"),
-            ((0, 0, []), "expected whole numbers|expected \\(2,\\)"),
-        ]
-    ):
+    for at, (row, said) in enumerate(BAD_ROWS):
         folder = tmp_path / str(at)
         folder.mkdir()
         with case(row, said):

@@ -7,11 +7,10 @@ import os
 import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,12 +18,29 @@ from moereplay.traces.importers import torch_file
 from moereplay.traces.importers.sources import refuse_unreadable
 from moereplay.traces.importers.torch_file import Archive, Tensor
 from moereplay.traces.schema import TraceError
+from tests.kit.collecting import Lazily
 from tests.kit.torch_pickles import archive, named, plain, tensor
 
-DTYPES = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8),
-    *(torch.uint8, torch.bool, torch.uint16, torch.uint32, torch.uint64),
-)
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Lazily("torch")
+
+DTYPES = [
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+    "uint16",
+    "uint32",
+    "uint64",
+]
 
 
 def saved(path: Path, document: Any, **options: Any) -> Path:
@@ -74,7 +90,7 @@ def assert_same(found: Any, expected: Any) -> None:
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
     """Of any type, and perhaps a view: a part, every other one, axes exchanged, repeated without copies."""
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = getattr(torch, draw(st.sampled_from(DTYPES)))
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     whole = torch.randint(0, 2 if dtype == torch.bool else 100, shape, generator=generator).to(dtype)
@@ -83,16 +99,9 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     return draw(st.sampled_from(views))(draw(st.sampled_from(views))(whole))
 
 
-LEAVES = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats()
-    | st.text(max_size=8)
-    | st.binary(max_size=8)
-)
+LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=8)
 DOCUMENTS = st.recursive(
-    LEAVES | tensors(),
+    LEAVES | st.binary(max_size=8) | tensors(),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.lists(inner, max_size=4).map(tuple)
@@ -103,7 +112,7 @@ DOCUMENTS = st.recursive(
 
 
 @given(document=DOCUMENTS, protocol=st.sampled_from([2, 3, 4, 5]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_documents_are_those_that_torch_saved(
     document: Any, protocol: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -316,21 +325,17 @@ def document() -> dict[str, Any]:
     }
 
 
-def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    whole = saved(tmp_path / "a.pt", document()).read_bytes()
-    for size in range(0, len(whole), 13):
-        (tmp_path / "a.pt").write_bytes(whole[:size])
-        refusal(tmp_path / "a.pt")
-
-
-def test_a_flipped_bit_is_refused_or_lies_where_nothing_is_read(tmp_path: Path) -> None:
+def test_a_file_cut_anywhere_is_refused_and_a_flipped_bit_lies_where_nothing_is_read(tmp_path: Path) -> None:
     torch.manual_seed(0)
     wanted = document()
-    whole = saved(tmp_path / "a.pt", wanted).read_bytes()
-    for at in range(0, len(whole), 7):
-        (tmp_path / "a.pt").write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+    path = saved(tmp_path / "a.pt", wanted)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 13):
+        path.write_bytes(whole[:at])
+        refusal(path)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
         try:
-            assert_same(arrays_of(Archive(tmp_path / "a.pt").root), wanted)
+            assert_same(arrays_of(Archive(path).root), wanted)
         except TraceError as refused:
             assert "\n" not in str(refused)
 
@@ -339,32 +344,21 @@ def test_a_flipped_bit_is_refused_or_lies_where_nothing_is_read(tmp_path: Path) 
     program=st.binary(max_size=60)
     | st.lists(
         st.sampled_from(
-            [bytes([code]) for code in range(128, 150)]
+            [bytes([code]) for code in (*range(128, 150), *b"()t]}aesuRbQ02N")]
             + [
-                b"(",
-                b")",
-                b"t",
-                b"]",
-                b"}",
-                b"a",
-                b"e",
-                b"s",
-                b"u",
-                b"R",
-                b"b",
-                b"Q",
-                b"0",
-                b"2",
-                b"N",
                 b"K\x01",
                 b"h\0",
+                b"q\0",
+                plain("storage"),
+                named("torch", "LongStorage"),
+                tensor((2,), (2,)),
+                named("numpy", "dtype"),
             ]
-            + [b"q\0", plain("storage"), named("torch", "LongStorage"), tensor((2,), (2,)), named("numpy", "dtype")]
         ),
         max_size=30,
     ).map(b"".join)
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_program_is_refused_in_one_line_or_is_data(
     program: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
