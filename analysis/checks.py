@@ -12,6 +12,7 @@ import polars as pl
 
 from moereplay.results.checks import Check, How
 from moereplay.results.settings import NAMES
+from moereplay.traces.units import MB
 
 #: Column of a results frame: the check of a configuration, null without one.
 COLUMN = "check"
@@ -223,7 +224,7 @@ def in_words(how: How) -> str:
     part = f"{how.tokens} tokens of {how.layers} layers each"
     if how.way == "live":
         return f"run live, {how.model} on {how.device}, time emulated ({part})"
-    rate = f", throttled to {how.throttle_bytes_per_s / 1e6:g} MB/s" if how.throttle_bytes_per_s else ""
+    rate = f", throttled to {how.throttle_bytes_per_s / MB:g} MB/s" if how.throttle_bytes_per_s else ""
     return f"measured on {how.device} ({how.slow_tier}{rate}; {part})"
 
 

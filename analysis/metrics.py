@@ -12,10 +12,11 @@ from moereplay.analysis.comparisons import PARTS, READ, estimate
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
 from moereplay.results.errors import unknown
-from moereplay.results.metrics import DOCUMENTED, METRICS, MS, RANKED, RATIOS, TIMES, named
+from moereplay.results.metrics import DOCUMENTED, METRICS, RANKED, RATIOS, TIMES, named
 from moereplay.results.read import fields, runs
 from moereplay.results.remarks import synthetic_of
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
+from moereplay.traces.units import MS
 
 LOW, HIGH = "_low", "_high"  #: end the columns of an interval
 DEFAULTS = {each.name: each.default for each in SETTINGS}

@@ -8,6 +8,7 @@ from typing import Any
 from moereplay.analysis.tables import Share, table
 from moereplay.results.remarks import assumptions, seconds_in_words, with_routing
 from moereplay.traces.texts import percent, size
+from moereplay.traces.units import GB
 
 Document = Mapping[str, Any]
 KINDS = ("eviction", "prefetch", "miss", "scope")
@@ -199,8 +200,8 @@ def _searched(found: Document) -> str:
 
 def _row(point: Document, found: Document) -> dict[str, object]:
     return {
-        "memory GB": point["memory_bytes"] / 1e9,
-        "cache GB": point["cache_bytes"] / 1e9,
+        "memory GB": point["memory_bytes"] / GB,
+        "cache GB": point["cache_bytes"] / GB,
         "tok/s": point["tokens_per_s"],
         "change": _change(point, found),
         "hit": Share(point["hit_rate"]),

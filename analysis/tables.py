@@ -321,7 +321,7 @@ LEGEND = {
     "coll": "coll: misses on experts evicted earlier in the same pass",
     "TPOT": "TTFT, TPOT in ms; --csv: all digits",
 }
-DIGITS = 8  #: of an identity that are printed that are printed
+DIGITS = 8  #: of a digest or an identity that are printed
 
 
 def drawn(rows: Sequence[Mapping[str, Any]], width: int = 0) -> list[str]:

@@ -18,10 +18,10 @@ import polars as pl
 
 from moereplay.analysis.tables import console, table
 from moereplay.results.metrics import METRICS, request_times
+from moereplay.tracegen.offload.comparison import VERDICTS
 
 CONTRACTS, EVICTIONS, CAPACITIES = ("atomic", "sequential"), ("lru", "least_stale", "lfu"), ("10%", "25%", "50%")
 ON_DISK = "25%"  #: the capacity that is run from a disk as well
-VERDICTS = ("hits", "late", "compulsory", "collisions", "capacity")
 COUNTERS = ("accesses", "hits", "late", "misses", "compulsory", "collisions", "evictions", "bytes_demand", "declined")
 LIVE = ("live", "miniature", "--limit", "3", "--max-new-tokens", "17", "--device", "cpu", "--json")
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from moereplay.calibration.link_fit import Figure, fit_line, fit_link, jackknifed, waits_of
-from moereplay.calibration.prediction import MS, PUBLISHED, Prediction, loading_ms, measured, predicted, summary
+from moereplay.calibration.prediction import PUBLISHED, Prediction, loading_ms, measured, predicted, summary
 from moereplay.calibration.runs import MIB, Run
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Calibration, Platform, Roofline
 from moereplay.simulator.platforms import sealed
 from moereplay.traces.geometry import recognised
+from moereplay.traces.units import GB, MS
 from moereplay.traces.weight_formats import MIXTURES
 
 #: Ratio of mean to median time per token above which a run has outliers that the model does not describe.
@@ -245,8 +246,8 @@ def _warn_of_others(timed: Sequence[Run], apart: Sequence[Run], base: Platform, 
     inside = [run for run in timed if run not in apart]
     if not (apart and inside):
         return
-    rates = sorted(_rate(run, base) / 1e9 for run in inside)
-    usual = float(np.median([_rate(run, base) for run in apart])) / 1e9
+    rates = sorted(_rate(run, base) / GB for run in inside)
+    usual = float(np.median([_rate(run, base) for run in apart])) / GB
     warnings.append(
         f"{len(inside)} runs log loading inside compute and are excluded from its rate; the remainder implies "
         f"{rates[0]:.1f} to {rates[-1]:.1f} GB/s, the others {usual:.1f}"

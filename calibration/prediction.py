@@ -18,6 +18,7 @@ from moereplay.calibration.runs import Run, Sizes
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform, Roofline
 from moereplay.simulator.rates import NS
+from moereplay.traces.units import MS
 
 #: Times by which a run is compared: the first one that was measured.
 TIMES = ("tpot_median_ms", "tpot_ms")
@@ -77,8 +78,6 @@ def mean_waiting(prices: StepPrices, share: np.ndarray) -> np.ndarray:
 
 
 # -- a platform as a run used it
-
-MS = 1e6  #: nanoseconds
 
 
 def as_run(platform: Platform, run: Run) -> Platform:

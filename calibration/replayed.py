@@ -27,9 +27,9 @@ from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
 from moereplay.traces.store import open_trace
+from moereplay.traces.units import MS
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
-MS = 1e6  #: nanoseconds
 #: Eviction policies by their names in rows.
 POLICIES = {"lru": "lru", "lfu with recency (LFRU), sampled eviction": "lfru", "lfu with recency (LFRU)": "lfru"}
 BITS = 16.0  #: precision at which dense bytes are converted to weights

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 from moereplay.calibration.fitting import Fitted
 from moereplay.calibration.prediction import TIMES, Prediction, summary
+from moereplay.traces.units import GB, US
 
 #: Columns that a narrow table drops, in this order.
 SPARE = ("loading", "waiting", "compute", "time", "basis")
 SHOWN = 2  #: cells listed per reason
 #: Divisor and unit of a figure by the end of its name.
 UNITS = {
-    "bytes_per_s": (1e9, "GB/s"),
-    "ns_per_mib": (1e3, "us/MiB"),
-    "_ns": (1e3, "us"),
-    "ns_per_token": (1e3, "us"),
+    "bytes_per_s": (GB, "GB/s"),
+    "ns_per_mib": (US, "us/MiB"),
+    "_ns": (US, "us"),
+    "ns_per_token": (US, "us"),
     "contention": (1, ""),
 }
 
@@ -44,7 +45,7 @@ def figure_rows(found: Fitted) -> list[dict[str, object]]:
 def figure_row(name: str, value: float, spread: float | None, n: int) -> dict[str, object]:
     """Return a figure in the unit of its name; rates are in bytes per second."""
     fits = [of for end, of in UNITS.items() if name.endswith(end)]
-    divisor, unit = (fits or [(1e9, "GB/s")])[0]
+    divisor, unit = (fits or [(GB, "GB/s")])[0]
     shown = name.replace("ns_per", "time_per").removesuffix("_ns")  # the unit is not ns
     apart = None if spread is None else spread / divisor
     return {"figure": shown, "value": value / divisor, "spread": apart, "unit": unit, "samples": n}

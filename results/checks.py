@@ -19,10 +19,10 @@ from moereplay.traces.documents import DocumentError, content, from_json, json_t
 from moereplay.traces.files import write_whole
 from moereplay.traces.frozen import Frozen
 from moereplay.traces.schema import canonical
+from moereplay.traces.units import MS
 
 FOLDER = "checks"
 VERSION = 1  #: of the file
-MS = 1e6
 
 
 class How(Frozen):

@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from moereplay.results.errors import ResultError
+from moereplay.results.parts import MOST_BYTES
 from moereplay.results.result import Event, Result
 from moereplay.results.schema import (
     FILE_DIGEST,
@@ -23,8 +24,6 @@ from moereplay.results.schema import (
 from moereplay.traces.documents import content
 from moereplay.traces.files import write_whole
 from moereplay.traces.texts import in_csv
-
-MOST_BYTES = 1 << 30  #: of one file of results
 
 
 def read_rows(path: Path, verb: str) -> pl.DataFrame:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from moereplay.traces.units import GB, MS, SECOND
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -67,7 +69,6 @@ class Metric:
         return pl.when(under != 0).then(over / under) * self.times / self.per
 
 
-MS, GB = 1e6, 1e9  #: nanoseconds and bytes
 METRICS: dict[str, Metric] = {
     "hit_rate": Metric(("hits",), ("accesses",), head="hit"),
     "late_rate": Metric(("late",), ("accesses",)),
@@ -106,7 +107,7 @@ METRICS: dict[str, Metric] = {
     "tokens_per_s": Metric(
         ("decode_passes",),
         ("decode_ns",),
-        times=1e9,
+        times=SECOND,
         head="tok/s",
         words="sum of decode_passes / sum of decode_ns: the speed that a request sees, one token per pass",
     ),

@@ -29,7 +29,7 @@ SWEEP_VERSION = 1  #: of the tables' columns
 TABLES = ("configurations", "layers", "requests", "bounds")
 PARTS = "part-*"
 PROVENANCE = "provenance.json"
-MOST_BYTES = 1 << 30  #: of a file of a part
+MOST_BYTES = 1 << 30  #: of one file of results
 
 
 class PartError(ResultError):

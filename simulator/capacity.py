@@ -17,6 +17,7 @@ from moereplay.traces.geometry import as_known
 from moereplay.traces.schema import MOST_BYTES as MOST_OF_TRACE
 from moereplay.traces.schema import Geometry, Trace, TraceError, shown
 from moereplay.traces.texts import whole
+from moereplay.traces.units import GB
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -235,7 +236,7 @@ def divided(trace: Trace, total: str, context: int, runtime: str = "", dense: st
         said = assumption(geometry, recorded(about))
         lacking = found.dense_bytes + found.kv_bytes + found.runtime_bytes + largest - found.total_bytes
         raise ConfigError(
-            f"{total} hold {_spelled(found)} and no expert of {largest:,} bytes: {lacking / 1e9:.4g} GB are missing; "
+            f"{total} hold {_spelled(found)} and no expert of {largest:,} bytes: {lacking / GB:.4g} GB are missing; "
             "give more memory, a shorter --context, or fewer bits per weight: --dense or --dense-bits here, "
             f"--expert-bits where the trace is made{f' ({said})' if said else ''}"
         )
@@ -257,4 +258,4 @@ def size_of(text: str, what: str) -> int:
 
 def _spelled(memory: Memory) -> str:
     named = {"dense weights": memory.dense_bytes, "KV cache": memory.kv_bytes, "runtime": memory.runtime_bytes}
-    return ", ".join(f"{size / 1e9:.4g} GB of {name}" for name, size in named.items())
+    return ", ".join(f"{size / GB:.4g} GB of {name}" for name, size in named.items())

@@ -95,7 +95,7 @@ class EndState(NamedTuple):
 
 # decisions in steps
 
-NO_COPY = -1
+NO_COPY = -1  #: in place of a copy, of a dense part or a reset
 #: What is begun, in the words of the event log.
 ACTED_ON = ("dense", "expert", "transfer", "evict", "reset")
 

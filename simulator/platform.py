@@ -30,6 +30,7 @@ from moereplay.simulator.wires import (
 )
 from moereplay.traces.frozen import Sparse
 from moereplay.traces.schema import canonical
+from moereplay.traces.units import GB
 from moereplay.traces.weight_formats import check_format
 
 MOST_BYTES = 1 << 62
@@ -300,7 +301,7 @@ class Platform(Sparse):
             "platform": self.name,
             "what": self.summary,
             "cache": " < ".join((self.fast_tier, *(tier.name for tier in self.tiers))),
-            "link GB/s": _each([link.bytes_per_s / 1e9 for link in self.wires]),
+            "link GB/s": _each([link.bytes_per_s / GB for link in self.wires]),
             "latency us": _each([link.latency_ns / 1000 for link in self.wires]),
             "CPU": "yes" if self.cpu else "no",
         }

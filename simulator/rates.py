@@ -17,6 +17,7 @@ from moereplay.simulator.errors import ConfigError
 
 NS = 1_000_000_000
 MILLION = 1_000_000
+NOT_YET = -1  #: before the first nanosecond
 MOST_NS = 10**15  #: of one thing, eleven days
 
 

@@ -22,6 +22,7 @@ from moereplay.traces.dense import assumption
 from moereplay.traces.geometry import as_known, recognised
 from moereplay.traces.schema import Geometry, Provenance, Trace
 from moereplay.traces.texts import hint
+from moereplay.traces.units import GB
 
 #: The first is the default. Both give the same bytes; the reference is the specification.
 ENGINES = ("compiled", "reference")
@@ -73,9 +74,9 @@ class Plan:
         parts = {"the cache": self.capacity.total, "side buffers": side, "dense weights": self._times.dense.resident}
         if self.machine.memory_bytes is None or sum(parts.values()) <= self.machine.memory_bytes:
             return None
-        spelled = ", ".join(f"{size / 1e9:.4g} GB of {name}" for name, size in parts.items() if size)
+        spelled = ", ".join(f"{size / GB:.4g} GB of {name}" for name, size in parts.items() if size)
         return (
-            f"{spelled} are more than the memory of {self.machine.name}, {self.machine.memory_bytes / 1e9:.4g} GB: "
+            f"{spelled} are more than the memory of {self.machine.name}, {self.machine.memory_bytes / GB:.4g} GB: "
             f"a real machine would fault pages, which {self._price_of_faults()}"
         )
 
@@ -258,8 +259,8 @@ def _unlike(models: Mapping[str, float], name: str, dense: int) -> str | None:
     fitted = [models[name]] if name else list(models.values())
     if any(not size or not dense or abs(dense / size - 1) <= NEAR for size in fitted):
         return None
-    sizes = ", ".join(f"{size / 1e9:.3g} GB" for size in fitted)
-    return f"not calibrated for this model: dense {dense / 1e9:.3g} GB, fitted with {sizes}"
+    sizes = ", ".join(f"{size / GB:.3g} GB" for size in fitted)
+    return f"not calibrated for this model: dense {dense / GB:.3g} GB, fitted with {sizes}"
 
 
 def _label(ready: Plan) -> str:

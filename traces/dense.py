@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from moereplay.traces.geometry import recognised
 from moereplay.traces.schema import Geometry, Provenance, TraceError, check_bits
+from moereplay.traces.units import GB
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT, OF_EXPERTS, bits_of, check_format, dense_bits_of, is_number
 
 TABLE_BITS, QUANTISED = 4.5, 8  #: files below a mean of 8 bits store the embedding table in Q4_K, at 4.5 bits
@@ -160,9 +161,9 @@ def in_words(geometry: Geometry, model: str) -> str:
     """Return the bytes of the dense weights and their source, in words."""
     known = resolved(with_params(geometry, model), model)
     dense = dense_of(known)
-    size = f"{dense.resident / 1e9:.4g} GB"
+    size = f"{dense.resident / GB:.4g} GB"
     if geometry.dense_bytes:
-        return f"dense weights have {size} as stated, of which a token reads {dense.read / 1e9:.4g}"
+        return f"dense weights have {size} as stated, of which a token reads {dense.read / GB:.4g}"
     if geometry.dense_layer_bytes:
         head = "with those outside the layers at the same bits" if dense.head else "without those outside the layers"
         return f"dense weights have {size}: as the file states them by layer, {head}"
@@ -183,7 +184,7 @@ def assumption(geometry: Geometry, recorded: bool = False) -> str | None:
     `recorded`: the model itself was loaded and held them in 16 bits.
     """
     dense = dense_of(geometry)
-    size = f"{dense.resident / 1e9:.4g} GB"
+    size = f"{dense.resident / GB:.4g} GB"
     if geometry.head_bytes is not None:
         if geometry.dense_bytes or geometry.head_bytes:
             return None

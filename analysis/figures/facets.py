@@ -10,10 +10,11 @@ import polars as pl
 
 from moereplay.analysis.comparisons import shares_passes
 from moereplay.analysis.figures.chart import Point, Series
-from moereplay.analysis.figures.sheet import is_narrow
+from moereplay.analysis.figures.sheet import NO_BREAK, is_narrow
 from moereplay.analysis.metrics import HIGH, LOW, rows_of
 from moereplay.analysis.palette import Look
 from moereplay.analysis.statistics import FEW
+from moereplay.analysis.tables import DIGITS
 from moereplay.results.counters import PHASES
 from moereplay.results.errors import ResultError
 from moereplay.results.read import fields, layers
@@ -28,8 +29,6 @@ SHARED = ("model", "trace", "platform", "contract", "scope", "capacity", "prefet
 UNSAID = {
     each.name: "" if each.default == () else each.default for each in SETTINGS if each.name not in (*SHARED, "eviction")
 }
-NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps a field on one line
-DIGEST = 8  #: digits of a trace digest
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def facets(frame: pl.DataFrame, tidy: pl.DataFrame) -> Facets:
     """Lay out `tidy`, rows made from `frame`. Raises ResultError if the panels do not fit a page."""
     bare = {kind: bare_names(tidy[kind].unique().to_list()) for kind in POLICIES if kind in tidy.columns}
     short = tidy.with_columns(
-        pl.col("trace").str.head(DIGEST), *(pl.col(kind).replace(names) for kind, names in bare.items())
+        pl.col("trace").str.head(DIGITS), *(pl.col(kind).replace(names) for kind, names in bare.items())
     )
     varying = [name for name in fields(frame) if name not in ("eviction", "capacity") and short[name].n_unique() > 1]
     spelled = [pl.concat_str(pl.lit(f"{_word(name)} "), _text(name)) for name in varying]

@@ -19,12 +19,15 @@ from moereplay.analysis.figures.chart import (
     legend,
     spans_a_decade,
 )
-from moereplay.analysis.figures.facets import DIGEST, MOST_COLUMNS, MOST_ROWS, NO_BREAK, shared
+from moereplay.analysis.figures.facets import MOST_COLUMNS, MOST_ROWS, shared
+from moereplay.analysis.figures.sheet import NO_BREAK
 from moereplay.analysis.metrics import measured as tidied
 from moereplay.analysis.palette import MUTED, Look, looks
+from moereplay.analysis.tables import DIGITS
 from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
 from moereplay.results.settings import NAMES
+from moereplay.traces.units import MB
 
 LABELS = {"measured": "MEASURED beside SIMULATED", "live": "LIVE, emulated, beside SIMULATED"}
 LABEL = "LIVE beside SIMULATED"
@@ -88,7 +91,7 @@ def _checked(frame: pl.DataFrame) -> tuple[str, pl.DataFrame]:
     if COLUMN not in frame.columns:
         raise ResultError("none of these configurations was checked; `sweep run --every N` checks some")
     known = frame[COLUMN].struct.unnest()
-    tidy = tidied(frame).with_columns(pl.col("trace").str.head(DIGEST), known["way"], known["device"])
+    tidy = tidied(frame).with_columns(pl.col("trace").str.head(DIGITS), known["way"], known["device"])
     for figure in ("tpot_ms", "ttft_ms"):
         sides = (known[f"{side}_{figure}"].alias(side) for side in ("checked", "replayed"))
         rows = tidy.with_columns(*sides).drop_nulls("checked")
@@ -116,7 +119,7 @@ def measured(frame: pl.DataFrame) -> Chart:
     rates = sorted(frame["throttle_bytes_per_s"].unique().to_list(), key=lambda rate: rate or float("inf"))
     check_throttles(rates)
     groups = [frame.filter(pl.col("throttle_bytes_per_s").eq_missing(rate)) for rate in rates]
-    names = ["raw" if rate is None else f"at {rate / 1e6:g} MB/s" for rate in rates]
+    names = ["raw" if rate is None else f"at {rate / MB:g} MB/s" for rate in rates]
     errors = [f"{_mean_error(rows):.1%} {name}" for rows, name in zip(groups, names, strict=True)]
     times = [ms for side in ("measured", "simulated") for ms in frame[f"{side}_tokens_ms"].explode().to_list()]
     ends = (min(times) / 1.2, max(times) * 1.2)  # prompts take many times as long as a token
@@ -198,7 +201,7 @@ def _tidy(frame: pl.DataFrame) -> pl.DataFrame:
     """Return a row per policy set with the fields of its configuration, as `facets.shared` needs them."""
     about = pl.col("about").struct
     named = [about.field(name) for name in ("model", "label", "identity")]
-    trace = about.field("trace").str.head(DIGEST)
+    trace = about.field("trace").str.head(DIGITS)
     return frame.select(pl.all().exclude("config", "about"), pl.col("config").struct.unnest(), *named, trace)
 
 

@@ -43,7 +43,7 @@ STYLE = {
     "text.parse_math": False,  # names of models and policies may hold dollar signs
     "savefig.dpi": 160,
 }
-NO_BREAK = "\N{NO-BREAK SPACE}"
+NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps a field on one line
 MARGIN, LINE = 0.25, 0.17  # inches: page margin, height of a line of text
 GAP, SCALE_GAP = 0.2, 0.75  # inches between columns of panels: without tick labels and with them
 TITLE_SIZE, TEXT_SIZE, NOTE_SIZE = 12.0, 8.5, 7.5  # points

@@ -14,10 +14,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from moereplay.analysis.figures.facets import DIGEST, shared
+from moereplay.analysis.figures.facets import shared
 from moereplay.analysis.figures.panels import from_zero
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording, styled
 from moereplay.analysis.palette import INK, Look, in_order
+from moereplay.analysis.tables import DIGITS
 from moereplay.results.chart import BOUND, Chart
 from moereplay.results.errors import ResultError
 
@@ -104,7 +105,7 @@ def _layout(drawn: dict[str, str], rows: pl.DataFrame) -> Layout:
     """Put several values side by side and their panels below one another; put panels of a single value side by side."""
     traces, panels = _names(rows, "trace"), _names(rows, "panel")
     models = dict(zip(rows["trace"], rows["model"], strict=True))
-    called = {each: f"{models[each]}, trace {each[:DIGEST]}" for each in traces}
+    called = {each: f"{models[each]}, trace {each[:DIGITS]}" for each in traces}
     if len(drawn) == 1:
         (value,) = drawn
         places = [
@@ -134,7 +135,7 @@ def _names(rows: pl.DataFrame, column: str) -> list[str]:
 
 
 def _subtitle(rows: pl.DataFrame) -> str:
-    return shared(rows.with_columns(pl.col("trace").str.head(DIGEST)))
+    return shared(rows.with_columns(pl.col("trace").str.head(DIGITS)))
 
 
 def _label(rows: pl.DataFrame) -> str:

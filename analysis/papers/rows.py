@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from moereplay.analysis.metrics import measured, with_ratios
-from moereplay.analysis.tables import csv, table
+from moereplay.analysis.tables import DIGITS, csv, table
 from moereplay.results.chart import BOUND, RELATIVE, Chart
 from moereplay.results.counters import LIFETIME_BUCKETS
 from moereplay.results.errors import ResultError
@@ -130,7 +130,6 @@ HEADS = {
 }
 #: Short heads, for published numbers of two columns.
 SHORT = {"ttft_mean_ms": "TTFT", "tokens_per_s": "tok/s"}
-DIGITS = 8  #: of a trace digest
 
 
 def published_frame(marks: Sequence[Mapping[str, Any]], rows: pl.DataFrame) -> pl.DataFrame:

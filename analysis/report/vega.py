@@ -259,9 +259,6 @@ PATHS: dict[Marker, str] = {
 
 # Vega
 
-STILL_WIDTH = 720  #: pixels
-RUNTIME = "window.vegaEmbed = vegaEmbed;"
-
 
 @cache
 def runtime() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from moereplay.simulator.compiled.counters import LINK_BUSY_NS, count
 from moereplay.simulator.compiled.state import kind_of, layer_of, slow_wire_ns, start_ns, wire_ns
 from moereplay.simulator.jit.marks import fast
+from moereplay.simulator.rates import MILLION, NOT_YET
 
 #: The time of an event that is not scheduled.
 NEVER_DUE = (1 << 63) - 1
@@ -104,9 +105,6 @@ def links_are_woken(s):
 
 
 # the wire of a link: latencies overlap, bytes do not
-
-NOT_YET = -1  #: before the first nanosecond
-MILLION = 1_000_000
 
 
 @fast

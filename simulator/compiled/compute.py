@@ -26,7 +26,6 @@ from moereplay.simulator.compiled.counters import (
     EXPERT_NS,
     IS_DENSE,
     IS_EXPERT,
-    NO_COPY,
     STALL_NS,
     begin_pass,
     count,
@@ -69,6 +68,7 @@ from moereplay.simulator.compiled.state import (
 )
 from moereplay.simulator.compiled.weights import count_changed, count_unchanged
 from moereplay.simulator.errors import LATEST_NS
+from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import called, fast
 
 #: States of the program counter.

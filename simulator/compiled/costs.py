@@ -6,7 +6,7 @@ Compute is slower while a link works, if they share memory. Durations are 0 wher
 from __future__ import annotations
 
 from moereplay.policies.contract import NONE
-from moereplay.simulator.compiled.clock import MILLION, cpu_busy, part
+from moereplay.simulator.compiled.clock import cpu_busy, part
 from moereplay.simulator.compiled.counters import BY_DEMAND, BY_MISS, IS_CPU, IS_LOAD, LOADING_NS, count, span
 from moereplay.simulator.compiled.link import any_announced, first_piece_arrived, lands_at
 from moereplay.simulator.compiled.links import any_link_is_busy, fetch_announced
@@ -33,6 +33,7 @@ from moereplay.simulator.compiled.state import (
     slow_kv_ns,
 )
 from moereplay.simulator.jit.marks import called, fast
+from moereplay.simulator.rates import MILLION
 
 
 @fast

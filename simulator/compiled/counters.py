@@ -23,6 +23,7 @@ from moereplay.simulator.compiled.state import (
     row_times,
     rows,
 )
+from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import bit_length, called, fast
 
 WIDTH = len(COUNTERS)
@@ -155,7 +156,6 @@ KINDS = (
 #: A cause is negative, or the copy whose transfer evicts another.
 CAUSES = ("", "compute", "miss", "demand", "prefetch", "streamed", "gate", "reset")
 BY_COMPUTE, BY_MISS, BY_DEMAND, BY_PREFETCH, BY_STREAM, BY_GATE, BY_RESET = range(-1, -len(CAUSES), -1)
-NO_COPY = -1
 
 
 @fast

@@ -10,7 +10,7 @@ import numpy as np
 from moereplay.policies.contract import KEY_SCOPES, NEVER, NONE, NOW, QUEUES, Eviction, Memory
 from moereplay.policies.grammar import Chosen
 from moereplay.policies.hooks import EVENTS
-from moereplay.simulator.compiled.clock import NEVER_DUE, NOT_YET
+from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from moereplay.simulator.compiled.inputs import Inputs, costs_of
 from moereplay.simulator.compiled.layout import ARRAYS, HEAD, MEMORIES, POSITIONS, RECORDS, ROWS, RULE, STATE
@@ -19,6 +19,7 @@ from moereplay.simulator.compiled.state import NEVER_LEFT, NO_KEY
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
+from moereplay.simulator.rates import NOT_YET
 from moereplay.simulator.threads import stop_flag
 from moereplay.traces.routers import is_shared
 from moereplay.traces.schema import Router

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from moereplay.policies.contract import ABSENT, QUEUED
 from moereplay.simulator.compiled.cache import set_state
-from moereplay.simulator.compiled.clock import MILLION, NEVER_DUE, first_piece, free, send
+from moereplay.simulator.compiled.clock import NEVER_DUE, first_piece, free, send
 from moereplay.simulator.compiled.counters import (
     BY_DEMAND,
     BY_PREFETCH,
@@ -47,6 +47,7 @@ from moereplay.simulator.compiled.state import (
 )
 from moereplay.simulator.compiled.transfers import claim
 from moereplay.simulator.jit.marks import called, fast
+from moereplay.simulator.rates import MILLION
 
 
 @fast

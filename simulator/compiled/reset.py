@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moereplay.policies.contract import RESIDENT
 from moereplay.simulator.compiled.cache import clear_cache, warm_copy
-from moereplay.simulator.compiled.counters import BY_RESET, BYTES_UNUSED_AT_END, IS_RESET, NO_COPY, count, note
+from moereplay.simulator.compiled.counters import BY_RESET, BYTES_UNUSED_AT_END, IS_RESET, count, note
 from moereplay.simulator.compiled.links import clear_links
 from moereplay.simulator.compiled.ranking import clear_queues, clear_ranking
 from moereplay.simulator.compiled.state import (
@@ -21,6 +21,7 @@ from moereplay.simulator.compiled.state import (
 )
 from moereplay.simulator.compiled.transfers import clear_side_buffers
 from moereplay.simulator.compiled.uses import clear_uses
+from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import called
 
 on_insert = notifier("on_insert")

@@ -15,6 +15,7 @@ import numpy as np
 
 from moereplay.policies.contract import PolicyError
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.rates import MILLION
 from moereplay.traces import token_arrays
 from moereplay.traces.growing import VALUES_AT_ONCE
 from moereplay.traces.passes import schedule
@@ -22,7 +23,6 @@ from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Trace
 from moereplay.traces.texts import whole
 
-MILLION = 1_000_000
 FIRST = 1e300  #: above every score: what the router chose comes first
 #: Shares to subtract, in halves of the share of a rule's last place.
 HALVES = (0, 1, 2)

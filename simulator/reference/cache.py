@@ -12,7 +12,7 @@ from moereplay.simulator.reference.hooks import BoundHooks, Victims
 from moereplay.simulator.reference.state import Area, Claim, Placement, Tables, Transfer
 from moereplay.simulator.reference.tiers import SideBuffer
 
-NOT_YET = -1
+NOT_EVICTED = -1  #: before the first pass
 
 
 class Cache:
@@ -49,7 +49,7 @@ class Cache:
         self._pinned: set[int] = set()
         self._done: set[int] = set()  # demanded in this step and already computed
         self._ever = [False] * copies
-        self._evicted_pass = [NOT_YET] * copies
+        self._evicted_pass = [NOT_EVICTED] * copies
         self._entered_step = [0] * copies
         self._counted = [False] * copies  # its arrival by a prefetch counted as its first use
         self._time = self._arrivals = 0

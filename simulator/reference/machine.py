@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import simpy
 from simpy.events import EventPriority
 
-from moereplay.simulator.rates import MILLION, part
+from moereplay.simulator.rates import MILLION, NOT_YET, part
 from moereplay.simulator.reference.state import Transfer
 from moereplay.simulator.times import Times
 
@@ -96,8 +96,6 @@ class Wakeup(simpy.Event):
 
 
 # machines
-
-NOT_YET = -1  #: before the first nanosecond
 
 
 class Accelerator(Protocol):

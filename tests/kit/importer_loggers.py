@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moereplay.traces.importers.contract import NO_PHASE
 from moereplay.traces.schema import Request
 from tests.kit.importer_formulas import (
     BITS_UNKNOWN,
@@ -29,7 +30,6 @@ WORKLOADS = ((3, 2), (2, 3))
 FIRST = 1  #: the model's number of its first MoE layer: layer 0 is dense
 NUMBERED = "layers 1..2 of the file are MoE layers 0..1"
 BASIS = "layers 0..1; experts = 8 as the largest id + 1"
-UNNAMED = "no phase recorded: every token counts as decoded"
 
 Cell = tuple[int, int, int, list[int]]  #: request, token, layer, experts
 
@@ -310,7 +310,7 @@ ALL = [
             name,
             write,
             from_loggers(),
-            (f"assumed: written by {who}, {LOGGED}", UNNAMED, BITS_UNKNOWN),
+            (f"assumed: written by {who}, {LOGGED}", NO_PHASE, BITS_UNKNOWN),
             model=model,
         )
         for name, write, who, model in (

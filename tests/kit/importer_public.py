@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers.contract import Options
+from moereplay.traces.importers.contract import NO_PHASE, Options
 from moereplay.traces.importers.router_binaries import LEAST
 from moereplay.traces.schema import Request
 from tests.kit.importer_formulas import BITS_UNKNOWN, BYTES, EXPERTS, LAYERS, Sample, expert, grid, ids, weight, weights
@@ -19,7 +19,6 @@ from tests.kit.importer_formulas import K as RANKS
 from tests.kit.importer_loggers import WORKLOADS, logged, passes
 
 BASIS = "layers 0..1; experts = 8 as the largest id + 1"
-UNNAMED = "no phase recorded: every token counts as decoded"
 TEXTS = (3, 4)  #: tokens of each text
 NODES = [(10 * (layer + 1), f"/model/layers.{layer}/moe/QMoE") for layer in range(LAYERS)]
 
@@ -210,7 +209,7 @@ ALL = [
             "column node_index is the layer; column selected_expert_ids has the experts; "
             f"layers 10, 20 of the file are MoE layers 0..1; k = 2; {BASIS}",
             "the CSV has the last row of every pass: of a prompt its last token alone; the log has all of them",
-            UNNAMED,
+            NO_PHASE,
             BITS_UNKNOWN,
         ),
     ),
@@ -271,7 +270,7 @@ ALL = [
             "assumed: 1 requests, a new one where the token falls back; layers 0..1; experts = 8 as its header says",
             "k = 2 experts per token are from the logits by order of size; no gate weights, as the router is not known",
             "logits are the logarithms of the recorded softmax: equal but for a constant per token and layer",
-            UNNAMED,
+            NO_PHASE,
             BITS_UNKNOWN,
         ),
         options=Options(expert_bytes=BYTES, shape=(LAYERS, RANKS)),

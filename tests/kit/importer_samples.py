@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers.contract import Options
+from moereplay.traces.importers.contract import NO_PHASE, Options
 from moereplay.traces.schema import Request
 from tests.kit.importer_engines import ENGINES
 from tests.kit.importer_formulas import (
@@ -152,7 +152,6 @@ OWN_TEXT = (
     "column pos is the token; column moe_layer is the layer; column topk has the experts; column gate has the weights"
 )
 FROM_ONE = "layers 1..2 of the file are MoE layers 0..1"
-DECODED = "no phase recorded: every token counts as decoded"
 
 
 def own_rows() -> list[tuple[int, int, list[int], list[float]]]:
@@ -209,7 +208,7 @@ def own_notes(*more: str) -> tuple[str, ...]:
     """What is said of these."""
     said = ["no request column: 2 requests, a new one where the token falls back", FROM_ONE, *more, "k = 2"]
     basis = ["layers 0..1", "experts = 8 as the largest id + 1"]
-    return (f"assumed: {'; '.join([OWN_TEXT, *said, *basis])}", DECODED, BITS_UNKNOWN)
+    return (f"assumed: {'; '.join([OWN_TEXT, *said, *basis])}", NO_PHASE, BITS_UNKNOWN)
 
 
 def write_npy(file: Path) -> None:
@@ -265,7 +264,7 @@ ALL = [
         write_token_lines,
         [Request(np.sort(ids(0, LINES)), 0)],
         (
-            "no phase recorded: every token counts as decoded",
+            NO_PHASE,
             "ids stand in ascending order everywhere: ranks were not recorded",
             EXPERTS_UNKNOWN,
             BITS_UNKNOWN,
@@ -300,7 +299,7 @@ ALL = [
         (
             "assumed: axes are (token, layer, rank), 9 tokens, k = 2; one request; layers 0..1; "
             "experts = 8 as the largest id + 1",
-            DECODED,
+            NO_PHASE,
             BITS_UNKNOWN,
         ),
     ),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from moereplay.simulator.rates import NOT_YET
 from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.compute import Compute
 from moereplay.simulator.reference.counters import Counters
@@ -18,7 +19,7 @@ from moereplay.simulator.reference.engine import Engine
 from moereplay.simulator.reference.gate import Demanded, Gatekeeper
 from moereplay.simulator.reference.hooks import Victims
 from moereplay.simulator.reference.link import Link, Links
-from moereplay.simulator.reference.machine import NOT_YET, Activity, SimulatedAccelerator, SimulatedChannel
+from moereplay.simulator.reference.machine import Activity, SimulatedAccelerator, SimulatedChannel
 from moereplay.simulator.reference.state import Transfer
 from moereplay.simulator.reference.tiers import LowerTier
 from moereplay.simulator.source import Pass

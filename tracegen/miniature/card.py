@@ -19,6 +19,7 @@ from moereplay.tracegen.miniature.train import Recipe, new_model
 from moereplay.tracegen.modules import discover
 from moereplay.traces.schema import Header, Request, memory_trace
 from moereplay.traces.summary import Summary, summarise
+from moereplay.traces.units import MB
 
 FOLDER = Path(__file__).parent
 DEPTH = 3
@@ -104,7 +105,7 @@ def _fields(facts: dict) -> dict[str, str]:
         "python": corpus["python"],
         "sha256": corpus["sha256"][:16],
         "files": f"{corpus['files']:,}",
-        "megabytes": f"{corpus['bytes'] / 1e6:.1f}",
+        "megabytes": f"{corpus['bytes'] / MB:.1f}",
         "tokens": f"{corpus['tokens']:,}",
         "bytes_per_token": f"{corpus['bytes'] / corpus['tokens']:.2f}",
         "held_out_files": str(held_out["files"]),

@@ -13,6 +13,7 @@ from moereplay.tracegen.offload.compute import Shape, as_weights
 from moereplay.tracegen.offload.device import free_memory, memory_of
 from moereplay.tracegen.offload.experts import PAGE, Layout, check_marks, marks_of
 from moereplay.tracegen.offload.slow_tier import SlowTier
+from moereplay.traces.units import GB
 
 
 class Arena:
@@ -37,9 +38,7 @@ def arenas_of(slots: Mapping[int, int], device: str) -> dict[int, Arena]:
     """Slots by bytes of a copy. Raises ConfigError where they do not fit the device's memory."""
     needed, free = sum(size * each for size, each in slots.items()), free_memory(device)
     if needed > free:
-        raise ConfigError(
-            f"the cache needs {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; take less --capacity"
-        )
+        raise ConfigError(f"the cache needs {needed / GB:.3g} GB and {free / GB:.3g} GB are free; take less --capacity")
     return {size: Arena(each, size, device) for size, each in slots.items()}
 
 

@@ -24,6 +24,7 @@ from moereplay.traces.dense import dense_of
 from moereplay.traces.geometry import KnownModel
 from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.units import SECOND
 
 PROMPT, DECODED = 8, 12  #: tokens of a run
 REUSE = 0.31  #: OLMoE's
@@ -160,7 +161,7 @@ def _alone(slow: SlowTier, size: int) -> Figure:
         slow.read_bytes(slow.layout.offset(_spread(slow, read)), into[:size])
         took.append(time.perf_counter_ns() - begin)
     each = figure_of(took)
-    rate = size / each.value * 1e9
+    rate = size / each.value * SECOND
     return Figure(rate, rate * (each.spread or 0.0) / each.value, READS)
 
 
@@ -173,7 +174,7 @@ def _together(slow: SlowTier, lanes: int) -> Figure:
         thread.start()
     for thread in threads:
         thread.join()
-    return Figure(READS * slow.layout.size(0) / (time.perf_counter_ns() - begin) * 1e9, None, READS)
+    return Figure(READS * slow.layout.size(0) / (time.perf_counter_ns() - begin) * SECOND, None, READS)
 
 
 def _reads(slow: SlowTier, into: torch.Tensor, lane: int, lanes: int) -> None:

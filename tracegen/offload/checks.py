@@ -29,6 +29,7 @@ from moereplay.tracegen.offload.part import tokens_of
 from moereplay.tracegen.offload.slow_tier import kind_of
 from moereplay.traces.geometry import known
 from moereplay.traces.schema import Geometry, Trace, TraceError
+from moereplay.traces.units import GB, MB
 
 OpenSlow = Callable[[Geometry, Sequence[float]], AbstractContextManager[SlowTiers]]
 
@@ -87,7 +88,7 @@ class Measuring:
             return f"platform {config.platform} {reason}"
         needed, free = self._memory(part, ready), free_memory(self.device)
         if needed > free:
-            return f"capacity {config.capacity}: {needed / 1e9:.3g} GB are needed and {free / 1e9:.3g} GB are free"
+            return f"capacity {config.capacity}: {needed / GB:.3g} GB are needed and {free / GB:.3g} GB are free"
         return None
 
     def _memory(self, part: Trace, ready: Plan) -> int:
@@ -151,4 +152,4 @@ def _is_known(model: str) -> bool:
 
 def in_words(rate: float | None) -> str:
     """As `--throttle` takes it."""
-    return "none" if rate is None else f"{rate / 1e6:g}MB/s"
+    return "none" if rate is None else f"{rate / MB:g}MB/s"

@@ -13,8 +13,8 @@ from moereplay.results.checks import side_of
 from moereplay.results.result import Event
 from moereplay.tracegen.offload.bench import Ran
 from moereplay.tracegen.offload.study import Cell, Measurement
+from moereplay.traces.units import MB, MS
 
-MS = 1e6
 #: How the engine classifies an access, in the words of its log.
 VERDICTS = ("hits", "late", "compulsory", "collisions", "capacity")
 #: Columns of a table of runs that may be left out, first to go first, and what the others are.
@@ -141,7 +141,7 @@ def _row(run: Measurement) -> dict[str, object]:
         "prefetch": config.prefetch,
         "decided": run.measured.decisions,
         "capacity": config.capacity,
-        "link": "raw" if run.cell.throttle is None else f"{run.cell.throttle / 1e6:g} MB/s",
+        "link": "raw" if run.cell.throttle is None else f"{run.cell.throttle / MB:g} MB/s",
         **times,
         "error": f"{_error(run, run.simulated):+.1%}",
         "closure": f"{_error(run, run.closure):+.2%}",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from moereplay.simulator.platform import Calibration, Contention, Link, Loading, Measured, Platform, Points
 from moereplay.simulator.platforms import sealed
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
+from moereplay.traces.units import MB, SECOND
 
 TRIM = 0.02
 APART = 0.05  #: two halves of a calibration differ by more: say so
@@ -66,7 +67,7 @@ def _platform(
     share = value.get("contention", 1.0)
     return Platform(
         name="this-machine",
-        summary=f"measured: {about.device}" + (f", throttled to {throttle / 1e6:g} MB/s" if throttle else ""),
+        summary=f"measured: {about.device}" + (f", throttled to {throttle / MB:g} MB/s" if throttle else ""),
         source="moereplay, real offloading on this machine",
         links=links,
         compute=Measured(
@@ -121,7 +122,7 @@ def _link(moved: Sequence[Moved]) -> dict[str, Figure]:
         return {}
     read = _figure(moved, lambda each: each.read / each.size)
     software = _figure(moved, lambda each: max(0, each.spent - each.read))
-    rate = 1e9 / read.value
+    rate = SECOND / read.value
     return {"bytes_per_s": Figure(rate, rate * read.apart / 2, read.n), "latency_ns": software}
 
 

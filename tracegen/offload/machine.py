@@ -27,6 +27,7 @@ from moereplay.tracegen.offload.compute import Layers
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
 from moereplay.tracegen.offload.part import COMPILED
 from moereplay.traces.schema import Trace
+from moereplay.traces.units import SECOND
 
 
 class _Asked(NamedTuple):
@@ -223,7 +224,7 @@ class RealClock(simpy.Environment):
         """From any thread: return when the clock shows this, however long it is paused before."""
         while (left := moment - self.now) > 0:
             self._runs.wait()
-            time.sleep(left / 1e9)
+            time.sleep(left / SECOND)
 
     def post(self, finish: Callable[[], object], phase: EventPriority) -> None:
         """From any thread: `finish` runs where events run."""

@@ -20,6 +20,7 @@ from moereplay.tracegen.offload.device import available_memory, free_memory, hos
 from moereplay.tracegen.offload.experts import Layout, contents
 from moereplay.tracegen.offload.part import Named
 from moereplay.traces.documents import json_text
+from moereplay.traces.units import GB, SECOND
 
 SPIN_NS = 100_000  #: a throttle sleeps until so long before its end, and yields from there on
 
@@ -58,7 +59,7 @@ class Memory:
         """`experts` are the bytes of each, padded; random ones unsaid. Raises ConfigError where they do not fit."""
         if layout.total > (free := available_memory()):
             raise ConfigError(
-                f"--slow-tier pinned: {layout.total / 1e9:.3g} GB of experts in {free / 1e9:.3g} GB of free memory; "
+                f"--slow-tier pinned: {layout.total / GB:.3g} GB of experts in {free / GB:.3g} GB of free memory; "
                 "take disk:DIR, or a part of the model"
             )
         self.layout, self._copies, self._device = layout, copier(device), device
@@ -201,7 +202,7 @@ def experts_file(folder: Path, layout: Layout, experts: Iterable[np.ndarray] | N
             folder.mkdir(parents=True, exist_ok=True)
             _write(path, contents(layout) if experts is None else experts)
     except OSError as error:
-        needed = f"{layout.total / 1e9:.3g} GB are needed there; nothing was left behind"
+        needed = f"{layout.total / GB:.3g} GB are needed there; nothing was left behind"
         raise ConfigError(f"--slow-tier disk:{folder}: {error.strerror}; {needed}") from None
     return path
 
@@ -236,13 +237,13 @@ class Throttled:
 
     def read(self, y: int, into: Tensor) -> None:
         """Not before size / rate has passed."""
-        until = time.perf_counter_ns() + int(self.layout.size(y) / self._rate * 1e9)
+        until = time.perf_counter_ns() + int(self.layout.size(y) / self._rate * SECOND)
         self._slow.read(y, into)
         self._wait(until)
 
     def read_bytes(self, begin: int, into: Tensor) -> None:
         """Read any bytes from `begin` on."""
-        until = time.perf_counter_ns() + int(len(into) / self._rate * 1e9)
+        until = time.perf_counter_ns() + int(len(into) / self._rate * SECOND)
         self._slow.read_bytes(begin, into)
         self._wait(until)
 
@@ -256,7 +257,7 @@ class Throttled:
 
     def _wait(self, until: int) -> None:
         while (left := until - time.perf_counter_ns()) > 0:
-            time.sleep(max(left - SPIN_NS, 0) / 1e9)
+            time.sleep(max(left - SPIN_NS, 0) / SECOND)
 
     def close(self) -> None:
         """Same as the slow tier's."""

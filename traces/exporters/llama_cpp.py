@@ -10,6 +10,7 @@ from moereplay.traces.exporters.contract import Answer, Exporter, Options, Targe
 from moereplay.traces.exporters.lines import Block, blocks
 from moereplay.traces.geometry import held_layers, layers_by_worth
 from moereplay.traces.schema import Trace
+from moereplay.traces.units import GB
 
 TENSORS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  #: of experts, as llama.cpp finds them; shared ones end in shexp
 
@@ -30,7 +31,7 @@ def write_arguments(trace: Trace, options: Options, target: Target) -> Answer:
     with target.open() as file:
         file.write(f"{' '.join(arguments(on_cpu, before))}\n".encode())
     size = sum(geometry.expert_bytes[layer] for layer in held) * geometry.experts
-    note = f"the experts of {len(held)} of {geometry.layers} layers stay on the GPU, {size / 1e9:.4g} GB"
+    note = f"the experts of {len(held)} of {geometry.layers} layers stay on the GPU, {size / GB:.4g} GB"
     return Answer("llama-server -m MODEL.gguf -ngl 999 $(cat {path})", (note, *said))
 
 

@@ -15,7 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.contract import (
+    DECODE_ONLY,
+    Foreign,
+    Importer,
+    Options,
+    Origin,
+    Shape,
+    header_for,
+    prompt_tokens,
+)
 from moereplay.traces.importers.router_logits import Choice, choice_for
 from moereplay.traces.importers.rows import Survey
 from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat
@@ -23,7 +32,6 @@ from moereplay.traces.schema import Request, TraceError, check_values, shown
 
 KEYS = ("routing_decode", "gen_ids_decode", "input_ids_prompt", "eos_pos_in_decode")
 KINDS = {"full_logits": "logits", "topk": "idx"}
-DECODED = "decode steps only: rows of the prompts were not recorded"
 PARTIAL = "logits of the chosen experts only: left out"
 
 
@@ -57,7 +65,7 @@ def read(path: Path, options: Options) -> Foreign:
     model = archive.root.get("hf_model_id")
     named = shown(model, 200) if isinstance(model, str) else None
     cut = sum(run.steps < run.tensor.shape[0] for run in runs)
-    notes = [DECODED, *[f"{cut} of {len(runs)} runs are cut where their text ends"] * bool(cut)]
+    notes = [DECODE_ONLY, *[f"{cut} of {len(runs)} runs are cut where their text ends"] * bool(cut)]
     origin = Origin(CECAR.name, path, [path], model=named, decoding="recorded decode steps")
     if runs[0].kind == "full_logits":
         return _of_logits(runs, choice_for(options, str(path), model=named or ""), options, origin, notes)

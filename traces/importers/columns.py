@@ -22,7 +22,16 @@ import numpy as np
 from moereplay.traces.importers import exported, mapping
 from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.cell_rows import CellRows
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
+from moereplay.traces.importers.contract import (
+    Foreign,
+    Importer,
+    Options,
+    Origin,
+    assumed,
+    header_for,
+    phase_note,
+    shape_of,
+)
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
 from moereplay.traces.importers.table import PARQUET, SUFFIXES, Table, header_lines, tables
 from moereplay.traces.importers.text import suffix_of
@@ -30,7 +39,6 @@ from moereplay.traces.schema import TraceError
 
 BY_NAME = (".tsv", ".parquet")  #: read without --columns; `generic` reads the others
 SAID = "a row per expert, ranks in the order of rows"
-UNNAMED = "no phase recorded: every token counts as decoded"
 
 
 def sniff(path: Path) -> bool:
@@ -75,7 +83,7 @@ def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], 
     notes += [f"the first {skip} lines describe the others: left out"] if skip > 1 else []
     notes += ["line 1 describes the others: left out"] if skip == 1 else []
     notes += [f"only rows with {options.where[0]} = {options.where[1]} are read"] if options.where else []
-    notes += [] if seen.phased else [UNNAMED]
+    notes += [] if seen.phased else phase_note(options)
     header = header_for(shape, options, Origin(name, path, [path]), notes)
     return Foreign(header, requests_in(rows, header.geometry, options))
 

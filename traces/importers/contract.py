@@ -32,6 +32,8 @@ from moereplay.traces.texts import MOST_NAME, changed, settled
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT, named_in
 
 SAME_FORMAT, NEAR_FORMAT = 0.003, 0.25  #: bits of a block format are exact, those of a mixture differ by model
+NO_PHASE = "no phase recorded: every token counts as decoded; pass --prompt-length if the first tokens are a prompt"
+DECODE_ONLY = "decode steps only: rows of the prompts were not recorded"
 ASSUMED = "assumed: "  #: how a note begins that says how a file was read
 
 
@@ -347,6 +349,11 @@ def _provenance(origin: Origin, options: Options, notes: list[str]) -> Provenanc
         synthetic=origin.synthetic,
         notes=tuple(notes),
     )
+
+
+def phase_note(options: Options) -> list[str]:
+    """Return the note of a file that does not say which tokens are prompt; none with --prompt-length."""
+    return [NO_PHASE] if options.prompt_length is None else []
 
 
 def prompt_tokens(options: Options, tokens: int, recorded: int) -> int:

@@ -27,7 +27,7 @@ import numpy as np
 
 from moereplay.traces.importers import dynande, json_lines, mapping, responses
 from moereplay.traces.importers.cell_rows import ExactRows
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, phase_note
 from moereplay.traces.importers.rows import KEYS, Rows, Seen, requests_in, streamed
 from moereplay.traces.importers.table import header_lines, tables
 from moereplay.traces.importers.text import blocks, start_of, suffix_of
@@ -61,7 +61,7 @@ def read(path: Path, options: Options) -> Foreign:
         raise TraceError(f"{path}: no rows; expected a line per request, token and layer")
     seen = Seen(_pieces(path, skip, experts))
     notes = ["line 1 describes the others: left out"] if skip and not stated else []
-    notes += [] if seen.phased else ["no phase recorded: every token counts as decoded"]
+    notes += [] if seen.phased else phase_note(options)
     shape = _shape(path, seen, stated)
     origin = Origin(GENERIC.name, path, [path], said and said.model, synthetic=said.synthetic if said else "")
     header = header_for(shape, options, origin, notes)

@@ -13,6 +13,7 @@ import numpy as np
 
 from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.contract import (
+    DECODE_ONLY,
     Foreign,
     Importer,
     Options,
@@ -269,7 +270,6 @@ ROUTING_ATLAS = Importer(
 
 MARK = '"router_data"'
 ENTRY = '{"token_P": {"layer_0": {"selected_experts", "selected_probs"}, ...}}'
-NOTE = "decode steps only: rows of the prompts were not recorded"
 
 
 def sniff_gptoss(path: Path) -> bool:
@@ -295,7 +295,7 @@ def read_gptoss(path: Path, options: Options) -> Foreign:
     highest = max(int(ids.max()), *(int(_run(file)[0].max()) for file in others), -1)
     shape = Shape(ids.shape[1], ids.shape[2], highest, router=Router(family="topk_softmax"))
     origin = Origin(GPTOSS_JSON.name, path, files, decoding="recorded decode steps")
-    return Foreign(header_for(shape, options, origin, [NOTE]), _runs(files, options))
+    return Foreign(header_for(shape, options, origin, [DECODE_ONLY]), _runs(files, options))
 
 
 def _runs(files: list[Path], options: Options) -> Iterator[Request]:

@@ -14,7 +14,6 @@ import numpy as np
 from moereplay.traces.importers import mapping
 from moereplay.traces.importers.by_request import Keys, Restarts, grids, renumbering
 from moereplay.traces.importers.cell_rows import CellRows
-from moereplay.traces.importers.columns import UNNAMED
 from moereplay.traces.importers.contract import (
     Foreign,
     Importer,
@@ -23,6 +22,7 @@ from moereplay.traces.importers.contract import (
     Shape,
     assumed,
     header_for,
+    phase_note,
     prompt_tokens,
 )
 from moereplay.traces.importers.rows import NARROW, Rows, Seen, fits, refuse_twice, requests_in, streamed
@@ -33,7 +33,6 @@ from moereplay.traces.schema import MOST_LAYERS, Request, TraceError, shown
 START = re.compile(rb'\s*\{\s*"tok"\s*:\s*\d{1,18}\s*,\s*"layers"\s*:\s*\[')
 LONGEST_START = 64  #: bytes
 LINE = '{"tok": number, "layers": [[ids of a layer], ...]}'
-DECODED = "no phase recorded: every token counts as decoded"
 SORTED = "ids stand in ascending order everywhere: ranks were not recorded"
 
 
@@ -57,7 +56,8 @@ def read_tokens(path: Path, options: Options) -> Foreign:
         raise TraceError(f"{path}: does not begin with a token's line; expected {LINE} on each")
     ids, tokens = _read(path)
     layers, k = ids.shape[1:]
-    notes = [DECODED, SORTED] if k > 1 and (ids[:, :, 1:] > ids[:, :, :-1]).all() else [DECODED]
+    notes = phase_note(options)
+    notes += [SORTED] if k > 1 and (ids[:, :, 1:] > ids[:, :, :-1]).all() else []
     origin = Origin(TOKEN_LINES.name, path, [path], decoding="recorded decode steps")
     header = header_for(Shape(layers, k, int(ids.max())), options, origin, notes)
     return Foreign(header, _requests(path, ids, tokens, options))
@@ -217,7 +217,7 @@ def read_named(path: Path, options: Options) -> Foreign:
     basis = "line 1 says" if shape.experts == count else "the largest id + 1"
     notes = [
         assumed([begun, *numbered, cells.width(seen.k)], shape, options, basis),
-        *([] if seen.phased else [UNNAMED]),
+        *([] if seen.phased else phase_note(options)),
         *warm,
     ]
     model = meta.get("model_id", meta.get("model_name")) if meta else None

@@ -29,6 +29,7 @@ from moereplay.traces.importers.contract import (
     assumed,
     counted,
     header_for,
+    phase_note,
     prompt_tokens,
 )
 from moereplay.traces.importers.rows import fits
@@ -43,7 +44,6 @@ WEIGHTS = ("weights", "topk_weights", "gate_weights", "router_weights")
 TOKENS = ("token", "tokens", "token_ids", "input_ids")
 META = "meta.json"
 FORCED = "whole texts, layer by layer: every token is prompt; replay it token by token"
-DECODED = "no phase recorded: every token counts as decoded"
 FORM = f"layerN.npz with one of {', '.join(IDS)} (tokens, k)"
 
 
@@ -68,7 +68,7 @@ def read(path: Path, options: Options) -> Foreign:
     said = [f"a file per layer, {len(ids):,} tokens, k = {ids.shape[2]}", *renumbering(numbers)]
     said += [f"{len(ends) - 1:,} requests, as {META} says" if meta else "one request"]
     gaps = sorted(set(range(int(numbers[0]), int(numbers[-1]))) - set(files))
-    notes = [assumed(said, shape, options), FORCED if meta else DECODED]
+    notes = [assumed(said, shape, options), *([FORCED] if meta else phase_note(options))]
     notes += [f"no file of layers {', '.join(map(str, gaps[:8]))}: left out of every token"] if gaps else []
     origin = Origin(LAYER_FILES.name, path, paths, beside=(meta,) if meta else ())
     return Foreign(header_for(shape, options, origin, notes), _requests(paths, ids, ends, meta is not None, options))

@@ -12,6 +12,7 @@ from moereplay.traces.frozen import first_fault
 from moereplay.traces.importers import answers, archive, router_logits
 from moereplay.traces.importers.computed import padding_of
 from moereplay.traces.importers.contract import (
+    DECODE_ONLY,
     Foreign,
     Importer,
     Options,
@@ -20,6 +21,7 @@ from moereplay.traces.importers.contract import (
     assumed,
     counted,
     header_for,
+    phase_note,
     prompt_tokens,
 )
 from moereplay.traces.importers.sources import files_of
@@ -28,7 +30,6 @@ from moereplay.traces.patterns import overlap, reset_stride
 from moereplay.traces.schema import Request, Router, TraceError, check_values, shown
 
 SUFFIXES = (".npy", ".npz")
-UNNAMED = "no phase recorded: every token counts as decoded"
 
 
 def sniff_arrays(path: Path) -> bool:
@@ -55,7 +56,7 @@ def read_arrays(path: Path, options: Options) -> Foreign:
     _check_axes(path, ids, options)
     shape = counted(ids, layers, options)
     how = f"axes are (token, layer, rank), {tokens:,} tokens, k = {k}; one request"
-    notes = [assumed([*said, how], shape, options), UNNAMED]
+    notes = [assumed([*said, how], shape, options), *phase_note(options)]
     notes += [f"{padded} rows at the end are padding, with the same ids in all layers: left out"] * bool(padded)
     header = header_for(shape, options, Origin(ARRAYS.name, path, [path]), notes)
     return Foreign(header, _parts(ids, weights, options))
@@ -120,7 +121,6 @@ ARRAYS = Importer(
 # ---------------------------------------------------------------- gpt-oss runs
 
 GPTOSS_ARRAYS = frozenset({"ids", "probs", "offsets"})
-NOTE = "decode steps only: rows of the prompts were not recorded"
 
 
 def sniff_gptoss(path: Path) -> bool:
@@ -149,7 +149,7 @@ def read_gptoss(path: Path, options: Options) -> Foreign:
         _check_listing(file, listing, offsets)
     shape = Shape(ids.shape[1], ids.shape[2], int(ids.max()), router=Router(family="topk_softmax"))
     origin = Origin(GPTOSS_NPZ.name, path, files, decoding="recorded decode steps")
-    return Foreign(header_for(shape, options, origin, [NOTE]), _runs(ids, probs, offsets, options))
+    return Foreign(header_for(shape, options, origin, [DECODE_ONLY]), _runs(ids, probs, offsets, options))
 
 
 def _only_archive(path: Path) -> Path:

@@ -20,7 +20,16 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.by_request import Columns, Restarts, by_pass, joined, renumbering
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
+from moereplay.traces.importers.contract import (
+    Foreign,
+    Importer,
+    Options,
+    Origin,
+    Shape,
+    assumed,
+    header_for,
+    phase_note,
+)
 from moereplay.traces.importers.router_logits import Choice, choice_for
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
 from moereplay.traces.routers import choice_scores, choose, weigh
@@ -137,12 +146,11 @@ def _of_fitz(path: Path, options: Options) -> Foreign:
     shape = Shape(len(seen.layers), seen.k, experts - 1, experts, router=choice.router)
     said = [f"{len(seen.ends.last):,} requests, a new one where the token falls back", *renumbering(seen.layers)]
     kept = "logits are the logarithms of the recorded softmax: equal but for a constant per token and layer"
-    unknown = "no phase recorded: every token counts as decoded"
     header = header_for(
         shape,
         options,
         Origin(ROUTER_BINARIES.name, path, [path]),
-        [assumed(said, shape, options, "its header says"), choice.note, kept, unknown],
+        [assumed(said, shape, options, "its header says"), choice.note, kept, *phase_note(options)],
     )
     return Foreign(
         header, requests_in(streamed(path, _fitz_rows(path, experts, choice), seen), header.geometry, options)

@@ -32,6 +32,7 @@ from moereplay.traces.lock import Lock
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.store import files_of, open_trace, verify
 from moereplay.traces.texts import in_markdown
+from moereplay.traces.units import MB
 from moereplay.traces.writer import write_trace
 
 CARD = "README.md"
@@ -234,7 +235,7 @@ PROMPTS = "Prompts are not published; `prompts_sha256` in `traces.json` is a has
 
 
 def _row(entry: Entry) -> str:
-    size = f"{entry.bytes / 1e6:,.1f}"
+    size = f"{entry.bytes / MB:,.1f}"
     cells = (entry.name, entry.model, entry.licence, f"{entry.requests:,}", f"{entry.tokens:,}", size)
     cells += (", ".join(entry.capabilities), entry.source, entry.digest[:12])
     return f"| {' | '.join(map(in_markdown, cells))} |"
