@@ -10,14 +10,13 @@ import polars as pl
 
 from moereplay.analysis.comparisons import CANT_TELL, PARTS, SURE, Comparison, against, enough
 from moereplay.analysis.metrics import entries, measured
-from moereplay.analysis.sentences import BOUND
-from moereplay.analysis.tables import counted
+from moereplay.analysis.sentences import FORESEES
 from moereplay.analysis.verdict import Entry, Foresight, called, same_routing
 from moereplay.results.errors import ResultError, unknown
 from moereplay.results.metrics import RANKED
 from moereplay.results.read import fields
 from moereplay.results.settings import KINDS, OF_A_FILE
-from moereplay.traces.texts import percent
+from moereplay.traces.texts import counted, percent
 
 #: Figures that depend on the platform although the routing does not.
 TIMED = ("tpot_ms", "tokens_per_s", "ttft_mean_ms")
@@ -38,7 +37,7 @@ def beside(frame: pl.DataFrame, wanted: str, by: str, foresees: Foresight = lamb
 
     A row has the settings that vary, the figure, and the comparison. `difference` is the wanted configuration's figure
     minus the row's, `low`, `high` and `half_width` its 95 % CI, `p_holm` its p-value corrected for the number of tests,
-    `better` yes, no or can't tell. Configurations that know the future are upper bounds and are not tested. Where a row
+    `better` yes, no or can't tell. Configurations that know the future are not tested. Where a row
     can differ in time alone, as on another platform, `better_on` counts the requests on which the wanted one is better.
 
     `wanted` is the beginning of an identity, a policy, or setting=value. Raises ResultError if it does not match
@@ -69,7 +68,7 @@ def beside(frame: pl.DataFrame, wanted: str, by: str, foresees: Foresight = lamb
 
 
 def _found(ours: Entry, others: Sequence[Entry], by: str) -> list[Comparison]:
-    """Compare with each other configuration; upper bounds take no part in the correction."""
+    """Compare with each other configuration; those that know the future take no part in the correction."""
     tested = [each for each in others if not (each.foresees or ours.foresees)]
     exact = [by in TIMED and same_routing(ours, each) for each in tested]
     rows = ours.rows
@@ -92,7 +91,7 @@ def _columns(made: Comparison, is_bound: bool, by: str) -> dict[str, Any]:
         "high": high,
         "half_width": made.off,
         "p_holm": None if is_bound else made.p,
-        "better": BOUND if is_bound else made.answer,
+        "better": FORESEES if is_bound else made.answer,
         "requests": made.requests,
         "better_on": None if counts is None or made.shared else counts.above if RANKED[by] else counts.below,
     }
@@ -114,7 +113,7 @@ def _remarks(found: Sequence[Comparison], is_bound: Sequence[bool], ours: Entry)
     """Explain missing intervals, and how many requests would decide."""
     said = []
     if ours.foresees:
-        said.append(f"not tested: the configuration knows the future, an {BOUND}")
+        said.append(f"not tested: the configuration {FORESEES}")
     if ours.synthetic:
         said.append("no confidence interval: the routing is synthetic")
     if any(each.shared for each in found):

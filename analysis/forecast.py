@@ -35,10 +35,10 @@ from moereplay.analysis.forecast_fit import (
 )
 from moereplay.analysis.quality import Judged, judged
 from moereplay.analysis.tables import FORECAST as HEADS
-from moereplay.analysis.tables import counted
 from moereplay.results.errors import ResultError, unknown
 from moereplay.results.quality import UNMODIFIED
 from moereplay.results.settings import KINDS
+from moereplay.traces.texts import counted
 
 NLL, KL = "nll", "kl"  #: the measure behind perplexity, and the least noisy one
 FEWEST, FEWEST_POLICIES = 9, 3  #: live points that a 90 % interval needs, and policies among them

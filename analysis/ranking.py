@@ -11,7 +11,6 @@ from functools import cmp_to_key, partial
 from typing import Any
 
 from moereplay.analysis.sentences import lines
-from moereplay.analysis.tables import counted
 from moereplay.analysis.verdict import Entry
 from moereplay.results.errors import unknown
 from moereplay.results.metrics import RANKED, named, values
@@ -20,6 +19,7 @@ from moereplay.results.result import Result
 from moereplay.results.settings import EXPERTS, LEADING, POLICIES, SETTINGS, bare_names
 from moereplay.traces.schema import Trace
 from moereplay.traces.synthetic import synthetic
+from moereplay.traces.texts import counted
 
 #: Settings in the first columns.
 

@@ -1,8 +1,8 @@
 """Sentences of a verdict: which policies are best, by how much, and how certain the lead is.
 
 Tables of `replay` and `sweep show` print these lines, and the page of `report` shows the same ones. Where capacities,
-traces or schedules vary, each has its own winner, because more memory always wins. Policies that know the future are
-upper bounds and never win.
+traces or schedules vary, each has its own winner, because more memory always wins. Policies that know the future
+never win.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from moereplay.analysis.comparisons import YES, enough, pairs_of
 from moereplay.analysis.statistics import FEW
-from moereplay.analysis.tables import counted
 from moereplay.analysis.verdict import (
     CONDITIONS,
     COUNTED,
@@ -38,10 +37,10 @@ from moereplay.analysis.verdict import (
     tied_first,
     verdict,
 )
-from moereplay.traces.texts import percent, points
+from moereplay.traces.texts import counted, percent, points
 
-BOUND = "upper bound"
-NOT_TESTED = f"  {BOUND} (knows the future, not tested): "
+FORESEES = "knows the future"
+NOT_TESTED = f"  {FORESEES} (not tested): "
 NO_TPOT = (
     "no TPOT and no tokens/s: no pass decodes, as in text that was recorded in one pass;",
     "  --passes decode:N treats the tokens from position N on as decoded, one per pass",
@@ -59,7 +58,7 @@ NO_INTERVAL = {
     GENERATED: "no confidence interval: the routing is synthetic",
 }
 WORDS = {"passes": "schedule of passes"}
-MOST_NAMED = 3  #: winning sets that are named, and upper bounds
+MOST_NAMED = 3  #: winning sets that are named, and of those that know the future
 MOST_PLACES = 6  #: capacities that are listed for one set
 
 
@@ -90,7 +89,7 @@ class Paragraph(NamedTuple):
 
 
 def paragraph(figure: Figure, entries: Sequence[Entry], names: Sequence[str]) -> Paragraph:
-    """Return the best usable configuration, at each capacity where these vary, and the upper bound.
+    """Return the best usable configuration, at each capacity where these vary, and the best that knows the future.
 
     A figure that no entry has gives no line.
     """
@@ -102,7 +101,7 @@ def paragraph(figure: Figure, entries: Sequence[Entry], names: Sequence[str]) ->
         body, few = _at_each(figure, conditions, names)
         return Paragraph(figure, [*body, *bounds], few)
     if not usable and foreseeing:
-        return Paragraph(figure, [f"{BOUND}, {figure.called}: {bounds[0].partition(': ')[2]}"])
+        return Paragraph(figure, [f"{FORESEES}, {figure.called}: {bounds[0].partition(': ')[2]}"])
     best = _best(figure, usable, names)
     return best._replace(lines=[*best.lines, *bounds])
 
@@ -161,7 +160,7 @@ def set_names(names: Sequence[str]) -> list[str]:
 
 
 def _bounds(figure: Figure, foreseeing: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """Name the upper bound, at each capacity where these vary."""
+    """Name the best configuration that knows the future, at each capacity where these vary."""
     if not foreseeing:
         return []
     conditions = by_condition(figure, foreseeing)

@@ -159,11 +159,6 @@ def _beside(name: str, text: str, width: int) -> list[str]:
     return [(name + first).rstrip(), *(" " * len(name) + line for line in others)]
 
 
-def counted(many: int, what: str) -> str:
-    """Return a number with its noun: 1 token, 2,000 tokens."""
-    return f"{many:,} {what}{'' if many == 1 else 's'}"
-
-
 def cell(value: object) -> str:
     """Format a value: floats with four significant digits, thousands with commas.
 

@@ -1,6 +1,6 @@
 """The best of some configurations by a figure, its comparison with the others, and how certain its lead is.
 
-Configurations that know the future cannot be used and never win: they are upper bounds. Requests are the samples
+Configurations that know the future cannot be used and never win. Requests are the samples
 (docs/statistics.md): the winner is compared with every other configuration over the same trace, corrected for their
 number. Configurations that differ only in the platform are compared request by request. `sentences.py` puts verdicts
 into words.

@@ -23,6 +23,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform
 from moereplay.simulator.platforms import platform
 from moereplay.traces.schema import TraceError
+from moereplay.traces.texts import counted
 
 FIT, HELD_OUT = "fit", "held_out"
 OPTION = "--fit"
@@ -227,7 +228,7 @@ def calibrate_logs(
     runs = runs_of_logs(files, abouts)
     first, last = split(runs, hold_out)
     budgets = ", ".join(dict.fromkeys(each.memory for each in abouts))
-    logs = f"{len(files)} log{'s' if len(files) > 1 else ''} of {abouts[0].model} at {budgets}"
+    logs = f"{counted(len(files), 'log')} of {abouts[0].model} at {budgets}"
     found = fit(first, base, f"{logs}, the last {hold_out:.0%} of tokens held out")
     held = [prediction(found.platform, run, HELD_OUT) for run in last]
     if routing is None:

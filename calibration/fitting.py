@@ -14,6 +14,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Calibration, Platform, Roofline
 from moereplay.simulator.platforms import sealed
 from moereplay.traces.geometry import recognised
+from moereplay.traces.texts import counted
 from moereplay.traces.units import GB, MS
 from moereplay.traces.weight_formats import MIXTURES
 
@@ -103,7 +104,7 @@ def _date(runs: Sequence[Run]) -> str:
 
 def _summary(runs: Sequence[Run]) -> str:
     models = ", ".join(sorted({run.cell.text("model") for run in runs}))
-    return f"{runs[0].device} as calibrated on {len(runs)} runs of {models}"
+    return f"{runs[0].device} as calibrated on {counted(len(runs), 'run')} of {models}"
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
@@ -249,6 +250,7 @@ def _warn_of_others(timed: Sequence[Run], apart: Sequence[Run], base: Platform, 
     rates = sorted(_rate(run, base) / GB for run in inside)
     usual = float(np.median([_rate(run, base) for run in apart])) / GB
     warnings.append(
-        f"{len(inside)} runs log loading inside compute and are excluded from its rate; the remainder implies "
+        f"excluded from the rate of compute, as they log loading inside compute: {counted(len(inside), 'run')}; "
+        "the remainder implies "
         f"{rates[0]:.1f} to {rates[-1]:.1f} GB/s, the others {usual:.1f}"
     )

@@ -284,8 +284,9 @@ def _metered(run: Callable[..., Live], kept: Outcome, meter: LiveMeter, append: 
 def _report(ran: Live, tokens: int) -> None:
     from moereplay.analysis.metrics import measured
     from moereplay.analysis.ranking import settings
-    from moereplay.analysis.tables import counted, table
+    from moereplay.analysis.tables import table
     from moereplay.results.files import to_frame
+    from moereplay.traces.texts import counted
 
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
     about = ran.result.about

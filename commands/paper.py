@@ -141,9 +141,9 @@ def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[s
 
 def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
     """Run the replays that are not stored yet, trace by trace."""
-    from moereplay.analysis.tables import counted
     from moereplay.commands.progress import progress
     from moereplay.sweeps.papers.figures import replay_into, work
+    from moereplay.traces.texts import counted
 
     say_when_compiling()
     traces = {each.trace.digest: each.trace for each in found}

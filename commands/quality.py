@@ -191,7 +191,8 @@ def _report(frame: pl.DataFrame, as_json: bool) -> None:
     import polars as pl
 
     from moereplay.analysis.quality import document, tables
-    from moereplay.analysis.tables import counted, table
+    from moereplay.analysis.tables import table
+    from moereplay.traces.texts import counted
 
     if as_json:
         show_json(document(frame))

@@ -170,9 +170,10 @@ def _submit(shards: Shards, given: list[str]) -> None:
 
 def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
     from moereplay.sweeps.run import notes, surpluses
+    from moereplay.traces.texts import counted
 
     bounds = sum(job.kind == "bound" for job in share)
-    traces = f"{len(sweep.traces)} trace{'s' if len(sweep.traces) > 1 else ''}"
+    traces = counted(len(sweep.traces), "trace")
     done = len(share) - len(jobs)
     say(
         f"{sweep.file.name}: {len(share) - bounds:,} configurations and {bounds:,} bounds on {traces}"

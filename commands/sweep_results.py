@@ -109,9 +109,9 @@ class _Page(NamedTuple):
 
 
 def _failed(folder: Path) -> _Page:
-    from moereplay.analysis.tables import counted
     from moereplay.results.settings import POLICIES
     from moereplay.results.stored import errors
+    from moereplay.traces.texts import counted
 
     rows = errors(folder).select("identity", *POLICIES, "capacity", "error")
     return _Page(rows, [f"{counted(len(rows), 'configuration')} without a result"])
@@ -122,11 +122,11 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
     from moereplay.analysis.forecast import forecast_columns
     from moereplay.analysis.metrics import grouped as means
     from moereplay.analysis.metrics import judged, ranked, shared
-    from moereplay.analysis.tables import counted
     from moereplay.policies.grammar import foresight
     from moereplay.results import checks
     from moereplay.results.read import filtered, label_of, routing_of, seconds_of
     from moereplay.results.stored import load
+    from moereplay.traces.texts import counted
 
     frame, said = foreseen.with_forecasts(filtered(load(folder), where))
     ranking, found = ranked(frame, by, ends and not group_by), checks.load(folder)

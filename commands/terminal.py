@@ -76,7 +76,7 @@ def clock(seconds: float) -> str:
 
 def say_wrote(path: Path, trace: Trace) -> None:
     """Print path, size and digest of a trace that was written."""
-    from moereplay.analysis.tables import counted
+    from moereplay.traces.texts import counted
 
     size = f"{counted(trace.requests, 'request')}, {counted(trace.tokens, 'token')}"
     say(f"wrote {path}: {size}, digest {trace.digest[:12]}")

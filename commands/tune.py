@@ -104,13 +104,14 @@ def _search(search: Search, folder: Folder, workers: int) -> list[Found]:
 
 
 def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
-    from moereplay.analysis.tables import counted, table
+    from moereplay.analysis.tables import table
     from moereplay.policies.grammar import foresight
     from moereplay.results.metrics import METRICS
     from moereplay.results.remarks import assumptions
     from moereplay.sweeps.tune import jobs_found
     from moereplay.traces.documents import json_text
     from moereplay.traces.synthetic import synthetic
+    from moereplay.traces.texts import counted
 
     rows = [{**each.values, **each.settings} for each in found]
     rows.sort(key=lambda row: [-METRICS[name].score(row[name]) for name in search.objectives])

@@ -82,7 +82,7 @@ def names(kind: str) -> tuple[str, ...]:
 def load(kind: str, name: str) -> Any:
     """Return the policy of that kind and name. Raises PolicyError, suggesting the nearest name."""
     if name not in names(kind):
-        raise PolicyError(f"no {kind} policy called {name!r}: {hint(name, names(kind))}")
+        raise PolicyError(f"unknown {kind} policy {name!r}: {hint(name, names(kind))}")
     return REGISTERED[kind].get(name) or import_module(f"moereplay.policies.{kind}.{name}").POLICY
 
 
@@ -96,5 +96,5 @@ def named(name: str) -> list[Any]:
     found = [load(kind, name) for kind in NAMES if name in names(kind)]
     if not found:
         every = [known for kind in NAMES for known in names(kind)]
-        raise PolicyError(f"no policy called {name!r}: {hint(name, every)}")
+        raise PolicyError(f"unknown policy {name!r}: {hint(name, every)}")
     return found

@@ -95,7 +95,7 @@ def _check_words(policy: Policy) -> None:
         text = getattr(policy, field)
         if not (isinstance(text, str) and text.strip() and text.isprintable() and len(text) <= LONGEST):
             got = repr(text)[:MOST_SHOWN]
-            raise ValueError(f"{field} is {got}; write one line of at most {LONGEST} printable characters")
+            raise ValueError(f"invalid {field} {got}: expected one line of at most {LONGEST} printable characters")
 
 
 def _check_params(params: tuple[Parameter, ...]) -> None:
@@ -103,10 +103,10 @@ def _check_params(params: tuple[Parameter, ...]) -> None:
         raise ValueError("invalid params: expected a tuple of Number, Choice and Numbers, as in params=(Number(...),)")
     names = [param.name for param in params]
     if len(set(names)) < len(names):
-        raise ValueError(f"params name {max(names, key=names.count)!r} twice")
+        raise ValueError(f"params declare {max(names, key=names.count)!r} twice")
     slots = sum(param.width for param in params)
     if slots > PAR_SLOTS:
-        raise ValueError(f"params take {slots} slots of own.par, which has {PAR_SLOTS}")
+        raise ValueError(f"params need {slots} slots of own.par; expected at most {PAR_SLOTS}")
     for param in params:
         _check_default(param)
 
@@ -118,29 +118,29 @@ def _check_default(param: Parameter) -> None:
     try:
         param.parse(str(text))
     except ValueError:
-        raise ValueError(f"the default of {param.name}, {param.default!r}, is not {param.allowed}") from None
+        raise ValueError(f"invalid default {param.default!r} of {param.name}: expected {param.allowed}") from None
 
 
 def _check_hook(name: str, hook: Callable[..., Any]) -> None:
     expected = HOOKS[name].arguments
     if not isinstance(hook, FunctionType):
-        raise ValueError(f"hook {name} is {hook!r}, not a function; write it with def")
+        raise ValueError(f"invalid hook {name} {hook!r}: expected a function defined with def")
     try:
         signature(hook).bind(*expected)
     except TypeError:
-        raise ValueError(f"hook {name} does not take ({', '.join(expected)})") from None
+        raise ValueError(f"invalid hook {name}: expected the arguments ({', '.join(expected)})") from None
 
 
 def _check_kind(policy: Policy) -> None:
     if isinstance(policy, Eviction):
         if (policy.key is None) == (policy.victim is None):
-            raise ValueError("an eviction policy gives one hook of key and victim")
+            raise ValueError("an eviction policy requires exactly one of the hooks key and victim")
         if not isinstance(policy.decides_once, bool):
-            raise ValueError(f"decides_once is {policy.decides_once!r}; write True or False")
+            raise ValueError(f"invalid decides_once {policy.decides_once!r}: expected True or False")
     elif isinstance(policy, Routing) and policy.choose is None:
-        raise ValueError("a routing policy gives a hook choose")
+        raise ValueError("a routing policy requires the hook choose")
     elif isinstance(policy, Prefetch) and policy.suggest is None:
-        raise ValueError("a prefetch policy gives a hook suggest")
+        raise ValueError("a prefetch policy requires the hook suggest")
 
 
 def _check_memory(memory: object) -> None:
@@ -152,29 +152,31 @@ def _check_memory(memory: object) -> None:
 
 def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise ValueError(f"{name} is {value!r}; choose from {', '.join(each or repr(each) for each in known)}")
+        raise ValueError(f"unknown {name} {value!r}: choose from {', '.join(each or repr(each) for each in known)}")
 
 
 def _check_count(name: str, value: object, what: str, least: int = 0, most: int = MOST) -> None:
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name} gives {value!r}; give {what}, an integer from {least} to {most:,}")
+        raise ValueError(f"invalid {name} {value!r}: expected {what}, an integer from {least} to {most:,}")
 
 
 def _check_bits(bits: object) -> None:
     numbers = isinstance(bits, tuple) and all(isinstance(each, int | float) for each in bits)
     if not isinstance(bits, tuple) or not numbers or not all(0 < each <= MOST_BITS for each in bits):
-        raise ValueError(f"bits gives {bits!r}; give a tuple of numbers above 0, up to {MOST_BITS}")
+        raise ValueError(f"invalid bits {bits!r}: expected a tuple of numbers above 0, up to {MOST_BITS}")
 
 
 def _check_needs(policy: Policy, params: Params) -> None:
     needed = policy.needs(params)
     if not isinstance(needed, frozenset) or needed - CAPABILITIES:
         choices = ", ".join(sorted(CAPABILITIES))
-        raise ValueError(f"needs is {needed!r}; write needs=always(...) with any of {choices}")
+        raise ValueError(f"invalid needs {needed!r}: expected needs=always(...) with any of {choices}")
 
 
 def _check_reads(policy: Policy) -> None:
     reads = policy.reads
     if reads is not None and not (isinstance(reads, frozenset) and reads <= OPTIONAL):
         choices = ", ".join(sorted(OPTIONAL))
-        raise ValueError(f"reads is {reads!r}; leave it out, or write reads=frozenset({{...}}) with any of {choices}")
+        raise ValueError(
+            f"invalid reads {reads!r}: expected reads=frozenset({{...}}) with any of {choices}, or no reads"
+        )

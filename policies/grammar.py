@@ -45,7 +45,7 @@ def parse(kind: str, text: str) -> Chosen[Any]:
     name, _, version = label.partition("@")
     policy = policies.load(kind, name)
     if version not in ("", policy.version):
-        raise PolicyError(f"{kind} {label}: the policy at hand is {policy.label}; give the file of that version")
+        raise PolicyError(f"{kind} {label}: the loaded policy is {policy.label}; pass the file of that version")
     given: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -54,7 +54,7 @@ def parse(kind: str, text: str) -> Chosen[Any]:
                 f"{kind} {name}: invalid parameter {setting!r}: expected key=value, as in {name}:key=value"
             )
         if key in given:
-            raise PolicyError(f"{kind} {name}: {key} is given twice; keep one")
+            raise PolicyError(f"{kind} {name}: {key} is given twice")
         given[key] = _value(policy, _parameter(policy, key), value)
     params = {param.name: param.default for param in policy.params} | given
     if policy.version:
@@ -88,7 +88,7 @@ def _parameter(policy: Policy, key: str) -> Parameter:
     if key in by_name:
         return by_name[key]
     if not by_name:
-        raise PolicyError(f"{policy.kind} {policy.name} has no parameters, so no {key!r}")
+        raise PolicyError(f"{policy.kind} {policy.name} has no parameters (got {key!r})")
     raise PolicyError(f"{policy.kind} {policy.name} has no parameter {key!r}: {hint(key, by_name, 'it has')}")
 
 
@@ -96,7 +96,9 @@ def _value(policy: Policy, param: Parameter, text: str) -> Any:
     try:
         return param.parse(text)
     except ValueError:
-        raise PolicyError(f"{policy.kind} {policy.name}: {param.name}={text} is not {param.allowed}") from None
+        raise PolicyError(
+            f"{policy.kind} {policy.name}: invalid {param.name}={text}: expected {param.allowed}"
+        ) from None
 
 
 def _spell(value: Any) -> str:

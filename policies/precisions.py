@@ -29,7 +29,7 @@ def check_order(chosen: Chosen[Miss]) -> None:
     """Raises PolicyError for a ladder of precisions that does not fall."""
     bits = chosen.policy.bits(chosen.params)
     if list(bits) != sorted(set(bits), reverse=True):
-        raise PolicyError(f"miss {chosen.text()}: bits must fall, the most precise first")
+        raise PolicyError(f"miss {chosen.text()}: expected bits in falling order, the most precise first")
 
 
 def at_most(chosen: Chosen[Miss], stored: float) -> Chosen[Miss]:

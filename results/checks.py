@@ -114,7 +114,7 @@ def _read(path: Path) -> Check:
         document = from_json(content(path))
         digest = document.pop("sha256")
         if digest != _digest(document):
-            raise ValueError("it is not what was written")
+            raise ValueError("its content was changed")
         if document["checks_version"] > VERSION:
             raise ResultError(f"{path} has version {document['checks_version']}; upgrade moereplay to read it")
         return Check.model_validate(document)

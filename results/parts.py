@@ -75,7 +75,7 @@ class StoredPart:
         try:
             table = pl.read_parquet(io.BytesIO(data))
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
-            raise PartError(f"{self.path}: its {name} are no Parquet table; remove it and replay again") from None
+            raise PartError(f"{self.path}: its {name} cannot be read as Parquet; remove it and replay again") from None
         if lacking := [key for key in ORDER[name] if key not in table.columns]:
             raise PartError(f"{self.path}: its {name} lack the column {lacking[0]}; remove it and replay again")
         return with_settings(table) if name == "configurations" else table

@@ -65,7 +65,7 @@ def filtered(frame: pl.DataFrame, conditions: Sequence[str]) -> pl.DataFrame:
     for condition in conditions:
         field, equals, values = condition.partition("=")
         if not equals:
-            raise ResultError(f"condition {condition!r}: write setting=value, for example eviction=lru,fifo")
+            raise ResultError(f"invalid condition {condition!r}: expected setting=value, for example eviction=lru,fifo")
         frame = only(frame, **{field.strip(): values.split(",")})
     return frame
 

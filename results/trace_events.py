@@ -66,7 +66,7 @@ Item = Track | Slice | Instant | Level
 def check_name(path: Path) -> None:
     """Raises ResultError for a file of another format."""
     if not path.name.endswith(SUFFIXES):
-        raise ResultError(f"--out {path}: a timeline is JSON; give it a name in {' or '.join(SUFFIXES)}")
+        raise ResultError(f"invalid --out {path}: expected a name that ends in {' or '.join(SUFFIXES)}")
 
 
 def write_items(path: Path, process: str, about: Row, items: Iterable[Item]) -> int:

@@ -233,7 +233,7 @@ def parse_reset(text: str) -> int:
         return {"never": 0, "request": -1}[text]
     if tokens := whole(text):
         return tokens
-    raise ValueError(f"unknown reset {text!r}: use never, request or a number of tokens")
+    raise ValueError("expected never, request or a number of tokens")
 
 
 def configure(**settings: object) -> ReplayConfig:

@@ -209,10 +209,10 @@ def check_profile_is_read(configs: Sequence[ReplayConfig]) -> None:
     """Raises ConfigError if a profile is given that no policy of these configurations reads."""
     evictions = [config.policy_set().eviction for config in configs if config.profile]
     if evictions and not any(each.policy.profile(each.params) == GIVEN_PROFILE for each in evictions):
-        raise ConfigError("--profile: no policy here reads it; write for example --eviction static:profile=given")
+        raise ConfigError("--profile requires a policy that reads it, such as --eviction static:profile=given")
 
 
 def check_profile(config: ReplayConfig, eviction: Chosen[Eviction]) -> None:
     """Raises PolicyError if the policy needs a profile that is not given."""
     if eviction.policy.profile(eviction.params) == GIVEN_PROFILE and not config.profile:
-        raise PolicyError(f"eviction {eviction.text()} is fitted to a profile; give one with --profile FILE")
+        raise PolicyError(f"missing profile: eviction {eviction.text()} requires --profile FILE")

@@ -225,7 +225,7 @@ class Platform(Sparse):
     @classmethod
     def _shares(cls, links: tuple[Link, ...]) -> tuple[Link, ...]:
         if len({link.share is None for link in links}) > 1:
-            raise ValueError("say the share of every link or of none")
+            raise ValueError("expected a share for every link, or for none")
         return links
 
     @field_validator("cpu")
@@ -315,7 +315,7 @@ def _each(figures: Sequence[float]) -> float | str:
 def _from_one_token(points: Points) -> Points:
     """Validate times relative to one token. Raises ValueError."""
     if points and points[0] != (1, 1.0):
-        raise ValueError("the first point is one token, which takes 1 times itself: write [1, 1.0] first")
+        raise ValueError("expected [1, 1.0] as the first point: one token takes 1.0 times the time of one token")
     if any(after < before for (_, before), (_, after) in pairwise(points)):
         raise ValueError("more tokens take no less time; expected times that do not fall")
     return in_order(points, "tokens")

@@ -17,7 +17,7 @@ from moereplay.simulator import bounds
 from moereplay.simulator.config import PolicySet, ReplayConfig, parse_reset
 from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Trace
-from moereplay.traces.texts import whole
+from moereplay.traces.texts import counted, whole
 
 NO_PROMPTS = "no request of this trace has a prompt"
 NO_PREFETCH = "nothing is prefetched"
@@ -96,7 +96,7 @@ def _passes(trace: Trace, passes: str) -> str:
         return "one request at a time is what `recorded` replays" if size == 1 else ""
     if name in ("recorded", "token") or longest > size:
         return ""  # one token a pass is what `token` asks for, also where it holds without it
-    tokens = f"{longest:,} token{'s' if longest > 1 else ''}"
+    tokens = counted(longest, "token")
     return f"no prompt of this trace has more than {tokens}" if longest else NO_PROMPTS
 
 

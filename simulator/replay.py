@@ -143,7 +143,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     chosen.check(origin.capabilities, origin.lookahead_depth)
     if chosen.miss.policy.uses_cpu(chosen.miss.params) and machine.cpu is None:
         raise PolicyError(
-            f"miss {chosen.miss.policy.name} needs a CPU, which platform {machine.name} does not describe"
+            f"miss {chosen.miss.policy.name} requires a CPU; add a table [cpu] to platform {machine.name}"
         )
     tiers = _tiers(origin.geometry, chosen)
     prefetch, side = chosen.prefetch, _side_bytes(chosen, tiers)
@@ -301,10 +301,10 @@ def _lower_tiers(
 def _check_experts(option: str, listed: tuple[tuple[int, int], ...], geometry: Geometry) -> None:
     for (layer, expert), times in Counter(listed).items():
         if times > 1:
-            raise ConfigError(f"{option} names expert {expert} of layer {layer} {times} times")
+            raise ConfigError(f"{option} lists expert {expert} of layer {layer} {times} times")
         if not (0 <= layer < geometry.layers and 0 <= expert < geometry.experts):
             raise ConfigError(
-                f"{option} names expert {expert} of layer {layer}; "
+                f"{option} lists expert {expert} of layer {layer}; "
                 f"the model has {geometry.layers} layers of {geometry.experts}"
             )
 
@@ -316,5 +316,5 @@ def _check_warm(config: ReplayConfig, capacity: Capacity, sizes: tuple[int, ...]
     for pool, (given, room) in enumerate(zip(filled, capacity.pools, strict=True)):
         if given > room:
             raise ConfigError(
-                f"warm fills pool {pool} with {given:,} bytes, its capacity is {room:,}; name fewer experts"
+                f"--warm fills pool {pool} with {given:,} bytes, its capacity is {room:,}; name fewer experts"
             )

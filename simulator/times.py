@@ -201,7 +201,7 @@ class Times:
         """
         if self._platform.cpu is None:
             raise ConfigError(
-                f"platform {self._platform.name} has no [cpu] table, which miss policies that compute there need"
+                f"missing [cpu] table in platform {self._platform.name}: the miss policy computes on the CPU"
             )
         share = self._left.cpu if contended else 1
         return self._expert("cpu", self._platform.cpu, layer, precision, tokens, share)

@@ -105,10 +105,12 @@ def _check_known(folder: Folder) -> None:
     kind = config["model_type"]
     if kind not in transformers.CONFIG_MAPPING:
         why = "; the repository's own code is never run" if "auto_map" in config else ""
-        raise RecordError(f"{folder.name}: model_type {kind!r} is unknown to this transformers{why}; upgrade it")
+        raise RecordError(f"{folder.name}: unknown model_type {kind!r}{why}; upgrade transformers")
     loaded = _loaded(folder, "config.json", lambda: transformers.AutoConfig.from_pretrained(folder.path, **_OWN_FILES))
     if type(loaded) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise RecordError(f"{folder.name} ({kind}) is no causal language model; recording needs one that predicts text")
+        raise RecordError(
+            f"{folder.name} ({kind}) is not a causal language model; expected a model that predicts the next token"
+        )
 
 
 def _placement(device: torch.device, device_map: str | None, quantise: str | None) -> dict[str, Any]:
@@ -128,7 +130,9 @@ def _device(device: str) -> torch.device:
         named = torch.device(device)
         torch.empty(0, device=named)
     except (RuntimeError, AssertionError):
-        raise RecordError(f"--device {device!r}: torch has no such device here; try auto or cpu") from None
+        raise RecordError(
+            f"invalid --device {device!r}: torch does not find this device here; try auto or cpu"
+        ) from None
     return named
 
 
@@ -140,7 +144,7 @@ def _loaded(folder: Folder, what: str, load_it: Callable[[], Any]) -> Any:
         raise
     except (torch.cuda.OutOfMemoryError, MemoryError):
         fix = "use --device-map auto, a smaller --dtype, or --quantise"
-        raise RecordError(f"{folder.name} does not fit the memory; {fix}") from None
+        raise RecordError(f"{folder.name} does not fit into memory; {fix}") from None
     except Exception as refused:  # foreign data in foreign code: it can be anything
         raise RecordError(f"{folder.name}: {what} cannot be loaded: {one_line(refused)}") from refused
 

@@ -40,7 +40,7 @@ class Folder(NamedTuple):
 def check_revision(source: str, revision: str | None) -> None:
     """Raises RecordError for the revision of what has none."""
     if revision and (source == "miniature" or Path(source).expanduser().is_dir()):
-        raise RecordError(f"--revision {revision}: only a Hugging Face id has revisions; leave it out for {source}")
+        raise RecordError(f"--revision requires a Hugging Face id, not {source}")
 
 
 def locate(source: str, revision: str | None = None) -> Folder:
@@ -94,7 +94,7 @@ def _bundled() -> Folder:
             return Folder(folder, "miniature", "")
     raise RecordError(
         "missing weights of the miniature: the wheel of moereplay comes without them; "
-        "install the wheel moereplay_miniature that `make wheel` puts beside it, or pass tracegen/miniature of a clone"
+        "install the wheel moereplay_miniature of `make wheel`, or pass tracegen/miniature of a clone"
     )
 
 
@@ -133,10 +133,10 @@ def read_config(folder: Folder) -> dict[str, Any]:
     """The checkpoint's config.json. Raises RecordError if it is missing, broken or names no model_type."""
     path = folder.path / "config.json"
     if not path.exists():
-        raise RecordError(f"{folder.name} has no config.json, so it is no transformers checkpoint; check the path")
+        raise RecordError(f"{folder.name} is not a transformers checkpoint (no config.json); check the path")
     config = _json(path, folder.name)
     if not isinstance(config.get("model_type"), str):
-        raise RecordError(f"{folder.name}: config.json names no model_type, so it is no transformers checkpoint")
+        raise RecordError(f"{folder.name} is not a transformers checkpoint: config.json has no model_type")
     return config
 
 
@@ -147,7 +147,7 @@ def check_look_ahead(folder: Folder, depth: int, usual: int = 0) -> None:
     layers = (inner if isinstance(inner, dict) else config).get("num_hidden_layers")
     if isinstance(layers, int) and depth > max(layers - 1, usual):
         most = f"{folder.name} has {layers} layers, so that a gate can look {layers - 1} ahead"
-        raise RecordError(f"--look-ahead {depth}: {most}; give at most that")
+        raise RecordError(f"invalid --look-ahead {depth}: {most}")
 
 
 def weight_files(folder: Folder) -> list[Path]:
@@ -194,7 +194,7 @@ def _check_whole(path: Path, name: str) -> None:
         tensors = [entry for key, entry in from_json(header).items() if key != "__metadata__"]
         expected += max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
     except (ValueError, AttributeError, KeyError, IndexError, TypeError, OverflowError):
-        raise RecordError(f"{name}: {path.name} is no safetensors file or is damaged; download it again") from None
+        raise RecordError(f"{name}: {path.name} is damaged, or not a safetensors file; download it again") from None
     if size != expected:
         raise RecordError(f"{name}: {path.name} has {size:,} bytes of {expected:,}; download it again")
 
@@ -205,7 +205,7 @@ def _header_bytes(path: Path, name: str) -> int:
         first = file.read(8)
     length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
     if not 2 <= length <= min(HEADER_LIMIT, path.stat().st_size - 8):
-        raise RecordError(f"{name}: {path.name} is no safetensors file or is cut short; download it again")
+        raise RecordError(f"{name}: {path.name} is cut short, or not a safetensors file; download it again")
     return length
 
 

@@ -87,16 +87,16 @@ def check_device(device: str) -> None:
     """Raises RecordError for what is no name of a device; whether this machine has it, torch knows."""
     named = NUMBERED.fullmatch(device)
     if device != "auto" and not (named and named[1] in DEVICES):
-        raise RecordError(f"--device {device!r}: torch has no such device here; try auto or cpu")
+        raise RecordError(f"invalid --device {device!r}: expected auto, cpu or another device of torch")
 
 
 def check_placement(dtype: str = "auto", device_map: str | None = None, quantise: str | None = None) -> None:
     """Raises RecordError for an unknown dtype or quantiser, or naming the library that is not installed."""
     if dtype not in DTYPES:
-        raise RecordError(f"--dtype {dtype!r} is unknown: {hint(dtype, DTYPES)}")
+        raise RecordError(f"unknown --dtype {dtype!r}: {hint(dtype, DTYPES)}")
     if quantise is not None:
         if quantise not in QUANTISERS:
-            raise RecordError(f"--quantise {quantise!r} is unknown: {hint(quantise, QUANTISERS)}")
+            raise RecordError(f"unknown --quantise {quantise!r}: {hint(quantise, QUANTISERS)}")
         require(QUANTISERS[quantise], f"--quantise {quantise}")
         require("accelerate", f"--quantise {quantise}")
     elif device_map is not None:

@@ -59,7 +59,7 @@ def read_texts(paths: Sequence[str | Path]) -> Prompts:
     texts = [_text(Path(path)) for path in paths]
     for path, text in zip(paths, texts, strict=True):
         if not text.strip():
-            raise RecordError(f"{path} is empty; a text to be cut into windows is expected")
+            raise RecordError(f"{path} is empty; expected a text, which is cut into windows")
     return Prompts("+".join(Path(path).name for path in paths), tuple(texts))
 
 
@@ -95,12 +95,12 @@ def _read_file(path: Path, field: str | None) -> Iterator[str]:
             raise RecordError(f"{path}, {where}: prompt {number} is empty; remove it, a model needs at least one token")
         yield text
     if not number:
-        raise RecordError(f"{path} holds no prompts; one per {'line' if kind == '.txt' else 'record'} is expected")
+        raise RecordError(f"{path} holds no prompts; expected one per {'line' if kind == '.txt' else 'record'}")
 
 
 def _lines(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
     if field is not None:
-        raise RecordError(f"--field {field}: {path} is plain text, a prompt per line, and has no fields")
+        raise RecordError(f"--field cannot be combined with plain text ({path} has one prompt per line)")
     for number, line in enumerate(_text(path).splitlines(), 1):
         if line.strip():
             yield f"line {number}", line
@@ -115,9 +115,9 @@ def _json_lines(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
         try:
             record = from_json(line)
         except DocumentError as broken:
-            raise RecordError(f"{path}, {where}: no JSON ({broken}); one object per line is expected") from None
+            raise RecordError(f"{path}, {where}: invalid JSON ({broken}); expected one object per line") from None
         if not isinstance(record, dict):
-            raise RecordError(f"{path}, {where}: {type(record).__name__} found, one JSON object per line is expected")
+            raise RecordError(f"{path}, {where}: {type(record).__name__} found; expected one JSON object per line")
         yield where, _value(record, _named(field, list(record), f"{path}, {where}"), f"{path}, {where}")
 
 
@@ -128,7 +128,9 @@ def _csv_rows(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
         for number, record in enumerate(reader, 1):
             yield f"row {number}", _value(record, wanted, f"{path}, row {number}")
     except csv.Error as broken:
-        raise RecordError(f"{path}, line {reader.line_num}: no CSV ({broken}); quote fields that hold quotes") from None
+        raise RecordError(
+            f"{path}, line {reader.line_num}: invalid CSV ({broken}); quote fields that contain quotes"
+        ) from None
 
 
 def _parquet_rows(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
@@ -138,7 +140,7 @@ def _parquet_rows(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
     try:
         rows = pl.read_parquet(io.BytesIO(_content(path)))
     except (PolarsError, pl.exceptions.PanicException) as broken:
-        raise RecordError(f"{path}: no Parquet file ({' '.join(str(broken).split())[:200]})") from None
+        raise RecordError(f"{path}: not a Parquet file ({' '.join(str(broken).split())[:200]})") from None
     wanted = _named(field, rows.columns, f"{path}")
     for number, record in enumerate(rows.iter_rows(named=True), 1):
         yield f"row {number}", _value(record, wanted, f"{path}, row {number}")
@@ -159,9 +161,9 @@ def _named(field: str | None, names: list[str], where: str) -> str:
     if field is None:
         if len(names) == 1:
             return names[0]
-        raise RecordError(f"{where}: name the field that holds the prompt with --field; it has {shown}")
+        raise RecordError(f"{where}: missing field: pass --field, the field of the prompt, one of {shown}")
     if field not in names and field.split(".")[0] not in names:
-        raise RecordError(f"{where}: no field {field!r}; it has {shown}")
+        raise RecordError(f"{where}: unknown field {field!r}: it has {shown}")
     return field
 
 
@@ -172,7 +174,7 @@ def _value(record: Mapping[str, Any], field: str, where: str) -> str:
         try:
             value = value[int(step)] if isinstance(value, list) else value[step]
         except (KeyError, IndexError, ValueError, TypeError):
-            raise RecordError(f"{where}: {field!r} leads nowhere at {step!r}") from None
+            raise RecordError(f"{where}: no field {field!r}: no {step!r} in it") from None
     if not isinstance(value, str):
         reach = ", reach into it with dots, as in turns.0" if isinstance(value, list | dict) else ""
         raise RecordError(f"{where}: field {field!r} is {type(value).__name__}, expected text{reach}")
@@ -204,7 +206,7 @@ def _unpacked(data: bytes, path: Path) -> bytes:
         with gzip.open(io.BytesIO(data)) as stream:
             text = stream.read(MOST_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as broken:
-        raise RecordError(f"{path} is no gzip file or is cut short ({broken})") from None
+        raise RecordError(f"{path} is cut short, or not a gzip file ({broken})") from None
     if len(text) > MOST_BYTES:
         raise RecordError(f"{path} unpacks to more than {MOST_BYTES:,} bytes; split it")
     return text

@@ -172,7 +172,9 @@ def _check_numbers(number: int, rows: Rows) -> None:
         if len(bad):
             token, layer, _ = bad[0].tolist()
             fix = "try --dtype bfloat16 or float32"
-            raise RecordError(f"request {number}: {name} of token {token}, MoE layer {layer} are no numbers; {fix}")
+            raise RecordError(
+                f"request {number}: {name} of token {token}, MoE layer {layer} are not numbers (NaN); {fix}"
+            )
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -50,7 +50,9 @@ def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = 
     _refuse_no_texts(prompts)
     most = None if room.context is None else room.context + 1 - new  # the last new token does not go through the model
     if most is not None and most < 1:
-        raise RecordError(f"--max-new-tokens {new}: the model's context is {room.context} tokens; ask for fewer")
+        raise RecordError(
+            f"--max-new-tokens {new}: the model's context is {room.context} tokens; pass a smaller number"
+        )
     keep = len(opening(tokenizer)) if not chat else 0
     sequences = []
     for number, text in enumerate(prompts.texts, 1):
@@ -69,10 +71,10 @@ def windows(texts: Prompts, tokenizer: Any, room: Room, width: int, limit: int |
     window exceeds the context or a text is shorter than a window.
     """
     if room.context is not None and width > room.context:
-        raise RecordError(f"--window {width} exceeds the model's context of {room.context} tokens; ask for less")
+        raise RecordError(f"--window {width} exceeds the model's context of {room.context} tokens; pass a smaller one")
     first = opening(tokenizer)
     if width <= len(first):
-        raise RecordError(f"--window {width} has no room for text; ask for more")
+        raise RecordError(f"--window {width} has no room for text; pass a larger one")
     sequences: list[np.ndarray] = []
     for number, text in enumerate(texts.texts, 1):
         if limit is not None and len(sequences) >= limit:
@@ -135,7 +137,9 @@ def _cut(
                 return
     if not made:
         _refuse_no_tokens(waiting, text, f"text {number}")
-        raise RecordError(f"text {number} has {len(waiting)} tokens, less than one --window of {width}; ask for less")
+        raise RecordError(
+            f"text {number} has {len(waiting)} tokens, less than one --window of {width}; pass a smaller one"
+        )
 
 
 def _ids(tokenizer: Any, text: str) -> Sequence[int]:
@@ -169,5 +173,5 @@ def _refuse_no_tokens(ids: Sequence[int] | np.ndarray, text: str, called: str) -
 def _check_known(sequences: Sequence[np.ndarray], room: Room) -> None:
     highest = max((int(ids.max()) for ids in sequences), default=0)
     if highest >= room.vocabulary:
-        why = f"the tokenizer gives token {highest}, the model knows {room.vocabulary}"
+        why = f"the tokenizer gives token {highest}; the vocabulary of the model has {room.vocabulary}"
         raise RecordError(f"{why}; the checkpoint's tokenizer belongs to another model")

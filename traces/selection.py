@@ -25,7 +25,7 @@ def listed(text: str, requests: int) -> list[int]:
         found += _range(part.strip(), text, requests)
     if len(set(found)) < len(found):
         twice = next(at for at, number in enumerate(found) if number in set(found[:at]))
-        raise TraceError(f"--requests {shown(text)} names request {found[twice]} twice; name each once")
+        raise TraceError(f"--requests {shown(text)} lists request {found[twice]} twice; list each once")
     return found
 
 
@@ -58,7 +58,7 @@ def drawn(count: int, requests: int, seed: int) -> list[int]:
 
 def _check(count: int, requests: int) -> None:
     if not 1 <= count <= requests:
-        raise TraceError(f"--requests {count}: the trace has {requests}; give 1 to {requests}")
+        raise TraceError(f"invalid --requests {count}: expected 1 to {requests}, the requests of the trace")
 
 
 def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -42,6 +42,11 @@ def _folded(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
+def counted(many: int, what: str) -> str:
+    """Return a number with its noun: 1 token, 2,000 tokens."""
+    return f"{many:,} {what}{'' if many == 1 else 's'}"
+
+
 # -- Numbers with two to four digits and no exponents; files, `--csv` and `--json` keep every digit
 
 SMALLEST = 0.01  #: percent or points; smaller values print as `<0.01`

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from moereplay.analysis.metrics import DEFAULTS
 from moereplay.analysis.report.cases import Case, Material
 from moereplay.analysis.sentences import Condition, certainty, paragraph, set_names
-from moereplay.analysis.tables import counted
 from moereplay.analysis.verdict import Verdict, called, listed
 from moereplay.results.read import fields, label_of, runs
 from moereplay.results.settings import POLICIES, SETTINGS
+from moereplay.traces.texts import counted
 
 MEANINGS = {each.name: each.help.partition(":")[0].rstrip(".") for each in SETTINGS} | {
     "model": "The model of the trace",
@@ -29,7 +29,7 @@ def sentences(case: Case) -> list[str]:
         parts = [paragraph(found.figure, case.entries, case.names) for found in case.verdicts]
         return [_sentence(line) for part in parts for line in part.lines]
     if not case.usable:
-        return ["Every configuration knows the future: all are upper bounds, and none can be chosen."]
+        return ["Every configuration knows the future, so none can be used."]
     return ["No configuration has a figure to compare."]
 
 
@@ -48,7 +48,7 @@ class Budget(NamedTuple):
     second: str
     lead: str
     sure: str
-    bound: str  #: the upper bound at this capacity
+    bound: str  #: the best that knows the future at this capacity
 
 
 def budgets(case: Case) -> list[Budget]:

@@ -29,7 +29,7 @@ GROUPS = BEST, ALONE, ALIKE, UNSURE, BEHIND, BOUND = (
     "statistically tied with the best",
     "not compared",
     "behind the best",
-    "upper bound: knows the future",
+    "knows the future: cannot be used",
 )
 
 
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def foreseeing(self) -> list[Entry]:
-        """Entries that know the future: upper bounds, never the answer."""
+        """Entries that know the future, which are never the answer."""
         return [entry for entry in self.entries if entry.foresees]
 
     @cached_property
@@ -66,7 +66,7 @@ class Case:
 
     @cached_property
     def bound_conditions(self) -> list[Condition]:
-        """The upper bound at each capacity by the first figure."""
+        """The best entry that knows the future at each capacity, by the first figure."""
         return by_condition(self.verdicts[0].figure, self.foreseeing) if self.verdicts else []
 
     @cached_property

@@ -13,13 +13,14 @@ from moereplay.analysis.ranking import OPEN_LOOP, warnings
 from moereplay.analysis.report.cases import Case, Material, Source, title
 from moereplay.analysis.sentences import untimed
 from moereplay.analysis.statistics import FEW, MANY, RESAMPLES
-from moereplay.analysis.tables import cell, counted
+from moereplay.analysis.tables import cell
 from moereplay.results.read import fields, label_of, routing_of, runs
 from moereplay.results.remarks import assumptions, seconds_in_words
 from moereplay.results.schema import fields_of
 from moereplay.traces.schema import Trace
 from moereplay.traces.summary import Summary, summarise
 from moereplay.traces.synthetic import named_synthetic, synthetic
+from moereplay.traces.texts import counted
 from moereplay.traces.validator import Finding, examine
 
 
@@ -245,7 +246,7 @@ SETTINGS = ("contract", "passes", "scope", "reset", "seed")
 BOUNDS = (
     "Belady's bound is the most hits of any eviction without prefetch, in the same bytes, knowing the future; the "
     "compulsory limit is the most of any cache without prefetch. A policy that prefetches may exceed both. Policies "
-    "that know the future are bounds as well, and are never named as the answer."
+    "that know the future are never named as the answer."
 )
 STATISTICS = (
     "Requests are the samples. Intervals are 95%: a studentised, symmetric bootstrap over requests "

@@ -96,7 +96,7 @@ class Curve:
         """Misses of a replay with that many bytes. Raises ConfigError if this curve does not say."""
         at = int(np.searchsorted(self.capacity_bytes, capacity, side="right")) - 1
         if at < 0 or not (self.dense or self.capacity_bytes[at] == capacity):
-            raise ConfigError(f"this curve has no capacity of {capacity:,} bytes; ask for it with capacities=")
+            raise ConfigError(f"this curve has no capacity of {capacity:,} bytes; pass it with capacities=")
         if not self.decided[at]:
             raise ConfigError(
                 f"{capacity:,} bytes hold less than a step demands, so that {self.policy} depends on the machine's "

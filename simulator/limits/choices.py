@@ -76,10 +76,10 @@ def freedom(trace: Trace, top_m: str, top_j: int, mass: float | None) -> Freedom
     """Parse `--top-m`, `--top-j` and `--mass`. Raises ConfigError, and PolicyError without router logits."""
     geometry = trace.geometry
     if top_m and mass is not None:
-        raise ConfigError("--top-m and --mass are two ways to bound routing; give one")
+        raise ConfigError("--top-m and --mass are mutually exclusive")
     if "logits" not in trace.arrays:
         raise PolicyError(
-            "a bound over other routing needs router logits, which this trace lacks; "
+            "--top-m and --mass require router logits, which this trace lacks; "
             "use a trace recorded with router logits, or leave --top-m and --mass out"
         )
     if mass is not None:

@@ -27,6 +27,7 @@ from moereplay.policies.files import blamed, complaint, complaint_here
 from moereplay.policies.grammar import Chosen
 from moereplay.policies.hooks import Hook
 from moereplay.simulator.reference.state import Tables
+from moereplay.traces.texts import hint
 
 
 class Row:
@@ -40,10 +41,16 @@ class Row:
     def __getitem__(self, column: str) -> int:
         if column in self._hidden:
             raise undeclared(column)
-        return self._row[column]
+        try:
+            return self._row[column]
+        except KeyError:
+            known = [name for name in self._row if name not in self._hidden]
+            raise complaint_here(f"unknown column {column!r}: {hint(str(column), known, 'the table has')}") from None
 
     def __setitem__(self, column: str, value: object) -> None:
-        raise complaint_here(f"{column!r} of a table is written; a hook writes only `own` and its outputs")
+        raise complaint_here(
+            f"cannot write column {column!r} of a table: a hook may write to `own` and to its outputs only"
+        )
 
 
 class Table(list[Row]):
@@ -57,7 +64,7 @@ class Table(list[Row]):
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, int) and at < 0:
-            raise complaint_here(f"row {at} of {self._name} is read; rows are numbered from 0")
+            raise complaint_here(f"invalid row {at} of {self._name}: rows are numbered from 0")
         return super().__getitem__(at)
 
 
@@ -84,8 +91,8 @@ class Cells(list):
 
     def __setitem__(self, at: Any, value: Any) -> None:
         if self._owner.sealed:
-            what = "engines call it as often as they like, so other hooks keep count"
-            raise complaint_here(f"hook {self._owner.sealed} writes; {what}")
+            what = "engines call it any number of times; keep counts in other hooks"
+            raise complaint_here(f"hook {self._owner.sealed} may not write: {what}")
         super().__setitem__(at, self._kept(value))
 
     def _kept(self, value: Any) -> float:
@@ -93,7 +100,7 @@ class Cells(list):
             return float(value)
         if isinstance(value, int) and fits(value):
             return int(value)
-        raise complaint_here(f"{value!r} is written to {self._name}, which holds integers of {BITS} bits")
+        raise complaint_here(f"cannot write {value!r} to {self._name}: expected an integer of {BITS} bits")
 
 
 class ReadOnly(tuple):
@@ -102,7 +109,7 @@ class ReadOnly(tuple):
     __slots__ = ()
 
     def __setitem__(self, at: Any, value: object) -> None:
-        raise complaint_here("own.par and own.capacity are only read; keep numbers in own.rows, own.regs or own.reals")
+        raise complaint_here("own.par and own.capacity are read-only; keep numbers in own.rows, own.regs or own.reals")
 
 
 class CheckedTables:
@@ -138,7 +145,7 @@ def _frozen(rows: Any) -> Any:
 
 def undeclared(name: str) -> PolicyError:
     """Return a PolicyError at the line of a hook that reads an undeclared column or array."""
-    return complaint_here(f"{name!r} is read, which `reads` does not name; add it there, or leave `reads` out")
+    return complaint_here(f"undeclared read of {name!r}: add it to `reads`, or leave `reads` out")
 
 
 # results
@@ -177,32 +184,34 @@ class ResultChecks:
         per_token = [PER_TOKEN] if getattr(self._policy, "substitute", None) else []
         allowed = [*range(self._now["precisions"]), DROP, CPU, *per_token]
         if getattr(self._policy, "fetches_all", False) and any(verdict):
-            raise ValueError(f"hook resolve gave verdict {next(filter(None, verdict))}; fetches_all promises 0 alone")
+            raise ValueError(
+                f"hook resolve returned verdict {next(filter(None, verdict))}; fetches_all promises 0 only"
+            )
         for each in verdict:
-            self._within("resolve gave verdict", each, allowed)
+            self._within("resolve returned verdict", each, allowed)
 
     def _check_substitute(self, expert: int, t: int, j: int, eligible: Sequence[int]) -> None:
-        self._within("substitute named expert", expert, [NONE, *(e for e, yes in enumerate(eligible) if yes)])
+        self._within("substitute returned expert", expert, [NONE, *(e for e, yes in enumerate(eligible) if yes)])
 
     def _check_choose(self, _: None, out: Sequence[Sequence[int]]) -> None:
         experts = range(NONE, self._now["experts"])
         for row in out:
             for each in row:
-                self._within("choose named expert", each, experts)
+                self._within("choose returned expert", each, experts)
             named = [each for each in row if each != NONE]
             if len(set(named)) < len(named):
-                raise ValueError(f"hook choose named an expert twice for one token: {row}")
+                raise ValueError(f"hook choose returned an expert twice for one token: {row}")
 
     def _check_suggest(self, count: int, out: Sequence[int]) -> None:
         self._within("suggest returned a count of", count, range(len(out) + 1))
         now = self._now
         later = range((now["layer"] + 1) * now["experts"] * now["precisions"], len(self._copies))
         for y in out[:count]:
-            self._within("suggest named, of the copies of later layers,", y, later)
+            self._within("suggest returned, for a copy of a later layer,", y, later)
 
     def _within(self, what: str, value: int, allowed: Sequence[int]) -> None:
         if type(value) is not int or value not in allowed:
-            raise ValueError(f"hook {what} {value!r}; {_in_words(allowed)} may be named")
+            raise ValueError(f"hook {what} {value!r}; expected {_in_words(allowed)}")
 
 
 def _in_words(allowed: Sequence[int]) -> str:
@@ -236,12 +245,12 @@ class KeyChecks:
     def check_new(self, y: int, key: int) -> None:
         """Raises PolicyError unless the key is the promised timestamp, and within the range for `layer`."""
         if self._scope == "layer" and abs(key) > MOST_BY_LAYER:
-            raise self._broken(f"is {key} for copy {y}: key_scope='layer' promises that it stays within 2**61")
+            raise self._broken(f"returned {key} for copy {y}: key_scope='layer' requires keys within 2**61")
         copy, expert = self._tables.copies[y], self._tables.experts[y // self._tables.now["precisions"]]
         promised = {"": key, "last_use": expert["last_use"], "entered": copy["entered"]}[self._queue]
         if key != promised:
             raise self._broken(
-                f"is {key} for copy {y}, whose {self._queue} is {promised}: `queue` promises that they agree"
+                f"returned {key} for copy {y}, whose {self._queue} is {promised}: `queue` promises that they are equal"
             )
 
     def check_kept(self, kept: Mapping[int, Order], candidates: Sequence[int]) -> None:
@@ -250,8 +259,8 @@ class KeyChecks:
             y = candidates[at % len(candidates)]
             key = self._key(y) if y in kept else None
             if y in kept and key != kept[y][0]:
-                what = f"was {kept[y][0]} and is {key} for copy {y}, which nothing has happened to"
-                raise self._broken(f"{what}: key_scope={self._scope!r} promises that it stays")
+                what = f"returned {kept[y][0]} and then {key} for copy {y}, which did not change"
+                raise self._broken(f"{what}: key_scope={self._scope!r} promises that the key stays the same")
         self._turn += TRIED
 
     def move_on(self, kept: Mapping[int, Order], same_pass: bool) -> None:
@@ -269,8 +278,8 @@ class KeyChecks:
             layer = self._tables.experts[y // self._tables.now["precisions"]]["layer"]
             by = kept[y][0] - self._before[y][0]
             if moved.setdefault(layer, by) != by:
-                what = f"moved by {moved[layer]} and by {by} for two copies of layer {layer}"
-                raise self._broken(f"{what}: key_scope='layer' promises that it is the same")
+                what = f"changed by {moved[layer]} and by {by} for two copies of layer {layer}"
+                raise self._broken(f"{what}: key_scope='layer' promises the same change")
 
     def _broken(self, what: str) -> PolicyError:
         hook: Any = self._policy.key

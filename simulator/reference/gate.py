@@ -222,7 +222,7 @@ class Gatekeeper:
             access.y = access.x * self._precisions + verdict
         else:
             what = f"gave verdict {verdict} for an expert that `want` wants at precision {demanded.wants[access.n]}"
-            raise complaint(self._hooks.miss.policy.resolve, f"hook resolve {what}; say there that less is good enough")
+            raise complaint(self._hooks.miss.policy.resolve, f"hook resolve {what}; declare a lower precision there")
 
     def _substitute(self, demanded: Demanded, access: Access) -> None:
         """Call the policy token by token; the expert is fetched, most precise, if any token still needs it."""

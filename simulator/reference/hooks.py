@@ -46,7 +46,7 @@ class BoundPolicy(Generic[PolicyT]):
     def call(self, name: str, *given: Any) -> Any:
         """Call a hook; `given` are the step, for a hook at a gate, and the hook's own arguments."""
         if name not in self._hooks:
-            raise AssertionError(f"{self.policy.kind} {self.policy.name} was asked for a hook that it does not give")
+            raise AssertionError(f"{self.policy.kind} {self.policy.name} has no hook {name}")
         hook, function = self._hooks[name]
         if self._checks is not None:
             return self._checks.call(hook, function, self.own, given)
@@ -131,7 +131,7 @@ class Victims:
         if admit is None or self._eviction.call("admit", y_in, int(prefetched), y_out):
             return True
         if self._promises and not self._eviction.policy.declines(self._eviction.params):
-            raise complaint(admit, f"hook admit declined copy {y_in}; `declines` promises that it never does")
+            raise complaint(admit, f"hook admit rejected copy {y_in}; `declines` promises that it never does")
         return False
 
     def _smallest(self, candidates: set[int]) -> int:
@@ -177,6 +177,6 @@ class Victims:
             copies[y]["protected"] = 1
         if victim not in candidates:
             raise complaint(
-                self._eviction.policy.victim, f"hook victim named {victim}, which may not leave pool {pool}"
+                self._eviction.policy.victim, f"hook victim returned {victim}, which is not a candidate of pool {pool}"
             )
         return victim

@@ -239,7 +239,7 @@ def figures_of(paper: str, names: str = "") -> list[PaperFigure]:
 def planned(figure: PaperFigure, trace: Trace) -> Planned:
     """Return the cells that can be replayed. Raises LackingError if none can, ConfigError for a wrong grid."""
     for need in sorted(figure.needs - facts(trace)):
-        raise LackingError(f"needs {need}, which this trace lacks; {REMEDY[need]}")
+        raise LackingError(f"requires {need}, which this trace lacks; {REMEDY[need]}")
     able, left_out = list[Cell](), dict[str, str]()
     for cell in figure.cells(trace):
         try:

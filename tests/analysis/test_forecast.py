@@ -312,7 +312,7 @@ def test_an_interval_that_ends_beyond_every_number_is_refused(made: Forecast):
 
 @every(
     "asked, message",
-    [({"task": "perplexity:tex.txt"}, f"no task called .*{TASK}"), ({"measure": "k"}, "no measure called 'k'")],
+    [({"task": "perplexity:tex.txt"}, f"unknown task .*{TASK}"), ({"measure": "k"}, "unknown measure 'k'")],
 )
 def test_unknown_names_are_refused(asked: dict[str, str], message: str):
     with pytest.raises(ResultError, match=message):

@@ -148,9 +148,7 @@ def test_the_best_set_is_named_at_each_capacity_and_no_winner_of_all() -> None:
     assert found[0].startswith("fastest at each capacity, 10.05 tokens/s at 5% to 11 tokens/s at 90%: ")
     assert found[0].endswith(": lru at 3 of 5 (5% to 25%); arc at 2 of 5 (50%, 90%)")
     assert "fastest: " not in said(found) and "e-" not in said(found)
-    assert "upper bound (knows the future, not tested): belady, 100 tokens/s at 5% to 100 tokens/s at 90%" in said(
-        found
-    )
+    assert "knows the future (not tested): belady, 100 tokens/s at 5% to 100 tokens/s at 90%" in said(found)
 
 
 def test_one_set_at_several_capacities_has_its_ends_and_no_winner() -> None:
@@ -182,16 +180,16 @@ def test_what_knows_the_future_is_a_bound_and_is_not_tested() -> None:
     lru, fifo = entry("lru", [(10**9, 60), (10**9, 70)]), entry("fifo", [(2 * 10**9, 50), (2 * 10**9, 60)])
     speed, best_speed, hits, most_hits, *_ = lines([belady, fifo, lru], NAMES)
     assert speed.startswith("fastest: lru at 50%, 10 tokens/s, 100% more than fifo (second")
-    assert best_speed == "  upper bound (knows the future, not tested): belady at 50%, 100 tokens/s"
+    assert best_speed == "  knows the future (not tested): belady at 50%, 100 tokens/s"
     assert hits.startswith("most hits: lru at 50%, 65.00%, 10 points more than fifo (second")
-    assert most_hits == "  upper bound (knows the future, not tested): belady at 50%, 98.00%"
+    assert most_hits == "  knows the future (not tested): belady at 50%, 98.00%"
 
 
 def test_where_all_know_the_future_the_best_is_a_bound() -> None:
     first, second = (
         entry(name, [(ns, 60)])._replace(foresees=True) for name, ns in (("belady", 10**8), ("pinned", 10**9))
     )
-    assert lines([second, first], NAMES)[0] == "upper bound, tokens/s: belady at 50%, 100 tokens/s"
+    assert lines([second, first], NAMES)[0] == "knows the future, tokens/s: belady at 50%, 100 tokens/s"
 
 
 def test_what_has_no_speed_says_why() -> None:

@@ -114,7 +114,7 @@ def test_without_logits_other_routing_is_refused_if_it_is_asked_for_and_left_out
     [
         (("--json", "--csv"), "--json and --csv"),
         (("--top-m", "1"), "expected M of at least"),
-        (("--top-m", "2k", "--mass", 0.5), "two ways to bound routing"),
+        (("--top-m", "2k", "--mass", 0.5), "mutually exclusive"),
         (("--capacity", "much"), "invalid capacity 'much'"),
         (("--eviction", "lruu"), "did you mean lru?"),
     ],

@@ -151,7 +151,7 @@ WRONG = {
     ("--check-tokens", 4): "--check-tokens requires --every N",
     ("--every", 2, "--live", "miniature", "--throttle", "1MB/s"): "--throttle cannot be combined with --live",
     ("--every", 2, "--slow-tier", "pinned", "--dtype", "float32"): "--dtype cannot be combined with --slow-tier",
-    (*CHECK, "--throttle", "1MB/s,none"): "--throttle '1MB/s,none' is no rate; write 400MB/s",
+    (*CHECK, "--throttle", "1MB/s,none"): "invalid --throttle '1MB/s,none'",
     (*CHECK, "--check-tokens", 400): "a check runs 400 tokens, and the first request of ",
     (*CHECK, "--device", "abacus"): "--device abacus: ",
     (*CHECK, "--executor", "slurm"): "--every cannot be combined with --executor slurm",

@@ -229,7 +229,7 @@ REFUSALS = {
     "unknown reset": (["replay", "TRACE", "--reset", "often"], "never, request or a number"),
     "unknown platform": (["replay", "TRACE", "--platform", "a100-5gb"], "did you mean a100-5gbps?"),
     "unknown engine": (["replay", "TRACE", "--engine", "warp"], "reference"),
-    "no CPU": (["replay", "TRACE", "--miss", "split", "--platform", "phone-ufs4"], "needs a CPU"),
+    "no CPU": (["replay", "TRACE", "--miss", "split", "--platform", "phone-ufs4"], "requires a CPU"),
     "two documents": (["replay", "TRACE", "--json", "--eviction", "lru,fifo"], "--json requires one configuration"),
     "unknown model": (["models", "mixtrall-8x7b"], "mixtral-8x7b"),
     "unknown name": (["policies", "lruu"], "did you mean lru?"),
@@ -237,7 +237,7 @@ REFUSALS = {
     "foreign file": (["import", "FOREIGN", "--out", "new.zarr"], "FOREIGN"),
     "no sizes": (["import", "CSV", "--out", "new.zarr"], "--expert-bytes"),
     "existing output": (["synthesise", "--out", "TRACE"], "exists"),
-    "warm names no expert": (["replay", "TRACE", "--warm", "WARM", "--capacity", "30%"], "warm names expert 99"),
+    "warm names no expert": (["replay", "TRACE", "--warm", "WARM", "--capacity", "30%"], "warm lists expert 99"),
 }
 
 

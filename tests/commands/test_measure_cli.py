@@ -81,13 +81,13 @@ def test_a_folder_has_document_platforms_and_figure(trace, tmp_path):
 ERRORS = {
     ("--slow-tier", "tape"): "--slow-tier 'tape' is unknown; write disk:DIR, disk:DIR:buffered or pinned",
     ("--slow-tier", "disk:"): "--slow-tier 'disk:' is unknown",
-    ("--throttle", "400MB"): "--throttle '400MB' is no rate; write 400MB/s, 1GiB/s or none",
+    ("--throttle", "400MB"): "invalid --throttle '400MB'",
     ("--platform", "phone-ufs4"): "--platform",
     ("--tokens", "40"): "the first request of the trace has 12 tokens, not ",
     ("--layers", "5"): "--layers 5: the trace has 2; take at most that",
     ("--device", "cuda:7"): "--device cuda:7: ",
     ("--device", "abacus"): "--device abacus: ",
-    ("--eviction", "lfr"): "no eviction policy called 'lfr'",
+    ("--eviction", "lfr"): "unknown eviction policy 'lfr'",
 }
 
 

@@ -90,14 +90,14 @@ def test_plot_draws_the_folder_again(answered) -> None:
 
 
 REFUSED = (
-    (("--tasks", ","), "--tasks names nothing"),
+    (("--tasks", ","), "missing tasks"),
     (("--tasks", "perplexity:none.txt"), "there is no file none.txt"),
     (("--tasks", "perplexity:"), "there is no file named"),
     (("--tasks", "none.yaml"), "there is no file none.yaml; expected for example task.yaml"),
     (("--tasks", f"perplexity:{TEXT.parent}"), f"{TEXT.parent} is a folder; expected a file"),
     (("--tasks", f"perplexity:{TEXT},perplexity:{TEXT}"), "--tasks has two tasks called perplexity:heldout.txt"),
     (("--sets", "none.toml"), "none.toml: No such file"),
-    (("--device", "gpu"), "torch has no such device"),
+    (("--device", "gpu"), "invalid --device"),
     (("--out", TEXT), "is not a folder"),
 )
 
@@ -114,7 +114,7 @@ SETS_REFUSED = (
     ('[sets.unmodified]\neviction = "lru"', "'unmodified' is reserved for the model without policies; rename the set"),
     ('[sets.a]\neviction = "belady"', "policy set a: eviction belady needs the future"),
     ('[sets.a]\npasses = "token"', "policy set a: passes 'token': a live run's passes are the model's own"),
-    ('[sets.a]\nrouting = "nope"', "policy set a: no routing policy called 'nope'"),
+    ('[sets.a]\nrouting = "nope"', "policy set a: unknown routing policy 'nope'"),
 )
 
 

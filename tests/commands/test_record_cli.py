@@ -241,7 +241,7 @@ def test_options_that_make_no_sense_together_are_named(moe, tiny, questions, tmp
 
 def test_what_is_wrong_with_prompts_is_said_before_a_model_is_loaded(moe, questions, tmp_path):
     said = moe(tmp_path / "no-such-model", "--prompts", questions, "--field", "prompt", "--out", tmp_path / "a.zarr")
-    assert refusal(said) == f"{questions}, line 1: no field 'prompt'; it has q, n"
+    assert refusal(said) == f"{questions}, line 1: unknown field 'prompt': it has q, n"
 
 
 def test_a_taken_path_is_said_before_a_model_is_loaded(moe, questions, tmp_path):

@@ -144,9 +144,9 @@ def test_what_knows_the_future_is_a_bound_and_never_best(page: Page) -> None:
     fastest = max(data["runs"], key=lambda run: run["figures"]["tokens_per_s"])
     assert fastest["config"]["eviction"] == "belady" and best["config"]["eviction"] != "belady"
     assert {run["group"] for run in data["runs"] if run["config"]["eviction"] == "belady"} == {
-        "upper bound: knows the future"
+        "knows the future: cannot be used"
     }
-    assert [run["group"] for run in data["runs"]][-2:] == ["upper bound: knows the future"] * 2
+    assert [run["group"] for run in data["runs"]][-2:] == ["knows the future: cannot be used"] * 2
     assert data["interval"] == best["interval"]["tokens_per_s"]
     assert data["answer"][0] in page.text and "pper bound" in " ".join(data["answer"])
 

@@ -66,7 +66,7 @@ REFUSED = {
     "there already": ("merge a.zarr b.zarr --out a.zarr", "a.zarr exists; choose another path"),
     "beyond": ("slice a.zarr --requests 4:7 --out out.zarr", "the trace has requests 0 to 5"),
     "no numbers": ("slice a.zarr --requests some --out out.zarr", "expected a list of requests"),
-    "too many": ("sample a.zarr --requests 7 --out out.zarr", "the trace has 6; give 1 to 6"),
+    "too many": ("sample a.zarr --requests 7 --out out.zarr", "expected 1 to 6"),
     "inside a source": ("merge a.zarr b.zarr --out a.zarr/x.zarr", "a.zarr is a trace; "),
     "inside another": ("slice a.zarr --requests 0 --out b.zarr/chosen/x.zarr", "b.zarr is a trace"),
     "a library inside": ("publish a.zarr --licence MIT --out b.zarr", "b.zarr is a trace"),

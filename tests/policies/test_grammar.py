@@ -103,12 +103,12 @@ def test_slots_are_found_by_name():
 @every(
     "kind, text, said",
     [
-        ("eviction", "lruu", "no eviction policy called 'lruu': did you mean lru?"),
-        ("prefetch", "zzz", "no prefetch policy called 'zzz': choose from none, top_k, score"),
-        ("eviction", "", "no eviction policy called ''"),
+        ("eviction", "lruu", "unknown eviction policy 'lruu': did you mean lru?"),
+        ("prefetch", "zzz", "unknown prefetch policy 'zzz': choose from none, top_k, score"),
+        ("eviction", "", "unknown eviction policy ''"),
         ("prefetch", "top_k:factr=2", "prefetch top_k has no parameter 'factr': did you mean factor?"),
         ("prefetch", "top_k:zzz=2", "it has factor, depth, source"),
-        ("eviction", "fifo:x=1", "eviction fifo has no parameters, so no 'x'"),
+        ("eviction", "fifo:x=1", "eviction fifo has no parameters (got 'x')"),
         ("prefetch", "top_k:2", "invalid parameter '2'"),
         ("prefetch", "top_k:depth=1.5", "prefetch top_k: depth=1.5 is not an integer from 1 to 8"),
         ("prefetch", "top_k:depth=9", "depth=9 is not an integer from 1 to 8"),

@@ -123,7 +123,7 @@ def test_results_name_the_version_and_it_parses_back(small: Path, tmp_path: Path
     result = replay(open_trace(small), configure(capacity="30%", eviction="newest"))
     assert result.config["eviction"] == result.about["policies"]["eviction"] == f"newest@{version}"
     assert parse("eviction", f"newest@{version}").text() == f"newest@{version}"
-    with pytest.raises(PolicyError, match=f"the policy at hand is newest@{version}; give the file of that version"):
+    with pytest.raises(PolicyError, match=f"the loaded policy is newest@{version}"):
         parse("eviction", "newest@000000000000")
 
 
@@ -174,7 +174,10 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
     "null byte": (lambda text: text + "\0", "mine.py:1: SyntaxError: source code string cannot contain null bytes"),
     "import": (lambda text: text.replace("import Ev", "import v", 1), "mine.py:3: ImportError: cannot import name"),
     "unknown field": (lambda text: text.replace("key=key", "kee=key"), "mine.py:11: TypeError"),
-    "no hook": (lambda text: text.replace(", key=key", ""), "mine.py:11: an eviction policy gives one hook of key and"),
+    "no hook": (
+        lambda text: text.replace(", key=key", ""),
+        "mine.py:11: an eviction policy requires exactly one of the hooks key and",
+    ),
     "no policy": (lambda text: text.replace("POLICY", "Policy"), "mine.py: missing POLICY"),
     "no policy but text": (lambda text: text + 'POLICY = "newest"\n', "mine.py:12: invalid POLICY"),
     "taken name": (
@@ -182,13 +185,19 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
         "mine.py:11: eviction policy 'lru' exists already",
     ),
     "unspeakable name": (lambda text: text.replace('"newest"', '"m:u"'), "mine.py:11: invalid name 'm:u': expected"),
-    "signature": (lambda text: text.replace("own, y", "y"), "mine.py:11: hook key does not take (now, experts, copies"),
+    "signature": (
+        lambda text: text.replace("own, y", "y"),
+        "mine.py:11: invalid hook key: expected the arguments (now, experts, copies",
+    ),
     "key_scope": (
         lambda text: text.replace("key=key", "key=key, key_scope='now'"),
-        "mine.py:11: key_scope is 'now'; choose from",
+        "mine.py:11: key_scope 'now': choose from",
     ),
     "exit": (lambda text: "raise SystemExit(3)\n" + text, "mine.py:1: SystemExit: 3: raise SystemExit(3)"),
-    "column": (lambda text: text.replace("last_use", "last_us"), "mine.py:8: KeyError: 'last_us': return -experts"),
+    "column": (
+        lambda text: text.replace("last_use", "last_us"),
+        "mine.py:8: unknown column 'last_us': did you mean last_use?: return -experts",
+    ),
     "division": (lambda text: text.replace(KEY, "    return 1 // 0 * experts"), "mine.py:8: ZeroDivisionError"),
     "a file that is not there": (
         lambda text: text.replace(KEY, "    open('nowhere'); return experts"),
@@ -262,7 +271,7 @@ def test_a_row_counted_from_the_end_is_refused_at_its_line(
     """Both engines would read it, and the key would depend on another copy's numbers; the dry run sees it."""
     column = {"experts": "last_use", "copies": "entered"}[table]
     files.register(written(tmp_path, NEWEST.replace(KEY, f"    return {table}[y - len({table})]['{column}'] #")))
-    with pytest.raises(PolicyError, match=rf"mine\.py:\d+: row -\d+ of {table} is read; rows are numbered from 0"):
+    with pytest.raises(PolicyError, match=rf"mine\.py:\d+: invalid row -\d+ of {table}"):
         replay(open_trace(small), configure(capacity="30%", eviction="newest"), engine=engine)
 
 

@@ -207,7 +207,7 @@ def test_sweep_run_and_tune_have_the_option(verb: tuple[str, ...], tmp_path: Pat
     file = beginning(tmp_path, EXPERIMENT.replace("policy_files", "# "))
     dry = ("--dry-run", "--engine", "reference", "--workers", 1) if "sweep" in verb else ()
     code, said = command(*verb, file, "--out", tmp_path / "out", *dry)
-    assert (code, "no eviction policy called 'newest'" in said) == (2, True)
+    assert (code, "unknown eviction policy 'newest'" in said) == (2, True)
     given = ("--policy-file", tmp_path / "mine" / "newest.py")
     code, said = command(*verb, file, "--out", tmp_path / "out", *dry, *given)
     done = (0, "replays      6 to run") if dry else (2, "the grid has 4 combinations, no more than 200 trials")
@@ -228,7 +228,7 @@ def test_set_names_files_relative_to_the_experiment(tmp_path: Path, monkeypatch:
     [
         (("newest.py", "oldest.py"), NEWEST, "experiment.toml: policy_files: {}/mine/oldest.py: No such file or dir"),
         (("mine/newest.py", "mine"), NEWEST, "experiment.toml: policy_files: {}/mine: Is a directory; check the path"),
-        (('"newest"', '"newset"'), NEWEST, "[grid] eviction: no eviction policy called 'newset': did you mean newest?"),
+        (('"newest"', '"newset"'), NEWEST, "[grid] eviction: unknown eviction policy 'newset': did you mean newest?"),
         (("", ""), NEWEST.replace("y):", "y)"), "{}/mine/newest.py:6: SyntaxError: expected ':': def key("),
         (("", ""), NEWEST.replace('"newest"', '"lru"'), "newest.py:11: eviction policy 'lru' exists already"),
         (('["mine/newest.py"]', '"mine/newest.py"'), NEWEST, "policy_files: expected a list (got 'mine/newest.py')"),
@@ -247,7 +247,9 @@ def test_a_hook_that_fails_in_a_worker_is_an_error_row_with_its_line(tmp_path: P
     reasons = run_elsewhere(sweep, tmp_path / "out").values()
     assert len(reasons) == 2
     for reason in reasons:
-        assert reason.startswith(f"{tmp_path}/mine/newest.py:8: KeyError: 'last_us': return -experts")
+        assert reason.startswith(
+            f"{tmp_path}/mine/newest.py:8: unknown column 'last_us': did you mean last_use?: return -experts"
+        )
 
 
 def test_a_file_that_a_worker_cannot_run_is_an_error_row_not_the_end(tmp_path: Path) -> None:

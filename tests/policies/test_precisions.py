@@ -80,7 +80,7 @@ def test_bits_that_are_written_and_not_stored_are_refused_by_name(miss: str, fac
 
 
 def test_the_order_of_bits_is_checked_before_their_height() -> None:
-    with pytest.raises(PolicyError, match="bits must fall"):
+    with pytest.raises(PolicyError, match="falling order"):
         plan(stored_at(4), configure(capacity="50%", miss="cascade:bits=2/8"))
 
 

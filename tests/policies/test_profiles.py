@@ -88,9 +88,9 @@ def test_static_placement_never_loses_what_it_was_warmed_with():
 @every(
     "settings, said",
     [
-        ({"eviction": "static:profile=given"}, "static:profile=given is fitted to a profile; give one with --profile"),
-        ({"profile": ((0, 8),)}, "profile names expert 8 of layer 0; the model has 4 layers of 8"),
-        ({"profile": ((0, 1), (0, 1))}, "profile names expert 1 of layer 0 2 times"),
+        ({"eviction": "static:profile=given"}, "static:profile=given requires --profile"),
+        ({"profile": ((0, 8),)}, "profile lists expert 8 of layer 0; the model has 4 layers of 8"),
+        ({"profile": ((0, 1), (0, 1))}, "profile lists expert 1 of layer 0 2 times"),
         (
             {"eviction": "static", "routing": "cache_prior"},
             "static reads the future, which routing cache_prior changes",

@@ -75,7 +75,7 @@ def test_parameters_and_capacities_are_only_read(written: str, take: Callable[..
     """The reference's pools would grow: it counted 52 hits where there are 5."""
     event = f"def on_use(now, experts, copies, own, y):\n    {written}\n\n\n"
     take("Eviction", f"{event}{KEY}{TIMESTAMP}", key="key", on_use="on_use")
-    check_refused(r"mine\.py:\d+: own\.par and own\.capacity are only read; keep numbers in", eviction="strange")
+    check_refused(r"mine\.py:\d+: own\.par and own\.capacity are read-only", eviction="strange")
 
 
 @every("array", ["logits[0]", "choice[0]", "gate[0]", "look_order[0][0]", "look_score[0][0]"])
@@ -141,7 +141,7 @@ def test_keys_that_move_by_layer_stay_where_no_sum_of_them_overflows(take: Calla
     high = HIGHEST - 5 if now["layer"] == 0 else -(1 << 62)
     return high + ((1 << 62) if x["layer"] > 0 and x["last_pass"] == now["pass"] else -x["last_use"])"""
     take("Eviction", KEY.replace("return ", text), key="key", key_scope='"layer"')
-    check_refused(r"mine\.py:\d+: hook key is -?\d+ for copy \d+: key_scope='layer' promises that", eviction="strange")
+    check_refused(r"mine\.py:\d+: hook key returned -?\d+ for copy \d+: key_scope='layer'", eviction="strange")
 
 
 HOOKS = {
@@ -150,18 +150,18 @@ HOOKS = {
     "Miss": (f"{RESOLVE}verdict[0] = 0", "resolve"),
 }
 WRONG = [
-    ("Eviction", "memory", "Memory(rows=-1)", "rows of memory gives -1; give how many columns, an integer from 0"),
-    ("Eviction", "memory", "Memory(reals=0.5)", "reals of memory gives 0.5; give how many columns"),
-    ("Eviction", "memory", "Memory(regs=10 ** 12)", "regs of memory gives 1000000000000; give how many columns"),
-    ("Eviction", "key_scope", "lambda p: 'now'", "key_scope is 'now'; choose from touch, layer, step, pass"),
-    ("Eviction", "profile", "lambda p: -3", "profile gives -3; give the tokens that it is fitted to, an integer"),
-    ("Prefetch", "depth", "lambda p: -1", "depth gives -1; give how many layers ahead it reads"),
-    ("Prefetch", "depth", "lambda p: 1.0", "depth gives 1.0; give how many layers ahead it reads"),
-    ("Prefetch", "side_slots", "lambda p: 1.5", "side_slots gives 1.5; give how many buffers it has"),
-    ("Prefetch", "reach", "lambda p: 10 ** 30", "reach or depth gives 1000000000000000000000000000000; give how"),
-    ("Miss", "bits", "lambda p: (0.0,)", r"bits gives \(0.0,\); give a tuple of numbers above 0, up to 64"),
-    ("Miss", "bits", "lambda p: (NAN,)", r"bits gives \(nan,\); give a tuple of numbers"),
-    ("Miss", "bits", "lambda p: [8.0]", r"bits gives \[8.0\]; give a tuple of numbers"),
+    ("Eviction", "memory", "Memory(rows=-1)", "rows of memory -1: expected how many columns, an integer from 0"),
+    ("Eviction", "memory", "Memory(reals=0.5)", "reals of memory 0.5: expected how many columns"),
+    ("Eviction", "memory", "Memory(regs=10 ** 12)", "regs of memory 1000000000000: expected how many columns"),
+    ("Eviction", "key_scope", "lambda p: 'now'", "key_scope 'now': choose from touch, layer, step, pass"),
+    ("Eviction", "profile", "lambda p: -3", "profile -3: expected the tokens that it is fitted to, an integer"),
+    ("Prefetch", "depth", "lambda p: -1", "depth -1: expected how many layers ahead it reads"),
+    ("Prefetch", "depth", "lambda p: 1.0", "depth 1.0: expected how many layers ahead it reads"),
+    ("Prefetch", "side_slots", "lambda p: 1.5", "side_slots 1.5: expected how many buffers it has"),
+    ("Prefetch", "reach", "lambda p: 10 ** 30", "reach or depth 1000000000000000000000000000000: expected how"),
+    ("Miss", "bits", "lambda p: (0.0,)", r"bits \(0.0,\): expected a tuple of numbers above 0, up to 64"),
+    ("Miss", "bits", "lambda p: (NAN,)", r"bits \(nan,\): expected a tuple of numbers"),
+    ("Miss", "bits", "lambda p: [8.0]", r"bits \[8.0\]: expected a tuple of numbers"),
 ]
 
 
@@ -184,7 +184,7 @@ def test_and_those_of_other_parameters_than_the_defaults(take: Callable[..., Pol
         reach='lambda p: p["far"] - 5 if p["far"] != 1 else 1',
     )
     assert parse("prefetch", "strange").params == {"far": 1}
-    with pytest.raises(PolicyError, match=r"prefetch strange@\w+:far=2: reach or depth gives -3; give how many layers"):
+    with pytest.raises(PolicyError, match=r"prefetch strange@\w+:far=2: reach or depth -3: expected how many layers"):
         parse("prefetch", "strange:far=2")
 
 

@@ -177,7 +177,7 @@ def test_a_table_under_the_right_digest_that_is_no_table_is_refused(copy, tmp_pa
     Folder(copy).store(part, {"sweep_version": 1})
     del (reads := readers(copy, tmp_path))["resume"]  # it reads no table
     for read in reads.values():
-        with pytest.raises(REFUSED, match=rf"{part.name}: its configurations are no Parquet table"):
+        with pytest.raises(REFUSED, match=rf"{part.name}: its configurations cannot be read as Parquet"):
             read()
 
 

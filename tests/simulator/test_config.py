@@ -48,15 +48,15 @@ def refusal(settings: Mapping[str, object], lacking: str = "") -> str:
 @every(
     "settings, said",
     [
-        ({"eviction": "lur"}, "no eviction policy called 'lur': did you mean lru?"),
-        ({"prefetch": "crystal"}, "no prefetch policy called 'crystal': choose from "),
+        ({"eviction": "lur"}, "unknown eviction policy 'lur': did you mean lru?"),
+        ({"prefetch": "crystal"}, "unknown prefetch policy 'crystal': choose from "),
         ({"eviction": "lfu:counts=history"}, "eviction lfu has no parameter 'counts': did you mean count?"),
-        ({"eviction": "fifo:x=1"}, "eviction fifo has no parameters, so no 'x'"),
+        ({"eviction": "fifo:x=1"}, "eviction fifo has no parameters (got 'x')"),
         ({"prefetch": "top_k:factor"}, "invalid parameter 'factor'"),
         ({"prefetch": "top_k:factor=99"}, "prefetch top_k: factor=99 is not a number from 0 to 64"),
         ({"prefetch": "top_k:depth=1.5"}, "depth=1.5 is not an integer from 1 to 8"),
         ({"eviction": "lfu:count=ever"}, "count=ever is not resident | history"),
-        ({"miss": "cascade:bits=2/4"}, "bits must fall, the most precise first"),
+        ({"miss": "cascade:bits=2/4"}, "falling order"),
     ],
 )
 def test_a_wrong_policy_is_refused_with_the_fix(settings: dict[str, str], said: str) -> None:
@@ -76,8 +76,8 @@ def test_a_wrong_policy_is_refused_with_the_fix(settings: dict[str, str], said: 
         ({"reset": "0"}, "reset: unknown reset '0'"),
         ({"seed": -1}, "seed: expected at least 0 (got -1)"),
         ({"evictions": "lru"}, "evictions: unknown key"),
-        ({"warm": ((0, 8),)}, "warm names expert 8 of layer 0; the model has 3 layers of 8"),
-        ({"warm": ((0, 1), (0, 1))}, "warm names expert 1 of layer 0 2 times"),
+        ({"warm": ((0, 8),)}, "warm lists expert 8 of layer 0; the model has 3 layers of 8"),
+        ({"warm": ((0, 1), (0, 1))}, "warm lists expert 1 of layer 0 2 times"),
         ({"warm": ((0, 0), (0, 1)), "capacity": "1experts"}, "warm fills pool 0 with 2 bytes, its capacity is 1"),
         ({"platform": "a100-5gb"}, "unknown platform 'a100-5gb': did you mean a100-5gbps?"),
         ({"capacity": "0.1%"}, "less than one expert of 1; raise it"),
@@ -140,7 +140,7 @@ def test_a_run_that_would_leave_64_bits_is_refused_alike(engine: str) -> None:
 @every("miss", ["split", "cpu", "fiddler", "substitute_band:rest=balance"])
 def test_computing_misses_on_a_cpu_needs_one(miss: str) -> None:
     said = refusal({"capacity": "50%", "miss": miss, "platform": "phone-ufs4"})
-    assert f"miss {miss.split(':')[0]} needs a CPU, which platform phone-ufs4" in said
+    assert f"miss {miss.split(':')[0]} requires a CPU; add a table [cpu] to platform phone-ufs4" in said
     plan(recorded(), configure(capacity="50%", miss=miss, platform="h100-pcie5"))
 
 

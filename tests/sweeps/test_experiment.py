@@ -223,7 +223,7 @@ REFUSALS = {
     "table": ("[gird]\neviction = ['lru']", "e.toml: unknown key 'gird': did you mean grid?"),
     "setting": ("[grid]\nevicton = ['lru']", "e.toml: [grid]: unknown setting 'evicton': did you mean eviction?"),
     "zipped setting": ("[[zip]]\nsed = [1]", "e.toml: [[zip]] 1: unknown setting 'sed': did you mean seed?"),
-    "policy": ("[grid]\neviction = ['lur']", "[grid] eviction: no eviction policy called 'lur': did you mean lru?"),
+    "policy": ("[grid]\neviction = ['lur']", "[grid] eviction: unknown eviction policy 'lur': did you mean lru?"),
     "parameter": (
         "[base]\nprefetch = 'top_k'\nprefetch.dept = 2".replace("prefetch.dept", "'prefetch.dept'"),
         "has no parameter 'dept': did you mean depth?",
@@ -243,7 +243,7 @@ REFUSALS = {
     "falling range": ("[grid]\nseed = {low = 2, high = 1}\n[random]\nn = 1", "a range needs low < high"),
     "an excluded policy that does not exist": (
         "[grid]\neviction = ['lru', 'fifo']\n[[exclude]]\neviction = ['fifo', 'lruu']",
-        "[[exclude]] eviction: no eviction policy called 'lruu'",
+        "[[exclude]] eviction: unknown eviction policy 'lruu'",
     ),
     "nothing left": ("[[exclude]]\neviction = 'lru'", "[[exclude]] leaves no configuration"),
     "no TOML": ("[grid", "expected an experiment in TOML"),

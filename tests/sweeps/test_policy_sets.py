@@ -80,7 +80,7 @@ def test_what_is_wrong_is_one_line(name: str, tmp_path: Path) -> None:
 
 
 def test_an_unknown_policy_names_its_set() -> None:
-    with pytest.raises(PolicyError, match=r"^policy set a: no eviction policy called 'lur': did you mean"):
+    with pytest.raises(PolicyError, match=r"^policy set a: unknown eviction policy 'lur': did you mean"):
         named_sets({"a": {"eviction": "lur"}}, {})
 
 

@@ -169,9 +169,9 @@ def test_a_path_that_is_no_folder_is_not_taken_for_a_hub_id(tmp_path):
 
 def test_settings_that_cannot_be_are_named_before_anything_is_loaded(tmp_path):
     nowhere = tmp_path / "nowhere"
-    assert refusal(nowhere, dtype="int8") == "--dtype 'int8' is unknown: choose from auto, float32, float16, bfloat16"
-    assert refusal(nowhere, device="tpu9").startswith("--device 'tpu9': torch has no such device here")
-    assert refusal(nowhere, quantise="gguf").startswith("--quantise 'gguf' is unknown: choose from ")
+    assert refusal(nowhere, dtype="int8") == "unknown --dtype 'int8': choose from auto, float32, float16, bfloat16"
+    assert refusal(nowhere, device="tpu9").startswith("invalid --device 'tpu9'")
+    assert refusal(nowhere, quantise="gguf").startswith("unknown --quantise 'gguf': choose from ")
 
 
 def test_what_is_not_installed_is_named_with_its_pip_line(whole, monkeypatch):
@@ -194,16 +194,16 @@ def test_a_missing_or_broken_config_is_named(broken):
     (broken / "config.json").write_text("[]")
     assert "config.json is damaged (not a JSON object)" in refusal(broken)
     (broken / "config.json").unlink()
-    assert refusal(broken) == "tiny-olmoe has no config.json, so it is no transformers checkpoint; check the path"
+    assert refusal(broken) == "tiny-olmoe is not a transformers checkpoint (no config.json); check the path"
 
 
 def test_a_config_of_something_else_is_named(broken):
     edit(broken / "config.json", num_attention_heads="many")
     assert "config.json cannot be loaded" in refusal(broken)
     edit(broken / "config.json", model_type="mamba9")
-    assert "model_type 'mamba9' is unknown to this transformers; upgrade it" in refusal(broken)
+    assert "unknown model_type 'mamba9'" in refusal(broken)
     transformers.ViTConfig().save_pretrained(broken)
-    assert "(vit) is no causal language model" in refusal(broken)
+    assert "(vit) is not a causal language model" in refusal(broken)
 
 
 def test_a_shard_that_did_not_arrive_is_named(sharded):
@@ -224,9 +224,9 @@ def test_a_file_that_is_cut_short_is_named(whole, broken, keep):
 
 def test_a_file_that_is_no_safetensors_is_named(broken):
     (broken / "model.safetensors").write_bytes(b"\x10" + bytes(7) + b"not json at all, no" * 9)
-    assert "model.safetensors is no safetensors file or is damaged" in refusal(broken)
+    assert "model.safetensors is damaged" in refusal(broken)
     (broken / "model.safetensors").write_bytes(b"\x05" + bytes(7) + b'{"a":7}'[:5] + bytes(9))
-    assert "model.safetensors is no safetensors file or is damaged" in refusal(broken)
+    assert "model.safetensors is damaged" in refusal(broken)
 
 
 def test_an_index_cannot_lead_out_of_the_folder(sharded):
@@ -270,9 +270,7 @@ def test_a_repositorys_own_code_is_never_run(broken, tmp_path):
     edit(broken / "tokenizer_config.json", auto_map={"AutoTokenizer": ["modeling_evil.T", None]})
     load(str(broken))  # transformers has its own OLMoE
     edit(broken / "config.json", model_type="evil")
-    assert "model_type 'evil' is unknown to this transformers; the repository's own code is never run" in refusal(
-        broken
-    )
+    assert "unknown model_type 'evil'; the repository's own code is never run" in refusal(broken)
     assert not marker.exists()
 
 

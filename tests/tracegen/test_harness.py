@@ -132,7 +132,7 @@ def test_what_is_wrong_with_a_task_is_said_with_its_name(miniature, tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_task_that_the_harness_does_not_know_is_refused_with_the_nearest() -> None:
-    with pytest.raises(RecordError, match="no task called 'gsm8': did you mean gsm8k"):
+    with pytest.raises(RecordError, match="unknown task 'gsm8': did you mean gsm8k"):
         tasks_of(["gsm8"], Asking())
     (known,) = tasks_of(["gsm8k"], Asking(limit=2))
     assert known.name == "gsm8k" and known.definition[0] == "lm-eval"

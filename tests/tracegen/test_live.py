@@ -291,10 +291,10 @@ def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
         ({"eviction": "belady"}, "eviction belady needs the future, which a live run does not know"),
         ({"prefetch": "oracle"}, "prefetch oracle needs the future, which a live run does not know"),
         ({"eviction": "static"}, "eviction static needs the future, which a live run does not know"),
-        ({"eviction": "pinned:profile=given"}, "is fitted to a profile; give one with --profile FILE"),
+        ({"eviction": "pinned:profile=given"}, "requires --profile FILE"),
         (
             {"lookahead": "shuffled_tokens"},
-            "lookahead 'shuffled_tokens' shuffles tokens that a live run has yet to see",
+            "--lookahead shuffled_tokens cannot be combined with a live run",
         ),
         ({"passes": "token"}, "passes 'token': a live run's passes are the model's own"),
         ({"capacity": "1experts", "scope": "per_layer"}, "1experts"),
@@ -312,7 +312,7 @@ def test_configurations_that_cannot_run_live_are_refused(settings: dict[str, Any
         ([LiveRequest((), 0)], "request 0: 0 prompt tokens of 0"),
         ([TO_RUN[0], LiveRequest((1, 2), 3)], "request 1: 3 prompt tokens of 2"),
         ([LiveRequest(tokens(257), 4)], "257 tokens exceed the model's context of 256"),
-        ([LiveRequest((1, 96), 1)], "request 0 has token 96, the model knows 96"),
+        ([LiveRequest((1, 96), 1)], "request 0 has token 96; the vocabulary has 96"),
     ],
 )
 def test_requests_that_the_model_cannot_run_are_refused(to_run: list[LiveRequest], said: str) -> None:

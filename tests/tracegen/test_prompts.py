@@ -119,26 +119,26 @@ def test_files_in_the_form_of_published_prompt_sets_are_read(tmp_path, name, pac
 
 
 BROKEN = [
-    ("a.jsonl", '{"q": "x", "r": "y"}', "nope", r"line 1: no field 'nope'; it has q, r"),
-    ("a.jsonl", '{"q": "x", "r": "y"}', None, r"name the field .* with --field; it has q, r"),
-    ("a.jsonl", '{"q": "x"}\n{"q": ', "q", r"a\.jsonl, line 2: no JSON"),
+    ("a.jsonl", '{"q": "x", "r": "y"}', "nope", r"line 1: unknown field 'nope': it has q, r"),
+    ("a.jsonl", '{"q": "x", "r": "y"}', None, r"--field.* q, r"),
+    ("a.jsonl", '{"q": "x"}\n{"q": ', "q", r"a\.jsonl, line 2: invalid JSON"),
     ("a.jsonl", '{"q": "x"}\n[1]', "q", r"line 2: list found, one JSON object per line"),
     ("a.jsonl", '{"q": "x"}\n\n{"q": " "}', "q", r"line 3: prompt 2 is empty"),
     ("a.jsonl", '{"q": 7}', "q", r"field 'q' is int, expected text"),
     ("a.jsonl", '{"q": ["x"]}', "q", r"field 'q' is list, expected text, reach into it with dots"),
-    ("a.jsonl", '{"q": ["x"]}', "q.1", r"'q.1' leads nowhere at '1'"),
+    ("a.jsonl", '{"q": ["x"]}', "q.1", r"'q.1'.* '1'"),
     ("a.jsonl", "\n\n", "q", r"a\.jsonl holds no prompts; one per record"),
-    ("a.jsonl", "[" * 100_000, "q", r"line 1: no JSON"),
-    ("a.csv", "q,r\nx,y\n", "nope", r"a\.csv: no field 'nope'; it has q, r"),
+    ("a.jsonl", "[" * 100_000, "q", r"line 1: invalid JSON"),
+    ("a.csv", "q,r\nx,y\n", "nope", r"a\.csv: unknown field 'nope': it has q, r"),
     ("a.csv", "q,r\nx\n", "r", r"row 1: field 'r' is NoneType, expected text"),
-    ("a.csv", 'q\n"x', "q", r"a\.csv, line \d: no CSV"),
-    ("a.csv", "", "q", r"no field 'q'; it has none"),
-    ("a.parquet", "no", "q", r"a\.parquet: no Parquet file"),
+    ("a.csv", 'q\n"x', "q", r"a\.csv, line \d: invalid CSV"),
+    ("a.csv", "", "q", r"unknown field 'q': it has none"),
+    ("a.parquet", "no", "q", r"a\.parquet: not a Parquet file"),
     ("a.txt", "", None, r"a\.txt holds no prompts; one per line"),
     ("a.txt", "x", "q", r"--field q: .*a\.txt is plain text"),
     ("a.txt", b"caf\xe9", None, r"a\.txt is not UTF-8 \(byte 3\)"),
-    ("a.txt.gz", b"no", None, r"a\.txt\.gz is no gzip file"),
-    ("a.txt.gz", gzip.compress(b"some text that is long enough")[:-9], None, r"is no gzip file or is cut short"),
+    ("a.txt.gz", b"no", None, r"a\.txt\.gz .*not a gzip file"),
+    ("a.txt.gz", gzip.compress(b"some text that is long enough")[:-9], None, r"is cut short, or not a gzip file"),
     ("a.doc", "x", None, r"a\.doc: \.doc is not one of \.jsonl, \.csv, \.parquet, \.txt"),
 ]
 
@@ -203,7 +203,7 @@ def test_a_dataset_is_read_by_split_and_field(monkeypatch, tmp_path):
     assert read_dataset("owner/name", "question").name == "owner/name:test"
     assert asked == [("owner/name", "train"), ("owner/name", "test")]
     assert read_dataset(f"{tmp_path}/here", "question").name == "here:test"  # no path of this machine
-    with pytest.raises(RecordError, match=r"--dataset owner/name: no field 'q'; it has question, answer"):
+    with pytest.raises(RecordError, match=r"--dataset owner/name: unknown field 'q': it has question, answer"):
         read_dataset("owner/name", "q")
 
 
@@ -284,7 +284,7 @@ def test_truncation_keeps_the_opening_token_and_the_end():
 def test_what_the_model_cannot_take_is_refused():
     with pytest.raises(RecordError, match="--max-new-tokens 65: the model's context is 64"):
         encode(Prompts("a", ("x",)), PLAIN, ROOM, new=65)
-    with pytest.raises(RecordError, match=r"gives token 90, the model knows 50; .*tokenizer belongs to another model"):
+    with pytest.raises(RecordError, match=r"gives token 90; .* 50; .*tokenizer belongs to another model"):
         encode(Prompts("a", (CHARACTERS[89],)), PLAIN, Room(64, 50), new=1)
     with pytest.raises(RecordError, match="prompt 2 is empty: it has no tokens"):
         encode(Prompts("a", ("x", "")), PLAIN, ROOM, new=1)

@@ -218,7 +218,7 @@ def test_torchao_multiplies_by_what_is_restored(bits: int) -> None:
 
 
 def test_an_unknown_name_gets_the_one_that_is_meant() -> None:
-    with pytest.raises(RecordError, match=r"no quantiser called 'Affin': did you mean affine\?"):
+    with pytest.raises(RecordError, match=r"unknown quantiser 'Affin': did you mean affine\?"):
         check_quantiser("Affin")
     with pytest.raises(RecordError, match=r"choose from .*best"):
         check_quantiser("zzzzzz")

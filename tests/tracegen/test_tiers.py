@@ -181,7 +181,7 @@ def test_a_run_that_rounds_nothing_says_nothing_of_it() -> None:
 
 def test_a_quantiser_is_refused_before_the_model_runs() -> None:
     config = configure(capacity="30%", miss="fetch:bits=3")
-    with pytest.raises(RecordError, match=r"no quantiser called 'afine': did you mean affine\?"):
+    with pytest.raises(RecordError, match=r"unknown quantiser 'afine': did you mean affine\?"):
         prepare(loaded("olmoe"), TO_RUN, config, modules=modules("olmoe"), quantiser="afine")
     if find_spec("bitsandbytes"):
         with pytest.raises(RecordError, match="quantiser bitsandbytes has 8, 4 bits, not 3"):

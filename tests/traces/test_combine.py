@@ -319,7 +319,7 @@ def test_other_texts_are_refused() -> None:
         ("10", "has requests 0 to 9"),
         ("3:3", "has requests 0 to 9"),
         ("0:11", "has requests 0 to 9"),
-        ("1,0:3", "names request 1 twice"),
+        ("1,0:3", "request 1 twice"),
     ]:
         with case(text, said), pytest.raises(TraceError, match=said):
             listed(text, 10)

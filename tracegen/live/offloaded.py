@@ -192,7 +192,9 @@ def check_movable(modules: MoeModules) -> None:
     """Raises RecordError for a model whose experts do not lie together, as numbers, on one device."""
     check_computable([site.experts for site in modules.sites])
     if len(devices := _devices(modules)) > 1:
-        raise RecordError(f"--slow-tier: experts lie on {', '.join(devices)}; leave --device-map out")
+        raise RecordError(
+            f"--slow-tier requires all experts on one device, found {', '.join(devices)}; leave --device-map out"
+        )
 
 
 def device_of(modules: MoeModules) -> torch.device:

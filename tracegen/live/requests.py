@@ -37,10 +37,12 @@ def requests_of(trace: Trace, limit: int | None = None) -> list[LiveRequest]:
 def check_live(config: ReplayConfig) -> None:
     """Raises ConfigError or PolicyError for a configuration that no model can run under, whichever it is."""
     if config.passes != "recorded":
-        raise ConfigError(f"passes {config.passes!r}: a live run's passes are the model's own; leave passes recorded")
+        raise ConfigError(f"--passes {config.passes} cannot be combined with a live run; expected recorded")
     if config.lookahead != "recorded":
         fix = "replay a trace of it instead"
-        raise ConfigError(f"lookahead {config.lookahead!r} shuffles tokens that a live run has yet to see; {fix}")
+        raise ConfigError(
+            f"--lookahead {config.lookahead} cannot be combined with a live run: later tokens are unknown; {fix}"
+        )
     platform(config.platform)
     config.policy_set().check(CAPABILITIES, sys.maxsize)
 
@@ -56,8 +58,10 @@ def check_offloadable(config: ReplayConfig) -> None:
     changes = miss.policy.changes_output or miss.policy.bits(miss.params) or miss.policy.uses_cpu(miss.params)
     if chosen.routing.policy.name != "standard" or changes:
         raise ConfigError(
-            f"routing {chosen.routing.text()}, miss {miss.text()}: with --slow-tier a model runs its own choice; "
-            "use routing standard and miss fetch"
+            f"--slow-tier requires routing standard and miss fetch "
+            f"(got routing {chosen.routing.text()}, miss {miss.text()})"
         )
     if len(machine.links) > 1 or machine.tiers:
-        raise ConfigError(f"--slow-tier: platform {machine.name} has several links or tiers; leave it out")
+        raise ConfigError(
+            f"--slow-tier cannot be combined with platform {machine.name}, which has several links or tiers"
+        )

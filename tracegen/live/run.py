@@ -238,7 +238,7 @@ def _passes(given: LiveRequest) -> Iterator[tuple[int, int]]:
 
 def _check_requests(to_run: Sequence[LiveRequest], room: Room, decoding: Decoding | None) -> None:
     if not to_run:
-        raise RecordError("there is nothing to run: no request is left; raise --limit")
+        raise RecordError("no request to run; raise --limit")
     new = decoding.max_new_tokens if decoding else 1  # the last one does not go through the model
     for number, (ids, prompt_length) in enumerate(to_run):
         tokens = len(ids) + new - 1
@@ -251,7 +251,9 @@ def _check_requests(to_run: Sequence[LiveRequest], room: Room, decoding: Decodin
             raise RecordError(f"request {number}: {tokens} tokens exceed the model's context of {room.context}; {fix}")
         if not 0 <= min(ids) <= max(ids) < room.vocabulary:
             wrong = max(ids) if min(ids) >= 0 else min(ids)
-            raise RecordError(f"request {number} has token {wrong}, the model knows {room.vocabulary}: another model's")
+            raise RecordError(
+                f"request {number} has token {wrong}; the vocabulary has {room.vocabulary}: another model's"
+            )
 
 
 def _origin(loaded: Loaded, modules: MoeModules, to_run: Sequence[LiveRequest], decoding: Decoding | None) -> Origin:

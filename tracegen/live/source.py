@@ -213,7 +213,7 @@ class Emulation:
         said = _said(reading, self._lookahead)
         if not np.isfinite(said.logits).all():
             raise RecordError(
-                f"{self._modules.name}: router logits of MoE layer {layer} are no numbers; try another --dtype"
+                f"{self._modules.name}: router logits of MoE layer {layer} are not numbers (NaN); try another --dtype"
             )
         self._kept[layer].append(said)
         self._gates.receive(layer, said)
@@ -246,7 +246,7 @@ class Emulation:
     def _order(self, layer: int, mixture: Mixture) -> None:
         pairs = zip(mixture.gate.ids, mixture.run, strict=True)
         if self.orders is None and any(NONE in run and NONE not in own for own, run in pairs):
-            raise PolicyError(f"routing {self._routing} dropped an expert, which it must declare: drops=True")
+            raise PolicyError(f"routing {self._routing} dropped an expert without declaring it; expected drops=True")
         if self.orders is not None and self._bits:
             rounded = {expert: self._bits[tier] for expert, tier in mixture.tiers.items()}
             self.orders.bits[self._modules.sites[layer].experts] = {e: bits for e, bits in rounded.items() if bits}

@@ -38,7 +38,9 @@ def arenas_of(slots: Mapping[int, int], device: str) -> dict[int, Arena]:
     """Slots by bytes of a copy. Raises ConfigError where they do not fit the device's memory."""
     needed, free = sum(size * each for size, each in slots.items()), free_memory(device)
     if needed > free:
-        raise ConfigError(f"the cache needs {needed / GB:.3g} GB and {free / GB:.3g} GB are free; take less --capacity")
+        raise ConfigError(
+            f"the cache needs {needed / GB:.3g} GB and {free / GB:.3g} GB are free; pass a smaller --capacity"
+        )
     return {size: Arena(each, size, device) for size, each in slots.items()}
 
 

@@ -118,7 +118,7 @@ class Measuring:
             if tokens > first:
                 raise ConfigError(
                     f"a check runs {tokens} tokens, and the first request of {trace.path} has {first}: "
-                    "take fewer --check-tokens"
+                    "pass a smaller --check-tokens"
                 )
             self._parts[trace.digest] = tokens_of(trace, layers, 0, tokens, self.prompt)
         return self._parts[trace.digest]
@@ -134,7 +134,7 @@ def mismatch(machine: Platform, here: Calibration) -> str | None:
     if said.device != here.device:
         return f"was calibrated on {said.device!r}, and this machine is {here.device!r}"
     if said.slow_tier != here.slow_tier:
-        return f"was calibrated with slow tier {said.slow_tier or 'unsaid'}, and checks would use {here.slow_tier}"
+        return f"was calibrated with slow tier {said.slow_tier or 'unknown'}, and checks would use {here.slow_tier}"
     if said.throttle_bytes_per_s != here.throttle_bytes_per_s:
         rates = in_words(said.throttle_bytes_per_s), in_words(here.throttle_bytes_per_s)
         return "was calibrated with throttle {}, and checks would have {}".format(*rates)

@@ -39,7 +39,7 @@ def shape_of(geometry: Geometry) -> Shape:
     """Raises ConfigError for experts that are not of equal size, or of bits that torch does not compute."""
     sizes = set(geometry.expert_bytes)
     if len(sizes) > 1:
-        raise ConfigError(f"measure computes experts of one size; these have {len(sizes)}")
+        raise ConfigError(f"measure requires experts of one size; these have {len(sizes)} sizes")
     dtype = format_at(geometry.expert_bits)
     params = geometry.expert_params or int(sizes.pop() * 8 // geometry.expert_bits)
     hidden = _hidden(geometry, params)
@@ -58,7 +58,7 @@ def format_at(bits: float) -> str:
         if bits == own or (name.startswith("int") and own < bits < own + SCALES):
             return name
     raise ConfigError(
-        f"measure computes experts at 2, 4, 8 bits, with or without scales, at 16 or 32; these have {bits:g} bits. "
+        f"measure requires experts at 2, 4 or 8 bits (with or without scales), 16 or 32; these have {bits:g} bits. "
         "Import or synthesise the trace with --expert-bits 16"
     )
 

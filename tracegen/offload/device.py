@@ -35,7 +35,9 @@ def free_memory(device: str) -> int:
         return torch.cuda.mem_get_info(device)[0]
     except (RuntimeError, AssertionError, ValueError) as error:
         said = str(error).splitlines()[0]
-        raise ConfigError(f"--device {device}: {said}; take cpu, or a machine and a torch with CUDA") from None
+        raise ConfigError(
+            f"invalid --device {device}: {said}; pass cpu, or use a machine and a torch with CUDA"
+        ) from None
 
 
 def memory_of(device: str, size: int) -> Tensor:

@@ -31,9 +31,9 @@ def tokens_of(trace: Trace, layers: int | None, first: int, last: int, prompt: i
     request = trace.request(0)
     here, most = len(request.chosen), trace.geometry.layers
     if last > here:
-        raise ConfigError(f"the first request of the trace has {here} tokens, not {last}; take fewer --tokens")
+        raise ConfigError(f"the first request of the trace has {here} tokens, not {last}; pass a smaller --tokens")
     if layers is not None and layers > most:
-        raise ConfigError(f"--layers {layers}: the trace has {most}; take at most that")
+        raise ConfigError(f"invalid --layers {layers}: expected at most {most}, the layers of the trace")
     kept = most if layers is None else layers
     others = {name: _cut(getattr(request, name), first, last, kept) for name in (*PER_LAYER, *PER_TOKEN)}
     chosen = request.chosen[first:last, :kept]
@@ -66,7 +66,7 @@ def planned(trace: Trace, config: ReplayConfig) -> Plan:
     """Raises ConfigError or PolicyError for what cannot be replayed, and for platforms that no real run has."""
     ready = plan(trace, config)
     if len(ready.machine.links) > 1 or ready.machine.tiers:
-        raise ConfigError(f"platform {ready.machine.name}: a measured run has one link and no lower tier")
+        raise ConfigError(f"platform {ready.machine.name}: expected one link and no lower tier in a measured run")
     return ready
 
 
@@ -81,7 +81,7 @@ def way_of(ready: Plan, wanted: str = AUTO) -> str:
     if wanted == COMPILED and not steps:
         raise ConfigError(
             f"--decisions {wanted} cannot run misses that a CPU computes, nor prices of platform {ready.machine.name} "
-            "that are more than a number; use reference"
+            "that are more than a number; pass --decisions reference"
         )
     return REFERENCE if wanted == REFERENCE or not steps else COMPILED
 
@@ -105,7 +105,7 @@ def slow_tier_named(text: str) -> Named:
     if kind == "disk" and folder:
         return Named(Path(folder), rest.endswith(":buffered"))
     if text != "pinned":
-        raise ConfigError(f"--slow-tier {text!r} is unknown; write disk:DIR, disk:DIR:buffered or pinned")
+        raise ConfigError(f"invalid --slow-tier {text!r}: expected disk:DIR, disk:DIR:buffered or pinned")
     return Named(None)
 
 
@@ -114,14 +114,14 @@ def throttle_named(text: str) -> float | None:
     word = text.strip()
     size = parse_size(word.removesuffix("/s"))
     if word != "none" and (not size or not word.endswith("/s")):
-        raise ConfigError(f"--throttle {word!r} is no rate; write 400MB/s, 1GiB/s or none")
+        raise ConfigError(f"invalid --throttle {word!r}: expected a rate such as 400MB/s or 1GiB/s, or none")
     return float(size) if size else None
 
 
 def require_place(named: Named, device: str) -> None:
     """Raises ConfigError for a folder that cannot be made or written, and for a device that is none."""
     if not COMPUTES.fullmatch(device):
-        raise ConfigError(f"--device {device}: no such device; write cpu, cuda or cuda:1")
+        raise ConfigError(f"invalid --device {device!r}: expected cpu, cuda or cuda:1")
     if named.folder is None:
         return
     try:

@@ -32,12 +32,12 @@ BEST: Mapping[float, str] = {8: "hqq", 4: "hqq", 3: "hqq", 2: "hqq"}
 def check_quantiser(name: str) -> None:
     """Raises RecordError for an unknown name, or one whose library is not installed."""
     if name not in (*NAMES, CHOOSING):
-        raise RecordError(f"no quantiser called {name!r}: {hint(name, (*NAMES, CHOOSING))}")
+        raise RecordError(f"unknown quantiser {name!r}: {hint(name, (*NAMES, CHOOSING))}")
     for each in sorted(set(BEST.values())) if name == CHOOSING else (name,):
         library = NAMES[each]
         if library is not None and not find_spec(library):
             fix = f"{install_command('quant')}, or take {DEFAULT}"
-            raise RecordError(f"quantiser {name} needs {library}: {fix}")
+            raise RecordError(f"quantiser {name} requires {library}: {fix}")
 
 
 def at_width(name: str, bits: float) -> str:

@@ -120,7 +120,7 @@ def _check_name(name: str) -> None:
     if name not in known.all_tasks:
         near = nearest(name, known.all_tasks)
         meant = f"did you mean {near}?" if near else f"`lm-eval ls tasks` lists {len(known.all_tasks):,}"
-        raise RecordError(f"no task called {name!r}: {meant}")
+        raise RecordError(f"unknown task {name!r}: {meant}")
     if name in known.all_tags:
         tasks = ", ".join(sorted(known.task_index[name].tags or ()))
         raise RecordError(f"{name} is a list of tasks without a figure of its own; name those that you want: {tasks}")

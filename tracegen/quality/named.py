@@ -21,10 +21,10 @@ def named_tasks(text: str) -> list[str]:
     """The names of a comma list. Raises RecordError for none, two of one name, a missing file or no harness."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise RecordError("--tasks names nothing; expected for example perplexity:FILE,gsm8k")
+        raise RecordError("missing tasks: pass --tasks, for example perplexity:FILE,gsm8k")
     called = [called_of(name) for name in names]
     if twice := sorted({name for name in called if called.count(name) > 1}):
-        raise RecordError(f"--tasks has two tasks called {twice[0]}; name each once")
+        raise RecordError(f"--tasks lists {twice[0]} twice; list each task once")
     for name in names:
         _check(name)
     return names
@@ -51,7 +51,7 @@ def _check_file(name: str, path: str, example: str) -> None:
     if Path(path).is_dir() and path:
         raise RecordError(f"task {name}: {path} is a folder; expected a file, for example {example}")
     if not Path(path).is_file():
-        raise RecordError(f"task {name}: there is no file {path or 'named'}; expected for example {example}")
+        raise RecordError(f"task {name}: no file {path or 'given'}; expected for example {example}")
 
 
 # -- A task's YAML file, as lm-evaluation-harness reads it, and the local files that its answers depend on.

@@ -49,7 +49,7 @@ def load(name: str) -> Exporter:
     """The exporter of that name. Raises TraceError naming the nearest one."""
     known = {each.name: each for each in exporters()}
     if name not in known:
-        raise TraceError(f"no format called {name!r} can be written: {hint(name, tuple(known))}")
+        raise TraceError(f"unknown format {name!r}: {hint(name, tuple(known))}")
     return known[name]
 
 

@@ -109,7 +109,7 @@ def _runs(archive: Archive) -> list[Run]:
     root = archive.root
     lists = [root.get(key) for key in KEYS] if isinstance(root, dict) else [None]
     if not all(isinstance(each, list) and each and len(each) == len(lists[0] or ()) for each in lists):
-        raise TraceError(f"{archive.file}: {', '.join(KEYS)} are no lists of one length; record it again")
+        raise TraceError(f"{archive.file}: {', '.join(KEYS)} are not lists of the same length; record it again")
     # the last token of a padded prompt is not where it seems
     alone = root.get("batch_size") == 1
     columns = zip(*lists, strict=True)  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ def _shaped(answer: Answer, shape: tuple[int, int]) -> np.ndarray:
         return ids
     layers, k = shape
     if len(ids) % (layers * k):
-        said = f"{len(ids):,} ids are no whole number of rows of {layers} layers and {k} experts"
+        said = f"{len(ids):,} ids do not divide into rows of {layers} layers and {k} experts"
         raise TraceError(f"{answer.place}: {said}; give the model that it was recorded with, or --shape LAYERSxK")
     return ids.reshape(-1, layers, k)
 

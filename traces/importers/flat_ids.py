@@ -130,7 +130,9 @@ def _of_model(found: list[Flat], layers: int, k: int) -> int:
         if all(each.fits(hidden * k) for each in found):
             return hidden
     wrong = next((each for each in found if not each.fits(layers * k)), found[0])
-    said = f"{wrong.total:,} ids for {_counted(wrong)}, which are no rows of {layers} layers and {k} experts"
+    said = (
+        f"{wrong.total:,} ids for {_counted(wrong)}, which do not divide into rows of {layers} layers and {k} experts"
+    )
     raise TraceError(f"{wrong.place}: {said}; choose the model it was recorded with, or say --shape LAYERSxK")
 
 
@@ -147,13 +149,13 @@ def _width(found: list[Flat]) -> int:
     uncounted = next((each for each in found if each.rows is None), None)
     if not widths and uncounted is not None:
         raise TraceError(
-            f"{uncounted.place}: no prompt_tokens or completion_tokens beside {uncounted.total:,} ids; "
+            f"{uncounted.place}: no prompt_tokens or completion_tokens with {uncounted.total:,} ids; "
             f"save the whole response, or {FIX}"
         )
     best = max(widths, default=0)
     wrong = next((each for each in found if not best or not each.fits(best)), None)
     if wrong is not None:
-        raise TraceError(_partial(wrong, "the ids are no whole number of each"))
+        raise TraceError(_partial(wrong, "the ids do not divide into whole tokens"))
     witnesses = widths[best]
     if any(each.stated for each in witnesses) or len({each.rows for each in witnesses}) > 1:
         return best

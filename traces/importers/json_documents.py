@@ -91,7 +91,7 @@ def _rows(path: Path) -> tuple[np.ndarray, list[str]]:
     if not isinstance(document[0], list):
         width = k + 1 if k else _width(document, path)
         if len(document) % width:
-            raise TraceError(f"{path}: {len(document):,} numbers are no rows of {width}: was it cut off?")
+            raise TraceError(f"{path}: {len(document):,} numbers do not divide into rows of {width}: was it cut off?")
         said = [f"a flat list of rows of {width} numbers"]
         document = [document[at : at + width] for at in range(0, len(document), width)]
     for at, row in enumerate(document):

@@ -71,7 +71,7 @@ def _arrays(path: Path, options: Options) -> tuple[np.ndarray, np.ndarray | None
         )
     if path.suffix == ".npy":
         if asked:
-            raise TraceError(f"{path}: one array without a name; leave --columns out")
+            raise TraceError(f"{path}: --columns cannot be combined with one array without a name")
         return archive.checked_ids(archive.lone(path), str(path)), None, []
     experts = asked["experts"][0] if "experts" in asked else _only(path)
     ids = archive.expert_ids(path, experts)

@@ -87,7 +87,7 @@ def _zstd_bound(packed: bytes) -> int:
             at += 8 + int.from_bytes(packed[at + 4 : at + 8], "little")
             continue
         if magic != ZSTD_FRAME or at + 5 > len(packed):
-            raise EOFError("no frame of zstd")
+            raise EOFError("not a zstd frame")
         descriptor = packed[at + 4]
         single, stated = descriptor >> 5 & 1, descriptor >> 6
         content = (1 if single else 0, 2, 4, 8)[stated]

@@ -178,7 +178,9 @@ def choice_for(options: Options, place: str, k: int | None = None, model: str = 
     if router.family == "sigmoid_groups":
         raise TraceError(f"{place}: this model's router adds a bias that is not recorded; record ids with `record`")
     if geometry is None and k is None:
-        raise TraceError(f"{place}: logits do not say how many experts a token has; add --model NAME, or save k beside")
+        raise TraceError(
+            f"{place}: logits do not say how many experts a token has; add --model NAME, or save k with them"
+        )
     count = k or (geometry.k if geometry else 1)
     source = f"the router {router.family} of the model" if geometry else "order of size"
     weights = ", as are gate weights" if geometry else "; no gate weights, as the router is not known"

@@ -72,7 +72,7 @@ def passes_of(archive: Archive) -> list[Pass]:
 def _pass(record: Any, place: str) -> Pass | None:
     """None for a pass without tokens. Raises TraceError naming what is not as recorded."""
     if not isinstance(record, dict) or not set(DETAIL) <= record.keys():
-        said = f"{place} has no {DETAIL[0]}: a dump of mode per_pass counts experts and knows no tokens"
+        said = f"{place} has no {DETAIL[0]}: a dump of mode per_pass counts experts without tokens"
         raise TraceError(f"{said}; record with --expert-distribution-recorder-mode per_token")
     mode = record.get("forward_mode")
     if type(mode) is int and mode > IDLE:

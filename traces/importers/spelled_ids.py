@@ -77,7 +77,7 @@ def _of_text(text: str, place: str, dtype: Any) -> np.ndarray:
     kind = dtype if dtype in DTYPES else "int32"
     size = np.dtype(kind).itemsize
     if not content or len(content) % size:
-        said = f"{len(content):,} bytes, which are no npy file and no whole number of {kind}"
+        said = f"{len(content):,} bytes, which are neither an npy file nor a whole number of {kind}"
         raise TraceError(f"{place} has {said}; expected what the server sent, unchanged")
     return _checked(np.frombuffer(content, np.dtype(kind).newbyteorder("<")), place)
 
@@ -105,7 +105,7 @@ def _shaped(content: bytes, dtype: str | None, shape: list[int], place: str) -> 
     places = prod(shape)
     known = dtype or BY_SIZE.get(len(content) // places if places and len(content) % places == 0 else 0)
     if known is None or not places or len(content) != places * np.dtype(known).itemsize:
-        raise TraceError(f"{place}: {len(content):,} bytes are no {dtype or 'ids'} of shape {shape}; save it again")
+        raise TraceError(f"{place}: {len(content):,} bytes are not {dtype or 'ids'} of shape {shape}; save it again")
     ids = np.frombuffer(content, np.dtype(known).newbyteorder("<")).reshape(shape)
     return archive.checked_ids(ids, place)
 

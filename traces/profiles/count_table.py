@@ -54,7 +54,7 @@ def _cells(file: Path) -> dict[tuple[int, int], float]:
         _, first = np.unique(places, axis=0, return_index=True)
         row = int(np.setdiff1d(np.arange(len(counts)), first)[0])
         where = f"{file} line {table.lines[row]}: layer {layer[row]}, expert {expert[row]}"
-        raise TraceError(f"{where} a second time; expected each once")
+        raise TraceError(f"{where} is listed twice; expected each once")
     return cells
 
 

@@ -43,7 +43,7 @@ def read(path: Path) -> Counts:
 def _cells(layer: Any, place: str) -> dict[tuple[int, int], float]:
     """Return the counts of one layer; without `experts`, hot and cold counts are added up."""
     if not isinstance(layer, dict) or not fits(layer.get("layer"), LAYER):
-        raise TraceError(f"{place}: no number of a layer; expected one, and [expert, count] pairs")
+        raise TraceError(f"{place}: missing layer; expected its number, and [expert, count] pairs")
     all_of, *parts = (_pairs(layer.get(key, []), f"{place}.{key}") for key in PAIRS)
     cells: dict[tuple[int, int], float] = {}
     for expert, count in all_of or [pair for part in parts for pair in part]:

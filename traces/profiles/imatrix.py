@@ -39,7 +39,7 @@ def read(path: Path) -> Counts:
     gguf = read_gguf(path)
     if gguf.metadata.get(KIND) != "imatrix":
         is_kind = f"{KIND} is {shown(gguf.metadata.get(KIND))}"
-        raise TraceError(f"{path}: {is_kind}; expected imatrix, as llama-imatrix writes: weights count no experts")
+        raise TraceError(f"{path}: {is_kind}; expected imatrix, as llama-imatrix writes: weights do not count experts")
     layers = _layers(gguf)
     if not layers:
         raise TraceError(f"{path}: no counts of blk.N.ffn_*_exps; expected those of a Mixture-of-Experts model")
