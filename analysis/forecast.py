@@ -260,7 +260,7 @@ def _answer_row(answer: Answer) -> dict[str, Any]:
 
 
 def _miss(row: Mapping[str, Any]) -> str:
-    """Older results lack the full spelling."""
+    """Return the full spelling of the miss policy, which older results lack."""
     return (row["about"]["policies"] or {}).get("miss") or row["config"]["miss"]
 
 

@@ -40,7 +40,7 @@ READ = (
 
 
 class Change(NamedTuple):
-    """How far a run's mixtures are from the router's own; all zero if the output is unchanged.
+    """Distance of a run's mixtures from the router's own; all zero if the output is unchanged.
 
     Counters do not hold bits, so rounding follows from the precisions of the miss policy and of the stored model.
     """
@@ -93,7 +93,10 @@ def _lost(mass: float, assignments: float) -> float:
 
 
 def _rounding(low: float, ran: float, tiers: Sequence[float], stored: float) -> float:
-    """Everything below the first tier counts as the last one, because the counters do not tell tiers apart."""
+    """Return the rounding.
+
+    Everything below the first tier counts as the last tier, as the counters do not separate tiers.
+    """
     return max(ran - low, 0.0) * _rounding_error(tiers[0], stored) + low * _rounding_error(tiers[-1], stored)
 
 
@@ -247,7 +250,7 @@ def best_form(points: Sequence[Point], noise: float, whole: bool = True) -> tupl
 
 
 def distances(left: Sequence[Left], noise: float) -> list[float]:
-    """Leave-one-out errors: distances between measured and forecast losses, where a forecast exists."""
+    """Return leave-one-out errors: distances between measured and forecast losses, where a forecast exists."""
     return [distance(each.point.loss, each.best, noise) for each in left if each.best is not None]
 
 

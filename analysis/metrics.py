@@ -44,7 +44,7 @@ def figures_of(frame: pl.DataFrame) -> dict[str, float | None]:
 
 
 def ranked(frame: pl.DataFrame, by: str, ends: bool = False) -> pl.DataFrame:
-    """Every configuration, the best by one figure first: its identity, what varies, and the columns of `RANKED`.
+    """Return every configuration, the best by one figure first: its identity, what varies, and the columns of `RANKED`.
 
     With `ends` the intervals of those that have one stand behind them (`with_ends`). Raises ResultError if `by` is none
     of those columns.
@@ -74,12 +74,12 @@ def with_ends(frame: pl.DataFrame, table: pl.DataFrame, figures: Sequence[str]) 
 
 
 def _end(value: float | None, figure: str) -> float | None:
-    """No share is above 1."""
+    """Clamp the end of an interval: no share is above 1."""
     return min(value, 1.0) if figure == "hit_rate" and value is not None else value
 
 
 def judged(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[str]:
-    """The best configurations of a frame in words (`analysis/verdict.py`).
+    """Return the best configurations of a frame in words (`analysis/verdict.py`).
 
     `foresees` says whether the policies of a row know the future, by kind.
     """
@@ -87,13 +87,13 @@ def judged(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = 
 
 
 def varying(frame: pl.DataFrame) -> list[str]:
-    """The settings by which the configurations of a frame are called: those that not all share."""
+    """Return the settings by which the configurations of a frame are called: those that not all share."""
     table = runs(frame)
     return [field for field in fields(frame) if field != "trace" and table[field].n_unique() > 1]
 
 
 def entries(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[Entry]:
-    """The configurations of a frame as `analysis/verdict.py` judges them, by identity."""
+    """Return the configurations of a frame as `analysis/verdict.py` judges them, by identity."""
     table = measured(frame).select(*fields(frame), "identity", "capacity_bytes", "tokens_per_s", "tpot_ms", "hit_rate")
     bare = {kind: bare_names(table[kind].unique().to_list()) for kind in POLICIES}
     rows = table.with_row_index("at").sort("identity").iter_rows(named=True)
@@ -112,7 +112,7 @@ def entries(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] =
 
 
 def shared(frame: pl.DataFrame) -> str:
-    """The settings that all configurations have alike, in words; a default is said of policies and `ALWAYS` alone."""
+    """Return the settings that all configurations share, in words; defaults of policies and `ALWAYS` only."""
     table = runs(frame)
     alike = {name: table[name][0] for name in fields(frame) if name in SAID and table[name].n_unique() == 1}
     alike |= {name: str(digest)[:12] for name, digest in alike.items() if name == "trace"}
@@ -138,7 +138,7 @@ def rows_of(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
 
 
 def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFrame:
-    """Means over the configurations that share some settings, best group first, with how many they are.
+    """Return means over the configurations that share some settings, best group first, with how many they are.
 
     Raises ResultError for a setting or a figure that does not exist.
     """

@@ -206,7 +206,7 @@ def warnings(found: Iterable[tuple[str, str | None]]) -> list[str]:
 
 
 def _each_side_buffer(results: Sequence[Result]) -> list[str]:
-    """Side buffers are not part of the capacity."""
+    """Return the bytes of each side buffer, which are not part of the capacity."""
     held = {result.about["policies"]["prefetch"]: result.about["side_bytes"] for result in results}
     return [
         f"side buffers of {prefetch}: {size:,} bytes on top of the capacity" for prefetch, size in held.items() if size

@@ -139,7 +139,7 @@ class Move:
 
     @property
     def busy_ns(self) -> int:
-        """Its part of `link_busy_ns`."""
+        """Part of `link_busy_ns` that this transfer takes."""
         return self.ends - self.begins + self.cut_ns
 
 

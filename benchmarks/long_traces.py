@@ -62,12 +62,12 @@ print(time.perf_counter() - start)
 
 
 def geometry(layers: int, experts: int, k: int) -> Geometry:
-    """Experts of 25 MB each."""
+    """Return experts of 25 MB each."""
     return Geometry(layers=layers, experts=experts, k=k, expert_bytes=(25_000_000,) * layers)
 
 
 def made_pieces(sizes: Geometry, tokens: int, length: int, seed: int) -> Iterator[Piece]:
-    """Yield requests of `length` tokens, an eighth of each a prompt, in blocks of whole requests."""
+    """Yield the requests of `length` tokens, an eighth of each a prompt, in blocks of whole requests."""
     rng = np.random.Generator(np.random.PCG64(seed))
     experts = _popular(sizes, rng)
     at_once = max(1, VALUES // (sizes.layers * sizes.k * length))

@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    """A row per case."""
+    """Print a row per case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--device", default="cpu")

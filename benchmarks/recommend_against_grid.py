@@ -41,7 +41,7 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    """A row per case."""
+    """Print a row per case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", type=lambda text: Case(*text.split(":")))
     parser.add_argument("--passes", default="recorded")

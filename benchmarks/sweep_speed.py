@@ -94,7 +94,7 @@ def share(pid: int) -> int:
 
 
 def options(count: int) -> list[str]:
-    """`--set` options that draw so many of an experiment's configurations."""
+    """Return `--set` options that draw so many of an experiment's configurations."""
     return ["--set", f"random.n={count}", "--set", "random.seed=0", "--set", "bounds=false"]
 
 

@@ -156,7 +156,7 @@ def quantity_rows(found: Prediction) -> list[dict[str, object]]:
 
 
 def _error(name: str, found: Prediction) -> str:
-    """Hits differ by points, other quantities by percent."""
+    """Return the error: points for hits, percent for other quantities."""
     if name == "hit_pct" and name in found.measured:
         return f"{found.predicted[name] - found.measured[name]:+.1f} points"
     return f"{found.error[name]:+.1%}" if name in found.error else "-"

@@ -24,7 +24,7 @@ class StatusLine:
     """The current state of long work, in one line."""
 
     def __init__(self, seconds_to_first: float = SECONDS_BETWEEN_LINES) -> None:
-        """On a terminal the first line is due at once."""
+        """Start the meter; on a terminal the first line is due at once."""
         self._terminal = sys.stderr.isatty()
         self._due = time.monotonic() + (0 if self._terminal else seconds_to_first)
         self._wide = 0
@@ -119,7 +119,7 @@ class RequestMeter(StatusLine):
     """Progress of recordings and live runs: requests done, tokens/s and time left."""
 
     def __init__(self) -> None:
-        """The first line is due after two seconds."""
+        """Start the meter; the first line is due after two seconds."""
         super().__init__(SECONDS_TO_FIRST_REQUEST)
 
     def update(self, at: Progress) -> None:

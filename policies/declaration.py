@@ -1,4 +1,4 @@
-"""What a policy declares, checked: for policies that no test of this project has seen."""
+"""Checks of policy declarations, which guard against files that no test of this project has seen."""
 
 from __future__ import annotations
 

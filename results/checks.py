@@ -78,7 +78,7 @@ class Check(Frozen):
 
 
 def side_of(result: Result, tokens: int) -> Side:
-    """Figures of a run over so many tokens."""
+    """Return the figures of a run over so many tokens."""
     totals, own = result.totals, values_of(result)
     return Side(
         hit_rate=own["hit_rate"],
@@ -90,12 +90,12 @@ def side_of(result: Result, tokens: int) -> Side:
 
 
 def path_of(folder: Path, identity: str, how: How) -> Path:
-    """The file of a check, in the folder of its sweep."""
+    """Return the file of a check, in the folder of its sweep."""
     return folder / FOLDER / f"{identity}-{hashlib.sha256(canonical(how.model_dump())).hexdigest()[:8]}.json"
 
 
 def write(folder: Path, check: Check) -> None:
-    """Whole or not at all. Raises ResultError."""
+    """Write the file atomically. Raises ResultError."""
     path, document = path_of(folder, check.identity, check.how), check.model_dump(mode="json")
     try:
         write_whole(path, (json_text(document | {"sha256": _digest(document)}, indent=1) + "\n").encode())

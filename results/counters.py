@@ -122,12 +122,12 @@ def reported(counts: Iterable[int], per: Rows) -> dict[str, int]:
 
 
 def heading_of(name: str) -> str:
-    """The column of a counter in tables that have settings beside counters; an unknown one's is its name."""
+    """Return the column of a counter in tables that have settings beside counters; an unknown one's is its name."""
     return COUNTERS[name].heading if name in COUNTERS else name
 
 
 def markdown() -> str:
-    """The Markdown table of counters in docs/semantics.md."""
+    """Return the Markdown table of counters in docs/semantics.md."""
     return "\n".join(_lines())
 
 

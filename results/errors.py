@@ -12,5 +12,5 @@ class ResultError(Exception):
 
 
 def unknown(kind: str, name: str, known: Collection[str]) -> ResultError:
-    """The refusal of a name, suggesting the nearest one."""
+    """Return the refusal of a name, suggesting the nearest one."""
     return ResultError(f"no {kind} called {name!r}: {hint(name, known)}")

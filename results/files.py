@@ -27,7 +27,10 @@ from moereplay.traces.texts import in_csv
 
 
 def read_rows(path: Path, verb: str) -> pl.DataFrame:
-    """The rows of one file that `verb` wrote. Raises ResultError if it is broken, foreign or newer than this code."""
+    """Return the rows of one file that `verb` wrote.
+
+    Raises ResultError if it is broken, foreign or newer than this code.
+    """
     part = read_parquet(path, verb)
     version = part["rows_version"].max() if part.schema.get("rows_version") == pl.Int64 else None
     if not isinstance(version, int):
@@ -44,7 +47,7 @@ def check_digests(path: Path, part: pl.DataFrame, verb: str) -> None:
 
 
 def read_parquet(path: Path, verb: str) -> pl.DataFrame:
-    """A file that `verb` wrote, unparsed if damaged. Raises ResultError if it is, or no Parquet."""
+    """Return a file that `verb` wrote, unparsed if damaged. Raises ResultError if it is, or no Parquet."""
     try:
         data = content(path, MOST_BYTES)
         if is_damaged(data):
@@ -63,7 +66,7 @@ def check_columns(path: Path, schema: pl.Schema, columns: Mapping[str, Collectio
 
 
 def damaged(path: Path, verb: str) -> ResultError:
-    """The refusal of a file that is not what was written."""
+    """Return the refusal of a file that is not what was written."""
     return ResultError(f"{path} is damaged: its content does not match its digest; delete it and {verb} again")
 
 
@@ -80,13 +83,13 @@ def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int | None
 
 
 def write_events(path: Path, events: Sequence[Event]) -> None:
-    """The event log as Parquet, or as CSV if the name says so. Raises ResultError."""
+    """Write the event log as Parquet, or as CSV if the name says so. Raises ResultError."""
     frame = pl.DataFrame([vars(event) for event in events], schema=_event_schema(), orient="row")
     write_frame(frame.rename({"step_pass": "pass"}), path)
 
 
 def write_frame(frame: pl.DataFrame, path: Path) -> None:
-    """A file, CSV if its name says so. Raises ResultError."""
+    """Write a frame as Parquet, or as CSV if the name says so. Raises ResultError."""
     write_file(path, csv_text(frame).encode() if path.suffix == ".csv" else parquet(frame))
 
 
@@ -97,7 +100,7 @@ def csv_text(frame: pl.DataFrame) -> str:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """A reader sees all of it or nothing. Raises ResultError."""
+    """Write a file atomically: a reader sees all of it or nothing. Raises ResultError."""
     try:
         write_whole(path, data)
     except OSError as error:

@@ -17,7 +17,7 @@ SIDES = ("measured", "simulated", "closure")
 
 
 def write(folder: Path, document: Mapping[str, object]) -> Path:
-    """Whole or not at all, over an earlier one. Raises ResultError."""
+    """Write the document atomically, replacing an earlier one. Raises ResultError."""
     path = folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def write(folder: Path, document: Mapping[str, object]) -> Path:
 
 
 def load(folder: Path) -> pl.DataFrame:
-    """A row per run, with `tpot_ms`, per-token times (`tokens_ms`) and `hits` of each side, and the device.
+    """Return a row per run, with `tpot_ms`, per-token times (`tokens_ms`) and `hits` of each side, and the device.
 
     Raises ResultError if the file is missing or is not a measurement.
     """

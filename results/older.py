@@ -46,7 +46,7 @@ class OlderFile:
             raise PartError(f"{path} is damaged; remove it, or {self.path} too and replay again") from None
 
     def frame(self, name: str) -> pl.DataFrame | None:
-        """A table of its rows. Raises ResultError if the file is broken, foreign, or newer than this code."""
+        """Return a table of its rows. Raises ResultError if the file is broken, foreign, or newer than this code."""
         return self._tables[name]
 
     @cached_property

@@ -68,7 +68,7 @@ class StoredPart:
     provenance: Mapping[str, Any]
 
     def frame(self, name: str) -> pl.DataFrame | None:
-        """A table, None if the part has none. Raises PartError if it is damaged, missing, or no table."""
+        """Return a table, None if the part has none. Raises PartError if it is damaged, missing, or no table."""
         data = self._content(name)
         if data is None:
             return None
@@ -114,7 +114,7 @@ def older_files(folder: Path) -> list[Path]:
 
 
 def parsed(data: bytes, where: Path | str, there: Collection[str]) -> dict[str, Any]:
-    """The provenance of a part, whose folder or URL an error names. `there` are the files beside it.
+    """Return the provenance of a part, whose folder or URL an error names. `there` are the files beside it.
 
     Raises PartError if it is not what was written, of a newer version, or other files are there than it lists.
     """
@@ -136,7 +136,7 @@ def check_table(data: bytes, file: str, provenance: Mapping[str, Any], where: Pa
 
 
 def stored(provenances: Iterable[Mapping[str, Any]], requests: bool) -> set[tuple[str, str]]:
-    """Keys of the jobs that need not run again; a configuration that ended in an error may."""
+    """Return the keys of the jobs that need not run again; a configuration that ended in an error may."""
     held: dict[str, set[str]] = {"configuration": set(), "bound": set(), "requests": set()}
     for provenance in provenances:
         for what, identities in provenance["holds"].items():
@@ -159,7 +159,7 @@ def _digest_of(provenance: Mapping[str, Any]) -> str:
 
 
 def _document(data: bytes, where: Path | str) -> dict[str, Any]:
-    """JSON of the expected shape."""
+    """Return JSON of the expected shape."""
     try:
         found = from_json(data)
         identities = [identity for held in found["holds"].values() for identity in held]

@@ -52,13 +52,13 @@ NEEDED = {name: [field.name for field in kind.fields] for name, kind in SCHEMA.i
 
 
 def counted(totals: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> Row:
-    """The field `live` or `replayed` from a run's totals and its rows of requests."""
+    """Return the field `live` or `replayed` from a run's totals and its rows of requests."""
     times = dict(zip(TIMES, request_times(requests).values(), strict=True))
     return {name: totals[name] for name in (*COUNTERS, "time_ns")} | times
 
 
 def counted_by(result: Result) -> Row:
-    """`counted` of a replay."""
+    """Return `counted` of a replay."""
     return counted(result.totals, result.per_request)
 
 
@@ -68,12 +68,12 @@ def to_frame(rows: Sequence[Row]) -> pl.DataFrame:
 
 
 def examples_of(frame: pl.DataFrame) -> pl.DataFrame:
-    """A flat row for every set, task, example and measure."""
+    """Return a flat row for every set, task, example and measure."""
     return frame.select("set", "task", "examples").explode("examples").unnest("examples")
 
 
 def load(folder: Path) -> pl.DataFrame:
-    """The rows of a folder, with the unmodified model's of every task.
+    """Return the rows of a folder, with the unmodified model's of every task.
 
     Raises ResultError if there are none, or if the file is damaged, foreign or lacks the unmodified model.
     """
@@ -89,7 +89,7 @@ def load(folder: Path) -> pl.DataFrame:
 
 
 def read(path: Path) -> pl.DataFrame:
-    """The rows of one file. Raises ResultError if it is damaged or foreign."""
+    """Return the rows of one file. Raises ResultError if it is damaged or foreign."""
     frame = read_rows(path, "quality")
     check_columns(path, frame.schema, NEEDED)
     check_digests(path, frame, "quality")

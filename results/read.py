@@ -43,7 +43,7 @@ def requests(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def only(frame: pl.DataFrame, /, **wanted: str | Collection[str]) -> pl.DataFrame:
-    """The configurations whose fields have one of the wanted values: `only(frame, contract="atomic")`.
+    """Return the configurations whose fields have one of the wanted values: `only(frame, contract="atomic")`.
 
     `trace` takes the beginning of a digest, a policy of the user's own goes without the digest of its file. Raises
     ResultError naming the field, or the values that no result has and those that some have.
@@ -61,7 +61,7 @@ def only(frame: pl.DataFrame, /, **wanted: str | Collection[str]) -> pl.DataFram
 
 
 def filtered(frame: pl.DataFrame, conditions: Sequence[str]) -> pl.DataFrame:
-    """`only` with conditions as typed, `eviction=lru,fifo`. Raises ResultError."""
+    """Return `only` with conditions as typed, `eviction=lru,fifo`. Raises ResultError."""
     for condition in conditions:
         field, equals, values = condition.partition("=")
         if not equals:
@@ -121,7 +121,7 @@ def _identifying(frame: pl.DataFrame) -> list[pl.Expr]:
 
 
 def _column(frame: pl.DataFrame, field: str) -> pl.Expr:
-    """A field of the configuration or of its surroundings; lists become text, so that they compare and print."""
+    """Return a field of the configuration or of its surroundings; lists become text, so that they compare and print."""
     if field in ABOUT_FIELDS:
         return pl.col("about").struct.field(field)
     column, kinds = pl.col("config").struct.field(field), frame.schema["config"]

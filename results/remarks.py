@@ -75,6 +75,6 @@ def _is_never_filled(config: Mapping[str, Any], totals: Mapping[str, Any]) -> bo
 
 
 def _caught(totals: Mapping[str, Any]) -> float | None:
-    """The share of the cache's loads that no tier below had to read first; None without such a tier, or loads."""
+    """Return the share of the cache's loads that a lower tier already held; None without lower tiers or loads."""
     loaded, lower = totals["bytes_demand"] + totals["bytes_prefetch"], totals.get("bytes_lower")
     return 1 - lower / loaded if lower and loaded else None

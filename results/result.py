@@ -40,7 +40,7 @@ class Result:
     events: list[Event] = field(default_factory=list)
 
     def to_json(self) -> Row:
-        """The document that `replay --json` prints."""
+        """Return the document that `replay --json` prints."""
         return {
             "config": self.config,
             "about": self.about,

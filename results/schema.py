@@ -100,7 +100,7 @@ def table_schemas(kinds: Mapping[str, str] | None = None, policies: Iterable[str
 
 
 def fields_of(dtype: pl.DataType | None) -> list[str]:
-    """Field names of a struct or of a list of structs."""
+    """Return field names of a struct or of a list of structs."""
     inner = dtype.inner if isinstance(dtype, pl.List) else dtype
     return [field.name for field in inner.fields] if isinstance(inner, pl.Struct) else []
 
@@ -111,12 +111,12 @@ def _counters(per: Rows, flat: bool = False) -> Columns:
 
 
 def settings_in(configurations: Sequence[str]) -> list[str]:
-    """The settings among the columns of that table, by their place, so that a reader needs no list of them."""
+    """Return the settings among the columns of that table, by their place, so that a reader needs no list of them."""
     return _between(configurations, "error", next(iter(FACTS)))
 
 
 def counters_in(configurations: Sequence[str]) -> list[str]:
-    """The counters among the columns of that table, those of other versions included."""
+    """Return the counters among the columns of that table, those of other versions included."""
     policies = [name for name in configurations if name.endswith(IN_FULL)]
     return _between(configurations, (policies or list(FACTS))[-1], "time_ns")
 
@@ -139,13 +139,13 @@ def nested(
 
 
 def with_digests(frame: pl.DataFrame) -> pl.DataFrame:
-    """The rows, with a digest of the content of each."""
+    """Return the rows, with a digest of the content of each."""
     digests = [row_digest(row) for row in frame.iter_rows(named=True)]
     return frame.with_columns(pl.Series("digest", digests, pl.String))
 
 
 def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> pl.DataFrame:
-    """The rows of all frames, with the columns of `base` and of every frame, null where one lacks them.
+    """Return the rows of all frames, with the columns of `base` and of every frame, null where one lacks them.
 
     A frame comes with what an error calls it. Columns come in one order, whatever the order of the frames.
     Raises ResultError where a column has another type.
@@ -165,7 +165,7 @@ def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> p
 
 
 def _filled(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
-    """Casting fills the fields that a nested column lacks."""
+    """Cast a nested column, which fills the fields that it lacks."""
     own = frame.schema  # polars makes it anew each time
     lacking = [pl.lit(None, kind).alias(name) for name, kind in schema.items() if name not in own]
     other: Any = {name: kind for name, kind in schema.items() if own.get(name, kind) != kind}
@@ -173,7 +173,7 @@ def _filled(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
 
 
 def _joined_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], inside: str = "") -> pl.Schema:
-    """The columns of both: one that is new stands behind the one that it follows in `theirs`."""
+    """Return the columns of both: one that is new stands behind the one that it follows in `theirs`."""
     kinds = {
         name: _joined(ours[name], theirs[name], f"{inside}{name}") if name in ours and name in theirs else kind
         for name, kind in {**theirs, **ours}.items()
@@ -191,7 +191,7 @@ def _in_order(ours: list[str], theirs: Collection[str]) -> list[str]:
 
 
 def _joined(ours: pl.DataType, theirs: pl.DataType, column: str) -> pl.DataType:
-    """The type that holds both. Raises TypeError naming the column."""
+    """Return the type that holds both. Raises TypeError naming the column."""
     if isinstance(ours, pl.Struct) and isinstance(theirs, pl.Struct):
         fields = _joined_fields(ours.to_schema(), theirs.to_schema(), f"{column}.")
         return pl.Struct(fields)
@@ -216,13 +216,13 @@ NO_DIGEST = "0" * 64
 
 
 def row_digest(row: Mapping[str, Any]) -> str:
-    """sha256 of a stored row without its digest: polars checks no page of a Parquet file that it reads."""
+    """Return sha256 of a stored row without its digest: polars checks no page of a Parquet file that it reads."""
     content = {name: value for name, value in row.items() if name != "digest"}
     return hashlib.sha256(canonical(content)).hexdigest()
 
 
 def with_file_digest(data: bytes) -> bytes:
-    """A Parquet file that was written with the metadata {FILE_DIGEST: NO_DIGEST}, with its digest there."""
+    """Return a Parquet file that was written with the metadata {FILE_DIGEST: NO_DIGEST}, with its digest there."""
     place = _file_digest(data)
     if place is None:
         raise AssertionError("the file was written without a place for its digest")
@@ -249,13 +249,13 @@ def _file_digest(data: bytes) -> tuple[int, int] | None:
 
 
 def with_config(part: pl.DataFrame) -> pl.DataFrame:
-    """Results of any version, their column `config` with the settings that it lacks."""
+    """Return results of any version, their column `config` with the settings that it lacks."""
     config = with_settings(part.select("config").unnest("config"))
     return part.with_columns(config.to_struct("config"))
 
 
 def with_settings(table: pl.DataFrame) -> pl.DataFrame:
-    """A table of configurations of any version, with the settings that it lacks: each had its default."""
+    """Return a table of configurations of any version, with the settings that it lacks: each had its default."""
     found, kinds = table.columns, setting_kinds()
     absent = {name: value for name, value in older().items() if name not in found}
     if not absent:

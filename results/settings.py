@@ -109,7 +109,7 @@ LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacit
 
 
 def bare_names(spelled: Collection[str]) -> dict[str, str]:
-    """Policies by their spelling without the version of a user's file, where no two become alike."""
+    """Return policies by their spelling without the version of a user's file, where no two become alike."""
     short = {text: re.sub(OF_A_FILE, "", text) for text in spelled}
     often = Counter(short.values())
     return {text: name if often[name] == 1 else text for text, name in short.items()}
@@ -122,7 +122,7 @@ def setting_kinds() -> dict[str, str]:
 
 
 def older() -> dict[str, str | int | tuple[()]]:
-    """Settings that results of earlier versions lack, with the value that was theirs: the default.
+    """Return settings that results of earlier versions lack, with the value that was theirs: the default.
 
     At its default such a setting does not enter a configuration's identity, so that what is stored is found again.
     """
@@ -130,7 +130,7 @@ def older() -> dict[str, str | int | tuple[()]]:
 
 
 def markdown() -> str:
-    """The Markdown table of settings in docs/settings.md."""
+    """Return the Markdown table of settings in docs/settings.md."""
     rows = [f"| `{each.name}` | {_shown(each.default)} | {each.help} | {_listed(each)} |" for each in SETTINGS]
     return "\n".join(["| setting | default | what it is | in `replay` |", "|---|---|---|---|", *rows])
 
@@ -172,7 +172,7 @@ def expert_lists(config: Mapping[str, Any]) -> dict[str, list[list[int]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Lists for tuples, as stored results have them."""
+    """Return lists for tuples, as stored results have them."""
     return [list(pair) for pair in value] if isinstance(value, list | tuple) else value
 
 

@@ -42,7 +42,7 @@ class Source(Protocol):
         ...
 
     def frame(self, name: str) -> pl.DataFrame | None:
-        """A table, None if it has none. Raises ResultError if it is damaged."""
+        """Return a table, None if it has none. Raises ResultError if it is damaged."""
         ...
 
 
@@ -79,7 +79,7 @@ def load(folder: Path) -> pl.DataFrame:
 
 
 def _with_routing(table: pl.DataFrame) -> pl.DataFrame:
-    """The table with what earlier versions said of synthetic routing by the name of the model alone."""
+    """Return the table with what earlier versions said of synthetic routing by the name of the model alone."""
     named = pl.col("model").str.strip_prefix(MODEL).alias("synthetic")
     labelled = pl.col("label") + f", {SYNTHETIC}"
     older = pl.col("synthetic").is_null() & pl.col("model").str.starts_with(MODEL)
@@ -90,14 +90,14 @@ def _with_routing(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def errors(folder: Path) -> pl.DataFrame:
-    """The configurations that have no result: identity, trace, settings and why."""
+    """Return the configurations that have no result: identity, trace, settings and why."""
     table = table_of(sources(folder), "configurations")
     failed = table.filter(pl.col("error").is_not_null())
     return failed.select("identity", "trace", *settings_in(table.columns), "error")
 
 
 def table_of(found: Iterable[Source], name: str) -> pl.DataFrame:
-    """A table of sources of any versions, in order, each row once; no rows where no part has the table.
+    """Return a table of sources of any versions, in order, each row once; no rows where no part has the table.
 
     Of a row that several have, the one with the fewest nulls stays: a result rather than an error, what a newer
     version counted rather than what an older one did not. Raises ResultError naming what is damaged or foreign.
@@ -115,7 +115,7 @@ def _bounds(found: Sequence[Source]) -> pl.DataFrame:
 
 
 def _lists(found: Sequence[Source], table: str, column: str) -> pl.DataFrame:
-    """A row per configuration with its rows of another table as a list, in order."""
+    """Return a row per configuration with its rows of another table as a list, in order."""
     rows = table_of(found, table).rename(_names(), strict=False)
     inner = [name for name in rows.columns if name not in ("rows_version", "identity")]
     grouped = rows.group_by("identity", maintain_order=True)
@@ -123,7 +123,7 @@ def _lists(found: Sequence[Source], table: str, column: str) -> pl.DataFrame:
 
 
 def _names() -> dict[str, str]:
-    """Counters by their column."""
+    """Return counters by their column."""
     return {counter.heading: counter.name for counter in COUNTERS.values()}
 
 

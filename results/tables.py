@@ -21,12 +21,12 @@ Rows = dict[str, list[Row]]
 
 
 def key(identity: str) -> Row:
-    """The columns that every table has."""
+    """Return the columns that every table has."""
     return {"rows_version": SWEEP_VERSION, "identity": identity}
 
 
 def rows_of(result: Result, bound: str | None, requests: bool = True) -> Rows:
-    """The rows that one result adds to each table; `bound` is the identity of the count that bounds it."""
+    """Return the rows that one result adds to each table; `bound` is the identity of the count that bounds it."""
     identity = result.about["identity"]
     rows = {"configurations": [_configuration(result, bound)], "layers": _each(identity, result.per_layer)}
     return rows | ({"requests": _each(identity, result.per_request)} if requests else {})
@@ -42,12 +42,12 @@ def part_of(result: Result, bound: str | None, counted: Mapping[str, int | None]
 
 
 def to_parquet(rows: Iterable[Row], schema: pl.Schema) -> bytes:
-    """Return rows of a table as Parquet bytes."""
+    """Return the rows of a table as Parquet bytes."""
     return frame_bytes(pl.DataFrame(list(rows), schema=schema))
 
 
 def frame_bytes(frame: pl.DataFrame) -> bytes:
-    """A table as a Parquet file; equal tables give equal bytes."""
+    """Return a table as a Parquet file; equal tables give equal bytes."""
     file = io.BytesIO()
     frame.rechunk().write_parquet(file, compression="zstd", row_group_size=ROWS_PER_GROUP)
     return file.getvalue()

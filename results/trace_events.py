@@ -84,7 +84,7 @@ def write_items(path: Path, process: str, about: Row, items: Iterable[Item]) -> 
 
 @contextmanager
 def _packed(path: Path, file: BinaryIO) -> Iterator[Writable]:
-    """Without the time of writing, and without its name."""
+    """Compress without the time of writing and without the name."""
     if path.suffix == ".gz":
         with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
             yield packed
@@ -127,6 +127,6 @@ def _said(name: str, args: Mapping[str, object]) -> str:
 
 
 def _us(ns: int) -> str:
-    """Microseconds, all digits: no float between."""
+    """Return microseconds, all digits: no float between."""
     whole, rest = divmod(ns, NS_PER_US)
     return f"{whole}.{rest:03d}" if rest else str(whole)

@@ -50,7 +50,7 @@ def to_frame(rows: Sequence[Row]) -> pl.DataFrame:
 
 
 def load(folder: Path) -> pl.DataFrame:
-    """The rows of a folder. Raises ResultError if there are none, or if the file is damaged or foreign."""
+    """Return the rows of a folder. Raises ResultError if there are none, or if the file is damaged or foreign."""
     path = folder / FILE
     if not path.exists():
         raise ResultError(f"no validation in {folder}; make one with: moereplay validate TRACE --out {folder}")

@@ -88,7 +88,7 @@ def end_states(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> tuple[EndS
 
 
 def _tight(short: Trace, spec: RunSpec) -> tuple[int, ...]:
-    """Return bytes of pools that force evictions: half of what the opening demands, at least two experts."""
+    """Return the bytes of pools that force evictions: half of what the opening demands, at least two experts."""
     if spec.config.warm:
         return spec.pools
     chosen, sizes = short.read("chosen"), spec.layout.tiers[0]

@@ -81,7 +81,7 @@ class Pass(NamedTuple):
 
     @property
     def at(self) -> slice | list[int]:
-        """Its tokens as an index of the token axis: a slice if they are consecutive."""
+        """Tokens of the pass as an index of the token axis: a slice if they are consecutive."""
         if len(self.rows) == 1:
             return slice(self.start, self.start + 1)
         tokens = [row.token for row in self.rows]
@@ -316,7 +316,7 @@ class TraceGates:
         return ()
 
     def pass_of(self, position: int) -> int:
-        """Unreachable: only called when future demand is known."""
+        """Raises AssertionError: only called when future demand is known."""
         raise AssertionError(f"the pass of demand {position} depends on a schedule that is not known yet")
 
     def popularity(self, tokens: int) -> list[int]:

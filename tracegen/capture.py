@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What passes recorded, one row per token."""
+    """Rows that passes recorded, one per token."""
 
     chosen: np.ndarray  #: (T, L, k) int16
     weights: np.ndarray  #: (T, L, k) f32
@@ -45,7 +45,7 @@ OnGate = Callable[[int, Reading], tuple[Tensor, Tensor] | None]
 
 @contextmanager
 def watching(modules: MoeModules, depth: int, on_gate: OnGate, batch: int = 1) -> Iterator[None]:
-    """Calls `on_gate(site, reading)` after every gate, with look-ahead of `depth` gates, until the context ends.
+    """Call `on_gate(site, reading)` after every gate, with look-ahead of `depth` gates, until the context ends.
 
     None leaves the model alone; (ids (T, k), weights (T, k)) replace the gate's choice, cast to its dtypes. A pass has
     `batch` sequences, whose tokens stand behind each other in T.
@@ -110,7 +110,7 @@ class Capture:
 
 
 def by_rank(router: Router, logits: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:
-    """The order (T, k) that sorts ids (T, k) by choice score, best first; equal scores keep their order.
+    """Return the order (T, k) that sorts ids (T, k) by choice score, best first; equal scores keep their order.
 
     Only the chosen are compared, so groups need no masking; without a bias, softmax ranks as its logits do.
     """
@@ -162,7 +162,7 @@ class _Watch:
 
 
 def look(site: Site, residual: Tensor, shape: torch.Size) -> Tensor:
-    """Logits (T, E) of a site's gate on its own norm of any residual (B, T / B, H); no hook sees this.
+    """Return logits (T, E) of a site's gate on its own norm of any residual (B, T / B, H); no hook sees this.
 
     `shape` is that of the gates' input: some models flatten the batch first.
     """
@@ -182,6 +182,6 @@ def _with_choice(output: tuple, site: Site, ids: Tensor, weights: Tensor) -> tup
 
 
 def _rows(parts: list[list[Tensor]], dtype: torch.dtype) -> np.ndarray:
-    """(T, L, n) from tensors (T', n) per site and pass."""
+    """Return (T, L, n) from tensors (T', n) per site and pass."""
     sites = [torch.cat(each).to("cpu", dtype) for each in parts]
     return torch.stack(sites, dim=1).numpy()

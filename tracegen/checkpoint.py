@@ -114,7 +114,7 @@ def _check_known(folder: Folder) -> None:
 
 
 def _placement(device: torch.device, device_map: str | None, quantise: str | None) -> dict[str, Any]:
-    """from_pretrained's arguments for where weights go and how they are stored."""
+    """Return from_pretrained's arguments for where weights go and how they are stored."""
     chosen: dict[str, Any] = {}
     if quantise is not None:
         chosen = {"quantization_config": QUANTISATIONS[quantise](), "device_map": device_map or {"": device}}
@@ -137,7 +137,7 @@ def _device(device: str) -> torch.device:
 
 
 def _loaded(folder: Folder, what: str, load_it: Callable[[], Any]) -> Any:
-    """Other libraries' errors about a checkpoint, as one line that names it."""
+    """Call `load_it` and turn errors of other libraries into one line that names the checkpoint."""
     try:
         return load_it()
     except RecordError:
@@ -151,7 +151,7 @@ def _loaded(folder: Folder, what: str, load_it: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _quiet(progress: bool) -> Iterator[None]:
-    """transformers' remarks go unsaid, and its bar too unless wanted; both settings are put back."""
+    """Suppress remarks of transformers, and its progress bar unless wanted; restore both settings."""
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     (logging.enable_progress_bar if progress else logging.disable_progress_bar)()

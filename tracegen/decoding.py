@@ -19,7 +19,7 @@ from moereplay.tracegen.plan import Decoding
 
 
 def continued(model: Any, prompt: Sequence[int], decoding: Decoding, seed: int) -> list[int]:
-    """The new tokens after the prompt, the ending token included; at least one. Depends on nothing but its arguments.
+    """Return the new tokens after the prompt, the ending token included; at least one. Depends on nothing but its arguments.
 
     `model` is a PreTrainedModel that can generate().
     A checkpoint's own defaults (temperature, penalties, suppressed tokens) is not used, only its ending tokens are.
@@ -33,7 +33,7 @@ def continued(model: Any, prompt: Sequence[int], decoding: Decoding, seed: int) 
 
 
 def seed_of(seed: int, request: int) -> int:
-    """A 64-bit seed per request, so that a resumed recording draws what an undisturbed one draws."""
+    """Return a 64-bit seed per request, so that a resumed recording draws what an undisturbed one draws."""
     return int(np.random.SeedSequence([seed, request]).generate_state(1, np.uint64)[0])
 
 
@@ -44,7 +44,7 @@ def _config(decoding: Decoding) -> transformers.GenerationConfig:
 
 
 def _all_logits(model: transformers.PreTrainedModel) -> dict[str, int]:
-    """generate() asks for the last row's logits only, 1; 0 asks for all, which the prompt's nll needs."""
+    """Make generate() keep the logits of all rows, which the nll of the prompt needs, instead of the last one only."""
     return {"logits_to_keep": 0} if "logits_to_keep" in signature(model.forward).parameters else {}
 
 
@@ -65,7 +65,7 @@ def _own_defaults(model: transformers.PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
-    """torch's global generator, seeded, and afterwards as it was: generate() takes no generator of its own."""
+    """Seed torch's global generator and restore it afterwards: generate() takes no generator of its own."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -78,7 +78,7 @@ class Stepper:
     """One sequence through one model: `prefill` starts it, `step` continues it, `reset` forgets it."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
-        """`model` is any causal language model of transformers, in evaluation mode."""
+        """Wrap any causal language model of transformers in evaluation mode."""
         self._model = model
         self._device = input_device(model)
         self._cache: Any = None  #: whatever cache class the model makes for itself
@@ -125,7 +125,7 @@ ROWS_AT_ONCE = 256  #: a float32 copy of all logits of a long prompt would doubl
 
 
 def nll(logits: Tensor, targets: Tensor) -> Tensor:
-    """(T,) float32 nats: -ln softmax(logits[t])[targets[t]], from logits (T, V) of any dtype and ids (T,)."""
+    """Return (T,) float32 nats: -ln softmax(logits[t])[targets[t]], from logits (T, V) of any dtype and ids (T,)."""
     parts = zip(logits.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True)
     return torch.cat([cross_entropy(rows.float(), wanted, reduction="none") for rows, wanted in parts])
 
@@ -156,7 +156,7 @@ class Surprise:
             hook.remove()
 
     def take(self) -> np.ndarray:
-        """(T,) float32 of the tokens since the last take, which were one sequence; the next pass starts another."""
+        """Return (T,) float32 of the tokens since the last take, one sequence; the next pass starts another."""
         parts, self._parts, self._next = self._parts, [], None
         return torch.cat([part.cpu() for part in parts]).numpy()
 
@@ -194,7 +194,7 @@ class Sampler:
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def pick(self, logits: Tensor) -> int:
-        """The next token from logits (V,)."""
+        """Return the next token from logits (V,)."""
         row = logits.to(torch.float32, copy=True)[None]
         if self._greedy:
             return int(row.argmax())
@@ -203,7 +203,7 @@ class Sampler:
 
 
 def endings(model: transformers.PreTrainedModel) -> frozenset[int]:
-    """Tokens with which the model ends a text."""
+    """Return tokens with which the model ends a text."""
     ends = model.generation_config.eos_token_id if model.generation_config else None
     return frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
 

@@ -53,27 +53,27 @@ def small(**keys: Any) -> dict[str, Any]:
 
 
 def softmax_top_k(config: Any) -> Router:
-    """Softmax over all experts; the k best probabilities, renormalised if `norm_topk_prob`."""
+    """Return softmax over all experts; the k best probabilities, renormalised if `norm_topk_prob`."""
     return Router(family="softmax_topk", renormalise=bool(config.norm_topk_prob))
 
 
 def renormalised_top_k(config: Any) -> Router:
-    """Softmax over all experts; the k best probabilities, renormalised whatever the config says."""
+    """Return softmax over all experts; the k best probabilities, renormalised whatever the config says."""
     return Router(family="softmax_topk", renormalise=True)
 
 
 def plain_top_k(config: Any) -> Router:
-    """Softmax over all experts; the k best probabilities as they are, whatever the config says."""
+    """Return softmax over all experts; the k best probabilities as they are, whatever the config says."""
     return Router(family="softmax_topk")
 
 
 def softmax_of_the_chosen(config: Any) -> Router:
-    """The k best logits; softmax over these alone."""
+    """Return the k best logits; softmax over these alone."""
     return Router(family="topk_softmax")
 
 
 def softmax_in_groups(config: Any) -> Router:
-    """DeepSeek-V2's: softmax over all experts, top k in the groups with the best experts; scaled, not renormalised.
+    """Return DeepSeek-V2's rule: softmax over all experts, top k in the best groups; scaled, not renormalised.
 
     The Lite model is greedy: it has no groups. transformers ignores `norm_topk_prob` here.
     """
@@ -84,7 +84,7 @@ def softmax_in_groups(config: Any) -> Router:
 
 
 def sigmoid_in_groups(config: Any) -> Router:
-    """DeepSeek-V3's: sigmoid plus correction bias in the best groups; sigmoids renormalised and scaled."""
+    """Return DeepSeek-V3's rule: sigmoid plus correction bias in the best groups; sigmoids renormalised and scaled."""
     return Router(
         family="sigmoid_groups",
         renormalise=bool(config.norm_topk_prob),
@@ -95,12 +95,12 @@ def sigmoid_in_groups(config: Any) -> Router:
 
 
 def renormalised_sigmoid(config: Any) -> Router:
-    """Sigmoid plus a correction bias; renormalised, without groups or scale."""
+    """Return sigmoid plus a correction bias; renormalised, without groups or scale."""
     return Router(family="sigmoid_groups", renormalise=True)
 
 
 def sparse_mixer(config: Any) -> Router:
-    """Two experts picked one after the other, whatever top k the config states.
+    """Return two experts picked one after the other, whatever top k the config states.
 
     The band around each pick (`router_jitter_noise`) is part of the model also when it is not training.
     """

@@ -44,9 +44,9 @@ def check_revision(source: str, revision: str | None) -> None:
 
 
 def locate(source: str, revision: str | None = None) -> Folder:
-    """`miniature`, a local folder or a Hugging Face id, fetched into the hub's cache if it is not there yet.
+    """Locate `miniature`, a local folder or a Hugging Face id, which is downloaded if it is not cached.
 
-    Raises RecordError if it is none of these, or the hub refuses it or cannot be reached.
+    Raises RecordError if it is none of these, or if the hub refuses it or cannot be reached.
     """
     path = Path(source).expanduser()
     if source == "miniature":
@@ -61,7 +61,7 @@ def locate(source: str, revision: str | None = None) -> Folder:
 
 
 def located(source: str, revision: str | None = None) -> Folder:
-    """`locate`, with every check of a checkpoint that needs no torch. Raises RecordError."""
+    """Locate a checkpoint and run every check that does not need torch. Raises RecordError."""
     folder = locate(source, revision)
     _refuse_irregular(folder)
     read_config(folder)
@@ -130,7 +130,7 @@ def _offline(source: str) -> str:
 
 
 def read_config(folder: Folder) -> dict[str, Any]:
-    """The checkpoint's config.json. Raises RecordError if it is missing, broken or names no model_type."""
+    """Return the checkpoint's config.json. Raises RecordError if it is missing, broken or names no model_type."""
     path = folder.path / "config.json"
     if not path.exists():
         raise RecordError(f"{folder.name} is not a transformers checkpoint (no config.json); check the path")
@@ -151,7 +151,7 @@ def check_look_ahead(folder: Folder, depth: int, usual: int = 0) -> None:
 
 
 def weight_files(folder: Folder) -> list[Path]:
-    """The safetensors files that hold the weights, each checked to be whole.
+    """Return the safetensors files that hold the weights, each checked to be whole.
 
     Raises RecordError naming a file that is missing or cut short, or if there are only other formats.
     """
@@ -200,7 +200,7 @@ def _check_whole(path: Path, name: str) -> None:
 
 
 def _header_bytes(path: Path, name: str) -> int:
-    """Length of a safetensors header, which its first 8 bytes give."""
+    """Return the length of a safetensors header, which its first 8 bytes give."""
     with path.open("rb") as file:
         first = file.read(8)
     length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
@@ -210,7 +210,7 @@ def _header_bytes(path: Path, name: str) -> int:
 
 
 def fingerprint(files: list[Path]) -> str:
-    """sha256 of one file's bytes; of several, of the lines that `sha256sum` prints for their names.
+    """Return sha256 of one file's bytes; of several, of the lines that `sha256sum` prints for their names.
 
     Above WHOLE_HASH_BYTES `sampled-` and the sha256 of each file's name, size, header and 256 blocks spread over it.
     """

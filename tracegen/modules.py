@@ -55,7 +55,7 @@ class MoeModules:
         return name_of(self.model)
 
     def bias_at(self, site: int) -> Tensor | None:
-        """The correction bias (E,) f32 of a site, on its gate's device."""
+        """Return the correction bias (E,) f32 of a site, on its gate's device."""
         if self.bias is None:
             return None
         return torch.from_numpy(self.bias[site]).to(next(self.sites[site].gate.parameters()).device)
@@ -87,10 +87,10 @@ Calls = dict[nn.Module, list[Call]]
 
 
 def discover(model: transformers.PreTrainedModel) -> MoeModules:
-    """Finds every MoE layer of a model in evaluation mode, its sizes and its routing rule.
+    """Find every MoE layer of a model in evaluation mode, its sizes and its routing rule.
 
-    Raises RecordError, naming the model and the layer, where a layer is not one gate giving (logits, weights, ids)
-    to one experts module behind one norm, where layers differ, or where the routing is no known family's.
+    Raises RecordError naming model and layer where a layer is not one gate that gives (logits, weights, ids) to one
+    experts module behind one norm, where layers differ, or where the routing follows no known rule.
     """
     if model.training:
         raise RecordError(f"{name_of(model)} is in training mode; call .eval() before recording")
@@ -103,7 +103,7 @@ def discover(model: transformers.PreTrainedModel) -> MoeModules:
 
 
 def _places(model: transformers.PreTrainedModel) -> list[Place]:
-    """The gates in order, each in a decoder layer of its own."""
+    """Return the gates in order, each in a decoder layer of its own."""
     if model.config.is_encoder_decoder:
         raise RecordError("an encoder-decoder; only decoders that run on token ids alone can be recorded")
     found = [Place(*_decoder_layer(model, each.path), each) for each in gates_of(model)]
@@ -118,7 +118,10 @@ def _places(model: transformers.PreTrainedModel) -> list[Place]:
 
 
 def _check_present(place: Place, part: nn.Module) -> None:
-    """Look-ahead runs gates and norms outside their layer, where accelerate has not brought their weights."""
+    """Raises RecordError for offloaded gates or norms.
+
+    Look-ahead runs them outside their layer, where accelerate has not loaded their weights.
+    """
     if any(tensor.is_meta for tensor in part.parameters()):
         raise RecordError(f"layer {place.layer}: {type(part).__name__} is offloaded; keep gates and norms on a device")
 
@@ -137,7 +140,7 @@ def gates_of(model: transformers.PreTrainedModel) -> list[Gate]:
 
 
 def _recorders(owner: transformers.PreTrainedModel) -> list[tuple[Any, int, str]]:
-    """(class, index, part of the path) of each source the model declares: OutputRecorders, or bare classes."""
+    """Return (class, index, part of the path) of each source the model declares: OutputRecorders, or bare classes."""
     declared: Any = owner.can_record_outputs.get("router_logits", [])
     several = declared if isinstance(declared, list) else [declared]
     # A bare class stands for the second of its outputs, as transformers reads it
@@ -173,17 +176,17 @@ def _site(place: Place, calls: Calls) -> Site:
 
 
 def _makes(calls: list[Call], state: Tensor) -> bool:
-    """Whether a module's one call made this very tensor from residuals (1, T, H)."""
+    """Return whether a module's one call created this tensor from residuals (1, T, H)."""
     return len(calls) == 1 and calls[0].output is state and calls[0].first.shape[:2] == (1, PROBE_TOKENS)
 
 
 def _takes(calls: list[Call], ids: Tensor) -> bool:
-    """Whether a module's one call was given this very tensor."""
+    """Return whether a module's one call took this tensor."""
     return len(calls) == 1 and any(part is ids for part in calls[0].given)
 
 
 def _triple(place: Place, calls: Calls) -> tuple[Tensor, Tensor, Tensor]:
-    """(logits (T, E), weights (T, k), ids (T, k)) that a gate gave."""
+    """Return (logits (T, E), weights (T, k), ids (T, k)) that a gate gave."""
     output, index = calls[place.gate.module][0].output, place.gate.index
     triple: Any = output[index : index + 3] if isinstance(output, tuple) else ()
     fits = [isinstance(each, Tensor) and each.ndim == 2 and len(each) == PROBE_TOKENS for each in triple]
@@ -194,7 +197,7 @@ def _triple(place: Place, calls: Calls) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _extra(place: Place, block: nn.Module, call: Call) -> tuple[Tensor, ...]:
-    """What the gate was given besides its input; only tensors that the block holds are the same in every pass."""
+    """Return the arguments of the gate besides its input: tensors of the block, which are the same in every pass."""
     held = [*block.buffers(), *block.parameters()]
     extra = tuple(part for part in call.given if part is not call.first)
     if not all(any(part is tensor for tensor in held) for part in extra):

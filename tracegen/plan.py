@@ -15,7 +15,7 @@ from moereplay.traces.texts import hint
 
 
 class Decoding(Frozen):
-    """At most `max_new_tokens` tokens, fewer if the model ends; temperature 0 is greedy."""
+    """Decoding of at most `max_new_tokens` tokens, fewer if the model ends; temperature 0 is greedy."""
 
     max_new_tokens: int = Field(default=64, ge=1)
     temperature: float = Field(default=0.0, ge=0)
@@ -32,7 +32,7 @@ class Decoding(Frozen):
 
 
 class Plan(Frozen):
-    """What to record. With `decoding` prompts are continued, without it sequences are teacher-forced."""
+    """Options of a recording. With `decoding` prompts are continued, without it sequences are teacher-forced."""
 
     decoding: Decoding | None = None
     prompt_tokens: int | None = Field(

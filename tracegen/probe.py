@@ -30,10 +30,8 @@ class Call(NamedTuple):
         return self.given[0]
 
 
-def probe(
-    model: transformers.PreTrainedModel, tokens: int, beneath: Iterable[nn.Module]
-) -> dict[nn.Module, list[Call]]:
-    """Calls of every module beneath the given ones, modules in the order in which they first return.
+def probe(model: transformers.PreTrainedModel, tokens: int, beneath: Iterable[nn.Module]) -> dict[nn.Module, list[Call]]:
+    """Return the calls of every module beneath the given ones, modules in the order in which they first return.
 
     The pass is one row of `tokens` random token ids, the same at every call, without a cache.
     """
@@ -54,7 +52,7 @@ def probe(
 
 
 def random_tokens(model: transformers.PreTrainedModel, tokens: int) -> Tensor:
-    """Seeded token ids (1, tokens) where the embedding is, or on the CPU if it is offloaded."""
+    """Return seeded token ids (1, tokens) where the embedding is, or on the CPU if it is offloaded."""
     matrix = next(model.get_input_embeddings().parameters())
     ids = torch.randint(0, len(matrix), (1, tokens), generator=torch.Generator().manual_seed(SEED))
     return ids.to("cpu" if matrix.is_meta else matrix.device)

@@ -37,7 +37,7 @@ class Prompts(NamedTuple):
         return hashlib.sha256(canonical(list(self.texts))).hexdigest()
 
     def chosen(self, seed: int | None = None, limit: int | None = None) -> Prompts:
-        """Shuffled with `seed` if one is given, then the first `limit`."""
+        """Return the prompts, shuffled if `seed` is given, then the first `limit`."""
         texts = self.texts
         if seed is not None:
             texts = tuple(texts[at] for at in np.random.Generator(np.random.PCG64(seed)).permutation(len(texts)))
@@ -55,7 +55,10 @@ def read_prompts(paths: Sequence[str | Path], field: str | None = None) -> Promp
 
 
 def read_texts(paths: Sequence[str | Path]) -> Prompts:
-    """Each file as one text, for teacher-forced windows; .gz too. Raises RecordError if one is empty or not UTF-8."""
+    """Return each file as one text, for teacher-forced windows; .gz too.
+
+    Raises RecordError if one is empty or not UTF-8.
+    """
     texts = [_text(Path(path)) for path in paths]
     for path, text in zip(paths, texts, strict=True):
         if not text.strip():
@@ -64,7 +67,7 @@ def read_texts(paths: Sequence[str | Path]) -> Prompts:
 
 
 def read_dataset(name: str, field: str | None) -> Prompts:
-    """The named field of every row of a Hugging Face dataset, ID[:SPLIT], split `test` unless named.
+    """Return the named field of every row of a Hugging Face dataset, ID[:SPLIT], split `test` unless named.
 
     Raises RecordError if `datasets` is not installed, or says why the dataset cannot be had.
     """
@@ -156,7 +159,7 @@ READERS: dict[str, Callable[[Path, str | None], Iterator[tuple[str, str]]]] = {
 
 
 def _named(field: str | None, names: list[str], where: str) -> str:
-    """The field named, if the record has it, or the only one."""
+    """Return the field named, if the record has it, or the only one."""
     shown = ", ".join(names) or "none"
     if field is None:
         if len(names) == 1:
@@ -168,7 +171,7 @@ def _named(field: str | None, names: list[str], where: str) -> str:
 
 
 def _value(record: Mapping[str, Any], field: str, where: str) -> str:
-    """The text of a field; dots reach into objects (by name) and lists (by number)."""
+    """Return the text of a field; dots reach into objects (by name) and lists (by number)."""
     value: Any = record
     for step in [field] if field in record else field.split("."):
         try:
@@ -182,7 +185,7 @@ def _value(record: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def _text(path: Path) -> str:
-    """A file's text, unpacked; UTF-8, with or without a byte order mark."""
+    """Return a file's text, unpacked; UTF-8, with or without a byte order mark."""
     data = _content(path)
     try:
         return (_unpacked(data, path) if path.suffix == ".gz" else data).decode("utf-8-sig")

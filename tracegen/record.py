@@ -75,14 +75,14 @@ def record(
 
 
 def room_of(loaded: Loaded) -> Room:
-    """The model's longest context and its vocabulary."""
+    """Return the model's longest context and its vocabulary."""
     config = loaded.model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None)
     return Room(context, len(next(loaded.model.get_input_embeddings().parameters())))
 
 
 def header_of(loaded: Loaded, modules: MoeModules, work: Work, plan: Plan) -> Header:
-    """The trace's header: the same on the same machine for the same model, prompts and plan."""
+    """Return the trace's header: the same on the same machine for the same model, prompts and plan."""
     provenance = Provenance(
         model=loaded.name,
         revision=loaded.revision,
@@ -110,7 +110,7 @@ class _Recorder:
         self.surprise = Surprise(loaded.model)
 
     def request(self, number: int, ids: np.ndarray) -> Request:
-        """Runs the model. Raises RecordError naming the request if it runs out of memory or gives no numbers."""
+        """Run the model. Raises RecordError naming the request if memory runs out or the output is not numbers."""
         try:
             with self.capture, self.surprise:
                 prompt_length, new = self._run(number, ids)
@@ -127,7 +127,7 @@ class _Recorder:
         return Request(rows.chosen, prompt_length, rows.weights, logits, rows.lookahead, token_ids, nll)
 
     def _run(self, number: int, ids: np.ndarray) -> tuple[int, list[int]]:
-        """The tokens of the first pass, and those that the model added."""
+        """Return the tokens of the first pass, and those that the model added."""
         if self.plan.decoding:
             seed = seed_of(self.plan.seed, number)
             return len(ids), continued(self.model, ids.tolist(), self.plan.decoding, seed)
@@ -178,7 +178,7 @@ def _check_numbers(number: int, rows: Rows) -> None:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """torch has a class for the GPU's memory; the CPU's allocator raises a plain RuntimeError."""
+    """Return True for out of memory: torch has a class for the GPU; the CPU raises a plain RuntimeError."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
     return any(said in str(error) for said in ("can't allocate memory", "not enough memory", "out of memory"))
@@ -190,7 +190,7 @@ def _memory_message(number: int, tokens: int) -> str:
 
 
 def _device_name(model: torch.nn.Module) -> str:
-    """The kinds of device that hold the weights, without numbers: cpu x86_64, NVIDIA H200."""
+    """Return the kinds of device that hold the weights, without numbers: cpu x86_64, NVIDIA H200."""
     return " + ".join(dict.fromkeys(_name(device) for device in _devices(model)))
 
 

@@ -59,7 +59,7 @@ def _inferred(config: Any, outputs: list[tuple[Tensor, Tensor, Tensor]], bias: n
 
 
 def candidates(config: Any, biased: bool) -> Iterator[Router]:
-    """Rules that a config's usual keys allow, likeliest first; keys that it lacks are tried both ways."""
+    """Yield rules that a config's usual keys allow, likeliest first; keys that it lacks are tried both ways."""
     scale = next((float(value) for key in SCALE_KEYS if (value := getattr(config, key, None))), 1.0)
     groups, kept = (int(getattr(config, key, None) or 1) for key in ("n_group", "topk_group"))
     stated = getattr(config, "norm_topk_prob", None)
@@ -74,7 +74,7 @@ def candidates(config: Any, biased: bool) -> Iterator[Router]:
 
 
 def spelled(router: Router) -> str:
-    """A rule in one line: its family and what differs from the defaults."""
+    """Return a rule in one line: its family and what differs from the defaults."""
     constants = router.model_dump(exclude={"family"}, exclude_defaults=True)
     return ", ".join([router.family, *(f"{key} {value}" for key, value in constants.items())])
 
@@ -117,7 +117,7 @@ class Agreement(NamedTuple):
 
 
 def agree(router: Router, bias: np.ndarray | None, logits: Tensor, weights: Tensor, ids: Tensor) -> Agreement:
-    """Compares logits (T, E), weights (T, k) and ids (T, k) of a gate with the rule; `bias` is (E,) or None.
+    """Compare logits (T, E), weights (T, k) and ids (T, k) of a gate with the rule; `bias` is (E,) or None.
 
     Raises TraceError if the router's groups do not divide the experts.
     """
@@ -129,13 +129,13 @@ def agree(router: Router, bias: np.ndarray | None, logits: Tensor, weights: Tens
 
 
 def _differs(choice: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """(T,) whether the best by choice score are another set than the chosen."""
+    """Return (T,) True where the best by choice score are not the chosen set."""
     best = choose(choice, chosen.shape[-1])
     return (np.sort(best, -1) != np.sort(chosen, -1)).any(-1)
 
 
 def _lifted(router: Router, logits: np.ndarray, bias: np.ndarray | None, chosen: np.ndarray) -> np.ndarray:
-    """Choice scores with those of the chosen raised by TIE_ULPS units in the last place."""
+    """Return choice scores with those of the chosen raised by TIE_ULPS units in the last place."""
     bare = router.family in ("topk_softmax", "sparsemixer")
     ranked = logits if bare else scores(router, logits, bias)
     lift = np.zeros_like(ranked)
@@ -153,12 +153,12 @@ def _ulps(router: Router, logits: np.ndarray, weights: Tensor, chosen: np.ndarra
 
 
 def _distance(left: Tensor, right: Tensor) -> Tensor:
-    """Steps between two tensors of one float dtype, counted in representable numbers."""
+    """Return steps between two tensors of one float dtype, counted in representable numbers."""
     return (_ordinal(left) - _ordinal(right)).abs()
 
 
 def _ordinal(values: Tensor) -> Tensor:
-    """Integers in the order of the floats: the bits, mirrored for negative numbers."""
+    """Return integers in the order of the floats: the bits, mirrored for negative numbers."""
     width = {2: torch.int16, 4: torch.int32}[values.element_size()]
     bits = values.contiguous().view(width).long()
     return torch.where(bits < 0, torch.iinfo(width).min - bits, bits)

@@ -67,7 +67,7 @@ def _differences(site: Site, calls: dict[nn.Module, list[Call]]) -> Iterator[str
 
 
 def by_hand(site: Site, state: Tensor) -> Iterator[Tensor]:
-    """The gate's matrix (E, H), and its bias (E,) if it has one, on its input: in the matrix's precision and in f32."""
+    """Yield the gate's matrix (E, H), and its bias (E,) if any, applied to its input: in its precision and f32."""
     matrix = next((each for each in site.gate.parameters() if each.ndim == 2), None)
     bias = getattr(site.gate, "bias", None)
     if matrix is None or matrix.shape[-1] != state.shape[-1]:

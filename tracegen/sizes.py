@@ -26,10 +26,8 @@ class Sizes(NamedTuple):
     dense_bits: float  #: per parameter of these two
 
 
-def measure(
-    model: transformers.PreTrainedModel, experts: list[nn.Module], layers: list[nn.Module], count: int
-) -> Sizes:
-    """Sizes from the experts module and the decoder layer of each gate, `count` experts in each.
+def measure(model: transformers.PreTrainedModel, experts: list[nn.Module], layers: list[nn.Module], count: int) -> Sizes:
+    """Return sizes from the experts module and the decoder layer of each gate, `count` experts in each.
 
     Raises RecordError if a layer does not hold `count` experts of one size, or holds them in an unknown packed format.
     """
@@ -74,13 +72,13 @@ def _params(module: nn.Module) -> int:
 
 
 def _dense_bits(model: transformers.PreTrainedModel, experts: int, params: int) -> float:
-    """Bits per weight of what is no routed expert, an embedding table apart left out; 16 where there is nothing."""
+    """Return the bits per weight of all but routed experts and embedding tables; 16 if there are none."""
     embedding = _embedding(model) and sum(map(_bytes, model.get_input_embeddings().parameters()))
     return 8 * (sum(map(_bytes, model.parameters())) - experts - embedding) / params if params else 16.0
 
 
 def _embedding(model: transformers.PreTrainedModel) -> int:
-    """Parameters that only look tokens up: none if the head multiplies by the same matrix."""
+    """Return parameters that only look tokens up: none if the head multiplies by the same matrix."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight
     return 0 if tied else _params(embedding)

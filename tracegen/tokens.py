@@ -41,7 +41,7 @@ def check_chat(tokenizer: Any, chat: bool) -> None:
 
 
 def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = False, truncate: bool = False) -> Work:
-    """Token ids of every prompt, with the tokenizer's own special tokens or as one user message of its chat template.
+    """Return token ids of every prompt, with the tokenizer's own special tokens or as one user message of its chat template.
 
     A prompt that leaves no room for `new` tokens is cut if `truncate`: its special first token and its end are kept.
     Raises RecordError naming the prompt if it is empty or too long, or if there is no chat template.
@@ -65,7 +65,7 @@ def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = 
 
 
 def windows(texts: Prompts, tokenizer: Any, room: Room, width: int, limit: int | None = None) -> Work:
-    """Consecutive windows of `width` tokens of each text; what is left at a text's end is not used.
+    """Return consecutive windows of `width` tokens of each text; what is left at a text's end is not used.
 
     Each begins with the token that the tokenizer puts before every text, if it has one. Raises RecordError if the
     window exceeds the context or a text is shorter than a window.
@@ -85,7 +85,7 @@ def windows(texts: Prompts, tokenizer: Any, room: Room, width: int, limit: int |
 
 
 def opening(tokenizer: Any) -> list[int]:
-    """The beginning-of-text token if the tokenizer adds one to every text, else nothing."""
+    """Return the beginning-of-text token if the tokenizer adds one to every text, else nothing."""
     empty = _tokenized(tokenizer, "")
     return empty[:1] if empty and empty[0] == tokenizer.bos_token_id else []
 
@@ -112,7 +112,7 @@ def _chat(tokenizer: Any, text: str) -> list[int]:
 def _fitted(
     ids: list[int], number: int, most: int | None, room: Room, new: int, keep: int, truncate: bool
 ) -> np.ndarray:
-    """The prompt's ids as int32, cut in the middle of its start if it is too long and may be cut."""
+    """Return the prompt's ids as int32, cut at its start if it is too long and may be cut."""
     if most is None or len(ids) <= most:
         return np.array(ids, np.int32)
     if not truncate:
@@ -147,7 +147,7 @@ def _ids(tokenizer: Any, text: str) -> Sequence[int]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces of about a million characters that end with a line, where lines are shorter than that."""
+    """Yield the text in pieces of about a million characters, each ending with a line where possible."""
     start = 0
     while start < len(text):
         end = text.rfind("\n", start, start + PIECE) + 1 if start + PIECE < len(text) else len(text)

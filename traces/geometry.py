@@ -21,7 +21,7 @@ from moereplay.traces.weight_formats import without_format
 
 
 class Published(Frozen):
-    """How a model's own checkpoint stores its experts."""
+    """Storage of experts in the model's published checkpoint."""
 
     format: str = "BF16"  #: a name of `traces.weight_formats`
     bits: int = 16  #: `Geometry.expert_bits`

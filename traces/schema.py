@@ -196,7 +196,7 @@ class Provenance(Public):
 
 
 class Header(Public):
-    """All fields of a trace that are not arrays."""
+    """Fields of a trace that are not arrays."""
 
     refused_as: ClassVar[type[Exception]] = TraceError
     geometry: Geometry

@@ -1,4 +1,4 @@
-"""What the plain formats carry of a model: its name and its geometry, one JSON object under a key of ours.
+"""Model name and geometry in the plain formats: one JSON object under the key `moereplay`.
 
 {"moereplay": {"model": "mine", "layers": 2, "experts": 8, "k": 2, "expert_bytes": [1000, 1000]}}
 """
@@ -19,7 +19,7 @@ KEY = "moereplay"
 
 
 class Stated(NamedTuple):
-    """What the object says."""
+    """Values of the object."""
 
     geometry: Geometry
     model: str | None
@@ -27,7 +27,7 @@ class Stated(NamedTuple):
 
 
 def state(header: Header) -> str:
-    """The object, on one line."""
+    """Return the object, on one line."""
     made = synthetic(header.provenance)
     said = {"model": header.provenance.model} | ({"synthetic": made} if made else {})
     return json_text({KEY: said | header.geometry.model_dump(mode="json")})

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Source(NamedTuple):
-    """Where a figure is made: the module that has a function of its name, and the values of its options."""
+    """Module of a figure, which has a function of its name, and the values of its options."""
 
     module: str
     options: Mapping[str, Sequence[str]] = {}  #: name -> values, the first is the default

@@ -138,13 +138,13 @@ class Chart:
     names_hidden: bool = False  #: whether lines that hide one another are named above a panel
 
     def cells(self) -> Iterator[tuple[int, int, Panel]]:
-        """Every panel with its row and column."""
+        """Yield every panel with its row and column."""
         for row, panels in enumerate(self.panels):
             for column, panel in enumerate(panels):
                 yield row, column, panel
 
     def sharing(self, row: int, column: int) -> list[Panel]:
-        """The panels that share the vertical scale of one."""
+        """Return the panels that share the vertical scale of one."""
         alike = {
             "one": lambda r, c: True,
             "rows": lambda r, c: r == row,
@@ -154,7 +154,7 @@ class Chart:
         return [panel for r, c, panel in self.cells() if alike(r, c)]
 
     def name_of(self, row: int, column: int) -> str:
-        """The name of a panel."""
+        """Return the name of a panel."""
         return ", ".join(filter(None, (self.rows[row], self.columns[column])))
 
 

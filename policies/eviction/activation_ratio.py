@@ -38,7 +38,7 @@ def on_gate(now, step, experts, copies, own):
 
 
 def key(now, experts, copies, own, y):
-    """The product above in units of 2**-58; under `mask` predicted experts rank above all others."""
+    """Return the product above in units of 2**-58; under `mask` predicted experts rank above all others."""
     row, layer = own.rows[home(now, y)], experts[expert_of(now, y)]["layer"]
     order = (ratio(now, own, row, layer) + SMALL) * (1.0 - layer / now["layers"])
     if own.par[FREQUENCY] == TRUE:

@@ -24,7 +24,7 @@ TARGET = 0  # real: bytes that T1 may keep
 
 
 def on_use(now, experts, copies, own, y):
-    """A hit moves to T2; a ghost hit adapts the target and will enter T2."""
+    """Move a hit to T2; adapt the target to a ghost hit, which will enter T2."""
     pool, size, where = copies[y]["pool"], copies[y]["bytes"], own.rows[y][LIST]
     if where == T1 or where == T2:
         move(copies, own, y, T1 if copies[y]["prefetched"] == 1 else T2)
@@ -46,7 +46,7 @@ def adapt(own, pool, where, size):
 
 
 def on_insert(now, experts, copies, own, y, prefetched):
-    """A former ghost enters T2, anything else T1."""
+    """Insert a former ghost into T2, anything else into T1."""
     pool, size = copies[y]["pool"], copies[y]["bytes"]
     if own.rows[y][LIST] == B1 or own.rows[y][LIST] == B2:
         unlink(own, pool, y, size)
@@ -55,7 +55,7 @@ def on_insert(now, experts, copies, own, y, prefetched):
 
 
 def victim(now, experts, copies, own, pool, y_in):
-    """Trim the ghosts, then REPLACE; where T1 is full and B1 empty, T1's oldest is evicted without a ghost."""
+    """Trim the ghosts, then REPLACE; where T1 is full and B1 empty, evict T1's oldest without a ghost."""
     size, ghost_hit = copies[y_in]["bytes"], own.rows[y_in][GHOST_HIT]
     own.regs[pool][LEAVES_NO_GHOST] = 0
     if ghost_hit > 0:
@@ -73,7 +73,7 @@ def victim(now, experts, copies, own, pool, y_in):
 
 
 def replace(copies, own, pool, ghost_hit):
-    """From T1 while it exceeds its target (or meets it, for a ghost hit in B2), else from T2."""
+    """Evict from T1 while it exceeds its target (or meets it, for a ghost hit in B2), else from T2."""
     size, target = held(own, pool, T1), own.reals[pool][TARGET]
     if size > 0 and (size > target or (size == target and ghost_hit == B2)):
         return first_of(copies, own, pool, T1, T2)
@@ -81,7 +81,7 @@ def replace(copies, own, pool, ghost_hit):
 
 
 def first_of(copies, own, pool, preferred, other):
-    """The oldest candidate of the preferred list, else of the other: protected copies may fill one."""
+    """Return the oldest candidate of the preferred list, else of the other: protected copies may fill one."""
     y = oldest_candidate(copies, own, pool, preferred)
     return y if y >= 0 else oldest_candidate(copies, own, pool, other)
 
@@ -94,7 +94,7 @@ def forget(copies, own, pool, ghosts):
 
 
 def on_evict(now, experts, copies, own, y):
-    """The evicted copy becomes a ghost of its list."""
+    """Turn the evicted copy into a ghost of its list."""
     pool, size, where = copies[y]["pool"], copies[y]["bytes"], own.rows[y][LIST]
     unlink(own, pool, y, size)
     if own.regs[pool][LEAVES_NO_GHOST] == 0:

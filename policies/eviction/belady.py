@@ -20,7 +20,7 @@ def seen(now, own, expert):
 
 
 def key(now, experts, copies, own, y):
-    """Minus that position; among those never demanded again, if nothing is hidden, the larger id is evicted."""
+    """Return minus that position; among experts never demanded again, the larger id is evicted if nothing is hidden."""
     next_use = seen(now, own, experts[expert_of(now, y)])
     return -next_use - y if next_use == NEVER and own.par[WINDOW] == 0 else -next_use
 
@@ -35,12 +35,12 @@ def admit(now, experts, copies, own, y_in, prefetched, y_out):
 
 
 def scope(params):
-    """A window moves with every pass."""
+    """Return the scope: a window moves with every pass."""
     return "pass" if params["window"] else "touch"
 
 
 def declines(params):
-    """Admission is forced unless it may be bypassed."""
+    """Return whether admission may be rejected: it is forced unless bypassing is allowed."""
     return params["bypass"] != "false"
 
 

@@ -26,18 +26,18 @@ def on_use(now, experts, copies, own, y):
 
 
 def on_insert(now, experts, copies, own, y, prefetched):
-    """An arrival has no age."""
+    """Reset the age of an arrival."""
     own.rows[home(now, y)][SEEN] = now["clock"]
 
 
 def on_predict(now, experts, copies, own, y):
-    """A prediction resets the age, if `touch_on_predict` says so."""
+    """Reset the age at a prediction, with `touch_on_predict`."""
     if own.par[TOUCH] == TRUE:
         own.rows[home(now, y)][SEEN] = now["clock"]
 
 
 def key(now, experts, copies, own, y):
-    """Minus the age in 2**-HIGHEST tokens, divided by 2**class."""
+    """Return minus the age in 2**-HIGHEST tokens, divided by 2**class."""
     row = own.rows[home(now, y)]
     count = row[COUNT] * left(own.par[HALF_LIFE + 1], now["clock"] - row[SINCE]) / ONE
     above = HIGHEST

@@ -16,19 +16,19 @@ MARKS = ROW_COLUMNS  # row column
 
 
 def on_use(now, experts, copies, own, y):
-    """A hit adds a mark."""
+    """Add a mark at a hit."""
     if own.rows[y][LIST] == QUEUE and copies[y]["prefetched"] == 0:
         mark(own, y)
 
 
 def on_predict(now, experts, copies, own, y):
-    """A prediction marks, if `touch_on_predict` says so."""
+    """Add a mark at a prediction, with `touch_on_predict`."""
     if own.rows[y][LIST] == QUEUE and own.par[TOUCH] == TRUE:
         mark(own, y)
 
 
 def mark(own, y):
-    """One more mark, up to the counter's end."""
+    """Add a mark, up to the counter's end."""
     own.rows[y][MARKS] = min(own.rows[y][MARKS] + 1, (1 << int(own.par[BITS])) - 1)
 
 
@@ -39,7 +39,7 @@ def on_insert(now, experts, copies, own, y, prefetched):
 
 
 def victim(now, experts, copies, own, pool, y_in):
-    """The oldest candidate without a mark; marks are spent on the way."""
+    """Return the oldest candidate without a mark; marks are spent on the way."""
     while True:
         y = oldest(own, pool, QUEUE)
         if copies[y]["protected"] == 0 and copies[y]["state"] == RESIDENT:

@@ -8,7 +8,7 @@ ABSOLUTE = 1
 
 
 def key(now, experts, copies, own, y):
-    """Minus the distance: forward around the model (HOBBIT), or absolute (SpecMD's likely reading)."""
+    """Return minus the distance: forward around the model (HOBBIT), or absolute (SpecMD's likely reading)."""
     ahead = experts[expert_of(now, y)]["layer"] - now["layer"]
     if own.par[DISTANCE] == ABSOLUTE:
         return -abs(ahead)

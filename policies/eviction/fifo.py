@@ -4,12 +4,12 @@ from moereplay.policies.contract import Eviction
 
 
 def key(now, experts, copies, own, y):
-    """Position in the order of arrival in the pool."""
+    """Return the position in the order of arrival in the pool."""
     return copies[y]["entered"]
 
 
 def queue(params):
-    """The key is the timestamp of the arrival."""
+    """Return the queue: the key is the timestamp of the arrival."""
     return "entered"
 
 

@@ -38,7 +38,7 @@ def on_use(now, experts, copies, own, y):
 
 
 def key(now, experts, copies, own, y):
-    """The weighted sum times T * L, which all candidates share."""
+    """Return the weighted sum times T * L, which all candidates share."""
     row, layers, tokens = own.rows[home(now, y)], now["layers"], now["position"] + now["tokens"]
     used = 0.0
     if row[REQUEST] == now["request"] + 1:

@@ -23,7 +23,7 @@ def on_use(now, experts, copies, own, y):
 
 
 def key(now, experts, copies, own, y):
-    """Uses at the highest precision."""
+    """Return the uses at the highest precision."""
     row = own.rows[home(now, y)]
     if own.par[SPAN] == SEQUENCE and row[REQUEST] != now["request"] + 1:
         return 0
@@ -31,7 +31,7 @@ def key(now, experts, copies, own, y):
 
 
 def scope(params):
-    """A request ends between passes."""
+    """Return the scope: a request ends between passes."""
     return "pass" if params["span"] == "sequence" else "touch"
 
 

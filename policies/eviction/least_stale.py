@@ -35,7 +35,7 @@ def layers_ahead(now, experts, y):
 
 
 def key(now, experts, copies, own, y):
-    """Class first, then the order of the chosen reading."""
+    """Return the key: class first, then the order of the chosen reading."""
     current = is_current(now, experts, copies, y)
     order = own.par[ORDER]
     if order == A:
@@ -48,18 +48,18 @@ def key(now, experts, copies, own, y):
 
 
 def key_scope(params):
-    """Where some go by layer and others by use, they do not all move by as much."""
+    """Return the scope: keys by layer and keys by use do not move by the same amount."""
     return "step" if params["order"] == "c" and params["current"] == "fifo" else "layer"
 
 
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
-    """With `prefetch_evicts_current=false` a prefetch may not push out a current copy."""
+    """Reject a prefetch at the cost of a current copy, with `prefetch_evicts_current=false`."""
     guarded = prefetched and own.par[EVICTS_CURRENT] == FALSE
     return not (guarded and is_current(now, experts, copies, y_out))
 
 
 def declines(params):
-    """Only for the current copies' sake."""
+    """Return whether admission may be rejected, for the sake of current copies only."""
     return params["prefetch_evicts_current"] == "false"
 
 

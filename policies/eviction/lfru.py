@@ -18,7 +18,7 @@ def on_use(now, experts, copies, own, y):
 
 
 def key(now, experts, copies, own, y):
-    """Uses per step since the last one, in UNITs."""
+    """Return the uses per step since the last one, in UNITs."""
     age = max(now["step"] - own.rows[home(now, y)][LAST], 0) + 1
     return experts[expert_of(now, y)]["uses_ever"] * UNIT // age
 

@@ -20,7 +20,7 @@ def on_use(now, experts, copies, own, y):
 
 
 def key(now, experts, copies, own, y):
-    """log2(count) + since / half_life: all counts decay alike, so their order does not depend on the time."""
+    """Return log2(count) + since / half_life: all counts decay alike, so their order does not depend on the time."""
     row = own.rows[home(now, y)]
     if row[COUNT] == 0:
         return -NEVER

@@ -11,7 +11,7 @@ TRUE = 1
 
 
 def key(now, experts, copies, own, y):
-    """The logical timestamp of the last use, or of the last prediction if `touch_on_predict` and newer."""
+    """Return the logical timestamp of the last use, or of a newer prediction with `touch_on_predict`."""
     expert = experts[expert_of(now, y)]
     if own.par[TOUCH] == TRUE:
         return max(expert["last_use"], expert["last_prediction"])
@@ -19,7 +19,7 @@ def key(now, experts, copies, own, y):
 
 
 def queue(params):
-    """The key is the timestamp of the last use, unless predictions count."""
+    """Return the queue: the key is the timestamp of the last use, unless predictions count."""
     return "last_use" if params["touch_on_predict"] == "false" else ""
 
 

@@ -35,7 +35,7 @@ def on_evict(now, experts, copies, own, y):
 
 
 def key(now, experts, copies, own, y):
-    """The timestamp of the K-th most recent use; below all timestamps where there is none."""
+    """Return the timestamp of the K-th most recent use; below all timestamps where there is none."""
     kth = own.rows[home(now, y)][int(own.par[K]) - 1]
     if kth > 0:
         return kth

@@ -25,7 +25,7 @@ def on_gate(now, step, experts, copies, own):
 
 
 def top(now, step, kept):
-    """Mean scores of the layer's experts, 0 for all but the `kept` largest."""
+    """Return the mean scores of the layer's experts, 0 for all but the `kept` largest."""
     scores = [mean_score(step, e) for e in range(now["experts"])]
     fresh = [0] * now["experts"]
     for _ in range(min(int(kept), now["experts"])):
@@ -38,7 +38,7 @@ def top(now, step, kept):
 
 
 def key(now, experts, copies, own, y):
-    """S of the copy's expert, in UNITs / FINER."""
+    """Return S of the copy's expert, in UNITs / FINER."""
     return own.rows[home(now, y)][SCORE]
 
 

@@ -8,7 +8,7 @@ from moereplay.policies.contract import Eviction, expert_of
 
 
 def key(now, experts, copies, own, y):
-    """Minus the logical timestamp of the last use."""
+    """Return minus the logical timestamp of the last use."""
     return -experts[expert_of(now, y)]["last_use"]
 
 

@@ -5,7 +5,7 @@ from moereplay.policies.contract import Eviction
 
 
 def key(now, experts, copies, own, y):
-    """A fresh draw in every step, from (seed, pass, layer, copy)."""
+    """Draw a number for every step, from (seed, pass, layer, copy)."""
     return counter_hash(now["seed"], now["pass"], now["layer"], y)
 
 

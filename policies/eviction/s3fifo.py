@@ -56,7 +56,7 @@ def on_use(now, experts, copies, own, y):
 
 
 def on_insert(now, experts, copies, own, y, prefetched):
-    """A former ghost enters the main queue, anything else the small one."""
+    """Insert a former ghost into the main queue, anything else into the small one."""
     pool, size = copies[y]["pool"], copies[y]["bytes"]
     if own.rows[y][LIST] == GHOST:
         unlink(own, pool, y, size)
@@ -80,7 +80,7 @@ def victim(now, experts, copies, own, pool, y_in):
 
 
 def from_small(copies, own, pool):
-    """The oldest candidate that was hardly used; others go to the main queue on the way. -1 if none is left."""
+    """Return the oldest candidate that was hardly used, moving others to the main queue; -1 if none is left."""
     while True:
         y = oldest_candidate(copies, own, pool, SMALL)
         if y < 0 or own.rows[y][USES] < own.par[THRESHOLD]:
@@ -89,7 +89,7 @@ def from_small(copies, own, pool):
 
 
 def from_main(copies, own, pool):
-    """The oldest candidate without a use left; others go round on the way. -1 if all are in use."""
+    """Return the oldest candidate without a use left, requeueing others; -1 if all are in use."""
     while True:
         y = oldest_candidate(copies, own, pool, MAIN)
         if y < 0 or own.rows[y][USES] == 0:

@@ -29,7 +29,7 @@ def on_gate(now, step, experts, copies, own):
 
 
 def key(now, experts, copies, own, y):
-    """The gate weight of its assignments, since the start or in the window."""
+    """Return the gate weight of its assignments, since the start or in the window."""
     if own.par[OVER] == SUM:
         return experts[expert_of(now, y)]["mass_ever"]
     row, window, total = own.rows[home(now, y)], int(own.par[WINDOW]), 0
@@ -39,7 +39,7 @@ def key(now, experts, copies, own, y):
 
 
 def scope(params):
-    """The window moves with every pass."""
+    """Return the scope: the window moves with every pass."""
     return "touch" if params["over"] == "sum" else "pass"
 
 

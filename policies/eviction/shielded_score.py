@@ -21,7 +21,7 @@ FINER = 1 << 20  # means of MOST iterations differ by 1 / MOST^2 or more; biased
 
 
 def on_gate(now, step, experts, copies, own):
-    """The newest scores of this layer take the oldest one's place."""
+    """Replace the oldest scores of this layer with the newest."""
     first, window = now["layer"] * now["experts"], int(own.par[N]) + 1
     at = int(own.reals[now["layer"]][ITERATIONS]) % window
     for e in range(now["experts"]):
@@ -38,20 +38,20 @@ def mean_of(now, experts, own, y):
 
 
 def on_predict(now, experts, copies, own, y):
-    """A predicted resident enters the shield."""
+    """Shield a resident that is predicted."""
     if own.rows[y][LIST] > 0:
         shield(copies, own, y)
 
 
 def on_insert(now, experts, copies, own, y, prefetched):
-    """Shield what a prefetch brings."""
+    """Shield a prefetched copy."""
     push(own, copies[y]["pool"], EXPOSED, y, copies[y]["bytes"])
     if prefetched:
         shield(copies, own, y)
 
 
 def shield(copies, own, y):
-    """Under the shield unless it is there already; the oldest there give way."""
+    """Shield a copy unless it is shielded; the oldest shielded copies give way."""
     pool = copies[y]["pool"]
     if own.rows[y][LIST] == EXPOSED:
         move(copies, own, y, SHIELDED)
@@ -60,7 +60,7 @@ def shield(copies, own, y):
 
 
 def on_use(now, experts, copies, own, y):
-    """A prediction that came true needs no shield."""
+    """Remove the shield of a prediction that came true."""
     if own.rows[y][LIST] == SHIELDED:
         move(copies, own, y, EXPOSED)
 
@@ -71,7 +71,7 @@ def on_evict(now, experts, copies, own, y):
 
 
 def victim(now, experts, copies, own, pool, y_in):
-    """Unshielded before shielded, then by mean score, timestamp and id."""
+    """Return the victim: unshielded before shielded, then by mean score, timestamp and id."""
     best = smallest(now, experts, copies, own, pool, EXPOSED)
     return best if best >= 0 else smallest(now, experts, copies, own, pool, SHIELDED)
 

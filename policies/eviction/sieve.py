@@ -13,7 +13,7 @@ HAND = REGISTERS_PER_LIST  # register: y + 1 of the copy that the hand points at
 
 
 def on_use(now, experts, copies, own, y):
-    """A hit marks the copy as used."""
+    """Mark the copy as used at a hit."""
     if own.rows[y][LIST] == QUEUE and copies[y]["prefetched"] == 0:
         own.rows[y][USED] = 1
 
@@ -25,7 +25,7 @@ def on_insert(now, experts, copies, own, y, prefetched):
 
 
 def victim(now, experts, copies, own, pool, y_in):
-    """The first unmarked candidate from the hand on; marks are spent on the way."""
+    """Return the first unmarked candidate from the hand on; marks are spent on the way."""
     y = own.regs[pool][HAND] - 1
     if y < 0:
         y = oldest(own, pool, QUEUE)

@@ -43,7 +43,7 @@ def room(own, pool, segment):
 
 
 def on_use(now, experts, copies, own, y):
-    """A hit moves up; the first use of a prefetched copy only refreshes it."""
+    """Move a hit up; the first use of a prefetched copy only refreshes it."""
     segment = own.rows[y][LIST]
     if segment != NOWHERE:
         up = copies[y]["prefetched"] == 0 and segment < own.par[SEGMENTS]
@@ -51,7 +51,7 @@ def on_use(now, experts, copies, own, y):
 
 
 def on_predict(now, experts, copies, own, y):
-    """A prediction counts as a use if `touch_on_predict` says so."""
+    """Count a prediction as a use, with `touch_on_predict`."""
     if own.rows[y][LIST] != NOWHERE and own.par[TOUCH] == TRUE:
         raise_to(copies, own, y, own.rows[y][LIST])
 
@@ -76,7 +76,7 @@ def on_insert(now, experts, copies, own, y, prefetched):
 
 
 def victim(now, experts, copies, own, pool, y_in):
-    """The oldest candidate of the lowest segment that has one."""
+    """Return the oldest candidate of the lowest segment that has one."""
     segment = 1
     y = oldest_candidate(copies, own, pool, segment)
     while y < 0:

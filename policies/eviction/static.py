@@ -12,7 +12,7 @@ from moereplay.policies.contract import Eviction, expert_of
 
 
 def key(now, experts, copies, own, y):
-    """Minus the bytes that rank before it."""
+    """Return minus the bytes that rank before it."""
     return -experts[expert_of(now, y)]["profile"]
 
 

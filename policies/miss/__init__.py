@@ -1,1 +1,1 @@
-"""What happens when a demanded expert is not resident."""
+"""Miss policies: how a demanded expert that is not resident is served."""

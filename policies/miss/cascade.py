@@ -17,13 +17,13 @@ PRESSURE = 1
 
 
 def want(now, step, experts, copies, own, n):
-    """The least precision that is good enough for the n-th demanded expert."""
+    """Return the least sufficient precision for the n-th demanded expert."""
     lowest = int(own.par[BITS]) - 1
     return lowest if own.par[WHEN] == PRESSURE else min(steps_down(own, BELOW, len(step.expert), n), lowest)
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """The wanted precision, or under `pressure` the highest that still fits beside what this step already fetches."""
+    """Choose the wanted precision, or under `pressure` the highest that fits with the other fetches of this step."""
     lowest = int(own.par[BITS]) - 1
     for m in range(len(missing)):
         tier = want(now, step, experts, copies, own, missing[m])
@@ -52,12 +52,12 @@ def fitting(copies, x, precisions, free, lowest):
 
 
 def needs(params):
-    """Gate weights, where a share of the demand is chosen by importance."""
+    """Return the needs: gate weights, where a share of the demand is chosen by importance."""
     return frozenset({"weights"} if params["when"] == "importance" else ())
 
 
 def bits(params):
-    """The tiers, most precise first."""
+    """Return the tiers, most precise first."""
     return params["bits"]
 
 

@@ -4,13 +4,13 @@ from moereplay.policies.contract import CPU, Miss
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """Every verdict is CPU."""
+    """Set every verdict to CPU."""
     for m in range(len(missing)):
         verdict[m] = CPU
 
 
 def uses_cpu(params):
-    """Refused on a platform without a CPU, whatever the parameters."""
+    """Return True: a platform without a CPU is refused, whatever the parameters."""
     return True
 
 

@@ -7,7 +7,7 @@ KEEP = slot(PARAMS, "keep")
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """By the best rank over the pass's tokens (rank 0 is the router's first)."""
+    """Drop by the best rank over the pass's tokens (rank 0 is the router's first)."""
     for m in range(len(missing)):
         verdict[m] = 0 if step.rank[missing[m]] < own.par[KEEP] else DROP
 

@@ -22,13 +22,13 @@ PRESSURE = 1
 
 
 def want(now, step, experts, copies, own, n):
-    """The least precision that is good enough for the n-th demanded expert."""
+    """Return the least sufficient precision for the n-th demanded expert."""
     lowest = int(own.par[BITS]) - 1
     return lowest if own.par[WHEN] == PRESSURE else min(steps_down(own, BELOW, len(step.expert), n), lowest)
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """A precision or DROP; under `pressure` beside what this step already fetches."""
+    """Choose a precision or DROP; under `pressure` one that fits with the other fetches of this step."""
     lowest = int(own.par[BITS]) - 1
     for m in range(len(missing)):
         n = missing[m]

@@ -6,13 +6,13 @@ PARAMS = (Number("bits", 0, 0, 32),)
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """Every verdict is 0, the only precision."""
+    """Set every verdict to 0, the only precision."""
     for m in range(len(missing)):
         verdict[m] = 0
 
 
 def bits(params):
-    """The one precision; 0 is the trace's own."""
+    """Return the one precision; 0 is the trace's own."""
     return () if params["bits"] == 0 else (params["bits"],)
 
 

@@ -53,14 +53,14 @@ def fewest(step, missing, verdict):
 
 
 def priced(params, costs):
-    """The ratio, if it is left to the platform."""
+    """Return the ratio, if it is left to the platform."""
     if params["ratio"] > 0 or costs.cpu == 0:
         return params
     return {**params, "ratio": (costs.load + costs.compute) / costs.cpu}
 
 
 def uses_cpu(params):
-    """Refused on a platform without a CPU, whatever the parameters."""
+    """Return True: a platform without a CPU is refused, whatever the parameters."""
     return True
 
 

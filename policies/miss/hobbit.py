@@ -16,13 +16,13 @@ UNRATED = 1 << 30  # worse than any precision
 
 
 def want(now, step, experts, copies, own, n):
-    """The least precision that is good enough."""
+    """Return the least sufficient precision."""
     tier = rated(now, step, own, n)
     return int(own.par[BITS]) - 1 if tier == DROP else tier
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """The precision that `rated` gives, or DROP."""
+    """Choose the precision that `rated` gives, or DROP."""
     for m in range(len(missing)):
         verdict[m] = rated(now, step, own, missing[m])
 
@@ -50,7 +50,7 @@ def rated_by_token(own, ids, weights, j):
 
 
 def bits(params):
-    """High and low; what lies between is not used."""
+    """Return the high and the low precision; tiers between them are not used."""
     return params["bits"]
 
 

@@ -7,18 +7,18 @@ BITS = slot(PARAMS, "bits")
 
 
 def want(now, step, experts, copies, own, n):
-    """The lowest tier will do."""
+    """Return the lowest tier."""
     return int(own.par[BITS]) - 1
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """Every verdict is the lowest tier."""
+    """Set every verdict to the lowest tier."""
     for m in range(len(missing)):
         verdict[m] = int(own.par[BITS]) - 1
 
 
 def bits(params):
-    """The tiers, most precise first; prefetches bring the first."""
+    """Return the tiers, most precise first; prefetches bring the first."""
     return params["bits"]
 
 

@@ -11,14 +11,14 @@ Q = slot(PARAMS, "q")
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """Misses come in demand order, so the first are the most important."""
+    """Split the misses, which come in demand order: the first are the most important."""
     fetched = max(1, int(own.par[Q] * len(missing) + 0.5))
     for m in range(len(missing)):
         verdict[m] = 0 if m < fetched else CPU
 
 
 def priced(params, costs):
-    """The share, if it is left to the platform."""
+    """Return the share, if it is left to the platform."""
     if params["q"] >= 0 or costs.cpu == 0:
         return params
     return {**params, "q": costs.cpu / (costs.load + costs.cpu)}

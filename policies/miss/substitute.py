@@ -16,7 +16,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 
 def substitute(now, step, experts, copies, own, t, j, eligible):
-    """The best expert, resident and not in the token's mixture, within `tolerance` of the missing one; or NONE."""
+    """Return the best resident expert within `tolerance` of the missing one, outside the token's mixture; or NONE."""
     scores = step.gate[t]
     best = NONE
     floor = scores[step.ids[t][j]] - own.par[TOLERANCE] * UNIT
@@ -27,7 +27,7 @@ def substitute(now, step, experts, copies, own, t, j, eligible):
 
 
 def bits(params):
-    """The one precision; 0 is the trace's own."""
+    """Return the one precision; 0 is the trace's own."""
     return () if params["bits"] == 0 else (params["bits"],)
 
 

@@ -56,7 +56,7 @@ def settle_alone(now, step, copies, own, missing, verdict):
 
 
 def balance(step, ratio, missing, verdict):
-    """Algorithm 2 over the misses to be loaded, which come by descending score."""
+    """Run Algorithm 2 over the misses to be loaded, which come by descending score."""
     best, worst, loading, computing = 0, len(missing) - 1, 0.0, 0.0
     while best <= worst:
         if verdict[best] != 0:
@@ -73,7 +73,7 @@ def balance(step, ratio, missing, verdict):
 
 
 def substitute(now, step, experts, copies, own, t, j, eligible):
-    """The expert that takes the place of the token's j-th, or NONE."""
+    """Return the expert that takes the place of the token's j-th, or NONE."""
     return stand_in(now, step, own, t, step.ids[t][j], eligible)
 
 
@@ -113,7 +113,7 @@ def best_outside(step, t):
 
 
 def priced(params, costs):
-    """The ratio, if it is left to the platform."""
+    """Return the ratio, if it is left to the platform."""
     if params["rest"] != "balance" or params["ratio"] > 0 or costs.cpu == 0:
         return params
     return {**params, "ratio": costs.load / costs.cpu}

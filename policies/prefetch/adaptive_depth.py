@@ -24,7 +24,7 @@ UNRATED = 1 << 30  # worse than any precision
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Nearest layer first, each layer's experts by descending largest score."""
+    """Suggest experts, the nearest layer first, each layer's by descending largest score."""
     count = 0
     for d in range(min(int(own.par[P]), now["layers"] - 1 - now["layer"])):
         before = count
@@ -36,7 +36,7 @@ def suggest(now, step, experts, copies, own, out):
 
 
 def suggest_layer(now, step, own, d, out, count):
-    """The predicted top k of layer + 1 + d of all tokens, each at the best precision that a token gives it."""
+    """Suggest the predicted top k of layer + 1 + d of all tokens, at the best precision that a token gives each."""
     tiers = [UNRATED] * now["experts"]
     for t in range(now["tokens"]):
         rate_token(now, own, step.look_order[d][t], step.look_score[d][t], tiers)

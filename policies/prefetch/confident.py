@@ -34,7 +34,7 @@ def is_coming(now, copies, x):
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Per token those above its threshold, their union over the pass's tokens."""
+    """Suggest for each token the experts above its threshold, as a union over the tokens of the pass."""
     last_layer = now["layer"] + 1 == now["layers"]
     if last_layer or (own.par[AFTER_MISS] != FALSE and not misses(now, step, copies)):
         return 0
@@ -55,7 +55,7 @@ def confident(alpha, order, scores, k):
 
 
 def depth(params):
-    """The next layer only."""
+    """Return 1: the next layer only."""
     return 1
 
 

@@ -12,7 +12,7 @@ FACTOR, DEPTH = slot(PARAMS, "factor"), slot(PARAMS, "depth")
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Nearest layer first, each layer's experts by descending uses."""
+    """Suggest experts, the nearest layer first, each layer's by descending uses."""
     count = 0
     for layer in range(now["layer"] + 1, min(now["layer"] + 1 + int(own.par[DEPTH]), now["layers"])):
         first = layer * now["experts"]

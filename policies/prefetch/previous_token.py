@@ -13,7 +13,7 @@ REQUEST = 0  # real: 1 + the request of the token that the layer remembers
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Nearest layer first, each layer's experts in rank order; then remember this pass's last token."""
+    """Suggest experts, the nearest layer first, in rank order; then remember the last token of this pass."""
     count = 0
     for layer in range(now["layer"] + 1, min(now["layer"] + 1 + int(own.par[DEPTH]), now["layers"])):
         if own.reals[layer][REQUEST] == now["request"] + 1.0:

@@ -20,7 +20,7 @@ SEEN = BUCKETS  # register: scores counted
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Per token the experts above the threshold, their union over the pass's tokens."""
+    """Suggest for each token the experts above the threshold, as a union over the tokens of the pass."""
     count = 0
     for d in range(min(int(own.par[DEPTH]), now["layers"] - 1 - now["layer"])):
         unmark(now, out)

@@ -16,18 +16,18 @@ FETCH = slot(PARAMS, "fetch")
 
 
 def suggest(now, step, experts, copies, own, out):
-    """The `fetch` most likely experts of the next layer, per token."""
+    """Suggest the `fetch` most likely experts of the next layer for each token."""
     each = min(now["experts"], int(own.par[FETCH]))
     return suggest_best_of_each(now, step, 0, each, out, 0)
 
 
 def depth(params):
-    """The next layer only."""
+    """Return 1: the next layer only."""
     return 1
 
 
 def side_slots(params):
-    """Buffers, each as large as the largest expert."""
+    """Return the number of buffers, each as large as the largest expert."""
     return params["buffers"]
 
 

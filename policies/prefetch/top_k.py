@@ -12,7 +12,7 @@ FACTOR, DEPTH = slot(PARAMS, "factor"), slot(PARAMS, "depth")
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Nearest layer first; per token the best, their union over the pass's tokens."""
+    """Suggest the best experts of each token, as a union over the tokens of the pass; the nearest layer first."""
     each, count = times_k(now, own.par[FACTOR]), 0
     for d in range(int(own.par[DEPTH])):
         count = suggest_best_of_each(now, step, d, each, out, count)
@@ -20,7 +20,7 @@ def suggest(now, step, experts, copies, own, out):
 
 
 def needs(params):
-    """Look-ahead logits, or this layer's own for `current_gate`."""
+    """Return the needs: look-ahead logits, or this layer's own for `current_gate`."""
     return frozenset({"lookahead" if params["source"] == "next_gate" else "logits"})
 
 

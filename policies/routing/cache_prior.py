@@ -24,7 +24,7 @@ MINUS_INFINITY = -float("inf")
 
 
 def choose(now, step, experts, copies, own, out):
-    """Per token, against one snapshot of residency; the running statistics advance token by token."""
+    """Choose for each token, against one snapshot of residency; the running statistics advance token by token."""
     top_j = protected(now, own.par[TOP_J])
     for t in range(now["tokens"]):
         ids, scores, row, wanted = step.ids[t], step.choice[t], out[t], routed(step.ids[t])
@@ -84,7 +84,7 @@ def set_recorded(rows, ids, recorded):
 
 
 def value(scores, mark, lift, name):
-    """The score of an entry of the row, with the lift if it has one."""
+    """Return the score of an entry of the row, with the lift if it has one."""
     return scores[name - (mark if name >= mark else 0)] + (lift if name >= mark else 0.0)
 
 
@@ -124,7 +124,7 @@ def is_resident(now, copies, e):
 
 
 def spread(now, own, scores):
-    """The scale of the lift, by the reading of `delta`; masked experts (-inf) are no part of it."""
+    """Return the scale of the lift, by the reading of `delta`; masked experts (-inf) are excluded."""
     state, reading = own.reals[now["layer"]], own.par[DELTA]
     extent = mean(scores) if reading == RUNNING_MEAN else width(scores)
     if reading == TOKEN_RANGE:
@@ -139,7 +139,7 @@ def spread(now, own, scores):
 
 
 def width(scores):
-    """The largest minus the smallest of the finite scores; in two halves, as each comparison waits for the last."""
+    """Return the largest minus the smallest finite score, in two halves, as each comparison waits for the last."""
     half = len(scores) // 2
     low, high, low_too, high_too = float("inf"), MINUS_INFINITY, float("inf"), MINUS_INFINITY
     for e in range(half):
@@ -152,7 +152,7 @@ def width(scores):
 
 
 def mean(scores):
-    """The mean of the finite scores."""
+    """Return the mean of the finite scores."""
     total, count = 0.0, 0
     for z in scores:
         if z > MINUS_INFINITY:

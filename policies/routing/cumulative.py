@@ -14,7 +14,7 @@ P, TOP_J = slot(PARAMS, "p"), slot(PARAMS, "top_j")
 
 
 def choose(now, step, experts, copies, own, out):
-    """Per token, against one snapshot of residency."""
+    """Choose for each token, against one snapshot of residency."""
     for t in range(now["tokens"]):
         wanted = routed(step.ids[t])
         order = ranked(step.choice[t], step.ids[t], now["experts"])

@@ -16,7 +16,7 @@ MINUS_INFINITY = -float("inf")
 
 
 def choose(now, step, experts, copies, own, out):
-    """Per token, against one snapshot of residency."""
+    """Choose for each token, against one snapshot of residency."""
     for t in range(now["tokens"]):
         ids = step.ids[t]
         window = min(max(int(own.par[M]), routed(ids)), now["experts"])
@@ -25,7 +25,7 @@ def choose(now, step, experts, copies, own, out):
 
 
 def ranked(scores, ids, window):
-    """The experts of the first `window` ranks; NONE where no expert is left that the router may choose."""
+    """Return the experts of the first `window` ranks; NONE where no permitted expert is left."""
     left, order = [z + 0.0 for z in scores], [-1] * window
     for e in ids:
         if e != NONE:

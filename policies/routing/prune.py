@@ -10,7 +10,7 @@ KEEP = slot(PARAMS, "keep")
 
 
 def choose(now, step, experts, copies, own, out):
-    """The first of the recorded ranks."""
+    """Keep the first of the recorded ranks."""
     for t in range(now["tokens"]):
         for j in range(len(out[t])):
             out[t][j] = step.ids[t][j] if j < own.par[KEEP] else NONE

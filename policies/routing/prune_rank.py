@@ -10,7 +10,7 @@ RANK = slot(PARAMS, "rank")
 
 
 def choose(now, step, experts, copies, own, out):
-    """The recorded ranks, one of them left empty; a rank beyond k leaves nothing out."""
+    """Keep the recorded ranks but one; a rank beyond k leaves nothing out."""
     for t in range(now["tokens"]):
         for j in range(len(out[t])):
             out[t][j] = NONE if j + 1 == own.par[RANK] else step.ids[t][j]

@@ -27,7 +27,7 @@ MINUS_INFINITY = -float("inf")
 
 
 def choose(now, step, experts, copies, own, out):
-    """Per token, against one snapshot of residency."""
+    """Choose for each token, against one snapshot of residency."""
     own.reals[now["layer"]][GATES] += 1.0
     active = now["phase"] == DECODE or own.par[PHASE] == ANY
     bonus = bonuses(now, experts, copies, own)
@@ -40,7 +40,7 @@ def choose(now, step, experts, copies, own, out):
 
 
 def bonuses(now, experts, copies, own):
-    """Per expert of the layer the share of delta that it is lifted by; 0 unless resident."""
+    """Return for each expert of the layer the share of delta by which it is lifted; 0 unless resident."""
     first = now["layer"] * now["experts"]
     away = [0.0] * now["experts"]
     longest = 0.0
@@ -55,7 +55,7 @@ def bonuses(now, experts, copies, own):
 
 
 def distance(now, expert, own):
-    """The predicted passes until its next use; never used is farther than anything."""
+    """Return the predicted passes until its next use; never used is farther than anything."""
     if own.par[PREDICT] == INTERVAL:
         gates = own.reals[now["layer"]][GATES]
         return gates / expert["uses_ever"] if expert["uses_ever"] > 0 else gates + 1.0
@@ -63,7 +63,7 @@ def distance(now, expert, own):
 
 
 def lift_and_drop(now, copies, scores, ids, wanted, bonus, keep, row):
-    """One token's experts, chosen by lifted score and written by rank; NONE in place of those dropped."""
+    """Write one token's experts by rank, chosen by lifted score; NONE in place of those dropped."""
     delta = scores[ids[0]] - scores[ids[wanted - 1]]
     lifted = [scores[e] + delta * bonus[e] for e in range(now["experts"])]
     for place in range(wanted):

@@ -93,7 +93,7 @@ class Curve:
         return hits / self.accesses if self.accesses else np.full(len(hits), np.nan)
 
     def misses_at(self, capacity: int) -> int:
-        """Misses of a replay with that many bytes. Raises ConfigError if this curve does not say."""
+        """Return misses of a replay with that many bytes. Raises ConfigError if this curve does not say."""
         at = int(np.searchsorted(self.capacity_bytes, capacity, side="right")) - 1
         if at < 0 or not (self.dense or self.capacity_bytes[at] == capacity):
             raise ConfigError(f"this curve has no capacity of {capacity:,} bytes; pass it with capacities=")

@@ -188,7 +188,7 @@ class Part(JITCodeLibrary):
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Parts are never loaded on their own; always 0."""
+        """Return 0: parts are never loaded on their own."""
         return 0
 
 

@@ -181,7 +181,7 @@ def _of_stretch(run: Run, first: int, last: int, warm: list[int]) -> int:
 
 
 def _nearest(run: Run, begin: int) -> list[int]:
-    """Return keys of the experts used soonest from a pass on, as many as fit: an ideally prepared cache."""
+    """Return the keys of the experts used soonest from a pass on, as many as fit: an ideally prepared cache."""
     coming = np.full(run.cut.layers * run.cut.experts, NEVER, np.int64)
     FIRST_USES(run.demands, begin * run.cut.layers, run.cut, coming)
     chosen = []

@@ -35,7 +35,7 @@ MOST_HOLDING, MOST_WORTH = 1.0, 2.0  #: prices beyond which nothing more is gain
 
 
 class Pools(NamedTuple):
-    """Where experts are cached."""
+    """Pools in which experts are cached."""
 
     slots: np.ndarray  #: (pools,) int64
     starts: np.ndarray  #: (S,) int64: how many resets came before each step

@@ -20,7 +20,7 @@ from moereplay.traces.demand import Union, union_of
 
 
 class Served(Enum):
-    """How an access is served."""
+    """Outcome of an access."""
 
     HIT = 0
     LATE = 1

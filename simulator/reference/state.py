@@ -94,7 +94,7 @@ class Transfer:
 
     @property
     def cause(self) -> str:
-        """As the event log spells it: demand, prefetch or streamed."""
+        """Cause in the words of the event log: demand, prefetch or streamed."""
         return "prefetch" if self.prefetch else "streamed" if self.bypasses else "demand"
 
 

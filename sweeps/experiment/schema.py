@@ -119,7 +119,7 @@ class Experiment(Frozen):
 
     @property
     def keeps_requests(self) -> bool:
-        """Whether new results store a row per request."""
+        """True if new results store a row per request."""
         return self.requests is not False
 
 

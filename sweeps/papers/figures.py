@@ -143,7 +143,7 @@ class PaperFigure(NamedTuple):
 
     @property
     def chart(self) -> Chart:
-        """How the numbers are drawn."""
+        """Chart that draws the numbers."""
         return Chart(**self.entry.chart)
 
     @property
@@ -168,7 +168,7 @@ class PaperFigure(NamedTuple):
 
     @property
     def note(self) -> str:
-        """All assumptions that its numbers rest on."""
+        """Assumptions behind the numbers."""
         return f"{self.assumed} {self.throughout}".strip()
 
     @property

@@ -112,7 +112,7 @@ def _point(question: Question, tried: Tried) -> Document:
 
 
 def _prefetch(question: Question, answer: Answer) -> Document:
-    """Whether prefetching is worth it; `pays` is null where the search ended too early to know."""
+    """Return whether prefetching pays; `pays` is null where the search ended too early to know."""
     best, without = answer.best, answer.without_prefetch
     if question.all_fit or without is None:
         known = question.all_fit

@@ -57,7 +57,7 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the current part of the search must end."""
+        """True if the current part of the search must end."""
         if self.interrupted():
             return True
         if self.seconds is None or self.begun is None:

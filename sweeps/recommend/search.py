@@ -71,7 +71,7 @@ class Question:
 
     @property
     def all_fit(self) -> bool:
-        """Whether the cache holds every expert."""
+        """True if the cache holds every expert."""
         return self.memory.cache_bytes >= everything(self.trace.geometry)
 
     def space(self) -> Space:
@@ -113,7 +113,7 @@ class Runners:
 
     @property
     def cut(self) -> bool:
-        """Whether the budget prevented a replay."""
+        """True if the budget prevented a replay."""
         return self.few.cut or self.whole.cut
 
     def fastest(self, sets: Iterable[ReplayConfig]) -> list[Tried]:

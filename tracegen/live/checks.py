@@ -63,7 +63,7 @@ class Running:
 
     @contextmanager
     def opened(self, trace: Trace, configs: Sequence[ReplayConfig]) -> Iterator[Run]:
-        """The model is what they share."""
+        """Load the model, which all checks share."""
         loaded = self._model(trace)
         yield lambda config: self._ran(self._prepared(loaded, trace, config), self._part(trace))
 
@@ -87,7 +87,7 @@ class Running:
         return self.device
 
     def _part(self, trace: Trace) -> Trace:
-        """The requests that are run, as a trace of their own."""
+        """Return the requests that are run, as a trace of their own."""
         if self.requests >= trace.requests:
             return trace
         return memory_trace(trace.header, [trace.request(at) for at in range(self.requests)], trace.router_bias)

@@ -77,7 +77,7 @@ def check_computable(experts: list[nn.Module]) -> None:
 
 
 def projections(experts: nn.Module) -> list[str]:
-    """Names of the parameters that hold all experts' matrices."""
+    """Return the names of the parameters that hold all experts' matrices."""
     return [name for name, _ in experts.named_parameters(recurse=False) if name.endswith("_proj")]
 
 
@@ -92,7 +92,7 @@ def check_obeyed(orders: Orders, experts: list[nn.Module]) -> None:
 
 
 def run_experts(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """(T, H) from hidden (T, H), ids (T, k) with -1 for nothing, and gate weights (T, k).
+    """Return (T, H) from hidden (T, H), ids (T, k) with -1 for nothing, and gate weights (T, k).
 
     Experts run in ascending order over their tokens in (rank, token) order, as in `eager`: sums depend on it.
     """

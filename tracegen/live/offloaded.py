@@ -56,7 +56,7 @@ class ModelThread:
     depth = 1
 
     def __init__(self, slots: Slots, slow: SlowTier, device: torch.device) -> None:
-        """A thread begins that reads; `close` ends it."""
+        """Start the thread that reads; `close` ends it."""
         self._slots, self._slow, self._device = slots, slow, device
         self.asked: deque[Asked] = deque()
         self.clock = RealClock()
@@ -65,15 +65,15 @@ class ModelThread:
         self.machine = Machine(self.clock, self, NoProcessor(), (self,), head=self.head)
 
     def dense(self, layer: int, tokens: int) -> Activity:
-        """Ends when the model comes to its gate."""
+        """Return an activity that ends when the model reaches its gate."""
         return self._ask(DENSE)
 
     def expert(self, layer: int, y: int, tokens: int) -> Activity:
-        """Ends when the model has computed it."""
+        """Return an activity that ends when the model has computed the expert."""
         return self._ask(y)
 
     def head(self, tokens: int) -> Activity:
-        """Ends when the model's pass does."""
+        """Return an activity that ends with the model's pass."""
         return self._ask(HEAD)
 
     def _ask(self, y: int) -> Activity:
@@ -82,26 +82,26 @@ class ModelThread:
         return activity
 
     def done(self) -> None:
-        """The model has done what was asked first."""
+        """Note that the model has finished its first open activity."""
         self.wait()
         first, now = self.asked.popleft(), self.clock.now
         first.activity.finish(Span(first.begun, now, now - first.begun))
 
     def wait(self) -> None:
-        """Until the device has computed what it was given: a CPU has."""
+        """Wait until the device has computed all of its work; a CPU already has."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
-        """On the loader's thread."""
+        """Start a transfer on the loader's thread."""
         slot, y = self._slots.of(transfer.y), transfer.y
         return self._loader.begin(lambda: self._slow.read(y, slot))
 
     def abandon(self) -> None:
-        """The loader ends what it has begun; what takes the slot is read after that."""
+        """Let the loader finish its read; the next read into the slot starts after that."""
 
     def close(self) -> None:
-        """The thread ends after what it has begun."""
+        """End the thread after the work that it has begun."""
         self.clock.resume()  # or a read that waits for it never ends
         self._loader.close()
 
@@ -110,20 +110,23 @@ class Transfers:
     """Parts that an `Emulation` needs for real transfers: a machine, slots, and the computation that uses them."""
 
     def __init__(self, modules: MoeModules, slow: SlowTier, arena: Arena, about: Mapping[str, object]) -> None:
-        """`slow` has the model's experts (`contents_of`); `close` ends its reader. `about` goes into the result."""
+        """Take the slow tier with the model's experts (`contents_of`).
+
+        `close` ends its reader; `about` goes into the result.
+        """
         self._layers = {site.experts: layer for layer, site in enumerate(modules.sites)}
         self._experts, self.about = modules.geometry.experts, about
         self.slots = Slots([arena], slow)
         self.thread = ModelThread(self.slots, slow, device_of(modules))
 
     def begin(self, engine: Driven) -> None:
-        """The clock goes on: the model's pass begins, with the dense part of its first layer."""
+        """Begin a pass of the model, with the dense part of its first layer, and resume the clock."""
         self.thread.wait()
         self.thread.clock.resume()
         self._advance(engine)
 
     def come_to_gate(self, engine: Driven) -> None:
-        """The model has computed a dense part."""
+        """Note that the model has computed a dense part."""
         self._advance(engine)
         self.thread.done()
 
@@ -137,20 +140,20 @@ class Transfers:
         return states
 
     def end(self, engine: Driven) -> None:
-        """The model's pass has ended, with its head: the clock stands."""
+        """End the model's pass with its head, and pause the clock."""
         self.thread.done()
         with faults_named():
             engine.advance(lambda: engine.waits_for_a_pass)
         self.thread.clock.pause()
 
     def finish(self, engine: Driven) -> FinishedRun:
-        """After the last pass: what is on the link is waited for."""
+        """Wait for transfers on the link after the last pass."""
         self.thread.clock.resume()
         with faults_named():
             return engine.close()
 
     def close(self) -> None:
-        """No more is read."""
+        """Stop reading."""
         self.thread.close()
 
     def _advance(self, engine: Driven) -> int:
@@ -172,7 +175,7 @@ class Transfers:
 def real_transfers(
     loaded: Loaded, modules: MoeModules, plan: Plan, named: Named, bytes_per_s: float | None = None
 ) -> Iterator[Transfers]:
-    """Of one run: the slow tier that is named, with the model's experts, throttled, and slots for `plan`'s capacity.
+    """Open the real transfers of a run: the named slow tier, throttled, with the model's experts and slots for `plan`.
 
     Raises ConfigError where either has no room, RecordError for a model whose experts cannot be moved.
     """
@@ -216,7 +219,7 @@ def layout_of(loaded: Loaded, modules: MoeModules) -> Layout:
 
 
 def contents_of(modules: MoeModules, layout: Layout) -> Iterator[np.ndarray]:
-    """The bytes of every expert, in whole pages, (n,) uint8."""
+    """Yield the bytes of every expert, in whole pages, (n,) uint8."""
     for layer, site in enumerate(modules.sites):
         for expert in range(layout.experts):
             content = np.zeros(layout.padded(layer * layout.experts + expert), np.uint8)

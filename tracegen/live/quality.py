@@ -64,7 +64,7 @@ class Score:
         return self.differing == 0 if self.tokens else None
 
     def row(self) -> dict[str, float | int | bool | None]:
-        """The sums and what follows from them."""
+        """Return the sums and what follows from them."""
         derived = ("perplexity_base", "perplexity", "mean_kl", "top1", "identical")
         return vars(self) | {name: getattr(self, name) for name in derived}
 
@@ -85,7 +85,7 @@ class Quality:
 
 
 def score(base: Tensor, modified: Tensor, targets: Tensor) -> Score:
-    """Predictions of `targets` (n,) by both models' logits (n, V)."""
+    """Return predictions of `targets` (n,) by both models' logits (n, V)."""
     total = Score()
     for start in range(0, len(targets), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
@@ -106,7 +106,7 @@ def _score(base: Tensor, modified: Tensor, targets: Tensor) -> Score:
 
 
 def _exp(mean: float | None) -> float | None:
-    """e**mean, as large as a float can be."""
+    """Return e**mean, as large as a float can be."""
     return None if mean is None else math.exp(min(mean, LARGEST_EXPONENT))
 
 
@@ -120,12 +120,12 @@ class Readers:
     """
 
     def __init__(self, model: transformers.PreTrainedModel, emulation: Emulation, quality: bool) -> None:
-        """Without `quality` there is no baseline."""
+        """Take `quality`; without it there is no baseline."""
         self._emulation = emulation
         self._modified, self._base = Stepper(model), Stepper(model) if quality else None
 
     def begin(self, request: int) -> None:
-        """A request starts with empty key-value caches; the experts' cache goes on."""
+        """Begin a request with empty key-value caches; the cache of experts continues."""
         self._request, self._score, self._nll = request, Score(), [torch.zeros(1)]
         self._last: tuple[Tensor, Tensor | None] | None = None
         for stepper in filter(None, (self._modified, self._base)):
@@ -145,7 +145,7 @@ class Readers:
         return self._last[0][0]
 
     def take(self) -> tuple[np.ndarray, Score]:
-        """(T,) f32 nll of the request's tokens under the modified model, and both models' predictions compared."""
+        """Return (T,) f32 nll of the request's tokens under the modified model, and the comparison of both models."""
         return torch.cat(self._nll).numpy(), self._score
 
     def _judge(self, logits: Tensor, base: Tensor | None, targets: Tensor) -> None:

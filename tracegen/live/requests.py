@@ -22,7 +22,7 @@ class LiveRequest(NamedTuple):
 
 
 def requests_of(trace: Trace, limit: int | None = None) -> list[LiveRequest]:
-    """The requests of a trace (the first `limit`), to run again. Raises RecordError if it holds no token ids."""
+    """Return the requests of a trace (the first `limit`), to run again. Raises RecordError if it holds no token ids."""
     if "token_ids" not in trace.arrays:
         why = f"{trace.path or 'this trace'} has no token ids, so its text cannot be run"
         raise RecordError(f"{why}; record one with `moereplay record`, or run a text: moereplay live MODEL --text FILE")

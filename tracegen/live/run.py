@@ -58,12 +58,12 @@ class Live:
     stored: tuple[Stored, ...] = ()  #: of every width at which experts ran with restored weights
 
     def trace(self) -> Trace:
-        """The run as a trace in memory."""
+        """Return the run as a trace in memory."""
         return memory_trace(self.header, list(self.requests), self.router_bias)
 
 
 def proven(loaded: Loaded) -> MoeModules:
-    """The model's modules, after the self-check. Raises RecordError."""
+    """Return the model's modules, after the self-check. Raises RecordError."""
     modules = discover(loaded.model)
     check(modules)
     return modules
@@ -95,7 +95,7 @@ def run(
     log: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Live:
-    """`prepare`, then `Prepared.run`."""
+    """Call `prepare`, then `Prepared.run`."""
     how: dict[str, Any] = {"decoding": decoding, "lookahead": lookahead, "modules": modules, "quantiser": quantiser}
     ready = prepare(loaded, to_run, config, **how)
     return ready.run(quality=quality, log=log, progress=progress)
@@ -169,7 +169,7 @@ class Prepared:
             return self._run(quality, log, progress, keep, transfers)
 
     def _experts(self, eager: bool) -> AbstractContextManager[None]:
-        """Other functions than `eager` round otherwise; a later gate may then choose otherwise."""
+        """Use `eager` for experts: other functions round differently, and later gates may then choose differently."""
         return implemented(self.loaded.model, "eager") if eager else nullcontext()
 
     def _run(
@@ -229,7 +229,7 @@ class Prepared:
 
 
 def _passes(given: LiveRequest) -> Iterator[tuple[int, int]]:
-    """The tokens [start, stop) of each pass over what is given."""
+    """Yield the tokens [start, stop) of each pass over what is given."""
     if given.prompt_length:
         yield 0, given.prompt_length
     for start in range(given.prompt_length, len(given.token_ids)):
@@ -257,7 +257,10 @@ def _check_requests(to_run: Sequence[LiveRequest], room: Room, decoding: Decodin
 
 
 def _origin(loaded: Loaded, modules: MoeModules, to_run: Sequence[LiveRequest], decoding: Decoding | None) -> Origin:
-    """A live model has every capability but the future; its digest names weights, precision and tokens."""
+    """Return the identity of a live run.
+
+    A live run has every capability but the future; its digest names weights, precision and tokens.
+    """
     settings = decoding.model_dump(mode="json") if decoding else None
     document = [loaded.weights_sha256, loaded.dtype, [list(given) for given in to_run], settings]
     return Origin(
@@ -271,7 +274,7 @@ def _origin(loaded: Loaded, modules: MoeModules, to_run: Sequence[LiveRequest], 
 
 
 def _noted(header: Header, plan: Plan, stored: str) -> Header:
-    """A recording's header, with a note that policies changed the routing, and of how experts were stored, if any."""
+    """Return a recording's header with notes on changed routing and on the storage of experts."""
     policies = ", ".join(f"{kind} {getattr(plan.chosen, kind).text(full=True)}" for kind in KINDS)
     note = f"recorded live under {policies}, capacity {plan.config.capacity}, {plan.config.contract}"
     notes = (f"{note}, {stored}" if stored else note,)

@@ -97,7 +97,7 @@ class LiveGates:
         self.verdict = mixture
 
     def first_uses(self) -> tuple[int, ...]:
-        """The future is unknown."""
+        """Raise: a live run does not know the future."""
         return ()
 
     def pass_of(self, position: int) -> int:
@@ -110,13 +110,13 @@ class LiveGates:
 
 
 def depth_needed(ready: Plan) -> int:
-    """Layers of look-ahead that the prefetch policy reads."""
+    """Return the layers of look-ahead that the prefetch policy reads."""
     prefetch = ready.chosen.prefetch
     return 0 if _own_scores(ready) else prefetch.policy.depth(prefetch.params)
 
 
 def rounding(ready: Plan, stored: float) -> list[float | None]:
-    """Per precision tier, the bits that experts are rounded to; None where the weights as they are hold no more."""
+    """Return the bits to which experts are rounded, per precision tier; None where weights have no more."""
     bits = ready.chosen.miss.policy.bits(ready.chosen.miss.params)
     return [None if each >= stored else each for each in bits]
 
@@ -143,7 +143,7 @@ class Emulation:
         transfers: Transfers | None = None,
         tiers: Tiers | None = None,
     ) -> None:
-        """`lookahead` gates are asked and kept, at least as many as `depth_needed`.
+        """Evaluate and keep `lookahead` gates, at least `depth_needed`.
 
         With `transfers` the clock is real, and experts are computed from slots. `tiers` has the weights of few bits.
         """
@@ -165,18 +165,21 @@ class Emulation:
             return self._whole(model_pass) if self._transfers is None else self._timed(model_pass, self._transfers)
 
     def begin(self, tokens: int, request: int, prefill: bool) -> None:
-        """A pass over `tokens` tokens comes: every gate calls `at_gate`, then `end` is called. `forward` does all."""
+        """Begin a pass over `tokens` tokens: every gate calls `at_gate`, then `end` is called.
+
+        `forward` does all of it.
+        """
         phase = PREFILL if prefill else DECODE
         self._engine.begin(Pass.of_slice(self._passes, request, phase, tokens, self._tokens))
         self._passes, self._tokens, self._next = self._passes + 1, self._tokens + tokens, 0
 
     def end(self) -> None:
-        """The pass is over. Raises RecordError if gates were left out."""
+        """End the pass. Raises RecordError if gates were left out."""
         if self._next != len(self._modules.sites):
             raise RecordError(f"{self._modules.name}: a pass ran {self._next} of {len(self._modules.sites)} gates")
 
     def _timed(self, model_pass: Callable[[], Tensor], transfers: Transfers) -> Tensor:
-        """The clock of the transfers runs meanwhile."""
+        """Let the clock of the transfers run meanwhile."""
         with undisturbed():
             transfers.begin(self._engine)
             logits = self._whole(model_pass)
@@ -237,7 +240,7 @@ class Emulation:
         return None if self._transfers is None else partial(self._served, self._transfers)
 
     def _served(self, transfers: Transfers, module: nn.Module, hidden: Tensor, ids: Tensor) -> Mapping[int, Tensor]:
-        """The step's experts, computed from slots as they come; then the engine has said what every token runs."""
+        """Compute the step's experts from slots as they arrive; the engine has then decided what every token runs."""
         states = transfers.serve(self._engine, module, hidden, ids)
         assert self._gates.verdict is not None
         self._keep(self._next - 1, self._gates.verdict)
@@ -264,7 +267,7 @@ def under_orders(modules: MoeModules, orders: Orders | None) -> Iterator[None]:
 
 
 def as_ordered(modules: MoeModules, reading: Reading, said: Said, mixture: Mixture) -> tuple[Tensor, Tensor] | None:
-    """The ids and weights (T, k) that the experts are given, or None if no token's set of experts has changed.
+    """Return the ids and weights (T, k) that the experts are given, or None if no token's set of experts has changed.
 
     As fidelity counts it: a token that was routed to fewer experts, or runs one that its router did not choose, is
     weighed anew from its logits; one that only lost some at a miss keeps the others' weights.
@@ -281,7 +284,7 @@ def as_ordered(modules: MoeModules, reading: Reading, said: Said, mixture: Mixtu
 
 
 def _weights(modules: MoeModules, said: Said, t: int, own: list[int], mixture: Mixture) -> np.ndarray:
-    """(k,) f32 for one token."""
+    """Return (k,) f32 for one token."""
     run = mixture.run[t]
     if reweighed(own, mixture.routed[t], run):
         return routers.weigh(modules.geometry.router, said.logits[t], np.asarray(run))
@@ -297,10 +300,10 @@ def _said(reading: Reading, lookahead: int) -> Said:
 
 
 def _numpy(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
-    """A copy: the model may go on to write into its own."""
+    """Return a copy: the model may write into its own tensor later."""
     return tensor.to("cpu", dtype, copy=True).numpy()
 
 
 def _by_token(layers: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-    """(T, L, n) from (T', n) per layer and pass."""
+    """Return (T, L, n) from (T', n) per layer and pass."""
     return np.stack([np.concatenate(passes) for passes in layers], axis=1)

@@ -46,14 +46,14 @@ class Tiers:
         room: int = ROOM,
         packed_room: int = ROOM,
     ) -> None:
-        """`weights_sha256` of the checkpoint and the number of each experts module name what is kept on disk."""
+        """Key stored weights by `weights_sha256` of the checkpoint and the number of each experts module."""
         self._name, self._sha256, self._sites = quantiser, weights_sha256, sites or {}
         self._restored: LruCache[Which, Tensor] = LruCache(room)
         self._packed: LruCache[Which, Packed] = LruCache(packed_room)
         self._stored: dict[tuple[float, str], tuple[int, int]] = {}
 
     def weight(self, module: Any, parameter: str, expert: int, bits: float) -> Tensor:
-        """An expert's matrix at so many bits, in the orientation, dtype and place of the model's own.
+        """Return an expert's matrix at so many bits, in the orientation, dtype and place of the model's own.
 
         Raises RecordError where the quantiser lacks that width, or its library cannot be imported.
         """
@@ -77,7 +77,7 @@ class Tiers:
         return stored(key, (weight.shape[0], weight.shape[1]), bits, lambda: quantiser.pack(weight, bits))
 
     def stored(self) -> tuple[Stored, ...]:
-        """Storage of every width that was used, the most bits first."""
+        """Return the storage of every width that was used, the most bits first."""
         found = sorted(self._stored.items(), reverse=True)
         return tuple(Stored(bits, name, 8 * size / weights) for (bits, name), (size, weights) in found)
 
@@ -95,7 +95,10 @@ class Tiers:
         self._stored[at] = size + kept.bytes, weights + kept.shape[0] * kept.shape[1]
 
     def _key(self, quantiser: Quantiser, which: Which, weight: Tensor) -> dict[str, object]:
-        """The weight's own digest is in it: a model in memory may have changed since its checkpoint was read."""
+        """Return the key of a weight.
+
+        It includes the digest of the weight: a model in memory may have changed since its checkpoint was read.
+        """
         module, parameter, expert, bits = which
         content = weight.contiguous().view(-1).view(torch.uint8).numpy().data
         return {
@@ -145,12 +148,12 @@ class LruCache(Generic[Key, Value]):
     """Values by key. What is larger than the capacity is kept alone."""
 
     def __init__(self, capacity: int) -> None:
-        """`capacity` in bytes."""
+        """Cache values up to `capacity` bytes."""
         self._capacity, self._size = capacity, 0
         self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
 
     def get(self, key: Key, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
-        """The value of a key, made if it is not cached; `size` says its bytes."""
+        """Return the value of a key, made if it is not cached; `size` says its bytes."""
         if key not in self._values:
             made = make()
             self._values[key] = made, size(made)

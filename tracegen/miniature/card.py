@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _windows(size: int) -> torch.Tensor:
-    """The excerpts as whole windows of tokens, (windows, size)."""
+    """Return the excerpts as whole windows of tokens, (windows, size)."""
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     ids = tokenizer((FOLDER / "heldout.txt").read_text(encoding="utf-8"), verbose=False).input_ids
     return torch.tensor(ids[: len(ids) // size * size]).view(-1, size)
@@ -52,7 +52,7 @@ def _windows(size: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def measure(model: PreTrainedModel, windows: torch.Tensor) -> Measured:
-    """Perplexity and routing over `windows`, each a request of its own."""
+    """Return perplexity and routing over `windows`, each a request of its own."""
     modules, losses, requests = discover(model), [], []
     for window in windows:
         with Capture(modules, DEPTH) as capture:
@@ -65,7 +65,7 @@ def measure(model: PreTrainedModel, windows: torch.Tensor) -> Measured:
 
 
 def _table(measured: tuple[Measured, Measured]) -> str:
-    """Markdown rows: figure, trained, untrained, chance; a range over layers in brackets."""
+    """Return Markdown rows: figure, trained, untrained, chance; a range over layers in brackets."""
     trained, untrained = (each.routing for each in measured)
     k, experts = trained.geometry.k, trained.geometry.experts
     rows = [("perplexity of the excerpts", *(f"{each.perplexity:.1f}" for each in measured), "4096")]

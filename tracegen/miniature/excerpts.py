@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def _middle(text: str) -> str:
-    """Whole lines around the middle of a file."""
+    """Return whole lines around the middle of a file."""
     lines = text.splitlines(keepends=True)
     first = last = len(lines) // 2
     while sum(map(len, lines[first:last])) < min(EXCERPT_BYTES, len(text)):
@@ -47,7 +47,7 @@ def _evenly(texts: list[str]) -> Iterator[str]:
 
 
 def _heads(text: str) -> Iterator[str]:
-    """The beginnings of a file's documented functions, cut at a line's end."""
+    """Yield the beginnings of a file's documented functions, cut at a line's end."""
     lines = text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):

@@ -42,7 +42,7 @@ class Recipe:
 
 
 def tokenizer_of(texts: list[str], recipe: Recipe) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer learned from `texts`: any text can be encoded and got back."""
+    """Return a byte-level BPE tokenizer learned from `texts`: any text can be encoded and got back."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -55,7 +55,7 @@ def tokenizer_of(texts: list[str], recipe: Recipe) -> PreTrainedTokenizerFast:
 
 
 def new_model(recipe: Recipe) -> OlmoeForCausalLM:
-    """The untrained model, initialised from the recipe's seed."""
+    """Return the untrained model, initialised from the recipe's seed."""
     torch.manual_seed(recipe.seed)
     config = OlmoeConfig(
         vocab_size=recipe.vocabulary,
@@ -103,7 +103,7 @@ def train(model: OlmoeForCausalLM, tokens: torch.Tensor, recipe: Recipe) -> None
 
 @torch.no_grad()
 def held_out_loss(model: OlmoeForCausalLM, tokens: torch.Tensor, window: int = 512, windows: int = 64) -> float:
-    """Mean nats per token over `windows` windows spread evenly over the held-out stream; balance terms excluded."""
+    """Return the mean nats per token over `windows` evenly spread held-out windows, without balance terms."""
     starts = torch.linspace(0, len(tokens) - window - 1, windows).long()
     losses = [_losses(model, tokens[start : start + window].unsqueeze(0).to(model.device))[0] for start in starts]
     return torch.stack(losses).mean().item()
@@ -118,7 +118,7 @@ def _loud_experts(model: OlmoeForCausalLM) -> None:
 
 
 def _losses(model: OlmoeForCausalLM, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Next-token loss, mean balance loss of the layers, mean squared log-partition of the router (z-loss)."""
+    """Return next-token loss, mean balance loss of the layers, mean squared log-partition of the router (z-loss)."""
     out = model(input_ids=batch, output_router_logits=True, use_cache=False)
     text = functional.cross_entropy(out.logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten())
     layers = torch.stack([logits.float() for logits in out.router_logits])
@@ -134,7 +134,7 @@ def _balance(layers: torch.Tensor, top: int) -> torch.Tensor:
 
 
 def _batches(tokens: torch.Tensor, recipe: Recipe) -> Iterator[torch.Tensor]:
-    """Batches of disjoint windows, every window once an epoch, in an order drawn from the seed."""
+    """Yield batches of disjoint windows, every window once an epoch, in an order drawn from the seed."""
     windows = tokens[: len(tokens) // recipe.window * recipe.window].view(-1, recipe.window)
     order = torch.Generator().manual_seed(recipe.seed)
     while True:
@@ -143,7 +143,7 @@ def _batches(tokens: torch.Tensor, recipe: Recipe) -> Iterator[torch.Tensor]:
 
 
 def _rate(step: int, recipe: Recipe) -> float:
-    """Learning rate as a share of the highest: linear warm-up, level, linear decay to zero."""
+    """Return learning rate as a share of the highest: linear warm-up, level, linear decay to zero."""
     decaying = (recipe.steps - step) / (recipe.steps * (1 - recipe.hold))
     return min((step + 1) / recipe.warm_up, 1.0, decaying)
 
@@ -219,13 +219,13 @@ _HELD_OUT_OF = 30  # one file in thirty is never trained on
 
 
 def sources() -> list[Path]:
-    """The library's source files, in the order of their names."""
+    """Return the library's source files, in the order of their names."""
     root = Path(sysconfig.get_path("stdlib"))
     return sorted(file for file in root.rglob("*.py") if not _LEFT_OUT & set(file.relative_to(root).parts))
 
 
 def split() -> tuple[list[str], list[str]]:
-    """The texts to train on and the texts held out, one of each file; the file's name alone decides which."""
+    """Return the texts to train on and the texts held out, one of each file; the file's name alone decides which."""
     train: list[str] = []
     held_out: list[str] = []
     root = Path(sysconfig.get_path("stdlib"))
@@ -236,7 +236,7 @@ def split() -> tuple[list[str], list[str]]:
 
 
 def digest(texts: list[str]) -> str:
-    """SHA-256 over the texts in order: which corpus this was."""
+    """Return SHA-256 over the texts in order: which corpus this was."""
     whole = hashlib.sha256()
     for text in texts:
         whole.update(text.encode())

@@ -20,12 +20,12 @@ class Arena:
     """Slots of memory of a device, each as large as a copy."""
 
     def __init__(self, slots: int, size: int, device: str) -> None:
-        """`size` bytes each, rounded up to pages. On a CPU every page is touched once, now."""
+        """Allocate slots of `size` bytes each, rounded up to pages. On a CPU every page is touched here."""
         self.size, self.slots = -(-size // PAGE) * PAGE, slots
         self._bytes = memory_of(device, slots * self.size)
 
     def of(self, slot: int) -> Tensor:
-        """The bytes of a slot, (size,) uint8."""
+        """Return the bytes of a slot, (size,) uint8."""
         return self._bytes[slot * self.size : (slot + 1) * self.size]
 
 
@@ -35,7 +35,7 @@ def arena_of(slots: int, size: int, device: str) -> Arena:
 
 
 def arenas_of(slots: Mapping[int, int], device: str) -> dict[int, Arena]:
-    """Slots by bytes of a copy. Raises ConfigError where they do not fit the device's memory."""
+    """Return an arena by bytes of a copy. Raises ConfigError if they do not fit into the device's memory."""
     needed, free = sum(size * each for size, each in slots.items()), free_memory(device)
     if needed > free:
         raise ConfigError(
@@ -45,7 +45,7 @@ def arenas_of(slots: Mapping[int, int], device: str) -> dict[int, Arena]:
 
 
 class Reads(Protocol):
-    """What fills slots."""
+    """Reads copies from the slow tier into slots."""
 
     def read(self, y: int, into: Tensor) -> None:
         """Copy y."""
@@ -56,7 +56,7 @@ class Slots:
     """Which slot has which copy, as the engine places them in one run."""
 
     def __init__(self, arenas: Sequence[Arena], reads: Reads) -> None:
-        """An arena by precision of a copy. All slots are free; what is warm is read at once."""
+        """Take an arena per precision. All slots are free; warm experts are read here."""
         self._arenas, self._reads = arenas, reads
         self._free = {id(arena): list(range(arena.slots)) for arena in arenas}
         self._slot: dict[int, int] = {}
@@ -65,7 +65,7 @@ class Slots:
         return self._arenas[y % len(self._arenas)]
 
     def of(self, y: int) -> Tensor:
-        """The bytes of the slot that copy y has now."""
+        """Return the bytes of the slot of copy y."""
         return self._arena(y).of(self._slot[y])
 
     def warmed(self, y: int) -> None:
@@ -74,14 +74,17 @@ class Slots:
         self._reads.read(y, self.of(y))
 
     def placed(self, y: int, area: Area) -> None:
-        """A free slot, wherever it is."""
+        """Assign a free slot to the copy."""
         self._slot[y] = self._free[id(self._arena(y))].pop()
 
     def promoted(self, y: int) -> None:
-        """It stays where it is: all slots of a size are alike."""
+        """Do nothing: the copy keeps its slot, as all slots of a size are alike."""
 
     def vacated(self, y: int) -> None:
-        """Its slot is free. A read that is still under way ends before the next one into this slot begins."""
+        """Free the slot of the copy.
+
+        A read into the slot that is still under way ends before the next one begins.
+        """
         self._free[id(self._arena(y))].append(self._slot.pop(y))
 
 
@@ -92,12 +95,12 @@ class Copies:
     """Copies y = x * P + p of experts x = layer * E + e at precisions p, the most precise first."""
 
     def __init__(self, tiers: Sequence[SlowTier]) -> None:
-        """A slow tier for each precision."""
+        """Take a slow tier per precision."""
         self._tiers = tiers
         self._marks = [marks_of(tier.layout) for tier in tiers]
 
     def size(self, y: int) -> int:
-        """Bytes of the copy."""
+        """Return the bytes of the copy."""
         layout, x = self._of(y)
         return layout.size(x)
 
@@ -106,11 +109,14 @@ class Copies:
         self._tiers[y % len(self._tiers)].read(y // len(self._tiers), into)
 
     def on_host(self, y: int) -> Tensor:
-        """The copy's bytes where a CPU computes with them, (n,) uint8. One thread asks. Raises OSError."""
+        """Return the copy's bytes in main memory, (n,) uint8, for a CPU to compute with.
+
+        Called by one thread. Raises OSError.
+        """
         return self._tiers[y % len(self._tiers)].on_host(y // len(self._tiers))
 
     def weights(self, y: int, slot: Tensor, shape: Shape) -> Tensor:
-        """(params,) of the copy in a slot. Raises AssertionError if other bytes lie there."""
+        """Return the weights (params,) of the copy in a slot. Raises AssertionError if the slot holds other bytes."""
         layout, x = self._of(y)
         check_marks(slot, layout.size(x), self._marks[y % len(self._tiers)][x], y)
         return as_weights(slot, layout.dtype, shape)

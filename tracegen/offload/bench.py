@@ -53,18 +53,18 @@ def check_computable(ready: Plan) -> None:
 
 
 def bits_of(ready: Plan) -> tuple[float, ...]:
-    """Of the precisions of a run, the most precise first."""
+    """Return the bits of the precisions of a run, the most precise first."""
     miss = ready.chosen.miss
     return tuple(miss.policy.bits(miss.params)) or (ready.origin.geometry.expert_bits,)
 
 
 def bits_of_all(plans: Iterable[Plan]) -> list[float]:
-    """Of all precisions of some runs, the most precise first."""
+    """Return the bits of all precisions of some runs, the most precise first."""
     return sorted({bits for ready in plans for bits in bits_of(ready)}, reverse=True)
 
 
 def slots_needed(ready: Plan, precision: int = 0) -> int:
-    """As many copies of a precision as lie in the fast tier at most."""
+    """Return the maximum number of copies of each precision in the fast tier."""
     side = ready.chosen.prefetch.policy.side_slots(ready.chosen.prefetch.params)
     geometry = ready.layout.geometry
     fit = ready.capacity.total // min(ready.layout.tiers[precision])
@@ -72,7 +72,7 @@ def slots_needed(ready: Plan, precision: int = 0) -> int:
 
 
 def slots_of(plans: Iterable[Plan]) -> dict[int, int]:
-    """The most that any of these runs needs, by bytes of a copy."""
+    """Return the maximum number of slots that any of these runs needs, by bytes of a copy."""
     needed: dict[int, int] = {}
     for ready in plans:
         for precision, sizes in enumerate(ready.layout.tiers):
@@ -93,20 +93,20 @@ class Bench:
 
     @classmethod
     def of(cls, plans: Sequence[Plan], slow: SlowTiers, most_tokens: int, device: str, decisions: str = AUTO) -> Bench:
-        """For these runs. Raises ConfigError where their slots do not fit this machine's memory."""
+        """Open the bench of these runs. Raises ConfigError if their slots do not fit into this machine's memory."""
         arenas, geometry = arenas_of(slots_of(plans), device), plans[0].origin.geometry
         layers, on_cpu = Layers(geometry, most_tokens, device), Layers(experts_only(geometry), most_tokens, "cpu")
         return cls(arenas, layers, on_cpu, slow, decisions)
 
     @property
     def label(self) -> str:
-        """Of the slow tier, in rows of results."""
+        """Label of the slow tier in rows of results."""
         return next(iter(self.slow.values())).label
 
     def measured(self, trace: Trace, config: ReplayConfig, throttle: float | None = None) -> tuple[Ran, Durations]:
-        """A real run, and how long everything took.
+        """Run with real reads and compute, and return the result with the duration of every activity.
 
-        Raises ConfigError where the slow tier fails, AssertionError for an expert of wrong bytes.
+        Raises ConfigError if the slow tier fails, AssertionError for an expert of wrong bytes.
         """
         ready = check_measurable(trace, config)
         way = way_of(ready, self.decisions)
@@ -151,7 +151,7 @@ def _with(row: Row, parts: Mapping[str, int]) -> Row:
 
 
 def replayed(trace: Trace, config: ReplayConfig, durations: Durations | None = None) -> Ran:
-    """The same on the simulated machine: of the configuration's platform, or with durations that were measured."""
+    """Replay a run on the simulated machine: of the configuration's platform, or with the measured durations."""
     ready = plan(trace, config)
     machine = as_machine(durations) if durations else None
     result = report(reference.run(source_of(trace, ready), ready.spec(True), machine), ready)

@@ -44,7 +44,10 @@ class Calibrated(NamedTuple):
 
 
 def configs() -> list[ReplayConfig]:
-    """What is run, the fitted one first. LRU without prefetch: its decisions do not depend on how long they take."""
+    """Return the configurations of a calibration, the fitted one first.
+
+    They use LRU without prefetch, whose decisions do not depend on durations.
+    """
     return [configure(capacity=capacity, eviction="lru") for capacity in (FITTED, *HELD_OUT)]
 
 
@@ -53,13 +56,13 @@ RUNS = 4 + len(HELD_OUT)
 
 
 def bench_of(geometry: Geometry, slow: SlowTiers, device: str) -> Bench:
-    """For all of them. Raises ConfigError where they do not fit this machine's memory."""
+    """Open a bench for all configurations. Raises ConfigError if they do not fit into this machine's memory."""
     trace = trace_of(geometry, 1)
     return Bench.of([check_measurable(trace, config) for config in configs()], slow, max(TOKENS), device)
 
 
 def trace_of(geometry: Geometry, seed: int) -> Trace:
-    """A prompt and decoded tokens with the reuse of a real model."""
+    """Return a trace of a prompt and decoded tokens with the reuse of a real model."""
     made = Synthetic(
         kind="markov",
         reuse=REUSE,
@@ -73,7 +76,7 @@ def trace_of(geometry: Geometry, seed: int) -> Trace:
 
 
 def about_of(device: str, slow_tier: str, throttle: float | None, model: KnownModel | None = None) -> Calibration:
-    """What a calibration of today says of itself; `slow_tier` is disk, disk:buffered or pinned."""
+    """Return the provenance of a calibration made today; `slow_tier` is disk, disk:buffered or pinned."""
     method, today = "moereplay calibrate machine", datetime.date.today().isoformat()
     models = {model.name: float(dense_of(model.geometry).read)} if model else {}
     about = Calibration(device=device, method=method, date=today, slow_tier=slow_tier, models=models)
@@ -104,7 +107,7 @@ def calibrate(
 
 
 def _curved(found: Fitted, tokens: dict[str, dict[int, Figure]]) -> Fitted:
-    """With what many tokens take as it was timed, in place of a straight line."""
+    """Replace the straight line over tokens with the measured times of several tokens."""
     compute = found.platform.compute
     assert isinstance(compute, Measured)
     curves = {
@@ -117,7 +120,7 @@ def _curved(found: Fitted, tokens: dict[str, dict[int, Figure]]) -> Fitted:
 
 
 def _named(tokens: dict[str, dict[int, Figure]], formats: dict[str, Figure]) -> dict[str, Figure]:
-    """Figures as they are printed."""
+    """Return the figures under the names that are printed."""
     named = {f"{what[:-3]}.{n}_tokens_ns": figure for what, by in tokens.items() for n, figure in by.items()}
     return named | {f"expert.{name}_ns": figure for name, figure in formats.items()}
 
@@ -130,7 +133,7 @@ def _run(
     throttle: float | None,
     done: Callable[[], None],
 ) -> tuple[list[Durations], list[tuple[Trace, float]]]:
-    """Durations, and each trace with the nanoseconds per decoded token that it took."""
+    """Return the durations, and each trace with its nanoseconds per decoded token."""
     durations, runs = [], []
     for seed in seeds:
         trace = trace_of(geometry, seed)
@@ -147,7 +150,7 @@ def _error(trace: Trace, measured: float, config: ReplayConfig, platform: Path) 
 
 
 def link_figures(slow: SlowTier) -> dict[str, Figure]:
-    """Bytes per second of one reader by size of read, and of several together by their number."""
+    """Measure the bytes per second of one reader by size of read, and of several by their number."""
     largest = slow.layout.size(0)
     by_size = {f"link.read_{size}": _alone(slow, size) for size in SIZES if size < largest}
     return by_size | {f"link.lanes_{lanes}": _together(slow, lanes) for lanes in LANES}
@@ -166,7 +169,7 @@ def _alone(slow: SlowTier, size: int) -> Figure:
 
 
 def _together(slow: SlowTier, lanes: int) -> Figure:
-    """Whole experts, by so many threads at once."""
+    """Measure reads of whole experts by several threads at once."""
     buffers = [slow.buffer() for _ in range(lanes)]
     begin = time.perf_counter_ns()
     threads = [threading.Thread(target=_reads, args=(slow, buffer, lane, lanes)) for lane, buffer in enumerate(buffers)]
@@ -184,12 +187,12 @@ def _reads(slow: SlowTier, into: torch.Tensor, lane: int, lanes: int) -> None:
 
 
 def _spread(slow: SlowTier, read: int) -> int:
-    """Experts far from each other, so that no reader is helped by the one before."""
+    """Return experts that are far from each other, so that no reader benefits from the one before."""
     return read * 37 % slow.layout.count
 
 
 def document(found: Calibrated, device: str) -> dict[str, Any]:
-    """As `calibrate --json` prints it."""
+    """Return the document that `calibrate --json` prints."""
     worst = max(found.held_out.values(), key=abs)
     mape = fmean(map(abs, found.held_out.values()))
     held = {"cells": len(found.held_out), "mape": mape, "bias": fmean(found.held_out.values()), "worst": worst}

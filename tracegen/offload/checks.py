@@ -48,7 +48,7 @@ class Measuring:
     _parts: dict[str, Trace] = field(default_factory=dict)
 
     def how(self, trace: Trace) -> How:
-        """What a check says of itself. Raises ConfigError if the trace is too short."""
+        """Return the description of a check. Raises ConfigError if the trace is too short."""
         part = self._part(trace)
         return How(
             way="measured",
@@ -78,7 +78,7 @@ class Measuring:
         return f"moereplay calibrate machine {where} --model {of} --layers {self.layers} --out here.toml"
 
     def refusal(self, trace: Trace, config: ReplayConfig) -> str | None:
-        """Policies that no real run has, another machine's figures, a cache that the memory does not hold."""
+        """Return why a check cannot run: policies without a real run, other figures, too little memory."""
         part = self._part(trace)
         try:
             ready = check_measurable(part, config)
@@ -92,14 +92,14 @@ class Measuring:
         return None
 
     def _memory(self, part: Trace, ready: Plan) -> int:
-        """Bytes that a run takes of the device's memory."""
+        """Return the bytes of the device's memory that a run takes."""
         pinned = self.named == "pinned" and self.device == "cpu"
         beside = sum(layout_of(part.geometry, bits).total for bits in bits_of(ready)) if pinned else 0
         return sum(size * slots for size, slots in slots_of([ready]).items()) + beside
 
     @contextmanager
     def opened(self, trace: Trace, configs: Sequence[ReplayConfig]) -> Iterator[Run]:
-        """Memory and slow tier for all of them. Raises ConfigError where this machine lacks either."""
+        """Allocate memory and open the slow tier for all runs. Raises ConfigError if this machine lacks either."""
         part = self._part(trace)
         compute_on(1)  # as `calibrate` does unless it is asked for more
         plans = [check_measurable(part, config) for config in configs]
@@ -125,7 +125,7 @@ class Measuring:
 
 
 def mismatch(machine: Platform, here: Calibration) -> str | None:
-    """Why figures are not of this device, slow tier and throttle; None if they are."""
+    """Return why figures are not of this device, slow tier and throttle; None if they are."""
     said = machine.calibration
     if said is None:
         return "has no [calibration]"
@@ -142,7 +142,7 @@ def mismatch(machine: Platform, here: Calibration) -> str | None:
 
 
 def _is_known(model: str) -> bool:
-    """Whether `calibrate machine --model` knows the sizes of this model."""
+    """Return whether `calibrate machine --model` knows the sizes of this model."""
     try:
         known(model)
     except TraceError:
@@ -151,5 +151,5 @@ def _is_known(model: str) -> bool:
 
 
 def in_words(rate: float | None) -> str:
-    """As `--throttle` takes it."""
+    """Return the throttle as `--throttle` takes it."""
     return "none" if rate is None else f"{rate / MB:g}MB/s"

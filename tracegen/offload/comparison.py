@@ -28,7 +28,7 @@ PARTS = ("dense", "expert", "stall")  #: of the time of a pass, all of it but mi
 
 
 def figures(ran: Ran) -> dict[str, float | int | None]:
-    """Times in milliseconds, their parts and bytes per pass, and counts, of one run."""
+    """Return the times in milliseconds, their parts and bytes per pass, and counts of one run."""
     passes = len(ran.pass_ns)
     times = side_of(ran.result, passes).model_dump(exclude={"hit_rate"})
     parts = {f"{name}_ms": ran.result.totals[f"{name}_ns"] / passes / MS for name in PARTS}
@@ -36,7 +36,7 @@ def figures(ran: Ran) -> dict[str, float | int | None]:
 
 
 def agreement(measured: Sequence[Event], simulated: Sequence[Event]) -> dict[str, int | None]:
-    """Accesses, how many of them are classified alike, and the first pass in which one is not."""
+    """Return the number of accesses, of those classified alike, and the first pass in which one is not."""
     ours, theirs = _verdicts(measured), _verdicts(simulated)
     different = [place for place, verdict in ours.items() if theirs.get(place) != verdict]
     first = min((place[0] for place in different), default=None)
@@ -44,12 +44,12 @@ def agreement(measured: Sequence[Event], simulated: Sequence[Event]) -> dict[str
 
 
 def _verdicts(events: Sequence[Event]) -> dict[tuple[int, int, int], str]:
-    """By pass, layer and expert."""
+    """Return the kind of each access by pass, layer and expert."""
     return {(event.step_pass, event.layer, event.expert): event.kind for event in events if event.kind in VERDICTS}
 
 
 def run_document(run: Measurement, label: str) -> dict[str, Any]:
-    """One entry of `runs`; `label` is the slow tier's."""
+    """Return an entry of `runs`; `label` is the slow tier's."""
     ran = {"measured": run.measured, "simulated": run.simulated, "closure": run.closure}
     config = run.cell.config.model_dump(mode="json", exclude={"platform"})
     return {
@@ -68,7 +68,7 @@ def run_document(run: Measurement, label: str) -> dict[str, Any]:
 
 
 def summary(runs: Sequence[Measurement]) -> dict[str, Any]:
-    """Errors of TPOT over throttled and raw runs, of closure over all, and how far repeats of a run are apart."""
+    """Return errors of TPOT over throttled and raw runs, of closure over all runs, and the spread of repeats."""
     throttled = [run for run in runs if run.cell.throttle is not None]
     raw = [run for run in runs if run.cell.throttle is None]
     closure = [abs(_error(run, run.closure)) for run in runs]
@@ -82,7 +82,7 @@ def summary(runs: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def _gates(runs: Sequence[Measurement]) -> dict[str, float]:
-    """What decisions took at a gate, mean, by who decided."""
+    """Return the mean time of decisions at a gate, by the engine that decided."""
     by_way = defaultdict[str, list[float]](list)
     for run in runs:
         by_way[run.measured.decisions].append(run.measured.gate_ns / MS)
@@ -90,7 +90,10 @@ def _gates(runs: Sequence[Measurement]) -> dict[str, float]:
 
 
 def _errors(runs: Sequence[Measurement]) -> dict[str, Any]:
-    """simulated / measured - 1 of TPOT; `r` is Pearson's over the runs, None where it has no meaning."""
+    """Return simulated / measured - 1 of TPOT.
+
+    `r` is Pearson's over the runs, None where it is undefined.
+    """
     if not runs:
         return {"runs": 0, "bias": None, "mape": None, "worst": None, "r": None, "repeat_spread": None}
     errors = [_error(run, run.simulated) for run in runs]
@@ -107,7 +110,7 @@ def _errors(runs: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def repeat_spread(runs: Sequence[Measurement]) -> float | None:
-    """Median over cells of (largest - smallest) / mean of the measured TPOT; None without a repeat."""
+    """Return the median over cells of (largest - smallest) / mean of the measured TPOT; None without a repeat."""
     by_cell = defaultdict[Cell, list[float]](list)
     for run in runs:
         by_cell[run.cell].append(_tpot(run.measured))
@@ -120,13 +123,13 @@ def _error(run: Measurement, simulated: Ran) -> float:
 
 
 def _tpot(ran: Ran) -> float:
-    """Milliseconds per decoded token; per pass where nothing is decoded."""
+    """Return the milliseconds per decoded token; per pass where nothing is decoded."""
     found = figures(ran)["tpot_ms"]
     return float(found) if found is not None else float(ran.pass_ns.mean() / MS)
 
 
 def rows(runs: Sequence[Measurement]) -> list[dict[str, object]]:
-    """A line per run."""
+    """Return a row per run."""
     return [_row(run) for run in runs]
 
 
@@ -150,7 +153,7 @@ def _row(run: Measurement) -> dict[str, object]:
 
 
 def summary_lines(runs: Sequence[Measurement]) -> list[str]:
-    """How far replays are off, in words."""
+    """Return the errors of replays in words."""
     found = summary(runs)
     lines = []
     for kind in ("throttled", "raw"):

@@ -21,7 +21,7 @@ SCALES = 1  #: bits that scales of a group add to a weight's at most
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one model: every expert is two products (width, hidden) and one back."""
+    """Sizes of a model's experts: two products (width, hidden) and one back."""
 
     hidden: int
     width: int
@@ -48,12 +48,12 @@ def shape_of(geometry: Geometry) -> Shape:
 
 
 def experts_only(geometry: Geometry) -> Geometry:
-    """The same model without what is always resident."""
+    """Return the model without the weights that are always resident."""
     return geometry.model_copy(update={"dense_params": None, "head_params": None})
 
 
 def format_at(bits: float) -> str:
-    """Of weights of so many bits, scales included. Raises ConfigError for such as torch does not compute."""
+    """Return the format of weights of so many bits, scales included. Raises ConfigError if torch cannot compute it."""
     for name, own in BITS_PER_WEIGHT.items():
         if bits == own or (name.startswith("int") and own < bits < own + SCALES):
             return name
@@ -64,14 +64,17 @@ def format_at(bits: float) -> str:
 
 
 def layout_of(geometry: Geometry, bits: float | None = None) -> Layout:
-    """Of its experts, as they are stored or at so many bits. Raises ConfigError for such as cannot be computed."""
+    """Return the layout of the experts, as stored or at so many bits.
+
+    Raises ConfigError if torch cannot compute them.
+    """
     shape_of(geometry)
     bits = geometry.expert_bits if bits is None else bits
     return Layout(geometry.experts, geometry.bytes_at(bits), format_at(bits))
 
 
 def _hidden(geometry: Geometry, params: int) -> int:
-    """The residual width of the known model with such experts, else that of square matrices."""
+    """Return the residual width of the known model with such experts, else that of square matrices."""
     size = (geometry.experts, geometry.k, params)
     known = {
         model.hidden
@@ -82,10 +85,10 @@ def _hidden(geometry: Geometry, params: int) -> int:
 
 
 class Layers:
-    """What the accelerator computes. One thread calls it."""
+    """Layers that the accelerator computes. Called by one thread."""
 
     def __init__(self, geometry: Geometry, most_tokens: int, device: str) -> None:
-        """Dense weights are made at once; those of experts come from slots."""
+        """Allocate the dense weights; weights of experts come from slots."""
         self.shape = shape_of(geometry)
         self.device, draw = device, torch.Generator().manual_seed(SEED)
         self._dense = [self._weights(self.shape.dense_rows, draw) for _ in range(geometry.layers)]
@@ -98,7 +101,7 @@ class Layers:
         return values.to(self.device, DTYPES[self.shape.dtype])
 
     def dense(self, layer: int, tokens: int) -> None:
-        """One product with all dense weights of the layer; before layer 0 with those of the head."""
+        """Multiply with all dense weights of the layer; before layer 0 also with those of the head."""
         with torch.inference_mode():
             if layer == 0:
                 linear(self._state[-1:], self._head).argmax()
@@ -109,7 +112,7 @@ class Layers:
             self._wait()
 
     def expert(self, weights: Tensor, tokens: int) -> None:
-        """A gated MLP over the first `tokens` rows; `weights` are the expert's, flat."""
+        """Compute a gated MLP over the first `tokens` rows; `weights` are the expert's, flat."""
         of = self.shape
         with torch.inference_mode():
             gate, up, down = weights[: of.params].view(MATRICES, -1)
@@ -119,15 +122,15 @@ class Layers:
             self._wait()
 
     def _wait(self) -> None:
-        """Until it is computed: then its slot may be overwritten."""
+        """Wait until the device has finished: the slot may be overwritten after that."""
         if self.device != "cpu":
             torch.cuda.current_stream(self.device).synchronize()
 
 
 def as_weights(slot: Tensor, dtype: str, shape: Shape) -> Tensor:
-    """The bytes of a slot as weights (params,): not copied, or of integers as what they stand for.
+    """Return the bytes of a slot as weights (params,): a view, or expanded from packed integers.
 
-    No kernel of torch computes with packed integers everywhere, so they are expanded first, each time.
+    torch has no kernel that computes with packed integers everywhere, so they are expanded each time.
     """
     if dtype in DTYPES:
         return slot.view(DTYPES[dtype])[: shape.params]

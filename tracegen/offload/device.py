@@ -1,4 +1,4 @@
-"""What a machine is called in a measurement, and how much memory it has left."""
+"""Name of a machine in a measurement, and its free memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moereplay.simulator.errors import ConfigError
 
 
 def described(device: str) -> str:
-    """The processor that computes, and how many there are of it."""
+    """Return the name and the number of the processors that compute."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
@@ -23,12 +23,12 @@ def described(device: str) -> str:
 
 
 def compute_on(threads: int) -> None:
-    """So many threads compute on a CPU, beside the one that reads."""
+    """Set the number of compute threads of a CPU, in addition to the thread that reads."""
     torch.set_num_threads(threads)
 
 
 def free_memory(device: str) -> int:
-    """Bytes that can be allocated there. Raises ConfigError for a device that this torch does not have."""
+    """Return the bytes that can be allocated on a device. Raises ConfigError if this torch does not have the device."""
     if device == "cpu":
         return available_memory()
     try:
@@ -41,18 +41,18 @@ def free_memory(device: str) -> int:
 
 
 def memory_of(device: str, size: int) -> Tensor:
-    """So many bytes, (size,) uint8."""
+    """Allocate memory, (size,) uint8."""
     return host_memory(size) if device == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 def host_memory(size: int) -> Tensor:
-    """Main memory that begins at a page, as direct reads need it; every page is touched once, now."""
+    """Allocate main memory that begins at a page, as direct reads require; every page is touched here."""
     memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
     memory[:: mmap.PAGESIZE] = 0
     return torch.from_numpy(memory)
 
 
 def available_memory() -> int:
-    """Bytes that can be allocated without swapping."""
+    """Return the bytes that can be allocated without swapping."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

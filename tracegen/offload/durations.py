@@ -1,4 +1,4 @@
-"""How long what a run did took, as the engine saw it: what a replay of the same run may use instead of prices."""
+"""Measured durations of a run, which a replay of the run may use instead of a platform's prices."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Durations:
 
     @property
     def passes(self) -> list[int]:
-        """When each pass began, and when the last activity was over: ns."""
+        """Start of each pass, and end of the last activity, in ns."""
         begins = [each.begun for each in self.computed if each.y == DENSE and each.layer == 0]
         return [*begins, self.computed[-1].over]
 
@@ -111,9 +111,10 @@ class Durations:
 
 
 def as_machine(durations: Durations) -> Machine:
-    """A simulated machine whose activities last what they lasted.
+    """Return a simulated machine that replays the measured durations.
 
-    What did not occur in that run (a replay may prefetch what was demanded there) lasts what its kind did on average.
+    An activity that the run did not have (a replay may prefetch what the run loaded on demand) takes the mean of its
+    kind.
     """
     env = simpy.Environment()
     return Machine(env, _Accelerator(env, durations), _Processor(env, durations), (_Channel(env, durations),))
@@ -166,11 +167,11 @@ class _Channel:
         return Planned(self._env, LINK, Span(now, now + spent, spent))
 
     def abandon(self) -> None:
-        """The next transfer waits for nothing."""
+        """Let the next transfer start without waiting."""
 
 
 class _Processor:
-    """The n-th computation of an expert on the CPU lasts what the n-th did, after the one before."""
+    """Replays measured computations on the CPU: the n-th of an expert takes its n-th measured time, one at a time."""
 
     def __init__(self, env: simpy.Environment, durations: Durations) -> None:
         self._env, self._free_at = env, 0
@@ -180,7 +181,7 @@ class _Processor:
         self._mean = _mean([each.spent for each in durations.on_cpu])
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
-        """Known when it is asked for."""
+        """Return the measured duration of the expert, which is known when it starts."""
         own, began = self._spent[y], max(int(self._env.now), self._free_at)
         spent = own.popleft() if own else self._mean
         self._free_at = began + spent
@@ -188,7 +189,7 @@ class _Processor:
 
 
 class NoProcessor:
-    """There is no CPU beside the accelerator: plans that need one are refused before."""
+    """Stub for machines without a CPU next to the accelerator; plans that need one are refused earlier."""
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
         """Raises AssertionError."""

@@ -34,7 +34,7 @@ class Layout:
         return self.experts * len(self.sizes)
 
     def size(self, y: int) -> int:
-        """Bytes of expert y = layer * experts + id."""
+        """Return the bytes of expert y = layer * experts + id."""
         return self.sizes[y // self.experts]
 
     def padded(self, y: int) -> int:
@@ -62,7 +62,7 @@ def _pages(size: int) -> int:
 
 
 def marks_of(layout: Layout) -> list[int]:
-    """By expert: the first weights of each of its pages as an integer, different from expert to expert."""
+    """Return by expert the first weights of each of its pages as an integer, which differs between experts."""
     draw = np.random.default_rng(SEED)
     marks = _weights(draw, layout.count * MARK, layout.dtype).view(np.int64)
     assert len(np.unique(marks)) == layout.count
@@ -70,7 +70,7 @@ def marks_of(layout: Layout) -> list[int]:
 
 
 def contents(layout: Layout) -> Iterator[np.ndarray]:
-    """The bytes of every expert, padded, (n,) uint8; one array is filled again and again."""
+    """Yield the bytes of every expert, padded, (n,) uint8, in one array that is reused."""
     largest = _pages(max(layout.sizes))
     draw = np.random.default_rng(SEED + 1)
     weights = np.array(_weights(draw, largest, layout.dtype))
@@ -80,7 +80,7 @@ def contents(layout: Layout) -> Iterator[np.ndarray]:
 
 
 def _weights(draw: np.random.Generator, size: int, dtype: str) -> np.ndarray:
-    """Random weights as bytes, (size,); a bfloat16 is the upper half of a float32, integers are any bytes."""
+    """Return random weights as bytes, (size,): the upper halves of float32 for bfloat16, any bytes for integers."""
     if dtype.startswith("int"):
         return draw.integers(0, 256, size, np.uint8)
     values = (draw.standard_normal(size * 8 // BITS_PER_WEIGHT[dtype], dtype=np.float32) * WEIGHT).view(np.uint32)

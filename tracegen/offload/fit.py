@@ -40,7 +40,7 @@ class Fitted(NamedTuple):
 
 
 def fit(runs: Sequence[Durations], about: Calibration, throttle: float | None) -> Fitted:
-    """Figures of runs under one throttle; `about` says where they come from."""
+    """Fit the figures of a platform to runs under one throttle; `about` is their provenance."""
     computed = [each for run in runs for each in run.computed]
     moved = [each for run in runs for each in run.moved]
     sizes = {y: size for run in runs for y, size in run.sizes.items()}
@@ -172,14 +172,14 @@ def _figure(items: Sequence[Computed] | Sequence[Moved] | Sequence[OnCpu], value
 
 
 def figure_of(samples: Sequence[float]) -> Figure:
-    """Their trimmed mean, in the order in which they were taken; 0 of none."""
+    """Return the trimmed mean of samples in the order in which they were taken; 0 without samples."""
     half = len(samples) // 2
     first, last = trimmed_mean(samples[:half]), trimmed_mean(samples[half:])
     return Figure(trimmed_mean(samples), abs(first - last) / 2 if half else None, len(samples))
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Without the smallest and the largest 2 %; 0 of nothing."""
+    """Return the mean without the smallest and the largest 2 %; 0 without samples."""
     ordered = sorted(values)
     cut = int(len(ordered) * TRIM)
     kept = ordered[cut : len(ordered) - cut]

@@ -20,7 +20,7 @@ COLD = 8  #: experts in turns: more than a processor's caches hold
 
 
 def by_tokens(bench: Bench, geometry: Geometry) -> dict[str, dict[int, Figure]]:
-    """Nanoseconds of a layer's dense part and of an expert, by tokens."""
+    """Measure the nanoseconds of a layer's dense part and of an expert, by tokens."""
     slots, layers = _experts(bench, geometry, None), max(1, geometry.layers - 1)
     turns = list(enumerate(TOKENS * ROUNDS))  # never the same weights twice in a row: a cache would have them
     dense = [lambda n=n, at=at: bench.layers.dense(geometry.layers - 1 - at % layers, n) for at, n in turns]
@@ -29,7 +29,7 @@ def by_tokens(bench: Bench, geometry: Geometry) -> dict[str, dict[int, Figure]]:
 
 
 def by_format(bench: Bench, geometry: Geometry) -> dict[str, Figure]:
-    """Nanoseconds of an expert for one token by the format of its weights, unpacked where they are integers."""
+    """Measure the nanoseconds of an expert for one token by weight format; integers are unpacked first."""
     return {name: _format(bench, geometry, bits) for name, bits in BITS_PER_WEIGHT.items() if bits <= 16}
 
 
@@ -49,7 +49,7 @@ def _experts(bench: Bench, geometry: Geometry, bits: float | None) -> list[torch
 
 
 def _bytes(bench: Bench, size: int) -> list[torch.Tensor]:
-    """Random bytes of small numbers, on the device."""
+    """Return random bytes of small numbers, on the device."""
     device = bench.layers.device
     return [torch.randint(0, 60, (size,), dtype=torch.uint8).to(device) for _ in range(COLD)]
 
@@ -69,6 +69,6 @@ def _took(call: Callable[[], None]) -> int:
 
 
 def in_times(figures: dict[int, Figure]) -> tuple[tuple[int, float], ...]:
-    """Points of a platform: of what one token takes, never falling."""
+    """Return the points of a platform, relative to one token and never falling."""
     times = accumulate((figure.value / figures[1].value for figure in figures.values()), max)
     return tuple(zip(figures, times, strict=True))

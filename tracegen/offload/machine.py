@@ -49,7 +49,7 @@ class _Processor:
         self._free_at = 0
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
-        """On the CPU's thread."""
+        """Start an expert on the CPU's thread."""
         asked = self._clock.now
         activity = self._worker.begin(lambda: self._compute(y, tokens))
         activity.measured(lambda _: self._computed(y, tokens, asked))
@@ -65,7 +65,7 @@ class _Processor:
         self._free_at = now
 
     def close(self) -> None:
-        """The thread ends after what it has begun."""
+        """End the thread after the work that it has begun."""
         self._worker.close()
 
 
@@ -75,7 +75,7 @@ class RealMachine:
     depth = 1
 
     def __init__(self, layers: Layers, on_cpu: Layers, slots: Slots, copies: Copies) -> None:
-        """Three threads begin; `close` ends them."""
+        """Start three threads, which `close` ends."""
         self._layers, self._slots, self._copies = layers, slots, copies
         self.durations = Durations()
         self._asked: _Asked | None = None
@@ -90,7 +90,7 @@ class RealMachine:
         self.machine = Machine(self.clock, self, self._processor, (self,))
 
     def end(self, now: int) -> None:
-        """The engine's run ended at `now`, and so did the last computation; its counters are put together later."""
+        """Note that the run and its last computation ended at `now`; counters are summed up later."""
         if self._taken is not None:
             self._end_of_turn(max(now, self._taken))
 
@@ -103,11 +103,11 @@ class RealMachine:
     # accelerator
 
     def dense(self, layer: int, tokens: int) -> Activity:
-        """On the compute thread."""
+        """Start a dense part on the compute thread."""
         return self._begin(DENSE, layer, tokens, lambda: self._layers.dense(layer, tokens))
 
     def expert(self, layer: int, y: int, tokens: int) -> Activity:
-        """On the compute thread, from the slot that y has now."""
+        """Start an expert on the compute thread, from the slot that y has now."""
         slot = self._slots.of(y)
         self.durations.sizes[y] = self._copies.size(y)
         return self._begin(y, layer, tokens, lambda: self._compute(y, slot, tokens))
@@ -139,9 +139,10 @@ class RealMachine:
     # link
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
-        """On the loader's thread. One that follows another began when that had landed: its space was chosen then.
+        """Start a transfer on the loader's thread.
 
-        One that begins at a gate, or at the end of a computation, began when the engine had decided all of that.
+        Its recorded start is the landing of the transfer that it follows, when its space was chosen. A transfer that
+        starts at a gate or at the end of a computation starts once the engine has made all decisions of that moment.
         """
         slot, y = self._slots.of(transfer.y), transfer.y
         follows = self.clock.taken_of_link and self._asked_after(self.clock.taken)
@@ -162,7 +163,7 @@ class RealMachine:
         self.durations.moved.append(Moved(y, self._copies.size(y), span.spent, self.clock.taken - self._begun[y]))
 
     def abandon(self) -> None:
-        """The loader ends what it has begun; what takes the slot is read after that."""
+        """Let the loader finish its read; the next read into the slot starts after that."""
 
 
 # -- A clock of real nanoseconds for the reference engine, and threads that do its activities.
@@ -182,7 +183,7 @@ class RealClock(simpy.Environment):
     """Wall-clock nanoseconds, while it runs. It has no future: with nothing due it waits for what threads finish."""
 
     def __init__(self, at_rest: Callable[[int], None] = lambda now: None) -> None:
-        """`at_rest` is called with the time whenever the engine has nothing left to do but wait."""
+        """Create the clock; `at_rest` is called with the time whenever the engine only waits."""
         super().__init__()
         self._done = queue.SimpleQueue[Done]()
         self._zero = time.perf_counter_ns()
@@ -205,7 +206,7 @@ class RealClock(simpy.Environment):
         self._stands_at = self.now
 
     def resume(self) -> None:
-        """The clock goes on from where it stands, if it does."""
+        """Resume the clock from where it stands, if it is paused."""
         if self._stands_at is not None:
             self._zero = time.perf_counter_ns() - self._stands_at
             self._stands_at = None
@@ -221,13 +222,13 @@ class RealClock(simpy.Environment):
             self.resume()
 
     def wait_until(self, moment: int) -> None:
-        """From any thread: return when the clock shows this, however long it is paused before."""
+        """Return when the clock shows this time, whatever its pauses. Called from any thread."""
         while (left := moment - self.now) > 0:
             self._runs.wait()
             time.sleep(left / SECOND)
 
     def post(self, finish: Callable[[], object], phase: EventPriority) -> None:
-        """From any thread: `finish` runs where events run."""
+        """Schedule `finish` on the thread of events. Called from any thread."""
         self._done.put(Done(finish, phase))
 
     def step(self) -> None:
@@ -254,7 +255,7 @@ class Worker:
         self._thread.start()
 
     def begin(self, work: Callable[[], None]) -> Activity:
-        """An activity that ends when `work` has; it fails with what `work` raises."""
+        """Begin an activity that ends when `work` has ended, and fails with the error that `work` raises."""
         activity = Activity(self._clock, self._phase)
         self._tasks.put((activity, work))
         return activity
@@ -281,7 +282,7 @@ class Worker:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No cycle collector; threads change places quickly."""
+    """Disable the garbage collector and shorten the thread switch interval."""
     before = sys.getswitchinterval()
     gc.disable()
     sys.setswitchinterval(SWITCH_S)
@@ -299,7 +300,7 @@ class Decider:
     """The decisions of one run, prepared before it so that they cost no time in it."""
 
     def __init__(self, trace: Trace, ready: Plan, way: str) -> None:
-        """`way` is one of WAYS but `auto`."""
+        """Prepare a run; `way` is one of WAYS except `auto`."""
         self._trace, self._ready, self._spec = trace, ready, ready.spec(True)
         self._stepper = Stepper.of(trace, self._spec) if way == COMPILED else None
 

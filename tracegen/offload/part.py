@@ -24,9 +24,9 @@ PER_TOKEN = ("token_ids", "nll")
 
 
 def tokens_of(trace: Trace, layers: int | None, first: int, last: int, prompt: int = 0) -> Trace:
-    """Tokens [first, last) of request 0 as a request, its first `prompt` in one pass, at the first `layers`.
+    """Return tokens [first, last) of request 0 as a request, its first `prompt` in one pass, at the first `layers`.
 
-    Raises ConfigError for more than there is.
+    Raises ConfigError if the trace has fewer.
     """
     request = trace.request(0)
     here, most = len(request.chosen), trace.geometry.layers
@@ -44,14 +44,14 @@ def tokens_of(trace: Trace, layers: int | None, first: int, last: int, prompt: i
 
 
 def _cut(rows: np.ndarray | None, first: int, last: int, layers: int) -> np.ndarray | None:
-    """Rows (T, ...) or (T, L, ...) of these tokens and layers."""
+    """Return rows (T, ...) or (T, L, ...) of these tokens and layers."""
     if rows is None or rows.ndim == 1:
         return rows if rows is None else rows[first:last]
     return rows[first:last, :layers]
 
 
 def shallow(geometry: Geometry, layers: int) -> Geometry:
-    """The geometry of the first layers."""
+    """Return the geometry of the first layers."""
     others = {bits: sizes[:layers] for bits, sizes in geometry.bytes_by_bits.items()}
     cut = {"layers": layers, "expert_bytes": geometry.expert_bytes[:layers], "bytes_by_bits": others}
     if (whole := resolved(geometry, "")).head_bytes is not None:

@@ -40,11 +40,14 @@ class SlowTier(Protocol):
         ...
 
     def on_host(self, y: int) -> Tensor:
-        """Expert y in main memory, (padded,) uint8, until the next call. Another thread may read. Raises OSError."""
+        """Return expert y in main memory, (padded,) uint8, valid until the next call.
+
+        Another thread may read. Raises OSError.
+        """
         ...
 
     def buffer(self) -> Tensor:
-        """Memory for one expert, (n,) uint8, into which it can be read."""
+        """Allocate memory for one expert, (n,) uint8, into which it can be read."""
         ...
 
     def close(self) -> None:
@@ -53,10 +56,10 @@ class SlowTier(Protocol):
 
 
 class Memory:
-    """All experts in main memory; pinned where a CUDA device reads them."""
+    """All experts in main memory, pinned if a CUDA device reads them."""
 
     def __init__(self, layout: Layout, device: str, experts: Iterable[np.ndarray] | None = None) -> None:
-        """`experts` are the bytes of each, padded; random ones unsaid. Raises ConfigError where they do not fit."""
+        """Copy `experts`, the padded bytes of each (default: random). Raises ConfigError if they do not fit."""
         if layout.total > (free := available_memory()):
             raise ConfigError(
                 f"--slow-tier pinned: {layout.total / GB:.3g} GB of experts in {free / GB:.3g} GB of free memory; "
@@ -73,11 +76,11 @@ class Memory:
         return self._all[begin : begin + self.layout.padded(y)]
 
     def read(self, y: int, into: Tensor) -> None:
-        """A copy."""
+        """Copy the expert into a slot."""
         self._copies(self._of(y), into)
 
     def read_bytes(self, begin: int, into: Tensor) -> None:
-        """A copy."""
+        """Copy the expert into host memory."""
         self._copies(self._all[begin : begin + len(into)], into)
 
     def on_host(self, y: int) -> Tensor:
@@ -85,7 +88,7 @@ class Memory:
         return self._of(y)
 
     def buffer(self) -> Tensor:
-        """On the device."""
+        """Allocate memory for one expert on the device."""
         return torch.zeros(largest(self.layout), dtype=torch.uint8, device=self._device)
 
     def close(self) -> None:
@@ -103,9 +106,9 @@ class Disk:
         buffered: bool = False,
         experts: Iterable[np.ndarray] | None = None,
     ) -> None:
-        """The file is made if it is not there, of `experts` as `Memory` takes them.
+        """Open the file, which is written from `experts` if it is missing.
 
-        Raises ConfigError where it cannot be made, or cannot be read so.
+        Raises ConfigError if it cannot be written, or cannot be read past the page cache.
         """
         self.layout = layout
         self.label = "disk, buffered: the page cache answers too" if buffered else "disk"
@@ -130,7 +133,7 @@ class Disk:
             self._copies(self._staging[:size], into)
 
     def read_bytes(self, begin: int, into: Tensor) -> None:
-        """Into host memory that begins at a page."""
+        """Read the expert into host memory that begins at a page."""
         done, buffer = 0, memoryview(into.numpy())  # pyright: ignore[reportArgumentType]
         while done < len(into):
             read = os.preadv(self._file, [buffer[done:]], begin + done)
@@ -150,11 +153,11 @@ class Disk:
         return into
 
     def buffer(self) -> Tensor:
-        """Host memory that begins at a page."""
+        """Allocate host memory for one expert that begins at a page."""
         return host_memory(largest(self.layout))
 
     def close(self) -> None:
-        """The file stays for the next time."""
+        """Close the file, which is kept for the next run."""
         os.close(self._file)
 
 
@@ -174,7 +177,10 @@ class _Copier(Protocol):
 
 
 def copier(device: str) -> _Copier:
-    """Copies host memory into a slot, done when it returns: on CUDA by a stream beside that of compute."""
+    """Return a function that copies host memory into a slot and returns when it is done.
+
+    On CUDA it uses a stream of its own, next to that of compute.
+    """
     if device == "cpu":
         return _copy
     stream = torch.cuda.Stream(device)
@@ -194,7 +200,10 @@ def _copy(of: Tensor, into: Tensor) -> None:
 
 
 def experts_file(folder: Path, layout: Layout, experts: Iterable[np.ndarray] | None = None) -> Path:
-    """The file of these experts in the folder, written if it is not there, whole or not at all. Raises ConfigError."""
+    """Return the file of these experts in the folder, which is written atomically if it is missing.
+
+    Raises ConfigError.
+    """
     about = json_text(layout.document(), sort_keys=True)
     path = folder / f"experts-{hashlib.sha256(about.encode()).hexdigest()[:12]}.bin"
     try:
@@ -231,12 +240,12 @@ class Throttled:
     """A slow tier that gives no more than so many bytes per second: SpecMD's throttle."""
 
     def __init__(self, slow: SlowTier, bytes_per_s: float) -> None:
-        """Closing it is left to whoever made `slow`."""
+        """Wrap a slow tier, which its owner closes."""
         self._slow, self._rate = slow, bytes_per_s
         self.label, self.layout = slow.label, slow.layout
 
     def read(self, y: int, into: Tensor) -> None:
-        """Not before size / rate has passed."""
+        """Read the expert; return no earlier than after size / rate."""
         until = time.perf_counter_ns() + int(self.layout.size(y) / self._rate * SECOND)
         self._slow.read(y, into)
         self._wait(until)
@@ -248,11 +257,11 @@ class Throttled:
         self._wait(until)
 
     def on_host(self, y: int) -> Tensor:
-        """No byte crosses what is throttled."""
+        """Return expert y from the slow tier, unthrottled: no byte crosses the link."""
         return self._slow.on_host(y)
 
     def buffer(self) -> Tensor:
-        """Same as the slow tier's."""
+        """Allocate memory as the slow tier does."""
         return self._slow.buffer()
 
     def _wait(self, until: int) -> None:
@@ -260,12 +269,12 @@ class Throttled:
             time.sleep(max(left - SPIN_NS, 0) / SECOND)
 
     def close(self) -> None:
-        """Same as the slow tier's."""
+        """Do nothing: the owner closes the slow tier."""
         self._slow.close()
 
 
 def throttled(slow: SlowTier, bytes_per_s: float | None) -> SlowTier:
-    """The slow tier itself without a throttle."""
+    """Return the slow tier under a throttle, or itself without one."""
     return slow if bytes_per_s is None else Throttled(slow, bytes_per_s)
 
 
@@ -273,7 +282,7 @@ def throttled(slow: SlowTier, bytes_per_s: float | None) -> SlowTier:
 def opened(
     named: Named, layout: Layout, device: str, experts: Iterable[np.ndarray] | None = None
 ) -> Iterator[SlowTier]:
-    """The slow tier that an option names, of these experts. Raises ConfigError."""
+    """Open the slow tier that an option names, with these experts. Raises ConfigError."""
     free_memory(device)  # or there is no such device
     if named.folder is None:
         slow: SlowTier = Memory(layout, device, experts)
@@ -295,6 +304,9 @@ def faults_named() -> Iterator[None]:
 
 
 def _words(error: OSError) -> str:
-    """File and reason. SimPy raises a copy of what a thread raised, without the file, and that as its cause."""
+    """Return file and reason of an error.
+
+    SimPy raises a copy of a thread's error without the file, with the original as its cause.
+    """
     own = error.__cause__ if isinstance(error.__cause__, OSError) else error
     return f"{own.filename}: {own.strerror}" if own.filename else str(own)

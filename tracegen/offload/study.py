@@ -76,7 +76,7 @@ class Plan:
 
 
 def kind_of(cell: Cell) -> Kind:
-    """Policies and throttle, whatever the capacity."""
+    """Return policies and throttle without the capacity."""
     return Kind(tuple(getattr(cell.config, kind) for kind in KINDS), cell.throttle)
 
 
@@ -114,7 +114,7 @@ def _calibrated(bench: Bench, plan: Plan, done: Callable[[], None]) -> dict[Kind
 
 
 def _settled(plan: Plan, cell: Cell, before: Durations, folder: Path) -> ReplayConfig:
-    """With what its miss policy leaves to the platform as this machine's prices say, the same in all runs."""
+    """Fix parameters that the miss policy takes from the platform, with this machine's prices, for all runs."""
     miss = cell.config.policy_set().miss
     if miss.policy.priced(miss.params, Costs(1, 1, 1)) == miss.params:
         return cell.config

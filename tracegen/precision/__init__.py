@@ -41,5 +41,5 @@ def check_quantiser(name: str) -> None:
 
 
 def at_width(name: str, bits: float) -> str:
-    """The quantiser that `name` means at so many bits."""
+    """Return the quantiser that `name` means at so many bits."""
     return BEST.get(bits, DEFAULT) if name == CHOOSING else name

@@ -16,7 +16,7 @@ EXACT = 20  #: bits up to which float32 divides without reaching one value too m
 
 
 def pack(weight: Tensor, bits: float) -> Packed:
-    """Values, and both ends of each group (out, groups)."""
+    """Return values, and both ends of each group (out, groups)."""
     groups = grouped(weight)
     ends = groups.aminmax(dim=-1, keepdim=True)
     low, step = _grid(ends.min, ends.max, bits)
@@ -29,7 +29,7 @@ def pack(weight: Tensor, bits: float) -> Packed:
 
 
 def restore(kept: Packed, dtype: torch.dtype) -> Tensor:
-    """(out, in) of `dtype`."""
+    """Return (out, in) of `dtype`."""
     low, step = _grid(kept.tensors["low"][..., None], kept.tensors["high"][..., None], kept.bits)
     values = unpacked(kept.tensors["values"], _width(kept.bits), kept.shape[0] * kept.shape[1])
     groups = grouped(values.view(kept.shape).float())
@@ -37,12 +37,12 @@ def restore(kept: Packed, dtype: torch.dtype) -> Tensor:
 
 
 def rounded(weight: Tensor, bits: float) -> Tensor:
-    """A weight (out, in) as it comes back."""
+    """Return a weight (out, in) as it comes back."""
     return restore(pack(weight, bits), weight.dtype)
 
 
 def _grid(low: Tensor, high: Tensor, bits: float) -> tuple[Tensor, Tensor]:
-    """The least value of each group, and the step between values."""
+    """Return the least value of each group, and the step between values."""
     return low.float(), (high.float() - low.float()) / (_values(bits) - 1)
 
 
@@ -51,7 +51,7 @@ def _values(bits: float) -> int:
 
 
 def _width(bits: float) -> int:
-    """Bits of one value; of very many, rounding may make the greatest 2**bits."""
+    """Return the bits of one value; of very many, rounding may make the greatest 2**bits."""
     return (_values(bits) - (bits <= EXACT)).bit_length()
 
 

@@ -20,7 +20,7 @@ EIGHT = 8
 
 
 def pack(kind: str, weight: Tensor, bits: float) -> Packed:
-    """Values, and the greatest magnitude of each block; `kind` of 4 bits is nf4 or fp4. Raises RecordError."""
+    """Return values, and the greatest magnitude of each block; `kind` of 4 bits is nf4 or fp4. Raises RecordError."""
     library: Any = imported("bitsandbytes.functional")
     blocks = padded(weight.flatten(), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
     if bits == EIGHT:
@@ -31,7 +31,7 @@ def pack(kind: str, weight: Tensor, bits: float) -> Packed:
 
 
 def restore(kind: str, kept: Packed, dtype: torch.dtype) -> Tensor:
-    """(out, in) of `dtype`."""
+    """Return (out, in) of `dtype`."""
     library: Any = imported("bitsandbytes.functional")
     values, largest = kept.tensors["values"], kept.tensors["largest"]
     if kept.bits == EIGHT:

@@ -57,9 +57,9 @@ class Quantiser:
 
 @cache
 def imported(module: str) -> ModuleType:
-    """A module of such a library. What it says of kernels that this machine lacks is not said: none is used here.
+    """Import a module of such a library. Its warnings about missing kernels are suppressed, as none is used here.
 
-    Raises RecordError where it is not installed, or cannot be loaded.
+    Raises RecordError if it is not installed or cannot be loaded.
     """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

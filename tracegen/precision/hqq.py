@@ -16,7 +16,7 @@ from moereplay.tracegen.precision.integers import GROUP, grouped, packed, ungrou
 
 
 def pack(weight: Tensor, bits: float) -> Packed:
-    """Values, and scale and offset of each group (out, groups). Raises RecordError without the library."""
+    """Return values, and scale and offset of each group (out, groups). Raises RecordError without the library."""
     library: Any = imported("hqq.core.quantize").Quantizer
     shape, groups = (weight.shape[0], weight.shape[1]), grouped(weight).float()
     values, meta = library.quantize(
@@ -28,7 +28,7 @@ def pack(weight: Tensor, bits: float) -> Packed:
 
 
 def restore(kept: Packed, dtype: torch.dtype) -> Tensor:
-    """(out, in) of `dtype`."""
+    """Return (out, in) of `dtype`."""
     scale, zero = (kept.tensors[name].float()[..., None] for name in ("scale", "zero"))
     values = unpacked(kept.tensors["values"], int(kept.bits), kept.shape[0] * kept.shape[1])
     groups = grouped(values.view(kept.shape).float())

@@ -9,14 +9,14 @@ BYTE = 8
 
 
 def packed(values: Tensor, width: int) -> Tensor:
-    """(bytes,) uint8 of integers (n,) from 0 to 2**width - 1, `width` at most 32; zeros fill up the last eight."""
+    """Pack integers (n,) from 0 to 2**width - 1 as (bytes,) uint8, `width` at most 32, padded with zeros."""
     eights = torch.zeros(-(-len(values) // BYTE) * BYTE, dtype=values.dtype, device=values.device)
     eights[: len(values)] = values
     return torch.cat([_packed(eights >> low if low else eights, wide) for low, wide in _parts(width)])
 
 
 def unpacked(content: Tensor, width: int, count: int) -> Tensor:
-    """The first `count` integers, (count,): uint8 where that holds them, or int64."""
+    """Unpack the first `count` integers, (count,): uint8 if they fit, else int64."""
     eights, found = -(-count // BYTE), []
     for _, wide in _parts(width):
         part, content = content[: eights * wide], content[eights * wide :]
@@ -27,7 +27,7 @@ def unpacked(content: Tensor, width: int, count: int) -> Tensor:
 
 
 def _parts(width: int) -> list[tuple[int, int]]:
-    """The lowest bit and the width of each byte of a value."""
+    """Return the lowest bit and the width of each byte of a value."""
     return [(low, min(BYTE, width - low)) for low in range(0, width, BYTE)]
 
 
@@ -40,7 +40,7 @@ def _packed(values: Tensor, width: int) -> Tensor:
 
 
 def _unpacked(content: Tensor, width: int) -> Tensor:
-    """(n,) uint8."""
+    """Return (n,) uint8."""
     dtype, many = _word(width)
     words = content
     if dtype != torch.uint8:
@@ -66,7 +66,10 @@ GROUP = 64
 
 
 def grouped(weight: Tensor) -> Tensor:
-    """(out, groups, 64) of a weight (out, in). Its own weights change neither the ends of a group nor its spread."""
+    """Return (out, groups, 64) of a weight (out, in).
+
+    Its own weights change neither the ends of a group nor its spread.
+    """
     rest = weight.shape[1] % GROUP
     if rest:
         again = torch.arange(GROUP - rest, device=weight.device) % rest
@@ -75,5 +78,5 @@ def grouped(weight: Tensor) -> Tensor:
 
 
 def ungrouped(groups: Tensor, shape: tuple[int, int]) -> Tensor:
-    """The weight (out, in), without what was filled in."""
+    """Return the weight (out, in), without what was filled in."""
     return groups.flatten(-2)[:, : shape[1]]

@@ -10,12 +10,12 @@ from moereplay.tracegen.precision.contract import Quantiser, version_of
 
 
 def load(name: str) -> Quantiser:
-    """The quantiser of that file."""
+    """Return the quantiser of that file."""
     return import_module(f"moereplay.tracegen.precision.{name}").QUANTISER
 
 
 def quantiser_at(name: str, bits: float) -> Quantiser:
-    """The quantiser that `name` means at so many bits. Raises RecordError for a width that it lacks."""
+    """Return the quantiser that `name` means at so many bits. Raises RecordError for a width that it lacks."""
     check_quantiser(name)
     found = load(at_width(name, bits))
     if found.widths is not None and bits not in found.widths:

@@ -37,7 +37,7 @@ def stored(key: Mapping[str, object], shape: tuple[int, int], bits: float, make:
 
 
 def path_of(key: Mapping[str, object]) -> Path | None:
-    """The file of a key; None for a user who has no place for it."""
+    """Return the file of a key; None for a user who has no place for it."""
     name = hashlib.sha256(canonical({**key, "form": FORM})).hexdigest()
     try:
         return private_folder("packed-experts") / name[:2] / f"{name}.packed"

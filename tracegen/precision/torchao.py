@@ -17,7 +17,7 @@ BLOCK = (1, GROUP)
 
 
 def pack(weight: Tensor, bits: float) -> Packed:
-    """Values, and scale and offset of each group (out, groups). Raises RecordError without the library."""
+    """Return values, and scale and offset of each group (out, groups). Raises RecordError without the library."""
     library, last = _library(), 2 ** int(bits) - 1
     shape, flat = (weight.shape[0], weight.shape[1]), grouped(weight).float().flatten(1)
     how = library.MappingType.ASYMMETRIC, BLOCK, torch.uint8, 0, last
@@ -28,7 +28,7 @@ def pack(weight: Tensor, bits: float) -> Packed:
 
 
 def restore(kept: Packed, dtype: torch.dtype) -> Tensor:
-    """(out, in) of `dtype`."""
+    """Return (out, in) of `dtype`."""
     count, last = kept.shape[0] * kept.shape[1], 2 ** int(kept.bits) - 1
     values = unpacked(kept.tensors["values"], int(kept.bits), count)
     groups, scale, zero = grouped(values.view(kept.shape)), kept.tensors["scale"], kept.tensors["zero"]

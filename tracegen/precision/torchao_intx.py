@@ -18,7 +18,7 @@ MODULE = "torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_te
 
 
 def pack(weight: Tensor, bits: float) -> Packed:
-    """Values, and the scale of each group (out, groups). Raises RecordError without the library."""
+    """Return values, and the scale of each group (out, groups). Raises RecordError without the library."""
     flat, shape = grouped(weight).float().flatten(1), (weight.shape[0], weight.shape[1])
     made = _library().from_hp(flat, BLOCK, _dtype(bits))
     values = (made.qdata[:, : shape[1]].short() + _half(bits)).to(torch.uint8)
@@ -26,13 +26,13 @@ def pack(weight: Tensor, bits: float) -> Packed:
 
 
 def restore(kept: Packed, dtype: torch.dtype) -> Tensor:
-    """(out, in) of `dtype`."""
+    """Return (out, in) of `dtype`."""
     flat = as_theirs(kept).dequantize()
     return ungrouped(flat.unflatten(-1, (-1, GROUP)), kept.shape).to(dtype)
 
 
 def as_theirs(kept: Packed) -> Any:
-    """Their tensor (out, in), filled up to whole groups, of float32."""
+    """Return the tensor of torchao (out, in), float32, padded to whole groups."""
     values = unpacked(kept.tensors["values"], int(kept.bits), kept.shape[0] * kept.shape[1]).short() - _half(kept.bits)
     flat, scale = grouped(values.view(kept.shape)).flatten(1).to(torch.int8), kept.tensors["scale"]
     zero = torch.zeros_like(scale, dtype=torch.int8)

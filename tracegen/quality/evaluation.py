@@ -118,7 +118,7 @@ class Evaluation:
         return Subject(self._loaded, self._modules, plan, self._depth, self._tiers)
 
     def jobs(self, task: Task) -> list[Job]:
-        """The unmodified model, then every set."""
+        """Return the unmodified model, then every set."""
         plans: dict[str, Plan | None] = {UNMODIFIED: None} | self.plans
         return [Job(task, name, plan, self._key(task, plan)) for name, plan in plans.items()]
 
@@ -133,7 +133,7 @@ class Evaluation:
     def rows(
         self, tasks: Sequence[Task], advance: Callable[[str, int], None], done: Callable[[Job, bool], None]
     ) -> Iterator[pl.DataFrame]:
-        """A frame of one row for every task and set. Those that the folder has are not asked again.
+        """Return a frame of one row for every task and set. Those that the folder has are not asked again.
 
         `advance` is called with the set's name and the tokens of every pass, `done` with every job and whether it was
         there before.
@@ -156,7 +156,7 @@ class Evaluation:
         return self._out / "traces" / f"{called}-{self._key(task, None)[:8]}.zarr"
 
     def _stored(self, job: Job) -> pl.DataFrame | None:
-        """The row of a job that is done. Raises ResultError if its file is damaged."""
+        """Return the row of a job that is done. Raises ResultError if its file is damaged."""
         path = self._part(job)
         if not path.exists() or (job.plan is None and not self.trace_of(job.task).exists()):
             return None
@@ -173,7 +173,7 @@ class Evaluation:
         return frame
 
     def _recorded(self, job: Job, advance: Callable[[str, int], None]) -> Row:
-        """The unmodified model, its routing recorded. Raises TraceError if another process records it now."""
+        """Return the unmodified model, its routing recorded. Raises TraceError if another process records it now."""
         path = self.trace_of(job.task)
         partial = path.with_name(path.name + PARTIAL)
         refuse_busy(partial)

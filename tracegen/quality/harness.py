@@ -53,7 +53,7 @@ class HarnessTask:
 
     @property
     def definition(self) -> list[object]:
-        """All inputs besides the model that determine the answers."""
+        """Inputs besides the model that determine the answers."""
         settings = [self.limit, self.seed, self.shots, self.chat]
         return ["lm-eval", version("lm_eval"), self.name, _content(self.spec), *settings]
 
@@ -107,7 +107,7 @@ class HarnessTask:
 
 @cache
 def known_tasks() -> Any:
-    """The harness's index of its tasks, a `TaskManager`: made once, it takes seconds."""
+    """Return the harness's index of its tasks, a `TaskManager`: made once, it takes seconds."""
     with _quiet():
         from lm_eval.tasks import TaskManager
 
@@ -127,7 +127,7 @@ def _check_name(name: str) -> None:
 
 
 def _called(key: str) -> str:
-    """`exact_match,none` is `exact_match`; another filter stays in the name."""
+    """Return `exact_match` for `exact_match,none`; another filter stays in the name."""
     metric, _, filtered = key.partition(",")
     return metric if filtered == "none" else f"{metric},{filtered}"
 
@@ -143,7 +143,10 @@ def _examples(task: str, found: Mapping[str, Any]) -> Iterator[Example]:
 
 
 def _mean(metric: str, value: Any) -> tuple[float, float] | None:
-    """An example's value and weight; of a perplexity it is a log-likelihood, or that and words: nats per word."""
+    """Return an example's value and weight.
+
+    The value of a perplexity is a log-likelihood, or one with a number of words: nats per word.
+    """
     if metric in NATS:
         likelihood, words = value if isinstance(value, tuple | list) else (value, 1)
         return -likelihood / words / NATS[metric], float(words)
@@ -151,7 +154,7 @@ def _mean(metric: str, value: Any) -> tuple[float, float] | None:
 
 
 def _content(spec: str) -> str:
-    """sha256 of a task's own file and of the local files that it names; empty of a known task."""
+    """Return sha256 of a task's own file and of the local files that it names; empty of a known task."""
     if not spec.endswith(YAML):
         return ""
     with _quiet():
@@ -160,7 +163,7 @@ def _content(spec: str) -> str:
 
 @contextlib.contextmanager
 def _quiet(session: Session | None = None) -> Iterator[None]:
-    """The harness's remarks and bars go unsaid; a session's own progress is shown as before."""
+    """Suppress remarks and bars of the harness; the progress of a session is shown as before."""
     before, shown = logging.root.manager.disable, sys.stderr
     ours = session.progress if session else None
     if session and ours:
@@ -196,7 +199,7 @@ class Task(Protocol):
 
     @property
     def definition(self) -> list[object]:
-        """All inputs besides the model that determine the answers."""
+        """Inputs besides the model that determine the answers."""
         ...
 
     def answers(self, session: Session) -> Answers:

@@ -39,7 +39,7 @@ class UnderPolicies(_Theirs):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        """Natural log-likelihood of each continuation, and whether it is what greedy decoding gives."""
+        """Return the natural log-likelihood of each continuation, and whether it is what greedy decoding gives."""
         texts = [self._given(context, continuation) for _, context, continuation in requests]
         self._session.read(texts)
         return [(text.logprob, text.greedy) for text in texts]
@@ -51,7 +51,7 @@ class UnderPolicies(_Theirs):
         return Given(ids, max(prompt, 1), max(prompt, 1))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The continuation of each prompt, up to the first of its stops."""
+        """Return the continuation of each prompt, up to the first of its stops."""
         asked = [self._continued(*request.args) for request in requests]
         self._session.read([text for text, _ in asked])
         return [

@@ -18,7 +18,7 @@ YAML = (".yaml", ".yml")
 
 
 def named_tasks(text: str) -> list[str]:
-    """The names of a comma list. Raises RecordError for none, two of one name, a missing file or no harness."""
+    """Return the names of a comma list. Raises RecordError for none, two of one name, a missing file or no harness."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise RecordError("missing tasks: pass --tasks, for example perplexity:FILE,gsm8k")
@@ -72,7 +72,10 @@ def check_task_file(path: str) -> None:
 
 
 def content_of(path: str) -> str:
-    """sha256 of the file, those that it includes, its data and all Python beside its functions. Raises RecordError."""
+    """Return sha256 of the file, those that it includes, its data and all Python beside its functions.
+
+    Raises RecordError.
+    """
     found = hashlib.sha256()
     for each in _read_from(path):
         found.update(hashlib.sha256(Path(each).read_bytes()).digest())
@@ -80,7 +83,10 @@ def content_of(path: str) -> str:
 
 
 def _read_from(path: str) -> list[str]:
-    """The file first, then the others, each once. A function may import what lies beside it, so that is its own too."""
+    """Return the file first, then the others, each once.
+
+    A function may import what lies beside it, so that is its own too.
+    """
     texts = list(_texts(_read(path, recursive=True)))
     modules = [Path(module) for module in map(_module_of, texts) if _is_file(module)]
     beside = [str(each) for module in modules for each in sorted(module.parent.glob("*.py"))]
@@ -88,7 +94,7 @@ def _read_from(path: str) -> list[str]:
 
 
 def _included(path: str) -> Iterator[str]:
-    """The file and all that it includes, each beside the file that names it."""
+    """Yield the file and all that it includes, each beside the file that names it."""
     yield path
     included = _read(path, recursive=False).get("include") or []
     for each in [included] if isinstance(included, str) else included:
@@ -112,7 +118,7 @@ def _is_file(text: str) -> bool:
 
 
 def _module_of(function: str) -> str:
-    """The file of `/folder/module.function`, which is how the harness spells a function that it has not imported."""
+    """Return the file of `/folder/module.function`, the spelling of functions that the harness did not import."""
     folder, _, name = function.rpartition("/")
     return f"{folder}/{name.rpartition('.')[0].replace('.', '/')}.py"
 

@@ -39,7 +39,7 @@ class Perplexity:
 
     @property
     def definition(self) -> list[object]:
-        """All inputs besides the model that determine the answers."""
+        """Inputs besides the model that determine the answers."""
         return ["perplexity", self.texts.sha256, self.window, self.limit]
 
     def answers(self, session: Session) -> Answers:

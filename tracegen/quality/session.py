@@ -70,7 +70,7 @@ class Tally:
     requests: list[Row] = field(default_factory=list)  #: `per_request` of their results
 
     def add(self, result: Result) -> None:
-        """Counters are sums; a list has a sum for each of its places."""
+        """Add the counters, element by element where they are lists."""
         self.totals = {name: _sum(self.totals.get(name), value) for name, value in result.totals.items()}
         self.requests += result.per_request
 
@@ -116,7 +116,7 @@ class Session:
             self._collect()
 
     def _collect(self) -> None:
-        """Engines are in cycles, and the command collects seldom: the young ones now, those that aged now and then."""
+        """Collect garbage: engines are in reference cycles. Young ones at each call, older ones now and then."""
         self._groups += 1
         gc.collect(1 if self._groups % YOUNG else 2)
 
@@ -223,13 +223,13 @@ class Observer(Protocol):
         ...
 
     def begin(self, tokens: int, request: int, prefill: bool) -> None:
-        """A pass comes."""
+        """Begin a pass."""
 
     def at_gate(self, layer: int, reading: Reading) -> tuple[Tensor, Tensor] | None:
         """Return the ids and weights to use instead, or None."""
 
     def end(self) -> None:
-        """The pass is over."""
+        """End the pass."""
 
     def take(self) -> tuple[Rows, np.ndarray]:
         """Return the rows since the last take, and the executed experts."""
@@ -245,7 +245,7 @@ class Recorder:
         self._modules, self._capture, self._gates = modules, Capture(modules, depth), 0
 
     def begin(self, tokens: int, request: int, prefill: bool) -> None:
-        """A pass comes."""
+        """Begin a pass."""
         self._gates = 0
 
     def at_gate(self, layer: int, reading: Reading) -> None:
@@ -278,7 +278,7 @@ class OneByOne:
         self._stepper = Stepper(model)
 
     def step(self, due: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Logits (n, V) of the one sequence's n tokens."""
+        """Return logits (n, V) of the one sequence's n tokens."""
         return [self._stepper.step(due[0])]
 
 

@@ -29,11 +29,11 @@ class Text(Protocol):
         ...
 
     def due(self) -> Sequence[int]:
-        """The tokens of its next pass; none when it is over."""
+        """Return the tokens of its next pass; none when it is over."""
         ...
 
     def receive(self, logits: Tensor, base: Tensor | None) -> None:
-        """The logits (n, V) after each of the n tokens that were due; `base` are the unmodified model's."""
+        """Take the logits (n, V) after each of the n tokens that were due; `base` are the unmodified model's."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Given:
         return self.prompt
 
     def due(self) -> Sequence[int]:
-        """The prompt, then one token after the other."""
+        """Return the prompt, then one token after the other."""
         at = len(self.read)
         return self.ids[: self.prompt] if not at else self.ids[at : min(at + 1, len(self.ids) - 1)]
 
@@ -90,7 +90,7 @@ class Continued:
         return len(self.prompt)
 
     def due(self) -> Sequence[int]:
-        """The prompt, then each new token."""
+        """Return the prompt, then each new token."""
         if not self.read:
             return self.prompt
         ended = len(self.added) >= self.most or self.over(self.added)

@@ -40,7 +40,7 @@ class Options(Frozen):
         return licence
 
     def given(self) -> frozenset[str]:
-        """Names of the options that were given."""
+        """Return the names of the options that were given."""
         return frozenset(name for name in type(self).model_fields if getattr(self, name) not in (None, "", ()))
 
 
@@ -63,7 +63,7 @@ class Target(NamedTuple):
 
     @contextmanager
     def open(self, name: str = "") -> Iterator[BinaryIO]:
-        """The one file, or the file of that name, `/` between folders. Raises OSError."""
+        """Open the one file, or the file of that name with `/` between folders. Raises OSError."""
         if self.folder is None:
             assert self.file is not None and not name
             yield self.file
@@ -133,7 +133,10 @@ def fields_of(trace: Trace) -> list[str]:
 
 
 def scores(trace: Trace, options: Options) -> np.ndarray:
-    """(L, E) int64, more is better to hold. Raises TraceError for a ranking of experts that the model does not have."""
+    """Return (L, E) int64, more is better to hold.
+
+    Raises TraceError for a ranking of experts that the model does not have.
+    """
     if not options.ranking:
         return uses(trace)
     layers, experts = trace.geometry.layers, trace.geometry.experts
@@ -147,7 +150,7 @@ def scores(trace: Trace, options: Options) -> np.ndarray:
 
 
 def dense_layers(trace: Trace, options: Options) -> tuple[int, tuple[str, ...]]:
-    """Layers without experts before the first one with them, and a note where the user did not give their number."""
+    """Return the number of layers before the first one with experts, and a note if the user did not give it."""
     if options.dense_layers is not None:
         return options.dense_layers, ()
     try:

@@ -48,7 +48,7 @@ OPTIONAL = {
 
 
 def write(trace: Trace, options: Options, target: Target) -> Answer:
-    """The shards, each of whole requests, and the card."""
+    """Return the shards, each of whole requests, and the card."""
     edges = shards(trace)
     for at, (first, last) in enumerate(edges):
         with target.open(f"data/train-{at:05}-of-{len(edges):05}.parquet") as file:
@@ -59,14 +59,14 @@ def write(trace: Trace, options: Options, target: Target) -> Answer:
 
 
 def shards(trace: Trace) -> list[tuple[int, int]]:
-    """Ranges of tokens: of the requests that begin within the same SHARD tokens."""
+    """Return ranges of tokens: of the requests that begin within the same SHARD tokens."""
     starts = np.asarray(trace.request_offsets[:-1])
     fresh = np.flatnonzero(np.diff(starts // SHARD)) + 1
     return list(pairwise([0, *starts[fresh].tolist(), trace.tokens]))
 
 
 def card(trace: Trace, licence: str) -> str:
-    """README.md: the head that the hub reads, and what people read."""
+    """Return README.md: the head that the hub reads, and what people read."""
     geometry, provenance = trace.geometry, trace.header.provenance
     said = {name: getattr(provenance, name) for name in SAID}
     rows = [f"| {name} | {_cell(value)} |" for name, value in said.items() if value]
@@ -84,7 +84,7 @@ def card(trace: Trace, licence: str) -> str:
 
 
 def _head(trace: Trace, licence: str) -> list[str]:
-    """Lines of YAML; texts of others stand in the quotes of JSON, which YAML reads."""
+    """Return the lines of YAML; texts of others stand in the quotes of JSON, which YAML reads."""
     rows = trace.tokens * trace.geometry.layers
     size = next((size for most, size in SIZES.items() if rows < most), LARGER)
     features = [line for name, kind in schema_of(trace).items() for line in _feature(name, str(kind).lower())]
@@ -112,7 +112,7 @@ def _feature(name: str, kind: str) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """A text of others as code, which neither Markdown nor HTML reads, on one line."""
+    """Return a text of others as code, which neither Markdown nor HTML reads, on one line."""
     return f"`{shown(text, 200).replace('`', '').replace('|', '')}`"
 
 

@@ -85,7 +85,7 @@ def write_rules(trace: Trace, options: Options, target: Target) -> Answer:
 
 
 def rule(layers: Sequence[int], before: int, device: str, operator: str) -> str:
-    """The rule of these MoE layers; none for no layers."""
+    """Return the rule of these MoE layers; none for no layers."""
     numbers = "|".join(str(before + layer) for layer in layers)
     return RULE.format(layers=numbers, device=device, operator=operator) if layers else ""
 

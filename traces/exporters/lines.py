@@ -29,7 +29,10 @@ class Block(NamedTuple):
 
 
 def blocks(trace: Trace, first: int = 0, last: int | None = None, logits: bool = True) -> Iterator[Block]:
-    """Tokens [first, last), a block at a time; `logits` says whether to read them. Raises TraceError if damaged."""
+    """Yield tokens [first, last), a block at a time; `logits` says whether to read them.
+
+    Raises TraceError if damaged.
+    """
     logits = logits and "logits" in trace.arrays
     width = trace.geometry.layers * (trace.geometry.experts if logits else trace.geometry.k)
     for start, stop in token_blocks(trace, width * OBJECTS):
@@ -53,7 +56,7 @@ def _block(trace: Trace, begin: int, end: int, logits: bool) -> Block:
 
 
 def number(value: float) -> float:
-    """A float32 that is written with nine digits, which any reader rounds back to the same float32."""
+    """Return a float32 that is written with nine digits, which any reader rounds back to the same float32."""
     return float(f"{value:.9g}")
 
 

@@ -36,7 +36,7 @@ def write_arguments(trace: Trace, options: Options, target: Target) -> Answer:
 
 
 def arguments(on_cpu: Sequence[int], dense_layers: int) -> list[str]:
-    """Words of the command line that leave these MoE layers to the CPU; none of them has a blank or a quote."""
+    """Return words of the command line that leave these MoE layers to the CPU; none of them has a blank or a quote."""
     if not on_cpu:
         return ["--n-cpu-moe", "0"]
     if list(on_cpu) == list(range(len(on_cpu))):

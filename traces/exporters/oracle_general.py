@@ -47,7 +47,7 @@ def _objects(geometry: Geometry, layer: int | None) -> int:
 
 
 def _records(demand: Demand, geometry: Geometry, layer: int | None) -> Iterator[np.ndarray]:
-    """Blocks of records; `layer` leaves the accesses of that one."""
+    """Yield blocks of records; `layer` leaves the accesses of that one."""
     sizes, place = np.array(geometry.expert_bytes), _Places(demand, geometry.layers, layer)
     for first in range(0, len(demand.expert), VALUES_AT_ONCE):
         last = min(first + VALUES_AT_ONCE, len(demand.expert))
@@ -70,11 +70,11 @@ class _Places:
             self.before = np.concatenate([[0], np.cumsum(counts)])  #: accesses of the layer in earlier passes
 
     def step(self, at: np.ndarray) -> np.ndarray:
-        """The step, (pass, layer), of each position."""
+        """Return the step, (pass, layer), of each position."""
         return np.searchsorted(self.offsets, at, "right") - 1
 
     def following(self, next_use: np.ndarray) -> np.ndarray:
-        """The records of next uses, from 1, or NOBODY; another layer's are not meant, and anything."""
+        """Return the records of next uses, from 1, or NOBODY; another layer's are not meant, and anything."""
         if self.layer is None:
             return np.where(next_use == NEVER, NOBODY, next_use + 1)
         step = self.step(np.where(next_use == NEVER, 0, next_use))

@@ -20,14 +20,14 @@ GROUP = 1 << 16  #: rows that a reader decodes together
 
 
 def write(trace: Trace, options: Options, target: Target) -> Answer:
-    """Ids, weights and logits if recorded, and the phase."""
+    """Return ids, weights and logits if recorded, and the phase."""
     with target.open() as file:
         write_rows(file, trace, 0, trace.tokens)
     return Answer("moereplay import {path} --out NAME.zarr")
 
 
 def write_rows(file: BinaryIO, trace: Trace, first: int, last: int) -> None:
-    """Tokens [first, last) as one Parquet file, a block in memory at a time. Raises TraceError and OSError."""
+    """Write tokens [first, last) as one Parquet file, a block in memory at a time. Raises TraceError and OSError."""
     schema = schema_of(trace)
     failed: list[BaseException] = []
 
@@ -47,7 +47,7 @@ def write_rows(file: BinaryIO, trace: Trace, first: int, last: int) -> None:
 
 
 def schema_of(trace: Trace) -> dict[str, Any]:
-    """Columns and their types, of a trace with or without weights and logits."""
+    """Return columns and their types, of a trace with or without weights and logits."""
     lists = {name: pl.List(kind) for name, kind in LISTS.items() if name == "experts" or name in trace.arrays}
     return {**KEYS, **lists}
 

@@ -46,7 +46,7 @@ def exporters() -> list[Exporter]:
 
 
 def load(name: str) -> Exporter:
-    """The exporter of that name. Raises TraceError naming the nearest one."""
+    """Return the exporter of that name. Raises TraceError naming the nearest one."""
     known = {each.name: each for each in exporters()}
     if name not in known:
         raise TraceError(f"unknown format {name!r}: {hint(name, tuple(known))}")
@@ -54,13 +54,13 @@ def load(name: str) -> Exporter:
 
 
 def markdown() -> str:
-    """The Markdown table of formats in docs/export.md."""
+    """Return the Markdown table of formats in docs/export.md."""
     rows = [f"| `{each.name}` | {each.summary} | {each.writes} | {options(each)} |" for each in exporters()]
     return "\n".join(["| format | what | writes | options |", "|---|---|---|---|", *rows])
 
 
 def options(exporter: Exporter) -> str:
-    """The options that it takes, as they are typed; those that it needs without brackets."""
+    """Return the options that it takes, as they are typed; those that it needs without brackets."""
     taken = [name for name in TYPED if name in exporter.takes]
     return ", ".join(TYPED[name] if name in exporter.needs else f"[{TYPED[name]}]" for name in taken)
 

@@ -35,7 +35,7 @@ DRAFTS = (
 def read_responses(
     path: Path, files: list[Path], found: Callable[[], Iterator[Response]], options: Options, origin: Origin
 ) -> Foreign:
-    """A request per completion. Raises TraceError naming the response that is not as documented."""
+    """Read a request per completion. Raises TraceError naming the response that is not as documented."""
     shape, notes = _shape(found, options)
     rows, survey, model, drafts = Rows(), Survey(), None, False
     for response in found():
@@ -56,7 +56,7 @@ def read_responses(
 
 
 def _shape(found: Callable[[], Iterator[Response]], options: Options) -> tuple[tuple[int, int], list[str]]:
-    """(layers, k) of flat ids, and what to say of it; nothing where every response states its shape."""
+    """Return (layers, k) of flat ids, and what to say of it; nothing where every response states its shape."""
     shaped: list[tuple[int, int]] = []
 
     def seen() -> Iterator[Response]:
@@ -82,7 +82,7 @@ def _requests(
 
 
 def _prompt(each: Placed, options: Options) -> int:
-    """Prompt tokens that ran: --prompt-length counts those before them too."""
+    """Return prompt tokens that ran: --prompt-length counts those before them too."""
     if options.prompt_length is None:
         return each.prompt
     return max(min(options.prompt_length - each.skipped, len(each.ids)), 0)
@@ -92,7 +92,7 @@ def _prompt(each: Placed, options: Options) -> int:
 
 
 def sniff_sglang(path: Path) -> bool:
-    """JSON with routed experts, and an object that SGLang writes."""
+    """Return True for JSON with routed experts, and an object that SGLang writes."""
     return has_ids(path) and of_sglang(path)
 
 
@@ -129,7 +129,7 @@ NPZ = ".npz"
 
 
 def sniff_vllm(path: Path) -> bool:
-    """JSON with routed experts that SGLang did not write, or npz files with an array of that name."""
+    """Return True for JSON with routed experts that SGLang did not write, or npz files with an array of that name."""
     archives = files_of(path, NPZ)
     if archives:
         return all(FIELD in archive.members(file) for file in archives)

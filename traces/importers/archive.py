@@ -26,7 +26,7 @@ MEMBER = ".npy"
 
 
 def names_in_zip(file: Path) -> list[str] | None:
-    """Names of the members of a zip archive, which npz and torch files are; None if it cannot be read as one."""
+    """Return names of the members of a zip archive, which npz and torch files are; None if it cannot be read as one."""
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.namelist()
@@ -35,12 +35,15 @@ def names_in_zip(file: Path) -> list[str] | None:
 
 
 def members(file: Path) -> frozenset[str]:
-    """Names of the arrays in an npz; empty if it cannot be read."""
+    """Return the names of the arrays in an npz; empty if it cannot be read."""
     return frozenset(name.removesuffix(MEMBER) for name in names_in_zip(file) or () if name.endswith(MEMBER))
 
 
 def arrays(file: Path, *names: str) -> list[np.ndarray]:
-    """The named arrays. Raises TraceError if one is missing, damaged, pickled or larger than the file can hold."""
+    """Return the named arrays.
+
+    Raises TraceError if one is missing, damaged, pickled or larger than the file can hold.
+    """
     missing = sorted(set(names) - members(file))
     if missing:
         raise TraceError(f"{file}: no array {', '.join(missing)}; expected {', '.join(names)}")
@@ -53,13 +56,13 @@ def arrays(file: Path, *names: str) -> list[np.ndarray]:
 
 
 def expert_ids(file: Path, name: str) -> np.ndarray:
-    """A 3-D array of whole numbers that may be ids. Raises TraceError otherwise."""
+    """Return a 3-D array of whole numbers that may be ids. Raises TraceError otherwise."""
     (ids,) = arrays(file, name)
     return checked_ids(ids, f"{file}: {name}")
 
 
 def checked_ids(ids: np.ndarray, place: str) -> np.ndarray:
-    """The array, if it has three axes and whole numbers that may be ids. Raises TraceError otherwise."""
+    """Return the array, if it has three axes and whole numbers that may be ids. Raises TraceError otherwise."""
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or ids.size == 0:
         raise TraceError(f"{place} is {ids.dtype}{ids.shape}; expected three axes of whole numbers, none empty")
     check_values(ids, "chosen", place)
@@ -67,7 +70,7 @@ def checked_ids(ids: np.ndarray, place: str) -> np.ndarray:
 
 
 def lone(file: Path) -> np.ndarray:
-    """The array of an npy file. Raises TraceError if it is damaged, pickled or no array."""
+    """Return the array of an npy file. Raises TraceError if it is damaged, pickled or no array."""
     with file.open("rb") as stream:
         _check_header(stream, file.stat().st_size, str(file))
         stream.seek(0)
@@ -78,7 +81,7 @@ def lone(file: Path) -> np.ndarray:
 
 
 def described(file: Path) -> tuple[tuple[int, ...], str]:
-    """Shape and kind of numbers of an npy file, as numpy names them; empty if it is none."""
+    """Return shape and kind of numbers of an npy file, as numpy names them; empty if it is none."""
     try:
         with file.open("rb") as stream:
             shape, _, dtype = HEADERS[npy.read_magic(stream)](stream)
@@ -88,7 +91,10 @@ def described(file: Path) -> tuple[tuple[int, ...], str]:
 
 
 def array_of(content: bytes, place: str) -> np.ndarray:
-    """The array of an npy file that is held in memory. Raises TraceError if it is damaged, pickled or no array."""
+    """Return the array of an npy file that is held in memory.
+
+    Raises TraceError if it is damaged, pickled or no array.
+    """
     _check_header(io.BytesIO(content), len(content), place)
     try:
         return npy.read_array(io.BytesIO(content), allow_pickle=False)
@@ -97,7 +103,7 @@ def array_of(content: bytes, place: str) -> np.ndarray:
 
 
 def text(file: Path, name: str) -> str:
-    """An array that is one string. Raises TraceError otherwise."""
+    """Return an array that is one string. Raises TraceError otherwise."""
     (array,) = arrays(file, name)
     if array.dtype.kind != "U" or array.size != 1:
         raise TraceError(f"{file}: {name} is {array.dtype}{array.shape}; expected one text")

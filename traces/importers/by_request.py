@@ -29,7 +29,7 @@ class Ends:
         self.rows = 0
 
     def add(self, request: np.ndarray) -> None:
-        """The requests (N,) of the rows that come next."""
+        """Add the requests (N,) of the next rows."""
         numbers, back = np.unique(request[::-1], return_index=True)
         last = self.rows + len(request) - 1 - back
         self.last.update(zip(numbers.tolist(), last.tolist(), strict=True))
@@ -59,7 +59,7 @@ def by_request(pieces: Iterable[Columns], ends: Ends, place: str) -> Iterator[di
 
 
 def _parts(columns: Columns) -> Iterator[tuple[int, Columns]]:
-    """The rows of each request, in the order of the rows; copies, so that none keeps the others in memory."""
+    """Yield the rows of each request, in the order of the rows; copies, so that none keeps the others in memory."""
     request = columns[REQUEST]
     if (request == request[0]).all():
         yield int(request[0]), columns
@@ -91,7 +91,7 @@ def in_groups(pieces: Iterable[Columns], k: int) -> Iterator[Columns]:
 
 
 def joined(parts: list[Columns]) -> dict[str, np.ndarray]:
-    """The rows of several parts with the same columns."""
+    """Return the rows of several parts with the same columns."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -110,7 +110,7 @@ class Grid:
     cells: np.ndarray  #: (N,) cell of each of these, distinct
 
     def dense(self, values: np.ndarray, fill: float) -> np.ndarray:
-        """`values` of the long table as (T, width, ...); `fill` where no line gives one."""
+        """Return `values` of the long table as (T, width, ...); `fill` where no line gives one."""
         spread = np.full((self.tokens * self.width, *values.shape[1:]), fill, values.dtype)
         spread[self.cells] = values[self.rows]
         return spread.reshape(self.tokens, self.width, *values.shape[1:])
@@ -129,7 +129,7 @@ class Keys:
 
 
 def grids(keys: Keys) -> Iterator[Grid]:
-    """The requests by number. Raises TraceError on a repeated cell or a gap in the tokens."""
+    """Yield the requests by number. Raises TraceError on a repeated cell or a gap in the tokens."""
     for number, rows in _rows_of_each(keys.request):
         tokens = distinct(keys.token[rows])
         gaps = np.flatnonzero(np.diff(tokens) != 1)
@@ -167,7 +167,10 @@ def _refuse_repeats(cells: np.ndarray, request: int, place: str, lines: np.ndarr
 
 
 def prompt_of(phases: np.ndarray, request: int, place: str) -> int:
-    """Prompt tokens from the phase (0 prompt, 1 decode) of each token (T,). Raises TraceError if not in this order."""
+    """Return prompt tokens from the phase (0 prompt, 1 decode) of each token (T,).
+
+    Raises TraceError if not in this order.
+    """
     back = np.flatnonzero(np.diff(phases) < 0)
     if len(back):
         where = f"request {request} returns to phase 0 after its token {back[0]}"
@@ -179,7 +182,7 @@ def prompt_of(phases: np.ndarray, request: int, place: str) -> int:
 
 
 def moe_layers(found: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """MoE layers (N,) from 0 on, in the order of the model's own numbers (N,), and what to say if they differ."""
+    """Return MoE layers (N,) numbered from 0 in the order of the model's numbers (N,), and a note if they differ."""
     numbers, layer = np.unique(found, return_inverse=True)
     return layer, renumbering(numbers)
 
@@ -217,7 +220,7 @@ class Restarts:
         return request
 
     def _fallen(self, stream: int, token: int) -> int:
-        """Restarts of a stream up to its next row, which has this token."""
+        """Return restarts of a stream up to its next row, which has this token."""
         last, fallen = self._last.get(stream, (token - 1, 0))
         return fallen + (token <= last if self._repeats else token < last)
 
@@ -255,7 +258,7 @@ class Tokens:
 
 
 def tokens_of(layer: np.ndarray, run: np.ndarray, alone: bool = False) -> Tokens:
-    """Tokens of rows (N,) of known layers and runs; `alone`: each pass of several tokens is a request of its own."""
+    """Return the tokens of rows (N,) of known layers and runs; `alone`: each pass of several tokens is a request."""
     starts = np.flatnonzero(np.concatenate([[True], np.diff(run) != 0]))
     rows = np.diff(np.append(starts, len(run)))
     passes = np.cumsum(np.concatenate([[0], np.diff(layer[starts]) <= 0]))
@@ -273,7 +276,7 @@ def tokens_of(layer: np.ndarray, run: np.ndarray, alone: bool = False) -> Tokens
 
 
 def by_pass(pieces: Iterable[Columns]) -> Iterator[Columns]:
-    """Rows with their `layer` and `run`, some at a time, as whole passes with `request`, `token` and `phase`.
+    """Yield rows with their `layer` and `run`, some at a time, as whole passes with `request`, `token` and `phase`.
 
     `run` differs where one run follows another. The rows of a pass are held until the next one begins.
     """
@@ -300,7 +303,7 @@ class _Place:
         self._prompt = False
 
     def of(self, columns: Columns) -> Columns:
-        """Whole passes with their requests, tokens and phases."""
+        """Return whole passes with their requests, tokens and phases."""
         tokens = tokens_of(columns["layer"], columns["run"])
         goes_on = self._requests > 0 and (self._prompt or tokens.phase[0] == 1)
         request, token = tokens.request + self._requests - goes_on, tokens.token + self._tokens

@@ -55,7 +55,7 @@ class Metadata(BaseModel):
     routing_stages: list[Stage] = Field(default_factory=list)
 
     def stage(self) -> Stage:
-        """The one that is read."""
+        """Return the one that is read."""
         if self.format_version == 1:
             return Stage(num_experts=self.num_experts, assigned_experts_per_token=self.experts_per_token)
         by_name = {stage.routing_stage: stage for stage in self.routing_stages}
@@ -76,7 +76,7 @@ class Selection:
 
 
 def sniff(path: Path) -> bool:
-    """JSON lines whose first names the format."""
+    """Return True for JSON lines whose first names the format."""
     return path.is_file() and suffix_of(path) == ".jsonl" and bool(START.match(_first_line(path)))
 
 
@@ -85,7 +85,7 @@ def _first_line(path: Path) -> bytes:
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """One request. Raises TraceError naming the line that is not as documented."""
+    """Return one request. Raises TraceError naming the line that is not as documented."""
     if not sniff(path):
         raise TraceError(f"{path}: line 1 does not name the format; expected {FORMAT}")
     metadata = _metadata(path)
@@ -124,14 +124,14 @@ class _Said:
     nameless: int = 0
 
     def count(self, found: Selection) -> None:
-        """One more of the stage."""
+        """Count a selection of the stage."""
         self.read += 1
         self.unassigned += not found.experts
         self.weightless += bool(found.experts and not found.weights)
         self.nameless += found.token_id is None
 
     def lacking(self) -> dict[str, None]:
-        """The arrays that not every selection has."""
+        """Return the arrays that not every selection has."""
         return {name: None for name, lack in (("weights", self.weightless), ("token_ids", self.nameless)) if lack}
 
     def notes(self) -> list[str]:
@@ -144,7 +144,7 @@ class _Said:
 
 
 def _pieces(path: Path, metadata: Metadata, stage: Stage, said: _Said) -> Iterator[Rows]:
-    """Rows of the stage's selections in the order of the file, some at a time."""
+    """Yield the rows of the stage's selections in the order of the file, some at a time."""
     selections = _selections(path, metadata, stage, said)
     while found := list(islice(selections, ROWS)):
         yield _rows(path, found, stage)
@@ -208,7 +208,7 @@ def _check_experts(experts: list[Any], weights: list[Any], stage: Stage, place: 
 
 
 def _rows(path: Path, found: list[Selection], stage: Stage) -> Rows:
-    """With 0 for a weight or a token id that a selection lacks."""
+    """Return the rows, with 0 for a weight or a token id that a selection lacks."""
     k = stage.assigned_experts_per_token or max(len(each.experts) for each in found) or 1
     return Rows(
         path,

@@ -46,17 +46,17 @@ class Run:
     tokens: np.ndarray | None  #: (steps,) input tokens
 
     def rows(self) -> np.ndarray:
-        """(steps, L, E) logits or (steps, L, k) ids."""
+        """Return (steps, L, E) logits or (steps, L, k) ids."""
         return self.tensor.array()[: self.steps, 0]
 
 
 def sniff(path: Path) -> bool:
-    """A torch file with the keys of a routing history."""
+    """Return True for a torch file with the keys of a routing history."""
     return path.is_file() and mentions(path, *KEYS)
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """A request per run. Raises TraceError naming the run that is not as documented."""
+    """Return a request per run. Raises TraceError naming the run that is not as documented."""
     if not path.is_file():
         raise TraceError(f"{path}: expected one torch file with {', '.join(KEYS)}")
     archive = Archive(path)
@@ -73,7 +73,7 @@ def read(path: Path, options: Options) -> Foreign:
 
 
 def _of_logits(runs: list[Run], choice: Choice, options: Options, origin: Origin, notes: list[str]) -> Foreign:
-    """Layers whose logits are 0 throughout have no router."""
+    """Yield requests from logits. Layers whose logits are all 0 have no router."""
     routes = np.zeros(runs[0].tensor.shape[2], bool)
     for run in runs:
         routes |= run.rows().any((0, 2))
@@ -140,7 +140,7 @@ def _run(columns: tuple[Any, ...], place: str, alone: bool) -> Run:
 
 
 def _tokens(tensor: Any, place: str) -> np.ndarray:
-    """Token ids (1, n) as (n,)."""
+    """Return token ids (1, n) as (n,)."""
     if not isinstance(tensor, Tensor) or len(tensor.shape) != 2 or tensor.shape[0] != 1 or tensor.kind not in "iu":
         raise TraceError(
             f"{place}: its input_ids_prompt or gen_ids_decode is not a tensor (1, tokens); record it again"

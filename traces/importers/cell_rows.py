@@ -36,7 +36,7 @@ class CellRows:
         self._misfits: dict[int, TraceError] = {}  #: of lists of weights that are no row's, by their length
 
     def rows(self, table: Table) -> Rows:
-        """A row for each of the table's, requests in the order of their first rows, layers by the file's numbers."""
+        """Return a row for each of the table's: requests in order of first rows, layers by the file's numbers."""
         columns = self._columns
         token = table.checked(COUNT, columns["token"][0])
         layer = self._layers.numbers(table, columns["layer"][0])
@@ -100,7 +100,7 @@ class CellRows:
                 self._names[name] = found if found is not None and COUNT.least <= found <= COUNT.most else None
 
     def _experts(self, table: Table) -> np.ndarray:
-        """(N, k) of the table's widest row, -1 after a row's last one."""
+        """Return (N, k) of the table's widest row, -1 after a row's last one."""
         allowed = ids_below(None)
         dense = _array(table, self._columns["experts"], allowed)
         if dense is not None:
@@ -166,7 +166,7 @@ class _Layers:
         self._names: dict[str, int] = {}  #: in the order of first use
 
     def numbers(self, table: Table, column: str) -> np.ndarray:
-        """(N,) of a table's rows. Raises TraceError for what is neither a number nor a name as those before."""
+        """Return (N,) of a table's rows. Raises TraceError for what is neither a number nor a name as those before."""
         cells = table.columns[column]
         named = [cell for cell in dict.fromkeys(cells) if _is_name(cell)] if isinstance(cells, list) else []
         if not named and not self._names:
@@ -196,7 +196,7 @@ def _is_name(cell: Any) -> bool:
 
 
 def _in_name(name: str) -> int:
-    """The number of a layer's name, -1 if it has none or several."""
+    """Return the number of a layer's name, -1 if it has none or several."""
     found = LAYER_NUMBER.findall(name) or NUMBER.findall(name)
     return int(found[0]) if len(found) == 1 and len(found[0]) < 6 else -1
 
@@ -214,7 +214,10 @@ def _refuse_crowd(table: Table, request: np.ndarray, token: np.ndarray, layer: n
 
 
 def _array(table: Table, names: tuple[str, ...], allowed: Values) -> np.ndarray | None:
-    """(N, k) of columns that are arrays of numbers, None of others. Raises TraceError for a number out of range."""
+    """Return (N, k) of columns that are arrays of numbers, None of others.
+
+    Raises TraceError for a number out of range.
+    """
     cells = [each for name in names if isinstance(each := table.columns[name], np.ndarray)]
     if len(cells) < len(names) or (len(names) > 1 and any(each.ndim > 1 for each in cells)):
         return None
@@ -228,7 +231,7 @@ def _array(table: Table, names: tuple[str, ...], allowed: Values) -> np.ndarray 
 
 
 def _dense(found: Sequence[Sequence[float]], width: int, fill: float) -> np.ndarray:
-    """(N, width) of lists, `fill` after the last of each."""
+    """Return (N, width) of lists, `fill` after the last of each."""
     lengths = np.array(list(map(len, found)))
     dense = np.full((len(found), width), float(fill))
     dense[np.arange(width) < lengths[:, None]] = np.concatenate(found)
@@ -236,7 +239,7 @@ def _dense(found: Sequence[Sequence[float]], width: int, fill: float) -> np.ndar
 
 
 def _lists(table: Table, names: tuple[str, ...], allowed: Values) -> list[list[float]]:
-    """The numbers of each row, in one cell or in several."""
+    """Return the numbers of each row, in one cell or in several."""
     if len(names) == 1:
         cells = _listed(table.columns[names[0]])
     else:

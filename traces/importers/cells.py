@@ -1,4 +1,4 @@
-"""What stands in one cell of a file, as people and programs write it: a number, or a list of numbers."""
+"""Cells of a file, as people and programs write them: a number, or a list of numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAIN = re.compile(rf"\d{{1,{DIGITS}}}(?: \d{{1,{DIGITS}}})*", re.ASCII)
 
 
 def number(cell: Any) -> float | None:
-    """A finite number, an int if it is whole; None for anything else, true and false among it."""
+    """Return a finite number, an int if it is whole; None for anything else, true and false among it."""
     if isinstance(cell, str):
         if len(cell) <= DIGITS and cell.isascii() and cell.isdigit():
             return int(cell)
@@ -26,13 +26,13 @@ def number(cell: Any) -> float | None:
 
 
 def whole(cell: Any) -> int | None:
-    """A whole number, also written 5.0 as by programs that know no missing integers; None for anything else."""
+    """Return a whole number, also written 5.0 as by programs that know no missing integers; None for anything else."""
     found = number(cell)
     return found if isinstance(found, int) else None
 
 
 def numbers(cell: Any) -> list[float] | None:
-    """The numbers of a list, of `[3, 17]`, `3 17` or `3;17`, or the one that stands alone; None for anything else."""
+    """Return the numbers of a list `[3, 17]`, `3 17` or `3;17`, or a single number; None for anything else."""
     if isinstance(cell, str) and PLAIN.fullmatch(cell):  # what nearly every file has
         return [int(each) for each in cell.split(" ")]
     found = [number(each) for each in _parts(cell)]

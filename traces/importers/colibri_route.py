@@ -35,12 +35,12 @@ DIGITS = "gate weights have four digits, as the recorder writes them"
 
 
 def sniff(path: Path) -> bool:
-    """A text that begins with three numbers and an expert with its weight."""
+    """Return True for a text that begins with three numbers and an expert with its weight."""
     return path.is_file() and bool(START.match(start_of(path, LONGEST_START)))
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """A request per prompt and what was decoded after it. Raises TraceError naming the line that is wrong."""
+    """Return a request per prompt and what was decoded after it. Raises TraceError naming the line that is wrong."""
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with numbers as 0 0 3 17:0.4120; expected {FORM}")
     empty = _Empty()
@@ -82,7 +82,7 @@ def _pieces(path: Path, empty: _Empty | None = None) -> Iterator[Rows]:
 
 
 def _blocks(path: Path, empty: _Empty | None) -> Iterator[Columns]:
-    """Some lines at a time: their numbers, call as `run`, layer, experts and weights (N, k)."""
+    """Yield some lines at a time: their numbers, call as `run`, layer, experts and weights (N, k)."""
     k, before = 0, np.zeros((0, 2), np.int64)
     for number, lines in blocks(path, ended=True):
         parsed = [_line(line, k, f"{path} line {at}") for at, line in enumerate(lines, number)]

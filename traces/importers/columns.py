@@ -42,12 +42,12 @@ SAID = "a row per expert, ranks in the order of rows"
 
 
 def sniff(path: Path) -> bool:
-    """Any tsv or parquet file, unless it is our own export."""
+    """Return True for any tsv or parquet file, unless it is our own export."""
     return path.is_file() and suffix_of(path) in BY_NAME and not exported.sniff(path)
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """Requests by number, or by first appearance. Raises TraceError naming the row that cannot be read."""
+    """Return requests by number, or by first appearance. Raises TraceError naming the row that cannot be read."""
     if not path.is_file() or suffix_of(path) not in SUFFIXES:
         raise TraceError(f"{path}: expected a file ending in {', '.join(SUFFIXES)}")
     return read_as(path, options, options.columns or {}, COLUMNS.name)
@@ -89,7 +89,7 @@ def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], 
 
 
 def _renumbered(columns: mapping.Columns, found: Iterable[Table], numbers: np.ndarray | None) -> Iterator[Rows]:
-    """Rows of a second reading, requests by the numbers that they are called by, if they all are."""
+    """Yield the rows of a second reading, requests by the numbers that they are called by, if they all are."""
     for rows in map(CellRows(columns).rows, found):
         yield rows if numbers is None else replace(rows, request=np.take(numbers, rows.request, mode="clip"))
 
@@ -116,7 +116,7 @@ def width_of(requests: Iterable[Rows], unit: str) -> int:
 
 
 def gathered(rows: Rows, k: int) -> Rows:
-    """The rows of one request, k experts in each."""
+    """Return the rows of one request, k experts in each."""
     starts, order = _groups(rows)
     first = order[starts]
     return replace(

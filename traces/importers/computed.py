@@ -103,7 +103,7 @@ class Rows:
         return Placed(answer.place, ids, max(min(prompt - begin - blank, len(ids)), 0), begin + blank)
 
     def _known_beginning(self, ids: np.ndarray, prompt: int) -> int:
-        """Tokens of the prompt whose rows an earlier response began with; those of this one are remembered."""
+        """Return tokens of the prompt whose rows an earlier response began with; those of this one are remembered."""
         hashes = beginnings(ids)
         known = 0
         for at, value in enumerate(hashes[: max(prompt - 1, 0)].tolist()):
@@ -146,7 +146,7 @@ def _shaped(answer: Answer, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _shares(response: Response) -> list[int | None]:
-    """Cached tokens of each answer; where they are counted over all answers, the later ones have most of them.
+    """Return cached tokens of each answer; where they are counted over all answers, the later ones have most of them.
 
     Answers of one prompt share it: it is computed once, but for the last token, which each of them starts from.
     """
@@ -165,19 +165,19 @@ def _shares(response: Response) -> list[int | None]:
 
 
 def padding_of(ids: np.ndarray) -> int:
-    """Rows at the end of (T, L, k) with which a trainer aligned ids: one number throughout, or 0, 1, ... k - 1."""
+    """Return the padding rows at the end of (T, L, k): one number throughout, or 0, 1, ... k - 1."""
     padding = _is_filler(ids) | ((ids == np.arange(ids.shape[2])).all((1, 2)) & (ids.shape[1] > 1))
     return int(np.argmin(padding[::-1])) if not padding.all() else 0
 
 
 def _is_filler(ids: np.ndarray) -> np.ndarray:
-    """(T,) which rows (T, L, k) hold one id in all places, as no row of several experts can."""
+    """Return (T,) which rows (T, L, k) hold one id in all places, as no row of several experts can."""
     first = ids[:, :1, :1]
     return (ids == first).all((1, 2)) & (first[:, 0, 0] >= 0) & (ids.shape[2] > 1)
 
 
 def _leading(ids: np.ndarray, prompt: int) -> int:
-    """Tokens at the head of the prompt that have no expert in any layer: a cache or another server had them."""
+    """Return tokens at the head of the prompt that have no expert in any layer: a cache or another server had them."""
     head = ids[: max(min(prompt, len(ids) - 1), 0)]
     empty = (head < 0).all((1, 2)) | _is_filler(head)
     return int(np.argmin(empty)) if not empty.all() else len(head)

@@ -133,7 +133,7 @@ class Origin:
 
 
 def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str]) -> Header:
-    """The header of an imported trace.
+    """Return the header of an imported trace.
 
     Sizes: `--expert-bytes`, else the file's, else the model's. Raises TraceError if there are none, or if the model
     asked for contradicts the file; only k may differ, as it can be set at run time, and then the file's is taken.
@@ -176,7 +176,7 @@ def _check_agreement(shape: Shape, base: Geometry, options: Options, source: Pat
 
 
 def _named_bits(base: Geometry | None, options: Options, origin: Origin) -> float | None:
-    """The weight format that the file or its model is named after; the model's own figure of so many whole bits."""
+    """Return the weight format in the name of the file or model, and the model's figure of as many whole bits."""
     named = options.weight_format or named_in(origin.model or "") or named_in(origin.source.name)
     if not named:
         return None
@@ -213,7 +213,7 @@ def _nearest(shape: Shape) -> str:
 def _bits(
     shape: Shape, base: Geometry, options: Options, named_bits: float | None, sizes: tuple[int, ...]
 ) -> float | None:
-    """Precision of `sizes`: the option's, else where the model has them, else from its parameter count, else None."""
+    """Return the precision of `sizes`: the option's, the model's, that of its parameter count, or None."""
     if options.expert_bits:
         return options.expert_bits
     if options.expert_bytes is None and (shape.expert_bytes is None or shape.stated is not None):
@@ -225,7 +225,7 @@ def _bits(
 def _own_bits(
     shape: Shape, options: Options, named_bits: float | None, sizes: tuple[int, ...], origin: Origin
 ) -> float | None:
-    """Precision of bytes that the file states, without --model: what is measured wins over the format in a name."""
+    """Return the precision of bytes that the file states, without --model: measured before the format in a name."""
     like = recognised(origin.model or "")
     agrees = like and like.geometry.layers == shape.layers and shape.experts in (None, like.geometry.experts)
     counted = _per_parameter(sizes, like.geometry) if like and agrees else None
@@ -233,7 +233,7 @@ def _own_bits(
 
 
 def _per_parameter(sizes: tuple[int, ...], known: Geometry) -> float | None:
-    """Bits of a parameter; None where their number is not known, or no weights have so many."""
+    """Return the bits of a parameter; None where their number is not known, or no weights have so many."""
     if known.expert_params is None:
         return None
     bits = round(sum(sizes) / len(sizes) * 8 / known.expert_params, 3)
@@ -248,7 +248,7 @@ def _geometry(fields: dict[str, object], source: Path) -> Geometry:
 
 
 def _format(stored: str, bits: float | None, sizes: tuple[int, ...], options: Options, origin: Origin) -> str:
-    """The format of the experts: as said, or as the file's or model's name says where their bits are near it.
+    """Return the format of the experts: as said, or as the file's or model's name says where their bits are near it.
 
     A model whose experts have the bits of its own checkpoint's format keeps that one: files named Q4_K_M hold MXFP4.
     """
@@ -263,7 +263,7 @@ def _format(stored: str, bits: float | None, sizes: tuple[int, ...], options: Op
 
 
 def _dense(geometry: Geometry, shape: Shape, options: Options, origin: Origin, stored: str) -> Geometry:
-    """The geometry with what options, the file or the weight format say of dense weights.
+    """Return the geometry with what options, the file or the weight format say of dense weights.
 
     Raises TraceError for bits where the weights are not known.
     """
@@ -310,7 +310,7 @@ def _text_notes(origin: Origin, options: Options) -> list[str]:
 
 
 def counted(ids: np.ndarray, layers: int, options: Options) -> Shape:
-    """The shape of ids (..., k) in a file that says no number of experts: the model's, else the largest id + 1."""
+    """Return the shape of ids (..., k) without a stated number of experts: the model's, else the largest id + 1."""
     return shape_of(layers, ids.shape[-1], int(ids.max()), options)
 
 
@@ -320,7 +320,7 @@ def shape_of(layers: int, k: int, highest: int, options: Options) -> Shape:
 
 
 def assumed(said: list[str], shape: Shape, options: Options, basis: str = "the largest id + 1") -> str:
-    """The note that says how a file without a header of its own was read; `basis` of its number of experts."""
+    """Return the note that says how a file without a header of its own was read; `basis` of its number of experts."""
     said = [*said, f"layers 0..{shape.layers - 1}"]
     if options.renumbers:
         return "; ".join([f"{ASSUMED}{said[0]}", *said[1:]])
@@ -357,5 +357,5 @@ def phase_note(options: Options) -> list[str]:
 
 
 def prompt_tokens(options: Options, tokens: int, recorded: int) -> int:
-    """Prompt tokens of a request of `tokens`: the option's (a shorter request is all prompt), else as recorded."""
+    """Return the prompt tokens of a request of `tokens`: the option's, at most all of them, else as recorded."""
     return recorded if options.prompt_length is None else min(options.prompt_length, tokens)

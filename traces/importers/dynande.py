@@ -43,13 +43,16 @@ class Layer(NamedTuple):
 
 
 def sniff(path: Path) -> bool:
-    """A csv that begins with the columns' names, or a torch file with indices and scores; or a folder of either."""
+    """Return True for a csv that begins with these columns, a torch file of indices and scores, or a folder of them."""
     tables = files_of(path, ".csv")
     return start_of(tables[0], len(START)) == START if tables else mentions(path, "samples", "indices", "scores")
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """A request per text. Raises TraceError naming the file whose rows differ from the others' or repeat them."""
+    """Return a request per text.
+
+    Raises TraceError naming the file whose rows differ from the others' or repeat them.
+    """
     files = files_of(path, ".csv") or torch_files(path)
     if not files:
         raise TraceError(f"{path}: no .csv or .pt files; expected {START.decode()},..., or indices and scores")
@@ -80,7 +83,7 @@ def _order(batch: int, rows: int) -> str:
 
 
 def _copies(layers: list[Layer]) -> Iterator[str]:
-    """A line for each layer that has the rows of an earlier one."""
+    """Yield a line for each layer that has the rows of an earlier one."""
     seen: dict[bytes, int] = {}
     for layer in layers:
         first = seen.setdefault(layer.ids.tobytes(), layer.number)
@@ -89,7 +92,7 @@ def _copies(layers: list[Layer]) -> Iterator[str]:
 
 
 def _together(path: Path, layers: list[Layer]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and scores (T, L, k). Raises TraceError for layers of other lengths or widths, or of one number."""
+    """Return ids and scores (T, L, k). Raises TraceError for layers of other lengths or widths, or of one number."""
     first, k = layers[0], max(layer.ids.shape[1] for layer in layers)
     for before, layer in itertools.pairwise(layers):
         if layer.number == before.number:
@@ -114,7 +117,7 @@ def _of_file(file: Path) -> list[Layer]:
 
 
 def _of_table(file: Path) -> list[Layer]:
-    """The layers of a csv, by their number where there are several, else by the file's name."""
+    """Return the layers of a csv, by their number where there are several, else by the file's name."""
     table = read_table(file, ("layer_id", "token_id", "expert_0"))
     names = [name for name in table.columns if name not in ("layer_id", "token_id")]
     if names != [f"expert_{number}" for number in range(len(names))]:
@@ -140,7 +143,7 @@ def _check_tokens(file: Path, tokens: np.ndarray, lines: np.ndarray) -> None:
 
 
 def _ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The chosen by falling score, as ids (T, k) and scores (T, k); k is the most that a token has."""
+    """Return the chosen by falling score, as ids (T, k) and scores (T, k); k is the most that a token has."""
     order = np.argsort(-scores, axis=-1, kind="stable")[:, : max(1, int((scores > 0).sum(1).max()))]
     kept = np.take_along_axis(scores, order, -1)
     return np.where(kept > 0, order, -1), kept
@@ -172,7 +175,7 @@ def _samples(tokens: Any, rows: int, file: Path) -> np.ndarray | None:
 
 
 def _number(file: Path) -> int | None:
-    """The layer that a file is named after."""
+    """Return the layer that a file is named after."""
     found = NUMBERED.findall(file.stem)
     return int(found[-1]) if found else None
 

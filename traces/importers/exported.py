@@ -32,13 +32,13 @@ Columns = Mapping[str, np.ndarray]
 
 
 def sniff(path: Path) -> bool:
-    """Parquet files, alone or in the folder of a data set, that all have our key in their metadata."""
+    """Return True for Parquet files, alone or in the folder of a data set, that all have our key in their metadata."""
     files = _files(path)
     return bool(files) and all(_metadata(file) is not None for file in files)
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """Requests in the order of the rows. Raises TraceError naming the file and row that is not as documented."""
+    """Return requests in the order of the rows. Raises TraceError naming the file and row that is not as documented."""
     files = _files(path)
     if not files:
         raise TraceError(f"{path}: no {SUFFIX} file; expected one that `moereplay export` wrote, or their folder")
@@ -50,7 +50,7 @@ def read(path: Path, options: Options) -> Foreign:
 
 
 def _files(path: Path) -> list[Path]:
-    """The file; or of a folder those directly in it, else those in its data/."""
+    """Return the file; or of a folder those directly in it, else those in its data/."""
     return files_of(path, SUFFIX) or (files_of(path / "data", SUFFIX) if path.is_dir() else [])
 
 
@@ -66,7 +66,7 @@ def _metadata(file: Path) -> str | None:
 
 
 def _requests(files: list[Path], geometry: Geometry, options: Options) -> Iterator[Request]:
-    """The rows of a file between two changes of the request's number; a file holds whole requests."""
+    """Yield the rows of a file between two changes of the request's number; a file holds whole requests."""
     for file in files:
         waiting: list[Columns] = []
         for columns in _batches(file, geometry):
@@ -81,7 +81,7 @@ def _requests(files: list[Path], geometry: Geometry, options: Options) -> Iterat
 
 
 def _request(pieces: list[Columns], geometry: Geometry, options: Options, file: Path) -> Request:
-    """Rows as (T, L, ...). Raises TraceError unless they stand token by token, every layer of each."""
+    """Return rows as (T, L, ...). Raises TraceError unless they stand token by token, every layer of each."""
     rows = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     number, layers = int(rows["request"][0]), geometry.layers
     tokens = len(rows["layer"]) // layers
@@ -97,7 +97,7 @@ def _request(pieces: list[Columns], geometry: Geometry, options: Options, file: 
 
 
 def _batches(file: Path, geometry: Geometry) -> Iterator[Columns]:
-    """Some rows at a time as arrays by column, (N,) or (N, width). Raises TraceError naming the file."""
+    """Yield some rows at a time as arrays by column, (N,) or (N, width). Raises TraceError naming the file."""
     import polars as pl
 
     try:
@@ -123,7 +123,7 @@ def _refuse_bloat(file: Path, numbers: int) -> None:
 
 
 def _column(series: Any, geometry: Geometry, place: str) -> np.ndarray:
-    """A column's numbers, held to what they may be. Raises TraceError naming the column."""
+    """Return a column's numbers, held to what they may be. Raises TraceError naming the column."""
     width = {"experts": geometry.k, "weights": geometry.k, "logits": geometry.experts}.get(series.name)
     numbers = series if width is None else _flat(series, width, place)
     if numbers.null_count() or not numbers.dtype.is_numeric():
@@ -140,7 +140,7 @@ def _column(series: Any, geometry: Geometry, place: str) -> np.ndarray:
 
 
 def _flat(series: Any, width: int, place: str) -> Any:
-    """The numbers of lists, each of the same length, one after the other."""
+    """Return the numbers of lists, each of the same length, one after the other."""
     import polars as pl
 
     if not isinstance(series.dtype, pl.List):

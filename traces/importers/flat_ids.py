@@ -43,7 +43,7 @@ class Flat(NamedTuple):
         return sum(self.places)
 
     def width(self) -> int | None:
-        """Ids per token if every token that ran has a row; None if the ids cannot be divided so."""
+        """Return ids per token if every token that ran has a row; None if the ids cannot be divided so."""
         rows = [] if self.rows is None else [self.rows, self.rows - (not self.spare)]
         return next((self.total // each for each in rows if each > 0 and self.total % each == 0), None)
 
@@ -96,7 +96,10 @@ def _flat(response: Response) -> Flat | None:
 def shape_of_flat(
     found: Iterable[Response], flat: list[Flat], shaped: tuple[int, int] | None, options: Options
 ) -> tuple[tuple[int, int], str]:
-    """(layers, k) of flat ids, and the note that says where they are from. Raises TraceError if nothing says it."""
+    """Return (layers, k) of flat ids, and the note that says where they are from.
+
+    Raises TraceError if nothing says it.
+    """
     if options.shape is not None:
         return options.shape, f"{ASSUMED}{_named(options.shape)} as --shape says"
     if shaped is not None:
@@ -124,7 +127,7 @@ def _named(shape: tuple[int, int]) -> str:
 
 
 def _of_model(found: list[Flat], layers: int, k: int) -> int:
-    """Hidden layers: the model's, or more where all of them are stored; the counts decide. Raises TraceError."""
+    """Return hidden layers: the model's, or more where all of them are stored; the counts decide. Raises TraceError."""
     full = {width // k for each in found if (width := each.width()) and width % k == 0}
     for hidden in [*sorted(each for each in full if each >= layers), *range(layers, layers + MOST_DENSE + 1)]:
         if all(each.fits(hidden * k) for each in found):
@@ -141,7 +144,10 @@ def _counted(each: Flat) -> str:
 
 
 def _width(found: list[Flat]) -> int:
-    """Ids per token: the most that a response has if its rows are all there. Raises TraceError if that is not sure."""
+    """Return ids per token: the most that a response has if its rows are all there.
+
+    Raises TraceError if that is not sure.
+    """
     widths = {}
     for each in found:
         if width := each.width():
@@ -171,7 +177,7 @@ def _partial(wrong: Flat, why: str) -> str:
 
 
 def _judged(each: Flat, width: int) -> str | None:
-    """Why the ids may be of fewer tokens with more ids each; None if they are not.
+    """Return why the ids may be of fewer tokens with more ids each; None if they are not.
 
     Neighbouring tokens share experts. Read at a wrong width, a row holds parts of two tokens and shares none.
     """
@@ -202,7 +208,7 @@ class Likeness(NamedTuple):
 
 
 def _likeness(ids: np.ndarray, width: int) -> Likeness | None:
-    """At that width, with the largest k that fits; None if none does, or there are no two rows."""
+    """Return the likeness at that width, with the largest k that fits; None if none does, or without two rows."""
     rows = ids[: min(len(ids) // width, max(SAMPLED // 8 // width, 2)) * width].reshape(-1, width)
     fitting = _fitting(width, [rows]) if len(rows) > 1 else []
     if not fitting:
@@ -214,7 +220,7 @@ def _likeness(ids: np.ndarray, width: int) -> Likeness | None:
 
 
 def _apart(one: Likeness, other: Likeness) -> float:
-    """Standard errors by which one reading shares more above chance than the other."""
+    """Return standard errors by which one reading shares more above chance than the other."""
     mean = (one.share * one.places + other.share * other.places) / (one.places + other.places)
     error = sqrt(max(mean * (1 - mean), 1e-9) * (1 / one.places + 1 / other.places))
     return ((one.share - one.chance) - (other.share - other.chance)) / error

@@ -40,7 +40,7 @@ FIX = "; name the file's own with --columns token=NAME,layer=NAME,experts=NAME"
 
 
 def sniff(path: Path) -> bool:
-    """Any csv or jsonl file, unless it begins as another format does, or with a preamble not described above."""
+    """Return True for any csv or jsonl file without the beginning of another format or a foreign preamble."""
     if not path.is_file() or suffix_of(path) not in SUFFIXES or json_lines.sniff_tokens(path):
         return False
     if dynande.sniff(path) or responses.has_ids(path):
@@ -50,7 +50,7 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """Requests by number. Raises TraceError naming the line that is not as documented."""
+    """Return requests by number. Raises TraceError naming the line that is not as documented."""
     if not path.is_file() or suffix_of(path) not in SUFFIXES:
         raise TraceError(f"{path}: expected a file ending in {' or '.join(SUFFIXES)}, or in either and .gz")
     _, lines = next(blocks(path), (1, [""]))
@@ -69,14 +69,14 @@ def read(path: Path, options: Options) -> Foreign:
 
 
 def _header(path: Path) -> int:
-    """1 if the first of JSON lines has not the keys that the second has."""
+    """Return 1 if the first of JSON lines has not the keys that the second has."""
     if suffix_of(path) == ".csv":
         return 0
     return header_lines(path, lambda keys: ("experts",) if {*KEYS, "experts"} <= {*keys} else ())
 
 
 def _pieces(path: Path, skip: int, experts: int | None) -> Iterator[Rows]:
-    """The rows after the first `skip` lines, ids below `experts` if that is known."""
+    """Return the rows after the first `skip` lines, ids below `experts` if that is known."""
     columns: mapping.Columns = {}
 
     def choose(found: tuple[str, ...]) -> list[str]:

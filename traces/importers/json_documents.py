@@ -41,7 +41,7 @@ DECODED = "decode steps only: no prompts and no borders of requests were recorde
 
 
 def sniff_rows(path: Path) -> bool:
-    """A JSON document that begins with lists of whole numbers."""
+    """Return True for a JSON document that begins with lists of whole numbers."""
     return path.is_file() and suffix_of(path) == ".json" and bool(START.match(start_of(path, LOOKED_AT)))
 
 
@@ -78,7 +78,7 @@ def _again(rows: Rows) -> Iterator[Rows]:
 
 
 def _rows(path: Path) -> tuple[np.ndarray, list[str]]:
-    """(N, 1 + k) of the document, -1 where a row is shorter, and how it was read."""
+    """Return (N, 1 + k) of the document, -1 where a row is shorter, and how it was read."""
     document, k = read_json(path), None
     if isinstance(document, dict):
         k = document.get("top_k")
@@ -109,7 +109,7 @@ def _check(row: Any, place: str) -> None:
 
 
 def _width(numbers: list[Any], path: Path) -> int:
-    """The width of rows whose layers come round. Raises TraceError if there is none, or more than one."""
+    """Return the width of rows whose layers come round. Raises TraceError if there is none, or more than one."""
     if not all(type(each) is int for each in numbers):
         raise TraceError(f"{path}: not a flat list of whole numbers; expected {FORM}")
     flat = np.array(numbers, np.float64)
@@ -152,7 +152,7 @@ SCORES = "executed_scores are scores of selection, with the router's bias, and n
 
 
 def sniff_atlas(path: Path) -> bool:
-    """A JSON document that has the ids of layers under their name."""
+    """Return True for a JSON document that has the ids of layers under their name."""
     return path.is_file() and suffix_of(path) == ".json" and f'"{IDS}"'.encode() in start_of(path, ATLAS_START)
 
 
@@ -194,7 +194,7 @@ def _prompts(ids: np.ndarray, ends: list[int], options: Options) -> Iterator[Req
 
 
 def _ids(layer: Any, number: int, k: Any, path: Path) -> np.ndarray:
-    """(T, k) of one layer."""
+    """Return (T, k) of one layer."""
     rows = layer.get(IDS) if isinstance(layer, dict) else None
     place = f"{path}: layer {number}: {IDS}"
     if not isinstance(rows, list) or not rows or not isinstance(rows[0], list):
@@ -209,7 +209,7 @@ def _ids(layer: Any, number: int, k: Any, path: Path) -> np.ndarray:
 
 
 def _alike(layers: list[np.ndarray], numbers: list[int], path: Path) -> list[np.ndarray]:
-    """The layers. Raises TraceError for one of other tokens or k than the first."""
+    """Return the layers. Raises TraceError for one of other tokens or k than the first."""
     for number, ids in zip(numbers, layers, strict=True):
         if ids.shape != layers[0].shape:
             raise TraceError(f"{path}: layer {number} has ids {ids.shape}; layer {numbers[0]} has {layers[0].shape}")
@@ -242,13 +242,13 @@ def _ends(document: dict[str, Any], tokens: int) -> tuple[list[int], str]:
 
 
 def _length(prompt: Any) -> int:
-    """The rows of a prompt, 0 if its keys do not say it."""
+    """Return the rows of a prompt, 0 if its keys do not say it."""
     found = [prompt.get(name) for name in LENGTHS] if isinstance(prompt, dict) else []
     return next((int(each) for each in found if each is not None and fits(each, COUNT)), 0)
 
 
 def _range(prompt: Any) -> tuple[int, int] | None:
-    """The first row of a prompt and the one after its last."""
+    """Return the first row of a prompt and the one after its last."""
     if not isinstance(prompt, dict):
         return None
     pair: Any = next((prompt[name] for name in RANGES if isinstance(prompt.get(name), list)), None)
@@ -273,7 +273,7 @@ ENTRY = '{"token_P": {"layer_0": {"selected_experts", "selected_probs"}, ...}}'
 
 
 def sniff_gptoss(path: Path) -> bool:
-    """JSON documents, alone or in a folder, that all hold router_data."""
+    """Return True for JSON documents, alone or in a folder, that all hold router_data."""
     files = files_of(path, ".json")
     return bool(files) and all(holds(file, MARK) for file in files)
 
@@ -305,7 +305,7 @@ def _runs(files: list[Path], options: Options) -> Iterator[Request]:
 
 
 def _run(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and weights of one run, (T, L, k) each. Raises TraceError naming the entry that is wrong."""
+    """Return ids and weights of one run, (T, L, k) each. Raises TraceError naming the entry that is wrong."""
     document = read_json(file)
     entries = document.get("router_data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
@@ -325,13 +325,13 @@ def _run(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _step(entry: dict[str, dict[str, Any]]) -> tuple[int, list[dict[str, list[float]]]]:
-    """Position of one step, and its layers in order."""
+    """Return position of one step, and its layers in order."""
     ((token, layers),) = entry.items()
     return int(token.removeprefix("token_")), [layers[f"layer_{layer}"] for layer in range(len(layers))]
 
 
 def _numbers(cells: Any, name: str) -> list[float]:
-    """A list of what the trace's array `name` may hold. Raises ValueError saying which is not."""
+    """Return a list of what the trace's array `name` may hold. Raises ValueError saying which is not."""
     for cell in cells:
         if not fits(cell, VALUES[name]):
             raise ValueError(f"{shown(cell)} is not {VALUES[name].expected}")
@@ -345,7 +345,7 @@ def _refuse_gaps(file: Path, positions: list[int]) -> None:
 
 
 def _dense(file: Path, steps: list[list[list[float]]], dtype: type) -> np.ndarray:
-    """(T, L, k). Raises TraceError naming the first step that has other layers or another k than the first."""
+    """Return (T, L, k). Raises TraceError naming the first step that has other layers or another k than the first."""
     first = [len(layer) for layer in steps[0]]
     for step, layers in enumerate(steps):
         if [len(layer) for layer in layers] != first or len(set(first)) != 1 or not first[0]:

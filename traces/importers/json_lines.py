@@ -37,7 +37,7 @@ SORTED = "ids stand in ascending order everywhere: ranks were not recorded"
 
 
 def sniff_tokens(path: Path) -> bool:
-    """JSON lines whose first begins with `tok` and `layers`."""
+    """Return True for JSON lines whose first begins with `tok` and `layers`."""
     return path.is_file() and suffix_of(path) == ".jsonl" and bool(START.match(start_of(path, LONGEST_START)))
 
 
@@ -64,7 +64,7 @@ def read_tokens(path: Path, options: Options) -> Foreign:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (T, L, k) in few bytes, as they are all of one request, and tokens (T,)."""
+    """Return ids (T, L, k) in few bytes, as they are all of one request, and tokens (T,)."""
     records, parts = _Records(path), []
     for number, lines in blocks(path, ended=True):
         ids, tokens = records.read(number, lines)
@@ -76,7 +76,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _requests(path: Path, ids: np.ndarray, tokens: np.ndarray, options: Options) -> Iterator[Request]:
-    """The one, its tokens in order. Raises TraceError if one is missing or stands twice."""
+    """Yield the one, its tokens in order. Raises TraceError if one is missing or stands twice."""
     zero = np.zeros_like(tokens)
     for grid in grids(Keys(zero, tokens, zero, 1, 1 + np.arange(len(tokens)), str(path))):
         yield Request(grid.dense(ids, -1)[:, 0], prompt_tokens(options, grid.tokens, 0))
@@ -90,7 +90,7 @@ class _Records:
         self._layers = self._k = 0
 
     def read(self, number: int, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids (N, L, k) and tokens (N,) of lines, the first of which has this number."""
+        """Return ids (N, L, k) and tokens (N,) of lines, the first of which has this number."""
         found = [self._record(line, f"{self._path} line {at}") for at, line in enumerate(lines, number)]
         ids, tokens = zip(*found, strict=True)
         return np.array(ids, np.int64), np.array(tokens, np.int64)
@@ -141,7 +141,7 @@ class Form:
     optional: dict[str, str]
 
     def columns(self, keys: tuple[str, ...]) -> mapping.Columns:
-        """The names that a line with these keys has."""
+        """Return the names that a line with these keys has."""
         named = self.needed | {field: name for field, name in self.optional.items() if name in keys}
         return {field: (named[field],) for field in mapping.FIELDS if field in named}
 
@@ -171,7 +171,7 @@ FORMS = (
 
 
 def sniff_named(path: Path) -> bool:
-    """JSON lines with the names of one of the loggers."""
+    """Return True for JSON lines with the names of one of the loggers."""
     if not path.is_file() or suffix_of(path) != ".jsonl":
         return False
     try:
@@ -228,7 +228,7 @@ def read_named(path: Path, options: Options) -> Foreign:
 
 
 def _pieces(path: Path, cells: CellRows, columns: mapping.Columns, skip: int, warm: bool = False) -> Iterator[Rows]:
-    """Some rows at a time, without those of the first request if it is the engine's `warm`-up."""
+    """Yield some rows at a time, without those of the first request if it is the engine's `warm`-up."""
     names, split = [name for each in columns.values() for name in each], _Split()
     for table in tables(path, lambda found: names, skip):
         rows = split.parted(cells.rows(table))
@@ -240,7 +240,7 @@ def _pieces(path: Path, cells: CellRows, columns: mapping.Columns, skip: int, wa
 
 
 def _form(path: Path) -> tuple[Form | None, tuple[str, ...], dict[str, Any] | None]:
-    """Whose names the first line of a token has, its keys, and the line before it that describes the run."""
+    """Return whose names the first line of a token has, its keys, and the line before it that describes the run."""
     lines = list(islice((line for _, found in blocks(path) for line in found), 2)) or [""]
     first = _object(lines[0], f"{path} line 1")
     meta = first if first.get("type") == "meta" or {"model_name", "num_experts"} <= set(first) else None
@@ -265,14 +265,14 @@ class _Split:
         self._numbers: dict[int, int] = {}  #: of requests, by id and restarts
 
     def parted(self, rows: Rows) -> Rows:
-        """The rows that come next."""
+        """Return the rows that come next."""
         stream = rows.request * MOST_LAYERS + _numbered(rows.layer, self._layers)
         again = self._restarts.add(rows.token, stream)
         return replace(rows, request=_numbered(rows.request * MOST_RESTARTS + again, self._numbers))
 
 
 def _numbered(values: np.ndarray, numbers: dict[int, int]) -> np.ndarray:
-    """The number (N,) of each value (N,) in the order in which they were first seen, which `numbers` keeps."""
+    """Return the number (N,) of each value (N,) in the order in which they were first seen, which `numbers` keeps."""
     found, first, row = np.unique(values, return_index=True, return_inverse=True)
     for value in values[np.sort(first)].tolist():
         numbers.setdefault(value, len(numbers))

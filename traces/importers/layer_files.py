@@ -48,13 +48,13 @@ FORM = f"layerN.npz with one of {', '.join(IDS)} (tokens, k)"
 
 
 def sniff(path: Path) -> bool:
-    """A folder of npz or npy files that are named by layers, or its trace/."""
+    """Return True for a folder of npz or npy files that are named by layers, or its trace/."""
     files = _files(path)
     return bool(files) and all(_ids_in(file) for file in files.values())
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """A request per text. Raises TraceError naming the file whose tokens or k are not the first's."""
+    """Return a request per text. Raises TraceError naming the file whose tokens or k are not the first's."""
     files = _files(path)
     if not files:
         raise TraceError(f"{path}: no files named by layers; expected a folder of {FORM}")
@@ -84,7 +84,7 @@ def _requests(paths: list[Path], ids: np.ndarray, ends: list[int], whole: bool, 
 
 
 def _files(path: Path) -> dict[int, Path]:
-    """Files by the number of their layer, in its order; none if the others of the folder have other names."""
+    """Return files by the number of their layer, in its order; none if the others of the folder have other names."""
     if not path.is_dir():
         return {}
     found = [file for each in (path, path / "trace") for suffix in (".npz", ".npy") for file in files_of(each, suffix)]
@@ -93,7 +93,7 @@ def _files(path: Path) -> dict[int, Path]:
 
 
 def _ids_in(file: Path) -> str:
-    """The array of ids in a file, empty if there is none; of an npy the name is of no use."""
+    """Return the array of ids in a file, empty if there is none; of an npy the name is of no use."""
     if file.suffix == ".npy":
         shape, kind = archive.described(file)
         return "array" if len(shape) == 2 and kind in "iu" else ""
@@ -102,7 +102,7 @@ def _ids_in(file: Path) -> str:
 
 
 def _alike(paths: list[Path]) -> Iterator[Path]:
-    """The files. Raises TraceError naming the first whose ids have another shape than the first file's."""
+    """Yield the files. Raises TraceError naming the first whose ids have another shape than the first file's."""
     wanted: tuple[int, ...] = ()
     for file in paths:
         found = _array(file, _ids_in(file), 2, "iu").shape
@@ -122,7 +122,7 @@ def _array(file: Path, name: str, axes: int, kinds: str) -> np.ndarray:
 
 
 def _weights(paths: list[Path], shape: tuple[int, ...]) -> np.ndarray | None:
-    """(T, L, k) if every file has weights of the shape of its ids."""
+    """Return (T, L, k) if every file has weights of the shape of its ids."""
     named = [next((name for name in WEIGHTS if name in _members(file)), "") for file in paths]
     if not all(named):
         return None
@@ -135,7 +135,7 @@ def _weights(paths: list[Path], shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def _tokens(file: Path, count: int) -> np.ndarray | None:
-    """(T,) the input tokens, if the file has them."""
+    """Return (T,) the input tokens, if the file has them."""
     name = next((name for name in TOKENS if name in _members(file)), "")
     if not name:
         return None

@@ -34,12 +34,12 @@ LONE_LAYER = "one layer alone shows no passes: every row counts as a decoded tok
 
 
 def sniff(path: Path) -> bool:
-    """A text that begins with either pair of names."""
+    """Return True for a text that begins with either pair of names."""
     return path.is_file() and bool(START.match(start_of(path, LONGEST_START)))
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """A request per prompt and what was decoded after it. Raises TraceError naming the line that is wrong."""
+    """Return a request per prompt and what was decoded after it. Raises TraceError naming the line that is wrong."""
     found = START.match(start_of(path, LONGEST_START)) if path.is_file() else None
     if found is None:
         raise TraceError(f"{path}: does not begin with {','.join(SINGLE)} or {','.join(LISTS)}; expected a layer log")
@@ -64,7 +64,10 @@ class _Log:
 
 
 def _log(path: Path, single: bool, options: Options) -> _Log:
-    """The layers, and k of rows of one expert. Raises TraceError naming the line with which a token lacks some."""
+    """Return the layers, and k of rows of one expert.
+
+    Raises TraceError naming the line with which a token lacks some.
+    """
     found, runs = np.zeros(MOST_LAYERS, bool), _Runs()
     for columns in _rows(path, single):
         found[columns["layer"]] = True
@@ -86,7 +89,7 @@ class _Runs:
         self._open = (-1, 0, 0)  #: layer, line and length of the last run
 
     def add(self, layer: np.ndarray, lines: np.ndarray) -> None:
-        """The layers (N,) of the rows that come next, and their lines."""
+        """Add the layers (N,) and lines of the next rows."""
         starts = np.flatnonzero(np.diff(layer, prepend=self._open[0]))
         self._lengthen(int(starts[0]) if len(starts) else len(layer))
         if not len(starts):
@@ -133,7 +136,7 @@ def _read_as(log: _Log, requests: int) -> list[str]:
 
 
 def _pieces(path: Path, log: _Log) -> Iterator[Rows]:
-    """Tokens at a layer, some at a time."""
+    """Yield tokens at a layer, some at a time."""
     found = _rows(path, log.single)
     if log.single:
         found = map(_by_token, in_groups(found, log.k), repeat(log.k))
@@ -143,7 +146,7 @@ def _pieces(path: Path, log: _Log) -> Iterator[Rows]:
 
 
 def _by_token(columns: Columns, k: int) -> Columns:
-    """Rows of one expert each as rows of k."""
+    """Return the rows of one expert each as rows of k."""
     return {name: values.reshape(-1, k) if name == "experts" else values[::k] for name, values in columns.items()}
 
 
@@ -158,7 +161,7 @@ def _in_order(pieces: Iterable[Columns]) -> Iterator[Columns]:
 
 
 def _rows(path: Path, single: bool) -> Iterator[Columns]:
-    """Lines (N,), layers (N,) and experts (N, k), k = 1 of rows of one expert."""
+    """Yield lines (N,), layers (N,) and experts (N, k), k = 1 of rows of one expert."""
     if not single:
         yield from _lists(path)
         return
@@ -183,7 +186,7 @@ def _lists(path: Path) -> Iterator[Columns]:
 
 
 def _counted(pieces: Iterable[Rows], first: int, counts: np.ndarray) -> Iterator[Rows]:
-    """The same, and on the way how often prompts chose each expert (E,) at the first layer, which has this number."""
+    """Yield the rows, and count how often prompts chose each expert (E,) at the first layer of this number."""
     for rows in pieces:
         if rows.phase is not None:
             prompt = rows.experts[(rows.layer == first) & (rows.phase == 0)]

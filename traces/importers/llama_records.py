@@ -47,7 +47,7 @@ class Record:
 
 
 def sniff(path: Path) -> bool:
-    """A .bin file whose first record may be one."""
+    """Return True for a .bin file whose first record may be one."""
     if not path.is_file() or path.suffix != SUFFIX:
         return False
     with path.open("rb") as stream:
@@ -61,7 +61,7 @@ def _is_possible(layer: int, tokens: int, k: int, left: int) -> bool:
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """A request per chunk. Raises TraceError naming the byte where the file stops making sense."""
+    """Return a request per chunk. Raises TraceError naming the byte where the file stops making sense."""
     records = _records(path)
     _, said = moe_layers(np.array([record.layer for record in records]))
     passes = _passes(path, records)
@@ -95,7 +95,7 @@ def _records(path: Path) -> list[Record]:
 
 
 def _passes(path: Path, records: list[Record]) -> list[list[Record]]:
-    """Records of one pass each, layers ascending. Raises TraceError if one lacks a layer or a token."""
+    """Return the records of one pass each, layers ascending. Raises TraceError if one lacks a layer or a token."""
     edges = [at for at, (a, b) in enumerate(itertools.pairwise(records), 1) if b.layer <= a.layer]
     passes = [records[start:stop] for start, stop in itertools.pairwise([0, *edges, len(records)])]
     wanted = [(record.layer, record.k) for record in passes[0]]
@@ -114,7 +114,7 @@ def _requests(passes: list[list[Record]]) -> Iterator[list[list[Record]]]:
 
 
 def _ids(path: Path, records: list[Record]) -> np.ndarray:
-    """(T, L, k) of one pass. Raises TraceError for numbers that are no ids."""
+    """Return (T, L, k) of one pass. Raises TraceError for numbers that are no ids."""
     parts = []
     for record in records:
         found = np.fromfile(path, ID, record.tokens * record.k, offset=record.offset)

@@ -23,7 +23,7 @@ FORM = "pos,layer,expert,... on every line, numbers only"
 
 
 def sniff_positions(path: Path) -> bool:
-    """A text that begins with a line of at least three whole numbers between commas."""
+    """Return True for a text that begins with a line of at least three whole numbers between commas."""
     return path.is_file() and bool(POSITIONS_START.match(start_of(path, LONGEST_POSITIONS_START)))
 
 
@@ -77,7 +77,7 @@ def _notes(path: Path, seen: Seen, shape: Shape, options: Options) -> list[str]:
 
 
 def _first_prompt(rows: Rows, count: int) -> np.ndarray:
-    """(T, L - 1, k) of a request's prompt at all layers but the last of so many."""
+    """Return (T, L - 1, k) of a request's prompt at all layers but the last of so many."""
     layers = [rows.experts[(rows.token < 0) & (rows.layer == layer)] for layer in range(count - 1)]
     tokens = min((len(each) for each in layers), default=0)
     return np.stack([each[:tokens] for each in layers], 1) if tokens else np.empty((0, 1, 1), np.int64)
@@ -124,7 +124,7 @@ PHASES = {"prefill": 0, "decode": 1}
 
 
 def sniff_ranks(path: Path) -> bool:
-    """A text that begins with these names of columns, and no others."""
+    """Return True for a text that begins with these names of columns, and no others."""
     start = ",".join(NAMES).encode()
     return path.is_file() and start_of(path, len(start) + 2).splitlines()[:1] == [start]
 
@@ -149,7 +149,7 @@ def read_ranks(path: Path, options: Options) -> Foreign:
 
 
 def _ranks(path: Path) -> Iterator[Rows]:
-    """A row for every token and layer, its experts by rank."""
+    """Yield a row for every token and layer, its experts by rank."""
     found = map(_columns, tables(path, lambda found: NAMES))
     first = next(found)
     while len(first["rank"]) < MOST_EXPERTS and (first["rank"] == 0).sum() < 2 and (more := next(found, None)):

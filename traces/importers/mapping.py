@@ -20,7 +20,7 @@ Columns = dict[str, tuple[str, ...]]
 
 
 def named(text: str) -> Columns:
-    """Columns as typed: `token=pos,experts=e0+e1`, a list in several columns with +. Raises TraceError."""
+    """Return columns as typed: `token=pos,experts=e0+e1`, a list in several columns with +. Raises TraceError."""
     found: Columns = {}
     for part in text.split(","):
         field, _, names = part.partition("=")
@@ -35,7 +35,7 @@ def named(text: str) -> Columns:
 
 
 def where(text: str) -> tuple[str, str]:
-    """A column and its value as typed: `event_type=routing`. Raises TraceError."""
+    """Return a column and its value as typed: `event_type=routing`. Raises TraceError."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not key or not equals:
         raise TraceError(f"invalid --where {shown(text)!r}: expected KEY=VALUE, such as event_type=routing")
@@ -43,7 +43,7 @@ def where(text: str) -> tuple[str, str]:
 
 
 def chosen(file: Path, found: tuple[str, ...], asked: Mapping[str, tuple[str, ...]]) -> Columns:
-    """The columns of each field that the file has. Raises TraceError for one that was named, or is needed."""
+    """Return the columns of each field that the file has. Raises TraceError for one that was named, or is needed."""
     mapped: Columns = {field: asked.get(field) or _by_name(field, found) for field in FIELDS}
     for field, names in mapped.items():
         if missing := [name for name in names if name not in found]:
@@ -56,7 +56,7 @@ def chosen(file: Path, found: tuple[str, ...], asked: Mapping[str, tuple[str, ..
 
 
 def _by_name(field: str, found: tuple[str, ...]) -> tuple[str, ...]:
-    """The column of the field's name; else expert_0, expert_1, ... in the order of their numbers."""
+    """Return the column of the field's name; else expert_0, expert_1, ... in the order of their numbers."""
     if field in found or field not in LISTS:
         return (field,) if field in found else ()
     numbers = [int(each[1]) for name in found if (each := re.fullmatch(rf"{LISTS[field]}_([0-9]{{1,5}})", name))]

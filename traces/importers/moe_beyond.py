@@ -33,13 +33,13 @@ FORCED = "a whole prompt at a time: every token is prompt"
 
 
 def sniff(path: Path) -> bool:
-    """CSV files, alone or in a folder, that all begin with these names."""
+    """Return True for CSV files, alone or in a folder, that all begin with these names."""
     files = files_of(path, ".csv")
     return bool(files) and all(start_of(file, len(START)) == START for file in files)
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """A request per file, by name, and per batch number. Raises TraceError naming the line that is wrong."""
+    """Return a request per file, by name, and per batch number. Raises TraceError naming the line that is wrong."""
     files = files_of(path, ".csv")
     if not files:
         raise TraceError(f"{path}: no .csv files; expected columns {START.decode()}")
@@ -85,7 +85,7 @@ def _prompt(rows: Rows, numbers: np.ndarray | None) -> Rows:
 
 
 def _with_positions(file: Path) -> Iterator[Table]:
-    """The tables of a file, with the position of every token in its layer and batch."""
+    """Yield the tables of a file, with the position of every token in its layer and batch."""
     seen: Counter[tuple[int | None, str]] = Counter()
     for table in tables(file, lambda found: (LAYER, BATCH, EXPERTS)):
         tokens = []

@@ -33,7 +33,10 @@ SUFFIXES = (".npy", ".npz")
 
 
 def sniff_arrays(path: Path) -> bool:
-    """An npy file, or an npz archive of one array; of several, --columns says which. Not what other importers read."""
+    """Return True for an npy file, or an npz archive of one array; of several, --columns says which.
+
+    Not what other importers read.
+    """
     if not path.is_file() or router_logits.sniff(path) or answers.sniff_vllm(path):
         return False
     return path.suffix == ".npy" or (path.suffix == ".npz" and len(archive.members(path)) == 1)
@@ -63,7 +66,7 @@ def read_arrays(path: Path, options: Options) -> Foreign:
 
 
 def _arrays(path: Path, options: Options) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
-    """Ids, weights if they are named, and what was assumed."""
+    """Return ids, weights if they are named, and what was assumed."""
     asked = options.columns or {}
     if others := [field for field in asked if field not in ("experts", "weights")]:
         raise TraceError(
@@ -80,7 +83,7 @@ def _arrays(path: Path, options: Options) -> tuple[np.ndarray, np.ndarray | None
 
 
 def _only(path: Path) -> str:
-    """The only array of an archive. Raises TraceError if there are several."""
+    """Return the only array of an archive. Raises TraceError if there are several."""
     found = sorted(archive.members(path))
     if len(found) != 1:
         listed = shown(", ".join(found), 200) or "none"
@@ -124,7 +127,7 @@ GPTOSS_ARRAYS = frozenset({"ids", "probs", "offsets"})
 
 
 def sniff_gptoss(path: Path) -> bool:
-    """One npz, alone or in a folder, that holds ids, probs and offsets."""
+    """Return True for one npz, alone or in a folder, that holds ids, probs and offsets."""
     files = files_of(path, ".npz")
     return len(files) == 1 and archive.members(files[0]) >= GPTOSS_ARRAYS
 
@@ -160,7 +163,7 @@ def _only_archive(path: Path) -> Path:
 
 
 def _checked(file: Path, ids: np.ndarray, probs: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """The offsets as int64."""
+    """Return the offsets as int64."""
     if probs.shape != ids.shape:
         raise TraceError(f"{file}: probs has shape {probs.shape}; expected that of ids, {ids.shape}")
     check_values(probs, "weights", f"{file}: probs")
@@ -226,7 +229,7 @@ class Meta(BaseModel):
 
 
 def sniff_layers(path: Path) -> bool:
-    """npz files, alone or in a folder, that all hold experts and meta."""
+    """Return True for npz files, alone or in a folder, that all hold experts and meta."""
     files = files_of(path, ".npz")
     return bool(files) and all(archive.members(file) >= LAYER_ARRAYS for file in files)
 
@@ -256,7 +259,7 @@ def read_layers(path: Path, options: Options) -> Foreign:
 
 
 def _stream(file: Path) -> tuple[np.ndarray, Meta]:
-    """Rows (T, L, k) and meta of one file, checked against each other."""
+    """Return rows (T, L, k) and meta of one file, checked against each other."""
     rows = archive.expert_ids(file, "experts").transpose(1, 0, 2)
     try:
         meta = Meta.model_validate(parse_json(archive.text(file, "meta"), f"{file}: meta"))
@@ -272,7 +275,7 @@ def _stream(file: Path) -> tuple[np.ndarray, Meta]:
 
 
 def _chunk(files: list[Path], meta: Meta, options: Options) -> tuple[int | None, str]:
-    """Tokens between context resets, None if there are none, and the note that says how it is known."""
+    """Return tokens between context resets, None if there are none, and the note that says how it is known."""
     told = options.chunk or meta.chunk
     if told:
         return told, f"split into requests of {told} tokens, as told"

@@ -37,7 +37,7 @@ LAST_ROWS = "the CSV has the last row of every pass: of a prompt its last token 
 
 
 def sniff(path: Path) -> bool:
-    """A text with the mark near its start, or the CSV of the tool."""
+    """Return True for a text with the mark near its start, or the CSV of the tool."""
     if not path.is_file():
         return False
     start = start_of(path, LOOKED_AT)
@@ -45,7 +45,10 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """A request per prompt. Raises TraceError naming the line that is wrong, or that says that others are missing."""
+    """Return a request per prompt.
+
+    Raises TraceError naming the line that is wrong, or that says that others are missing.
+    """
     if not path.is_file():
         raise TraceError(f"{path}: expected a log with {FORM}")
     if table := TABLE.match(start_of(path, LOOKED_AT)):
@@ -83,7 +86,7 @@ class _Log:
         self._records = 0
 
     def pieces(self) -> Iterator[Rows]:
-        """Some lines at a time. Raises TraceError naming the line that is wrong."""
+        """Yield some lines at a time. Raises TraceError naming the line that is wrong."""
         for first, lines in blocks(self.path, ended=True):
             found = [rows for at, line in enumerate(lines, first) if (rows := self._line(line, at))]
             if found:
@@ -117,7 +120,7 @@ class _Log:
             )
 
     def _rows_of(self, event: dict[str, Any], at: int, place: str) -> dict[str, np.ndarray]:
-        """The rows of one node in one pass."""
+        """Return the rows of one node in one pass."""
         rows, k = (_number(event, key, place) for key in ("num_rows", "top_k"))
         ids = _numbers(event, "expert_ids", rows, k, ids_below(None), place)
         self._begin(event, rows, place)
@@ -153,7 +156,7 @@ class _Log:
 
 
 def _widened(name: str, values: np.ndarray, width: int) -> np.ndarray:
-    """Lists (N, k) of nodes with fewer experts, with -1 and no weight in the other places."""
+    """Return lists (N, k) of nodes with fewer experts, with -1 and no weight in the other places."""
     fill = {"experts": -1, "weights": 0}.get(name)
     return values if fill is None else np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=fill)
 
@@ -166,7 +169,7 @@ def _number(event: dict[str, Any], key: str, place: str) -> int:
 
 
 def _numbers(event: dict[str, Any], key: str, rows: int, k: int, allowed: Values, place: str) -> np.ndarray:
-    """(rows, k) of a flat list."""
+    """Return (rows, k) of a flat list."""
     found = event.get(key)
     if not isinstance(found, list) or len(found) != rows * k:
         has = f"{len(found):,} numbers" if isinstance(found, list) else shown(found)

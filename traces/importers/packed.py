@@ -55,7 +55,7 @@ class Packing(NamedTuple):
 
 
 def _zip(source: BinaryIO, file: Path) -> Readable:
-    """The only file of a zip archive. Raises TraceError if there are several."""
+    """Return the only file of a zip archive. Raises TraceError if there are several."""
     archive = zipfile.ZipFile(source)
     names = [each for each in archive.namelist() if not each.endswith("/") and not each.startswith("__MACOSX/")]
     if len(names) != 1:
@@ -66,7 +66,7 @@ def _zip(source: BinaryIO, file: Path) -> Readable:
 
 
 def _zstd(source: BinaryIO, file: Path) -> Readable:
-    """The whole file, unpacked: the decoder that comes with zarr has no streams."""
+    """Return the whole file, unpacked: the decoder that comes with zarr has no streams."""
     from numcodecs import zstd  # pyright: ignore[reportAttributeAccessIssue]
 
     packed = source.read(MOST_HELD + 1)
@@ -79,7 +79,7 @@ def _zstd(source: BinaryIO, file: Path) -> Readable:
 
 
 def _zstd_bound(packed: bytes) -> int:
-    """Bytes that zstd frames hold at most, by the headers of their blocks (RFC 8878, 3.1.1)."""
+    """Return bytes that zstd frames hold at most, by the headers of their blocks (RFC 8878, 3.1.1)."""
     at = bound = 0
     while at < len(packed):
         magic = int.from_bytes(packed[at : at + 4], "little")
@@ -100,7 +100,7 @@ def _zstd_bound(packed: bytes) -> int:
 
 
 def _zstd_blocks(packed: bytes, at: int) -> tuple[int, int]:
-    """Bytes that the blocks of a frame hold at most, and where they end."""
+    """Return bytes that the blocks of a frame hold at most, and where they end."""
     bound, last = 0, False
     while not last:
         header = int.from_bytes(packed[at : at + 3], "little")
@@ -123,7 +123,7 @@ SUFFIXES = tuple(each.suffix for each in PACKINGS)
 
 
 def packing_of(start: bytes, name: Path) -> Packing | None:
-    """The packing that a file begins with. A zip counts only by its name too: npz and torch files are zips."""
+    """Return the packing that a file begins with. A zip counts only by its name too: npz and torch files are zips."""
     for each in PACKINGS:
         if start.startswith(each.magic) and (each.suffix != ".zip" or name.suffix == ".zip"):
             return each
@@ -131,7 +131,7 @@ def packing_of(start: bytes, name: Path) -> Packing | None:
 
 
 def allowance(size: int) -> int:
-    """Bytes that `size` compressed ones may expand to."""
+    """Return bytes that `size` compressed ones may expand to."""
     return max(FREE, EXPANSION * size)
 
 
@@ -158,7 +158,7 @@ class Unpacked(io.RawIOBase):
             raise
 
     def readable(self) -> bool:
-        """Always: it is a file that is read."""
+        """Return True: the file is open for reading."""
         return True
 
     def readinto(self, buffer: Any) -> int:

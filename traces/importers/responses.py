@@ -57,7 +57,7 @@ class Response(NamedTuple):
 
 
 def response_files(path: Path) -> list[Path]:
-    """The file itself, or the JSON files directly in a folder, by name."""
+    """Return the file itself, or the JSON files directly in a folder, by name."""
     return sorted(file for suffix in SUFFIXES for file in files_of(path, suffix))
 
 
@@ -96,7 +96,7 @@ def responses(files: Sequence[Path]) -> Iterator[Response]:
 
 
 def documents(file: Path) -> Iterator[tuple[str, Document]]:
-    """Each object, after the place where it stands. Raises TraceError for anything but JSON objects."""
+    """Yield each object, after the place where it stands. Raises TraceError for anything but JSON objects."""
     if suffix_of(file) == ".jsonl":
         for number, lines in blocks(file):
             for at, line in enumerate(lines, number):
@@ -118,7 +118,7 @@ def _objects(document: Any, place: str) -> Iterator[tuple[str, Document]]:
 
 
 def _within(document: Document, place: str) -> Iterator[tuple[str, Document]]:
-    """The object itself if it is a response, else those inside it, else itself."""
+    """Yield the object itself if it is a response, else those inside it, else itself."""
     found = list(_inside(document, place, DEEPEST))
     yield from found or [(place, document)]
 
@@ -160,7 +160,7 @@ def _response(document: Document, place: str) -> Response:
 
 
 def _choices(document: Document, place: str) -> list[Document]:
-    """The objects in `choices`, or the response itself where it has none. Raises TraceError."""
+    """Return the objects in `choices`, or the response itself where it has none. Raises TraceError."""
     choices = document.get("choices", [document])
     if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
         raise TraceError(f"{place}: choices is not a list of objects; expected the response of a server")
@@ -168,13 +168,13 @@ def _choices(document: Document, place: str) -> list[Document]:
 
 
 def _objects_in(document: Document) -> list[Document]:
-    """The objects of `PLACES` in it, and in those."""
+    """Return the objects of `PLACES` in it, and in those."""
     found = [each for name in PLACES if isinstance(each := document.get(name), dict)]
     return found + [inner for each in found for inner in _objects_in(each)]
 
 
 def _answer(sources: list[Document], inner: list[Document], place: str, asked: int | None) -> Answer:
-    """A completion: ids from the first object that has some, counts from the choice's own objects."""
+    """Return a completion: ids from the first object that has some, counts from the choice's own objects."""
     ids = next((each for each in sources for name in FIELDS if each.get(name) is not None), {})
     name = next((name for name in FIELDS if ids.get(name) is not None), FIELD)
     found = spelled(ids.get(name), f"{place}: {name}", ids.get("routed_experts_dtype"))
@@ -222,7 +222,7 @@ def _cached_in(usage: Any, place: str) -> int | None:
 
 
 def _count_of(stated: tuple[Any, str], objects: list[Document], lists: tuple[str, ...], place: str) -> int | None:
-    """Tokens as `stated`, or as an object counts them, or as many as it lists."""
+    """Return tokens as `stated`, or as an object counts them, or as many as it lists."""
     name = "prompt_tokens" if lists is PROMPT_IDS else "completion_tokens"
     given = [count(*stated, place), *(count(each, name, place) for each in objects)]
     return _first(*given, *(_length(each.get(key)) for each in objects for key in lists))
@@ -234,12 +234,12 @@ def _length(value: Any) -> int | None:
 
 
 def _first(*values: Any) -> Any:
-    """The first that is not None."""
+    """Return the first that is not None."""
     return next((value for value in values if value is not None), None)
 
 
 def count(document: Any, name: str, place: str) -> int | None:
-    """A number of tokens, None where it is missing. Raises TraceError for any other value."""
+    """Return a number of tokens, None where it is missing. Raises TraceError for any other value."""
     value = document.get(name) if isinstance(document, dict) else None
     if value is not None and (type(value) is not int or not 0 <= value < 2**31):
         raise TraceError(f"{place}: {name} is not a number of tokens; expected a whole number from 0 on")

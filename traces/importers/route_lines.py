@@ -76,12 +76,12 @@ Line = Row | Begin | End
 
 
 def sniff(path: Path) -> bool:
-    """A text with the mark near its start."""
+    """Return True for a text with the mark near its start."""
     return path.is_file() and ANY_BYTES.search(start_of(path, LOOKED_AT)) is not None
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """Requests in the order in which they end. Raises TraceError naming the line that is not as documented."""
+    """Return requests in the order in which they end. Raises TraceError naming the line that is not as documented."""
     if not path.is_file():
         raise TraceError(f"{path}: expected a text file with lines {FORM}")
     survey = Survey(path)
@@ -134,7 +134,7 @@ class Survey:
         self._layers |= bit
 
     def notes(self, shape: Shape, options: Options) -> list[str]:
-        """Notes about rows that were assumed, replaced and left out."""
+        """Return notes about rows that were assumed, replaced and left out."""
         found = self.numbers
         rising = f"layers {found[0]}..{found[-1]} of the file are MoE layers" if found[-1] >= len(found) else ""
         said = [assumed([f"k = {self.k}", *([rising] if rising else [])], shape, options)]
@@ -209,7 +209,7 @@ def _requests(path: Path, layers: dict[int, int], geometry: Geometry, options: O
 
 
 def _ended(path: Path, name: str, found: _Open, tokens: int | None, options: Options) -> Iterator[Request]:
-    """The request, none where no token of it is complete."""
+    """Yield the request, none where no token of it is complete."""
     if tokens == 0:
         return
     try:

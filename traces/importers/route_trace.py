@@ -58,12 +58,12 @@ class Preamble:
 
 
 def sniff(path: Path) -> bool:
-    """A file that begins with the format's name."""
+    """Return True for a file that begins with the format's name."""
     return path.is_file() and start_of(path, len(MAGIC)) == MAGIC.encode()
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """A request per turn, with gate weights and residency. Raises TraceError naming the line that is wrong."""
+    """Return a request per turn, with gate weights and residency. Raises TraceError naming the line that is wrong."""
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with {MAGIC!r}; expected a BigMoeOnEdge route trace")
     lines = first_lines(path, "#", MOST_PREAMBLE)
@@ -78,7 +78,7 @@ def read(path: Path, options: Options) -> Foreign:
 
 
 def _pieces(path: Path, skip: int, experts: int) -> Iterator[Columns]:
-    """Some rows at a time after so many lines, by column."""
+    """Yield some rows at a time after so many lines, by column."""
     for table in tables(path, lambda found: (*NEEDED, *(name for name in OPTIONAL if name in found)), skip):
         yield _columns(table, experts)
 
@@ -104,7 +104,7 @@ class _Seen:
         self.weightless |= "unseen" in columns
 
     def kept(self, columns: Columns) -> Columns:
-        """The columns that a trace has."""
+        """Return the columns that a trace has."""
         left = {"dropped", "unseen", *(["weight"] if self.weightless else [])}
         return {name: values for name, values in columns.items() if name not in left}
 
@@ -161,7 +161,7 @@ def _notes(seen: _Seen, silent_layers: int) -> list[str]:
 
 
 def _columns(table: Table, experts: int) -> Columns:
-    """The columns that are used, by name; rows with expert -1 weigh 0 and have no residency.
+    """Return the columns that are used, by name; rows with expert -1 weigh 0 and have no residency.
 
     Turns are requests. `unseen` is there instead of the weights if one of them could not be seen.
     """

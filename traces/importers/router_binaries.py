@@ -46,7 +46,7 @@ SOFTMAX = ("softmax_topk", "topk_softmax", "softmax_groups")
 
 
 def sniff(path: Path) -> bool:
-    """A file that begins with one of the magic numbers."""
+    """Return True for a file that begins with one of the magic numbers."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:
@@ -55,7 +55,7 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """Requests that follow from passes or tokens. Raises TraceError naming the byte that is wrong."""
+    """Return requests that follow from passes or tokens. Raises TraceError naming the byte that is wrong."""
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with MBLT or RTRACE01; expected a trace of mbolt or fitz-tec")
     with path.open("rb") as stream:
@@ -64,7 +64,7 @@ def read(path: Path, options: Options) -> Foreign:
 
 
 def _head(path: Path, form: struct.Struct, version_at: int, version: int) -> int:
-    """The number of experts. Raises TraceError for a header that is cut off, or of another version."""
+    """Return the number of experts. Raises TraceError for a header that is cut off, or of another version."""
     with path.open("rb") as stream:
         head = stream.read(form.size)
     if len(head) < form.size:
@@ -99,7 +99,7 @@ def _mbolt_rows(path: Path, experts: int) -> Iterator[Rows]:
 
 
 def _mbolt_blocks(path: Path, experts: int) -> Iterator[Columns]:
-    """The rows of some records at a time."""
+    """Yield the rows of some records at a time."""
     waiting: list[Columns] = []
     for record in _mbolt_records(path, experts):
         waiting.append(record)
@@ -111,7 +111,7 @@ def _mbolt_blocks(path: Path, experts: int) -> Iterator[Columns]:
 
 
 def _mbolt_records(path: Path, experts: int) -> Iterator[Columns]:
-    """The rows of one record after the other; `lines` are the numbers of the records."""
+    """Yield the rows of one record after the other; `lines` are the numbers of the records."""
     size, at, k, number = path.stat().st_size, MBOLT_HEAD.size, 0, 0
     with path.open("rb") as stream:
         stream.seek(at)

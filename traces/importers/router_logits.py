@@ -40,7 +40,7 @@ class Saved(NamedTuple):
 
 
 def sniff(path: Path) -> bool:
-    """An npz or a torch file with router_logits, or an npy of three axes of real numbers."""
+    """Return True for an npz or a torch file with router_logits, or an npy of three axes of real numbers."""
     if not path.is_file():
         return False
     if path.suffix == ".npz":
@@ -50,7 +50,7 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """A request per text. Raises TraceError for arrays that are no logits, or of different lengths."""
+    """Return a request per text. Raises TraceError for arrays that are no logits, or of different lengths."""
     saved = _saved(path)
     tokens, experts = saved.layers[0].shape
     choice = choice_for(options, str(path), saved.k)
@@ -116,7 +116,7 @@ def _of_numpy(path: Path) -> dict[str, Any]:
 
 
 def _layers(value: Any, place: str) -> list[np.ndarray]:
-    """(T, E) per layer, however they are put together. Raises TraceError."""
+    """Return (T, E) per layer, however they are put together. Raises TraceError."""
     parts = list(value) if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim == 3) else []
     layers = [_flat(part) for part in parts]
     first = layers[0] if layers else None
@@ -129,14 +129,14 @@ def _layers(value: Any, place: str) -> list[np.ndarray]:
 
 
 def _flat(part: Any) -> np.ndarray | None:
-    """(T, E) of (T, E) or (batch, S, E)."""
+    """Return (T, E) of (T, E) or (batch, S, E)."""
     if not isinstance(part, np.ndarray) or part.ndim not in (2, 3) or not part.size:
         return None
     return part.reshape(-1, part.shape[-1])
 
 
 def _table(value: Any, tokens: int, place: str) -> np.ndarray | None:
-    """(batch, S) of as many tokens, or (S,) as one text. Raises TraceError."""
+    """Return (batch, S) of as many tokens, or (S,) as one text. Raises TraceError."""
     if value is None:
         return None
     if (
@@ -161,7 +161,7 @@ class Choice(NamedTuple):
     note: str
 
     def request(self, logits: np.ndarray, prompt: int, place: str, tokens: np.ndarray | None = None) -> Request:
-        """A request of logits (T, L, E), which are kept. Raises TraceError for nan and infinities."""
+        """Return a request of logits (T, L, E), which are kept. Raises TraceError for nan and infinities."""
         check_values(logits, "logits", place)
         raw = np.ascontiguousarray(logits, np.float32)
         ids = choose(choice_scores(self.router, raw), self.k)
@@ -169,7 +169,7 @@ class Choice(NamedTuple):
 
 
 def choice_for(options: Options, place: str, k: int | None = None, model: str = "") -> Choice:
-    """The router of the model that the user or the file names, or the k largest logits.
+    """Return the router of the model that the user or the file names, or the k largest logits.
 
     Raises TraceError if k is unknown, or if the router needs a correction bias, which was not recorded.
     """

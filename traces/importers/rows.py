@@ -49,7 +49,7 @@ class Rows:
     token_ids: np.ndarray | None = None  #: of the row's token, the same at every layer
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The arrays that are there, by name, in few bytes: each number has been checked."""
+        """Return the arrays that are there, by name, in few bytes: each number has been checked."""
         given = {name: getattr(self, name) for name in ("lines", *KEYS, *NARROW)}
         there = {name: rows for name, rows in given.items() if rows is not None}
         return {name: rows.astype(NARROW.get(name) or _narrow(rows), copy=False) for name, rows in there.items()}
@@ -98,7 +98,7 @@ class Seen:
             self._keep(rows)
 
     def again(self, pieces: Iterable[Rows]) -> Iterable[Rows]:
-        """The rows once more: those that were kept, else those of a second reading."""
+        """Return the rows once more: those that were kept, else those of a second reading."""
         return pieces if self._kept is None else self._kept
 
     def renumber(self, numbers: np.ndarray) -> None:
@@ -174,7 +174,7 @@ class Survey:
         return int(self._most[self.routes].max(initial=-1))
 
     def kept(self, ids: np.ndarray) -> np.ndarray:
-        """Ids (T, L, k) of the layers that route and the ranks that are used."""
+        """Return ids (T, L, k) of the layers that route and the ranks that are used."""
         return ids[:, self.routes, : self.k]
 
     def notes(self) -> list[str]:
@@ -186,7 +186,7 @@ class Survey:
 
 
 def streamed(file: Path, pieces: Iterable[Rows], seen: Seen) -> Iterator[Rows]:
-    """The rows of one request after the other, by number, their layers from 0 on, k ids in each.
+    """Yield the rows of one request after the other, by number, their layers from 0 on, k ids in each.
 
     `pieces` are a second reading of the file, which begins only if the first one kept no rows.
     """
@@ -199,7 +199,7 @@ def streamed(file: Path, pieces: Iterable[Rows], seen: Seen) -> Iterator[Rows]:
 
 
 def emptied(held: list[Rows]) -> Iterator[Rows]:
-    """The rows of a list, which keeps none of them."""
+    """Yield the rows of a list, which keeps none of them."""
     held.reverse()
     while held:
         yield held.pop()
@@ -229,9 +229,9 @@ def requests_in(found: Iterable[Rows], geometry: Geometry, options: Options, pru
 
 
 def requests_of(rows: Rows, geometry: Geometry, options: Options, pruned: bool = False) -> Iterator[Request]:
-    """Their requests by number. Raises TraceError naming request and layer if a layer lacks tokens that others have.
+    """Yield the requests of rows by number. Raises TraceError naming request and layer if a layer lacks tokens.
 
-    `pruned`: the last layer may lack those of a prompt's tokens that nothing is read from, and then has -1 there.
+    `pruned`: the last layer may lack prompt tokens whose output is not read, and then has -1 there.
     """
     place = str(rows.file)
     for grid in grids(Keys(rows.request, rows.token, rows.layer, geometry.layers, rows.lines, place)):
@@ -248,7 +248,7 @@ def requests_of(rows: Rows, geometry: Geometry, options: Options, pruned: bool =
 
 
 def _by_token(grid: Grid, values: np.ndarray) -> np.ndarray:
-    """(T,) what the last of a token's rows says."""
+    """Return (T,) what the last of a token's rows says."""
     found = np.zeros(grid.tokens, values.dtype)
     found[grid.cells // grid.width] = values[grid.rows]
     return found

@@ -45,7 +45,7 @@ class Sequence:
     last_pass: int = 0
 
     def extend(self, number: int, start: int, stop: int, decodes: bool) -> None:
-        """The next tokens."""
+        """Append the next tokens."""
         self.parts.append((number, start, stop))
         self.next += stop - start
         self.last_pass = number
@@ -54,7 +54,10 @@ class Sequence:
 
 
 def passes_of(archive: Archive) -> list[Pass]:
-    """The passes of a file that computed anything. Raises TraceError for other modes of recording, and damage."""
+    """Return the passes of a file that computed anything.
+
+    Raises TraceError for other modes of recording, and damage.
+    """
     root = archive.root
     if isinstance(root, dict) and "logical_count" in root:
         said = "it holds logical_count, how often each expert was used and by no token in particular"
@@ -70,7 +73,7 @@ def passes_of(archive: Archive) -> list[Pass]:
 
 
 def _pass(record: Any, place: str) -> Pass | None:
-    """None for a pass without tokens. Raises TraceError naming what is not as recorded."""
+    """Return none for a pass without tokens. Raises TraceError naming what is not as recorded."""
     if not isinstance(record, dict) or not set(DETAIL) <= record.keys():
         said = f"{place} has no {DETAIL[0]}: a dump of mode per_pass counts experts without tokens"
         raise TraceError(f"{said}; record with --expert-distribution-recorder-mode per_token")
@@ -90,7 +93,7 @@ def _pass(record: Any, place: str) -> Pass | None:
 
 
 def _column(record: dict[Any, Any], name: str, place: str) -> np.ndarray:
-    """A list of whole numbers, or a tensor of them, as (N,) int64."""
+    """Return a list of whole numbers, or a tensor of them, as (N,) int64."""
     values = record[name]
     if isinstance(values, Tensor):
         values = values.array().tolist() if len(values.shape) == 1 else None
@@ -103,7 +106,7 @@ def _column(record: dict[Any, Any], name: str, place: str) -> np.ndarray:
 
 
 def _pieces(record: dict[Any, Any], tokens: int, place: str) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """The part of each sequence, and whether the pass decodes a token of each."""
+    """Return the part of each sequence, and whether the pass decodes a token of each."""
     lengths = record.get("extend_seq_lens")
     if lengths is None:
         return tuple((at, at + 1) for at in range(tokens)), True
@@ -135,7 +138,7 @@ class Follower:
         self._named: dict[Any, Sequence] = {}
 
     def add(self, number: int, each: Pass, place: str) -> None:
-        """One pass. Raises TraceError if the positions of a part do not rise by one."""
+        """Add a pass. Raises TraceError if the positions of a part do not rise by one."""
         taken: set[int] = set()
         for at, (start, stop) in enumerate(each.pieces):
             if (np.diff(each.positions[start:stop]) != 1).any():
@@ -150,7 +153,7 @@ class Follower:
             self._close(taken)
 
     def _close(self, taken: set[int]) -> None:
-        """After a pass that decoded these: others have ended, but for a prompt whose next chunk is still to come."""
+        """Close sequences after a pass that decoded these, except a prompt whose next chunk is still to come."""
         newest = max((one.last_pass for one in self._open if not one.decoded), default=-1)
         self._open = [one for one in self._open if id(one) in taken or (not one.decoded and one.last_pass == newest)]
 
@@ -159,7 +162,7 @@ class Follower:
         return known if known and known.next == first else None
 
     def _waiting(self, first: int, one: bool, taken: set[int]) -> Sequence | None:
-        """The open sequence whose next position this is; what is more than one token goes on with a prompt only."""
+        """Return the open sequence whose next position this is; several tokens only continue a prompt."""
         if not first:
             return None
         fits = [open_ for open_ in self._open if open_.next == first and id(open_) not in taken]
@@ -179,7 +182,10 @@ class Follower:
 
 
 def follow(passes: Iterable[Pass], place: str) -> Follower:
-    """The sequences of all passes of one rank. Raises TraceError naming a pass whose positions are impossible."""
+    """Return the sequences of all passes of one rank.
+
+    Raises TraceError naming a pass whose positions are impossible.
+    """
     follower = Follower()
     for number, each in enumerate(passes):
         follower.add(number, each, f"{place}: pass {number}")
@@ -187,7 +193,7 @@ def follow(passes: Iterable[Pass], place: str) -> Follower:
 
 
 def logical(ids: np.ndarray, mapping: np.ndarray | None, place: str) -> np.ndarray:
-    """Experts (N, L, k) of physical ones (L, N, k), by the map (L, P) of each layer. Raises TraceError."""
+    """Return experts (N, L, k) of physical ones (L, N, k), by the map (L, P) of each layer. Raises TraceError."""
     check_values(ids, "chosen", place)
     if mapping is None:
         return ids.transpose(1, 0, 2)

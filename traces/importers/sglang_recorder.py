@@ -36,12 +36,12 @@ class Dump:
     following: Follower
 
     def ids(self, number: int) -> np.ndarray:
-        """Experts (N, L, width) of a pass. Raises TraceError for ids that the map does not have."""
+        """Return experts (N, L, width) of a pass. Raises TraceError for ids that the map does not have."""
         place = f"{self.file}: {number}: topk_ids_of_layer"
         return logical(self.passes[number].ids.array(), self.mapping, place)
 
     def request(self, sequence: Sequence, survey: Survey, options: Options) -> Request:
-        """One sequence as a request."""
+        """Return one sequence as a request."""
         ids = np.concatenate([self.ids(number)[start:stop] for number, start, stop in sequence.parts])
         tokens = np.concatenate([self.passes[number].tokens[start:stop] for number, start, stop in sequence.parts])
         prompt = prompt_tokens(options, len(ids), sequence.prompt)
@@ -49,12 +49,15 @@ class Dump:
 
 
 def sniff(path: Path) -> bool:
-    """Torch files, alone or in a folder, the first of which has the recorder's keys."""
+    """Return True for torch files, alone or in a folder, the first of which has the recorder's keys."""
     return mentions(path, "records", MAP) or mentions(path, COUNTS, "rank")
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """A request per sequence, rank by rank, in the order in which they began. Raises TraceError naming the record."""
+    """Return a request per sequence, rank by rank, in the order in which they began.
+
+    Raises TraceError naming the record.
+    """
     files = torch_files(path)
     if not files:
         raise TraceError(f"{path}: no torch files; expected expert_distribution_recorder_TIME_RANK.pt")
@@ -92,7 +95,7 @@ def _mapping(archive: Archive) -> np.ndarray | None:
 
 
 def _surveyed(dump: Dump, survey: Survey) -> str:
-    """A hash of all that the dump says, which is the same for ranks that computed the same."""
+    """Return a hash of all that the dump says, which is the same for ranks that computed the same."""
     seen = hashlib.blake2b()
     for number, each in enumerate(dump.passes):
         ids = dump.ids(number)

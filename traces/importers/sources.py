@@ -31,7 +31,7 @@ DATA = (".npz", ".npy", ".json", ".jsonl", ".csv", ".tsv", ".parquet", *TORCH_SU
 
 
 def files_of(path: Path, suffix: str) -> list[Path]:
-    """The file itself, or the files with that suffix directly in a folder, by name; empty if there are none."""
+    """Return the file itself, or the files with that suffix directly in a folder, by name; empty if there are none."""
     if path.is_dir():
         return sorted(file for file in path.iterdir() if suffix_of(file) == suffix and file.is_file())
     return [path] if suffix_of(path) == suffix and path.is_file() else []
@@ -79,7 +79,7 @@ def _refuse_file(file: Path) -> None:
 
 
 def digest_of(files: list[Path]) -> str:
-    """SHA-256 of one file's bytes; of several, of the lines `sha256sum` prints for their names."""
+    """Return SHA-256 of one file's bytes; of several, of the lines `sha256sum` prints for their names."""
     hashes = [_sha256(file) for file in files]
     if len(files) == 1:
         return hashes[0]
@@ -152,7 +152,7 @@ def refuse_known(file: Path) -> None:
 
 
 def kind_of(start: bytes, file: Path) -> Kind | None:
-    """The format of a file that begins so, None if it is none of those that are known."""
+    """Return the format of a file that begins so, None if it is none of those that are known."""
     for kind in KINDS:
         if start.startswith(kind.starts):
             return kind
@@ -170,7 +170,7 @@ def kind_of(start: bytes, file: Path) -> Kind | None:
 
 
 def _unpacked_kind(file: Path) -> Kind | None:
-    """The format of what is packed in the file."""
+    """Return the format of what is packed in the file."""
     try:
         with Unpacked(file) as stream:
             start = stream.read(LOOKED_AT) if stream.packing and file.suffix not in (".npz", ".pt") else b""
@@ -242,7 +242,7 @@ def notes(source: Path, files: list[Path], beside: Iterable[Path] = ()) -> list[
 
 
 def _gaps(files: list[Path]) -> list[str]:
-    """Numbers between the first and the last of files of one name, where most are there."""
+    """Return numbers between the first and the last of files of one name, where most are there."""
     named: dict[str, dict[int, str]] = defaultdict(dict)
     for file in files:
         found = None if SHARD.search(file.name) else COUNTED.search(file.name) or NUMBER.search(file.name)

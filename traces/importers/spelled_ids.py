@@ -38,7 +38,7 @@ class Spelled(NamedTuple):
 
 
 def spelled(value: Any, place: str, dtype: Any = None) -> Spelled | None:
-    """The ids, None for null and for no tokens; `dtype` of flat numbers, int32 by default. Raises TraceError."""
+    """Return the ids, None for null and for no tokens; `dtype` of flat numbers, int32 by default. Raises TraceError."""
     if value is None or value == []:
         return None
     if isinstance(value, str):
@@ -101,7 +101,7 @@ def _of_object(value: dict[str, Any], place: str) -> Spelled:
 
 
 def _shaped(content: bytes, dtype: str | None, shape: list[int], place: str) -> np.ndarray:
-    """Raw numbers of that shape; without a dtype the unsigned or signed whole numbers of as many bytes."""
+    """Return raw numbers of that shape; without a dtype the unsigned or signed whole numbers of as many bytes."""
     places = prod(shape)
     known = dtype or BY_SIZE.get(len(content) // places if places and len(content) % places == 0 else 0)
     if known is None or not places or len(content) != places * np.dtype(known).itemsize:
@@ -116,7 +116,7 @@ def _checked(ids: np.ndarray, place: str) -> np.ndarray:
 
 
 def unbased(text: str, place: str) -> bytes:
-    """The bytes of a base64 text. Raises TraceError."""
+    """Return the bytes of a base64 text. Raises TraceError."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -188,7 +188,7 @@ def _has(record: dict[str, Any], choose: Choose) -> bool:
 
 
 def flat(record: dict[str, Any], depth: int = DEEPEST) -> dict[str, Any]:
-    """The values of an object by their keys, those of objects in it by keys with dots."""
+    """Return the values of an object by their keys, those of objects in it by keys with dots."""
     found: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, dict) and depth > 1:
@@ -199,7 +199,7 @@ def flat(record: dict[str, Any], depth: int = DEEPEST) -> dict[str, Any]:
 
 
 def objects_in(document: Any) -> list[dict[str, Any]]:
-    """The objects of a JSON list, or of the first list of objects in an object; else the object itself."""
+    """Return the objects of a JSON list, or of the first list of objects in an object; else the object itself."""
     if isinstance(document, list):
         return [each for each in document if isinstance(each, dict)]
     if not isinstance(document, dict):
@@ -294,7 +294,7 @@ def _cells(line: str, delimiter: str, place: str) -> list[str]:
 
 
 def _json_lines(file: Path, skip: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """The number, place and object of each line after the first `skip`."""
+    """Yield the number, place and object of each line after the first `skip`."""
     for first, lines in blocks(file, skip):
         for at, line in enumerate(lines, first):
             place = f"{file} line {at}"
@@ -305,7 +305,7 @@ def _json_lines(file: Path, skip: int) -> Iterator[tuple[int, str, dict[str, Any
 
 
 def _entries(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """The number, place and object of each entry of a document."""
+    """Yield the number, place and object of each entry of a document."""
     for at, record in enumerate(objects_in(read_json(file))):
         yield at, f"{file} entry {at}", record
 
@@ -313,7 +313,7 @@ def _entries(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
 def _json_rows(
     file: Path, choose: Choose, records: Iterable[tuple[int, str, dict[str, Any]]], where: Where | None, alike: bool
 ) -> Iterator[Row]:
-    """The chosen keys, then their values row by row."""
+    """Yield the chosen keys, then their values row by row."""
     chosen: list[str] = []
     keys: Iterable[str] = ()
     for at, place, record in records:
@@ -336,7 +336,7 @@ def _json_rows(
 
 
 def _value(record: dict[str, Any], name: str) -> Any:
-    """The value of a key, or of a key with dots in objects within each other; `MISSING` if there is none."""
+    """Return the value of a key, or of a key with dots in objects within each other; `MISSING` if there is none."""
     if name in record or "." not in name:
         return record.get(name, MISSING)
     found: Any = record
@@ -377,7 +377,7 @@ def _is_plain(dtype: Any) -> bool:
 
 
 def _numbers(series: Any) -> Cells:
-    """A column of Parquet as an array, of (N, width) where lists have one length; cells where anything is missing."""
+    """Return a column of Parquet as an array, (N, width) for lists of one length; cells if a value is missing."""
     import polars as pl
 
     if not _is_plain(series.dtype) or series.null_count() or not len(series):

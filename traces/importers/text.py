@@ -36,7 +36,7 @@ LONGEST_MARK = 4
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix that names the format: `.csv` of `a.csv` and of `a.csv.gz`, or of the only file of `a.zip`."""
+    """Return the suffix that names the format: `.csv` of `a.csv` and of `a.csv.gz`, or of the only file of `a.zip`."""
     if path.suffix not in PACKED:
         return path.suffix
     inner = Path(path.stem).suffix
@@ -55,7 +55,7 @@ def _suffix_in(archive: Path) -> str:
 
 
 def encoding_of(start: bytes) -> str:
-    """The encoding of a text that begins so: by its mark, else UTF-16 if every other byte is zero, else UTF-8."""
+    """Return the encoding of a text by its first bytes: its mark, UTF-16 if every other byte is zero, else UTF-8."""
     for mark, encoding in MARKS.items():
         if start.startswith(mark):
             return encoding
@@ -67,7 +67,7 @@ def encoding_of(start: bytes) -> str:
 
 
 def start_of(file: Path, length: int) -> bytes:
-    """The first bytes of the text, unpacked and as UTF-8 without a mark; fewer if the file is shorter or damaged."""
+    """Return the first bytes of the text, unpacked, as UTF-8 without a mark; fewer if it is shorter or damaged."""
     try:
         with Unpacked(file) as stream:
             found = _read(stream, LONGEST_MARK * (length + 1))
@@ -134,7 +134,7 @@ def pieces(file: Path) -> Iterator[str]:
 
 
 def blocks(file: Path, skip: int = 0, ended: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """(number of the first, lines) many lines at a time, without the first `skip` and the blank ones at the end.
+    """Yield (number of the first, lines) many lines at a time, without the first `skip` and the blank ones at the end.
 
     Of blank lines between rows, which no format has, the first is given. `ended` refuses a last line without its line
     end, of which the rest may be missing. Raises TraceError.
@@ -170,7 +170,7 @@ def _lines(file: Path, ended: bool) -> Iterator[list[str]]:
 
 
 def first_lines(file: Path, mark: str, most: int) -> list[str]:
-    """The lines at the start that begin with `mark`. Raises TraceError if there are more than `most`."""
+    """Return the lines at the start that begin with `mark`. Raises TraceError if there are more than `most`."""
     found: list[str] = []
     for _, lines in blocks(file):
         for line in lines:
@@ -183,7 +183,7 @@ def first_lines(file: Path, mark: str, most: int) -> list[str]:
 
 
 def read_json(file: Path) -> Any:
-    """The file as one JSON document. Raises TraceError saying where it breaks."""
+    """Return the file as one JSON document. Raises TraceError saying where it breaks."""
     parts, count = [], 0
     if file.stat().st_size > MOST_JSON:
         raise _too_long(file)
@@ -200,7 +200,7 @@ def _too_long(file: Path) -> TraceError:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """A JSON document found at `place` (for the message). Raises TraceError if it is broken or cut off."""
+    """Return a JSON document found at `place` (for the message). Raises TraceError if it is broken or cut off."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as broken:

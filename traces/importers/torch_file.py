@@ -37,7 +37,7 @@ class Tensor(Sealed):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
+        """Sizes of the tensor."""
         return self.layout.shape
 
     @property
@@ -51,7 +51,10 @@ class Tensor(Sealed):
         return math.prod(self.shape) * _plain(self.layout.dtype).itemsize
 
     def array(self) -> np.ndarray:
-        """A view of the storage that cannot be written to, bfloat16 as float32. Raises TraceError if it is damaged."""
+        """Return a view of the storage that cannot be written to, bfloat16 as float32.
+
+        Raises TraceError if it is damaged.
+        """
         plain = _plain(self.layout.dtype)
         content = self.archive.storage(self.layout.key) if 0 not in self.shape else b""
         numbers = np.frombuffer(content[: len(content) // plain.itemsize * plain.itemsize], plain)[self.layout.offset :]
@@ -79,7 +82,7 @@ class Archive:
         self.root: Any = interpret(_document(self), f"{file}: data.pkl", self._tensor)
 
     def storage(self, key: str) -> bytes:
-        """Its bytes, the checksum of which was right. Raises TraceError otherwise."""
+        """Return the bytes of a storage after checking their checksum. Raises TraceError if it differs."""
         if key not in self._kept:
             content = self.member(f"data/{key}")
             while self._kept and sum(map(len, self._kept.values())) + len(content) > CACHE:
@@ -88,7 +91,7 @@ class Archive:
         return self._kept[key]
 
     def member(self, name: str) -> bytes:
-        """A member's bytes. Raises TraceError if it is missing, packed or damaged."""
+        """Return a member's bytes. Raises TraceError if it is missing, packed or damaged."""
         try:
             info = self._zip.getinfo(f"{self._folder}/{name}")
             if info.compress_type != zipfile.ZIP_STORED or info.file_size > self.file.stat().st_size:
@@ -100,7 +103,7 @@ class Archive:
             raise TraceError(f"{self.file}: {name} is damaged ({shown(broken)}); {AGAIN}") from broken
 
     def size_of(self, name: str) -> int:
-        """Bytes of a member. Raises TraceError if it is missing."""
+        """Return the bytes of a member. Raises TraceError if it is missing."""
         try:
             return self._zip.getinfo(f"{self._folder}/{name}").file_size
         except KeyError:
@@ -134,12 +137,12 @@ class Archive:
 
 
 def _plain(dtype: str) -> np.dtype:
-    """numpy's type of the same bytes."""
+    """Return numpy's type of the same bytes."""
     return np.dtype("<u2" if dtype == "bfloat16" else dtype)
 
 
 def _widened(halves: np.ndarray) -> np.ndarray:
-    """bfloat16 is the upper half of float32."""
+    """Return bfloat16 as float32, whose upper half it is."""
     return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -150,7 +153,7 @@ def _document(archive: Archive) -> bytes:
 
 
 def torch_files(path: Path) -> list[Path]:
-    """The file itself, or the torch files directly in a folder, by name."""
+    """Return the file itself, or the torch files directly in a folder, by name."""
     return sorted(file for suffix in TORCH_SUFFIXES for file in files_of(path, suffix))
 
 
