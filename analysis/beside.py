@@ -11,7 +11,7 @@ import polars as pl
 from moereplay.analysis.comparisons import CANT_TELL, PARTS, SURE, Comparison, against, enough
 from moereplay.analysis.metrics import entries, measured
 from moereplay.analysis.sentences import FORESEES
-from moereplay.analysis.verdict import Entry, Foresight, called, same_routing
+from moereplay.analysis.verdict import Entry, Foresight, name_of_set, same_routing
 from moereplay.results.errors import ResultError, unknown
 from moereplay.results.metrics import RANKED
 from moereplay.results.read import fields
@@ -60,7 +60,7 @@ def beside(frame: pl.DataFrame, wanted: str, by: str, foresees: Foresight = lamb
     said = [row | _columns(each, bound, by) for row, each, bound in zip(rows, found, is_bound, strict=True)]
     exact = [by in TIMED and same_routing(ours, each) for each in others]
     counts = [
-        f"{called(other, varying)}: {_on(each, by)}"
+        f"{name_of_set(other, varying)}: {_on(each, by)}"
         for other, each, is_exact, bound in zip(others, found, exact, is_bound, strict=True)
         if is_exact and not bound and each.difference
     ]

@@ -26,27 +26,29 @@ from moereplay.traces.texts import counted
 Row = Mapping[str, Any]
 
 
-def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def ranking(
+    rows: Sequence[Row], by: str = "hit_rate", presets: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Return rows sorted by capacity, then best first: identity, settings that vary, columns of `RANKED`, lower-tier
     bytes.
 
-    A row is `Result.to_json()` with its `bounds`, or a row of a frame of results. `called` names rows by their
+    A row is `Result.to_json()` with its `bounds`, or a row of a frame of results. `presets` names rows by their
     identity: a column `preset` then replaces the settings that it fixes. Raises ResultError if `by` is not a ranking
     column.
     """
-    table, shown = _sorted(rows, by, called)
+    table, shown = _sorted(rows, by, presets)
     lower = ["gb_lower"] if any(line["gb_lower"] for line in table) else []
     return [{name: line[name] for name in ("identity", *shown, *RANKED, *lower)} for line in table]
 
 
 def judged(
-    rows: Sequence[Row], called: Mapping[str, str] | None = None, foresees: Callable[[Row], bool] = lambda row: False
+    rows: Sequence[Row], presets: Mapping[str, str] | None = None, foresees: Callable[[Row], bool] = lambda row: False
 ) -> list[str]:
     """Return the verdict lines below that table (`analysis/sentences.py`).
 
     `foresees` tells whether the policies of a row know the future, by kind.
     """
-    table, shown = _sorted(rows, "hit_rate", called)
+    table, shown = _sorted(rows, "hit_rate", presets)
     made = {row["about"]["identity"]: bool(synthetic_of(row["about"])) for row in rows}
     every = {row["about"]["identity"]: row["per_request"] for row in rows}
     requests = {name: [] if made[name] else kept for name, kept in every.items()}
@@ -79,18 +81,18 @@ def best_of_each(rows: Sequence[Row], top: int) -> list[Row]:
     return kept
 
 
-def _sorted(rows: Sequence[Row], by: str, called: Mapping[str, str] | None) -> tuple[list[dict[str, Any]], list[str]]:
+def _sorted(rows: Sequence[Row], by: str, presets: Mapping[str, str] | None) -> tuple[list[dict[str, Any]], list[str]]:
     by = named(by)
     if by not in RANKED:
         raise unknown("ranking column", by, RANKED)
     table: list[dict[str, Any]] = [{**_settings(row), **_figures(row)} for row in rows]
-    for line in table if called else ():
-        line["preset"] = (called or {})[line["identity"]]
-    shown = [field for field in _fields(rows[0]) if _tells_apart(table, field, bool(called))]
+    for line in table if presets else ():
+        line["preset"] = (presets or {})[line["identity"]]
+    shown = [field for field in _fields(rows[0]) if _tells_apart(table, field, bool(presets))]
     shown.sort(key=lambda field: field != "capacity")  # rows are grouped by capacity
     keys = {"capacity_bytes": False, by: RANKED[by], "tpot_ms": False} | dict.fromkeys(shown, False)
     table.sort(key=cmp_to_key(lambda a, b: _compared(a, b, keys)))
-    return table, [*(["preset"] if called else []), *shown]
+    return table, [*(["preset"] if presets else []), *shown]
 
 
 def _fields(row: Row) -> list[str]:

@@ -29,10 +29,10 @@ from moereplay.analysis.verdict import (
     Figure,
     Lead,
     Verdict,
-    called,
     differing,
     independent,
     listed,
+    name_of_set,
     ranked,
     tied_first,
     verdict,
@@ -101,14 +101,14 @@ def paragraph(figure: Figure, entries: Sequence[Entry], names: Sequence[str]) ->
         body, few = _at_each(figure, conditions, names)
         return Paragraph(figure, [*body, *bounds], few)
     if not usable and foreseeing:
-        return Paragraph(figure, [f"{FORESEES}, {figure.called}: {bounds[0].partition(': ')[2]}"])
+        return Paragraph(figure, [f"{FORESEES}, {figure.title}: {bounds[0].partition(': ')[2]}"])
     best = _best(figure, usable, names)
     return best._replace(lines=[*best.lines, *bounds])
 
 
 def _unlike(parts: Sequence[Paragraph]) -> list[str]:
     """Say which figures have a significant lead, if some have and others have not."""
-    leads = {part.figure.called: part.lead for part in parts if part.lead and part.lead.certainty not in NO_INTERVAL}
+    leads = {part.figure.title: part.lead for part in parts if part.lead and part.lead.certainty not in NO_INTERVAL}
     sure = {name: _is_sure(lead) for name, lead in leads.items()}
     if len(set(sure.values())) < 2:
         return []
@@ -170,7 +170,7 @@ def _bounds(figure: Figure, foreseeing: Sequence[Entry], names: Sequence[str]) -
 
 
 def _sets(conditions: Sequence[Condition], names: Sequence[str]) -> str:
-    shown = sorted({called(each.found.best, set_names(names)) for each in conditions})
+    shown = sorted({name_of_set(each.found.best, set_names(names)) for each in conditions})
     return "; ".join(shown[:MOST_NAMED]) + (f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else "")
 
 
@@ -183,10 +183,10 @@ def _at_each(figure: Figure, conditions: Sequence[Condition], names: Sequence[st
     """Say where each set of policies wins and how significant its leads are."""
     contested = [each for each in conditions if each.found.second is not None]
     if not contested:
-        return [f"{figure.called}: {_ends(figure, conditions)} ({_sets(conditions, names)})"], []
+        return [f"{figure.title}: {_ends(figure, conditions)} ({_sets(conditions, names)})"], []
     wins: dict[str, list[int]] = {}
     for at, each in enumerate(conditions):
-        winners = [called(entry, set_names(names)) for entry in each.found.tied[:MOST_NAMED]]
+        winners = [name_of_set(entry, set_names(names)) for entry in each.found.tied[:MOST_NAMED]]
         wins.setdefault(" = ".join(winners), []).append(at)
     order = sorted(wins, key=lambda name: (-len(wins[name]), wins[name][0]))
     labels = [each.label for each in conditions]
@@ -245,7 +245,8 @@ def _share(figure: Figure, lead: Lead) -> float:
 
 def _second(found: Verdict, names: Sequence[str]) -> str:
     assert found.second is not None
-    return called(found.second, [name for name in differing(found.best, found.second, names) if name not in CONDITIONS])
+    varying = [name for name in differing(found.best, found.second, names) if name not in CONDITIONS]
+    return name_of_set(found.second, varying)
 
 
 def _is_sure(lead: Lead) -> bool:
@@ -275,7 +276,7 @@ def _named(figure: Figure, known: Sequence[Entry], names: Sequence[str]) -> str:
     tied, value = tied_first(figure, known), figure.shown(getattr(known[0], figure.name))
     if len(tied) > 1:
         return f"a tie of {listed(tied, names)}, {value} each"
-    return f"{called(known[0], names)}, {value}"
+    return f"{name_of_set(known[0], names)}, {value}"
 
 
 def _range(found: Verdict) -> str:
@@ -288,7 +289,7 @@ def _range(found: Verdict) -> str:
 
 def _compared(found: Verdict, lead: Lead, names: Sequence[str]) -> str:
     assert found.second is not None
-    other = called(found.second, differing(found.best, found.second, names))
+    other = name_of_set(found.second, differing(found.best, found.second, names))
     return f", {found.figure.more(lead.more, lead.below)} more than {other} (second; {certainty(found, lead)})"
 
 

@@ -62,7 +62,7 @@ class Figure:
 
     best: str
     name: str  #: field of `Entry`
-    called: str  #: in words
+    title: str  #: in words
     more_is: str  #: comparative for one request
     shown: Callable[[float], str]
     end: Callable[[float], str]  #: formats an end of an interval
@@ -249,7 +249,7 @@ def differing(first: Entry, second: Entry, names: Sequence[str]) -> list[str]:
 
 def listed(tied: Sequence[Entry], names: Sequence[str]) -> str:
     """Return the names of the first entries and the number of the rest."""
-    shown = [called(entry, names) for entry in tied[:SHOWN_TIED]]
+    shown = [name_of_set(entry, names) for entry in tied[:SHOWN_TIED]]
     if len(tied) == 1:
         return shown[0]
     if len(tied) > SHOWN_TIED:
@@ -257,7 +257,7 @@ def listed(tied: Sequence[Entry], names: Sequence[str]) -> str:
     return f"{'; '.join(shown[:-1])} and {shown[-1]}"
 
 
-def called(entry: Entry, names: Sequence[str]) -> str:
+def name_of_set(entry: Entry, names: Sequence[str]) -> str:
     """Name an entry: policies by their names, other settings as `name value`, the capacity last (lru, scope global at
     50%).
     """

@@ -30,7 +30,7 @@ from moereplay.tracegen.live.tiers import tiers_of
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.precision import DEFAULT
 from moereplay.tracegen.quality.session import Session, Subject, alone_because
-from moereplay.tracegen.quality.texts import Given
+from moereplay.tracegen.quality.texts import TeacherForced
 from moereplay.traces.documents import json_text
 
 VOCABULARY = 50304
@@ -119,11 +119,11 @@ def _plan(case: Case, modules: MoeModules) -> Plan | None:
     return plan_for(origin, configure(capacity="25%", reset="request", **case.settings))
 
 
-def _texts(count: int, options: argparse.Namespace) -> list[Given]:
+def _texts(count: int, options: argparse.Namespace) -> list[TeacherForced]:
     drawn = torch.Generator().manual_seed(1)
     length = options.prompt + options.tokens
     ids = [torch.randint(VOCABULARY, (length,), generator=drawn).tolist() for _ in range(count)]
-    return [Given(each, options.prompt, options.prompt) for each in ids]
+    return [TeacherForced(each, options.prompt, options.prompt) for each in ids]
 
 
 def _most_bytes(device: str) -> int:

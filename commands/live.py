@@ -230,8 +230,8 @@ def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded
     modules = proven(loaded)
     if isinstance(read.source, Trace):
         check_same_model(read.source, loaded, modules)
-    to_run, called = _to_run(tokens, read.source, loaded)
-    return prepare(loaded, to_run, config, decoding=read.decoding, prompts=called, modules=modules, **how)
+    to_run, prompts = _to_run(tokens, read.source, loaded)
+    return prepare(loaded, to_run, config, decoding=read.decoding, prompts=prompts, modules=modules, **how)
 
 
 def _to_run(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[list[LiveRequest], str]:

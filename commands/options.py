@@ -260,18 +260,18 @@ class Given(NamedTuple):
         }
         return named_sets(sets, fixed)
 
-    def called(self) -> dict[ReplayConfig, str]:
+    def preset_names(self) -> dict[ReplayConfig, str]:
         """Return each configuration with the names of its presets. Raises ConfigError or PolicyError."""
         from moereplay.sweeps.grid import expand
 
         fixed = self.fixed()
         if not self.preset:
             return dict.fromkeys(expand(self.lists(), fixed), "")
-        called: dict[ReplayConfig, str] = {}
+        preset_names: dict[ReplayConfig, str] = {}
         for name, config in self.of_presets(fixed).items():
             preset = name.partition(" ")[0]  # settings that vary have their own columns
-            called[config] = f"{called[config]}, {preset}" if config in called else preset
-        return called
+            preset_names[config] = f"{preset_names[config]}, {preset}" if config in preset_names else preset
+        return preset_names
 
 
 def offered(settings: Iterable[Setting], blank: bool = False, preset: bool = True) -> Group:

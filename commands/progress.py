@@ -191,8 +191,8 @@ def sweep_status(at: SweepProgress) -> str:
     parts = [f"{at.done:,}/{at.total:,} replays"]
     if at.done:
         parts.append(f"{at.per_second:.3g}/s, {clock(at.seconds_left or 0)} left")
-    if at.errors or at.killers:
-        parts.append(f"{len(at.errors) + len(at.killers):,} failed")
+    if at.errors or at.given_up:
+        parts.append(f"{len(at.errors) + len(at.given_up):,} failed")
     if "hit_rate" in at.best:
         value, identity = at.best["hit_rate"]
         parts.append(f"best hit rate {100 * value:.1f}% ({identity[:8]})")

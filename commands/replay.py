@@ -61,8 +61,8 @@ def replay(
         check_output(path)
     options.check_events(events)
     opened = open_trace(trace)
-    called = settings.called()
-    configs = list(called)
+    names = settings.preset_names()
+    configs = list(names)
     check_profile_is_read(configs)
     _one_only(configs, as_json, events)
     _check_printed(printed, as_json)
@@ -77,7 +77,7 @@ def replay(
     if as_json:
         show_json(_document(opened, configs[0], outcomes[0], engine))
         return
-    _report(opened, configs, outcomes, list(called.values()), printed, engine)
+    _report(opened, configs, outcomes, list(names.values()), printed, engine)
     if out:
         say(f"wrote {out}/part-*/")
         say(f"figures: moereplay plot {out}")
@@ -157,8 +157,8 @@ def _report(
 
     results = [result for result, _ in outcomes]
     rows = [result.to_json() | {"bounds": bound} for result, bound in outcomes]
-    called = {result.about["identity"]: name for result, name in zip(results, presets, strict=True) if name}
-    shown = best_of_each(ranking(rows, printed.by, called), printed.top)
+    names = {result.about["identity"]: name for result, name in zip(results, presets, strict=True) if name}
+    shown = best_of_each(ranking(rows, printed.by, names), printed.top)
     if printed.csv or printed.markdown:
         _print_plain(shown, printed.csv)
         return
@@ -168,7 +168,7 @@ def _report(
         *drawn(table),
         *remarks(trace, configs, engine),
         *idle(rows),
-        *judged(rows, called, foresight()),
+        *judged(rows, names, foresight()),
     )
     if len(shown) < len(rows):
         say(f"{len(shown):,} of {len(rows):,} rows; --top 0 for all")
@@ -223,7 +223,7 @@ def _only(settings: Given) -> ReplayConfig:
     """Return the only configuration. Raises ConfigError for several."""
     from moereplay.simulator.errors import ConfigError
 
-    configs = list(settings.called())
+    configs = list(settings.preset_names())
     if len(configs) > 1:
         raise ConfigError(f"timeline requires one configuration; these options expand to {len(configs)}")
     return configs[0]

@@ -246,39 +246,39 @@ def _inches(text: str) -> float:
     return inches
 
 
-def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str], live: Path | None) -> Drawn:
-    """Draw a validation, curves, or replays with their curves; `called` is the folder as the user typed it."""
+def _drawn(folder: Path, source: str, names: list[str] | None, where: list[str], live: Path | None) -> Drawn:
+    """Draw a validation, curves, or replays with their curves; `source` is the folder as the user typed it."""
     from moereplay.analysis.figures.catalogue import FIGURES, Drawn, draw_all, draw_curves, unmatched
     from moereplay.results import curves, measured, quality, validation
 
     for kind in (quality, measured, validation):
         if (folder / kind.FILE).exists():
-            _check_replays(where, live, called)
+            _check_replays(where, live, source)
             return draw_all(kind.load(folder), names)
     lines = curves.load(folder)
     alone = not lines.is_empty() and not any(folder.glob("part-*"))
     if alone:
-        _check_replays(where, live, called)
+        _check_replays(where, live, source)
     if alone and names in (None, [CURVES_ALONE]):
-        others = {name: f"no replay in {called}; create one with: {_replay(called)}" for name in FIGURES}
+        others = {name: f"no replay in {source}; create one with: {_replay(source)}" for name in FIGURES}
         others.pop(CURVES_ALONE)
         return Drawn([(CURVES_ALONE, draw_curves(lines))], {} if names else others)
     rows = _replays(folder, where, live)
     drawn = draw_all(rows, names, lines)
-    if lines.is_empty() and names is None and folder == Path(called).absolute():  # a store of objects holds no curves
-        drawn.left_out["curves"] = f"no curve in {called}; create one with: {_curve(called, rows)}"
+    if lines.is_empty() and names is None and folder == Path(source).absolute():  # a store of objects holds no curves
+        drawn.left_out["curves"] = f"no curve in {source}; create one with: {_curve(source, rows)}"
     elif (unlike := unmatched(rows, lines)) and (names is None or CURVES_ALONE in names):
-        drawn.left_out["curves"] = f"{unlike}; create matching ones with: {_curve(called, rows)}"
+        drawn.left_out["curves"] = f"{unlike}; create matching ones with: {_curve(source, rows)}"
     return drawn
 
 
-def _check_replays(where: list[str], live: Path | None, called: str) -> None:
+def _check_replays(where: list[str], live: Path | None, source: str) -> None:
     """Raises ConfigError for an option of replays, for a folder without any."""
     from moereplay.simulator.errors import ConfigError
 
     for option, given in {"--where": where, "--quality": live}.items():
         if given:
-            raise ConfigError(f"{option} requires replays, and {called} has none")
+            raise ConfigError(f"{option} requires replays, and {source} has none")
 
 
 def _replay(folder: str) -> str:

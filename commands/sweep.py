@@ -142,7 +142,7 @@ def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -
         finally:
             meter.close()
     _say_ending(progress)
-    return bool(progress.killers)
+    return bool(progress.given_up)
 
 
 def _starter(machines: Machines, engine: str) -> Start:
@@ -206,7 +206,7 @@ def _say_ending(progress: Progress) -> None:
     errors = list(progress.errors.items())
     for (_, identity), reason in errors[:MOST_NAMED]:
         say(f"error row: {identity}: {reason}")
-    for reason in progress.killers.values():
+    for reason in progress.given_up.values():
         say(f"given up: {reason}")
     if len(errors) > MOST_NAMED:
         say(f"and {len(errors) - MOST_NAMED:,} more error rows; list them with `sweep show --errors`")

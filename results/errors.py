@@ -12,5 +12,5 @@ class ResultError(Exception):
 
 
 def unknown(kind: str, name: str, known: Collection[str]) -> ResultError:
-    """Return the refusal of a name, suggesting the nearest one."""
-    return ResultError(f"no {kind} called {name!r}: {hint(name, known)}")
+    """Return the error for an unknown name, suggesting the nearest one."""
+    return ResultError(f"unknown {kind} {name!r}: {hint(name, known)}")

@@ -67,7 +67,7 @@ def run_shard(shards: Shards, index: int) -> str:
         lambda out, about: LocalExecutor(shards.workers, nogil, out, about),
         command=shards.command,
     )
-    given_up = "".join(f"; given up: {reason}" for reason in ended.killers.values())
+    given_up = "".join(f"; given up: {reason}" for reason in ended.given_up.values())
     return f"shard {index}/{shards.nodes}: {ended.done:,} replays, {len(ended.errors):,} error rows{given_up}"
 
 

@@ -31,7 +31,7 @@ class Progress:
     started: float = field(default_factory=time.monotonic)
     done: int = 0
     errors: dict[tuple[str, str], str] = field(default_factory=dict)  #: jobs that became error rows
-    killers: dict[tuple[str, str], str] = field(default_factory=dict)  #: jobs that were given up, with the reason
+    given_up: dict[tuple[str, str], str] = field(default_factory=dict)  #: jobs that were given up, with the reason
     stopped: bool = False
     best: dict[str, tuple[float, str]] = field(default_factory=dict)
     figures: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  #: of every job that has a result
@@ -154,7 +154,7 @@ class Dispatcher:
                 self._suspects.append(job)
             else:
                 self.progress.done += 1
-                self.progress.killers[job.key] = f"{job.name}: its worker ended twice ({lost.reason})"
+                self.progress.given_up[job.key] = f"{job.name}: its worker ended twice ({lost.reason})"
 
 
 # -- Events and the interface of executors

@@ -19,10 +19,12 @@ from moereplay.tracegen.plan import Decoding
 
 
 def continued(model: Any, prompt: Sequence[int], decoding: Decoding, seed: int) -> list[int]:
-    """Return the new tokens after the prompt, the ending token included; at least one. Depends on nothing but its arguments.
+    """Return the new tokens after the prompt, at least one, the ending token included.
+
+    The result depends on the arguments only.
 
     `model` is a PreTrainedModel that can generate().
-    A checkpoint's own defaults (temperature, penalties, suppressed tokens) is not used, only its ending tokens are.
+    A checkpoint's own defaults (temperature, penalties, suppressed tokens) are not used, only its ending tokens are.
     """
     ids = torch.as_tensor(prompt, dtype=torch.long, device=input_device(model)).reshape(1, -1)
     with torch.inference_mode(), _own_defaults(model), _drawing_from(seed, ids.device):

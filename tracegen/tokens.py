@@ -41,7 +41,7 @@ def check_chat(tokenizer: Any, chat: bool) -> None:
 
 
 def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = False, truncate: bool = False) -> Work:
-    """Return token ids of every prompt, with the tokenizer's own special tokens or as one user message of its chat template.
+    """Return the token ids of every prompt, with special tokens or as one user message of the chat template.
 
     A prompt that leaves no room for `new` tokens is cut if `truncate`: its special first token and its end are kept.
     Raises RecordError naming the prompt if it is empty or too long, or if there is no chat template.

@@ -26,7 +26,7 @@ NARROW_PANELS = 3  #: capacities on a narrow page, stacked
 #: Shared fields in the order in which the subtitle names them.
 SHARED = ("model", "trace", "platform", "contract", "scope", "capacity", "prefetch", "miss", "routing", "passes")
 #: Defaults that the subtitle leaves out.
-UNSAID = {
+OMITTED_AT = {
     each.name: "" if each.default == () else each.default for each in SETTINGS if each.name not in (*SHARED, "eviction")
 }
 
@@ -118,8 +118,8 @@ def _in_order(rows: pl.DataFrame, name: str, *keys: str) -> list[str]:
 
 def shared(rows: pl.DataFrame) -> str:
     """Return the settings that every tidy row has in common, as one line."""
-    alone = [name for name in (*SHARED, *UNSAID) if name in rows.columns and rows[name].n_unique() == 1]
-    told = [name for name in alone if name not in UNSAID or rows[name][0] != UNSAID[name]]
+    alone = [name for name in (*SHARED, *OMITTED_AT) if name in rows.columns and rows[name].n_unique() == 1]
+    told = [name for name in alone if name not in OMITTED_AT or rows[name][0] != OMITTED_AT[name]]
     words = [str(rows[name][0]) if name == "model" else f"{_word(name)} {rows[name][0]}" for name in told]
     return f"{NO_BREAK}· ".join(word.replace(" ", NO_BREAK) for word in words)
 

@@ -105,7 +105,7 @@ def _layout(drawn: dict[str, str], rows: pl.DataFrame) -> Layout:
     """Put several values side by side and their panels below one another; put panels of a single value side by side."""
     traces, panels = _names(rows, "trace"), _names(rows, "panel")
     models = dict(zip(rows["trace"], rows["model"], strict=True))
-    called = {each: f"{models[each]}, trace {each[:DIGITS]}" for each in traces}
+    titles = {each: f"{models[each]}, trace {each[:DIGITS]}" for each in traces}
     if len(drawn) == 1:
         (value,) = drawn
         places = [
@@ -113,14 +113,14 @@ def _layout(drawn: dict[str, str], rows: pl.DataFrame) -> Layout:
             for down, trace in enumerate(traces)
             for across, panel in enumerate(panels)
         ]
-        return _checked(Layout(panels, [called[each] for each in traces], places))
+        return _checked(Layout(panels, [titles[each] for each in traces], places))
     pairs = [(trace, panel) for trace in traces for panel in panels]
     places = [
         (across, down, value, (pl.col("trace") == trace) & (pl.col("panel") == panel))
         for down, (trace, panel) in enumerate(pairs)
         for across, value in enumerate(drawn)
     ]
-    headings = [", ".join(filter(None, (called[trace], panel))) for trace, panel in pairs]
+    headings = [", ".join(filter(None, (titles[trace], panel))) for trace, panel in pairs]
     return _checked(Layout(list(drawn.values()), headings, places))
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from moereplay.analysis.metrics import DEFAULTS
 from moereplay.analysis.report.cases import Case, Material
 from moereplay.analysis.sentences import Condition, certainty, paragraph, set_names
-from moereplay.analysis.verdict import Verdict, called, listed
+from moereplay.analysis.verdict import Verdict, listed, name_of_set
 from moereplay.results.read import fields, label_of, runs
 from moereplay.results.settings import POLICIES, SETTINGS
 from moereplay.traces.texts import counted
@@ -67,7 +67,7 @@ def _budget(case: Case, each: Condition) -> Budget:
         best=listed(found.tied, names),
         value=figure.shown(found.value),
         ends=f"{figure.end(own.low or 0)} to {figure.end(own.high or 0)}" if own and known else "",
-        second=called(found.second, names) if found.second and not tied else "",
+        second=name_of_set(found.second, names) if found.second and not tied else "",
         lead=figure.more(lead.more, lead.below) if lead and not tied else "",
         sure=certainty(found, lead) if lead and not tied else "",
         bound=figure.shown(bounds[0].found.value) if bounds else "",

@@ -14,7 +14,7 @@ from moereplay.analysis.comparisons import YES, estimate
 from moereplay.analysis.metrics import entries, measured, varying
 from moereplay.analysis.sentences import Condition, by_condition
 from moereplay.analysis.statistics import FEW
-from moereplay.analysis.verdict import FIGURES, Entry, Verdict, called, independent, verdict
+from moereplay.analysis.verdict import FIGURES, Entry, Verdict, independent, name_of_set, verdict
 from moereplay.results.checks import Check
 from moereplay.results.metrics import DOCUMENTED
 from moereplay.results.settings import POLICIES, expert_lists, repeat_command
@@ -98,7 +98,7 @@ class Case:
 
     def label(self, entry: Entry) -> str:
         """Name a configuration among those of the case."""
-        return called(entry, self.names)
+        return name_of_set(entry, self.names)
 
     def series(self, settings: Mapping[str, Any]) -> str:
         """Name a configuration without its capacity, as the line of a figure."""

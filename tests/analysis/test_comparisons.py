@@ -85,7 +85,7 @@ def test_only_requests_of_both_count() -> None:
 
 def test_a_figure_that_cannot_be_compared_is_refused() -> None:
     for refused in (lambda: compare(rows(), rows(), "gb_moved"), lambda: estimate(rows(), "hits")):
-        with pytest.raises(ResultError, match="no figure to compare called"):
+        with pytest.raises(ResultError, match="unknown figure to compare"):
             refused()
 
 

@@ -18,7 +18,7 @@ from matplotlib.transforms import Bbox
 
 from moereplay import policies
 from moereplay.analysis.figures.catalogue import FIGURES, draw, draw_all, save
-from moereplay.analysis.figures.facets import UNSAID
+from moereplay.analysis.figures.facets import OMITTED_AT
 from moereplay.analysis.figures.sheet import styled
 from moereplay.analysis.metrics import measured
 from moereplay.analysis.palette import KNOWN, Look, look_of, looks
@@ -148,7 +148,7 @@ def test_open_loop_results_are_labelled() -> None:
 
 
 def test_unusual_settings_are_told_and_the_usual_ones_are_the_defaults() -> None:
-    assert ReplayConfig().model_dump(include=set(UNSAID)) == UNSAID | {"warm": (), "profile": ()}
+    assert ReplayConfig().model_dump(include=set(OMITTED_AT)) == OMITTED_AT | {"warm": (), "profile": ()}
     figure = draw("misses", frame_of(small_trace(), eviction=["lru"], reset=["request"], capacity=["25%"]))
     assert any("reset request" in text for text in texts(figure))
 
@@ -222,10 +222,10 @@ def test_texts_stay_on_the_page_and_off_each_other(name: str, made: Callable[[],
 
 
 def test_an_unknown_figure_or_option_suggests_the_nearest(single: pl.DataFrame) -> None:
-    assert refusal("mises", single) == "no figure called 'mises': did you mean misses?"
-    assert refusal("misses", single, phase="decode").startswith("no option of misses called 'phase'")
+    assert refusal("mises", single) == "unknown figure 'mises': did you mean misses?"
+    assert refusal("misses", single, phase="decode").startswith("unknown option of misses 'phase'")
     answer = refusal("collisions_by_layer", single, phase="decoding")
-    assert answer == "no value of collisions_by_layer's phase called 'decoding': did you mean decode?"
+    assert answer == "unknown value of collisions_by_layer's phase 'decoding': did you mean decode?"
 
 
 def test_without_names_all_that_can_be_drawn_is_drawn(frame: pl.DataFrame, single: pl.DataFrame) -> None:

@@ -364,7 +364,7 @@ def test_figures_say_what_they_need(comparisons: list[Comparison]) -> None:
         draw("open_loop_error", one)
     with pytest.raises(ResultError, match="20 policy sets do not fit a page of 8 panels"):
         draw("validation", to_frame(comparisons * 5))
-    with pytest.raises(ResultError, match="no figure called 'misses'"):
+    with pytest.raises(ResultError, match="unknown figure 'misses'"):
         draw("misses", one)
 
 

@@ -104,7 +104,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         (f"{QUALITY} --tasks ,", "missing tasks"),
         (f"{QUALITY} --tasks perplexity:none.txt", "there is no file none.txt"),
         (f"{QUALITY} --tasks perplexity:", "there is no file named"),
-        (f"{QUALITY} --tasks perplexity:text.txt,perplexity:text.txt", "two tasks called perplexity:text.txt"),
+        (f"{QUALITY} --tasks perplexity:text.txt,perplexity:text.txt", "perplexity:text.txt twice"),
         (f"{QUALITY} --tasks none.yaml", "there is no file none.yaml"),
         (f"{QUALITY.replace('miniature', '/none/there')}", "does not exist"),
         (f"{QUALITY.replace('miniature', 'text.txt')}", "text.txt is a file"),

@@ -214,8 +214,8 @@ def test_a_trace_of_ids_alone_says_what_it_does_not_allow(bare: Path, tmp_path: 
     "arguments, said",
     [
         (("specmd",), "moereplay paper specmd miniature"),
-        (("specmdd", "miniature"), "no paper called 'specmdd': did you mean specmd?"),
-        (("specmd", "miniature", "--figure", "colision"), "no figure of specmd called 'colision': did you mean"),
+        (("specmdd", "miniature"), "unknown paper 'specmdd': did you mean specmd?"),
+        (("specmd", "miniature", "--figure", "colision"), "unknown figure of specmd 'colision': did you mean"),
         (("specmd", "none.zarr"), "none.zarr"),
         (("specmd", "miniature", "--live", "none.json"), "--live none.json: No such file"),
         (("specmd", "miniature", "--out", "-"), "standard output"),

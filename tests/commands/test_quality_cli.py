@@ -95,7 +95,7 @@ REFUSED = (
     (("--tasks", "perplexity:"), "there is no file named"),
     (("--tasks", "none.yaml"), "there is no file none.yaml; expected for example task.yaml"),
     (("--tasks", f"perplexity:{TEXT.parent}"), f"{TEXT.parent} is a folder; expected a file"),
-    (("--tasks", f"perplexity:{TEXT},perplexity:{TEXT}"), "--tasks has two tasks called perplexity:heldout.txt"),
+    (("--tasks", f"perplexity:{TEXT},perplexity:{TEXT}"), "--tasks lists perplexity:heldout.txt twice"),
     (("--sets", "none.toml"), "none.toml: No such file"),
     (("--device", "gpu"), "invalid --device"),
     (("--out", TEXT), "is not a folder"),

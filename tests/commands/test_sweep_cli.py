@@ -180,7 +180,7 @@ def test_compare_shows_a_table_that_fits(several, capsys):
         ("lifo", {}, "'lifo'"),
         ("shape=round", {}, "'shape'"),
         ("least_stale:order=a", {}, "'least_stale:order=a'"),
-        ("lru", {"where": ["capacity=60%"], "by": "gb_moved"}, "no figure to compare called 'gb_moved'"),
+        ("lru", {"where": ["capacity=60%"], "by": "gb_moved"}, "unknown figure to compare 'gb_moved'"),
     ],
 )
 def test_compare_refuses_what_is_not_one_configuration(several, one, options, said):

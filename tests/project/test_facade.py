@@ -152,7 +152,7 @@ def test_stored_results_are_read_whoever_wrote_them() -> None:
         runs, layers = moereplay.read_results(folder), moereplay.read_results(str(folder), "layers")
         assert runs["accesses"].sum() == layers["accesses"].sum() > 0
         assert {"capacity", "eviction", "time_ns", "hits"} <= set(runs.columns)
-    with pytest.raises(moereplay.ResultError, match="no table called 'layer': did you mean layers"):
+    with pytest.raises(moereplay.ResultError, match="unknown table 'layer': did you mean layers"):
         moereplay.read_results(before / "sweep", "layer")
     with pytest.raises(moereplay.ResultError, match="no results in"):
         moereplay.read_results(ROOT / "docs")

@@ -182,7 +182,7 @@ def test_only_keeps_the_wanted_configurations(frame: pl.DataFrame) -> None:
 
 
 def test_only_says_which_fields_and_values_there_are(frame: pl.DataFrame) -> None:
-    with pytest.raises(ResultError, match=r"^no configuration field called 'evict': did you mean eviction[?]$"):
+    with pytest.raises(ResultError, match=r"^unknown configuration field 'evict': did you mean eviction[?]$"):
         only(frame, evict="lru")
     with pytest.raises(ResultError, match=r"^no result has eviction = mru; found belady, lru$"):
         only(frame, eviction="mru")
@@ -331,7 +331,7 @@ def test_without_prefetch_no_policy_beats_the_bounds(frame: pl.DataFrame) -> Non
 
 def test_the_ranking_can_be_by_time_and_refuses_other_columns(frame: pl.DataFrame) -> None:
     assert ranking(only(frame, capacity="25%"), by="tpot_ms")["tpot_ms"].is_sorted()
-    with pytest.raises(ResultError, match=r"^no ranking column called 'tpot': did you mean tpot_ms[?]$"):
+    with pytest.raises(ResultError, match=r"^unknown ranking column 'tpot': did you mean tpot_ms[?]$"):
         ranking(frame, by="tpot")
 
 

@@ -110,7 +110,7 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(tmp_path):
         stop.set()
         killer.join()
     assert len(killed) == 1
-    assert (ended.done, ended.killers, ended.errors) == (21, {}, {})
+    assert (ended.done, ended.given_up, ended.errors) == (21, {}, {})
     assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", tmp_path / "here")
 
 

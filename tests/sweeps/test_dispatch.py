@@ -83,7 +83,7 @@ def test_batches_shrink_towards_the_end_so_that_no_slot_waits_for_another():
 def test_a_job_that_kills_its_worker_twice_is_named_and_the_others_are_done(tells):
     executor = Pretended(lambda batch, position: batch.jobs[position].identity == job(7).identity, tells=tells)
     progress = run([job(number) for number in range(100)], executor)
-    (reason,) = progress.killers.values()
+    (reason,) = progress.given_up.values()
     assert job(7).identity in reason
     assert "seed=7" in reason
     assert "signal 9" in reason
@@ -106,7 +106,7 @@ def test_a_worker_killed_from_outside_costs_nothing_but_time():
     executor = Pretended(once)
     progress = run([job(number) for number in range(100)], executor)
     assert struck
-    assert (progress.done, progress.killers) == (100, {})
+    assert (progress.done, progress.given_up) == (100, {})
 
 
 def test_a_stop_finishes_what_is_in_flight_and_leaves_the_rest():

@@ -21,7 +21,7 @@ from moereplay.simulator.replay import replay
 from moereplay.tracegen.quality.answers import Answers, Example, Measure
 from moereplay.tracegen.quality.evaluation import Evaluation
 from moereplay.tracegen.quality.session import Session
-from moereplay.tracegen.quality.texts import Given
+from moereplay.tracegen.quality.texts import TeacherForced
 from moereplay.traces.lock import Lock
 from moereplay.traces.metadata import PARTIAL
 from moereplay.traces.schema import TraceError
@@ -52,7 +52,7 @@ class Likelihood:
     def answers(self, session: Session) -> Answers:
         plan = session.subject.plan
         self.asked.append(plan.config.routing + "/" + plan.config.miss if plan else UNMODIFIED)
-        texts = [Given(tokens(9, seed), 4, 4) for seed in self.seeds]
+        texts = [TeacherForced(tokens(9, seed), 4, 4) for seed in self.seeds]
         session.read(texts[:1])
         if len(self.asked) == self.dies_at:
             raise KeyboardInterrupt

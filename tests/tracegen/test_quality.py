@@ -18,7 +18,7 @@ from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.requests import CAPABILITIES
 from moereplay.tracegen.live.run import LiveRequest, run
 from moereplay.tracegen.quality.session import Session, Subject, Tally, alone_because
-from moereplay.tracegen.quality.texts import Continued, Given
+from moereplay.tracegen.quality.texts import Continued, TeacherForced
 from moereplay.traces.schema import Request, memory_trace
 from tests.kit.every import every
 from tests.kit.live_runs import loaded, modules, tokens
@@ -39,33 +39,33 @@ def plan(family: str, **settings: Any) -> Plan:
     return plan_for(origin, configure(**{"capacity": "40%", "reset": "request", **settings}))
 
 
-def given() -> list[Given]:
+def given() -> list[TeacherForced]:
     """Prompts and continuations of several lengths; the last has one token before all others."""
     return [
-        Given(tokens(14, 1), 6, 6),
-        Given(tokens(9, 2), 8, 8),
-        Given(tokens(20, 3), 2, 2),
-        Given(tokens(5, 4), 1, 1),
+        TeacherForced(tokens(14, 1), 6, 6),
+        TeacherForced(tokens(9, 2), 8, 8),
+        TeacherForced(tokens(20, 3), 2, 2),
+        TeacherForced(tokens(5, 4), 1, 1),
     ]
 
 
 def read(
     family: str, ready: Plan | None, batch: int = 1, compare: bool = False
-) -> tuple[list[Given], Tally, list[Request]]:
+) -> tuple[list[TeacherForced], Tally, list[Request]]:
     texts, kept = given(), list[Request]()
     session = Session(Subject(loaded(family), modules(family), ready, 2), batch, keep=kept.append, compare=compare)
     session.read(texts)
     return texts, session.close(), kept
 
 
-def logits_of(family: str, text: Given) -> Tensor:
+def logits_of(family: str, text: TeacherForced) -> Tensor:
     """After each token but the last, from the model's own passes: the prompt, then token by token."""
     stepper = Stepper(loaded(family).model)
     ids = text.ids
     return torch.cat([stepper.step(ids[: text.prompt]), *(stepper.step([each]) for each in ids[text.prompt : -1])])
 
 
-def chances(logits: Tensor, text: Given) -> tuple[float, bool]:
+def chances(logits: Tensor, text: TeacherForced) -> tuple[float, bool]:
     """Log-likelihood of the scored tokens, and whether each is the likeliest."""
     rows, wanted = logits[text.scored - 1 :].log_softmax(-1), torch.tensor(text.ids[text.scored :])
     return float(rows.gather(-1, wanted[:, None]).sum()), bool((rows.argmax(-1) == wanted).all())

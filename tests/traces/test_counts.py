@@ -173,7 +173,7 @@ def test_counts_of_several_models_are_read_of_the_one_that_is_named(tmp_path: Pa
 def test_an_archive_of_several_models_says_what_to_type(tmp_path: Path) -> None:
     for words, said in [
         ((), "2 models: mine (1 arrays), other (1 arrays); add --columns counts=mine"),
-        (("--columns", "counts=x"), "no counts called x; its arrays are mine/a/counts, other/a/counts: name one"),
+        (("--columns", "counts=x"), "no counts x; its arrays are mine/a/counts, other/a/counts: name one"),
         (("--columns", "counts=mine/a/cross"), "expected (layers, experts)"),
         (("--columns", "counts=mine,experts=b"), "--columns experts= cannot be combined with counts"),
         (

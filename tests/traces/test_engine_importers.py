@@ -168,7 +168,7 @@ def test_counts_are_no_trace(tmp_path: Path) -> None:
     assert "it holds logical_count" in refusal(tmp_path / "a.pt")
     each = {"forward_pass_id": 0, "rank": 0, "global_physical_count": torch.ones(2, 8)}
     torch.save({"records": [each], "last_physical_to_logical_map": torch.arange(8)[None]}, tmp_path / "b.pt")
-    assert "a dump of mode per_pass counts experts and knows no tokens" in refusal(tmp_path / "b.pt")
+    assert "a dump of mode per_pass counts experts without tokens" in refusal(tmp_path / "b.pt")
 
 
 def test_the_schedule_of_the_sample_has_chunks_and_idle_passes() -> None:

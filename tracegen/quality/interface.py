@@ -16,7 +16,7 @@ from moereplay.tracegen.decoding import Sampler, endings, input_device, seed_of
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.plan import Decoding
 from moereplay.tracegen.quality.session import Session
-from moereplay.tracegen.quality.texts import Continued, Given
+from moereplay.tracegen.quality.texts import Continued, TeacherForced
 
 #: Generation settings that `Sampler` has; others would silently mean something else.
 KNOWN = {"do_sample", "temperature", "top_p", "top_k", "until", "max_gen_toks"}
@@ -44,11 +44,11 @@ class UnderPolicies(_Theirs):
         self._session.read(texts)
         return [(text.logprob, text.greedy) for text in texts]
 
-    def _given(self, context: list[int], continuation: list[int]) -> Given:
+    def _given(self, context: list[int], continuation: list[int]) -> TeacherForced:
         """Truncate from the left, as the harness does."""
         ids = (context + continuation)[-(self.max_length + 1) :]
         prompt = len(ids) - len(continuation)
-        return Given(ids, max(prompt, 1), max(prompt, 1))
+        return TeacherForced(ids, max(prompt, 1), max(prompt, 1))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the continuation of each prompt, up to the first of its stops."""

@@ -11,7 +11,7 @@ from moereplay.tracegen.prompts import Prompts, read_texts
 from moereplay.tracegen.quality.answers import Answers, Example, Measure, sha256_of
 from moereplay.tracegen.quality.named import PERPLEXITY
 from moereplay.tracegen.quality.session import Session
-from moereplay.tracegen.quality.texts import Given
+from moereplay.tracegen.quality.texts import TeacherForced
 from moereplay.tracegen.record import room_of
 from moereplay.tracegen.tokens import windows
 
@@ -46,19 +46,19 @@ class Perplexity:
         """Read every window. Raises RecordError for a text shorter than one."""
         loaded = session.subject.loaded
         work = windows(self.texts, loaded.tokenizer, room_of(loaded), self.window, self.limit)
-        texts = [Given(ids.tolist(), prompt=1, scored=1) for ids in work.sequences]
+        texts = [TeacherForced(ids.tolist(), prompt=1, scored=1) for ids in work.sequences]
         session.read(texts)
         examples = [each for number, text in enumerate(texts) for each in _examples(number, text)]
         return Answers(_measures(texts), examples)
 
 
-def _examples(number: int, text: Given) -> list[Example]:
+def _examples(number: int, text: TeacherForced) -> list[Example]:
     tokens, of = len(text.ids) - 1, (str(number), sha256_of(str(list(text.ids))))
     values = {"nll": -text.logprob / tokens, "kl": text.compared.kl / tokens, "top1": _agreed(text) / tokens}
     return [Example(*of, name, value, tokens) for name, value in values.items()]
 
 
-def _measures(texts: list[Given]) -> list[Measure]:
+def _measures(texts: list[TeacherForced]) -> list[Measure]:
     tokens = sum(len(text.ids) - 1 for text in texts)
     nll = -sum(text.logprob for text in texts) / tokens
     kl, agreed = sum(text.compared.kl for text in texts), sum(map(_agreed, texts))
@@ -70,6 +70,6 @@ def _measures(texts: list[Given]) -> list[Measure]:
     ]
 
 
-def _agreed(text: Given) -> int:
+def _agreed(text: TeacherForced) -> int:
     """Count the agreeing tokens; all of them for the unmodified model."""
     return text.compared.agreed if text.compared.tokens else len(text.ids) - 1

@@ -37,7 +37,7 @@ class Text(Protocol):
 
 
 @dataclass
-class Given:
+class TeacherForced:
     """Tokens whose probabilities are asked for, from the one at `scored` on."""
 
     ids: Sequence[int]

@@ -66,7 +66,7 @@ def _chosen(path: Path, found: frozenset[str], named: str | None) -> list[str]:
         return [named]
     ours = [name for name in _ours(found) if named is None or name.startswith(f"{named}/")]
     if not ours:
-        wrong = f"no counts called {shown(named)}" if named else f"no array called {COUNTS}"
+        wrong = f"no counts {shown(named)}" if named else f"no array {COUNTS}"
         listed = _listed(_ours(found) or sorted(found)) or "none"
         raise TraceError(f"{path}: {wrong}; its arrays are {listed}: name one with --columns counts=NAME")
     models = Counter(map(_model, ours))
