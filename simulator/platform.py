@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
+from moereplay.simulator.capacity import MOST_BYTES
 from moereplay.simulator.rates import bounded, by_tokens, ceilings, curve, half_even, longer
 from moereplay.simulator.wires import (
     MIB,
@@ -33,7 +34,6 @@ from moereplay.traces.schema import canonical
 from moereplay.traces.units import GB
 from moereplay.traces.weight_formats import check_format
 
-MOST_BYTES = 1 << 62
 _CEILINGS = "flops and memory_bytes_per_s"
 
 
@@ -317,5 +317,5 @@ def _from_one_token(points: Points) -> Points:
     if points and points[0] != (1, 1.0):
         raise ValueError("expected [1, 1.0] as the first point: one token takes 1.0 times the time of one token")
     if any(after < before for (_, before), (_, after) in pairwise(points)):
-        raise ValueError("more tokens take no less time; expected times that do not fall")
+        raise ValueError("expected times that do not fall as tokens rise")
     return in_order(points, "tokens")

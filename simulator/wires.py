@@ -99,6 +99,13 @@ class LowerTier(Wire):
     name: str
     capacity: str
 
+    @field_validator("capacity", mode="before")
+    @classmethod
+    def _is_text(cls, capacity: object) -> object:
+        if not isinstance(capacity, str):
+            raise ValueError('expected a size in quotes, as in capacity = "32GB"')
+        return capacity
+
     @field_validator("capacity")
     @classmethod
     def _readable(cls, capacity: str) -> str:

@@ -30,7 +30,9 @@ class Call(NamedTuple):
         return self.given[0]
 
 
-def probe(model: transformers.PreTrainedModel, tokens: int, beneath: Iterable[nn.Module]) -> dict[nn.Module, list[Call]]:
+def probe(
+    model: transformers.PreTrainedModel, tokens: int, beneath: Iterable[nn.Module]
+) -> dict[nn.Module, list[Call]]:
     """Return the calls of every module beneath the given ones, modules in the order in which they first return.
 
     The pass is one row of `tokens` random token ids, the same at every call, without a cache.

@@ -26,7 +26,9 @@ class Sizes(NamedTuple):
     dense_bits: float  #: per parameter of these two
 
 
-def measure(model: transformers.PreTrainedModel, experts: list[nn.Module], layers: list[nn.Module], count: int) -> Sizes:
+def measure(
+    model: transformers.PreTrainedModel, experts: list[nn.Module], layers: list[nn.Module], count: int
+) -> Sizes:
     """Return sizes from the experts module and the decoder layer of each gate, `count` experts in each.
 
     Raises RecordError if a layer does not hold `count` experts of one size, or holds them in an unknown packed format.
