@@ -23,12 +23,12 @@ SOURCES = {
     "olmoe-counts": "github.com/allenai/OLMoE, Apache-2.0",
 }
 
-#: What rests on recordings, in the words of docs/evidence.md.
+#: Claims that need recordings, in the words of docs/evidence.md.
 CLAIMS = {
     "libcachesim": "LRU, FIFO, LFU, ARC and Belady equal libCacheSim access by access on routing of gpt-oss-20b and "
     "Qwen3-30B-A3B",
-    "scripts": "The hits of LRU and Belady on both are those that two independent scripts count",
-    "phone": "The hit/miss column that a phone recorded while running Gemma-4-26B-A4B is reproduced",
+    "scripts": "Two independent scripts count the same hits of LRU and Belady on both models",
+    "phone": "A replay reproduces the hit/miss column that a phone recorded while running Gemma-4-26B-A4B",
     "curves": "`moereplay curve` counts the misses of LRU and Belady at every capacity",
     "import": "`moereplay import` reads the recordings of other tools as published",
     "inspect": "`moereplay inspect` finds no fault in real routing",

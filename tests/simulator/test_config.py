@@ -55,7 +55,7 @@ def refusal(settings: Mapping[str, object], lacking: str = "") -> str:
         ({"prefetch": "top_k:factor"}, "invalid parameter 'factor'"),
         ({"prefetch": "top_k:factor=99"}, "prefetch top_k: invalid factor=99: expected a number from 0 to 64"),
         ({"prefetch": "top_k:depth=1.5"}, "invalid depth=1.5: expected an integer from 1 to 8"),
-        ({"eviction": "lfu:count=ever"}, "count=ever is not resident | history"),
+        ({"eviction": "lfu:count=ever"}, "invalid count=ever: expected resident | history"),
         ({"miss": "cascade:bits=2/4"}, "falling order"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_wrong_policy_is_refused_with_the_fix(settings: dict[str, str], said: 
         ),
         ({"passes": "batch:0"}, "with N of at least 1"),
         ({"passes": "chunk:0"}, "with N of at least 1"),
-        ({"reset": "0"}, "reset: unknown reset '0'"),
+        ({"reset": "0"}, "reset: expected never, request or a number of tokens (got '0')"),
         ({"seed": -1}, "seed: expected at least 0 (got -1)"),
         ({"evictions": "lru"}, "evictions: unknown key"),
         ({"warm": ((0, 8),)}, "warm lists expert 8 of layer 0; the model has 3 layers of 8"),

@@ -127,7 +127,7 @@ def test_measured_times_follow_their_curves() -> None:
 
 def test_computing_on_a_cpu_that_is_not_described_is_refused() -> None:
     where = Platform(name="bare", links=(Link(bytes_per_s=1),), compute=Measured())
-    with pytest.raises(ConfigError, match=r"platform bare has no \[cpu\] table"):
+    with pytest.raises(ConfigError, match=r"missing \[cpu\] table in platform bare"):
         Times(where, TINY, tiers(TINY)).cpu_ns(0, 0, 1)
 
 

@@ -22,7 +22,7 @@ FILES = [
     re.sub(r"^    ", "", block, flags=re.M) for block in re.findall(r"(?:^    .*\n|^\n)+", PAGE, re.M) if "=" in block
 ]
 WHOLE, DIFFERENT, PRICES, ROWS, TIERS = FILES
-WRONG = re.findall(r"^\| `(\w.* =.*)` \| (.*) \|$", PAGE.split("Answers to a wrong file")[1], re.M)
+WRONG = re.findall(r"^\| `(\w.* =.*)` \| (.*) \|$", PAGE.split("Errors in a file")[1], re.M)
 FORMS = re.findall(r"`[^`\n]*--platform (\S+)`", PAGE)
 
 
