@@ -24,6 +24,7 @@ from moereplay.traces.summary import experts_per_token
 from moereplay.traces.synthetic import synthetic
 from moereplay.traces.texts import whole
 
+RESETS = "expected never, request or a number of tokens"
 FUTURE = "future"  #: the capability of demand that is known in advance
 
 
@@ -99,7 +100,10 @@ class ReplayConfig(Frozen):
     @field_validator("reset")
     @classmethod
     def _reset(cls, text: str) -> str:
-        parse_reset(text)
+        try:
+            parse_reset(text)
+        except ValueError:
+            raise ValueError(RESETS) from None
         return text
 
     @field_validator("dense")
@@ -233,7 +237,7 @@ def parse_reset(text: str) -> int:
         return {"never": 0, "request": -1}[text]
     if tokens := whole(text):
         return tokens
-    raise ValueError("expected never, request or a number of tokens")
+    raise ValueError(f"invalid reset {text!r}: {RESETS}")
 
 
 def configure(**settings: object) -> ReplayConfig:

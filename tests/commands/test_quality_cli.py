@@ -91,9 +91,9 @@ def test_plot_draws_the_folder_again(answered) -> None:
 
 REFUSED = (
     (("--tasks", ","), "missing tasks"),
-    (("--tasks", "perplexity:none.txt"), "there is no file none.txt"),
-    (("--tasks", "perplexity:"), "there is no file named"),
-    (("--tasks", "none.yaml"), "there is no file none.yaml; expected for example task.yaml"),
+    (("--tasks", "perplexity:none.txt"), "no file none.txt"),
+    (("--tasks", "perplexity:"), "no file given"),
+    (("--tasks", "none.yaml"), "no file none.yaml; expected for example task.yaml"),
     (("--tasks", f"perplexity:{TEXT.parent}"), f"{TEXT.parent} is a folder; expected a file"),
     (("--tasks", f"perplexity:{TEXT},perplexity:{TEXT}"), "--tasks lists perplexity:heldout.txt twice"),
     (("--sets", "none.toml"), "none.toml: No such file"),

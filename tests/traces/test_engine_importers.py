@@ -206,9 +206,19 @@ def test_responses_of_sglang_that_do_not_fit_are_refused(tmp_path: Path) -> None
         ({"prompt_tokens": True}, "prompt_tokens"),
         ({"routed_experts": "!"}, "routed_experts is not base64"),
         ({"routed_experts": None}, "send return_routed_experts: true"),
-        ({"routed_experts": ""}, "0 bytes, which are no npy file"),
+<<<<<<< HEAD
+        ({"routed_experts": ""}, "0 bytes, which are neither an npy file"),
     ]:
         assert expected in refusal(sglang(tmp_path / "a.json", ids(0, 6), 4, **changed))
+=======
+        ({"routed_experts": ""}, "0 bytes, which are neither an npy file"),
+    ],
+)
+def test_responses_of_sglang_that_do_not_fit_are_refused(
+    changed: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    assert expected in refusal(sglang(tmp_path / "a.json", ids(0, 6), 4, **changed))
+>>>>>>> b4ae9a84 (A wrong reset is named once)
 
 
 def vllm(path: Path, **fields: Any) -> Path:
@@ -222,8 +232,8 @@ def test_arrays_of_vllm_that_are_none_are_refused(tmp_path: Path) -> None:
         ([[["x" * 1000, 1], [2, 3]]], "expected lists of lists of lists of whole numbers"),
         ([[0, 1]], "expected lists of lists"),
         ([[[0, 40000], [1, 2]]], "expected a whole number from -1 to"),
-        ("AAAA", "3 bytes, which are no npy file"),
-        ({"encoding": "base64", "dtype": "int16", "shape": [1, 2, 2], "data": "AAAA"}, "3 bytes are no int16"),
+        ("AAAA", "3 bytes, which are neither an npy file"),
+        ({"encoding": "base64", "dtype": "int16", "shape": [1, 2, 2], "data": "AAAA"}, "3 bytes are not int16"),
         ({"encoding": "base64", "dtype": "object", "shape": [1], "data": "AAAA"}, "spelled in an unknown way"),
         ({"encoding": "base64", "dtype": "int16", "shape": [-1, 2, 2], "data": ""}, "spelled in an unknown way"),
     ]:
