@@ -71,7 +71,7 @@ def chances(logits: Tensor, text: TeacherForced) -> tuple[float, bool]:
     return float(rows.gather(-1, wanted[:, None]).sum()), bool((rows.argmax(-1) == wanted).all())
 
 
-def assert_scored_by_what_the_model_says(texts: list[Given], family: str) -> None:
+def assert_scored_by_what_the_model_says(texts: list[TeacherForced], family: str) -> None:
     for text in texts:
         logprob, greedy = chances(logits_of(family, text), text)
         assert text.logprob == pytest.approx(logprob, rel=1e-6)

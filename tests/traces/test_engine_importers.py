@@ -206,19 +206,9 @@ def test_responses_of_sglang_that_do_not_fit_are_refused(tmp_path: Path) -> None
         ({"prompt_tokens": True}, "prompt_tokens"),
         ({"routed_experts": "!"}, "routed_experts is not base64"),
         ({"routed_experts": None}, "send return_routed_experts: true"),
-<<<<<<< HEAD
         ({"routed_experts": ""}, "0 bytes, which are neither an npy file"),
     ]:
         assert expected in refusal(sglang(tmp_path / "a.json", ids(0, 6), 4, **changed))
-=======
-        ({"routed_experts": ""}, "0 bytes, which are neither an npy file"),
-    ],
-)
-def test_responses_of_sglang_that_do_not_fit_are_refused(
-    changed: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
-    assert expected in refusal(sglang(tmp_path / "a.json", ids(0, 6), 4, **changed))
->>>>>>> b4ae9a84 (A wrong reset is named once)
 
 
 def vllm(path: Path, **fields: Any) -> Path:
