@@ -71,7 +71,7 @@ def _room(found: Document) -> str:
 def _best(found: Document) -> list[str]:
     best = found["best"]
     named = ", ".join(f"{kind} {best['config'][kind]}" for kind in KINDS)
-    basis = "" if found["calibration"] else ", an estimate"
+    basis = ", calibrated" if found["calibration"] else ", estimated"
     sure = "synthetic routing, so without an interval" if found["synthetic"] else _sure(best)
     return [f"use: {named}: {_speed(best['tokens_per_s'])} ({sure}{basis}), hit rate {Share(best['hit_rate'])}"]
 

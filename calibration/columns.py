@@ -87,6 +87,10 @@ MODELS: dict[str, Column] = {
     "model": Column("as in cells.csv", needed=True),
     "quant": Column("as in cells.csv; distinguishes rows of one model"),
     "dense_read_per_token_mib": Column("MiB of dense weights that every token reads", MIB),
+    "reads_per_expert": Column(
+        "matrices of an expert, which are read one after the other: 2 if gate and up are one matrix, else 3",
+        Range(1, 64, whole=True),
+    ),
     "file_bytes": Column("bytes of the whole file, from which dense bytes follow", BYTES),
 }
 

@@ -128,8 +128,8 @@ def predictions(evidence: Evidence, machines: Machines) -> Iterator[Prediction]:
 def _predicted(evidence: Evidence, cell: Line, machines: Machines, role: str, fitted: Sequence[Run]) -> Prediction:
     machine = _machine(cell.text("device"), machines)
     run = run_of(evidence, cell)
-    if run.sizes.dense_bytes is None and role != FIT:
-        _check_like_the_fit(run, fitted)
+    if run.sizes.dense_bytes is None:
+        _check_like_the_fit(run, [each for each in fitted if each.device == run.device])
     published = prediction(machine, run, role)
     if not run.cached:
         return published
@@ -140,20 +140,22 @@ def _predicted(evidence: Evidence, cell: Line, machines: Machines, role: str, fi
 
 
 def _check_like_the_fit(run: Run, fitted: Sequence[Run]) -> None:
-    """Raise RefusalError unless the fit used the run's model with the same experts per token.
+    """Raise RefusalError unless the fit used the run's model with the same experts per token, and nothing else.
 
     The fitted compute rate then includes the unknown dense bytes of that model. It does not transfer to other experts,
-    because dense bytes are then another share of a token's bytes.
+    because dense bytes are then another share of a token's bytes; nor is it that model's if the fit used others.
     """
     model, sizes = run.cell.text("model"), run.sizes
     unknown = f"unknown dense bytes per token of {model}"
-    alike = [each.sizes for each in fitted if (each.cell.text("model"), each.device) == (model, run.device)]
+    alike = [each.sizes for each in fitted if each.cell.text("model") == model]
     if not alike:
         raise RefusalError(f"{unknown}: set dense_mib")
-    if sizes.k not in (known := sorted({each.k for each in alike})):
-        fitted_k = ", ".join(map(str, known))
+    if others := sorted({each.cell.text("model") for each in fitted} - {model}):
+        raise RefusalError(f"{unknown}: the calibration also used {', '.join(others)}; set dense_mib")
+    if any(each.k != sizes.k for each in alike):
+        fitted_k = ", ".join(map(str, sorted({each.k for each in alike})))
         raise RefusalError(f"{unknown}: the run has k = {sizes.k}, the calibration k = {fitted_k}; set dense_mib")
-    if not any(each.weight_format == sizes.weight_format and _near(each, sizes) for each in alike if each.k == sizes.k):
+    if not all(each.weight_format == sizes.weight_format and _near(each, sizes) for each in alike):
         stored = f"{sizes.weight_format or 'no format'}, {sizes.expert_bytes:,.0f} bytes an expert"
         raise RefusalError(f"{unknown}: the run has {stored}, the calibration others; set dense_mib")
 
@@ -215,7 +217,7 @@ def calibrate_folder(path: Path, globs: Sequence[str], base: Platform) -> Calibr
     found = fit_of(runs, globs, base, evidence)
     every = predictions(evidence, Machines({found.device: found.platform}, globs, {}))
     held = [each for each in every if each.role == HELD_OUT and each.device == found.device and not each.refused]
-    return Calibrated(found, held, {"left_out": refused})
+    return Calibrated(found.knowing(held), held, {"left_out": refused})
 
 
 def calibrate_logs(
@@ -231,6 +233,7 @@ def calibrate_logs(
     logs = f"{counted(len(files), 'log')} of {abouts[0].model} at {budgets}"
     found = fit(first, base, f"{logs}, the last {hold_out:.0%} of tokens held out")
     held = [prediction(found.platform, run, HELD_OUT) for run in last]
+    found = found.knowing(held)
     if routing is None:
         return Calibrated(found, held, {})
     again = _replayed_log(found.platform, runs[0], routing)

@@ -1,22 +1,22 @@
-"""Fit a platform to measured runs: compute by weight format, loading, page faults and the link; and its warnings."""
+"""Fit a platform to measured runs: compute, loading, page faults and the link; and its warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from moereplay.calibration.compute_fit import fit_compute
 from moereplay.calibration.link_fit import Figure, fit_line, fit_link, jackknifed, waits_of
-from moereplay.calibration.prediction import PUBLISHED, Prediction, loading_ms, measured, predicted, summary
+from moereplay.calibration.prediction import PUBLISHED, Prediction, band_of, measured, predicted, summary
 from moereplay.calibration.runs import MIB, Run
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Calibration, Platform, Roofline
+from moereplay.simulator.platform import Calibration, Platform
 from moereplay.simulator.platforms import sealed
 from moereplay.traces.geometry import recognised
 from moereplay.traces.texts import counted
-from moereplay.traces.units import GB, MS
-from moereplay.traces.weight_formats import MIXTURES
+from moereplay.traces.units import MS
 
 #: Ratio of mean to median time per token above which a run has outliers that the model does not describe.
 OUTLIERS = 1.15
@@ -30,6 +30,13 @@ class Fitted:
     figures: dict[str, Figure]
     runs: tuple[Run, ...]
     warnings: tuple[str, ...]
+
+    def knowing(self, held: Sequence[Prediction]) -> Fitted:
+        """Return the fit with the error of held-out runs in its platform's calibration."""
+        about = self.platform.calibration
+        assert about is not None  # `fit` wrote it
+        known = about.model_copy(update={"held_out": band_of(held)})
+        return replace(self, platform=sealed(self.platform.model_copy(update={"calibration": known})))
 
     @property
     def device(self) -> str:
@@ -48,10 +55,18 @@ def fit(runs: Sequence[Run], base: Platform, method: str) -> Fitted:
     warnings: list[str] = []
     machine, figures = _fitted(runs, base, warnings)
     warnings += _warnings(runs)
-    about = Calibration(device=runs[0].device, method=method, date=_date(runs), cells=len(runs), models=models_of(runs))
+    about = Calibration(
+        device=runs[0].device,
+        method=method,
+        date=_date(runs),
+        cells=len(runs),
+        models=models_of(runs),
+        serial_bytes_per_s=figures["serial_bytes_per_s"].value if "serial_bytes_per_s" in figures else None,
+    )
     lanes = max(run.lanes or machine.links[0].depth for run in runs)
     links = tuple(link.model_copy(update={"depth": lanes}) for link in machine.links)
     known = {"name": runs[0].device, "summary": _summary(runs), "source": "", "links": links, "calibration": about}
+    known |= {"tried": None}
     made = sealed(machine.model_copy(update=known))
     found = Fitted(made, figures, tuple(runs), tuple(warnings))
     error = summary(found.on_itself)["mape"]
@@ -149,7 +164,7 @@ def fit_loading(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str
         return base, {}
 
     def fitted(some: Sequence[Run]) -> dict[str, float]:
-        return {"ns_per_mib": _median(_ns_per_mib(run) for run in some)}
+        return {"ns_per_mib": float(np.median([_ns_per_mib(run) for run in some]))}
 
     figures = jackknifed(telling, fitted)
     loading = base.loading.model_copy(update={"ns_per_mib": round(figures["ns_per_mib"].value), "ns_per_expert": 0})
@@ -161,7 +176,7 @@ def fit_faults(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str,
     slopes = [slope for run in runs if (slope := _ns_per_fault(run)) is not None]
     if not slopes:
         return base, {}
-    figures = jackknifed(slopes, lambda some: {"fault_ns": _median(some)})
+    figures = jackknifed(slopes, lambda some: {"fault_ns": float(np.median(some))})
     return base.model_copy(update={"fault_ns": round(figures["fault_ns"].value)}), figures
 
 
@@ -176,81 +191,3 @@ def _ns_per_fault(run: Run) -> float | None:
 
 def _ns_per_mib(run: Run) -> float:
     return (run.mean("mgmt_ms") or 0) * MS / (float(run.missed_bytes.mean()) / MIB)
-
-
-def fit_compute(runs: Sequence[Run], base: Platform, warnings: list[str]) -> tuple[Platform, dict[str, Figure]]:
-    """Fit the memory rate by weight format, on runs that log loading separately if there are any."""
-    timed = [run for run in runs if run.median("compute_ms") and not run.foreign_time]
-    apart = [run for run in timed if _apart(run)]
-    _warn_of_others(timed, apart, base, warnings)
-    chosen = apart or timed
-    usual = [run for run in chosen if _format(run) is None] or chosen
-    if not usual:
-        return base, {}
-    figures = jackknifed(usual, lambda some: {"memory_bytes_per_s": _median(_rate(run, base) for run in some)})
-    fitted = _with_rates(base, figures["memory_bytes_per_s"].value, {})
-    formats = {name for run in chosen if run not in usual and (name := _format(run))}
-    for name in sorted(formats):
-        figures |= _format_figure(name, [run for run in chosen if _format(run) == name], fitted)
-    rates = {name: figures[f"formats.{name}"].value for name in formats}
-    return _with_rates(base, figures["memory_bytes_per_s"].value, rates), figures
-
-
-def _format_figure(name: str, runs: Sequence[Run], fitted: Platform) -> dict[str, Figure]:
-    return jackknifed(runs, lambda some: {f"formats.{name}": _median(_format_rate(run, fitted) for run in some)})
-
-
-def _median(values: Iterable[float]) -> float:
-    return float(np.median(list(values)))
-
-
-def _apart(run: Run) -> bool:
-    """Return True if the run logs loading separately from compute."""
-    return run.mean("mgmt_ms") is not None
-
-
-def _format(run: Run) -> str | None:
-    """Return the weight format of experts that differs from the rest of the model; mixtures apply to a whole file."""
-    named = run.sizes.weight_format
-    return named if named and named not in MIXTURES else None
-
-
-def _seconds(run: Run, base: Platform) -> float:
-    """Return the compute of the median token in seconds, without launches and without loading."""
-    inside = 0.0 if _apart(run) else float(np.median(loading_ms(base, run)))
-    launch = base.compute.launch_ns if isinstance(base.compute, Roofline) else 0
-    started = run.sizes.layers * (1 + run.sizes.k) * launch + run.sizes.layers * base.loading.gate_ns
-    compute = (run.median("compute_ms") or 0) - (inside if run.cached else 0) - started / MS
-    return max(compute, 1e-3) / 1000
-
-
-def _rate(run: Run, base: Platform) -> float:
-    """Return bytes per second over all bytes that a token reads."""
-    return ((run.sizes.dense_bytes or 0) + run.demand_bytes) / _seconds(run, base)
-
-
-def _format_rate(run: Run, fitted: Platform) -> float:
-    """Return bytes per second of experts alone, with dense bytes at the usual rate."""
-    assert isinstance(fitted.compute, Roofline)
-    dense = (run.sizes.dense_bytes or 0) / fitted.compute.memory_bytes_per_s
-    return run.demand_bytes / max(_seconds(run, fitted) - dense, 1e-6)
-
-
-def _with_rates(base: Platform, rate: float, formats: dict[str, float]) -> Platform:
-    flops = base.compute.flops if isinstance(base.compute, Roofline) else 1e15
-    launch = base.compute.launch_ns if isinstance(base.compute, Roofline) else 0
-    compute = Roofline(flops=flops, memory_bytes_per_s=rate, launch_ns=launch, formats=formats)
-    return base.model_copy(update={"compute": compute})
-
-
-def _warn_of_others(timed: Sequence[Run], apart: Sequence[Run], base: Platform, warnings: list[str]) -> None:
-    inside = [run for run in timed if run not in apart]
-    if not (apart and inside):
-        return
-    rates = sorted(_rate(run, base) / GB for run in inside)
-    usual = float(np.median([_rate(run, base) for run in apart])) / GB
-    warnings.append(
-        f"excluded from the rate of compute, as they log loading inside compute: {counted(len(inside), 'run')}; "
-        "the remainder implies "
-        f"{rates[0]:.1f} to {rates[-1]:.1f} GB/s, the others {usual:.1f}"
-    )

@@ -2,31 +2,37 @@
 
 A run with a per-token log gives up to four observations: its tokens, sorted by bytes read, in four parts with
 their mean waits. This separates the start of a transfer from its rate, within a run and between
-runs of different budgets.
+runs of different budgets. An engine that does not overlap reads with compute lets its cores sleep while it reads, and
+reads at another rate; runs of both kinds share the start and the lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from math import exp
+from math import sqrt
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from moereplay.calibration.prediction import as_run, compute_ms, loading_ms, waiting_ms
+from moereplay.calibration.prediction import as_run, compute_ms, first_read, loading_ms, waiting_ms
 from moereplay.calibration.runs import Run
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform, Roofline
+from moereplay.simulator.wires import Link
 
 PARTS, FEWEST_TOKENS = 4, 40
 #: If the bytes of the first and last part differ by a smaller factor, the log is one observation.
 UNLIKE = 1.2
+#: First reads must differ by this factor to separate a constant start from one per MiB.
+OTHER_READS = 1.5
 LEAST_START = 1_000.0  #: nanoseconds; a shorter start counts as 0
-#: The rate limit of a lane is kept only if it slows a run by more than this share.
+#: The rate limit of a lane, and another rate without overlap, are kept only if they count by more than this share.
 FELT = 0.02
-STARTS_NS = (20_000.0, 400_000.0, 2_000_000.0)
+START_NS = 200_000.0
+STARTS_NS_PER_MIB = (20_000.0, 400_000.0)
+#: Weight of "the same rate with and without overlap" against a run's relative errors: 30 % against 7 %.
+TIE = 0.25
 
 
 @dataclass(frozen=True)
@@ -74,23 +80,34 @@ def _parts(missed: np.ndarray) -> list[np.ndarray]:
 
 
 def fit_link(waits: Sequence[Waits], base: Platform) -> tuple[Platform, dict[str, Figure]]:
-    """Fit rate, start and lanes of the link. Return the base with them, and the figures."""
-    starts = _starts(waits)
+    """Fit rates, start and lanes of the link. Return the base with them, and the figures."""
+    by_matrix = "by_matrix" in Link.model_fields and any(wait.run.sizes.matrices_stated for wait in waits)
+    base = _reading(base, by_matrix)
+    names, starts = _free(waits, base), _starts(waits)
 
     def fitted(some: Sequence[Waits]) -> dict[str, float]:
-        place = _least_place(some, base, starts)
+        place = _least_place(some, base, names, starts)
         if len(some) == len(waits):
             starts[:] = [place]  # fits without one run start here
-        return _kept(_named(place), some)
+        return _kept(place, some)
 
     figures = jackknifed(waits, fitted)
     return with_link(base, {name: figure.value for name, figure in figures.items()}), figures
 
 
-def with_link(base: Platform, figures: dict[str, float]) -> Platform:
-    """Return the platform with these figures of its link; they replace the latency of the base."""
-    known = {"bytes_per_s": figures["bytes_per_s"], "start_ns": round(figures["start_ns"]), "latency_ns": 0}
-    known |= {"lane_bytes_per_s": figures.get("lane_bytes_per_s"), "by_size": (), "reads": 1}
+def _reading(base: Platform, by_matrix: bool) -> Platform:
+    """Return the base with a link of one read per expert, or of one per matrix, without latency and sizes."""
+    known: dict[str, object] = {"latency_ns": 0, "by_size": (), "reads": 1, "first_piece": 1.0}
+    known |= {"by_matrix": True} if by_matrix else {}
+    return base.model_copy(update={"links": (base.links[0].model_copy(update=known), *base.links[1:])})
+
+
+def with_link(base: Platform, figures: Mapping[str, float], serial: bool = False) -> Platform:
+    """Return the platform with these figures of its link, or with those of an engine without overlap."""
+    rate = figures.get("serial_bytes_per_s") if serial else None
+    known: dict[str, object] = {"bytes_per_s": rate or figures["bytes_per_s"]}
+    known |= {name: round(figures.get(name, 0)) for name in ("start_ns", "start_ns_per_mib")}
+    known |= {"lane_bytes_per_s": figures.get("lane_bytes_per_s")}
     return base.model_copy(update={"links": (base.links[0].model_copy(update=known), *base.links[1:])})
 
 
@@ -100,33 +117,63 @@ def _guess(waits: Sequence[Waits]) -> float:
     return float(np.median(rates)) * 1000
 
 
-def _starts(waits: Sequence[Waits]) -> list[tuple[float, ...]]:
-    """Return start points of the search: rate, start, and the rate of a lane if runs differ in lanes."""
-    guess, lanes = _guess(waits), {wait.run.lanes or 1 for wait in waits}
-    lane = (guess / min(lanes),) if len(lanes) > 1 else ()  # without a difference the lane's rate cannot be identified
-    return [(guess, start, *lane) for start in STARTS_NS]
+def _free(waits: Sequence[Waits], base: Platform) -> list[str]:
+    """Return the figures that these runs can identify."""
+    first = [first_read(base.links[0], wait.run.sizes) for wait in waits]
+    lanes, modes = {wait.run.lanes or 1 for wait in waits}, {wait.run.serial for wait in waits}
+    return [
+        "bytes_per_s",
+        "start_ns_per_mib",
+        *(["start_ns"] if max(first) > OTHER_READS * min(first) else []),
+        *(["lane_bytes_per_s"] if len(lanes) > 1 else []),
+        *(["serial_bytes_per_s"] if len(modes) > 1 else []),
+    ]
 
 
-def _least_place(waits: Sequence[Waits], base: Platform, starts: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    def loss(place: Sequence[float]) -> float:
-        machine = with_link(base, _named(place))
-        return sum(huber(wait.errors(machine)) / len(wait.parts) for wait in waits)
+def _starts(waits: Sequence[Waits]) -> list[dict[str, float]]:
+    """Return start points of the search."""
+    guess, lanes = _guess(waits), min(wait.run.lanes or 1 for wait in waits)
+    rates = {"bytes_per_s": guess, "serial_bytes_per_s": guess, "lane_bytes_per_s": guess / lanes, "start_ns": START_NS}
+    return [rates | {"start_ns_per_mib": start} for start in STARTS_NS_PER_MIB]
 
-    return least(loss, starts)
+
+def _least_place(
+    waits: Sequence[Waits], base: Platform, names: Sequence[str], starts: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    def residuals(place: np.ndarray) -> np.ndarray:
+        figures = dict(zip(names, np.exp(place).tolist(), strict=True))
+        machines = {serial: with_link(base, figures, serial) for serial in (False, True)}
+        errors = [robust(wait.errors(machines[wait.run.serial])) / sqrt(len(wait.parts)) for wait in waits]
+        tie = TIE * np.log(figures.get("serial_bytes_per_s", figures["bytes_per_s"]) / figures["bytes_per_s"])
+        return np.concatenate([*errors, [tie]])
+
+    found = [_descended(residuals, [start[name] for name in names]) for start in starts]
+    _, place = min(found, key=lambda each: each[0])
+    return dict(zip(names, place, strict=True))
 
 
-def _named(place: Sequence[float]) -> dict[str, float]:
-    return dict(zip(("bytes_per_s", "start_ns", "lane_bytes_per_s"), place, strict=False))
+def _descended(residuals: Callable[[np.ndarray], np.ndarray], start: Sequence[float]) -> tuple[float, list[float]]:
+    """Return the loss and the place of a local minimum; all numbers stay positive."""
+    from scipy.optimize import least_squares
+
+    reach = (np.log(start) - REACH, np.log(start) + REACH)
+    found = least_squares(residuals, np.log(start), bounds=reach, diff_step=1e-4, xtol=1e-10, ftol=1e-12)
+    return float(found.cost), np.exp(found.x).tolist()
 
 
 def _kept(found: dict[str, float], waits: Sequence[Waits]) -> dict[str, float]:
-    """Drop a negligible start, and a rate limit of lanes that slows no run."""
-    if found["start_ns"] < LEAST_START:
-        found["start_ns"] = 0.0
+    """Drop a negligible start, a rate limit of lanes that slows no run, and a rate without overlap that is the same."""
+    found = dict(found)
+    for name in ("start_ns", "start_ns_per_mib"):
+        if name in found and found[name] < LEAST_START:
+            found[name] = 0.0
+    rates = [found[name] for name in ("bytes_per_s", "serial_bytes_per_s") if name in found]
     if lane := found.get("lane_bytes_per_s"):
         fewest = min(wait.run.lanes or 1 for wait in waits)
-        if lane * fewest > (1 - FELT) * found["bytes_per_s"]:
+        if lane * fewest > (1 - FELT) * max(rates):
             del found["lane_bytes_per_s"]
+    if len(rates) > 1 and abs(rates[1] / rates[0] - 1) < FELT:
+        del found["serial_bytes_per_s"]
     return found
 
 
@@ -157,46 +204,18 @@ def _half_range(name: str, fits: Sequence[dict[str, float]]) -> float | None:
     return (max(values) - min(values)) / 2 if values else None
 
 
-# -- search: a deterministic descent over few positive numbers, by steps of fixed ratios, without derivatives
+# -- search
 
-#: Step sizes of the logarithms; each is used until no step improves the loss.
-STEPS = (0.5, 0.15, 0.05, 0.015, 0.005, 0.0015)
-MOST_MOVES = 100  #: per step size
+REACH = 7.0  #: how far the logarithm of a figure may move from its start
 #: Larger errors count linearly, so that a run of a machine in another state does not dominate the fit.
 USUAL_ERROR = 0.1
 
-Loss = Callable[[Sequence[float]], float]
 
-
-def huber(errors: np.ndarray) -> float:
-    """Return the Huber loss of errors, which are logarithms of ratios."""
+def robust(errors: np.ndarray) -> np.ndarray:
+    """Return residuals whose squares are twice the Huber loss of errors, which are logarithms of ratios."""
     sizes = np.abs(errors)
-    return float(np.where(sizes < USUAL_ERROR, sizes**2 / 2, USUAL_ERROR * (sizes - USUAL_ERROR / 2)).sum())
-
-
-def least(loss: Loss, starts: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return the best local minimum reached from the start points; all numbers stay positive."""
-    reached = [_descended(loss, start) for start in starts]
-    return min(reached, key=loss)
-
-
-def _descended(loss: Loss, start: Sequence[float]) -> tuple[float, ...]:
-    place, best = tuple(start), loss(start)
-    for step in STEPS:
-        for _ in range(MOST_MOVES):
-            nearby = [(loss(moved), moved) for moved in _moves(place, step)]
-            lowest, moved = min(nearby)
-            if lowest >= best - 1e-12:
-                break
-            place, best = moved, lowest
-    return place
-
-
-def _moves(place: tuple[float, ...], step: float) -> list[tuple[float, ...]]:
-    """Move every number up, down or not, in all combinations: rate and start are correlated."""
-    ratios = {-1: exp(-step), 0: 1.0, 1: exp(step)}
-    ways = [way for way in product(ratios, repeat=len(place)) if any(way)]
-    return [tuple(number * ratios[to] for number, to in zip(place, way, strict=True)) for way in ways]
+    loss = np.where(sizes < USUAL_ERROR, sizes**2, 2 * USUAL_ERROR * (sizes - USUAL_ERROR / 2))
+    return np.sign(errors) * np.sqrt(loss)
 
 
 # -- runs that published times per token alone
@@ -213,8 +232,10 @@ def fit_line(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str, F
             "bytes per token; pass runs of several memory budgets"
         )
 
+    base = _reading(base, False)
+
     def fitted(some: Sequence[Run]) -> dict[str, float]:
-        place = least(lambda place: _loss(some, base, place), GUESSES)
+        _, place = min(_descended(lambda place: _line_errors(some, base, place), start) for start in GUESSES)
         return dict(zip(("memory_bytes_per_s", "bytes_per_s"), place, strict=True))
 
     figures = jackknifed(runs, fitted) if len(runs) > FEWEST else _unsure(fitted(runs), len(runs))
@@ -227,13 +248,13 @@ def _unsure(values: dict[str, float], n: int) -> dict[str, Figure]:
 
 def _platform(base: Platform, place: Sequence[float]) -> Platform:
     compute = Roofline(flops=1e18, memory_bytes_per_s=place[0])
-    linked = with_link(base, {"bytes_per_s": place[1], "start_ns": 0})
+    linked = with_link(base, {"bytes_per_s": place[1]})
     return linked.model_copy(update={"compute": compute, "overlap": "none"})
 
 
-def _loss(runs: Sequence[Run], base: Platform, place: Sequence[float]) -> float:
-    platform = _platform(base, place)
-    return huber(np.array([np.log(token_ms(platform, run) / time_of(run)) for run in runs]))
+def _line_errors(runs: Sequence[Run], base: Platform, place: np.ndarray) -> np.ndarray:
+    platform = _platform(base, np.exp(place).tolist())
+    return robust(np.array([np.log(token_ms(platform, run) / time_of(run)) for run in runs]))
 
 
 def token_ms(platform: Platform, run: Run) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import comb
+from math import comb, floor, inf
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +16,9 @@ import numpy as np
 from moereplay.calibration.files import Series
 from moereplay.calibration.runs import Run, Sizes
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Platform, Roofline
-from moereplay.simulator.rates import NS
+from moereplay.simulator.platform import MIB, Band, Platform, Roofline
+from moereplay.simulator.rates import NS, curve
+from moereplay.simulator.wires import Link
 from moereplay.traces.units import MS
 
 #: Times by which a run is compared: the first one that was measured.
@@ -37,13 +38,18 @@ class StepPrices(NamedTuple):
     depth: int  #: concurrent transfers
     expert: float  #: compute of one expert
     waits_for_all: bool  #: no overlap: reads begin after all requests, compute after all arrivals
+    #: Shares of an expert's matrices in the order of reading; empty where experts cross the link whole.
+    matrices: tuple[int, ...] = ()
+    batches: tuple[float, ...] = ()  #: [m] transmission of a batch of m experts, matrix by matrix
 
 
 def waiting(prices: StepPrices, missed: int) -> float:
     """Return the nanoseconds that a step with `missed` fetched experts stalls, without loading and compute."""
-    arrivals = _arrivals(prices, missed)
-    if not arrivals:
+    if not missed:
         return 0.0
+    if prices.matrices:
+        return _batch_waiting(prices, missed)
+    arrivals = _arrivals(prices, missed)
     loaded = missed * prices.load
     if prices.waits_for_all:
         return arrivals[-1] - loaded
@@ -51,6 +57,18 @@ def waiting(prices: StepPrices, missed: int) -> float:
     for arrival in arrivals:
         now = max(now, arrival) + prices.expert
     return now - loaded - prices.k * prices.expert
+
+
+def _batch_waiting(prices: StepPrices, missed: int) -> float:
+    """Return the stall of a step whose misses cross as one batch after loading; compute follows in stages."""
+    ready, wire, whole = prices.latency + prices.start, prices.batches[missed], sum(prices.matrices)
+    if prices.waits_for_all:
+        return ready + wire
+    computed, now, done = prices.k * prices.expert, 0.0, 0
+    for matrix in prices.matrices:
+        done += matrix
+        now = max(now, ready + wire * done / whole) + computed * matrix / whole
+    return now - computed
 
 
 def _arrivals(prices: StepPrices, missed: int) -> list[float]:
@@ -81,10 +99,16 @@ def mean_waiting(prices: StepPrices, share: np.ndarray) -> np.ndarray:
 
 
 def as_run(platform: Platform, run: Run) -> Platform:
-    """Return the platform with the lanes and overlap of the run. A run without a cache has no loading cost."""
-    lanes = {} if run.lanes is None else {"depth": run.lanes}
+    """Return the platform with the lanes and overlap of the run, and the rate at which such a run reads.
+
+    A run without a cache has no loading cost.
+    """
+    figures: dict[str, object] = {} if run.lanes is None else {"depth": run.lanes}
+    about = platform.calibration
+    if run.serial and about is not None and about.serial_bytes_per_s is not None:
+        figures["bytes_per_s"] = about.serial_bytes_per_s
     changed: dict[str, object] = {
-        "links": tuple(link.model_copy(update=lanes) for link in platform.links),
+        "links": tuple(link.model_copy(update=figures) for link in platform.links),
         "overlap": "none" if run.serial else platform.overlap if not run.cell.text("overlap") else "arrival",
         "calibration": None,
     }
@@ -99,16 +123,36 @@ def step_prices(machine: Platform, sizes: Sizes) -> StepPrices:
         raise ConfigError(f"platform {machine.name} has several links; expected one: bytes do not state the link")
     link = next(iter(machine.links))
     size = round(sizes.expert_bytes)
+    matrices = sizes.matrices if getattr(link, "by_matrix", False) else ()
     return StepPrices(
         k=sizes.k,
         load=machine.loading.ns(size),
         latency=link.idle_ns,
-        start=link.start_ns,
+        start=link.start_ns + link.start_ns_per_mib * first_read(link, sizes) / MIB,
         wire=link.wire_ns(size),
         depth=link.depth,
         expert=expert_ns(machine, sizes),
         waits_for_all=machine.overlap == "none",
+        matrices=matrices,
+        batches=_batches(link, sizes) if matrices else (),
     )
+
+
+def first_read(link: Link, sizes: Sizes) -> float:
+    """Return the bytes of the first read of a transfer: an expert's first matrix, else one of its equal reads."""
+    if getattr(link, "by_matrix", False):
+        return sizes.expert_bytes * sizes.matrices[0] / sum(sizes.matrices)
+    return sizes.expert_bytes / link.reads
+
+
+def _batches(link: Link, sizes: Sizes) -> tuple[float, ...]:
+    """Return the transmission of 0 to k experts in ns; few reads occupy few lanes."""
+    parts = len(sizes.matrices)
+    sized = curve(link.by_size).at(floor(sizes.expert_bytes / parts)) if link.by_size else None
+    rate = sized[0] / sized[1] if sized else link.bytes_per_s
+    lane = link.lane_bytes_per_s or inf
+    each = [min(rate, min(link.depth, missed * parts) * lane) for missed in range(1, sizes.k + 1)]
+    return (0.0, *(missed * sizes.expert_bytes / speed * NS for missed, speed in enumerate(each, 1)))
 
 
 def expert_ns(machine: Platform, sizes: Sizes) -> float:
@@ -116,8 +160,7 @@ def expert_ns(machine: Platform, sizes: Sizes) -> float:
     compute = machine.compute
     if not isinstance(compute, Roofline):
         return compute.expert_ns + compute.expert_ns_per_token
-    rate = compute.formats.get(sizes.weight_format, compute.memory_bytes_per_s)
-    return sizes.expert_bytes / rate * NS + compute.launch_ns
+    return sizes.expert_bytes / compute.expert_rate(sizes.weight_format) * NS + compute.launch_ns
 
 
 def compute_ms(machine: Platform, run: Run) -> float:
@@ -225,6 +268,15 @@ def _logged(run: Run, series: Series) -> dict[str, float | None]:
     """Return columns from a log: means per token, and the time of the median token."""
     parts = {name: run.mean(name) for name in ("compute_ms", "io_ms", "stall_ms", "mgmt_ms")}
     return parts | {"tpot_ms": float(series.wall_ms.mean()), "tpot_median_ms": float(np.median(series.wall_ms))}
+
+
+def band_of(predictions: Sequence[Prediction]) -> Band | None:
+    """Return the range of measured / predicted over the compared times; None without any."""
+    ratios = [1 / (1 + error) for each in predictions if (error := each.time_error) is not None and error > -1]
+    if not ratios:
+        return None
+    least, median, most = np.quantile(ratios, [0, 0.5, 1]).tolist()
+    return Band(runs=len(ratios), least=least, median=median, most=most)
 
 
 def summary(predictions: Sequence[Prediction]) -> dict[str, object]:

@@ -141,6 +141,11 @@ class RefusalError(Exception):
 # -- sizes of the model of a run
 
 
+#: Matrices of an expert by the number of reads that it takes: gate and up are one matrix of two thirds, or two.
+MATRICES = {1: (1,), 2: (2, 1), 3: (1, 1, 1)}
+EVEN = MATRICES[3]
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Sizes of a model as a run stored it."""
@@ -152,6 +157,8 @@ class Sizes:
     dense_bytes: float | None  #: read per token in addition to routed experts; None if unknown
     dense_from: str  #: source of dense_bytes
     weight_format: str  #: of the experts
+    matrices: tuple[int, ...] = EVEN  #: relative sizes of an expert's matrices, in the order of reading
+    matrices_stated: bool = False  #: by models.csv
 
     @property
     def demand_bytes(self) -> float:
@@ -170,7 +177,9 @@ def sizes_of(cell: Line, model: Line | None) -> Sizes:
         raise ConfigError(f"{cell.where}: k is {k}; expected at most the {experts} experts of a layer")
     each = _expert_bytes(cell, geometry)
     dense, source = _dense(cell, model, like, layers * experts * each, each)
-    return Sizes(layers, experts, k, each, dense, source, named_in(cell.text("quant")) or "")
+    reads = int((model and model.amount("reads_per_expert")) or 0)
+    stored = named_in(cell.text("quant")) or ""
+    return Sizes(layers, experts, k, each, dense, source, stored, MATRICES.get(reads, (1,) * reads) or EVEN, reads > 0)
 
 
 def _known(name: str) -> KnownModel | None:

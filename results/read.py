@@ -14,7 +14,7 @@ import polars as pl
 
 from moereplay.results.counters import heading_of
 from moereplay.results.errors import ResultError, unknown
-from moereplay.results.remarks import ESTIMATE, assumptions, synthetic_of
+from moereplay.results.remarks import ESTIMATE, ESTIMATED, assumptions, synthetic_of
 from moereplay.results.schema import BOUNDS, fields_of
 from moereplay.results.settings import KINDS, LEADING, OF_A_FILE
 
@@ -82,16 +82,25 @@ def routing_of(frame: pl.DataFrame) -> list[str]:
 
 
 def seconds_of(frame: pl.DataFrame) -> str:
-    """Describe the calibration of the rows' times. Results without one are estimates."""
+    """Describe what the rows' times rest on: calibrations, else estimates, and how far off such times were."""
     about = frame.schema["about"]
     if not isinstance(about, pl.Struct) or "calibration" not in fields_of(about):
         return ESTIMATE
-    calibrations = frame.select(pl.col("about").struct.field("calibration")).to_series()
-    known = ", ".join(sorted(set(calibrations.drop_nulls())))
-    other = _estimate(frame)
-    if calibrations.null_count() and known:
-        return f"calibrated in part ({known}), else {other}"
-    return f"calibrated ({known})" if known else other
+    known, other = _texts(frame, "calibration"), _estimate(frame)
+    if not known:
+        basis = other
+    elif frame.filter(pl.col("about").struct.field("calibration").is_null()).height:
+        basis = f"calibrated in part ({', '.join(known)}), else {other}"
+    else:
+        basis = f"calibrated ({', '.join(known)})"
+    return "; ".join([basis, *_texts(frame, "band")])
+
+
+def _texts(frame: pl.DataFrame, fact: str) -> list[str]:
+    """Return the different texts of a fact, without nulls."""
+    if fact not in fields_of(frame.schema["about"]):
+        return []
+    return sorted(set(frame.select(pl.col("about").struct.field(fact)).to_series().drop_nulls()))
 
 
 def _estimate(frame: pl.DataFrame) -> str:
@@ -100,7 +109,7 @@ def _estimate(frame: pl.DataFrame) -> str:
         return ESTIMATE
     of = frame.filter(pl.col("about").struct.field("calibration").is_null())
     reasons = set(of.select(pl.col("about").struct.field("uncalibrated")).to_series())
-    return f"an estimate, {', '.join(sorted(reasons))}" if reasons and None not in reasons else ESTIMATE
+    return f"{ESTIMATED}{', '.join(sorted(reasons))}" if reasons and None not in reasons else ESTIMATE
 
 
 def fields(frame: pl.DataFrame) -> list[str]:

@@ -8,8 +8,9 @@ from typing import Any
 from moereplay.traces.synthetic import named_synthetic
 from moereplay.traces.texts import percent
 
-#: Of such as do not rest on measured prices.
-ESTIMATE = "an estimate, not calibrated"
+#: The word for seconds that do not rest on measured prices, and why.
+ESTIMATED, UNCALIBRATED = "estimated, ", "not calibrated"
+ESTIMATE = f"{ESTIMATED}{UNCALIBRATED}"
 SYNTHETIC = "synthetic routing"
 
 
@@ -37,8 +38,10 @@ def assumptions(routings: Iterable[str]) -> list[str]:
 def seconds_in_words(about: Mapping[str, Any], calibrated: str = "calibrated, ") -> str:
     """Return what the seconds of a result rest on, from its `about`; `calibrated` comes before the calibration."""
     if about.get("seconds") == "calibrated":
-        return f"{calibrated}{about.get('calibration')}"
-    return f"an estimate, {about['uncalibrated']}" if about.get("uncalibrated") else ESTIMATE
+        text = f"{calibrated}{about.get('calibration')}"
+    else:
+        text = f"{ESTIMATED}{about.get('uncalibrated') or UNCALIBRATED}"
+    return f"{text}; {about['band']}" if about.get("band") else text
 
 
 # -- Remarks on caches that stay empty and on lower tiers that are nearly useless, from the counters of a replay.

@@ -35,18 +35,21 @@ DTYPES: Columns = {
     "flag": pl.Boolean,
     "pairs": pl.List(pl.List(pl.Int64)),
 }
-#: What a reader must know of a result beside its configuration; `calibration` is null where seconds are an estimate,
+#: What a reader must know of a result beside its configuration; `calibration` is null where seconds are estimated,
 #: `synthetic` where the routing was recorded; `uncalibrated` says why they are although the platform is calibrated,
-#: `assumed` what is assumed of dense weights.
+#: `assumed` what is assumed of dense weights; `band` says how far such times were off
+#: where they were measured, and its ends are measured / predicted.
 _TEXTS = (
     *("label", "seconds", "calibration", "trace", "model", "capacity_forms", "warning", "synthetic"),
-    *("uncalibrated", "assumed"),
+    *("uncalibrated", "assumed", "band"),
 )
 FACTS: Columns = dict.fromkeys(_TEXTS, pl.String) | {
     "semantics": pl.Int64,
     "capacity_bytes": pl.Int64,
     "side_bytes": pl.Int64,
     "token_cycles": pl.Float64,
+    "band_least": pl.Float64,
+    "band_most": pl.Float64,
 }
 LIFETIME: Columns = {"lifetime": pl.List(pl.Int64)}
 #: What bounds the hits: null where Belady's are no bound; accesses; misses at any capacity.

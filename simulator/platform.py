@@ -163,10 +163,39 @@ class Loading(Sparse):
         return bounded(self.ns_per_expert - (-size * self.ns_per_mib // MIB), "loading", "lower")
 
 
+Ratio = Annotated[float, Field(gt=0, le=1e6)]
+
+
+class Band(Sparse):
+    """Measured over predicted time per token in runs that no figure was fitted on. It does not change a replay."""
+
+    runs: int = Field(ge=1, le=10**9)
+    least: Ratio
+    median: Ratio
+    most: Ratio
+
+    def in_words(self) -> str:
+        """Return the range in words: measured 1.6 to 3.3 times the predicted time in 26 runs."""
+        runs = f"{self.runs} run{'s' if self.runs > 1 else ''}"
+        return f"measured {self.least:.2f} to {self.most:.2f} times the predicted time in {runs}"
+
+
+class Tried(Band):
+    """Runs that were predicted with the figures of a platform without a calibration, as they are."""
+
+    later: ClassVar = frozenset({"expert_rate"})
+
+    source: str
+    #: Memory rate of routed experts over that of dense weights; a calibration that cannot separate the two assumes it.
+    expert_rate: float | None = Field(default=None, gt=0, le=100)
+
+
 class Calibration(Sparse):
     """Provenance of measured figures. It does not change a replay."""
 
-    later: ClassVar = frozenset({"slow_tier", "throttle_bytes_per_s", "digest", "models"})
+    later: ClassVar = frozenset(
+        {"slow_tier", "throttle_bytes_per_s", "digest", "models", "serial_bytes_per_s", "held_out"}
+    )
 
     device: str
     method: str = ""
@@ -175,6 +204,9 @@ class Calibration(Sparse):
     mape: float | None = Field(default=None, ge=0)  #: of the time per token; `method` says over which runs
     slow_tier: str = ""  #: what experts were read from: disk, disk:buffered or pinned
     throttle_bytes_per_s: float | None = Field(default=None, gt=0, le=MOST_RATE)  #: of that slow tier, if it had one
+    #: The link's rate in runs that do not overlap reads with compute, where it differs from `link.bytes_per_s`.
+    serial_bytes_per_s: float | None = Field(default=None, gt=0, le=MOST_RATE)
+    held_out: Band | None = None  #: of runs of the device that the figures were not fitted on
     digest: str = Field(default="", max_length=64)  #: of the platform's figures and of the rest (`Platform.seal`)
     #: Models of the runs, with the bytes of dense weights that each of their tokens read; 0 where these are not known.
     models: dict[str, Annotated[float, Field(ge=0, le=2**60)]] = Field(default_factory=dict)
@@ -202,7 +234,7 @@ Compute = Annotated[Annotated[Roofline, Tag("roofline")] | Annotated[Measured, T
 class Platform(Sparse):
     """One machine, with the source of its figures."""
 
-    later: ClassVar = frozenset({"overlap", "memory_bytes", "fault_ns", "tiers", "loading", "calibration"})
+    later: ClassVar = frozenset({"overlap", "memory_bytes", "fault_ns", "tiers", "loading", "calibration", "tried"})
 
     name: str
     summary: str = ""
@@ -220,6 +252,7 @@ class Platform(Sparse):
     contention: Contention | None = None
     loading: Loading = Loading()
     calibration: Calibration | None = None
+    tried: Tried | None = None  #: without a calibration: how far off the figures are
 
     @field_validator("links")
     @classmethod
@@ -266,6 +299,13 @@ class Platform(Sparse):
     def calibrated(self) -> Calibration | None:
         """The calibration of its figures; None if there is none or the figures were edited since."""
         return None if self.is_edited else self.calibration
+
+    @property
+    def band(self) -> Band | None:
+        """Known error of its times: of the held-out runs of its calibration, else of runs that it was tried on."""
+        if self.calibration is None:
+            return self.tried
+        return None if self.is_edited else self.calibration.held_out
 
     def document(self) -> dict[str, Any]:
         """Return the content of its file: `link` if there is one link, else `links`.

@@ -216,7 +216,8 @@ def report_measured(ran: FinishedRun, ready: Plan) -> Result:
     seconds: Row = {"seconds": "measured", "calibration": None, "uncalibrated": None, "assumed": None}
     seconds |= {"warning": ready.capacity_warning}
     config = result.config | {"platform": "this machine"}
-    return replace(result, config=config, about=result.about | {"label": label, **seconds})
+    about = {name: value for name, value in result.about.items() if not name.startswith("band")}
+    return replace(result, config=config, about=about | {"label": label, **seconds})
 
 
 def _about(ready: Plan) -> Row:
@@ -240,11 +241,15 @@ def _about(ready: Plan) -> Row:
 
 
 def _seconds(ready: Plan) -> Row:
-    """Return whether times are calibrated, and by which runs; without the dense part they are an estimate."""
+    """Return whether times are calibrated, and by which runs; without the dense part they are estimated."""
     about, wrong = ready.machine.calibrated, ready.uncalibrated
     line = about.in_one_line() if about and wrong is None else None
-    seconds = "estimate" if line is None else "calibrated"
-    return {"seconds": seconds, "calibration": line, "uncalibrated": wrong, "assumed": ready.assumed_of_dense}
+    seconds = "estimated" if line is None else "calibrated"
+    known: Row = {"seconds": seconds, "calibration": line, "uncalibrated": wrong, "assumed": ready.assumed_of_dense}
+    band = ready.machine.band if wrong is None else None
+    if band is None:
+        return known
+    return known | {"band": band.in_words(), "band_least": band.least, "band_most": band.most}
 
 
 def _unlike(models: Mapping[str, float], name: str, dense: int) -> str | None:

@@ -66,9 +66,9 @@ def _document(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
 def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Lay `own` over `base`, figure by figure; links and a table of another kind replace the base's as a whole.
 
-    Names and the calibration, which describes the base's figures, are not inherited.
+    Names, and the calibration and the runs that describe the base's figures, are not inherited.
     """
-    hidden = {"name", "summary", "calibration"}
+    hidden = {"name", "summary", "calibration", "tried"}
     hidden |= {"link", "links"} - own.keys() if {"link", "links"} & own.keys() else set()
     both = {key: value for key, value in base.items() if key not in hidden}
     return both | {key: _over(both.get(key), value) for key, value in own.items()}
@@ -84,8 +84,8 @@ def _over(old: object, new: object) -> object:
 
 
 def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
-    """Return the machine with changes `table.figure=value`, without its calibration."""
-    document = {key: value for key, value in machine.document().items() if key != "calibration"}
+    """Return the machine with changes `table.figure=value`, without what was measured of it as it was."""
+    document = {key: value for key, value in machine.document().items() if key not in ("calibration", "tried")}
     tables = _tables(machine, document)
     for change in changes:
         where, equals, value = change.partition("=")
@@ -204,4 +204,5 @@ def _figure(value: object) -> str:
     """Return a TOML value. TOML's basic strings are JSON's, except for DEL, which JSON may leave as it is."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_figure, value))}]"
-    return json_text(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
+    text = json_text(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
+    return text.replace("\x7f", "\\u007f")

@@ -53,6 +53,7 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "calibration": _about(best)["calibration"],
         "uncalibrated": _about(best)["uncalibrated"],
         "dense_assumed": _about(best)["assumed"],
+        **{name: _about(best).get(name) for name in ("band", "band_least", "band_most")},
         "searched": {
             "axes": answer.space.axes(),
             "combinations": answer.space.combinations,

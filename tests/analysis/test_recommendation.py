@@ -23,7 +23,7 @@ def said_of(**more: Any) -> dict[str, Any]:
         "trace": {"model": "m"},
         "platform": "p",
         "synthetic": None,
-        "seconds": "estimate",
+        "seconds": "estimated",
         "calibration": None,
         "memory": {"total_bytes": 10 * GB, "dense_bytes": GB, "kv_bytes": GB // 2, "runtime_bytes": GB // 2}
         | {"cache_bytes": 8 * GB},

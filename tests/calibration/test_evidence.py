@@ -52,15 +52,33 @@ def found(folder: Path) -> dict[str, Prediction]:
     return {each.cell: each for each in predictions(evidence, machines)}
 
 
-def test_a_run_with_unknown_dense_bytes_is_predicted_only_where_the_fit_had_its_experts(tmp_path):
-    dark = {"model": "Dark", "dense_mib": "", "tpot_ms": 90, "hit_pct": 50, "quant": "Q4_K_M"}
-    said = {"made-off-dark": {}, "same": {}, "fewer": {"k": K - 1}, "other": {"quant": "Q8_0"}}
-    said |= {"larger": {"expert_bytes_mean": 3 * 2**20}, "known": {"k": K - 1, "dense_mib": 500}}
-    cells = found(made(tmp_path / "made", more=[row(name, **dark | more) for name, more in said.items()]))
-    refused = {name: cells[name].reason for name in said if cells[name].refused}
+DARK = {"model": "Dark", "dense_mib": "", "hit_pct": 50, "quant": "Q4_K_M"}
+
+
+def found_in_the_dark(tmp_path: Path, fit: list[str], more: list[dict[str, object]]) -> dict[str, Prediction]:
+    evidence = read_folder(made(tmp_path / "made", more=more))
+    machines = from_fits(evidence, fit, platform("phone-ufs4"))
+    return {each.cell: each for each in predictions(evidence, machines)}
+
+
+def test_a_run_with_unknown_dense_bytes_is_predicted_only_where_the_fit_had_its_experts_alone(tmp_path):
+    changed = {"same": {}, "fewer": {"k": K - 1}, "other": {"quant": "Q8_0"}, "larger": {"expert_bytes_mean": 3 << 20}}
+    changed |= {"known": {"k": K - 1, "dense_mib": 500}}
+    more = [row(name, tpot_ms=90, **DARK | said) for name, said in changed.items()]
+    more += [row(f"fit-{hits}", tpot_ms=190 - hits, **DARK | {"hit_pct": hits}) for hits in (20, 80)]
+    cells = found_in_the_dark(tmp_path, ["fit-*"], more)
+    refused = {name: cells[name].reason for name in [*changed, "fit-20"] if cells[name].refused}
     assert set(refused) == {"fewer", "other", "larger"}
     assert all("Dark" in reason and "dense_mib" in reason for reason in refused.values())
     assert f"k = {K - 1}" in refused["fewer"] and f"k = {K}" in refused["fewer"] and "Q8_0" in refused["other"]
+
+
+def test_a_rate_that_hides_unknown_dense_bytes_of_two_models_predicts_neither(tmp_path):
+    more = [row(f"fit-{hits}", tpot_ms=190 - hits, **DARK | {"hit_pct": hits}) for hits in (20, 80)]
+    more += [row("fit-night", tpot_ms=400, **DARK | {"model": "Night", "k": 2 * K}), row("held", tpot_ms=90, **DARK)]
+    cells = found_in_the_dark(tmp_path, ["fit-*"], more)
+    assert all(cells[name].refused for name in ("fit-20", "fit-night", "held"))
+    assert "Night" in cells["held"].reason and "Dark" in cells["fit-night"].reason
 
 
 def test_every_cell_is_predicted_or_refused_with_a_reason(folder):

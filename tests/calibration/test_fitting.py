@@ -12,14 +12,14 @@ import pytest
 from moereplay.calibration.evidence import fit_of, from_files, from_fits, globs_of, predictions, runs_of
 from moereplay.calibration.files import read_folder
 from moereplay.calibration.fitting import Fitted
-from moereplay.calibration.link_fit import least
+from moereplay.calibration.prediction import as_run
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import as_toml, platform
 from moereplay.simulator.replay import plan
 from moereplay.traces.store import open_trace
 from tests.kit.every import every
-from tests.kit.evidence_folder import LANE, LINK, NS_PER_MIB, RATE, START, made, row
+from tests.kit.evidence_folder import LANE, LINK, NS_PER_MIB, RATE, START_PER_MIB, made, row
 
 SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"
 BASE = "phone-ufs4:compute.launch_ns=0"
@@ -49,8 +49,55 @@ def test_the_prices_that_made_a_folder_are_found_again(known_fit, noise, off):
     known = {"memory_bytes_per_s": RATE, "ns_per_mib": NS_PER_MIB, "bytes_per_s": LINK, "lane_bytes_per_s": LANE}
     for name, value in known.items():
         assert found[name].value == pytest.approx(value, rel=off), name
-    assert found["start_ns"].value == pytest.approx(START, rel=4 * off)
+    assert found["start_ns_per_mib"].value == pytest.approx(START_PER_MIB, rel=4 * off)
     assert [figure.n for figure in found.values()] == [5, 5, 5, 5, 3]
+
+
+def test_one_demand_gives_one_rate_and_says_so_or_two_in_a_ratio_that_the_base_states(tmp_path, known_fit):
+    """Of 660 MiB that a token reads 160 are experts: read at .6 of the rate of the others, they count as 266.7."""
+    assert "expert_bytes_per_s" not in known_fit(0.0).figures
+    assert any("single rate" in line for line in known_fit(0.0).warnings)
+    evidence = read_folder(made(tmp_path / "made"))
+    runs, _ = runs_of(evidence, evidence.chosen(FIT))
+    base = platform("phone-ufs4")
+    assert base.tried is not None and base.tried.expert_rate == 0.6
+    found = fit_of(runs, FIT, base.model_copy(update={"compute": platform(BASE).compute}), evidence)
+    dense, experts = (found.figures[name].value for name in ("memory_bytes_per_s", "expert_bytes_per_s"))
+    assert dense == pytest.approx(RATE * (500 + 160 / 0.6) / 660, rel=0.001)
+    assert experts == pytest.approx(0.6 * dense)
+    assert any("0.6" in line and "phone-ufs4" in line for line in found.warnings)
+    assert found.platform.tried is None
+
+
+def test_two_demands_identify_two_rates(tmp_path):
+    """Compute of 500 MiB of dense weights at 20 GB/s, and of 160 or 480 MiB of experts at 12."""
+    ms = {k: (500 / 20e9 + 40 * k / 12e9) * 2**20 * 1e3 for k in (4, 12)}
+    more = [row(f"two-{k}", k=k, compute_ms=each, stall_ms=40, hit_pct=50, tpot_ms=each + 40) for k, each in ms.items()]
+    found = fitted(made(tmp_path / "more", more=[each | {"overlap": "yes", "lanes": 4} for each in more]), ["two-*"])
+    assert found.figures["memory_bytes_per_s"].value == pytest.approx(20e9, rel=0.001)
+    assert found.figures["expert_bytes_per_s"].value == pytest.approx(12e9, rel=0.001)
+    assert not any("one demand" in line for line in found.warnings)
+
+
+def test_runs_without_overlap_may_read_at_a_rate_of_their_own(tmp_path, known_fit):
+    """The waits of the serial runs are 1.25 times as long, as if their link moved 1.92 GB/s and started later."""
+    assert "serial_bytes_per_s" not in known_fit(0.0).figures
+    folder = made(tmp_path / "made")
+    for name in ("made-off", "made-half"):
+        log = folder / "tokens" / f"{name}.csv"
+        header, *lines = log.read_text().splitlines()
+        at = header.split(",").index("io_ms")
+        rows = [line.split(",") for line in lines]
+        for cell in rows:
+            cell[at] = str(float(cell[at]) * 1.25)
+        log.write_text("\n".join([header, *(",".join(cell) for cell in rows)]) + "\n")
+    found = fitted(folder, ["made-off", "made-half", "made-off-ov", "made-half-ov"])
+    rates = [found.figures[name].value for name in ("serial_bytes_per_s", "bytes_per_s")]
+    assert rates[0] / rates[1] == pytest.approx(1 / 1.25, rel=0.08)
+    about = found.platform.calibration
+    assert about is not None and about.serial_bytes_per_s == pytest.approx(rates[0])
+    run = found.runs[0]
+    assert run.serial and as_run(found.platform, run).links[0].bytes_per_s == about.serial_bytes_per_s
 
 
 @pytest.mark.parametrize("noise", [0.0, pytest.param(0.05, marks=pytest.mark.long)])
@@ -127,7 +174,7 @@ def test_a_run_that_reads_nothing_says_nothing_of_the_link(tmp_path, known_fit):
     kept.append(row("no-read", read_mib_per_token=0, hit_pct=50, overlap="no", io_ms=1, **waits))
     folder = made(tmp_path / "made", more=kept)
     found, plain = fitted(folder, [*FIT, "all-hit", "no-read"]).figures, known_fit(0.0).figures
-    for name in ("bytes_per_s", "start_ns", "lane_bytes_per_s"):
+    for name in ("bytes_per_s", "start_ns_per_mib", "lane_bytes_per_s"):
         assert found[name] == plain[name], name
     with pytest.raises(ConfigError, match="several memory budgets"):
         fitted(folder, ["all-hit", "no-read"])
@@ -178,8 +225,3 @@ def test_what_cannot_be_fitted_is_refused_by_name(tmp_path, globs, said):
     folder = made(tmp_path / "made", more=more)
     with pytest.raises(ConfigError, match=said):
         fitted(folder, globs)
-
-
-def test_a_search_finds_the_least_place():
-    found = least(lambda place: (place[0] - 3) ** 2 + (place[1] - 50) ** 2 / 100, [(1.0, 1.0), (100.0, 100.0)])
-    assert found == pytest.approx((3, 50), rel=0.01)

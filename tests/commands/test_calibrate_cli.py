@@ -49,13 +49,13 @@ def test_a_calibrated_platform_marks_what_is_replayed_on_it(folder, tmp_path):
     out = tmp_path / "desk.toml"
     document("calibrate", "folder", folder, *FIT, "--out", out)
     about = document("replay", "miniature", "--capacity", "25%", "--platform", out)["about"]
-    assert about["seconds"] == "estimate"  # it was fitted to another model
+    assert about["seconds"] == "estimated"  # it was fitted to another model
     assert "not calibrated for this model" in json.dumps(about)
     plain = document("replay", "miniature", "--capacity", "25%")["about"]
-    assert (plain["seconds"], plain["calibration"]) == ("estimate", None)
+    assert (plain["seconds"], plain["calibration"]) == ("estimated", None)
     shown = moereplay("replay", "miniature", "--capacity", "25%", "--platform", f"{out},phone-ufs4").stdout
-    assert f"seconds of {out}: an estimate, not calibrated for this model" in unfolded(shown)
-    assert "seconds of phone-ufs4: an estimate, not calibrated" in shown
+    assert f"seconds of {out}: estimated, not calibrated for this model" in unfolded(shown)
+    assert "seconds of phone-ufs4: estimated, not calibrated" in shown
 
 
 def test_tables_name_every_cell_and_every_refusal(folder):
@@ -287,7 +287,7 @@ def test_a_calibration_that_was_edited_is_named_and_not_called_calibrated(mine, 
     ended = moereplay("evidence", folder, "--calibration", edited)
     assert ended.returncode == 0 and "was edited after its calibration" in unfolded(ended.stderr)
     about = document("replay", "miniature", "--capacity", "25%", "--platform", edited)["about"]
-    assert (about["seconds"], about["calibration"]) == ("estimate", None)
+    assert (about["seconds"], about["calibration"]) == ("estimated", None)
     assert "edited after the calibration of desk" in about["warning"]
 
 

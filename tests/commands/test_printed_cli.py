@@ -68,10 +68,10 @@ def test_what_a_policy_declares_is_what_it_knows(kind: str, text: str, knows: bo
 
 
 def test_a_warning_of_several_capacities_and_an_estimate_of_several_platforms_are_said_once() -> None:
-    shown = moereplay(*REPLAY, "--capacity", "3%,5%,50%", "--platform", "phone-ufs4,a100-5gbps").stdout
+    shown = moereplay(*REPLAY, "--capacity", "3%,5%,50%", "--platform", "h100-pcie5,a100-5gbps").stdout
     assert "warning for 3%, 5%: capacity below one token cycle, one token's demand" in unfolded(shown)
     assert shown.count("hits nothing") == 1
-    assert "seconds of phone-ufs4, a100-5gbps: an estimate, not calibrated" in shown
+    assert "seconds of h100-pcie5, a100-5gbps: estimated, not calibrated" in shown
     assert "capacity 50%: 50%@16 = 12.0 MiB" in shown
 
 

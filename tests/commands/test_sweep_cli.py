@@ -106,7 +106,7 @@ def test_shards_in_one_folder_are_the_whole(folder, tmp_path):
 def test_show_ranks_filters_and_groups(folder, capsys):
     sweep_show(str(folder / "out"), by="tpot_ms", where=["eviction=lru"], top=3)
     shown = capsys.readouterr()
-    assert "SIMULATED: 6 configurations; seconds: an estimate, not calibrated\n" in shown.out
+    assert "SIMULATED: 6 configurations; seconds: estimated, not calibrated" in shown.out
     assert "\nbest tpot_ms first\n" in shown.out
     assert "eviction lru; miss fetch; routing standard; platform a100-5gbps" in unfolded(shown.out)  # what is alike
     assert "fastest at each capacity, " in unfolded(shown.out)

@@ -13,8 +13,8 @@ from moereplay.calibration.prediction import StepPrices, mean_waiting
 MIB = 2**20
 LAYERS, EXPERTS, K, EXPERT_BYTES, DENSE_MIB = 20, 64, 4, 2 * MIB, 500
 TOKENS = 200
-#: What the machine of the folder costs: bytes/s, nanoseconds, nanoseconds per MiB.
-RATE, LINK, LANE, START, NS_PER_MIB = 20e9, 2.4e9, 0.9e9, 400_000, 120_000
+#: What the machine of the folder costs: bytes/s, and nanoseconds per MiB of a first read and of a loaded expert.
+RATE, LINK, LANE, START_PER_MIB, NS_PER_MIB = 20e9, 2.4e9, 0.9e9, 200_000, 120_000
 #: cell -> lanes, overlap, bytes of a token that miss.
 RUNS: Mapping[str, tuple[int, str, float]] = {
     "made-off": (4, "no", 1.0),
@@ -64,7 +64,7 @@ def prices(lanes: int, serial: bool, loads: bool) -> StepPrices:
         k=K,
         load=NS_PER_MIB * EXPERT_BYTES / MIB if loads else 0,
         latency=0,
-        start=START,
+        start=START_PER_MIB * EXPERT_BYTES / MIB,
         wire=EXPERT_BYTES / min(LINK, LANE * lanes) * 1e9,
         depth=lanes,
         expert=EXPERT_BYTES / RATE * 1e9,

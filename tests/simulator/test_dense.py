@@ -92,7 +92,7 @@ def test_a_calibration_is_of_its_models_and_their_dense_bytes(
 ) -> None:
     where = machine(tmp_path, '[calibration]\ndevice = "desk"\n[calibration.models]\nfitted = 2000\n')
     about = ran(trace_of(model, **MODEL), where, **settings).about
-    assert about["seconds"] == ("calibrated" if calibrated else "estimate")
+    assert about["seconds"] == ("calibrated" if calibrated else "estimated")
     assert bool(about["calibration"]) is calibrated and (about["uncalibrated"] is None) is calibrated
     assert all(fact in about["uncalibrated"] for fact in facts)
 

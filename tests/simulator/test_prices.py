@@ -389,7 +389,7 @@ def test_seconds_without_the_dense_part_are_said_to_be_so_and_never_calibrated(t
         return replay(trace, config, engine="reference").about
 
     unknown, whole = about(None), about(5)
-    assert (unknown["seconds"], unknown["calibration"]) == ("estimate", None)
+    assert (unknown["seconds"], unknown["calibration"]) == ("estimated", None)
     assert unknown["warning"].endswith("what its model has besides routed experts; import it with --model")
     assert (whole["seconds"], whole["calibration"], whole["warning"]) == ("calibrated", UNSEALED, None)
-    assert about(5, ":compute.launch_ns=1")["seconds"] == "estimate"  # no longer the figures that were measured
+    assert about(5, ":compute.launch_ns=1")["seconds"] == "estimated"  # no longer the figures that were measured
