@@ -20,7 +20,7 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: help evidence demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-quality-size study-quantisers study-forecast study-measured study-live-transfers study-long-traces study-tune study-recommend study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
@@ -185,6 +185,10 @@ study-measured: .venv/dev.stamp  ## real offloading on this machine beside repla
 	$(BIN)/moereplay synthesise --out runs/measured/like.zarr --requests 1 --prompt-tokens 0 --decode-tokens 48 --recall .8 --seed 11
 	$(BIN)/moereplay measure runs/measured/like.zarr --slow-tier disk:runs/measured --layers 4 --prompt 8 --tokens 16 \
 	    --throttle 400MB/s,none --capacity 10%,25%,50% --eviction lru,least_stale --prefetch none,top_k --repeat 2 --out runs/measured
+
+evidence: .venv/dev.stamp    ## predictions beside measurements: table, page and figure in docs/ (RUNS=folder of runs, several in quotes)
+	@test -n "$(RUNS)" || { echo "missing RUNS: make evidence RUNS=folder, a folder with cells.csv (docs/logs.md)"; exit 2; }
+	$(BIN)/python -m benchmarks.predicted_vs_measured $(RUNS) --out docs
 
 study-live-transfers: .venv/record.stamp  ## the live miniature with real transfers beside its emulated runs (15 minutes)
 	$(BIN)/python benchmarks/live_transfers.py

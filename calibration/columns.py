@@ -46,6 +46,7 @@ TIME = Range(1e-6, MOST_MS)  #: per token; at least a nanosecond
 
 CELLS: dict[str, Column] = {
     "cell": Column("unique name of the run; `--fit` takes patterns of names", needed=True),
+    "source": Column("where the run was published; for tables of predictions"),
     "device": Column("machine of the run; a calibration covers one device", needed=True),
     "model": Column("model of the run; a known model supplies empty columns", needed=True),
     "quant": Column("weight format of the file, such as `Q4_K_M`; another format of experts in parentheses"),

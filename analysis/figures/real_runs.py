@@ -163,6 +163,58 @@ def _mean_error(frame: pl.DataFrame) -> float:
     return float(frame.select(error).item())
 
 
+# Runs of others, predicted by calibrations
+
+MACHINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  #: a colour per machine
+ROLES = {"fit": True, "held out": False}  #: whether a marker is hollow
+BAND = 0.1  #: relative error of the dashed lines
+
+
+def predicted(rows: pl.DataFrame) -> Chart:
+    """Draw predicted over measured milliseconds per token: a colour per machine, hollow markers for runs of the fit.
+
+    `rows` have `machine`, `role`, `predicted` and `measured`. Raises ResultError for more machines than colours.
+    """
+    machines = list(dict.fromkeys(rows["machine"]))
+    if len(machines) > len(MACHINES):
+        raise ResultError(f"{len(machines)} machines do not fit one figure, which has {len(MACHINES)} colours")
+    times = [*rows["predicted"], *rows["measured"]]
+    ends = (min(times) / 1.2, max(times) * 1.2)
+    looks_of = {
+        (machine, role): Look(colour, "o", width=0, size=5.5, alpha=0.8, hollow=hollow)
+        for machine, colour in zip(machines, MACHINES, strict=False)
+        for role, hollow in ROLES.items()
+    }
+    series = [
+        Series(f"{machine}, {role}", look, _predicted(rows, machine, role), joined=False)
+        for (machine, role), look in looks_of.items()
+    ]
+    dashed = Look(MUTED, dash=(0, (3.7, 1.6)), width=0.7)
+    bands = [Series("", dashed, [Point(end, end * (1 + off)) for end in ends], behind=True) for off in (BAND, -BAND)]
+    held = rows.filter(pl.col("role") == "held out")
+    errors = (held["predicted"] / held["measured"] - 1).abs()
+    x, y = (Axis(f"{side} time per token, ms", "number", "log", limits=ends) for side in ("measured", "predicted"))
+    return Chart(
+        title=f"{len(held)} runs that no figure was fitted on: median |error| {errors.median():.1%}",
+        subtitle=f"and {len(rows) - len(held)} runs of the fits",
+        label="PREDICTED beside MEASURED",
+        note=(
+            "A point for every run and calibration. Hollow: runs of the fit. On the line the prediction is right, "
+            f"between the dashed lines within {BAND:.0%}. Runs whose time is not the machine's are left out."
+        ),
+        x=x,
+        y=y,
+        panels=[[Panel([_diagonal(ends, Look(MUTED, width=0.8)), *bands, *series])]],
+        legend=[Entry(f"{machine}, {role}", look) for (machine, role), look in looks_of.items()],
+        size=(4.4, 4.4),
+    )
+
+
+def _predicted(rows: pl.DataFrame, machine: str, role: str) -> list[Point]:
+    own = rows.filter((pl.col("machine") == machine) & (pl.col("role") == role)).select("measured", "predicted")
+    return [Point(*row) for row in own.iter_rows()]
+
+
 # Validations
 
 

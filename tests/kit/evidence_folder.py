@@ -29,7 +29,7 @@ COLUMNS = (
     *("cell", "date", "device", "model", "quant", "moe_layers", "experts", "k", "expert_bytes_mean", "dense_mib"),
     *("cache_mib", "cache_scope", "policy", "lanes", "overlap", "prefetch", "per_token_file", "trace_file", "hit_pct"),
     *("read_mib_per_token", "tok_s", "tpot_ms", "tpot_median_ms", "compute_ms", "io_ms", "stall_ms", "mgmt_ms"),
-    *("clean", "notes", "engine"),
+    *("clean", "notes", "engine", "source"),
 )
 LOGGED = ("token", "wall_ms", "io_ms", "compute_ms", "stall_ms", "mgmt_ms", "read_bytes")
 
