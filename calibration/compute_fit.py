@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy.optimize import least_squares
 
-from moereplay.calibration.link_fit import Figure, jackknifed, robust
+from moereplay.calibration.link_fit import TIE, Figure, jackknifed, robust
 from moereplay.calibration.prediction import loading_ms
 from moereplay.calibration.runs import Run
 from moereplay.simulator.platform import Platform, Roofline
@@ -34,10 +34,10 @@ def fit_compute(runs: Sequence[Run], base: Platform, warnings: list[str]) -> tup
     usual = [run for run in chosen if _format(run) is None] or chosen
     if not usual:
         return base, {}
+    ratio = base.tried.expert_rate if base.tried else None
     if _identified(usual):
-        figures = jackknifed(usual, lambda some: _two_rates(some, base))
+        figures = jackknifed(usual, lambda some: _two_rates(some, base, ratio))
     else:
-        ratio = base.tried.expert_rate if base.tried else None
         warnings.append(_one_demand(ratio, base))
         figures = jackknifed(usual, lambda some: _one_rate(some, base, ratio))
     fitted = _with_rates(base, figures, {})
@@ -65,14 +65,16 @@ def _one_demand(ratio: float | None, base: Platform) -> str:
     )
 
 
-def _two_rates(runs: Sequence[Run], base: Platform) -> dict[str, float]:
+def _two_rates(runs: Sequence[Run], base: Platform, ratio: float | None) -> dict[str, float]:
+    """Fit both rates; a ratio that the base states keeps runs in other states from pulling them apart."""
     seconds = np.array([_seconds(run, base) for run in runs])
     dense = np.array([run.sizes.dense_bytes or 0 for run in runs])
     experts = np.array([run.demand_bytes for run in runs])
 
     def errors(place: np.ndarray) -> np.ndarray:
         rates = np.exp(place)
-        return robust(np.log((dense / rates[0] + experts / rates[1]) / seconds))
+        tie = TIE * (place[1] - place[0] - np.log(ratio)) if ratio else 0.0
+        return np.append(robust(np.log((dense / rates[0] + experts / rates[1]) / seconds)), tie)
 
     start = np.log(float(np.median((dense + experts) / seconds)))
     bounds = (start - np.log(20), start + np.log(20))  # a rate beyond that is not identified

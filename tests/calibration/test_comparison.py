@@ -70,7 +70,7 @@ def test_the_command_writes_table_page_and_figure(table, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "PLANS", (("desk", BASE, tuple(FIT)),))
     monkeypatch.setattr("sys.argv", ["predicted_vs_measured", str(folder), "--out", str(tmp_path)])
     command.main()
-    written = list(csv.DictReader((tmp_path / "predicted-vs-measured.csv").open()))
+    written = list(csv.DictReader((tmp_path / "predicted-vs-measured.csv").read_text().splitlines()))
     assert len(written) == len([each for each in rows if each.role != "preset"])
     cell = next(each for each in written if each["id"] == "paging")
     assert (cell["source"], cell["compared"]) == ("someone#1", "no") and float(cell["error"]) < -0.9

@@ -71,7 +71,8 @@ def test_predicted_cells_are_a_table_of_80_columns(folder):
     assert max(len(line) for line in shown.splitlines() if not line.startswith("  moereplay")) <= 80
     row = next(line.split() for line in shown.splitlines() if line.startswith("made-two-lanes "))
     assert row[1] == "fit" and row[2].count("/") == 1 and row[3].endswith("%")
-    assert next(line.split() for line in shown.splitlines() if line.startswith("start "))[3] == "us"  # not start_ns
+    start = next(line.split() for line in shown.splitlines() if line.startswith("start_time_per_mib "))
+    assert start[3] == "us/MiB"  # not start_ns_per_mib
 
 
 def test_warnings_that_end_alike_are_said_below_their_end():
