@@ -22,7 +22,7 @@ from moereplay.traces.writer import TraceWriter
 from tests.kit.stored import PLAIN, ids_only
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNS, TOKENS = 300, 350  #: a file as long as the published collection of decode runs
+RUNS, TOKENS = 150, 350  #: a file half as long as the published collection of decode runs
 
 
 def recording(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from moereplay.policies.grammar import parse
 from moereplay.simulator.config import configure
 from moereplay.simulator.interface import ranking
 from moereplay.simulator.source import TraceSource
-from moereplay.traces.schema import Geometry, TraceError
+from moereplay.traces.schema import Geometry, Trace, TraceError
 from moereplay.traces.selection import accesses_of, profile, sampled, split
 from moereplay.traces.store import open_trace
 from moereplay.traces.synthetic import Synthetic, synthesise
@@ -67,35 +67,29 @@ def test_the_verb_writes_both_traces_and_the_profile_of_the_first(tmp_path: Path
 
 # -- A sample of a trace: whole requests, evenly spaced, or the trace itself.
 
-#: Ten requests of 6 tokens, each of which chooses 2 experts in 3 layers: 36 accesses a request.
-WHOLE = synthesise(
-    Synthetic.model_validate(
-        {
-            "kind": "markov",
-            "geometry": Geometry(layers=3, experts=8, k=2, expert_bytes=(1,) * 3),
-            "requests": 10,
-            "prompt_tokens": 2,
-            "decode_tokens": 4,
-            "reuse": 0.5,
-            "recall": (0.8,),
-        }
-    )
-)
+
+@pytest.fixture(scope="module")
+def ten() -> Trace:
+    """Ten requests of 6 tokens, each of which chooses 2 experts in 3 layers: 36 accesses a request."""
+    geometry = Geometry(layers=3, experts=8, k=2, expert_bytes=(1,) * 3)
+    lengths = {"requests": 10, "prompt_tokens": 2, "decode_tokens": 4}
+    made = {"kind": "markov", "geometry": geometry, "reuse": 0.5, "recall": (0.8,), **lengths}
+    return synthesise(Synthetic.model_validate(made))
 
 
-def test_every_nth_request_is_taken_whole():
-    assert accesses_of(WHOLE) == 360
-    few = sampled(WHOLE, 150)
+def test_every_nth_request_is_taken_whole(ten: Trace):
+    assert accesses_of(ten) == 360
+    few = sampled(ten, 150)
     assert few.requests == 4 and accesses_of(few) == 144
     for at, of in enumerate((0, 3, 6, 9)):
-        ours, theirs = few.request(at), WHOLE.request(of)
+        ours, theirs = few.request(at), ten.request(of)
         assert ours.prompt_length == theirs.prompt_length == 2
         assert np.array_equal(ours.chosen, theirs.chosen) and np.array_equal(ours.lookahead[0], theirs.lookahead[0])
-    assert few.capabilities == WHOLE.capabilities
+    assert few.capabilities == ten.capabilities
 
 
-def test_at_least_one_request_and_at_most_all_of_them():
-    assert sampled(WHOLE, 1).requests == 1
-    assert sampled(WHOLE, 360) is WHOLE
-    one = sampled(WHOLE, 1)
+def test_at_least_one_request_and_at_most_all_of_them(ten: Trace):
+    assert sampled(ten, 1).requests == 1
+    assert sampled(ten, 360) is ten
+    one = sampled(ten, 1)
     assert sampled(one, 1) is one, "a request is not cut"
