@@ -27,64 +27,54 @@ def made(folder: Path, *names: str) -> list[Path]:
     return sorted(folder / name for name in names)
 
 
+#: Files of sets that state how many there are -> those that are missing.
+SETS = {
+    "train-00001-of-00002.parquet": "train-00000-of-00002.parquet train-00002-of-00002.parquet",
+    "a-00000-of-00003.jsonl a-00002-of-00003.jsonl": "a-00001-of-00003.jsonl",
+    "m-00001-of-00003.npz m-00003-of-00003.npz": "m-00002-of-00003.npz",
+    "x.1of2.csv.gz": "x.0of2.csv.gz x.2of2.csv.gz",
+    "train-0-of-1.csv test-0-of-2.csv": "test-1-of-2.csv",
+    "a_1_of_2.pt": "a_0_of_2.pt a_2_of_2.pt",
+    "train-00000-of-00002.parquet train-00001-of-00002.parquet": "",
+    "m-00001-of-00002.npz m-00002-of-00002.npz": "",
+    "one.csv two.csv": "",
+    "train-0-of-1.csv test-0-of-2.csv test-1-of-2.csv": "",
+}
+
+
 def test_a_set_without_a_file_is_refused_by_the_missing_name(tmp_path: Path) -> None:
-    for at, (present, missing) in enumerate(
-        [
-            (["train-00001-of-00002.parquet"], ["train-00000-of-00002.parquet", "train-00002-of-00002.parquet"]),
-            (["a-00000-of-00003.jsonl", "a-00002-of-00003.jsonl"], ["a-00001-of-00003.jsonl"]),
-            (["m-00001-of-00003.npz", "m-00003-of-00003.npz"], ["m-00002-of-00003.npz"]),
-            (["x.1of2.csv.gz"], ["x.0of2.csv.gz", "x.2of2.csv.gz"]),
-            (["train-0-of-1.csv", "test-0-of-2.csv"], ["test-1-of-2.csv"]),
-            (["a_1_of_2.pt"], ["a_0_of_2.pt", "a_2_of_2.pt"]),
-        ]
-    ):
+    for at, (present, missing) in enumerate(SETS.items()):
         folder = tmp_path / str(at)
-        folder.mkdir()
-        with case(present, missing):
-            with pytest.raises(TraceError) as refused:
-                sources.refuse_missing(folder, made(folder, *present))
-            assert all(name in str(refused.value) for name in missing)
+        files = made(folder, *present.split())
+        with case(present):
+            if missing:
+                with pytest.raises(TraceError) as refused:
+                    sources.refuse_missing(folder, files)
+                assert all(name in str(refused.value) for name in missing.split())
+            else:
+                sources.refuse_missing(folder, files)
+                assert sources.notes(folder, files) == []
 
 
-def test_a_whole_set_is_not_refused(tmp_path: Path) -> None:
-    for at, present in enumerate(
-        [
-            ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
-            ["m-00001-of-00002.npz", "m-00002-of-00002.npz"],
-            ["one.csv", "two.csv"],
-            ["train-0-of-1.csv", "test-0-of-2.csv", "test-1-of-2.csv"],
-        ]
-    ):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        files = made(folder, *present)
-        sources.refuse_missing(folder, files)
-        assert sources.notes(folder, files) == []
+#: Numbered files -> the numbers that are missing; "" where numbers do not count the files.
+NUMBERED = {
+    "part-0.csv part-2.csv": "1",
+    "part-00001-abc9.csv part-00002-abc9.csv": "0",
+    "layer0.npz layer1.npz layer3.npz": "2",
+    "prompt_1_data.csv prompt_2_data.csv prompt_4_data.csv": "3",
+    "rank0.csv rank1.csv rank4.csv": "2, 3",
+    "run_1700000000.csv run_1700000500.csv": "",
+    "a7.csv": "",
+    "a1.csv b3.csv": "",
+    "3.csv 90.csv": "",
+}
 
 
 def test_a_gap_in_numbers_is_named(tmp_path: Path) -> None:
-    for at, (present, number) in enumerate(
-        [
-            (["part-0.csv", "part-2.csv"], "1"),
-            (["part-00001-abc9.csv", "part-00002-abc9.csv"], "0"),
-            (["layer0.npz", "layer1.npz", "layer3.npz"], "2"),
-            (["prompt_1_data.csv", "prompt_2_data.csv", "prompt_4_data.csv"], "3"),
-            (["rank0.csv", "rank1.csv", "rank4.csv"], "2, 3"),
-        ]
-    ):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        (said,) = sources.notes(folder, made(folder, *present))
-        assert f"no file {number} of " in said
-
-
-def test_numbers_that_do_not_count_files_have_no_gaps(tmp_path: Path) -> None:
-    for at, present in enumerate(
-        [["run_1700000000.csv", "run_1700000500.csv"], ["a7.csv"], ["a1.csv", "b3.csv"], ["3.csv", "90.csv"]]
-    ):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        assert sources.notes(folder, made(folder, *present)) == []
+    for at, (present, number) in enumerate(NUMBERED.items()):
+        said = sources.notes(tmp_path / str(at), made(tmp_path / str(at), *present.split()))
+        assert len(said) == bool(number), (present, said)
+        assert all(f"no file {number} of " in note for note in said), (present, said)
 
 
 def test_files_that_were_not_read_are_named_and_those_about_the_data_are_not(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from moereplay.traces.summary import summarise
 from moereplay.traces.validator import examine
 from moereplay.traces.writer import write_trace
 from tests.kit.collecting import case
+from tests.kit.command import moereplay_here
 from tests.tracegen.test_faults import edit_attributes, reseal
 
 LAYERS, EXPERTS, K, TOKENS = 2, 8, 2, 12
@@ -159,7 +158,6 @@ def test_the_command_line_ends_with_2_and_one_line(tmp_path: Path) -> None:
     arrays = rows()
     arrays["chosen"][7, 1, 0] = 500
     path = stored(tmp_path / "a.zarr", arrays)
-    command = [sys.executable, "-m", "moereplay", "inspect", "--full", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = moereplay_here("inspect", "--full", path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "chosen[7, 1, 0] is 500 (token 7, layer 1)" in done.stderr

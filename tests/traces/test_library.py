@@ -105,27 +105,40 @@ def test_the_same_trace_is_published_as_the_same_bytes(library: Path, tmp_path: 
 # ---------------------------------------------------------------- the hub
 
 
-def hub(*words: str, at: str, home: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The command, for which the hub is at an address."""
-    said = {"HF_ENDPOINT": at, "HF_HOME": str(home), "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-m", "moereplay", "traces", *words]
-    return subprocess.run(command, env=os.environ | said, cwd=cwd, capture_output=True, text=True, check=False)
+#: The hub's package reads its settings as it is imported: a process per address, however many commands.
+COMMANDS = """
+import json, sys
+from tests.kit.command import moereplay_here
+ended = [moereplay_here("traces", *words) for words in json.loads(sys.argv[1])]
+print(json.dumps([[each.returncode, each.stdout, each.stderr] for each in ended]))
+"""
+
+
+def hub(*commands: list[str], at: str, folder: Path) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each command, for which the hub is at an address."""
+    said = {"HF_ENDPOINT": at, "HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    ended = subprocess.run(command, env=os.environ | said, cwd=folder, capture_output=True, text=True, check=True)
+    return json.loads(ended.stdout)
 
 
 def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     with hub_of(library) as at:
-        listed = hub("list", IDENTITY, "--json", at=at, home=tmp_path / "hf", cwd=tmp_path)
-        assert (listed.returncode, listed.stderr) == (0, "")
-        got = hub("get", "mini", "--from", f"hf://datasets/{IDENTITY}", at=at, home=tmp_path / "hf", cwd=tmp_path)
-        assert got.returncode == 0, got.stderr
-        other = hub("list", "nobody/nothing", at=at, home=tmp_path / "hf", cwd=tmp_path)
-    assert json.loads(listed.stdout)[0]["digest"] == open_trace(tmp_path / "mini.zarr").digest
-    assert (other.returncode, other.stderr.count("\n")) == (2, 1)
-    assert "nobody/nothing is neither a folder nor a public data set" in other.stderr
-    away = hub("list", "else/where", at="http://127.0.0.1:9", home=tmp_path / "hf2", cwd=tmp_path)
-    assert (away.returncode, away.stderr.count("\n")) == (2, 1)
-    assert "the hub cannot be reached" in away.stderr
+        (code, listed, said), got, (other, _, unknown) = hub(
+            ["list", IDENTITY, "--json"],
+            ["get", "mini", "--from", f"hf://datasets/{IDENTITY}"],
+            ["list", "nobody/nothing"],
+            at=at,
+            folder=tmp_path,
+        )
+    assert (code, said) == (0, "") and got[0] == 0, got
+    assert json.loads(listed)[0]["digest"] == open_trace(tmp_path / "mini.zarr").digest
+    assert (other, unknown.count("\n")) == (2, 1)
+    assert "nobody/nothing is neither a folder nor a public data set" in unknown
+    ((away, _, said),) = hub(["list", "else/where"], at="http://127.0.0.1:9", folder=tmp_path)
+    assert (away, said.count("\n")) == (2, 1)
+    assert "the hub cannot be reached" in said
 
 
 # ---------------------------------------------------------------- refused
@@ -245,10 +258,11 @@ def _publish(out: Path, name: str) -> None:
     publish(open_trace(SAMPLE), out, name, "MIT")
 
 
-def test_a_killed_publication_is_completed_by_the_same_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", (3, pytest.param(8, marks=pytest.mark.long)))
+def test_a_killed_publication_is_completed_by_the_same_call(kills: int, tmp_path: Path) -> None:
     """Wherever it was killed: while rows are written, before the index, before the card."""
     draw, process = random.Random(7), multiprocessing.get_context("fork")
-    for number in range(8):
+    for number in range(kills):
         out = tmp_path / f"lib{number}"
         work = process.Process(target=_publish, args=(out, "x"))
         work.start()
@@ -301,9 +315,10 @@ def test_a_name_that_another_trace_has_is_refused_and_nothing_changes(library: P
     assert {path: path.read_bytes() for path in library.rglob("*") if path.is_file()} == before
 
 
-def test_killed_while_publishing_the_library_stays_readable(library: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", (3, pytest.param(6, marks=pytest.mark.long)))
+def test_killed_while_publishing_the_library_stays_readable(kills: int, library: Path, tmp_path: Path) -> None:
     draw, process = random.Random(4), multiprocessing.get_context("fork")
-    for number in range(6):
+    for number in range(kills):
         work = process.Process(target=_publish, args=(library, f"more{number}"))
         work.start()
         time.sleep(draw.random() * 0.4)

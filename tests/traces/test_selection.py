@@ -60,17 +60,8 @@ def test_the_verb_writes_both_traces_and_the_profile_of_the_first(tmp_path: Path
         for at, request in enumerate(requests):
             assert (part.request(at).chosen == whole.request(request).chosen).all()
     assert [tuple(pair) for pair in json.loads((out / "profile.json").read_text())] == profile(train)
-    words = (
-        "--eviction",
-        "static:profile=given",
-        "--profile",
-        out / "profile.json",
-        "--capacity",
-        "60%",
-        "--engine",
-        "reference",
-    )
-    assert moereplay("replay", out / "test.zarr", *words, "--engine", "reference")[0] == 0
+    fitted = ("--eviction", "static:profile=given", "--profile", out / "profile.json", "--engine", "reference")
+    assert moereplay("replay", out / "test.zarr", "--capacity", "60%", *fitted)[0] == 0
     assert "it is a folder" in moereplay("split", whole.path, "--out", out)[2]
 
 
