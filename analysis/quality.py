@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -66,7 +66,7 @@ def tables(frame: pl.DataFrame) -> dict[str, list[Row]]:
     """Return a table per task: a row per set with misses, time per token and measures; the unmodified model first."""
     found = {(each.set, each.task, each.measure): each for each in judged(frame)}
     return {
-        task: [_table_row(row, leading(frame, task), found) for row in _of(frame, task)]
+        task: [_table_row(row, leading(frame, task), found) for row in frame.filter(pl.col("task") == task).to_dicts()]
         for task in frame["task"].unique(maintain_order=True)
     }
 
@@ -104,10 +104,6 @@ def _rates(counted: Mapping[str, int]) -> dict[str, float | None]:
         "ttft_ms": METRICS["ttft_mean_ms"].value({**counted, "prefills": counted["ttft_requests"]}),
         "tpot_ms": METRICS["tpot_ms"].value(counted),
     }
-
-
-def _of(frame: pl.DataFrame, task: str) -> Sequence[Row]:
-    return frame.filter(pl.col("task") == task).to_dicts()
 
 
 def _table_row(row: Row, first: str, found: Mapping[tuple[str, str, str], Judged]) -> Row:

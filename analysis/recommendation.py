@@ -38,7 +38,16 @@ def lines(found: Document) -> list[str]:
         _searched(found),
         "",
         table(
-            [_row(point, found) for point in found["memory_curve"]],
+            [
+                {
+                    "memory GB": point["memory_bytes"] / GB,
+                    "cache GB": point["cache_bytes"] / GB,
+                    "tok/s": point["tokens_per_s"],
+                    "change": _change(point, found),
+                    "hit": Share(point["hit_rate"]),
+                }
+                for point in found["memory_curve"]
+            ],
             "more or less memory, with the fastest of the leading sets:",
         ),
         _flags(found),
@@ -196,16 +205,6 @@ def _searched(found: Document) -> str:
     cut = f"; it ended early, of at most {searched['at_most']:,}: --budget none tries all" if searched["cut"] else ""
     many = f"{searched['combinations']:,} lossless sets ({each}), with {searched['replayed']:,} replays"
     return f"searched: {many}{how}{cut}"
-
-
-def _row(point: Document, found: Document) -> dict[str, object]:
-    return {
-        "memory GB": point["memory_bytes"] / GB,
-        "cache GB": point["cache_bytes"] / GB,
-        "tok/s": point["tokens_per_s"],
-        "change": _change(point, found),
-        "hit": Share(point["hit_rate"]),
-    }
 
 
 def _flags(found: Document) -> str:

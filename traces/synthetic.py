@@ -105,7 +105,17 @@ def synthesise(config: Synthetic) -> Trace:
         _check_cycle(config, chosen)
     looks = [_lookahead(config, logits, depth) for depth in range(1, len(config.recall) + 1)]
     whole = Request(chosen, config.prompt_tokens, weights, logits if config.logits else None, tuple(looks))
-    header = Header(geometry=config.geometry, provenance=_provenance(config), lookahead_depth=len(looks))
+    header = Header(
+        geometry=config.geometry,
+        provenance=Provenance(
+            model=f"{MODEL}{config.kind}",
+            dtype="bfloat16" if config.bf16 else "float32",
+            source=config.model_dump_json(exclude={"geometry"}),
+            importer=IMPORTER,
+            seed=config.seed,
+        ),
+        lookahead_depth=len(looks),
+    )
     starts = range(0, config.tokens, config.length)
     return memory_trace(header, [_part(whole, start, config.length) for start in starts])
 
@@ -152,16 +162,6 @@ def _part(whole: Request, start: int, length: int) -> Request:
         weights=None if whole.weights is None else whole.weights[rows],
         logits=None if whole.logits is None else whole.logits[rows],
         lookahead=tuple(look[rows] for look in whole.lookahead),
-    )
-
-
-def _provenance(config: Synthetic) -> Provenance:
-    return Provenance(
-        model=f"{MODEL}{config.kind}",
-        dtype="bfloat16" if config.bf16 else "float32",
-        source=config.model_dump_json(exclude={"geometry"}),
-        importer=IMPORTER,
-        seed=config.seed,
     )
 
 

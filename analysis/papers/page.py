@@ -77,8 +77,8 @@ def _drawn(chart: Chart, drawn: dict[str, str], text: Text, rows: pl.DataFrame, 
     marks = [_published_handle(chart, published)] if len(published) else []
     wording = Wording(
         text.title,
-        _subtitle(rows),
-        _label(rows),
+        shared(rows.with_columns(pl.col("trace").str.head(DIGITS))),
+        " / ".join(sorted(set(rows["label"]))),
         chart.x_name,
         f"{y_name} (log)" if chart.log and y_name else y_name,
         text.note,
@@ -132,14 +132,6 @@ def _checked(layout: Layout) -> Layout:
 
 def _names(rows: pl.DataFrame, column: str) -> list[str]:
     return rows[column].unique(maintain_order=True).to_list()
-
-
-def _subtitle(rows: pl.DataFrame) -> str:
-    return shared(rows.with_columns(pl.col("trace").str.head(DIGITS)))
-
-
-def _label(rows: pl.DataFrame) -> str:
-    return " / ".join(sorted(set(rows["label"])))
 
 
 def _handles(chart: Chart, looks: dict[str, Look]) -> Sequence[Artist]:

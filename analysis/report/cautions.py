@@ -21,7 +21,7 @@ from moereplay.traces.schema import Trace
 from moereplay.traces.summary import Summary, summarise
 from moereplay.traces.synthetic import named_synthetic, synthetic
 from moereplay.traces.texts import counted
-from moereplay.traces.validator import Finding, examine
+from moereplay.traces.validator import examine
 
 
 def cautions(
@@ -115,8 +115,12 @@ def _of(digest: str, source: Source) -> dict[str, Any]:
     return named | {
         "missing": "",
         "figures": _figures(source.trace, summary),
-        "layers": _layers(summary),
-        "findings": [_finding(each) for each in findings],
+        "layers": [
+            {"layer": at, "reuse": layer.reuse, "entropy": layer.entropy, "busiest/mean": layer.imbalance}
+            | {f"recall +{depth}": share for depth, share in layer.recall.items()}
+            for at, layer in enumerate(summary.layers)
+        ],
+        "findings": [{"level": each.level, "check": each.check, "text": each.text} for each in findings],
         "complete": source.trace.complete,
     }
 
@@ -142,18 +146,6 @@ def _figures(trace: Trace, summary: Summary) -> dict[str, Any]:
 
 def _recall(summary: Summary, depth: int) -> float:
     return fmean(layer.recall[depth] for layer in summary.layers if depth in layer.recall)
-
-
-def _layers(summary: Summary) -> list[dict[str, Any]]:
-    return [
-        {"layer": at, "reuse": layer.reuse, "entropy": layer.entropy, "busiest/mean": layer.imbalance}
-        | {f"recall +{depth}": share for depth, share in layer.recall.items()}
-        for at, layer in enumerate(summary.layers)
-    ]
-
-
-def _finding(found: Finding) -> dict[str, str]:
-    return {"level": found.level, "check": found.check, "text": found.text}
 
 
 def caution_lines(found: Sequence[dict[str, Any]]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from moereplay.analysis.figures.capacities import behind, bounds, curve_series
-from moereplay.analysis.figures.chart import Axis, Chart, Panel, Series, Tick, coinciding, spans_a_decade
+from moereplay.analysis.figures.chart import Axis, Chart, Panel, Tick, coinciding, spans_a_decade
 from moereplay.analysis.figures.facets import joined, lines
 from moereplay.analysis.metrics import HIGH, LOW, with_ratios
 from moereplay.analysis.palette import DASHES, SOLID, Look, looks
@@ -116,11 +116,7 @@ def _with_bounds(figure: Figure, runs: Sequence[Run], curves: pl.DataFrame) -> F
     thin = [replace(each, look=replace(each.look, dash=THIN)) for each in curve_series(curves, MOST_POINTS)]
     names = {each.name for each in thin}
     found = [each for each in bounds(pl.DataFrame(rows, schema=schema, orient="row")) if each.name not in names]
-    return _over(figure, [*figure.panel.series, *found, *thin])
-
-
-def _over(figure: Figure, series: Sequence[Series]) -> Figure:
-    return replace(figure, chart=replace(figure.chart, panels=[[Panel(series)]]))
+    return replace(figure, chart=replace(figure.chart, panels=[[Panel([*figure.panel.series, *found, *thin])]]))
 
 
 def _behind(case: Case, curves: pl.DataFrame) -> pl.DataFrame:

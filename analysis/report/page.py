@@ -156,7 +156,9 @@ def contents(material: Material) -> Contents:
     """Return the contents of a page. Raises TraceError if the rows of a trace are damaged."""
     found = cases(material)
     every, traces, platforms = runs(found, material), health(material), machines(material)
-    panels = [_panel(at, case, found, every, material) for at, case in enumerate(found)] or [_curves(material)]
+    panels = [_panel(at, case, found, every, material) for at, case in enumerate(found)] or [
+        Panel("", [CURVES_ALONE], [], [], figures.of_curves(material), (), False)
+    ]
     best = answer.brief(found)
     data = {
         "question": question(material, found),
@@ -181,10 +183,6 @@ def _panel(at: int, case: Case, found: Sequence[Case], every: Sequence[Run], mat
         varies=case.names,
         timed=any(run["figures"]["tokens_per_s"] is not None for run in own),
     )
-
-
-def _curves(material: Material) -> Panel:
-    return Panel("", [CURVES_ALONE], [], [], figures.of_curves(material), (), False)
 
 
 def _named(panel: Panel, several: bool) -> list[str]:

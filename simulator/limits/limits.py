@@ -130,7 +130,9 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
         counted = {} if bound is None else count(trace, bound)
         why = f"{found.remark}: {found.setting}"
         unknown = dict.fromkeys(("relaxed", "forced", "fixed", "routed", "least"))
-        return Limits(_accesses(trace, config), counted.get("compulsory"), **unknown, reasons=(why, *reasons))
+        return Limits(
+            len(demand_of(trace, config.passes).expert), counted.get("compulsory"), **unknown, reasons=(why, *reasons)
+        )
     relaxed = replace(bound, admission=RELAXED)
     counted = count(trace, relaxed)
     fewest = misses_of(counted)
@@ -147,10 +149,6 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
         least,
         tuple(reasons),
     )
-
-
-def _accesses(trace: Trace, config: ReplayConfig) -> int:
-    return len(demand_of(trace, config.passes).expert)
 
 
 def _no_least_time(ready: Plan) -> Iterator[str]:

@@ -31,7 +31,16 @@ class Counters:
         """Charge to this pass from now on; a request begins with its first pass."""
         for (request, phase), places in step_pass.parts().items():
             if request not in self._requests:
-                self._requests[request] = {"request": request, **_times(now), **_zeros()}
+                self._requests[request] = {
+                    "request": request,
+                    "start_ns": now,
+                    "ttft_ns": None,
+                    "decode_ns": 0,
+                    "decode_passes": 0,
+                    "end_ns": now,
+                    "tokens": 0,
+                    **_zeros(),
+                }
             self.charge_to(request, phase)
             self._row["tokens"] += len(places)
         self.charge_to(step_pass.request, step_pass.phase)
@@ -100,10 +109,6 @@ class Counters:
         """Return a row per request in run order."""
         left_out = {name for name, counter in COUNTERS.items() if "request" not in counter.per}
         return [{name: it for name, it in row.items() if name not in left_out} for row in self._requests.values()]
-
-
-def _times(now: int) -> Row:
-    return {"start_ns": now, "ttft_ns": None, "decode_ns": 0, "decode_passes": 0, "end_ns": now, "tokens": 0}
 
 
 def _zeros() -> Row:

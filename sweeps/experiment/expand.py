@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from moereplay.policies.contract import PolicyError
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.experiment.schema import PRESET, Experiment, Range, Settings, Value, configuration, spelled, whole
+from moereplay.sweeps.experiment.schema import PRESET, Experiment, Range, Settings, configuration, spelled, whole
 from moereplay.sweeps.grid import check_count
 
 
@@ -163,7 +163,9 @@ def platforms(experiment: Experiment) -> set[str]:
 def _values(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
     """Yield (table, name, value) of every setting without a dot."""
     tables: list[tuple[str, Mapping[str, Any]]] = [("[base]", {k: [v] for k, v in experiment.base.items()})]
-    tables.append(("[grid]", {k: _ends(v) if isinstance(v, Range) else v for k, v in experiment.grid.items()}))
+    tables.append(
+        ("[grid]", {k: [v.at(0), v.at(1)] if isinstance(v, Range) else v for k, v in experiment.grid.items()})
+    )
     tables += [("[[zip]]", table) for table in experiment.zip]
     tables += [("[[include]]", {k: [v] for k, v in table.items()}) for table in experiment.include]
     for table, settings in tables:
@@ -179,10 +181,6 @@ def _excluded(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
             for value in wanted if isinstance(wanted, list) else [wanted]:
                 if "." not in name:
                     yield "[[exclude]]", name, value
-
-
-def _ends(values: Range) -> list[Value]:
-    return [values.at(0), values.at(1)]
 
 
 def _checked(file: Path, settings: Settings) -> ReplayConfig:

@@ -158,7 +158,19 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     geometry = _dense(_geometry(fields, origin.source), shape, options, origin, stored)
     beside = sources.notes(origin.source, origin.files, origin.beside)
     told = [*notes, *_size_notes(shape, base, bits, geometry, options), *_text_notes(origin, options), *beside]
-    return Header(geometry=geometry, provenance=_provenance(origin, options, told))
+    return Header(
+        geometry=geometry,
+        provenance=Provenance(
+            model=options.model or origin.model or "unknown",
+            revision=origin.revision,
+            source=origin.source.resolve().name,
+            source_sha256=digest_of(origin.files),
+            importer=origin.importer,
+            decoding=origin.decoding,
+            synthetic=origin.synthetic,
+            notes=tuple(told),
+        ),
+    )
 
 
 def _check_agreement(shape: Shape, base: Geometry, options: Options, source: Path) -> None:
@@ -336,19 +348,6 @@ def size_line(geometry: Geometry) -> str:
     mean = total / (geometry.layers * geometry.experts)
     each = f"{mean / 2**20:.4g} MiB at {geometry.expert_bits:g} bits"
     return f"an expert has {each}, all have {total / 2**30:.4g} GiB; --expert-bits or --expert-bytes change that"
-
-
-def _provenance(origin: Origin, options: Options, notes: list[str]) -> Provenance:
-    return Provenance(
-        model=options.model or origin.model or "unknown",
-        revision=origin.revision,
-        source=origin.source.resolve().name,
-        source_sha256=digest_of(origin.files),
-        importer=origin.importer,
-        decoding=origin.decoding,
-        synthetic=origin.synthetic,
-        notes=tuple(notes),
-    )
 
 
 def phase_note(options: Options) -> list[str]:
