@@ -15,7 +15,7 @@ QUANTISERS := $(addprefix tests/,tracegen/test_quantisers.py tracegen/test_packe
 BEGAN := $(shell date +%s)
 # Room for more than one token's experts: below it a global LRU hits nothing.
 GRID := --capacity 15%,25%,50% --eviction lru,lfu,least_stale
-# Other people's recordings, where a folder of them lies beside this one (CONTRIBUTING.md).
+# Other people's recordings, if a folder of them is next to this one (CONTRIBUTING.md).
 RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
@@ -77,7 +77,7 @@ endif
 	    echo "pictures: $(DEMO)/$$model/figures/ (collisions_by_layer.png first)"; \
 	    echo "one page of all: $(DEMO)/$$model.html"; fi; done
 ifeq ($(wildcard $(REAL)),)
-	@echo; echo "A real model's routing, gpt-oss-20b's, beside it:"; echo "  docs/trace-format.md, \"A published recording\""
+	@echo; echo "A real model's routing, gpt-oss-20b's, in addition:"; echo "  docs/trace-format.md, \"A published recording\""
 endif
 	@echo "Done in $$(($$(date +%s) - $(BEGAN))) seconds. Next: README.md, or make demo-full."
 
@@ -86,7 +86,7 @@ demo-begins:
 	else echo "Takes 1 to 2 minutes after the download of packages."; \
 	  echo "Disk: 1.5 GB of packages in .venv, 60 MB in $(DEMO)."; fi
 
-demo-full: .venv/record.stamp  ## the long circle: texts as well, trace health, and the model live beside its replays (3 minutes)
+demo-full: .venv/record.stamp  ## also records texts, checks the trace, and runs the model live to compare with its replays (3 minutes)
 	rm -rf $(DEMO)-full
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 16 --max-new-tokens 65 \
 	    --temperature 1 --look-ahead 2 --dtype float32 --out $(DEMO)-full/prompts.zarr
@@ -139,10 +139,10 @@ study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 under 24 readings: collisio
 	    $(if $(TRACE),--set 'traces=["$(abspath $(TRACE))"]')
 	$(BIN)/moereplay sweep show runs/study-collisions/results --by collisions_per_miss --top 168 --markdown
 
-study-cache-prior: .venv/base.stamp  ## Cache-Prior's misses against lambda and quality, beside LRU and Belady (TRACE=a.zarr for another)
+study-cache-prior: .venv/base.stamp  ## Cache-Prior's misses against lambda and quality, with LRU and Belady (TRACE=a.zarr for another)
 	$(BIN)/moereplay paper cache-conditional $(or $(TRACE),miniature) --published --out runs/cache-prior
 
-study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain in TTFT beside the published one (TRACE=a.zarr)
+study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain in TTFT compared with the published one (TRACE=a.zarr)
 	$(BIN)/python benchmarks/specmd_table2.py $(if $(TRACE),--trace $(TRACE))
 
 study-readings: .venv/base.stamp  ## SpecMD Table 2 under every reading of what the paper leaves open, ranked (10 minutes)
@@ -171,29 +171,29 @@ study-forecast: .venv/record.stamp  ## FORECAST of quality from counters: errors
 bench-recording: .venv/record.stamp  ## what recording costs over plain generate(), and bytes per token
 	$(BIN)/python benchmarks/recording_overhead.py
 
-bench: .venv/dev.stamp       ## speed of the compiled engine beside the reference, libCacheSim and itself (a quiet machine!)
+bench: .venv/dev.stamp       ## speed of the compiled engine, the reference engine and libCacheSim (a quiet machine!)
 	$(BIN)/python benchmarks/engine_speed.py --out runs/engine_speed.json
 
-bench-cost: .venv/dev.stamp  ## what a replay costs beside its events: in a warm process, of the command, and the first one (2 minutes)
+bench-cost: .venv/dev.stamp  ## fixed costs of a replay: in a warm process, of the command, and of the first one (2 minutes)
 	$(BIN)/python benchmarks/fixed_cost.py --out runs/fixed_cost.json
 
 bench-sweep: .venv/dev.stamp ## a sweep of 1,000 configurations: wall time, memory, two workers over one, resuming (15 minutes)
 	$(BIN)/python benchmarks/sweep_speed.py --out runs/sweep_speed.json
 
-study-measured: .venv/dev.stamp  ## real offloading on this machine beside replays: 48 runs in ten minutes, 3.2 GB of disk
+study-measured: .venv/dev.stamp  ## real offloading on this machine compared with replays: 48 runs in ten minutes, 3.2 GB of disk
 	rm -rf runs/measured/like.zarr
 	$(BIN)/moereplay synthesise --out runs/measured/like.zarr --requests 1 --prompt-tokens 0 --decode-tokens 48 --recall .8 --seed 11
 	$(BIN)/moereplay measure runs/measured/like.zarr --slow-tier disk:runs/measured --layers 4 --prompt 8 --tokens 16 \
 	    --throttle 400MB/s,none --capacity 10%,25%,50% --eviction lru,least_stale --prefetch none,top_k --repeat 2 --out runs/measured
 
-evidence: .venv/dev.stamp    ## predictions beside measurements: table, page and figure in docs/ (RUNS=folder of runs, several in quotes)
+evidence: .venv/dev.stamp    ## predictions compared with measurements: table, page and figure in docs/ (RUNS=folder of runs, several in quotes)
 	@test -n "$(RUNS)" || { echo "missing RUNS: make evidence RUNS=folder, a folder with cells.csv (docs/logs.md)"; exit 2; }
 	$(BIN)/python -m benchmarks.predicted_vs_measured $(RUNS) --out docs
 
-study-live-transfers: .venv/record.stamp  ## the live miniature with real transfers beside its emulated runs (15 minutes)
+study-live-transfers: .venv/record.stamp  ## the live miniature with real transfers compared with its emulated runs (15 minutes)
 	$(BIN)/python benchmarks/live_transfers.py
 
-study-recommend: .venv/base.stamp  ## what recommend finds beside trying everything (CASES="a.zarr:phone-ufs4:4GB", PASSES=token)
+study-recommend: .venv/base.stamp  ## recommend compared with a full grid (CASES="a.zarr:phone-ufs4:4GB", PASSES=token)
 	$(BIN)/python benchmarks/recommend_against_grid.py $(or $(CASES),miniature:phone-ufs4:510MB miniature:rtx4090-pcie4:510MB) \
 	    --passes $(or $(PASSES),token)
 
@@ -203,7 +203,7 @@ study-tasks: .venv/dev.stamp  ## public prompt sets as tasks under ten policy se
 	    --tasks runs/tasks/truthfulqa.yaml,runs/tasks/gsm8k.yaml,runs/tasks/nq_open.yaml,perplexity:tracegen/miniature/heldout.txt \
 	    --window 128 --limit $(or $(LIMIT),10) --batch $(or $(BATCH),8) --dtype float32 --out runs/quality-tasks
 
-study-tune: .venv/dev.stamp  ## what a search finds of the true Pareto set of 2,000 configurations, beside random search
+study-tune: .venv/dev.stamp  ## share of the true Pareto set of 2,000 configurations that a search finds, and random search
 	$(BIN)/python benchmarks/tune_against_grid.py
 
 study-long-traces: .venv/base.stamp  ## write, open, merge and replay a trace of ROWS=1e8 (token, layer) rows: time and memory (10 GB per 4e8)

@@ -293,7 +293,7 @@ def undisturbed() -> Iterator[None]:
         gc.enable()
 
 
-# -- Who decides in a real run: the compiled engine in steps, or the reference engine.
+# -- Decisions in a real run: the compiled engine in steps, or the reference engine
 
 
 class Decider:
