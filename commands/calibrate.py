@@ -163,7 +163,7 @@ def calibrate_machine(
     from moereplay.simulator.platforms import as_toml
     from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
-    from moereplay.traces.geometry import known
+    from moereplay.traces.checkpoints.found import model_of
 
     written.check()
     require_torch()
@@ -177,7 +177,7 @@ def calibrate_machine(
     with TemporaryDirectory() as place, slow_tier_of(slow_tier, device, geometry, [geometry.expert_bits]) as slow:
         bench = bench_of(geometry, slow, device)
         with progress(RUNS, "real runs") as done:
-            about = about_of(described(device), kind_of(slow_tier), rate, known(model))
+            about = about_of(described(device), kind_of(slow_tier), rate, model_of(model))
             found = calibrate(bench, geometry, about, Path(place), done)
     shown = partial(_show_machine, document(found, described(device)), written.as_json)
     written.finish(as_toml(found.fitted.platform), found.fitted.warnings, shown)
@@ -203,9 +203,9 @@ def _first_layers(model: str, layers: int) -> Geometry:
     """Raises TraceError for an unknown model, ConfigError for more layers than it has."""
     from moereplay.simulator.errors import ConfigError
     from moereplay.tracegen.offload.part import shallow
-    from moereplay.traces.geometry import known
+    from moereplay.traces.checkpoints.found import model_of
 
-    geometry = known(model).geometry
+    geometry = model_of(model).geometry
     if layers > geometry.layers:
         raise ConfigError(f"invalid --layers {layers}: expected at most {geometry.layers}, the layers of {model}")
     return shallow(geometry, layers)

@@ -66,12 +66,13 @@ def platforms(
 
 
 def models(name: Annotated[str | None, typer.Argument(help="Show this model's geometry and sources.")] = None) -> None:
-    """List the models whose geometry is known, or show one."""
+    """List the models whose geometry is known, or show the sizes of one, also of a file, a folder, or the hub."""
     from moereplay.analysis.tables import table
-    from moereplay.traces.geometry import MODELS, known
+    from moereplay.traces.checkpoints.found import model_of
+    from moereplay.traces.geometry import MODELS
 
     if name:
-        print(known(name).model_dump_json(indent=1))
+        print(model_of(name).model_dump_json(indent=1))
         return
     shown = ("model", "layers", "experts", "k", "shared", "MiB per expert")
     show(table([{column: model.row()[column] for column in shown} for model in MODELS.values()]))

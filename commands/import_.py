@@ -125,13 +125,13 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
     from pydantic import ValidationError
 
     from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.geometry import known
+    from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.importers import mapping
     from moereplay.traces.importers.contract import Options
     from moereplay.traces.schema import TraceError
 
     try:
-        named = known(sizes.model) if sizes.model else None
+        named = model_of(sizes.model) if sizes.model else None
     except TraceError as unknown:
         raise TraceError(f"{unknown} Or give --expert-bytes without --model") from None
     try:
@@ -211,13 +211,13 @@ def write_profile(path: Path, ranking: Sequence[tuple[int, int]]) -> None:
 
 def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: int | None, resume: bool) -> None:
     """Write the ranking of expert counts, at most `limit` experts. Raises TraceError or ResultError."""
-    from moereplay.traces.geometry import known
+    from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.profiles.contract import NO_ORDER, check_model, ranked
 
     _check_options(form, source, out, options, resume)
     counts = form.read(source, _named(options)) if form.named else form.read(source)
     if options.model:
-        check_model(source, counts, known(options.model))
+        check_model(source, counts, model_of(options.model))
     ranking = ranked(counts.chosen, counts.layers)[:limit]
     write_profile(out, ranking)
     for note in counts.notes:

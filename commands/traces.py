@@ -333,11 +333,12 @@ def synthesise(
 
 def _stored(model: str, stored: Mapping[str, Any]) -> Geometry:
     """Return the geometry of a known model with its weights stored as the options say. Raises TraceError."""
+    from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.dense import with_stored
-    from moereplay.traces.geometry import as_known, known
+    from moereplay.traces.geometry import as_known
     from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
-    geometry, named = known(model).geometry, stored["weight_format"]
+    geometry, named = model_of(model).geometry, stored["weight_format"]
     if bits := stored["expert_bits"] or BITS_PER_WEIGHT.get(named):
         geometry = geometry.stored_at(bits)
     if named:

@@ -62,17 +62,27 @@ class KnownModel(Frozen):
 
 
 class Attention(Frozen):
-    """Query, key, value and output projections; `kv_projections` is 1 if the key is also the value."""
+    """Query, key, value and output projections; `kv_projections` is 1 if the key is also the value.
 
-    layers: int | None = None
+    `query_rank` and `output_rank` compress queries and outputs, the latter in `output_groups` parts (DeepSeek-V4).
+    """
+
+    layers: float | None = None
     heads: int
     kv_heads: int
     head_dim: int
     kv_projections: int = 2
+    window: int = 0  #: positions that a sliding window keeps; 0 keeps all
+    query_rank: int = 0
+    output_rank: int = 0
+    output_groups: int = 1
 
     def params(self, hidden: int) -> int:
         """Number of weights of one layer at that hidden size."""
-        return hidden * self.head_dim * (2 * self.heads + self.kv_projections * self.kv_heads)
+        inner, keys = self.heads * self.head_dim, self.kv_projections * self.kv_heads * self.head_dim
+        queries = (hidden + inner) * self.query_rank if self.query_rank else hidden * inner
+        output = (inner + hidden * self.output_groups) * self.output_rank if self.output_rank else inner * hidden
+        return queries + hidden * keys + output
 
     @property
     def cached(self) -> int:
@@ -83,7 +93,7 @@ class Attention(Frozen):
 class LatentAttention(Frozen):
     """DeepSeek's multi-head latent attention (arXiv 2405.04434); queries are compressed if `query_rank` is not 0."""
 
-    layers: int | None = None
+    layers: float | None = None
     heads: int
     query_rank: int = 0
     key_rank: int
@@ -107,7 +117,7 @@ class LatentAttention(Frozen):
 class Mamba2(Frozen):
     """Input projection to gate, x, B, C and dt, convolution over x, B and C, output projection (arXiv 2405.21060)."""
 
-    layers: int | None = None
+    layers: float | None = None
     heads: int
     head_dim: int
     groups: int
@@ -146,6 +156,7 @@ class ModelNumbers(Frozen):
     vocab: int
     tied: bool = False
     context: int
+    mtp: int = 0
     router: Router = Router()
     published: Published = Published()
     bytes_by_bits: dict[int, int | tuple[int, ...]] = Field(default_factory=dict)
@@ -156,13 +167,15 @@ class ModelNumbers(Frozen):
 
     def mixer(self) -> int:
         """Return the parameters of attention per MoE layer, on average if kinds alternate."""
-        total = sum(mixer.params(self.hidden) * (mixer.layers or self.layers) for mixer in self.mixers)
-        return total // self.layers
+        return int(sum(mixer.params(self.hidden) * self._layers_of(mixer) for mixer in self.mixers) // self.layers)
 
     def kv_bytes(self) -> int:
         """Return the KV cache of all layers per position at 16 bits; sliding windows are ignored."""
-        cached = sum(mixer.cached * (mixer.layers or self.layers) for mixer in self.mixers)
-        return 2 * cached * (self.layers + self.dense_layers) // self.layers
+        cached = sum(mixer.cached * self._layers_of(mixer) for mixer in self.mixers)
+        return int(2 * cached * (self.layers + self.dense_layers) // self.layers)
+
+    def _layers_of(self, mixer: Attention | LatentAttention | Mamba2) -> float:
+        return self.layers if mixer.layers is None else mixer.layers
 
     def dense(self) -> int:
         """Return the always-resident parameters per MoE layer: attention, two norms, gate and shared experts."""

@@ -60,6 +60,15 @@ def gguf(metadata: Metadata, tensors: dict[str, np.ndarray], alignment: int = 32
     return head + b"\0" * (-len(head) % alignment) + data
 
 
+def gguf_header(metadata: Metadata, tensors: dict[str, tuple[tuple[int, ...], int]]) -> bytes:
+    """A file's beginning: tensors of (axes from the fastest on, type), and none of their data."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    head += b"".join(_gguf_text(key) + _gguf_value(value) for key, value in metadata.items())
+    for name, (axes, kind) in tensors.items():
+        head += _gguf_text(name) + struct.pack(f"<I{len(axes)}Q", len(axes), *axes) + struct.pack("<IQ", kind, 0)
+    return head + b"\0" * (-len(head) % 32)
+
+
 IMATRIX: Metadata = {
     "general.type": "imatrix",
     "imatrix.datasets": ["calibration.txt"],

@@ -1,0 +1,303 @@
+"""The one door from what a user names to the model's sizes: a known name, a folder, a file, an address, or the hub."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import struct
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from moereplay.traces.checkpoints.config import numbers_of
+from moereplay.traces.checkpoints.gguf import Gguf, is_gguf, read_gguf, read_header
+from moereplay.traces.checkpoints.tensors import Stored, known_of, model_of_gguf, sizes_of, tensors_of, with_sizes
+from moereplay.traces.documents import DocumentError, content, from_json
+from moereplay.traces.geometry import BY_SPELLING, KnownModel, known
+from moereplay.traces.schema import TraceError, shown
+
+CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
+IDENTITY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+MOST_HEADER = 1 << 28  #: bytes of a safetensors header, and of what is read of a GGUF file's beginning
+MOST_FILES = 2_000
+
+
+def model_of(spec: str) -> KnownModel:
+    """Return the model of a known name, a folder, `config.json`, a GGUF file, its URL, or `owner/name` of the hub.
+
+    Sizes come from the headers of the weights where they are at hand, else from `config.json`. Raises TraceError.
+    """
+    if spec.lower() in BY_SPELLING:
+        return known(spec)
+    if spec.startswith(("http://", "https://")):
+        return _of_address(spec)
+    path = Path(spec)
+    if path.is_dir():
+        return _of_folder(path)
+    if path.is_file():
+        return _of_file(path)
+    if IDENTITY.fullmatch(spec) and not spec.startswith("."):
+        return _of_hub(spec)
+    if "/" in spec or path.suffix in (".json", ".gguf", ".safetensors"):
+        raise TraceError(
+            f"{shown(spec)}: no such file or folder; give a model's file, a known name, or owner/name of the hub"
+        )
+    return known(spec)
+
+
+def _of_file(path: Path) -> KnownModel:
+    if path.suffix == ".json":
+        return known_of(numbers_of(_document(path), path.name, str(path)), _name(path))
+    if is_gguf(path):
+        return model_of_gguf([read_gguf(part) for part in _parts(path)], path.stem, str(path))
+    if path.suffix == ".safetensors":
+        return _of_folder(path.parent)
+    raise TraceError(f"{path}: expected a config.json, a GGUF file, or a folder of a checkpoint")
+
+
+def _name(path: Path) -> str:
+    """Return the name of a checkpoint's folder."""
+    return path.resolve().parent.name or path.stem
+
+
+def _parts(path: Path) -> list[Path]:
+    """Return the files that a GGUF was split into. Raises TraceError if one is missing."""
+    found = SPLIT.search(path.name)
+    if not found:
+        return [path]
+    parts = [path.with_name(each) for each in _split_names(path.name)]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise TraceError(f"{path}: missing {missing[0]}, one of its {int(found[2])} parts")
+    return parts
+
+
+def _split_names(name: str) -> list[str]:
+    found = SPLIT.search(name)
+    assert found
+    count = int(found[2])
+    if not 0 < count <= MOST_FILES:
+        raise TraceError(f"{name}: {count:,} parts; expected 1 to {MOST_FILES:,}")
+    return [f"{name[: found.start()]}-{at:05d}-of-{found[2]}.gguf" for at in range(1, count + 1)]
+
+
+def _of_folder(folder: Path) -> KnownModel:
+    ggufs = sorted(folder.glob("*.gguf"))
+    if not (folder / CONFIG).is_file():
+        if len({SPLIT.sub("", file.name) for file in ggufs}) == 1:
+            return _of_file(ggufs[0])
+        several = f"{len(ggufs)} GGUF files; name one of them" if ggufs else "neither a config.json nor a GGUF file"
+        raise TraceError(f"{folder}: the folder has {several}")
+    numbers = numbers_of(_document(folder / CONFIG), str(folder), str(folder))
+    model = known_of(numbers, folder.resolve().name)
+    if (folder / INDEX).is_file():
+        names = _shards(_document(folder / INDEX), str(folder))
+    else:
+        names = sorted(file.name for file in folder.glob("*.safetensors"))
+    files = [folder / name for name in names]
+    if not files or any(not file.is_file() for file in files):
+        return model
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        with file.open("rb") as stream:
+            tensors |= tensors_of(_safetensors(stream, file.stat().st_size, str(file)), str(file))
+    return with_sizes(model, sizes_of(tensors, str(folder), numbers.layers + numbers.dense_layers), str(folder))
+
+
+def _shards(index: Mapping[str, Any], name: str) -> list[str]:
+    """Return the files of an index of weights, plain names all of them. Raises TraceError."""
+    listed = index.get("weight_map")
+    files = sorted({str(file) for file in listed.values()}) if isinstance(listed, Mapping) else []
+    if not files or len(files) > MOST_FILES or any("/" in file or file.startswith(".") for file in files):
+        raise TraceError(f"{name}: {INDEX} lists no weight files; is it damaged?")
+    return files
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        return _table(content(path), str(path))
+    except OSError as wrong:
+        raise TraceError(f"{path}: {wrong.strerror}") from None
+
+
+def _table(text: bytes, name: str) -> Mapping[str, Any]:
+    try:
+        found = from_json(text)
+    except (DocumentError, ValueError) as wrong:
+        raise TraceError(f"{name}: {wrong}") from None
+    if not isinstance(found, dict):
+        raise TraceError(f"{name}: {shown(found)}; expected a JSON object")
+    return found
+
+
+def _safetensors(stream: BinaryIO, size: int, name: str) -> Mapping[str, Any]:
+    """Read the header of a safetensors file. Raises TraceError if it is truncated or another file."""
+    start = stream.read(8)
+    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+    if not 2 <= length <= min(MOST_HEADER, size - 8):
+        raise TraceError(f"{name}: no safetensors file, or a truncated one; download it again")
+    return _table(stream.read(length), name)
+
+
+# -- the hub and other addresses
+
+ENDPOINT = "https://huggingface.co"
+BLOCK = 1 << 18  #: bytes of one ranged request
+AT_ONCE = 8  #: headers of weight files that are fetched at the same time
+TIMEOUT_S = 20
+
+
+def _of_hub(identity: str) -> KnownModel:
+    """Read a model of the hub: config.json and the headers of its weights, or of its one GGUF file."""
+    base = f"{os.environ.get('HF_ENDPOINT', ENDPOINT).rstrip('/')}/{identity}/resolve/main/"
+    try:
+        config = _table(_small(base + CONFIG), f"{identity}/{CONFIG}")
+    except TraceError as wrong:
+        raise TraceError(f"{wrong}; {_hint(identity)}") from None
+    source = f"config.json of {identity}"
+    numbers = numbers_of(config, identity, source)
+    model = known_of(numbers, identity.rpartition("/")[2].lower())
+    try:
+        names = _shards(_table(_small(base + INDEX), f"{identity}/{INDEX}"), identity)
+    except TraceError:
+        names = [WEIGHTS]
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            headers = list(pool.map(lambda name: _remote_tensors(base + name), names))
+    except TraceError:
+        return model  # a repository of other files than safetensors
+    if names == [WEIGHTS]:
+        _keep(_cache(base + INDEX), json.dumps({"weight_map": {"": WEIGHTS}}).encode())
+    tensors = {tensor: stored for header in headers for tensor, stored in header.items()}
+    sizes = sizes_of(tensors, identity, numbers.layers + numbers.dense_layers)
+    return with_sizes(model.model_copy(update={"source": f"{source} and headers of its weights"}), sizes, identity)
+
+
+def _hint(identity: str) -> str:
+    return f"for a repository of GGUF files give a file's address: {ENDPOINT}/{identity}/resolve/main/FILE.gguf"
+
+
+def _remote_tensors(address: str) -> dict[str, Stored]:
+    kept = _cache(address + "#header")
+    if kept.is_file():
+        return tensors_of(_table(kept.read_bytes(), address), address)
+    stream = Ranged(address)
+    header = _safetensors(cast("BinaryIO", stream), stream.size, address)
+    _keep(kept, json.dumps(header).encode())
+    return tensors_of(header, address)
+
+
+def _of_address(address: str) -> KnownModel:
+    """Read a `config.json` or the beginning of GGUF files at an address."""
+    plain = address.partition("?")[0].replace("/blob/", "/resolve/")
+    if plain.endswith(".json"):
+        return known_of(numbers_of(_table(_small(plain), plain), plain, plain), plain.rsplit("/", 2)[-2])
+    if not plain.endswith(".gguf"):
+        raise TraceError(f"{shown(address)}: expected the address of a config.json or of a GGUF file")
+    folder, _, file = plain.rpartition("/")
+    names = _split_names(file) if SPLIT.search(file) else [file]
+    return model_of_gguf([_remote_gguf(f"{folder}/{name}") for name in names], file.removesuffix(".gguf"), plain)
+
+
+def _remote_gguf(address: str) -> Gguf:
+    kept = _cache(address + "#gguf")
+    path = Path(address.rpartition("/")[2])
+    if kept.is_file():
+        return read_header(io.BytesIO(kept.read_bytes()), path, 1 << 60)
+    stream = Ranged(address)
+    found = read_header(cast("BinaryIO", stream), path, stream.size)
+    _keep(kept, stream.beginning(found.start))
+    return found
+
+
+class Ranged(io.RawIOBase):
+    """A file at an address that is read by ranged requests, in blocks from its beginning on. Raises TraceError."""
+
+    def __init__(self, address: str) -> None:
+        self._address, self._at, self._held = address, 0, b""
+        self.size = 0
+        self._more()
+
+    def read(self, size: int = -1) -> bytes:
+        """Read the next `size` bytes."""
+        end = min(self._at + size, self.size)
+        while len(self._held) < end:
+            self._more()
+        found = self._held[self._at : end]
+        self._at = end
+        return found
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a place counted from the beginning."""
+        assert whence == 0
+        self._at = offset
+        return offset
+
+    def beginning(self, size: int) -> bytes:
+        """Return the first `size` bytes, as far as they were read."""
+        return self._held[:size]
+
+    def _more(self) -> None:
+        first = len(self._held)
+        if first >= MOST_HEADER:
+            raise TraceError(f"{self._address}: a header of more than {MOST_HEADER:,} bytes; expected a weight file")
+        last = first + max(BLOCK, first) - 1  # twice as much each time
+        with _opened(self._address, {"Range": f"bytes={first}-{last}"}) as answer:
+            stated = answer.headers.get("Content-Range", "")
+            total = stated.rpartition("/")[2]
+            if answer.status != 206 or not total.isdigit():
+                raise TraceError(f"{self._address}: the server sends whole files only; download it and give its path")
+            self.size = int(total)
+            got = answer.read(last - first + 1)
+        if not got:
+            raise TraceError(f"{self._address}: the server sent nothing from byte {first:,} on")
+        self._held += got
+
+
+def _small(address: str) -> bytes:
+    """Return a document of the network, from the cache if it was read before."""
+    kept = _cache(address)
+    if kept.is_file():
+        return kept.read_bytes()
+    with _opened(address, {}) as answer:
+        found = answer.read(MOST_HEADER)
+    _keep(kept, found)
+    return found
+
+
+def _opened(address: str, headers: dict[str, str]) -> Any:
+    token = os.environ.get("HF_TOKEN")
+    if token and address.startswith(os.environ.get("HF_ENDPOINT", ENDPOINT)):
+        headers = headers | {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(address, headers=headers | {"User-Agent": "moereplay"})
+    try:
+        return urllib.request.urlopen(request, timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as wrong:
+        denied = "; is it gated? Accept its terms and set HF_TOKEN" if wrong.code in (401, 403) else ""
+        raise TraceError(f"{address}: the server answers {wrong.code} {wrong.reason}{denied}") from None
+    except (OSError, ValueError) as wrong:
+        reason = getattr(wrong, "reason", wrong)
+        raise TraceError(f"{address}: cannot be reached ({shown(str(reason))}); give a file that is here") from None
+
+
+def _cache(address: str) -> Path:
+    """Return the file that keeps an answer, so that it is read once and works offline."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "moereplay" / "models" / sha256(address.encode()).hexdigest()[:32]
+
+
+def _keep(file: Path, data: bytes) -> None:
+    """Write whole or not at all; a cache that cannot be written is no error."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(data)
+        partial.replace(file)
+    except OSError:
+        return
