@@ -148,7 +148,13 @@ def calibrate_machine(
             help="Memory that experts are read from: disk:DIR, disk:DIR:buffered or pinned.", show_default=False
         ),
     ],
-    model: Annotated[str, typer.Option(help="Known model of this size; see `moereplay models`.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Model of this size: a known name, config.json, GGUF file, or owner/name of the hub.",
+            show_default=False,
+        ),
+    ],
     device: Annotated[str, typer.Option(help="Device that computes: cpu, cuda, cuda:1.")] = "cpu",
     layers: Annotated[int, typer.Option(min=1, help="Layers of the model to allocate.")] = 4,
     throttle: Annotated[str, typer.Option(help="Upper bound on the read rate: 400MB/s, none.")] = "none",

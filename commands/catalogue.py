@@ -65,7 +65,12 @@ def platforms(
         print(to_json(platform(name).document(), indent=1, inf_nan_mode="null").decode())
 
 
-def models(name: Annotated[str | None, typer.Argument(help="Show this model's geometry and sources.")] = None) -> None:
+def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show the sizes of this model, file, folder, address, or owner/name of the hub."),
+    ] = None,
+) -> None:
     """List the models whose geometry is known, or show the sizes of one, also of a file, a folder, or the hub."""
     from moereplay.analysis.tables import table
     from moereplay.traces.checkpoints.found import model_of

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 class Sizes(NamedTuple):
     """Sizes of experts, for files that do not contain them."""
 
-    model: Annotated[str | None, typer.Option(help="Known model whose sizes are used; see `moereplay models`.")] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model whose sizes are used: a known name, config.json, GGUF file, or owner/name of the hub."
+        ),
+    ] = None
     expert_bytes: Annotated[
         str | None,
         typer.Option(help="Size of one expert: bytes, 600MB or 1.5GiB; or one size per layer, separated by `/`."),

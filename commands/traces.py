@@ -259,7 +259,12 @@ MARKOV_REUSE = 0.31  #: measured on a trained miniature with OLMoE's topology
 class Sizes(NamedTuple):
     """Model and storage of its weights."""
 
-    model: Annotated[str, typer.Option(help="Known model whose geometry is used.")] = "olmoe-1b-7b"
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Model whose sizes are used: a known name, config.json, GGUF file, or owner/name of the hub."
+        ),
+    ] = "olmoe-1b-7b"
     expert_bits: Annotated[
         str,
         typer.Option(
