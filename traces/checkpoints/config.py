@@ -307,40 +307,25 @@ def _grouped_output(config: Config) -> dict[str, int]:
     return {"output_rank": config["o_lora_rank"], "output_groups": config.get("o_groups") or 1, "kv_projections": 1}
 
 
-def _linear(config: Config, count: int, name: str) -> Mamba2:
-    """Return a linear layer as Mamba-2: Gated DeltaNet, KDA, lightning attention or Mamba-2 itself."""
-    kernel = (
-        config.get("linear_conv_kernel_dim") or config.get("mamba_d_conv") or config.get("short_conv_kernel_size") or 4
-    )
-    inside = config.get("linear_attn_config")
-    if values := config.get("linear_num_value_heads"):  # Gated DeltaNet
-        return Mamba2(
-            layers=count,
-            heads=values,
-            head_dim=config["linear_value_head_dim"],
-            groups=config["linear_num_key_heads"],
-            state=config["linear_key_head_dim"],
-            kernel=kernel,
-        )
-    if config.get("mamba_n_heads"):
-        return Mamba2(
-            layers=count,
-            heads=config["mamba_n_heads"],
-            head_dim=config["mamba_d_head"],
-            groups=config.get("mamba_n_groups", 1),
-            state=config["mamba_d_state"],
-            kernel=kernel,
-        )
-    if config.get("mamba_expand"):  # Mamba of the first kind: in 2 x inner, out inner
-        inner = config["mamba_expand"] * _needed(config, "hidden", name)
-        return Mamba2(
-            layers=count, heads=inner // 64, head_dim=64, groups=1, state=config["mamba_d_state"], kernel=kernel
-        )
-    table = inside if isinstance(inside, Mapping) else config
-    heads = table.get("linear_num_heads") or table.get("num_heads") or _needed(config, "heads", name)
-    width = table.get("linear_head_dim") or table.get("head_dim") or 128
-    # queries, keys, values and output as wide as heads x head_dim, and half of one for the gates' low ranks
-    return Mamba2(layers=count, heads=heads, head_dim=width, groups=heads, state=width // 2, kernel=kernel)
+def _linear(config: Config, count: float, name: str) -> Mamba2:
+    """Return a linear layer as Mamba-2: Gated DeltaNet, KDA, lightning attention, Mamba, or Mamba-2 itself."""
+    kernels = ("linear_conv_kernel_dim", "mamba_d_conv", "short_conv_kernel_size")
+    kernel = next((config[key] for key in kernels if config.get(key)), 4)
+    if config.get("linear_num_value_heads"):  # Gated DeltaNet
+        keys = ("linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim")
+        heads, width, groups, state = (config[key] for key in keys)
+    elif config.get("mamba_n_heads"):
+        heads, width, state = config["mamba_n_heads"], config["mamba_d_head"], config["mamba_d_state"]
+        groups = config.get("mamba_n_groups", 1)
+    elif config.get("mamba_expand"):  # Mamba of the first kind: in 2 x inner, out inner
+        heads, width = config["mamba_expand"] * _needed(config, "hidden", name) // 64, 64
+        groups, state = 1, config["mamba_d_state"]
+    else:  # queries, keys, values and output of heads x width, and the gates' low ranks, counted as half of one
+        inside = config.get("linear_attn_config") or config
+        heads = inside.get("linear_num_heads") or inside.get("num_heads") or _needed(config, "heads", name)
+        width = inside.get("linear_head_dim") or inside.get("head_dim") or 128
+        groups, state = heads, width // 2
+    return Mamba2(layers=count, heads=heads, head_dim=width, groups=groups, state=state, kernel=kernel)
 
 
 def _nemotron(config: Config, pattern: Any, name: str) -> tuple[list[Mixer], list[bool]]:
@@ -402,9 +387,5 @@ def _published(config: Config, text: Config) -> Published:
 
 def _group_bits(stored: Mapping[str, Any]) -> int | None:
     """Return the bits of the weights in a `compressed-tensors` configuration."""
-    groups = stored.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping) and isinstance(weights.get("num_bits"), int):
-            return weights["num_bits"]
-    return None
+    groups = stored.get("config_groups") or {}
+    return next((group["weights"]["num_bits"] for group in groups.values() if group.get("weights")), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import struct
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO, cast
 from moereplay.traces.checkpoints.config import numbers_of
 from moereplay.traces.checkpoints.gguf import Gguf, is_gguf, read_gguf, read_header
 from moereplay.traces.checkpoints.tensors import Stored, known_of, model_of_gguf, sizes_of, tensors_of, with_sizes
-from moereplay.traces.documents import DocumentError, content, from_json
+from moereplay.traces.documents import DocumentError, content, from_json, json_text
 from moereplay.traces.geometry import BY_SPELLING, KnownModel, known
 from moereplay.traces.schema import TraceError, shown
 
@@ -173,7 +172,7 @@ def _of_hub(identity: str) -> KnownModel:
     except TraceError:
         return model  # a repository of other files than safetensors
     if names == [WEIGHTS]:
-        _keep(_cache(base + INDEX), json.dumps({"weight_map": {"": WEIGHTS}}).encode())
+        _keep(_cache(base + INDEX), json_text({"weight_map": {"": WEIGHTS}}).encode())
     tensors = {tensor: stored for header in headers for tensor, stored in header.items()}
     sizes = sizes_of(tensors, identity, numbers.layers + numbers.dense_layers)
     return with_sizes(model.model_copy(update={"source": f"{source} and headers of its weights"}), sizes, identity)
@@ -189,7 +188,7 @@ def _remote_tensors(address: str) -> dict[str, Stored]:
         return tensors_of(_table(kept.read_bytes(), address), address)
     stream = Ranged(address)
     header = _safetensors(cast("BinaryIO", stream), stream.size, address)
-    _keep(kept, json.dumps(header).encode())
+    _keep(kept, json_text(header).encode())
     return tensors_of(header, address)
 
 
