@@ -271,7 +271,7 @@ def test_what_needs_no_torch_is_checked_before_it_is_imported(tmp_path: Path) ->
     elsewhere = renamed(tmp_path / "elsewhere.zarr")
     cases: list[tuple[tuple[object, ...], str]] = [
         (("record", bare, *prompts, *out), "bare has no tokenizer, text cannot be read without one; copy tokenizer.js"),
-        (("record", headless, *prompts, *out), "headless has no config.json"),
+        (("record", headless, *prompts, *out), "no config.json"),
         (("record", weightless, *prompts, *out), "model.safetensors is missing"),
         (("record", tmp_path / "nowhere", *prompts, *out), "nowhere does not exist"),
         (("record", whole, "--prompts", tmp_path / "none.txt", *out), "none.txt does not exist"),
