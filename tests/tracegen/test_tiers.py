@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from copy import deepcopy
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -145,6 +146,13 @@ def test_what_was_used_last_is_held_and_what_was_not_goes_first() -> None:
     again = tiers.weight(module, "down_proj", 1, 4)
     assert again is not second
     assert torch.equal(again, second)
+
+
+def test_a_weight_that_changed_in_memory_is_packed_anew(kept: str) -> None:
+    module: Any = deepcopy(modules("olmoe").sites[0].experts)
+    first = Tiers(kept).weight(module, "down_proj", 0, 4).clone()
+    module.down_proj.data *= 2
+    assert torch.equal(Tiers(kept).weight(module, "down_proj", 0, 4), 2 * first)
 
 
 def test_what_has_no_room_restored_is_not_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:
