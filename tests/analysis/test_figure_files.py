@@ -20,9 +20,10 @@ from moereplay.analysis.figures.catalogue import (
     save_caption,
     save_numbers,
 )
+from moereplay.analysis.figures.misses import misses
 from moereplay.analysis.metrics import measured, with_ends
 from moereplay.analysis.palette import KNOWN, looks
-from moereplay.results.read import only
+from moereplay.results.read import only, runs
 from tests.kit.drawn import legend, note, renamed, texts
 from tests.kit.every import every
 from tests.kit.tiny_runs import by_hand, frame_of, small_trace
@@ -57,6 +58,15 @@ def test_points_have_the_intervals_of_their_figures(several: pl.DataFrame, name:
     assert found and found == list(zip(known[f"{metric}_low"], known[f"{metric}_high"], strict=True))
     assert "Bars: 95% CI over requests" in note(figure)
     assert figure.axes[0].get_ylim()[1] >= max(high for _, high in found)
+
+
+def test_the_interval_of_misses_holds_their_number(several: pl.DataFrame) -> None:
+    """Fewer misses than hits have it from the share of hits, whose ends are the other way round."""
+    few = runs(several).filter(pl.col("misses") * 2 < pl.col("accesses"))["capacity"].unique().to_list()
+    (panels,) = misses(only(several, capacity=few)).panels
+    ends = [(bar.low, bar.total, bar.high) for panel in panels for bar in panel.bars]
+    assert ends
+    assert all(low is not None and high is not None and low < total < high for low, total, high in ends), ends
 
 
 @every("name", FIGURES)

@@ -16,6 +16,7 @@ def test_a_table_that_fits_has_every_column() -> None:
         "5%        least_stale  0.08478  0.9846  same",
         "25%       lru          1,234.6  0.9846  same",
     ]
+    assert table([{"change": -1234.56}], width=80).splitlines()[-1].strip() == "-1,234.6"
 
 
 def test_what_does_not_vary_moves_above_a_table_that_is_too_wide() -> None:

@@ -93,6 +93,8 @@ def test_some_passes_are_those_of_the_whole_file(written: Path, tmp_path: Path) 
     wanted = [each for each in on(every, links) if each["args"]["pass"] in (5, 6)]
     assert on(read(part), links) == wanted
     assert [each["name"] for each in on(read(part), one(PASSES)) if each["name"][:5] == "pass "] == ["pass 5", "pass 6"]
+    ended = moereplay("timeline", "miniature", *OPTIONS, "--first-pass", 196, "--passes-shown", 9, "--out", part)
+    assert ended.returncode == 0 and "2 of 198 passes" in ended.stdout + ended.stderr
 
 
 @every(
