@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -12,6 +12,7 @@ from moereplay.analysis.comparisons import CANT_TELL, PARTS, SURE, Comparison, a
 from moereplay.analysis.metrics import entries, measured
 from moereplay.analysis.sentences import FORESEES
 from moereplay.analysis.verdict import Entry, Foresight, name_of_set, same_routing
+from moereplay.results.assumed_decisions import Ranked, turned
 from moereplay.results.errors import ResultError, unknown
 from moereplay.results.metrics import RANKED
 from moereplay.results.read import fields
@@ -20,6 +21,7 @@ from moereplay.traces.texts import counted, percent
 
 #: Figures that depend on the platform although the routing does not.
 TIMED = ("tpot_ms", "tokens_per_s", "ttft_mean_ms")
+SPEEDS = ("tpot_ms", "tokens_per_s")  #: figures of decoding, which decisions slow down
 TWO = 2  #: requests that a comparison needs
 MOST_COUNTED = 8  #: rows of another platform that get a remark
 
@@ -32,7 +34,13 @@ class Compared(NamedTuple):
     remarks: list[str]
 
 
-def beside(frame: pl.DataFrame, wanted: str, by: str, foresees: Foresight = lambda row: False) -> Compared:
+def beside(
+    frame: pl.DataFrame,
+    wanted: str,
+    by: str,
+    foresees: Foresight = lambda row: False,
+    deciding: Callable[[Mapping[str, Any]], int] = lambda row: 0,
+) -> Compared:
     """Compare one configuration with every other over the same trace, best first.
 
     A row has the settings that vary, the figure, and the comparison. `difference` is the wanted configuration's figure
@@ -40,8 +48,9 @@ def beside(frame: pl.DataFrame, wanted: str, by: str, foresees: Foresight = lamb
     `better` yes, no or can't tell. Configurations that know the future are not tested. Where a row
     can differ in time alone, as on another platform, `better_on` counts the requests on which the wanted one is better.
 
-    `wanted` is the beginning of an identity, a policy, or setting=value. Raises ResultError if it does not match
-    exactly one configuration, if the figure cannot be compared, or if per-request rows were not stored.
+    `wanted` is the beginning of an identity, a policy, or setting=value; `deciding` counts the policies of a row that
+    predict or score. Raises ResultError if `wanted` does not match exactly one configuration, if the figure cannot be
+    compared, or if per-request rows were not stored.
     """
     if by not in PARTS:
         raise unknown("figure to compare", by, PARTS)
@@ -64,7 +73,28 @@ def beside(frame: pl.DataFrame, wanted: str, by: str, foresees: Foresight = lamb
         for other, each, is_exact, bound in zip(others, found, exact, is_bound, strict=True)
         if is_exact and not bound and each.difference
     ]
-    return Compared(_called(one, wanted), said, [*counts[:MOST_COUNTED], *_remarks(found, is_bound, ours)])
+    remarks = [*counts[:MOST_COUNTED], *_remarks(found, is_bound, ours)]
+    if by in SPEEDS:
+        ranked = [entry for entry in (ours, *others) if not entry.foresees and entry.tokens_per_s]
+        remarks += _turned(ranked, varying, deciding, _layers(frame))
+    return Compared(_called(one, wanted), said, remarks)
+
+
+def _turned(
+    ranked: Sequence[Entry], varying: Sequence[str], deciding: Callable[[Mapping[str, Any]], int], layers: int
+) -> list[str]:
+    """Return a remark if an assumed price of decisions would change the order of the two fastest."""
+    speeds = [
+        Ranked(name_of_set(entry, varying), entry.tokens_per_s or 0.0, deciding(entry.settings))
+        for entry in sorted(ranked, key=lambda entry: -(entry.tokens_per_s or 0.0))[:2]
+    ]
+    remark = turned(*speeds, layers) if len(speeds) > 1 else None
+    return [remark] if remark else []
+
+
+def _layers(frame: pl.DataFrame) -> int:
+    """Return the layers of the model; 0 if the rows of layers were not stored."""
+    return max((row["layer"] + 1 for rows in frame["per_layer"].head(1).to_list() for row in rows or ()), default=0)
 
 
 def _found(ours: Entry, others: Sequence[Entry], by: str) -> list[Comparison]:

@@ -45,6 +45,7 @@ def lines(found: Document) -> list[str]:
                     "tok/s": point["tokens_per_s"],
                     "change": _change(point, found),
                     "hit": Share(point["hit_rate"]),
+                    **({"memory": "will page" if point["will_page"] else "fits"} if "will_page" in point else {}),
                 }
                 for point in found["memory_curve"]
             ],
@@ -68,7 +69,18 @@ def _memory(found: Document) -> list[str]:
     parts = f"{size(memory['dense_bytes'])} dense weights, {size(memory['kv_bytes'])} KV cache{context}, "
     parts += f"{size(memory['runtime_bytes'])} runtime{runtime}"
     left = f"{size(memory['cache_bytes'])} left for experts, room for {_room(found)}"
-    return [f"memory: {size(memory['total_bytes'])}: {parts}; {left}"]
+    return [f"memory: {size(memory['total_bytes'])}: {parts}; {left}", *_peak(memory)]
+
+
+def _peak(memory: Document) -> list[str]:
+    """Return the peak, where the platform states what the system needs."""
+    if "peak_bytes" not in memory:
+        return []
+    peak = f"peak: {size(memory['peak_bytes'])} with {size(memory['reserve_bytes'])} for the system"
+    machine = size(memory["machine_bytes"])
+    if not memory["will_page"]:
+        return [f"{peak}, of {machine}"]
+    return [f"warning: {peak}, but the machine has {machine}: every set here will page, which no time counts"]
 
 
 def _room(found: Document) -> str:
@@ -80,6 +92,7 @@ def _room(found: Document) -> str:
 def _best(found: Document) -> list[str]:
     best = found["best"]
     named = ", ".join(f"{kind} {best['config'][kind]}" for kind in KINDS)
+    named += " (will page)" if found["memory"].get("will_page") else ""
     basis = ", calibrated" if found["calibration"] else ", estimated"
     sure = "synthetic routing, so without an interval" if found["synthetic"] else _sure(best)
     return [f"use: {named}: {_speed(best['tokens_per_s'])} ({sure}{basis}), hit rate {Share(best['hit_rate'])}"]

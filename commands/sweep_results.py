@@ -184,14 +184,14 @@ def sweep_compare(
     """
     from moereplay.analysis.beside import beside
     from moereplay.analysis.tables import SHARES, csv, drawn
-    from moereplay.policies.grammar import foresight
+    from moereplay.policies.grammar import deciding, foresight
     from moereplay.results.read import filtered, label_of, routing_of
     from moereplay.results.stored import load
     from moereplay.sweeps.store import place_of
     from moereplay.traces.documents import json_text
 
     frame = filtered(load(place_of(results).local()), where or [])
-    found = beside(frame, one, by, foresight())
+    found = beside(frame, one, by, foresight(), deciding())
     if as_csv or as_json:
         print(csv(found.rows) if as_csv else "\n".join(map(json_text, found.rows)))
         return

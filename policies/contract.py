@@ -279,6 +279,10 @@ class Policy(EventHooks):
         """The declared `reads`, or everything that it could read."""
         return OPTIONAL if self.reads is None else self.reads
 
+    def decides(self, params: Params) -> bool:
+        """Return whether it predicts or scores in every step, which takes a real engine time."""
+        return False
+
     @property
     def label(self) -> str:
         """The name, with the version that distinguishes user policies of one name."""
@@ -294,6 +298,10 @@ class Routing(RoutingHooks, Policy):
 
     drops: bool = False  #: whether it may give a token fewer experts than its router did
     kind: str = field(init=False, default="routing")
+
+    def decides(self, params: Params) -> bool:
+        """Return whether it chooses experts."""
+        return self.choose is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +322,14 @@ class Prefetch(PrefetchHooks, Policy):
             return 0
         return max(1, self.depth(params)) if self.reach is None else self.reach(params)
 
+    def decides(self, params: Params) -> bool:
+        """Return whether it predicts."""
+        return self.suggest is not None
+
+    def gates_ahead(self, params: Params) -> int:
+        """Return how many gates of later layers it evaluates at each gate: none by this layer's own scores."""
+        return 0 if self.suggest is None or self.own_scores(params) else self.depth(params)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Miss(MissHooks, Policy):
@@ -329,6 +345,10 @@ class Miss(MissHooks, Policy):
     #: (params, Costs) -> params: fills in the parameters that depend on the platform, before a run; no hook sees times
     priced: Callable[[Params, Costs], Params] = lambda params, costs: params
     kind: str = field(init=False, default="miss")
+
+    def decides(self, params: Params) -> bool:
+        """Return whether it rates misses."""
+        return not self.fetches_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,3 +377,7 @@ class Eviction(EvictionHooks, Policy):
     def scope(self, params: Params) -> str:
         """Return when an untouched copy's key may change, under these parameters."""
         return self.key_scope if isinstance(self.key_scope, str) else self.key_scope(params)
+
+    def decides(self, params: Params) -> bool:
+        """Return whether it scores copies that were not used: at a gate, or because their keys change."""
+        return self.on_gate is not None or self.scope(params) != "touch"

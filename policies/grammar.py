@@ -68,6 +68,20 @@ def foresight() -> Callable[[Mapping[str, Any]], bool]:
     return lambda chosen: any("future" in needs(kind, chosen[kind]) for kind in policies.NAMES)
 
 
+def deciding() -> Callable[[Mapping[str, Any]], int]:
+    """Return a function of a configuration's policies, by kind: how many of them predict or score."""
+    decides = cache(_decides)
+    return lambda chosen: sum(decides(kind, chosen[kind]) for kind in policies.NAMES)
+
+
+def _decides(kind: str, text: str) -> bool:
+    try:
+        chosen = parse(kind, text)
+    except PolicyError:
+        return False
+    return chosen.policy.decides(chosen.params)
+
+
 def _needs(kind: str, text: str) -> frozenset[str]:
     try:
         return parse(kind, text).needs

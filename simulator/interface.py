@@ -12,7 +12,7 @@ import numpy as np
 from moereplay.policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction, PolicyError
 from moereplay.policies.grammar import Chosen
 from moereplay.results.result import Event, Row
-from moereplay.simulator.config import PolicySet, ReplayConfig
+from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.source import Gates
 from moereplay.simulator.times import Times
@@ -59,6 +59,17 @@ class RunSpec:
     def chosen(self) -> PolicySet:
         """The four policies, parsed once for the whole run."""
         return self.config.policy_set()
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(getattr(self.chosen, kind).policy.name for kind in KINDS)
+
+    def decision_ns(self, layer: int, tokens: int) -> int:
+        """Return what the policies' decisions add to the dense time of a step."""
+        if not self.times.has_decisions:
+            return 0
+        prefetch, later = self.chosen.prefetch, self.layout.geometry.layers - 1 - layer
+        return self.times.decision_ns(self._names, min(prefetch.policy.gates_ahead(prefetch.params), later), tokens)
 
 
 class RunCounters(Protocol):

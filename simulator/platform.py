@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from moereplay.simulator.capacity import MOST_BYTES
+from moereplay.simulator.overheads import Decisions, Loading
 from moereplay.simulator.rates import bounded, by_tokens, ceilings, curve, half_even, longer
 from moereplay.simulator.wires import (
-    MIB,
     MOST_LINKS,
     MOST_RATE,
     MOST_TIERS,
@@ -149,20 +149,6 @@ class Contention(Sparse):
     compute: Share = 1  #: of the accelerator's, for what begins while a link works
 
 
-class Loading(Sparse):
-    """Compute time spent on loading experts."""
-
-    later: ClassVar = frozenset({"gate_ns", "ns_per_expert", "ns_per_mib"})
-
-    gate_ns: Ns = 0  #: per step, part of its dense time: the gate's decisions
-    ns_per_expert: Ns = 0  #: per expert that a demand fetches
-    ns_per_mib: Ns = 0  #: and per MiB of it
-
-    def ns(self, size: int) -> int:
-        """Return the time of one expert of `size` bytes, rounded up."""
-        return bounded(self.ns_per_expert - (-size * self.ns_per_mib // MIB), "loading", "lower")
-
-
 Ratio = Annotated[float, Field(gt=0, le=1e6)]
 
 
@@ -235,6 +221,7 @@ class Platform(Sparse):
     """One machine, with the source of its figures."""
 
     later: ClassVar = frozenset({"overlap", "memory_bytes", "fault_ns", "tiers", "loading", "calibration", "tried"})
+    later |= {"decisions", "reserve_bytes"}
 
     name: str
     summary: str = ""
@@ -244,6 +231,8 @@ class Platform(Sparse):
     overlap: Literal["arrival", "none"] = "arrival"  #: `none`: a step computes when all that it awaits has arrived
     #: That hold cache and dense weights; for a warning only.
     memory_bytes: float | None = Field(default=None, gt=0, le=MOST_BYTES)
+    #: That the system and other programs need of it: what a replay needs beside that must fit into the rest.
+    reserve_bytes: float | None = Field(default=None, ge=0, le=MOST_BYTES)
     fault_ns: Ns = 0  #: of a major page fault, where it is known; for the same warning
     links: tuple[Link, ...] = Field(min_length=1, max_length=MOST_LINKS)
     tiers: tuple[LowerTier, ...] = Field(default=(), max_length=MOST_TIERS)  #: between fast and slow, from the top down
@@ -251,6 +240,7 @@ class Platform(Sparse):
     cpu: Compute | None = None
     contention: Contention | None = None
     loading: Loading = Loading()
+    decisions: Decisions = Decisions()
     calibration: Calibration | None = None
     tried: Tried | None = None  #: without a calibration: how far off the figures are
 
@@ -268,6 +258,18 @@ class Platform(Sparse):
             raise ValueError("dense_formats: the CPU computes experts only; use formats or expert_bytes_per_s")
         return cpu
 
+    @model_validator(mode="after")
+    def _routers_have_a_price(self) -> Platform:
+        if self.decisions.gates and not isinstance(self.compute, Roofline):
+            raise ValueError('decisions.gates requires [compute] of kind "roofline"; say ns_per_prediction instead')
+        return self
+
+    @model_validator(mode="after")
+    def _reserve_of_a_memory(self) -> Platform:
+        if self.reserve_bytes is not None and self.memory_bytes is None:
+            raise ValueError("reserve_bytes requires memory_bytes")
+        return self
+
     @property
     def shares(self) -> tuple[float, ...]:
         """Share of each link, in one unit."""
@@ -280,8 +282,10 @@ class Platform(Sparse):
 
     @property
     def depends_on_model(self) -> bool:
-        """True if a price depends on the model's KV cache or on the format of its weights."""
+        """True if a price or the peak depends on the model's KV cache, or a price on the format of its weights."""
         of = self.compute
+        if self.reserve_bytes is not None:
+            return True
         return of.kv_bytes_per_s is not None or (isinstance(of, Roofline) and bool(of.formats))
 
     @property
@@ -318,13 +322,23 @@ class Platform(Sparse):
             | ({"from": link.tier} if link.tier else {})
             for link in self.links
         ]
-        about = {"name", "summary", "source", "fast_tier", "slow_tier", "overlap", "memory_bytes", "fault_ns"}
+        about = {
+            "name",
+            "summary",
+            "source",
+            "fast_tier",
+            "slow_tier",
+            "overlap",
+            "memory_bytes",
+            "fault_ns",
+            "reserve_bytes",
+        }
         links = {"links": rows} if several else {"link": rows[0]}
         return self.model_dump(include=about) | links | self.model_dump(exclude={*about, "links"})
 
     def figures(self) -> dict[str, object]:
         """Return all figures that a replay's times depend on, without names."""
-        parts = {"compute", "cpu", "overlap", "loading"} | ({"contention"} if self.contention else set())
+        parts = {"compute", "cpu", "overlap", "loading", "decisions"} | ({"contention"} if self.contention else set())
         rows: list[dict[str, object]] = [link.model_dump(mode="json", include=LINK_TIMES) for link in self.links]
         others: dict[str, object] = self.model_dump(mode="json", include=parts)
         if self.tiers:

@@ -15,9 +15,12 @@ from moereplay.policies.precisions import at_most, note
 from moereplay.results.settings import KINDS
 from moereplay.simulator import bounds
 from moereplay.simulator.config import PolicySet, ReplayConfig, parse_reset
+from moereplay.simulator.platforms import platform
+from moereplay.simulator.replay import plan
 from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Trace
 from moereplay.traces.texts import counted, whole
+from moereplay.traces.units import GB
 
 NO_PROMPTS = "no request of this trace has a prompt"
 NO_PREFETCH = "nothing is prefetched"
@@ -26,7 +29,21 @@ NO_PREFETCH = "nothing is prefetched"
 def remarks(trace: Trace, configs: Sequence[ReplayConfig], engine: str = "") -> list[str]:
     """Return one line for each thing to know of these configurations' settings and bounds; the engine is that used."""
     own = unchecked(configs) if engine == "compiled" else []
-    return [*adapted(trace, configs), *without_effect(trace, configs), *own, *bounds.remarks(trace, configs)]
+    about = [*adapted(trace, configs), *without_effect(trace, configs), *own, *bounds.remarks(trace, configs)]
+    return [*about, *peaks(trace, configs)]
+
+
+def peaks(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
+    """Return a line for each capacity on a platform that states its reserve and holds it; others have a warning."""
+    lines = dict[str, None]()
+    for config in configs:
+        if platform(config.platform).reserve_bytes is None:
+            continue
+        of = plan(trace, config).peak
+        if of and not of.will_page:
+            held = f"{of.total / GB:.4g} of {of.memory_bytes / GB:.4g} GB"
+            lines[f"peak memory of {config.platform} at {config.capacity}: {held}: {of.in_words}"] = None
+    return list(lines)
 
 
 def unchecked(configs: Sequence[ReplayConfig]) -> list[str]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from moereplay import policies
 from moereplay.policies.contract import PolicyError
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
@@ -14,12 +15,14 @@ from moereplay.simulator.capacity import Capacity, cliff, parse_capacity, sized,
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, PolicySet, ReplayConfig, origin_of
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, check_profile
+from moereplay.simulator.memory import Peak, peak
 from moereplay.simulator.platform import Measured, Platform
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.source import Source, TraceSource
 from moereplay.simulator.times import Times, times_of
 from moereplay.traces.dense import assumption
-from moereplay.traces.geometry import as_known, recognised
+from moereplay.traces.geometry import as_known, recognised, with_hidden
+from moereplay.traces.passes import longest_context
 from moereplay.traces.schema import Geometry, Provenance, Trace
 from moereplay.traces.texts import hint
 from moereplay.traces.units import GB
@@ -41,6 +44,7 @@ class Plan:
     capacity: Capacity
     layout: CopyLayout
     lower: tuple[int, ...]  #: bytes of the tiers between the fast and the slow one
+    longest: int = 0  #: positions in the KV cache at most, if the platform asks for its peak; 0: unknown
 
     @property
     def needs(self) -> frozenset[str]:
@@ -70,15 +74,21 @@ class Plan:
 
     def _shortage(self) -> str | None:
         """Return a warning if the machine's memory does not hold cache, buffers and dense weights."""
-        side = _side_bytes(self.chosen, self.layout.tiers)
-        parts = {"the cache": self.capacity.total, "side buffers": side, "dense weights": self._times.dense.resident}
-        if self.machine.memory_bytes is None or sum(parts.values()) <= self.machine.memory_bytes:
+        of = self.peak
+        if of is None or not of.will_page:
             return None
-        spelled = ", ".join(f"{size / GB:.4g} GB of {name}" for name, size in parts.items() if size)
+        first, total = ("will page: ", f" are {of.total / GB:.4g} GB,") if of.stated else ("", " are")
         return (
-            f"{spelled} are more than the memory of {self.machine.name}, {self.machine.memory_bytes / GB:.4g} GB: "
+            f"{first}{of.in_words}{total} more than the memory of {self.machine.name}, {of.memory_bytes / GB:.4g} GB: "
             f"a real machine would fault pages, which {self._price_of_faults()}"
         )
+
+    @property
+    def peak(self) -> Peak | None:
+        """The most bytes that the machine has to hold, or None if its memory is unknown."""
+        side = _side_bytes(self.chosen, self.layout.tiers)
+        parts = {"the cache": self.capacity.total, "side buffers": side, "dense weights": self._times.dense.resident}
+        return peak(self.machine, parts, self.layout.geometry.kv_bytes * self.longest)
 
     def _price_of_faults(self) -> str:
         each = self.machine.fault_ns
@@ -133,7 +143,10 @@ class Plan:
 
 def plan(trace: Trace, config: ReplayConfig) -> Plan:
     """Check everything that can be checked before a replay. Raises ConfigError or PolicyError."""
-    return plan_for(origin_of(trace), config)
+    ready = plan_for(origin_of(trace), config)
+    if ready.machine.reserve_bytes is None:
+        return ready
+    return replace(ready, longest=longest_context(trace, config.passes))
 
 
 def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
@@ -154,9 +167,21 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     _check_experts("warm", config.warm, origin.geometry)
     _check_warm(config, capacity, tiers[0])
     lower = _lower_tiers(machine, origin.geometry, tiers, chosen)
+    _check_charged(machine)
     geometry = as_known(origin.geometry, origin.model) if machine.depends_on_model else origin.geometry
+    geometry = with_hidden(geometry, origin.model) if machine.decisions.gates else geometry
     geometry = sized(geometry, origin.model, config.dense, config.dense_bits)
     return Plan(origin, config, chosen, machine, capacity, CopyLayout(geometry, tiers), lower)
+
+
+def _check_charged(machine: Platform) -> None:
+    """Raises ConfigError if a decision is charged to a policy that does not exist."""
+    every = {name for kind in policies.NAMES for name in policies.names(kind)}
+    for name in machine.decisions.by_policy:
+        if name not in every:
+            raise ConfigError(
+                f"platform {machine.name}: unknown policy {name!r} in decisions.by_policy: {hint(name, sorted(every))}"
+            )
 
 
 def check_engine(name: str) -> None:
@@ -237,7 +262,13 @@ def _about(ready: Plan) -> Row:
         "token_cycles": ready.capacity.token_cycles,
         "warning": ready.warning,
         "synthetic": ready.origin.synthetic or None,
+        **_memory(ready),
     }
+
+
+def _memory(ready: Plan) -> Row:
+    """Return the peak where the platform states its reserve, by name."""
+    return {"memory": ready.peak.document()} if ready.peak and ready.peak.stated else {}
 
 
 def _seconds(ready: Plan) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
 from math import floor
@@ -135,6 +135,11 @@ class Times:
         return max(map(max, self.load_ns)) > 0
 
     @property
+    def loads_prefetches(self) -> bool:
+        """True if compute spends `load_ns` on prefetched experts as well."""
+        return self._platform.loading.prefetch and self.has_loading
+
+    @property
     def waits_for_all(self) -> bool:
         """True if a step computes only after all its transfers have landed."""
         return self._platform.overlap == "none"
@@ -153,6 +158,41 @@ class Times:
             return compute.dense(tokens, self._share(contended)) + gate_ns
         key = ("dense", self.dense.layers[layer], 0, tokens, self._share(contended))
         return self._once(key, compute, self._dense_params[0][layer], self._geometry.dense_format) + gate_ns
+
+    @property
+    def has_decisions(self) -> bool:
+        """True if `decision_ns` may be more than 0."""
+        return self._platform.decisions.of_steps
+
+    def decision_ns(self, names: Collection[str], gates: int, tokens: int) -> int:
+        """Return what policies of these `names` decide in a step of `tokens`, `gates` of later layers evaluated.
+
+        Part of the dense time. Contention does not change it.
+        """
+        of = self._platform.decisions
+        each = self._router_ns(tokens) if of.gates and gates else of.ns_per_prediction
+        return bounded(of.ns_by_name(names) + gates * each, "decisions", "lower")
+
+    def _router_ns(self, tokens: int) -> int:
+        """Return the time of one router. Raises ConfigError if the model's hidden size is unknown."""
+        of, compute = self._geometry, self._platform.compute
+        if not of.hidden:
+            raise ConfigError(
+                f"platform {self._platform.name}: decisions.gates requires the hidden size of the model, which neither "
+                "the trace nor its model's name gives; say decisions.ns_per_prediction"
+            )
+        assert isinstance(compute, Roofline)
+        params = of.hidden * of.experts
+        bits = exact(of.dense_bits)
+        size = ceiling(params * bits.numerator, 8 * bits.denominator)
+        return self._once(("router", size, 0, tokens, 1), compute, params, of.dense_format)
+
+    @property
+    def victim_ns(self) -> int:
+        """More latency of a transfer for each copy that it evicts."""
+        each, copies = self._platform.decisions.ns_per_victim, len(self._tiers) * self._geometry.experts
+        bounded(each * copies * self._geometry.layers, "decisions.ns_per_victim", "lower")
+        return each
 
     def pass_ns(self, tokens: int, contended: bool = False) -> int:
         """Return the time of embedding, head and dense layers, charged before layer 0."""

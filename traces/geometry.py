@@ -242,6 +242,12 @@ def as_known(geometry: Geometry, name: str) -> Geometry:
     return geometry.model_copy(update=learnt)
 
 
+def with_hidden(geometry: Geometry, name: str) -> Geometry:
+    """Return the geometry with the hidden size of the known model of that name, if it lacks one."""
+    like = None if geometry.hidden else recognised(name, geometry)
+    return geometry.model_copy(update={"hidden": like.hidden}) if like else geometry
+
+
 def recognised(name: str, geometry: Geometry | None = None) -> KnownModel | None:
     """Return the known model that the name of a model or weight file refers to, or None.
 

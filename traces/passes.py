@@ -92,6 +92,19 @@ def parse_passes(text: str) -> Schedule:
     raise TraceError(f"unknown passes {text!r}: expected {', '.join(others)} or {last}, with N of at least 1")
 
 
+def longest_context(trace: Trace, passes: str) -> int:
+    """Return the most positions that a pass looks back at, summed over its requests. Raises TraceError."""
+    plan, offsets = schedule(trace, passes), np.asarray(trace.request_offsets)
+    if plan.rows is None:
+        return int(np.diff(offsets).max(initial=0))
+    at = np.repeat(np.arange(len(plan)), plan.stop - plan.start)
+    reach = plan.rows.token - offsets[plan.rows.request] + 1
+    order = np.lexsort((reach, plan.rows.request, at))
+    pairs = np.stack([at, plan.rows.request])[:, order]
+    last = np.append((np.diff(pairs) != 0).any(0), True)
+    return int(np.bincount(pairs[0][last], reach[order][last]).max(initial=0))
+
+
 def one_by_one(trace: Trace, size: int) -> Passes:
     """Schedule requests one after the other: prompts in chunks of `size` tokens (0: whole), then one token per pass."""
     return _in_turn(trace, f"chunk-{size}", InTurn.of(trace, np.asarray(trace.prompt_lengths), size))

@@ -100,7 +100,7 @@ class Geometry(Public):
 
     refused_as: ClassVar[type[Exception]] = TraceError
     later: ClassVar[frozenset[str]] = frozenset({"dense_bits", "dense_stated", "dense_bytes", "dense_layer_bytes"})
-    later |= {"head_bytes", "weight_format", "dense_format", "matrices", "kv_bytes"}
+    later |= {"head_bytes", "weight_format", "dense_format", "matrices", "kv_bytes", "hidden"}
 
     layers: int = Field(ge=1)
     experts: int = Field(ge=1)
@@ -123,6 +123,7 @@ class Geometry(Public):
     #: Relative sizes of an expert's matrices, in reading order; empty: unknown, taken as three equal ones
     matrices: tuple[Annotated[int, Field(ge=1, le=MOST_PART)], ...] = Field(default=(), max_length=MOST_MATRICES)
     kv_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: KV cache per position, all layers together
+    hidden: int = Field(default=0, ge=0, le=1 << 24)  #: width of the residual, which a router reads; 0: unknown
 
     @field_validator("weight_format", "dense_format")
     @classmethod

@@ -305,6 +305,12 @@ def forget_done(s, y):
 
 
 @fast
+def forget_evicted(s):
+    """Set the number of copies that the next transfer evicts to 0."""
+    s["cache"]["evicted_now"] = 0
+
+
+@fast
 def leave(s, y, incoming):
     """Count an eviction: for the layer that comes in; wasted bytes for the victim's layer."""
     copy, mine = copies(s)[y], owned(s)[y]
@@ -313,6 +319,8 @@ def leave(s, y, incoming):
     lived(s, layer, now(s)["step"] - mine["entered_step"])
     if copy["prefetched"] == 1:
         count(s, BYTES_WASTED, layer, copy["bytes"])
+    if s["victim_ns"] > 0:
+        s["cache"]["evicted_now"] += 1
     copy["state"], copy["protected"], copy["prefetched"] = ABSENT, 0, 0
     forget_if_gone(s, expert_of(s, y))
     mine["evicted_pass"] = now(s)["pass"]

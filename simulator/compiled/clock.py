@@ -119,6 +119,8 @@ def send(s, link, y):
     begins, latency = max(time, mine["last_done"]), mine["latency_ns"]
     if s["has_start"] == 1 and mine["last_done"] < time:
         latency += start_ns(s)[wire_of(s, link, y)]
+    if s["victim_ns"] > 0:
+        latency += s["cache"]["evicted_now"] * s["victim_ns"]
     mine["last_done"] = max(time + latency, mine["last_done"]) + on_the_wire(s, link, y)
     count(s, LINK_BUSY_NS, layer_of(s, y), mine["last_done"] - begins)
     return mine["last_done"]

@@ -6,18 +6,13 @@ A program counter selects the next action. Each action makes compute continue at
 
 from __future__ import annotations
 
-from moereplay.policies.contract import NONE
 from moereplay.simulator.compiled.cache import end_step, mark_computed, unpin
-from moereplay.simulator.compiled.clock import advance, busy, cpu_is_busy, stop, wait, wake_links
+from moereplay.simulator.compiled.clock import advance, cpu_is_busy, stop, wait, wake_links
 from moereplay.simulator.compiled.costs import (
-    begin_loading,
     cost_of,
     dense_cost,
-    fetch_all_announced,
     lasting,
     lasts,
-    load,
-    next_load,
     start_cpu,
 )
 from moereplay.simulator.compiled.counters import (
@@ -44,7 +39,27 @@ from moereplay.simulator.compiled.gate import (
     use_all,
 )
 from moereplay.simulator.compiled.link import any_announced
-from moereplay.simulator.compiled.links import any_in_flight, fetch_announced, next_landing, nothing_queued
+from moereplay.simulator.compiled.links import any_in_flight, any_to_load, next_landing, nothing_queued
+from moereplay.simulator.compiled.loading import begin_loading, go_on_loading
+from moereplay.simulator.compiled.program import (
+    END,
+    GATE,
+    LOAD,
+    LOOK,
+    OVER,
+    PRELOAD,
+    RAN,
+    SHARE,
+    STEP,
+    SUGGEST,
+    TURN,
+    begin_spending,
+    busy_until,
+    go_to,
+    spend,
+    suggest_if,
+    work_on,
+)
 from moereplay.simulator.compiled.reset import reset_if_due
 from moereplay.simulator.compiled.state import (
     HIT,
@@ -71,8 +86,6 @@ from moereplay.simulator.errors import LATEST_NS
 from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import called, fast
 
-#: States of the program counter.
-STEP, GATE, LOOK, SUGGEST, SHARE, LOAD, LOADED, START, TURN, RAN, END, OVER = range(12)
 #: Results of `next_turn` other than an access: the step ends, compute blocks, or the links start another round.
 NO_TURN, WAIT, ROUND = -1, -2, -3
 
@@ -92,6 +105,8 @@ def run_compute(s, hooks):
     elif at == SUGGEST:
         suggest(s, hooks)
         go_to(s, s["compute"]["then"])
+        if s["loads_prefetches"] == 1 and s["after_demand"] == 1 and any_to_load(s):
+            go_to(s, PRELOAD)
     elif at == GATE:
         begin_gate(s)
         open_gate(s, hooks)
@@ -102,34 +117,6 @@ def run_compute(s, hooks):
         begin_step(s)
     elif s["has_loading"] == 1:
         go_on_loading(s, at)
-
-
-@fast
-def go_to(s, state):
-    s["compute"]["program_counter"] = state
-
-
-@fast
-def busy_until(s, spent, state):
-    """Keep compute busy for `spent` ns, then continue in `state`."""
-    busy(s, spent)
-    go_to(s, state)
-
-
-@fast
-def suggest_if(s, due, then):
-    """Continue in `then`, by way of the prefetch policy if there is one and it is due."""
-    if due and s["has_suggest"] == 1:
-        s["compute"]["then"] = then
-        go_to(s, SUGGEST)
-    else:
-        go_to(s, then)
-
-
-@fast
-def is_over(s):
-    """Return whether every pass has been computed."""
-    return s["compute"]["program_counter"] == OVER
 
 
 # passes and steps
@@ -176,7 +163,8 @@ def point(s, index, layer):
 def begin_gate(s):
     """Reset the step's progress before its first look-up."""
     compute = s["compute"]
-    compute["gated_at"], compute["spent"], compute["coming"] = s["clock"]["time"], 0, 0
+    compute["gated_at"], compute["coming"] = s["clock"]["time"], 0
+    begin_spending(s)
     compute["turn"], compute["looked_up"], compute["gathered"] = 0, 0, 0
 
 
@@ -245,38 +233,10 @@ def share(s):
     if any_announced(s):
         begin_loading(s)
         go_to(s, LOAD)
+    elif any_to_load(s):
+        go_to(s, PRELOAD)
     if s["sequential"] == 0:
         wake_links(s)
-
-
-@called
-def go_on_loading(s, at):
-    """Load the next demand, queue the loaded one, or wake the links for the other experts."""
-    if at == LOAD:
-        begin_load(s)
-    elif at == LOADED:
-        if s["waits_for_all"] == 0:
-            fetch_announced(s, accesses(s)[s["compute"]["running"]]["y"])
-        go_to(s, LOAD)
-    else:
-        go_to(s, TURN)
-        wake_links(s)
-
-
-@fast
-def begin_load(s):
-    """Load the next demand. After the last one, contract `atomic`, call the prefetch policy."""
-    turn = next_load(s)
-    if turn == NONE:
-        if s["waits_for_all"] == 1:
-            fetch_all_announced(s)
-        atomic = s["sequential"] == 0
-        suggest_if(s, atomic and s["after_demand"] == 0, START if atomic else TURN)
-        return
-    spent = load(s, turn)
-    spend(s, spent)
-    s["compute"]["running"] = turn
-    busy_until(s, spent, LOADED)
 
 
 @called
@@ -371,19 +331,13 @@ def run_expert(s, turn):
     """Start one expert; return its duration, ns."""
     spent = cost_of(s, turn)
     length = lasting(s, accesses(s)[turn]["y"], spent)
-    s["compute"]["running"] = turn
+    work_on(s, turn)
     spend(s, spent)
     count(s, EXPERT_NS, now(s)["layer"], spent)
     span(s, IS_EXPERT, accesses(s)[turn]["y"], 0, length, BY_COMPUTE)
     if s["waits_for_all"] == 1:
         mark_executed(s, turn)
     return length
-
-
-@fast
-def spend(s, spent):
-    """Add to compute's busy time in this step, ns."""
-    s["compute"]["spent"] += spent
 
 
 @called

@@ -1,17 +1,15 @@
-"""Durations of dense parts, experts, loading and CPU work, ns, from the platform's tables.
+"""Durations of dense parts, experts and CPU work, ns, from the platform's tables.
 
 Compute is slower while a link works, if they share memory. Durations are 0 where the caller reports when work ends.
 """
 
 from __future__ import annotations
 
-from moereplay.policies.contract import NONE
 from moereplay.simulator.compiled.clock import cpu_busy, part
-from moereplay.simulator.compiled.counters import BY_DEMAND, BY_MISS, IS_CPU, IS_LOAD, LOADING_NS, count, span
-from moereplay.simulator.compiled.link import any_announced, first_piece_arrived, lands_at
-from moereplay.simulator.compiled.links import any_link_is_busy, fetch_announced
+from moereplay.simulator.compiled.counters import BY_MISS, IS_CPU, span
+from moereplay.simulator.compiled.link import first_piece_arrived, lands_at
+from moereplay.simulator.compiled.links import any_link_is_busy
 from moereplay.simulator.compiled.state import (
-    FETCH,
     NO_CPU,
     ON_CPU,
     accesses,
@@ -24,7 +22,6 @@ from moereplay.simulator.compiled.state import (
     home_of,
     kind_of,
     kv_ns,
-    load_ns,
     now,
     pass_tokens,
     slow_cpu_ns,
@@ -84,43 +81,6 @@ def until_the_rest(s, y, spent):
     """Return how long copy y keeps compute busy, given that its remainder must arrive before the rest runs."""
     rest = part(spent, MILLION - s["links"][home_of(s, y)]["first"])
     return max(spent, lands_at(s, y) + rest - s["clock"]["time"])
-
-
-# loading: compute's own work on each demand before its transfer
-
-
-@fast
-def begin_loading(s):
-    """Start again at the first access."""
-    s["loading"]["next"] = 0
-
-
-@called
-def next_load(s):
-    """Return the next access to be fetched, in demand order, or NONE."""
-    while s["loading"]["next"] < s["gate"]["served"]:
-        s["loading"]["next"] += 1
-        if accesses(s)[s["loading"]["next"] - 1]["served"] == FETCH:
-            return s["loading"]["next"] - 1
-    return NONE
-
-
-@fast
-def fetch_all_announced(s):
-    """Queue all loaded demands, in demand order."""
-    begin_loading(s)
-    while any_announced(s):
-        fetch_announced(s, accesses(s)[next_load(s)]["y"])
-
-
-@fast
-def load(s, i):
-    """Begin to load the i-th access; return the time that compute spends on it, ns."""
-    y = accesses(s)[i]["y"]
-    spent = load_ns(s)[kind_of(s, y)]
-    count(s, LOADING_NS, now(s)["layer"], spent)
-    span(s, IS_LOAD, y, 0, spent, BY_DEMAND)
-    return spent
 
 
 # the CPU: it runs a step's misses from the slow tier, one after the other

@@ -17,9 +17,7 @@ from moereplay.simulator.compiled.compute import (
     begin_step,
     expect,
     has_arrived,
-    is_over,
     move_on,
-    spend,
     stalled,
     take_arrived,
 )
@@ -47,6 +45,7 @@ from moereplay.simulator.compiled.gate import (
 )
 from moereplay.simulator.compiled.link import await_transfer, close_links, demand_may_start
 from moereplay.simulator.compiled.links import complete, fetch, next_landing, start_transfers
+from moereplay.simulator.compiled.program import is_over, spend
 from moereplay.simulator.compiled.reset import count_unused
 from moereplay.simulator.compiled.state import (
     NO_ERROR,

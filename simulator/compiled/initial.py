@@ -130,11 +130,13 @@ def _prices(spec: RunSpec) -> dict[str, int]:
     times = spec.times
     return {
         "has_loading": times.has_loading,
+        "loads_prefetches": times.loads_prefetches,
         "waits_for_all": times.waits_for_all and spec.config.contract == "atomic",
         "has_start": times.has_start,
         "slows_compute": times.slows_compute,
         "reads_kv": times.reads_kv,
         "has_pieces": times.has_pieces,
+        "victim_ns": times.victim_ns,
     }
 
 
@@ -234,6 +236,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
     }
     numbers |= {"n_pieces": numbers["n_rings"] if spec.times.has_pieces else 0}
     numbers |= {"n_starts": numbers["n_wires"] if spec.times.has_start else 0}
+    numbers |= {"n_to_load": numbers["n_copies"] if spec.times.loads_prefetches else 0}
     numbers |= {"n_contexts": numbers["passes"] if spec.times.reads_kv else 0}
     for i, kind in enumerate(KINDS):
         memory: Memory = getattr(chosen, kind).policy.memory
@@ -312,7 +315,18 @@ def _write_rule(rule: np.ndarray, router: Router) -> None:
 OWN_CLOCK = {"external": 0}
 #: Two tiers, and no cost term beyond a table.
 TWO_TIERS = dict.fromkeys(
-    ("n_tiers", "has_loading", "waits_for_all", "has_start", "slows_compute", "reads_kv", "has_pieces"), 0
+    (
+        "n_tiers",
+        "has_loading",
+        "loads_prefetches",
+        "waits_for_all",
+        "has_start",
+        "slows_compute",
+        "reads_kv",
+        "has_pieces",
+        "victim_ns",
+    ),
+    0,
 )
 PLAIN = TWO_TIERS | OWN_CLOCK
 #: The caller reports when activities of compute and of one link end.

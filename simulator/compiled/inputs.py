@@ -240,8 +240,11 @@ def _by_token(plan: Passes, layers: int, rows: Sequence[Sequence], width: int, f
 Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.INPUT_ARRAYS`
 
 
-def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
-    """Return tables of the durations in `simulator.times.Times`, ns: a row per pass length, expert size and format."""
+def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, np.ndarray]:
+    """Return tables of the durations in `simulator.times.Times`, ns: a row per pass length, expert size and format.
+
+    Dense parts include what the policies' decisions take, if `decided`.
+    """
     times, layout = spec.times, spec.layout
     tokens = int(inputs["pass_tokens"].max(initial=1))
     counted = np.bincount(inputs["pass_tokens"], minlength=1)  # sorting would take longer than all other work
@@ -254,8 +257,8 @@ def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
     slow = times.slows_compute
     experts = _per_tokens(times.expert_ns, kinds, tokens)
     return {
-        "dense_ns": _dense(times, lengths, len(layers), contended=False),
-        "slow_dense_ns": _dense(times, lengths, len(layers), contended=slow),
+        "dense_ns": _dense(spec, lengths, len(layers), contended=False, decided=decided),
+        "slow_dense_ns": _dense(spec, lengths, len(layers), contended=slow, decided=decided),
         "dense_row": np.cumsum(counted > 0) - 1,
         "load_ns": np.array(times.load_ns, np.int64).ravel(),
         "cost_row": np.array([rows[size] for size in sizes], np.int64),
@@ -269,11 +272,14 @@ def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
     } | _kv(inputs, times)
 
 
-def _dense(times: Times, lengths: np.ndarray, layers: int, contended: bool) -> np.ndarray:
+def _dense(spec: RunSpec, lengths: np.ndarray, layers: int, contended: bool, decided: bool) -> np.ndarray:
     """Return (lengths, layers) durations; layer 0 includes the cost before the first layer."""
+    times = spec.times
     dense = [[times.dense_ns(layer, int(length), contended) for layer in range(layers)] for length in lengths]
     for row, length in zip(dense, lengths, strict=True):
         row[0] += times.pass_ns(int(length), contended)
+        if decided and times.has_decisions:
+            row[:] = [each + spec.decision_ns(layer, int(length)) for layer, each in enumerate(row)]
     return np.array(dense, np.int64).reshape(-1, layers)
 
 

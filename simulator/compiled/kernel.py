@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from moereplay.simulator.compiled.clock import OF_CPU, OF_LINK, OF_NOTHING, go_on, links_are_woken, next_event, resume
-from moereplay.simulator.compiled.compute import GATE, RAN, is_over, run_compute, spend
+from moereplay.simulator.compiled.compute import run_compute
 from moereplay.simulator.compiled.counters import DENSE_NS, EXPERT_NS, LINK_BUSY_NS, close_row, count, count_here
 from moereplay.simulator.compiled.link import close_links
 from moereplay.simulator.compiled.links import complete, next_landing, start_transfers
+from moereplay.simulator.compiled.program import GATE, RAN, is_over, spend
 from moereplay.simulator.compiled.reset import count_unused, warm_up
 from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of, now
 from moereplay.simulator.jit.marks import called, fast

@@ -28,7 +28,7 @@ SETTING = (
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand reads_need renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
-    "has_loading waits_for_all has_start slows_compute reads_kv has_pieces external "
+    "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv has_pieces victim_ns external "
     + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: Variables of a run, in records; one file writes each (OWNS, tests/simulator/test_compiled_state.py). A ring is a pair
@@ -40,10 +40,11 @@ RECORDS = {
         "gathered"
     ),
     "loading": record("next"),
+    "preloads": record("first end"),  # prefetches that compute has to load
     "demand": record("demanded assignments mass changed"),
     "gate": record("served"),
     "substitution": record("substituted"),
-    "cache": record("pinned_now done_now bypassed arrivals"),
+    "cache": record("pinned_now done_now bypassed arrivals evicted_now"),
     "space": record("aside_now"),
     "uses": record("timestamps"),
     "ranking": record("invalid_now layers_marked"),
@@ -70,7 +71,7 @@ ROWS = {"links": (LINK, MOST_LINKS + MOST_TIERS), "lower": (LOWER_TIER, MOST_TIE
 LENGTHS = (
     "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring "
     "n_steps n_demand n_rings n_wires n_starts n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most "
-    "n_costs n_cpu_costs n_held n_pieces n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm "
+    "n_costs n_cpu_costs n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm "
     "n_batched n_batch rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -153,6 +154,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "lands": (np.int64, ("n_rings",)),
     "piece_at": (np.int64, ("n_pieces",)),  # arrival times of first pieces
     "ready": (np.int64, ("n_ring",)),
+    "to_load": (np.int64, ("n_to_load",)),  # prefetches in the order of their suggestion
     # the lower tiers in sequence: complete copies, least recently read first
     "newer": (np.int64, ("n_tiered",)),
     "older": (np.int64, ("n_tiered",)),
@@ -279,13 +281,14 @@ OWNS = {
         "links prefetch_queue demand_queue flight lands piece_at ready "
         "owned.awaited owned.bypasses owned.prefetch owned.target"
     ),
+    "links": "preloads to_load",
     "transfers": "side_buffer buffered owned.side",
     "ranking": (
         "eval_copies invalid_copies keyed_pass keyed_scope layer_key layer_marked layer_order layer_shift "
         "marked_layers member_count members row_count row_key row_order pools.scope owned.invalid "
         "owned.member_at owned.row_at behind in_front"
     ),
-    "costs": "loading",
+    "program": "compute.program_counter compute.running compute.spent compute.then",
     "compute": "now kept",
     "gate": "now.absent now.gated accesses missing predictions slot tier verdict",
     "demand": (

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from moereplay.policies.contract import ABSENT, QUEUED
-from moereplay.simulator.compiled.cache import set_state
+from moereplay.simulator.compiled.cache import forget_evicted, set_state
 from moereplay.simulator.compiled.clock import NEVER_DUE, first_piece, free, send
 from moereplay.simulator.compiled.counters import (
     BY_DEMAND,
@@ -155,6 +155,8 @@ def start_on(s, hooks, link):
 @fast
 def claim_on(s, hooks, link, y):
     """Reserve space for a copy in the tier that the link fills."""
+    if s["victim_ns"] > 0:
+        forget_evicted(s)
     if s["n_tiers"] > 0 and link >= first_fill(s):
         return GRANTED if claim_lower(s, link - first_fill(s), y) else REFUSED
     return claim(s, hooks, y)

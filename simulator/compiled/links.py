@@ -50,6 +50,7 @@ from moereplay.simulator.compiled.state import (
     home_of,
     layer_of,
     owned,
+    to_load,
 )
 from moereplay.simulator.compiled.transfers import land
 from moereplay.simulator.jit.marks import called, fast
@@ -74,8 +75,34 @@ def prefetch(s, y, target):
     """Queue a prefetch behind older ones."""
     enqueue(s, y, 1)
     set_target(s, y, target)
-    send_up(s, y, 1)
     count(s, PREFETCH_ISSUED, layer_of(s, y), 1)
+    if s["loads_prefetches"] == 1:
+        to_load(s)[s["preloads"]["end"]] = y
+        s["preloads"]["end"] += 1
+    else:
+        send_up(s, y, 1)
+
+
+@fast
+def any_to_load(s):
+    """Return whether compute has prefetches to load. The list is emptied with its last one."""
+    return s["loads_prefetches"] == 1 and s["preloads"]["first"] < s["preloads"]["end"]
+
+
+@fast
+def first_to_load(s):
+    """Return the prefetch that compute loads next."""
+    return to_load(s)[s["preloads"]["first"]]
+
+
+@called
+def prefetch_loaded(s):
+    """Queue the prefetch that compute has loaded."""
+    y = first_to_load(s)
+    s["preloads"]["first"] += 1
+    if s["preloads"]["first"] == s["preloads"]["end"]:
+        s["preloads"]["first"], s["preloads"]["end"] = 0, 0
+    send_up(s, y, 1)
 
 
 @fast

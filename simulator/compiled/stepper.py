@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from moereplay.simulator.compiled.clock import NEVER_DUE
-from moereplay.simulator.compiled.compute import OVER
 from moereplay.simulator.compiled.counters import IS_DENSE, IS_EXPERT, KINDS
 from moereplay.simulator.compiled.engine import bound, prepare_inputs
 from moereplay.simulator.compiled.initial import initial_state
 from moereplay.simulator.compiled.inputs import Inputs, inputs_from
 from moereplay.simulator.compiled.kernel import ABANDONED, BEGUN, CLOSED, COMPUTED, LANDED, RESUMED, stepped_kernel
 from moereplay.simulator.compiled.outcome import cause_of, check, counters_of, event_of
+from moereplay.simulator.compiled.program import OVER
 from moereplay.simulator.interface import ACTED_ON, NO_COPY, Begun, FinishedRun, Oracle, RunSpec, oracle_of
 from moereplay.simulator.source import Source
 from moereplay.simulator.threads import run_interruptibly

@@ -124,7 +124,7 @@ def _stretches(wanted: np.ndarray) -> Iterator[tuple[int, int]]:
 def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
     spec, layers = ready.spec(log=False), trace.geometry.layers
     inputs = inputs_of(trace, ready.config, frozenset(), frozenset())
-    costs = costs_of(inputs, spec)
+    costs = costs_of(inputs, spec, decided=False)  # of any eviction and prefetch: these may cost nothing
     dense = costs["dense_ns"][costs["dense_row"][inputs["pass_tokens"]]]
     if len(costs["kv_ns"]):
         dense = dense + costs["kv_ns"][:, None]

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from moereplay import policies
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform
 from moereplay.traces.documents import DocumentError, content, from_toml, json_text
@@ -21,6 +22,9 @@ from moereplay.traces.frozen import Sparse, first_fault
 from moereplay.traces.texts import hint
 
 NAMES = ("a100-5gbps", "rtx4090-pcie4", "h100-pcie5", "h200-pcie5", "phone-ufs4", "mac-nvme", "jetson-orin")
+
+
+CHARGES = "decisions.by_policy"  #: the table that may be given any policy's name in place
 
 
 def presets() -> list[Platform]:
@@ -91,7 +95,8 @@ def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
         where, equals, value = change.partition("=")
         table, _, figure = where.rpartition(".")
         if not equals or figure not in tables.get(table, ()):
-            known = [f"{table}.{key}=".lstrip(".") for table, figures in tables.items() for key in figures]
+            listed = {name: figures for name, figures in tables.items() if name in (table, "") or name != CHARGES}
+            known = [f"{name}.{key}=".lstrip(".") for name, figures in listed.items() for key in figures]
             named = hint(where, known, "write one of")
             raise ConfigError(f"platform {machine.name} has no figure {where!r}: {named}")
         tables[table][figure] = value
@@ -109,7 +114,7 @@ def _tables(machine: Platform, document: dict[str, Any]) -> dict[str, dict[str, 
     tiers = {f"tiers.{row}": table for row, table in enumerate(document.get("tiers", ()))}
     for link, row in zip(machine.wires, [*rows, *tiers.values()], strict=True):
         row.update(_defaults(link, row))
-    others = {name: getattr(machine, name) for name in ("compute", "cpu", "contention", "loading")}
+    others = {name: getattr(machine, name) for name in ("compute", "cpu", "contention", "loading", "decisions")}
     for name, part in others.items():
         if part is not None:
             document[name] = document.get(name, {}) | _defaults(part, document.get(name, {}))
@@ -120,8 +125,10 @@ def _tables(machine: Platform, document: dict[str, Any]) -> dict[str, dict[str, 
         for of in ("formats", "dense_formats")
         if table.get(of)
     }
-    own = {name: getattr(machine, name) for name in ("overlap", "memory_bytes", "fault_ns")}
-    return {"": own} | links | tiers | named | formats
+    charges = dict.fromkeys((name for kind in policies.NAMES for name in policies.names(kind)), 0)
+    document["decisions"]["by_policy"] = charges | machine.decisions.by_policy  # any policy may be charged in place
+    own = {name: getattr(machine, name) for name in ("overlap", "memory_bytes", "fault_ns", "reserve_bytes")}
+    return {"": own} | links | tiers | named | formats | {CHARGES: document["decisions"]["by_policy"]}
 
 
 def _defaults(part: Sparse, table: Mapping[str, Any]) -> dict[str, Any]:

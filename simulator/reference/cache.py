@@ -52,7 +52,7 @@ class Cache:
         self._evicted_pass = [NOT_EVICTED] * copies
         self._entered_step = [0] * copies
         self._counted = [False] * copies  # its arrival by a prefetch counted as its first use
-        self._time = self._arrivals = 0
+        self._time = self._arrivals = self._evicted = 0
         self._bypass_buffer: int | None = None
 
     # look-up
@@ -146,8 +146,12 @@ class Cache:
 
     def claim(self, transfer: Transfer) -> Claim:
         """Take the bytes of a transfer that is about to start, evicting what is needed."""
-        if transfer.prefetch and self._side.slots:
-            return self._claim_side(transfer)
+        before = self._evicted
+        verdict = self._claim_side(transfer) if transfer.prefetch and self._side.slots else self._claim_pool(transfer)
+        transfer.victims = self._evicted - before
+        return verdict
+
+    def _claim_pool(self, transfer: Transfer) -> Claim:
         pool = self.tables.copies[transfer.y]["pool"]
         verdict = self._make_space(transfer.y, pool, transfer.prefetch, transfer.layer)
         if verdict is Claim.GRANTED:
@@ -238,6 +242,7 @@ class Cache:
     def _record_eviction(self, y: int, layer: int, cause: int) -> None:
         """Count for the layer of the incoming expert; waste and lifetime for the victim's layer."""
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
+        self._evicted += 1
         self._counters.count("evictions", layer)
         self._counters.lived(expert["layer"], self.tables.now["step"] - self._entered_step[y])
         if copy["prefetched"]:

@@ -37,6 +37,8 @@ class Compute:
     ) -> None:
         self._machine, self._config, self._layers = machine, spec.config, spec.layout.geometry.layers
         self._loads = machine.priced is not None and spec.times.has_loading
+        self._loads_prefetches = self._loads and spec.times.loads_prefetches
+        self._decision_ns = spec.decision_ns
         self._pieces = spec.times.has_pieces
         self._waits_for_all = spec.times.waits_for_all and spec.config.contract == "atomic"
         self._tables, self._cache, self._links, self._gates = tables, cache, links, gates
@@ -82,7 +84,7 @@ class Compute:
         sequential = self._config.contract == "sequential"
         yield from (self._one_by_one if sequential else self._together)(demanded, step_pass, layer)
         if self._config.prefetch_at == "after_demand":
-            self._gates.suggest(demanded)
+            yield from self._load_prefetches(self._suggest(demanded), layer)
         self._gates.settle(demanded, step_pass, layer)
         self._counters.count("stall_ns", layer, self._now - gated - self._spent_ns)
         self._cache.end_step()
@@ -101,15 +103,18 @@ class Compute:
         accesses = self._gates.look_up(demanded, range(len(demanded.step.expert)))
         accesses = self._gates.union_again(demanded, accesses, step_pass)
         to_load = self._gates.use(demanded, accesses, at_once=not self._loads)
-        suggests = self._config.prefetch_at == "gate"
+        suggests, prefetches = self._config.prefetch_at == "gate", list[Transfer]()
         if suggests and not to_load:
-            self._gates.suggest(demanded)
+            prefetches = self._suggest(demanded)
         self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
         self._links.wake()
         if to_load:
             yield from self._load(to_load, layer)
             if suggests:
-                self._gates.suggest(demanded)
+                prefetches = self._suggest(demanded)
+            self._links.wake()
+        if prefetches:
+            yield from self._load_prefetches(prefetches, layer)
             self._links.wake()
         yield from (self._all_together if self._waits_for_all else self._as_they_come)(accesses, layer)
         yield from self._until(lambda: not self._on_cpu)
@@ -147,14 +152,14 @@ class Compute:
 
     def _one_by_one(self, demanded: Demanded, step_pass: Pass, layer: int) -> Process:
         """Look up each expert in its turn and pin only this one: Algorithm 1 of SpecMD."""
-        if self._config.prefetch_at == "gate":
-            self._gates.suggest(demanded)
+        prefetches = self._suggest(demanded) if self._config.prefetch_at == "gate" else []
         for n in range(len(demanded.step.expert)):
             accesses = self._gates.look_up(demanded, [n])
             accesses += self._gates.substitutes(accesses[0])
             to_load = self._gates.use(demanded, accesses, at_once=not self._loads)
             self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
             yield from self._load(to_load, layer)
+            yield from self._load_prefetches(prefetches if n == 0 else [], layer)
             # substitutes first: they need not wait, and may have to leave before the expert is fetched for other tokens
             for access in sorted(accesses, key=lambda access: access.served is not Served.HIT):
                 if access.served.waits:
@@ -164,13 +169,16 @@ class Compute:
                     yield from self._run_expert(access, layer)
                     self._cache.release(access.y)
             yield from self._until(lambda: not self._on_cpu)
+        if not demanded.step.expert:
+            yield from self._load_prefetches(prefetches, layer)
 
     # activities
 
     def _dense(self, layer: int, tokens: int) -> Activity:
         if self._machine.priced is None:
             return self._machine.accelerator.dense(layer, tokens)
-        return self._machine.priced.dense(layer, tokens, self._context, self._links.busy)
+        decided = self._decision_ns(layer, tokens)
+        return self._machine.priced.dense(layer, tokens, self._context, self._links.busy, decided)
 
     def _expert(self, layer: int, access: Access) -> Activity:
         if self._machine.priced is None:
@@ -181,15 +189,28 @@ class Compute:
     def _load(self, transfers: list[Transfer], layer: int) -> Process:
         """Spend compute's own time on loading; each transfer is queued at its end, or all after the last."""
         for transfer in transfers:
-            assert self._machine.priced is not None  # or nothing is to be loaded
-            load = self._machine.priced.load(layer, transfer.y)
-            self._counters.charge(load, "loading_ns", layer)
-            load.measured(self._add_to_step)
-            yield self._begun(load, "load", transfer.y)
+            yield self._loading(transfer, layer)
             if not self._waits_for_all:
                 self._links.fetch_announced(transfer)
         for transfer in transfers if self._waits_for_all else ():
             self._links.fetch_announced(transfer)
+
+    def _load_prefetches(self, transfers: list[Transfer], layer: int) -> Process:
+        """Spend compute's own time on loading prefetches; each is queued at the end of its own."""
+        for transfer in transfers:
+            yield self._loading(transfer, layer)
+            self._links.prefetch_announced(transfer)
+
+    def _loading(self, transfer: Transfer, layer: int) -> Activity:
+        assert self._machine.priced is not None  # or nothing is to be loaded
+        load = self._machine.priced.load(transfer.layer, transfer.y)
+        self._counters.charge(load, "loading_ns", layer)
+        load.measured(self._add_to_step)
+        return self._begun(load, "load", transfer.y, transfer.cause)
+
+    def _suggest(self, demanded: Demanded) -> list[Transfer]:
+        """Call the prefetch policy. Return the prefetches that compute has to load."""
+        return self._gates.suggest(demanded, at_once=not self._loads_prefetches)
 
     def _run_expert(self, access: Access, layer: int) -> Process:
         """Run one expert over its tokens."""
@@ -203,9 +224,9 @@ class Compute:
     def _add_to_step(self, span: Span) -> None:
         self._spent_ns += span.spent
 
-    def _begun(self, activity: Activity, kind: str, y: int) -> Activity:
+    def _begun(self, activity: Activity, kind: str, y: int, cause: str = "compute") -> Activity:
         """Log the start of compute's next activity and wake the links."""
-        self._log.begin(kind, y, activity, "demand" if kind == "load" else "compute")
+        self._log.begin(kind, y, activity, cause)
         self._links.wake()
         return activity
 

@@ -314,17 +314,25 @@ class Gatekeeper:
 
     # 7: prefetch
 
-    def suggest(self, demanded: Demanded) -> None:
-        """Call the prefetch policy, and queue what it predicts and is absent."""
-        prefetch = self._hooks.prefetch
+    def suggest(self, demanded: Demanded, at_once: bool = True) -> list[Transfer]:
+        """Call the prefetch policy, and queue what it predicts and is absent.
+
+        Unless `at_once`: returns the prefetches that compute is to queue, in their order.
+        """
+        prefetch, later = self._hooks.prefetch, list[Transfer]()
         if prefetch.policy.suggest is None:
-            return
+            return later
         if prefetch.policy.renews_queue:
             self._links.renew()
         for y in self._out[: prefetch.call("suggest", demanded.step, self._out)]:
-            self._predict(y)
+            transfer = self._predict(y)
+            if transfer is not None:
+                (self._links.prefetch if at_once else self._links.announce_prefetch)(transfer)
+                later += [] if at_once else [transfer]
+        return later
 
-    def _predict(self, y: int) -> None:
+    def _predict(self, y: int) -> Transfer | None:
+        """Record a prediction. Return its transfer if it is absent."""
         x, precision = divmod(y, self._precisions)
         layer = self._tables.experts[x]["layer"]
         self._counters.count("predicted", layer)
@@ -334,7 +342,8 @@ class Gatekeeper:
             self._cache.predict(resident)
         elif self._cache.find(x, precision, IN_FLIGHT) == NONE and self._cache.find(x, precision, QUEUED) == NONE:
             now = self._tables.now
-            self._links.prefetch(Transfer(y, layer, prefetch=True, target_step=now["step"] + layer - now["layer"]))
+            return Transfer(y, layer, prefetch=True, target_step=now["step"] + layer - now["layer"])
+        return None
 
     def _count_for(self, step_pass: Pass, t: int, name: str, x: int) -> None:
         """Count one for the request of row t."""

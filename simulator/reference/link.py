@@ -228,9 +228,17 @@ class Links:
 
     def prefetch(self, transfer: Transfer) -> None:
         """Queue a prefetch."""
-        self._cache.queue(transfer.y)
+        self.announce_prefetch(transfer)
         self._send(transfer)
+
+    def announce_prefetch(self, transfer: Transfer) -> None:
+        """Mark a prefetch as queued; it does not start before `prefetch_announced`."""
+        self._cache.queue(transfer.y)
         self._counters.count("prefetch_issued", transfer.layer)
+
+    def prefetch_announced(self, transfer: Transfer) -> None:
+        """Queue a prefetch that was announced."""
+        self._send(transfer)
 
     def _send(self, transfer: Transfer) -> None:
         """Queue on the next link up; a copy in flight to a lower tier continues with this transfer."""

@@ -113,8 +113,11 @@ class Accelerator(Protocol):
 class Priced(Protocol):
     """A simulated accelerator, whose times depend on inputs known only at run time."""
 
-    def dense(self, layer: int, tokens: int, context: int, contended: bool) -> Activity:
-        """Start a dense part that reads `context` positions of KV cache; `contended` if a link works."""
+    def dense(self, layer: int, tokens: int, context: int, contended: bool, decided: int) -> Activity:
+        """Start a dense part that reads `context` positions of KV cache; `contended` if a link works.
+
+        `decided` is what the policies' decisions add to it, ns.
+        """
         ...
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool, lands: int) -> Activity:
@@ -175,12 +178,11 @@ class SimulatedAccelerator:
     def __init__(self, env: simpy.Environment, times: Times, precisions: int) -> None:
         self._env, self._times, self._precisions = env, times, precisions
 
-    def dense(self, layer: int, tokens: int, context: int = 0, contended: bool = False) -> Activity:
+    def dense(self, layer: int, tokens: int, context: int = 0, contended: bool = False, decided: int = 0) -> Activity:
         """Start the dense part of a layer; layer 0 includes the time of the pass."""
         before = self._times.pass_ns(tokens, contended) if layer == 0 else 0
-        return self._busy(
-            self._times.dense_ns(layer, tokens, contended) + self._times.kv_ns(context, contended) + before
-        )
+        dense = self._times.dense_ns(layer, tokens, contended) + self._times.kv_ns(context, contended)
+        return self._busy(dense + before + decided)
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool = False, lands: int = 0) -> Activity:
         """Start a copy; if it arrives in pieces, it ends no sooner than the last piece (at `lands`) allows."""
@@ -228,6 +230,7 @@ class SimulatedChannel:
         idle = self._last_done < now
         layer, precision = transfer.layer, transfer.y % self._precisions
         latency = self._times.latency_ns[self._row] + (self._times.start_ns[self._row][layer][precision] if idle else 0)
+        latency += transfer.victims * self._times.victim_ns
         free = max(now + latency, self._last_done)
         begins = max(now, self._last_done)
         whole = wire_ns[layer][precision]

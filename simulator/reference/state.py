@@ -85,6 +85,7 @@ class Transfer:
     bypasses: bool = False  #: to the bypass buffer, not into the cache
     lands: int = 0  #: when it will be complete, if compute may begin before
     piece_here: bool = False  #: its first piece has arrived
+    victims: int = 0  #: copies that left the fast tier for it when it started
     arrival_known: bool = False  #: compute knows that it may begin
 
     @property

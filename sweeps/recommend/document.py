@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from moereplay.policies.grammar import deciding
+from moereplay.results.assumed_decisions import Ranked, turned
 from moereplay.results.remarks import idle, synthetic_of
 from moereplay.results.settings import repeat_command
 from moereplay.simulator.capacity import Memory, kv_bytes_of
@@ -43,7 +45,9 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "trace": {"name": trace_name, "model": _about(best)["model"], "digest": question.trace.digest},
         "synthetic": synthetic_of(_about(best)) or None,
         "platform": best.config.platform,
-        "memory": question.memory._asdict() | {"cache_bytes": question.memory.cache_bytes},
+        "memory": question.memory._asdict()
+        | {"cache_bytes": question.memory.cache_bytes}
+        | _peak(question, question.memory.total_bytes),
         "best": _leader(question, best, trace_name),
         "from_empty": answer.from_empty and _found(answer.from_empty),
         "best_known": answer.known and _leader(question, answer.known, trace_name),
@@ -71,7 +75,7 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "target_tokens_per_s": question.target_tokens_per_s,
         "smallest_memory_for_target": answer.smallest and _point(question, answer.smallest),
         "flags": flags(_setup(question, best)),
-        "warnings": _warnings(question, best),
+        "warnings": [*_warnings(question, best), *_turned(question, answer)],
     }
 
 
@@ -109,7 +113,18 @@ def _point(question: Question, tried: Tried) -> Document:
         "cache_bytes": size,
         "tokens_per_s": tried.tokens_per_s,
         "hit_rate": tried.hit_rate,
+        **_peak(question, total),
     }
+
+
+def _peak(question: Question, used: int) -> Document:
+    """Describe the peak of a fast memory of `used` bytes, where the platform states what the system needs besides."""
+    machine = platform(question.base["platform"])
+    if machine.memory_bytes is None or machine.reserve_bytes is None:
+        return {}
+    peak = used + int(machine.reserve_bytes)
+    of = {"reserve_bytes": int(machine.reserve_bytes), "machine_bytes": int(machine.memory_bytes)}
+    return of | {"peak_bytes": peak, "will_page": peak > machine.memory_bytes}
 
 
 def _prefetch(question: Question, answer: Answer) -> Document:
@@ -180,6 +195,29 @@ def _warnings(question: Question, best: Tried) -> list[str]:
     short += idle([best.result.to_json()])
     open_loop = [about["label"]] if "open-loop" in about["label"] else []
     return [*unsized, *short, *filter(None, [about["warning"]]), *open_loop, *([ONE] if trace.requests == 1 else [])]
+
+
+def _turned(question: Question, answer: Answer) -> list[str]:
+    """Say which other set would be faster under an assumed price of decisions, if the platform states none."""
+    if platform(question.base["platform"]).decisions.of_steps:
+        return []
+    others = {id(each): each for each in (answer.second, answer.without_prefetch, answer.known) if each}
+    found = (turned(*_ranked(answer.best, each), question.trace.geometry.layers) for each in others.values())
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def _ranked(best: Tried, other: Tried) -> tuple[Ranked, Ranked]:
+    """Return two sets by the settings in which they differ."""
+    of, settings = deciding(), differing(best, other)
+    first, second = (
+        Ranked(
+            ", ".join(f"{name} {chosen(each)[name]}" for name in settings) or "the same set",
+            each.tokens_per_s,
+            of(each.config.model_dump(mode="json")),
+        )
+        for each in (best, other)
+    )
+    return first, second
 
 
 # -- Flags of engines for a cache of some bytes: a function per engine, with its source

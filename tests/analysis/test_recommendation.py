@@ -58,6 +58,17 @@ def test_one_count_of_experts_is_printed_everywhere():
     assert text.count("3,084 experts of mean size, 65 of each layer") == 2
 
 
+def test_a_peak_above_the_machines_memory_is_said_where_sets_are_ranked():
+    memory = said_of()["memory"] | {"reserve_bytes": 2 * GB, "machine_bytes": 11 * GB, "peak_bytes": 12 * GB}
+    point = said_of()["memory_curve"][1]
+    points = [point | {"will_page": False}, point | {"will_page": True}]
+    text = "\n".join(lines(said_of(memory=memory | {"will_page": True}, memory_curve=points)))
+    assert "warning: peak: 12 GB with 2 GB for the system, but the machine has 11 GB" in text
+    assert "(will page)" in text and "fits" in text
+    fits = "\n".join(lines(said_of(memory=memory | {"will_page": False, "machine_bytes": 12 * GB})))
+    assert "peak: 12 GB with 2 GB for the system, of 12 GB" in fits and "will page" not in fits
+
+
 def test_warnings_stand_above_the_answer():
     shown = lines(said_of())
     (warning,) = [at for at, line in enumerate(shown) if line == "warning: beware of this"]

@@ -20,7 +20,8 @@ from moereplay.results.result import Row as Counts
 from moereplay.simulator.capacity import parse_size
 from moereplay.simulator.config import configure
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
-from moereplay.simulator.platform import Contention, Link, Loading, LowerTier, Measured, Platform, Wire
+from moereplay.simulator.overheads import Decisions, Loading
+from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform, Wire
 from moereplay.simulator.reference.engine import run
 from moereplay.simulator.source import Gate, Mixture, Pass, Row
 from moereplay.simulator.times import Times
@@ -102,6 +103,7 @@ def machine(
         cpu=cpu,
         contention=Contention(cpu=left, link=left, **of["contention"]),
         loading=Loading.model_validate(prices.get("loading", {})),
+        decisions=Decisions.model_validate(prices.get("decisions", {})),
         overlap=prices.get("overlap", "arrival"),
     )
 

@@ -70,8 +70,8 @@ class Late:
 class LatePriced(Late):
     """The accelerator, as it is told what its times depend on."""
 
-    def dense(self, layer: int, tokens: int, context: int = 0, contended: bool = False) -> Activity:
-        return self._later(COMPUTE, lambda: self._priced.dense(layer, tokens, context, contended))
+    def dense(self, layer: int, tokens: int, context: int = 0, contended: bool = False, decided: int = 0) -> Activity:
+        return self._later(COMPUTE, lambda: self._priced.dense(layer, tokens, context, contended, decided))
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool | None = None, lands: int = 0) -> Activity:
         return self._later(COMPUTE, lambda: self._priced.expert(layer, y, tokens, bool(contended), lands))

@@ -177,13 +177,23 @@ def _price() -> dict[str, st.SearchStrategy[Any]]:
     link = {"start_ns": few, "first_piece": shares, "reads": st.integers(1, 2)}
     link["start_ns_per_mib"] = st.sampled_from((0.3 * (1 << 20), 1 << 20, 2.5 * (1 << 20)))
     loading = {"gate_ns": few, "ns_per_expert": few, "ns_per_mib": st.sampled_from((1 << 19, 1 << 20))}
+    loading["prefetch"] = st.booleans()
+    charged = st.dictionaries(st.sampled_from(("lru", "hobbit", "top_k", "fetch", "standard")), few, max_size=3)
+    decisions = {"ns_per_prediction": few, "ns_per_victim": few, "by_policy": charged}
     return {
         "overlap": st.just("none"),
         "link": st.fixed_dictionaries({}, optional=link),
         "compute": st.fixed_dictionaries({"kv_bytes_per_s": st.sampled_from((0.5e9, 1e9, 3e9))}),
         "contention": st.fixed_dictionaries({"compute": shares}),
-        "loading": st.fixed_dictionaries({}, optional=loading),
+        "loading": st.fixed_dictionaries({}, optional=loading).map(_with_a_price),
+        "decisions": st.fixed_dictionaries({}, optional=decisions),
     }
+
+
+def _with_a_price(loading: dict[str, Any]) -> dict[str, Any]:
+    """Loading without a price of an expert loads no prefetch, and may not say that it does."""
+    free = not {"ns_per_expert", "ns_per_mib"} & loading.keys()
+    return loading | {"prefetch": False} if free else loading
 
 
 def _links() -> st.SearchStrategy[Link]:

@@ -100,6 +100,7 @@ def test_what_has_an_owner_exists() -> None:
     tables = {name: dtype.names for name, (dtype, _) in ARRAYS.items() if isinstance(dtype, np.dtype)} | {
         "now": NOW.names,
         **{name: dtype.names for name, (dtype, _) in ROWS.items()},
+        **{name: dtype.names for name, dtype in RECORDS.items()},
     }
     known = {
         *ARRAYS,

@@ -6,6 +6,7 @@ The compiled engine stays as it is, so a fault in one engine alone is what every
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -284,6 +285,66 @@ def a_piece_is_enough_for_all_of_the_compute(expert: Callable) -> Callable:
     return mutant
 
 
+def victims_cost_nothing(start: Callable) -> Callable:
+    def mutant(self: SimulatedChannel, transfer: Transfer, contended: bool) -> Activity:
+        transfer.victims = 0
+        return start(self, transfer, contended)
+
+    return mutant
+
+
+def several_victims_cost_as_one(start: Callable) -> Callable:
+    def mutant(self: SimulatedChannel, transfer: Transfer, contended: bool) -> Activity:
+        transfer.victims = min(transfer.victims, 1)
+        return start(self, transfer, contended)
+
+    return mutant
+
+
+def links_slow_decisions(dense: Callable) -> Callable:
+    def mutant(
+        self: SimulatedAccelerator, layer: int, tokens: int, context: int, contended: bool, decided: int
+    ) -> Activity:
+        return dense(self, layer, tokens, context, contended, decided * (1 + contended))
+
+    return mutant
+
+
+def prefetches_are_queued_before_they_are_loaded(_: Callable) -> Callable:
+    def mutant(self: Compute, transfers: list[Transfer], layer: int) -> Iterator[Any]:
+        for transfer in transfers:
+            self._links.prefetch_announced(transfer)
+        for transfer in transfers:
+            yield self._loading(transfer, layer)
+
+    return mutant
+
+
+def prefetches_are_queued_when_all_are_loaded(_: Callable) -> Callable:
+    def mutant(self: Compute, transfers: list[Transfer], layer: int) -> Iterator[Any]:
+        for transfer in transfers:
+            yield self._loading(transfer, layer)
+        for transfer in transfers:
+            self._links.prefetch_announced(transfer)
+
+    return mutant
+
+
+def a_prefetch_is_loaded_as_an_expert_of_this_layer(loading: Callable) -> Callable:
+    def mutant(self: Compute, transfer: Transfer, layer: int) -> Activity:
+        return loading(self, replace(transfer, layer=layer), layer)
+
+    return mutant
+
+
+def a_prefetch_to_be_loaded_keeps_links_busy(announce: Callable) -> Callable:
+    def mutant(self: Links, transfer: Transfer) -> None:
+        announce(self, transfer)
+        self._announced += 1
+
+    return mutant
+
+
 PRICED: list[tuple[type, str, Callable[[Any], Any]]] = [
     (Compute, "_load", demands_are_queued_before_they_are_loaded),
     (Compute, "_load", reads_begin_while_others_are_loaded),
@@ -292,6 +353,9 @@ PRICED: list[tuple[type, str, Callable[[Any], Any]]] = [
     (SimulatedAccelerator, "expert", links_leave_compute_its_rate),
     (Engine, "_context", only_the_first_row_looks_back),
     (SimulatedAccelerator, "expert", a_piece_is_enough_for_all_of_the_compute),
+    (SimulatedAccelerator, "dense", links_slow_decisions),
+    (SimulatedChannel, "start", victims_cost_nothing),
+    (SimulatedChannel, "start", several_victims_cost_as_one),
 ]
 
 
@@ -305,10 +369,24 @@ def test_the_search_of_prices_kills_a_mutant(
         search_prices()
 
 
+PREFETCHING: list[tuple[type, str, Callable[[Any], Any]]] = [
+    (Links, "meet", a_late_demand_waits_for_the_whole),
+    (Links, "announce_prefetch", a_prefetch_to_be_loaded_keeps_links_busy),
+    (Compute, "_load_prefetches", prefetches_are_queued_before_they_are_loaded),
+    (Compute, "_load_prefetches", prefetches_are_queued_when_all_are_loaded),
+    (Compute, "_loading", a_prefetch_is_loaded_as_an_expert_of_this_layer),
+]
+
+
 @pytest.mark.long
-def test_the_search_of_prefetches_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A demand can be late only where its copy was prefetched, and few of all cases prefetch well."""
-    monkeypatch.setattr(Links, "meet", a_late_demand_waits_for_the_whole(Links.meet))
+@pytest.mark.parametrize(
+    ("owner", "name", "mutate"), PREFETCHING, ids=[mutate.__name__ for _, _, mutate in PREFETCHING]
+)
+def test_the_search_of_prefetches_kills_a_mutant(
+    owner: type, name: str, mutate: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few of all cases prefetch well: a demand can be late, and a prefetch loaded, only where they do."""
+    monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
     with pytest.raises(DifferentError):
         search_prices_of_prefetches()
 

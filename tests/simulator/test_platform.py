@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Link, Loading, Measured, Platform, Roofline
+from moereplay.simulator.overheads import Loading
+from moereplay.simulator.platform import Link, Measured, Platform, Roofline
 from moereplay.simulator.platforms import NAMES, platform, presets
 from moereplay.simulator.times import Times
 from moereplay.traces.geometry import MODELS

@@ -167,6 +167,25 @@ def test_the_document_has_what_a_program_needs_and_the_sentences_say_it():
         assert word in text
 
 
+def test_the_document_has_the_peak_where_the_platform_states_its_reserve():
+    question = question_of(trace_of(), 6, platform=f"a100-5gbps:memory_bytes={6 * SIZE + 110}:reserve_bytes=100")
+    said = document(question, search(question), "here.zarr")
+    peak = {name: said["memory"][name] for name in ("peak_bytes", "reserve_bytes", "machine_bytes", "will_page")}
+    assert list(peak.values()) == [6 * SIZE + 110, 100, 6 * SIZE + 110, False]
+    assert [point["will_page"] for point in said["memory_curve"]] == [
+        point["memory_bytes"] > 6 * SIZE + 10 for point in said["memory_curve"]
+    ]
+
+
+def test_an_order_that_decisions_would_turn_is_a_warning_unless_the_platform_charges_them():
+    def warnings(platform: str) -> list[str]:
+        question = question_of(trace_of(), 6, platform=platform)
+        return [line for line in document(question, search(question), "here.zarr")["warnings"] if "10 us" in line]
+
+    assert any("would be faster than" in line for line in warnings("a100-5gbps"))
+    assert warnings("a100-5gbps:decisions.by_policy.fetch=1") == []
+
+
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory) -> dict:
     out = tmp_path_factory.mktemp("asked") / "lists"

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from moereplay.simulator.platform import Calibration, Contention, Link, Loading, Measured, Platform, Points
+from moereplay.simulator.overheads import Loading
+from moereplay.simulator.platform import Calibration, Contention, Link, Measured, Platform, Points
 from moereplay.simulator.platforms import sealed
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
 from moereplay.traces.units import MB, SECOND
