@@ -17,7 +17,7 @@ from moereplay.traces.patterns import interleaved
 from moereplay.traces.routers import weigh
 from moereplay.traces.schema import Geometry, Router
 from tests.kit.collecting import Lazily
-from tests.kit.importer_engines import RANKS, WIDTH, schedule
+from tests.kit.importer_engines import WIDTH
 from tests.kit.importer_formulas import EXPERTS, LAYERS, SAMPLES, K, ids
 from tests.kit.importing import SIZED, imported, refusal, written
 
@@ -169,11 +169,6 @@ def test_counts_are_no_trace(tmp_path: Path) -> None:
     each = {"forward_pass_id": 0, "rank": 0, "global_physical_count": torch.ones(2, 8)}
     torch.save({"records": [each], "last_physical_to_logical_map": torch.arange(8)[None]}, tmp_path / "b.pt")
     assert "a dump of mode per_pass counts experts without tokens" in refusal(tmp_path / "b.pt")
-
-
-def test_the_schedule_of_the_sample_has_chunks_and_idle_passes() -> None:
-    modes = [mode for mode, _ in schedule(RANKS[0])]
-    assert modes[:3] == ["extend", "extend", "idle"] and modes.count("decode") == 2
 
 
 # ---------------------------------------------------------------- responses

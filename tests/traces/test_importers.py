@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.geometry import MODELS
-from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Geometry
 from tests.kit.importing import DATA, imported, on_real_data, refusal, written
@@ -32,10 +31,6 @@ def run_entry(position: int, ids: list[int]) -> dict[str, object]:
 
 
 # ---------------------------------------------------------------- the list of formats
-
-
-def test_every_name_has_an_importer_of_that_name() -> None:
-    assert [importers.load(name).name for name in importers.names()] == list(importers.NAMES)
 
 
 def test_an_unknown_format_names_the_nearest(tmp_path: Path) -> None:
@@ -146,13 +141,6 @@ def test_provenance_names_the_file_and_its_hash(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- gpt-oss
 
 
-def test_gptoss_runs_become_requests_without_prompt(tmp_path: Path) -> None:
-    trace, requests = imported(gptoss_file(tmp_path / "a.npz", [0, 2, 5]))
-    assert trace.request_offsets.tolist() == [0, 2, 5]
-    assert trace.prompt_lengths.tolist() == [0, 0]
-    assert requests[1].chosen[0].tolist() == [[3, 1], [0, 2]]
-
-
 def test_gptoss_offsets_must_divide_the_rows(tmp_path: Path) -> None:
     for offsets in [[0, 2, 4], [1, 5], [0, 3, 3, 5], [5]]:
         assert "offsets do not divide 5 rows" in refusal(gptoss_file(tmp_path / "a.npz", offsets))
@@ -162,14 +150,6 @@ def test_gptoss_listing_must_match_the_arrays(tmp_path: Path) -> None:
     path = gptoss_file(tmp_path / "a.npz", [0, 2, 5])
     written(tmp_path / "a.meta.json", '[{"n_decode_steps": 2}, {"n_decode_steps": 4}]')
     assert "run 1 does not have the 3 decode steps" in refusal(path)
-
-
-def test_a_json_run_gives_its_rows_in_order(tmp_path: Path) -> None:
-    run = {"router_data": [run_entry(9, [2, 0]), run_entry(10, [1, 3])]}
-    _, (request,) = imported(written(tmp_path / "run.json", json.dumps(run)))
-    assert request.chosen[:, 1].tolist() == [[2, 0], [1, 3]]
-    assert request.weights is not None
-    assert request.weights[0, 0].tolist() == [0.75, 0.25]
 
 
 def test_a_json_run_with_a_lost_token_is_refused(tmp_path: Path) -> None:
@@ -216,13 +196,6 @@ def test_the_chunk_told_wins_over_the_chunk_in_meta(tmp_path: Path) -> None:
     trace, _ = imported(path, told)
     assert np.diff(trace.request_offsets).tolist() == [6, 4]
     assert trace.prompt_lengths.tolist() == [5, 4]  # a request shorter than the prompt is all prompt
-
-
-def test_a_folder_of_streams_is_read_by_name(tmp_path: Path) -> None:
-    for name, expert in (("b", 2), ("a", 1)):
-        layers_file(tmp_path / f"{name}.npz", np.full((1, 3, 1), expert, np.int16), num_experts=4)
-    _, requests = imported(tmp_path)
-    assert [int(request.chosen[0, 0, 0]) for request in requests] == [1, 2]
 
 
 def test_streams_of_another_shape_in_the_folder_are_refused(tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def test_a_selection_that_is_wrong_is_named(tmp_path: Path) -> None:
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     for version in (0, 3, None):
-        assert "line 1: format_version" in refusal(lab(tmp_path, SWITCH | {"format_version": version}, *DECODER))
+        assert "line 1: format_version" in refusal(lab(tmp_path, {**SWITCH, "format_version": version}, *DECODER))
 
 
 # ---------------------------------------------------------------- loggers of engines

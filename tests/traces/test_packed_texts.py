@@ -15,7 +15,6 @@ import pytest
 from numcodecs import zstd  # pyright: ignore[reportAttributeAccessIssue]
 
 from moereplay.traces.importers import packed, text
-from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.importers.packed import FREE, MOST_HELD, Unpacked
 from moereplay.traces.schema import TraceError
@@ -197,8 +196,3 @@ def test_millions_of_rows_of_one_place_are_refused_after_the_first_of_them(
     with pytest.raises(TraceError, match="rows of token 0 at layer 0"):
         imported(tmp_path / "a.parquet", SIZED)
     assert sum(decoded) < count // 5
-
-
-def test_an_importer_is_found_for_every_suffix_that_is_packed(tmp_path: Path) -> None:
-    (tmp_path / "a.csv.xz").write_bytes(lzma.compress((HEAD + ROW).encode()))
-    assert importers.detect(tmp_path / "a.csv.xz").name == "generic"

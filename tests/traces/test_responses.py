@@ -125,11 +125,6 @@ def test_generate_requests_of_several_prompts_are_a_list(tmp_path: Path) -> None
     same(requests(path), (3, text(5, 1)), (4, text(8, 2)))
 
 
-def test_the_importer_is_that_of_the_server(tmp_path: Path) -> None:
-    assert importers.detect(saved(tmp_path, ENVELOPES["sgl_ext"](flat(ROWS)))).name == "sglang_response"
-    assert importers.detect(saved(tmp_path, ENVELOPES["nvext"](npy(ROWS)))).name == "vllm_response"
-
-
 # ---------------------------------------------------------------- tokens of the prefix cache
 
 

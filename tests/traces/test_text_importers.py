@@ -6,7 +6,6 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from moereplay.traces.geometry import MODELS
@@ -101,23 +100,6 @@ def test_a_plain_csv_may_carry_its_sizes(tmp_path: Path) -> None:
         assert trace.header.provenance.model == "mine"
 
 
-def test_json_lines_carry_sizes_and_logits(tmp_path: Path) -> None:
-    logits = [float(expert) for expert in range(8)]
-    rows = json_row(logits=logits) + json_row(logits=logits, layer=1)
-    trace, _ = imported(written(tmp_path / "a.jsonl", SIZES + "\n" + rows), Options())
-    assert trace.capabilities == {"ids", "logits"}
-    assert trace.read("logits").tolist() == [[logits, logits]]
-
-
-def test_csv_and_json_lines_of_the_same_rows_agree(tmp_path: Path) -> None:
-    csv = written(tmp_path / "a.csv", "request,token,layer,expert_0,expert_1\n3,0,0,5,1\n3,1,0,2,0\n")
-    jsonl = json_row(request=3, experts=[5, 1]) + json_row(request=3, token=1, experts=[2, 0])
-    assert imported(csv)[0].read("chosen").tolist() == [[[5, 1]], [[2, 0]]]
-    assert np.array_equal(
-        imported(written(tmp_path / "a.jsonl", jsonl))[0].read("chosen"), imported(csv)[0].read("chosen")
-    )
-
-
 def test_without_phases_every_token_counts_as_decoded_and_the_user_may_say_otherwise(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", "".join(json_row(token=token) for token in range(5)))
     assert imported(path)[0].prompt_lengths.tolist() == [0]
@@ -187,9 +169,3 @@ def test_a_route_trace_of_28_thousand_lines_is_read_in_two_seconds() -> None:
     start = time.perf_counter()
     imported(DATA / "gemma-4-26b-a4b" / "gemma.route.csv", Options())
     assert time.perf_counter() - start < 2
-
-
-@on_real_data
-def test_importing_twice_gives_the_same_digest() -> None:
-    path = DATA / "gemma-4-26b-a4b" / "gemma.route.csv"
-    assert imported(path, Options())[0].digest == imported(path, Options())[0].digest
