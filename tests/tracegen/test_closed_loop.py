@@ -79,6 +79,7 @@ def assert_closed(ran: Live, settings: dict[str, Any]) -> Result:
     return again
 
 
+@pytest.mark.timeout(900)  # the first one compiles the hooks of all these policies, where that was not done before
 @pytest.mark.parametrize("contract", ["atomic", "sequential"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replaying_what_was_recorded_live_decides_the_same(

@@ -142,6 +142,7 @@ def test_what_comes_after_a_run_is_no_time_of_it(way, engine, monkeypatch):
     assert ran.pass_ns[-1] < 0.15e9 and durations.computed[-1].lasted < 0.15e9
 
 
+@pytest.mark.timeout(900)  # the first one compiles the hooks of these policies, where that was not done before
 @pytest.mark.parametrize("way", ["auto", pytest.param("reference", marks=pytest.mark.long)])
 @every(
     "settings",
