@@ -141,17 +141,9 @@ def test_prompts_are_continued_under_the_policies(run: Run, model: Path, tmp_pat
     "arguments, said",
     [
         ((), "one of --trace, --text, --prompts"),
-        (("--text", "TEXT", "--max-new-tokens", 3), "--max-new-tokens cannot be combined with --text"),
-        (
-            ("--text", "TEXT", "--eviction", "belady"),
-            "eviction belady needs the future, which a live run does not know",
-        ),
-        (("--text", "TEXT", "--preset", "specmd-1,specmd-4"), "expand to 2"),
-        (("--text", "TEXT", "--eviction", "lru,fifo"), "expand to 2"),
         (("--text", "TEXT", "--window", 65), "--window 65 exceeds the model's context of 64 tokens"),
         (("--text", "TEXT", "--window", 24, "--capacity", "1experts", "--scope", "per_layer"), "1experts"),
         (("--text", "TEXT", "--record", "TEXT"), "exists; choose another"),
-        (("--trace", "TEXT"), "TEXT"),
     ],
 )
 def test_what_cannot_run_is_one_line_and_exit_code_2(

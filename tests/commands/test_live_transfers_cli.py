@@ -12,7 +12,6 @@ from torch import Tensor
 from moereplay.tracegen.offload.comparison import VERDICTS
 from moereplay.tracegen.offload.slow_tier import Memory
 from tests.kit.command import moereplay_here as moereplay
-from tests.kit.every import every
 from tests.kit.tiny_checkpoints import checkpoint
 
 SAME = ("accesses", "hits", "late", "misses", "compulsory", "collisions", "evictions", "bytes_demand")
@@ -66,37 +65,6 @@ def test_the_table_says_what_was_measured_and_a_record_of_it_replays(tiny: tuple
     words = ("--capacity", "40%", "--engine", "reference", "--events", tmp_path / "replayed.parquet")
     assert moereplay("replay", tmp_path / "real.zarr", *words).returncode == 0
     assert decisions(tmp_path / "real.parquet") == decisions(tmp_path / "replayed.parquet")
-
-
-ERRORS = {
-    ("--slow-tier", "tape"): "--slow-tier 'tape' is unknown; write disk:DIR, disk:DIR:buffered or pinned",
-    ("--slow-tier", "pinned", "--throttle", "4MB"): "invalid --throttle '4MB'",
-    ("--throttle", "4MB/s"): "--throttle requires --slow-tier",
-    ("--threads", "2"): "--threads requires --slow-tier",
-    (
-        "--slow-tier",
-        "pinned",
-        "--platform",
-        "phone-ufs4",
-    ): "--platform cannot be combined with --slow-tier: times are measured on this machine",
-    (
-        "--slow-tier",
-        "pinned",
-        "--device-map",
-        "auto",
-    ): "--device-map cannot be combined with --slow-tier: the model is on one device",
-    ("--slow-tier", "pinned", "--routing", "cache_prior"): "routing cache_prior, miss fetch: with --slow-tier a model",
-    ("--slow-tier", "pinned", "--miss", "drop"): "routing standard, miss drop: with --slow-tier a model runs its own",
-}
-
-
-@every("words, said", ERRORS.items())
-def test_what_cannot_be_is_said_before_the_model_is_loaded(
-    words: tuple[str, ...], said: str, tiny: tuple[object, ...]
-) -> None:
-    ended = moereplay("live", *tiny, *words)
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
-    assert said in ended.stderr
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error", "experts.bin"), KeyboardInterrupt()], ids=type)

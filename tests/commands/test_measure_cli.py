@@ -12,7 +12,6 @@ from statistics import fmean
 import pytest
 
 from tests.kit.command import moereplay_here as moereplay
-from tests.kit.every import every
 from tests.kit.offloading import trace_of
 from tests.kit.stored import written
 
@@ -76,27 +75,6 @@ def test_a_folder_has_document_platforms_and_figure(trace, tmp_path):
     (out / "measured.json").write_text('{"runs": [{}]}')
     broken = moereplay("plot", out)
     assert broken.returncode == 2 and "invalid measurement" in broken.stderr
-
-
-ERRORS = {
-    ("--slow-tier", "tape"): "--slow-tier 'tape' is unknown; write disk:DIR, disk:DIR:buffered or pinned",
-    ("--slow-tier", "disk:"): "--slow-tier 'disk:' is unknown",
-    ("--throttle", "400MB"): "invalid --throttle '400MB'",
-    ("--platform", "phone-ufs4"): "--platform",
-    ("--tokens", "40"): "the first request of the trace has 12 tokens, not ",
-    ("--layers", "5"): "--layers 5: the trace has 2; take at most that",
-    ("--device", "cuda:7"): "--device cuda:7: ",
-    ("--device", "abacus"): "--device abacus: ",
-    ("--eviction", "lfr"): "unknown eviction policy 'lfr'",
-}
-
-
-@every("words, said", ERRORS.items())
-def test_what_is_wrong_is_said_in_one_line(trace, words, said):
-    ended = moereplay("measure", trace, *SMALL, *words)
-    lines = [line for line in ended.stderr.splitlines() if not line.startswith("experts: ")]
-    assert (ended.returncode, ended.stdout, len(lines)) == (2, "", 1), ended.stderr
-    assert said in lines[0]
 
 
 @pytest.mark.long

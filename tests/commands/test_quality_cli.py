@@ -89,27 +89,6 @@ def test_plot_draws_the_folder_again(answered) -> None:
     assert drawn.read_bytes() == first.read_bytes()
 
 
-REFUSED = (
-    (("--tasks", ","), "missing tasks"),
-    (("--tasks", "perplexity:none.txt"), "no file none.txt"),
-    (("--tasks", "perplexity:"), "no file given"),
-    (("--tasks", "none.yaml"), "no file none.yaml; expected for example task.yaml"),
-    (("--tasks", f"perplexity:{TEXT.parent}"), f"{TEXT.parent} is a folder; expected a file"),
-    (("--tasks", f"perplexity:{TEXT},perplexity:{TEXT}"), "--tasks lists perplexity:heldout.txt twice"),
-    (("--sets", "none.toml"), "none.toml: No such file"),
-    (("--device", "gpu"), "invalid --device"),
-    (("--out", TEXT), "is not a folder"),
-)
-
-
-@every("options, said", REFUSED, apart=True)
-def test_what_cannot_be_asked_is_refused_in_a_line(tmp_path: Path, options: tuple[object, ...], said: str) -> None:
-    ended = moereplay(*command(tmp_path, *options), cwd=tmp_path)
-    assert ended.returncode == 2
-    assert said in unfolded(ended.stderr) and "Traceback" not in ended.stderr
-    assert not (tmp_path / "out").exists()
-
-
 SETS_REFUSED = (
     ('[sets.unmodified]\neviction = "lru"', "'unmodified' is reserved for the model without policies; rename the set"),
     ('[sets.a]\neviction = "belady"', "policy set a: eviction belady needs the future"),

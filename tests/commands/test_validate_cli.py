@@ -225,9 +225,6 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
         ("--prefetch", "top_k:depth=2"),
         "looks 2 layers ahead; the trace recorded 1",
     ),
-    "no such file of sets": (("--sets", "nowhere.toml"), "nowhere.toml"),
-    "no such checkpoint": (("--model", "./nowhere"), "./nowhere does not exist"),
-    "no such dtype": (("--dtype", "float8"), "unknown --dtype 'float8': did you mean"),
 }
 
 
@@ -239,8 +236,7 @@ def refused(ran: Ran) -> str:
 @every("name", REFUSALS)
 def test_bad_options_are_one_line_and_exit_code_two(recorded: Recorded, run: Callable[..., Ran], name: str) -> None:
     arguments, said = REFUSALS[name]
-    given = () if "--model" in arguments else ("--model", recorded.model)
-    assert said in refused(run("validate", recorded.trace, *given, *arguments))
+    assert said in refused(run("validate", recorded.trace, "--model", recorded.model, *arguments))
 
 
 def test_passes_that_a_live_run_cannot_have_are_refused(
