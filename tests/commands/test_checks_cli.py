@@ -145,16 +145,9 @@ def test_a_shard_checks_its_own_share(sweep, tmp_path):
 
 
 WRONG = {
-    ("--every", 2): "--every requires exactly one of --slow-tier",
-    ("--every", 2, "--slow-tier", "pinned", "--live", "miniature"): "--every requires exactly one of --slow-tier",
-    ("--slow-tier", "pinned"): "--slow-tier requires --every",
     ("--check-tokens", 4): "--check-tokens requires --every N",
-    ("--every", 2, "--live", "miniature", "--throttle", "1MB/s"): "--throttle cannot be combined with --live",
-    ("--every", 2, "--slow-tier", "pinned", "--dtype", "float32"): "--dtype cannot be combined with --slow-tier",
     (*CHECK, "--throttle", "1MB/s,none"): "invalid --throttle '1MB/s,none'",
     (*CHECK, "--check-tokens", 400): "a check runs 400 tokens, and the first request of ",
-    (*CHECK, "--device", "abacus"): "--device abacus: ",
-    (*CHECK, "--executor", "slurm"): "--every cannot be combined with --executor slurm",
     ("--every", 2, "--slow-tier", "disk:x"): "was calibrated with slow tier pinned, and checks would use disk",
     (*CHECK, "--throttle", "1MB/s"): "was calibrated with throttle none, and checks would have 1MB/s",
     (*CHECK, "--set", "base.platform='a100-5gbps'"): "platform a100-5gbps has no [calibration]",
