@@ -96,6 +96,19 @@ def test_a_file_is_read_as_its_requests_are_taken(name: str, tmp_path: Path, mon
         assert [len(request.chosen) for request in requests] == [TOKENS, TOKENS]
 
 
+def test_a_file_whose_layers_change_while_it_is_imported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_pieces(monkeypatch, 1 << 10, 16)
+    path = written(tmp_path, "plain.csv", FEW)
+    requests = importers.read(path, SIZED).requests
+    head, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    higher = [[request, token, str(7 * int(layer)), *more] for request, token, layer, *more in rows]
+    path.write_text("".join(",".join(row) + "\n" for row in [head, *higher]))
+    with pytest.raises(TraceError, match="changed while it was read"):
+        list(requests)
+
+
 def comes_before_the_rest_is_read(path: Path, patch: pytest.MonkeyPatch) -> None:
     read, pieces = [0], text.pieces
 
