@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import simpy
 from simpy.events import EventPriority
@@ -24,7 +25,9 @@ from moereplay.simulator.reference.machine import (
     simulated,
 )
 from moereplay.simulator.reference.state import Area, Transfer
-from moereplay.tracegen.offload.machine import RealClock, Worker
+
+if TYPE_CHECKING:
+    from moereplay.tracegen.offload.machine import Worker
 
 
 def simulation(spec: RunSpec) -> Machine:
@@ -160,6 +163,8 @@ class RealMachine:
     depth = 2
 
     def __init__(self, arena: Arena, sleep_s: float) -> None:
+        from moereplay.tracegen.offload.machine import RealClock, Worker  # loads torch
+
         self._arena, self._sleep_s = arena, sleep_s
         self.clock = RealClock()
         self._workers = [Worker(self.clock, phase) for phase in (LINK, CPU, COMPUTE)]

@@ -49,13 +49,6 @@ def refusal(settings: Mapping[str, object], lacking: str = "") -> str:
     "settings, said",
     [
         ({"eviction": "lur"}, "unknown eviction policy 'lur': did you mean lru?"),
-        ({"prefetch": "crystal"}, "unknown prefetch policy 'crystal': choose from "),
-        ({"eviction": "lfu:counts=history"}, "eviction lfu has no parameter 'counts': did you mean count?"),
-        ({"eviction": "fifo:x=1"}, "eviction fifo has no parameters (got 'x')"),
-        ({"prefetch": "top_k:factor"}, "invalid parameter 'factor'"),
-        ({"prefetch": "top_k:factor=99"}, "prefetch top_k: invalid factor=99: expected a number from 0 to 64"),
-        ({"prefetch": "top_k:depth=1.5"}, "invalid depth=1.5: expected an integer from 1 to 8"),
-        ({"eviction": "lfu:count=ever"}, "invalid count=ever: expected resident | history"),
         ({"miss": "cascade:bits=2/4"}, "falling order"),
     ],
 )

@@ -80,6 +80,14 @@ def search_prices_beside_a_cpu(scenario: Scenario) -> None:
     compare(scenario)
 
 
+@searched
+@given(priced())
+def search_prices_in_pieces(scenario: Scenario) -> None:
+    """Search where transfers arrive in two pieces. Raises DifferentError."""
+    scenario.times["prices"]["link"]["first_piece"] = 0.5
+    compare(scenario)
+
+
 def compare(scenario: Scenario) -> None:
     """Raises DifferentError."""
     correct = seen(scenario, "compiled")
@@ -91,7 +99,7 @@ def compare(scenario: Scenario) -> None:
         raise DifferentError
 
 
-SHORT_SEARCHES = (search, search_batches, search_prices, search_prices_beside_a_cpu)
+SHORT_SEARCHES = (search, search_batches, search_prices, search_prices_beside_a_cpu, search_prices_in_pieces)
 SEARCHES = [
     *(pytest.param(each, marks=pytest.mark.long) for each in SHORT_SEARCHES),
     pytest.param(search_prices_of_prefetches, marks=pytest.mark.longest),
@@ -352,7 +360,6 @@ PRICED: list[tuple[type, str, Callable[[Any], Any]]] = [
     (SimulatedChannel, "start", a_wire_is_idle_as_soon_as_it_is_free),
     (SimulatedAccelerator, "expert", links_leave_compute_its_rate),
     (Engine, "_context", only_the_first_row_looks_back),
-    (SimulatedAccelerator, "expert", a_piece_is_enough_for_all_of_the_compute),
     (SimulatedAccelerator, "dense", links_slow_decisions),
     (SimulatedChannel, "start", victims_cost_nothing),
     (SimulatedChannel, "start", several_victims_cost_as_one),
@@ -396,3 +403,13 @@ def test_the_search_beside_a_cpu_kills_a_mutant(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Links, "busy", a_demand_to_be_loaded_is_not_queued(Links.busy))
     with pytest.raises(DifferentError):
         search_prices_beside_a_cpu()
+
+
+@pytest.mark.long
+def test_the_search_in_pieces_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few of all cases have a first piece, and no other price in whose time the rest arrives."""
+    monkeypatch.setattr(
+        SimulatedAccelerator, "expert", a_piece_is_enough_for_all_of_the_compute(SimulatedAccelerator.expert)
+    )
+    with pytest.raises(DifferentError):
+        search_prices_in_pieces()

@@ -223,7 +223,7 @@ def test_rules_of_ktransformers_cover_every_layer_once(tmp_path: Path) -> None:
     assert placed == {10: "cuda:0", 11: "cuda:0", 12: "cpu"}
 
 
-# -- libCacheSim's format; what its reader makes of it is in tests/simulator/test_libcachesim_files.py
+# -- libCacheSim's format; what its reader makes of it is in tests/simulator/test_libcachesim.py
 
 
 def records(path: Path) -> list[tuple[int, ...]]:
