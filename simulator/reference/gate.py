@@ -221,8 +221,8 @@ class Gatekeeper:
         elif verdict <= demanded.wants[access.n]:
             access.y = access.x * self._precisions + verdict
         else:
-            what = f"gave verdict {verdict} for an expert that `want` wants at precision {demanded.wants[access.n]}"
-            raise complaint(self._hooks.miss.policy.resolve, f"hook resolve {what}; declare a lower precision there")
+            what = f"returned verdict {verdict} where `want` returned precision {demanded.wants[access.n]}"
+            raise complaint(self._hooks.miss.policy.resolve, f"hook resolve {what}; return a lower precision there")
 
     def _substitute(self, demanded: Demanded, access: Access) -> None:
         """Call the policy token by token; the expert is fetched, most precise, if any token still needs it."""

@@ -92,7 +92,7 @@ def test_plot_draws_the_folder_again(answered) -> None:
 SETS_REFUSED = (
     ('[sets.unmodified]\neviction = "lru"', "'unmodified' is reserved for the model without policies; rename the set"),
     ('[sets.a]\neviction = "belady"', "policy set a: eviction belady needs the future"),
-    ('[sets.a]\npasses = "token"', "policy set a: passes 'token': a live run's passes are the model's own"),
+    ('[sets.a]\npasses = "token"', "policy set a: --passes token"),
     ('[sets.a]\nrouting = "nope"', "policy set a: unknown routing policy 'nope'"),
 )
 

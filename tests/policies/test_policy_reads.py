@@ -160,7 +160,7 @@ def test_what_is_declared_is_read_by_both(strange: Callable[[str], Policy]) -> N
 
 @every("reads", ['"last_prediction"', "frozenset('last_prediction')", "frozenset({'last_use'})", "{'ids'}"])
 def test_a_declaration_of_anything_else_is_refused(reads: str, strange: Callable[[str], Policy]) -> None:
-    with pytest.raises(PolicyError, match=r"mine\.py:\d+: reads is .*; leave it out, or write reads=frozenset"):
+    with pytest.raises(PolicyError, match=r"mine\.py:\d+: invalid reads .*: expected reads=frozenset"):
         strange(WAYS["a constant"] + EVICTION.format(f", reads={reads}"))
 
 
@@ -182,7 +182,7 @@ LIES = {
     "touch": (
         f'{KEY}{TIMESTAMP} % (2 + now["layer"])',
         "",
-        "hook key was .* nothing has happened to: key_scope='touch' promises",
+        "hook key returned .* did not change: key_scope='touch' promises",
     ),
     "pass": (
         f'{KEY}(y + now["layer"]) % 8',
@@ -208,7 +208,7 @@ LIES = {
     "declines": (
         KEY + TIMESTAMP + ADMIT,
         ", admit=admit, declines=lambda p: False",
-        "hook admit declined copy .* never does",
+        "hook admit rejected copy .* never does",
     ),
     "key that writes": (
         f"{KEY}own.rows[y].__setitem__(0, 1) or 1",
@@ -322,9 +322,7 @@ POLICY = Miss(
     changes_output=True,
 )
 """)
-    with pytest.raises(
-        PolicyError, match=r"mine\.py:4: hook resolve gave verdict 1 for an expert that `want` wants at"
-    ):
+    with pytest.raises(PolicyError, match=r"mine\.py:4: hook resolve returned verdict 1 where `want`"):
         replay(TRACE, configure(capacity="25%", miss="strange"), engine="reference")
 
 

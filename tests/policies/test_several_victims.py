@@ -193,5 +193,5 @@ def victims_in_pools(outcome: Outcome) -> list[tuple[int, int]]:
 
 def test_the_declaration_of_deciding_once_is_yes_or_no(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(POLITE.replace("admit=admit,\n", "admit=admit, decides_once=1,\n"))
-    with pytest.raises(PolicyError, match="decides_once 1: expected True or False"):
+    with pytest.raises(PolicyError, match="invalid decides_once 1: expected True or False"):
         files.register(tmp_path / "mine.py")

@@ -150,18 +150,23 @@ HOOKS = {
     "Miss": (f"{RESOLVE}verdict[0] = 0", "resolve"),
 }
 WRONG = [
-    ("Eviction", "memory", "Memory(rows=-1)", "rows of memory -1: expected how many columns, an integer from 0"),
-    ("Eviction", "memory", "Memory(reals=0.5)", "reals of memory 0.5: expected how many columns"),
-    ("Eviction", "memory", "Memory(regs=10 ** 12)", "regs of memory 1000000000000: expected how many columns"),
-    ("Eviction", "key_scope", "lambda p: 'now'", "key_scope 'now': choose from touch, layer, step, pass"),
-    ("Eviction", "profile", "lambda p: -3", "profile -3: expected the tokens that it is fitted to, an integer"),
-    ("Prefetch", "depth", "lambda p: -1", "depth -1: expected how many layers ahead it reads"),
-    ("Prefetch", "depth", "lambda p: 1.0", "depth 1.0: expected how many layers ahead it reads"),
-    ("Prefetch", "side_slots", "lambda p: 1.5", "side_slots 1.5: expected how many buffers it has"),
-    ("Prefetch", "reach", "lambda p: 10 ** 30", "reach or depth 1000000000000000000000000000000: expected how"),
-    ("Miss", "bits", "lambda p: (0.0,)", r"bits \(0.0,\): expected a tuple of numbers above 0, up to 64"),
-    ("Miss", "bits", "lambda p: (NAN,)", r"bits \(nan,\): expected a tuple of numbers"),
-    ("Miss", "bits", "lambda p: [8.0]", r"bits \[8.0\]: expected a tuple of numbers"),
+    (
+        "Eviction",
+        "memory",
+        "Memory(rows=-1)",
+        "invalid rows of memory -1: expected how many columns, an integer from 0",
+    ),
+    ("Eviction", "memory", "Memory(reals=0.5)", "invalid reals of memory 0.5: expected how many columns"),
+    ("Eviction", "memory", "Memory(regs=10 ** 12)", "invalid regs of memory 1000000000000: expected how many columns"),
+    ("Eviction", "key_scope", "lambda p: 'now'", "unknown key_scope 'now': choose from touch, layer, step, pass"),
+    ("Eviction", "profile", "lambda p: -3", "invalid profile -3: expected the tokens that it is fitted to, an integer"),
+    ("Prefetch", "depth", "lambda p: -1", "invalid depth -1: expected how many layers ahead it reads"),
+    ("Prefetch", "depth", "lambda p: 1.0", "invalid depth 1.0: expected how many layers ahead it reads"),
+    ("Prefetch", "side_slots", "lambda p: 1.5", "invalid side_slots 1.5: expected how many buffers it has"),
+    ("Prefetch", "reach", "lambda p: 10 ** 30", "invalid reach or depth 1000000000000000000000000000000: expected how"),
+    ("Miss", "bits", "lambda p: (0.0,)", r"invalid bits \(0.0,\): expected a tuple of numbers above 0, up to 64"),
+    ("Miss", "bits", "lambda p: (NAN,)", r"invalid bits \(nan,\): expected a tuple of numbers"),
+    ("Miss", "bits", "lambda p: [8.0]", r"invalid bits \[8.0\]: expected a tuple of numbers"),
 ]
 
 
@@ -184,7 +189,9 @@ def test_and_those_of_other_parameters_than_the_defaults(take: Callable[..., Pol
         reach='lambda p: p["far"] - 5 if p["far"] != 1 else 1',
     )
     assert parse("prefetch", "strange").params == {"far": 1}
-    with pytest.raises(PolicyError, match=r"prefetch strange@\w+:far=2: reach or depth -3: expected how many layers"):
+    with pytest.raises(
+        PolicyError, match=r"prefetch strange@\w+:far=2: invalid reach or depth -3: expected how many layers"
+    ):
         parse("prefetch", "strange:far=2")
 
 

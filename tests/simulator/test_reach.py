@@ -44,5 +44,5 @@ def test_a_policy_that_names_twice_and_beyond_its_reach_recalls_no_more_than_eve
 
 def test_a_reach_that_is_no_number_of_layers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "near.py").write_text(TWICE.replace("suggest=suggest)", "suggest=suggest, reach=lambda params: 1.5)"))
-    with pytest.raises(PolicyError, match=r"reach or depth 1\.5: expected how many layers ahead"):
+    with pytest.raises(PolicyError, match=r"invalid reach or depth 1\.5: expected how many layers ahead"):
         files.register(tmp_path / "near.py")

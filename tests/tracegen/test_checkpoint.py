@@ -188,7 +188,7 @@ def test_what_is_not_installed_is_named_with_its_pip_line(whole, monkeypatch):
 
 def test_a_missing_or_broken_config_is_named(broken):
     edit(broken / "config.json", model_type=None)
-    assert "config.json names no model_type" in refusal(broken)
+    assert "config.json has no model_type" in refusal(broken)
     (broken / "config.json").write_text("{")
     assert "config.json is damaged" in refusal(broken)
     (broken / "config.json").write_text("[]")
@@ -256,7 +256,7 @@ def test_running_out_of_memory_while_loading_is_said(whole, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", refuse)
-    assert "tiny-olmoe does not fit the memory; use --device-map auto" in refusal(whole)
+    assert "tiny-olmoe does not fit into memory; use --device-map auto" in refusal(whole)
 
 
 # Nothing of a checkpoint is run

@@ -157,7 +157,7 @@ def test_the_model_runs_what_the_policies_decided(family: str, settings: dict[st
 def test_a_routing_policy_that_drops_without_saying_so_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # the model's own experts would run what has no id
     monkeypatch.setattr("moereplay.policies.routing.prune.POLICY", replace(prune.POLICY, drops=False))
-    with pytest.raises(PolicyError, match="routing prune dropped an expert, which it must declare: drops=True"):
+    with pytest.raises(PolicyError, match=r"routing prune dropped an expert .*drops=True"):
         live("olmoe", routing="prune:keep=1")
 
 
@@ -296,7 +296,7 @@ def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
             {"lookahead": "shuffled_tokens"},
             "--lookahead shuffled_tokens cannot be combined with a live run",
         ),
-        ({"passes": "token"}, "passes 'token': a live run's passes are the model's own"),
+        ({"passes": "token"}, "--passes token cannot be combined with a live run"),
         ({"capacity": "1experts", "scope": "per_layer"}, "1experts"),
     ],
 )

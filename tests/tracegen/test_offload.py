@@ -281,13 +281,13 @@ def test_more_than_the_memory_holds_is_refused_before_it_is_taken(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr("moereplay.tracegen.offload.device.available_memory", lambda: 10_000)
     trace, config = trace_of(), config_of()
-    with pytest.raises(ConfigError, match=r"the cache needs .* are free; take less --capacity"):
+    with pytest.raises(ConfigError, match=r"the cache needs .* are free; .*--capacity"):
         bench_of(trace, [config])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
-    with pytest.raises(ConfigError, match=r"--device cuda: .*; take cpu, or a machine and a torch with CUDA"):
+    with pytest.raises(ConfigError, match=r"invalid --device cuda: "):
         offloading.Bench.of([check_measurable(trace_of(), config_of())], {}, 1, "cuda")
 
 
@@ -323,7 +323,7 @@ def test_a_part_of_a_trace_has_its_layers_and_tokens():
     assert (part.tokens, part.geometry.layers, part.prompt_lengths.tolist()) == (5, 1, [2])
     np.testing.assert_array_equal(part.request(0).chosen, trace.request(0).chosen[3:8, :1])
     np.testing.assert_array_equal(part.request(0).lookahead[0], trace.request(0).lookahead[0][3:8, :1])
-    with pytest.raises(ConfigError, match="has 10 tokens, not 11; take fewer --tokens"):
+    with pytest.raises(ConfigError, match="has 10 tokens, not 11"):
         tokens_of(trace, None, 0, 11)
-    with pytest.raises(ConfigError, match="--layers 3: the trace has 2"):
+    with pytest.raises(ConfigError, match="invalid --layers 3: expected at most 2"):
         tokens_of(trace, 3, 0, 4)

@@ -328,7 +328,7 @@ def test_other_texts_are_refused() -> None:
 @given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 3))
 def test_samples_have_so_many_requests_in_order(count: int, requests: int, seed: int) -> None:
     if count > requests:
-        with pytest.raises(TraceError, match=f"the trace has {requests}"):
+        with pytest.raises(TraceError, match=f"expected 1 to {requests}"):
             spaced(count, requests)
         return
     even, random = spaced(count, requests), drawn(count, requests, seed)
