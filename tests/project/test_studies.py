@@ -66,6 +66,22 @@ def test_specmd_table_is_laid_beside_its_replay(tmp_path: Path) -> None:
     assert [(line["signs that agree"], line["rank correlation"]) for line in constant] == [("3 of 4", None)] * 2
 
 
+def test_the_closed_form_of_table_2_gives_what_the_page_cites() -> None:
+    done = run(BENCHMARKS / "specmd_closed_form.py")
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs" / "papers.md").read_text()
+    for figure in ("15.2 %", "10.3 %", "reductions: 0.34; of random numbers 0.40", "4 of 16", "3791.1 ms"):
+        assert figure in done.stdout
+    assert "15.2 %" in page and "10.3 %" in page and "R² = .34" in page and "3791.1 ms" in page
+
+
+def test_a_ranking_with_and_without_decisions(short: Path) -> None:
+    names = ("--platforms", "h100-pcie5", "--capacities", "50%", "--evictions", "lru,lfru", "--prefetches", "none")
+    done = run(BENCHMARKS / "decision_cost.py", short, *names)
+    assert done.returncode == 0, done.stderr
+    assert "of 1 rankings" in done.stdout and "h100-pcie5" in done.stdout
+
+
 def test_readings_are_scored_over_the_same_cells(tmp_path: Path) -> None:
     size = ("--requests", 1, "--prompt", 4, "--decode", 1, "--models", "phi-3.5-moe")
     done = run(BENCHMARKS / "specmd_readings.py", *size, "--out", tmp_path / "readings.json")
