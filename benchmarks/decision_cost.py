@@ -41,7 +41,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    listed = {"type": lambda text: text.split(",")}
+    listed: dict[str, Any] = {"type": lambda text: text.split(",")}
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--platforms", default=["h100-pcie5", "rtx4090-pcie4", "phone-ufs4"], **listed)
     parser.add_argument("--capacities", default=["25%", "50%", "75%"], **listed)

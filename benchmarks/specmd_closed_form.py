@@ -2,7 +2,7 @@
 
 In prefill nearly every expert of every layer is demanded once, so TTFT is one scan of all n experts of S bytes over the
 link of B bytes/s, with a constant of the software per expert: n * (S / B + C). B is the paper's 5 GB/s, C = 1.75 ms was
-chosen after seeing the table. Configurations have experts of 4 bits, HOBBIT's cascade 2 bits, and the baseline of Table 1
+chosen after seeing the table. Configurations have experts of 4 bits, HOBBIT's cascade 2 bits, and Table 1's baseline
 8 bits. Zhu's configuration substitutes absent experts, so its rows are no scan. An eviction saves at most the share of
 the experts that fits: 5 % of the model's bytes at 16 bits, over the bytes of all experts at their own bits.
 
@@ -70,14 +70,14 @@ def scan_ms(model: str, bits: int) -> float:
 def cells() -> list[Cell]:
     """Return the 16 cells of the table."""
     published = figures_of("specmd", "table_2")[0].entry.published
-    return [Cell(each.model, *row) for each in published for row in each.quotients]
+    return [Cell(each.model, str(name), *times) for each in published for name, *times in each.quotients]
 
 
 def baselines() -> dict[str, float]:
     """Return the published TTFT of the 8-bit baseline by model, ms."""
     published = figures_of("specmd", "table_1")[0].entry.published
-    points = {each.model: dict(each.points) for each in published if each.value == "ttft_mean_ms"}
-    return {model: points[model]["baseline"] for model in points}
+    times = [each for each in published if each.value == "ttft_mean_ms"]
+    return {each.model: float(low) for each in times for name, low, *_ in each.points if name == "baseline"}
 
 
 def off(predicted: float, measured: float) -> float:
