@@ -84,7 +84,7 @@ _DECLARED = (
     ),
     Counter("dense_ns", NS, "dense compute, including what a pass costs before layer 0"),
     Counter("expert_ns", NS, "expert compute"),
-    Counter("loading_ns", NS, "compute's own time to have demanded experts loaded"),
+    Counter("loading_ns", NS, "compute's own time to have experts loaded"),
     Counter("stall_ns", NS, "per step end - gate - expert compute - loading"),
     Counter("assignments_kept", COUNT, "assignments of the router's own choice that were executed as chosen"),
     Counter("mass", WEIGHT, "gate weight of the router's own choice"),
