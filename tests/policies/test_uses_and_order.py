@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
 
@@ -57,7 +58,7 @@ def test_a_prefetched_second_precision_goes_on_counting_the_experts_uses() -> No
         named(1, [-1], [3]),
     ]
     source = ListSource(sizes(2, 4, 2, 8, expert_bits=8), [Prompted(passes)])
-    settings = {"miss": "cascade:bits=8/4:below=.5", "prefetch": "top_k:factor=.5"}
+    settings: dict[str, Any] = {"miss": "cascade:bits=8/4:below=.5", "prefetch": "top_k:factor=.5"}
     outcome = replay_lists(source, 28, WHERE, eviction="lfu", **settings)
     assert outcome.counts("prefetch_started", "prefetch_hits") == (2, 2)
     assert victims(outcome) == [(7, 1, 2)]
