@@ -88,7 +88,9 @@ def _turned(
         Ranked(name_of_set(entry, varying), entry.tokens_per_s or 0.0, deciding(entry.settings))
         for entry in sorted(ranked, key=lambda entry: -(entry.tokens_per_s or 0.0))[:2]
     ]
-    remark = turned(*speeds, layers) if len(speeds) > 1 else None
+    if len(speeds) < TWO:
+        return []
+    remark = turned(speeds[0], speeds[1], layers)
     return [remark] if remark else []
 
 
