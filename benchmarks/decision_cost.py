@@ -22,6 +22,7 @@ from moereplay.results.metrics import values_of
 from moereplay.results.result import Result
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.recommend.runner import NO_TPOT
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace
 
@@ -78,7 +79,10 @@ def _config(platform: str, capacity: str, passes: str, chosen: Sequence[str]) ->
 
 
 def _speed(result: Result) -> float:
-    return 1000 / (values_of(result)["tpot_ms"] or float("inf"))
+    tpot_ms = values_of(result)["tpot_ms"]
+    if not tpot_ms:
+        raise SystemExit(NO_TPOT)
+    return 1000 / tpot_ms
 
 
 def _row(trace: str, platform: str, capacity: str, rankings: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
