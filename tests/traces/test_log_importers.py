@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from moereplay.traces.geometry import MODELS
+from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.importers.llama_tables import NOTE
-from moereplay.traces.schema import Geometry, Request
+from moereplay.traces.schema import Geometry, Request, TraceError
+from tests.kit.collecting import case
+from tests.kit.damage import BYTES
 from tests.kit.drawn_logs import Workload, workloads
+from tests.kit.importer_loggers import ALL
 from tests.kit.importing import imported, refusal, written
 
 MODEL = Options(geometry=Geometry(layers=2, experts=32, k=4, expert_bytes=(9, 9)))
+TIMES = 3  #: draws of every damage
 
 
 def text(folder: Path, name: str, *lines: str) -> Path:
@@ -352,3 +358,22 @@ def test_a_prompt_with_other_layers_than_the_first_is_refused(tmp_path: Path) ->
     text(tmp_path, "b.csv", head, '1,0,x,"[3, 1]"')
     text(tmp_path, "c.csv", head, '1,0,x,"[3, 1]"', '2,0,x,"[0, 1, 2]"')
     assert "b.csv: (1, 2) (layers, k); expected (2, 2)" in refusal(tmp_path)
+
+
+# ---------------------------------------------------------------- damaged
+
+
+def test_a_damaged_log_is_refused_in_one_line_or_is_a_trace(tmp_path: Path) -> None:
+    for sample in ALL:
+        path, rng = tmp_path / sample.name, Random(sample.name)
+        sample.write(path)
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            whole = file.read_bytes()
+            for how, damage in list(BYTES.items()) * TIMES:
+                file.write_bytes(damage(whole, rng))
+                with case(file.name, how):
+                    try:
+                        assert list(importers.load(sample.importer).read(path, sample.options).requests)
+                    except TraceError as refused:
+                        assert "\n" not in str(refused) and len(str(refused)) < 1000
+            file.write_bytes(whole)
