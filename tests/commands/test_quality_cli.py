@@ -62,6 +62,12 @@ def test_what_is_written_holds_an_example_per_row(answered) -> None:
     folder, _ = answered
     frame, flat = load(folder / "out"), pl.read_parquet(folder / "out" / "examples.parquet")
     assert len(frame) == 5 and len(flat) == 5 * 2 * 3, "sets, windows, and nll, kl, top1"
+    for row in frame.iter_rows(named=True):
+        figures = {each["name"]: each["value"] for each in row["measures"]}
+        means = dict(
+            flat.filter(pl.col("set") == row["set"]).group_by("measure").agg(pl.col("value").mean()).iter_rows()
+        )
+        assert means == pytest.approx({name: figures[name] for name in means}), "windows of one length weigh the same"
     worst = flat.filter(pl.col("measure") == "kl").group_by("set").agg(pl.col("value").sum()).sort("value")
     assert worst["set"][-1] == "bits" and worst["value"][0] == 0
     assert (
