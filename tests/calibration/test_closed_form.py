@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moereplay.calibration.prediction import StepPrices, mean_waiting, waiting
+from moereplay.calibration.prediction import StepPrices, mean_waiting, step_prices, waiting
+from moereplay.calibration.runs import Sizes
 from moereplay.simulator.config import configure
+from moereplay.simulator.platform import Platform, Roofline
 from moereplay.simulator.replay import replay
+from moereplay.simulator.wires import Link
 from moereplay.traces.schema import Geometry, Header, Request, memory_trace
 
 ONE = StepPrices(k=3, load=10, latency=5, start=7, wire=100, depth=4, expert=20, waits_for_all=False)
@@ -38,6 +41,37 @@ def test_lanes_hide_latencies_and_one_lane_does_not():
     alone = ONE._replace(load=0, start=0, latency=50, depth=1)
     assert waiting(alone._replace(waits_for_all=True), 3) == 3 * 150
     assert waiting(alone._replace(waits_for_all=True, depth=4), 3) == 50 + 300
+
+
+BATCH = ONE._replace(k=2, expert=30, matrices=(2, 1), batches=(0.0, 150.0, 300.0))
+
+
+def test_a_batch_arrives_by_matrices_and_compute_follows_in_stages():
+    """Two of two miss: the first matrix lands at 12 + 200, is computed until 252, and the second has landed at 312.
+
+    Its stage takes 20 more, so the step ends at 332: 60 of compute, 272 of stall. Loading comes before and is no stall.
+    """
+    assert waiting(BATCH, 2) == 332 - 60
+
+
+def test_hits_are_computed_with_the_stages_of_a_batch():
+    """One of two misses: 12 + 100, compute of both until 152, the second matrix at 162; 20 more, 182 in all."""
+    assert waiting(BATCH, 1) == 182 - 60
+
+
+def test_a_batch_without_overlap_is_awaited_whole():
+    assert waiting(BATCH._replace(waits_for_all=True), 2) == 12 + 300
+    assert waiting(BATCH, 0) == waiting(BATCH._replace(waits_for_all=True), 0) == 0
+
+
+def test_few_reads_occupy_few_lanes_and_the_first_read_sets_the_start():
+    """A link of 1 GB/s with lanes of 300 MB/s: three reads of one expert use three lanes, six of two experts all four."""
+    link = Link(bytes_per_s=1e9, lane_bytes_per_s=3e8, depth=4, start_ns=5, start_ns_per_mib=2**20, by_matrix=True)
+    machine = Platform(name="made", links=(link,), compute=Roofline(flops=1e18, memory_bytes_per_s=1e9))
+    prices = step_prices(machine, Sizes(1, 8, 2, 900, None, "", "", (1, 1, 1)))
+    assert prices.batches == pytest.approx((0, 900 / 0.9, 1800 / 1.0))
+    assert prices.start == 5 + 300
+    assert step_prices(machine, Sizes(1, 8, 2, 900, None, "", "", (2, 1))).batches[1] == pytest.approx(900 / 0.6)
 
 
 def test_misses_are_binomial():
@@ -70,10 +104,33 @@ def test_a_step_waits_as_long_as_in_a_replay(tmp_path_factory, missed, figures, 
     assert decode["stall_ns"] == waiting(step, missed)
 
 
-def _second_token_misses(missed: int, size: int):
+@settings(max_examples=40, deadline=None)
+@given(
+    missed=st.integers(0, 4),
+    figures=st.tuples(*[st.integers(0, 60)] * 3),
+    wire=st.integers(1, 30),
+    expert=st.integers(0, 30),
+    matrices=st.sampled_from([(2, 1), (1, 1, 1), (1,)]),
+    waits_for_all=st.booleans(),
+)
+def test_a_step_of_batches_waits_as_long_as_in_a_replay(
+    tmp_path_factory, missed, figures, wire, expert, matrices, waits_for_all
+):
+    """Sizes and times are multiples of the shares, so that no part is rounded."""
+    (load, latency, start), size = figures, 3 * wire
+    batches = tuple(float(many * size) for many in range(5))
+    step = StepPrices(4, load, latency, start, size, 1, 3 * expert, waits_for_all, matrices, batches)
+    machine = tmp_path_factory.mktemp("machine") / "made.toml"
+    machine.write_text(_machine(step))
+    result = replay(_second_token_misses(missed, size, matrices), _configuration(str(machine)), engine="reference")
+    decode = next(row for row in result.per_layer if row["phase"] == "decode")
+    assert (decode["misses"], decode["stall_ns"]) == (missed, waiting(step, missed))
+
+
+def _second_token_misses(missed: int, size: int, matrices: tuple[int, ...] = ()):
     """A prompt of one token that uses experts 0 to 3 of so many bytes, and a token that uses so many others."""
     rows = np.array([[[0, 1, 2, 3]], [[*range(missed, 4), *range(4, 4 + missed)]]])
-    geometry = Geometry(layers=1, experts=8, k=4, expert_bytes=(size,))
+    geometry = Geometry(layers=1, experts=8, k=4, expert_bytes=(size,), matrices=matrices)
     return memory_trace(Header(geometry=geometry), [Request(chosen=rows, prompt_length=1)])
 
 
@@ -92,6 +149,7 @@ def _machine(step: StepPrices) -> str:
             f"latency_ns = {int(step.latency)}",
             f"start_ns = {int(step.start)}",
             f"depth = {step.depth}",
+            f"by_matrix = {str(bool(step.matrices)).lower()}",
             "[compute]",
             'kind = "measured"',
             f"expert_ns = {int(step.expert)}",
