@@ -26,8 +26,8 @@ from moereplay.traces.files import write_whole
 PLANS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("oneplus-15r", "phone-ufs4", ("bmoe-07-12-gemma_*", "bmoe-07-14-warmup-*_gemma_k8")),
     ("oneplus-15r", "phone-ufs4", ()),
-    ("laptop-x86-2021", "phone-ufs4", ("*-pc-A-*", "*-pc-C-*", "*-pc-I-*")),
-    ("laptop-x86-2021", "phone-ufs4", ("*-pc-E-*", "*-pc-G-*")),
+    ("laptop-x86-2021", "phone-ufs4", ("*-pc-A-*", "*-pc-E-*", "*-pc-I-*")),
+    ("laptop-x86-2021", "phone-ufs4", ("*-pc-C-*", "*-pc-G-*")),
     ("macbook-m5pro-64", "mac-nvme", ("warp-kimilinear-512", "warp-kimilinear-8192")),
     ("macbook-m5pro-64", "mac-nvme", ("warp-k3-s12-32G", "warp-k3-s12-52G")),
     ("rtx5090-wsl2", "rtx4090-pcie4", ("imp-1374-5pct", "imp-1365-lru")),

@@ -65,7 +65,7 @@ def test_a_batch_without_overlap_is_awaited_whole():
 
 
 def test_few_reads_occupy_few_lanes_and_the_first_read_sets_the_start():
-    """A link of 1 GB/s with lanes of 300 MB/s: three reads of one expert use three lanes, six of two experts all four."""
+    """A link of 1 GB/s with lanes of 300 MB/s: three reads use three lanes, six use all four."""
     link = Link(bytes_per_s=1e9, lane_bytes_per_s=3e8, depth=4, start_ns=5, start_ns_per_mib=2**20, by_matrix=True)
     machine = Platform(name="made", links=(link,), compute=Roofline(flops=1e18, memory_bytes_per_s=1e9))
     prices = step_prices(machine, Sizes(1, 8, 2, 900, None, "", "", (1, 1, 1)))
