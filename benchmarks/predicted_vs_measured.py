@@ -31,7 +31,6 @@ PLANS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("macbook-m5pro-64", "mac-nvme", ("warp-kimilinear-512", "warp-kimilinear-8192")),
     ("macbook-m5pro-64", "mac-nvme", ("warp-k3-s12-32G", "warp-k3-s12-52G")),
     ("rtx5090-wsl2", "rtx4090-pcie4", ("imp-1374-5pct", "imp-1365-lru")),
-    ("mac-unnamed", "mac-nvme", ("colibri-olmoe-sweep1-base", "colibri-olmoe-phase1-cap8-baseline")),
 )
 HEAD = """# Predicted and measured
 

@@ -86,7 +86,9 @@ def leave_one_model_out(evidence: Evidence, device: str, base: Platform) -> list
 
 def rows_of(evidence: Evidence, plans: Sequence[Plan]) -> list[Row]:
     """Predict the cells of a folder by each plan of their device. Raises ConfigError for an invalid file."""
-    rows = [row for plan in plans for row in _by_plan(evidence, plan)]
+    every = [row for plan in plans for row in _by_plan(evidence, plan)]
+    predicted = {row.id for row in every if row.role != REFUSED}
+    rows = [row for row in every if row.role != REFUSED or row.id not in predicted]
     devices = {plan.device for plan in plans}
     others = [cell for cell in evidence.cells if cell.text("device") not in devices]
     return [*rows, *(_uncovered(cell) for cell in others)]

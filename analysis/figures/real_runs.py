@@ -195,8 +195,8 @@ def predicted(rows: pl.DataFrame) -> Chart:
     errors = (held["predicted"] / held["measured"] - 1).abs()
     x, y = (Axis(f"{side} time per token, ms", "number", "log", limits=ends) for side in ("measured", "predicted"))
     return Chart(
-        title=f"{len(held)} runs that no figure was fitted on: median |error| {errors.median():.1%}",
-        subtitle=f"and {len(rows) - len(held)} runs of the fits",
+        title=f"{len(held)} predictions of runs held out: median |error| {errors.median():.1%}",
+        subtitle=f"and {len(rows) - len(held)} of runs that the figures were fitted on",
         label="PREDICTED beside MEASURED",
         note=(
             "A point for every run and calibration. Hollow: runs of the fit. On the line the prediction is right, "

@@ -321,7 +321,9 @@ def test_a_phones_other_runs_are_predicted_from_one_models():
     held = ("14-w-gemma_k6", "17-gpt_k2", "20-cache-replay-lanes4_k2", "20-cache-replay-lanes8_k2", "21-101543")
     held += ("20-sidecar-cell-a1", "20-sidecar-cell-a2", "20-sidecar-cell-b1", "21-103724")
     errors = sorted(abs(cells[f"bmoe-07-{name}"]["error"]["tpot_median_ms"]) for name in held)
-    assert errors[len(errors) // 2] <= 0.1
+    assert errors[len(errors) // 2] <= 0.07
+    waits = {"21-101543": "stall_ms", "21-103724": "stall_ms", "20-sidecar-cell-a1": "io_ms"}  # of other models
+    assert all(abs(cells[f"bmoe-07-{name}"]["error"][column]) <= 0.1 for name, column in waits.items())
     replayed = cells["bmoe-07-15-route-gemma"]
     assert replayed["basis"] == "replay"
     assert abs(replayed["error"]["read_mib_per_token"]) < 0.001
