@@ -11,7 +11,7 @@ from moereplay.results.result import Event
 
 MISSED = ("compulsory", "collisions", "capacity")
 LOOKED_UP = ("hits", "late", *MISSED)
-BUSY = ("expert", "load", "head")  #: activities of compute after the gate
+BUSY = ("expert", "stage", "load", "head")  #: activities of compute after the gate
 
 
 class Step(NamedTuple):
@@ -66,14 +66,23 @@ class _Waits:
 
     def __init__(self, step: Step) -> None:
         self._computed = {event.expert for event in step.events if event.kind == "expert"}
+        #: When demands land, ns, if stages compute all of them together.
+        self._lands = dict[int, int]()
+        if any(event.kind == "stage" for event in step.events):
+            demands = [event for event in step.events if event.kind == "transfer" and event.cause != "prefetch"]
+            self._lands = {event.expert: event.t1 for event in demands}
         self._transfers: dict[int, Event] = {}
         self._cpu: list[Event] = []
 
     def follow(self, event: Event) -> None:
-        if event.kind == "late" or (event.kind in MISSED and event.expert in self._computed):
+        computed = event.expert in self._computed or event.expert in self._lands
+        if event.kind == "late" or (event.kind in MISSED and computed):
             self._transfers[event.expert] = event
         elif event.kind == "expert":
             self._transfers.pop(event.expert, None)
+        elif event.kind == "stage":
+            left = {expert for expert, lands in self._lands.items() if lands > event.t0}
+            self._transfers = {expert: look for expert, look in self._transfers.items() if expert in left}
         elif event.kind == "cpu":
             self._cpu.append(event)
 

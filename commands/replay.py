@@ -252,7 +252,7 @@ def _machine(ready: Plan) -> Machine:
         fills=[f"{source} to {tier.name}" for source, tier in zip(below[1:], platform.tiers, strict=True)],
         homes=homes(ready.layout.geometry.experts, platform.shares),
         sizes=ready.layout.tiers,
-        loads_together=platform.overlap == "none" and config.contract == "atomic",
+        loads_together=platform.by_matrix or (platform.overlap == "none" and config.contract == "atomic"),
         warm=config.warm,
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from moereplay.simulator.capacity import MOST_BYTES
 from moereplay.simulator.overheads import Decisions, Loading
@@ -249,7 +249,16 @@ class Platform(Sparse):
     def _shares(cls, links: tuple[Link, ...]) -> tuple[Link, ...]:
         if len({link.share is None for link in links}) > 1:
             raise ValueError("expected a share for every link, or for none")
+        if len({link.by_matrix for link in links}) > 1:
+            raise ValueError("expected by_matrix for every link, or for none")
         return links
+
+    @field_validator("tiers")
+    @classmethod
+    def _whole_copies(cls, tiers: tuple[LowerTier, ...], others: ValidationInfo) -> tuple[LowerTier, ...]:
+        if tiers and any(link.by_matrix for link in others.data.get("links", ())):
+            raise ValueError("[[tiers]] hold whole experts and cannot be combined with by_matrix of a link")
+        return tiers
 
     @field_validator("cpu")
     @classmethod
@@ -279,6 +288,11 @@ class Platform(Sparse):
     def wires(self) -> tuple[Wire, ...]:
         """Links into the fast tier, then those that fill the lower tiers, from the top down."""
         return (*self.links, *self.tiers)
+
+    @property
+    def by_matrix(self) -> bool:
+        """True if links read matrix by matrix over the missing experts of a step."""
+        return self.links[0].by_matrix
 
     @property
     def depends_on_model(self) -> bool:

@@ -48,6 +48,11 @@ def part(ns: int, millionths: int) -> int:
     return ceiling(ns * millionths, MILLION)
 
 
+def share_up(ns: int, top: int, bottom: int) -> int:
+    """Return top / bottom of a time, rounded up."""
+    return ceiling(ns * top, bottom)
+
+
 def longer(ns: int, share: float) -> int:
     """Return what takes `ns` at the full rate, at this share of the rate, rounded up."""
     of = exact(share)

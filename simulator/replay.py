@@ -21,7 +21,7 @@ from moereplay.simulator.platforms import platform
 from moereplay.simulator.source import Source, TraceSource
 from moereplay.simulator.times import Times, times_of
 from moereplay.traces.dense import assumption
-from moereplay.traces.geometry import as_known, recognised, with_hidden
+from moereplay.traces.geometry import as_known, recognised, with_hidden, with_matrices
 from moereplay.traces.passes import longest_context
 from moereplay.traces.schema import Geometry, Provenance, Trace
 from moereplay.traces.texts import hint
@@ -170,6 +170,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     _check_charged(machine)
     geometry = as_known(origin.geometry, origin.model) if machine.depends_on_model else origin.geometry
     geometry = with_hidden(geometry, origin.model) if machine.decisions.gates else geometry
+    geometry = with_matrices(geometry, origin.model) if machine.by_matrix else geometry
     geometry = sized(geometry, origin.model, config.dense, config.dense_bits)
     return Plan(origin, config, chosen, machine, capacity, CopyLayout(geometry, tiers), lower)
 

@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
+from itertools import accumulate
 from math import floor
 
 from moereplay.policies.contract import Costs
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Contention, Measured, Platform, Roofline
-from moereplay.simulator.rates import MILLION, bounded, ceiling, exact, half_even, ns_per_byte
+from moereplay.simulator.rates import MILLION, NS, bounded, ceiling, exact, half_even, ns_per_byte, share_up
+from moereplay.simulator.wires import Wire
 from moereplay.traces.dense import Dense, dense_of, params_of
 from moereplay.traces.schema import Geometry
 
@@ -34,6 +36,9 @@ def homes(experts: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 # times
 
+BATCH_TABLES = ("matrix_sum", "read_first", "read_size", "read_rate", "slow_read_rate", "lane_rate", "slow_lane_rate")
+EQUAL_MATRICES = (1, 1, 1)  #: gate, up and down, of a model that does not say
+
 
 class Times:
     """Integer times of one geometry and its precision tiers on one platform, computed on demand."""
@@ -45,6 +50,9 @@ class Times:
         self.latency_ns = tuple(link.idle_ns for link in platform.wires)
         self.first = tuple(link.first_millionths for link in platform.wires)  #: of an expert, before its compute begins
         self.depth = tuple(link.depth for link in platform.wires)
+        self.by_matrix = platform.by_matrix
+        #: Sums of the relative sizes of an expert's first 1, 2, ... matrices.
+        self.matrices = tuple(accumulate(geometry.matrices or EQUAL_MATRICES))
         self.homes = homes(geometry.experts, platform.shares)  #: the link of each expert of a layer
         self._known: dict[tuple[str, int, int, int, float], int] = {}
         self._left = platform.contention or Contention()  #: shares of their rates, while others work
@@ -99,6 +107,10 @@ class Times:
         return self._wire(self._left.link)
 
     def _wire(self, share: float) -> list[list[list[int]]]:
+        if self.by_matrix:
+            self._check_batches(share)
+            of = [partial(link.batch_ns, reads=len(self.matrices), share=share) for link in self._platform.links]
+            return self._by_size(of)
         table = self._by_size([partial(link.wire_ns, share=share) for link in self._platform.wires])
         bounded(max(ns for link in table for layer in link for ns in layer), "bytes_per_s")
         return table
@@ -106,7 +118,11 @@ class Times:
     @cached_property
     def start_ns(self) -> list[list[list[int]]]:
         """[link][layer][precision] more latency of a transfer that starts on an idle wire."""
-        return self._by_size([link.idle_start_ns for link in self._platform.wires])
+        return self._by_size([partial(self._idle_start_ns, link) for link in self._platform.wires])
+
+    def _idle_start_ns(self, link: Wire, size: int) -> int:
+        first = share_up(size, self.matrices[0], self.matrices[-1]) if self.by_matrix else ceiling(size, link.reads)
+        return link.idle_start_ns(first)
 
     @property
     def has_start(self) -> bool:
@@ -118,6 +134,55 @@ class Times:
         sizes = {size for tier in self._tiers for size in tier}
         each = [{size: ns(size) for size in sizes} for ns in of]
         return [[[known[tier[layer]] for tier in self._tiers] for layer in self._layers] for known in each]
+
+    @property
+    def expert_bytes(self) -> tuple[int, ...]:
+        """Bytes of an expert of each layer at its highest precision."""
+        return self._tiers[0]
+
+    # links that read matrix by matrix: a batch is all demands of a step that start together
+
+    @property
+    def has_stages(self) -> bool:
+        """True if compute follows the matrices, in as many stages."""
+        return self.by_matrix and not self.waits_for_all
+
+    def batch_ns(self, link: int, copies: Sequence[tuple[int, int]], contended: bool = False) -> int:
+        """Return the time on the wire of a batch of copies, (layer, precision) each."""
+        size = sum(self._tiers[precision][layer] for layer, precision in copies)
+        share = self._left.link if contended else 1
+        return self._platform.links[link].batch_ns(size, len(copies) * len(self.matrices), share)
+
+    def batch_tables(self) -> dict[str, Sequence[object]]:
+        """Return the figures of `batch_ns` by the names of BATCH_TABLES, for an engine that cannot call it.
+
+        Of each link the place of its first point, then of all links points (bytes of a read, whole bytes/s) and bytes/s
+        by the number of reads, 1, 2, ... until more make no difference; `slow` of a link that contends with the CPU.
+        """
+        links, slow = self._platform.links, self._left.link
+        reads = range(1, min(max(self.depth), self._geometry.experts * len(self.matrices)) + 1)
+        points = [link.read_rates() for link in links]
+        slow_rates = [rate for link in links for _, rate in link.read_rates(slow)]
+        return {
+            "matrix_sum": self.matrices,
+            "read_first": [0, *accumulate(map(len, points))],
+            "read_size": [size for of in points for size, _ in of],
+            "read_rate": [rate for of in points for _, rate in of],
+            "slow_read_rate": slow_rates,
+            "lane_rate": [link.lanes_rate(many) for link in links for many in reads],
+            "slow_lane_rate": [link.lanes_rate(many, slow) for link in links for many in reads],
+        }
+
+    def of_matrices(self, ns: int, many: int) -> int:
+        """Return the part of a time that the first `many` matrices take, rounded up."""
+        return share_up(ns, self.matrices[many - 1], self.matrices[-1]) if many else 0
+
+    def _check_batches(self, share: float) -> None:
+        """Raises ConfigError if a layer's experts could take too long as one batch."""
+        size = self._geometry.experts * max(max(sizes) for sizes in self._tiers)
+        for link in self._platform.links:
+            rates = [*(rate for _, rate in link.read_rates(share)), link.lanes_rate(1, share)]
+            bounded(max(ceiling(size * NS, rate) for rate in rates if rate) if any(rates) else 0, "bytes_per_s")
 
     @property
     def has_pieces(self) -> bool:

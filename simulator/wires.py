@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import inf
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from moereplay.simulator.capacity import check_readable
 from moereplay.simulator.errors import ConfigError
@@ -52,9 +52,9 @@ class Wire(Sparse):
         """Latency of a transfer, summed over its reads, without `start_ns`."""
         return bounded(self.latency_ns * self.reads, "latency_ns times reads", "lower")
 
-    def idle_start_ns(self, size: int) -> int:
-        """Return the additional latency on an idle wire for a copy of `size` bytes, rounded up once."""
-        first, each = ceiling(size, self.reads), exact(self.start_ns_per_mib)
+    def idle_start_ns(self, first: int) -> int:
+        """Return the additional latency on an idle wire for a first read of so many bytes, rounded up once."""
+        each = exact(self.start_ns_per_mib)
         return bounded(
             self.start_ns + ceiling(first * each.numerator, MIB * each.denominator), "start_ns_per_mib", "lower"
         )
@@ -79,18 +79,42 @@ class Link(Wire):
     """A link into the fast tier."""
 
     model_config = ConfigDict(populate_by_name=True)
-    later: ClassVar = Wire.later | {"first_piece"}
+    later: ClassVar = Wire.later | {"first_piece", "by_matrix"}
 
     first_piece: Share = 1.0  #: of an expert's bytes: when these are there its compute may begin
+    by_matrix: bool = False  #: the first matrix of all missing experts of a step is read first, then the second, ...
     #: How many of each layer's experts lie behind it, in proportion to the shares of the others; default: equal parts.
     share: float | None = Field(default=None, ge=1e-6, le=1e6)
     tier: str = Field(default="", alias="from")  #: what it reads, a name only; default: the platform's slow tier
+
+    @model_validator(mode="after")
+    def _has_one_order(self) -> Link:
+        if self.by_matrix and self.first_piece < 1:
+            raise ValueError("by_matrix cannot be combined with first_piece")
+        if self.by_matrix and self.reads > 1:
+            raise ValueError("by_matrix cannot be combined with reads: the model says how many matrices an expert has")
+        return self
 
     @property
     def first_millionths(self) -> int:
         """Part of an expert's bytes, in millionths, after which its compute may begin."""
         piece = exact(self.first_piece)
         return half_even(piece.numerator * MILLION, piece.denominator)
+
+    def batch_ns(self, size: int, reads: int, share: float = 1) -> int:
+        """Return the nanoseconds on the wire of `size` bytes in so many equal reads of matrices, rounded up."""
+        rates = (_between(self.read_rates(share), size // reads), self.lanes_rate(reads, share))
+        known = [rate for rate in rates if rate]
+        return ceiling(size * NS, min(known)) if known else 0
+
+    def read_rates(self, share: float = 1) -> list[tuple[int, int]]:
+        """Return points (bytes of a read, whole bytes/s), at a share of the link's rate; 0 is an infinite rate."""
+        return [(size, _whole(rate, share)) for size, rate in self.by_size or ((1, self.bytes_per_s),)]
+
+    def lanes_rate(self, reads: int, share: float = 1) -> int:
+        """Return whole bytes/s of as many lanes as so many reads can use; 0 is an infinite rate."""
+        lanes = self.lane_bytes_per_s
+        return 0 if lanes is None else _whole(lanes, share, min(self.depth, reads))
 
 
 class LowerTier(Wire):
@@ -121,6 +145,21 @@ def in_order(points: Points, what: str) -> Points:
     if any(after <= before for (before, _), (after, _) in pairwise(points)):
         raise ValueError(f"expected {what} that rise from point to point")
     return points
+
+
+def _whole(rate: float, share: float, times: int = 1) -> int:
+    """Return a share of so many times a rate, in whole bytes per second and at least 1; 0 if it is infinite."""
+    top, bottom = _ratio(rate)
+    left = exact(share)
+    return max(1, times * top * left.numerator // (bottom * left.denominator)) if bottom else 0
+
+
+def _between(points: list[tuple[int, int]], place: int) -> int:
+    """Return the whole rate at a place: linear between points, rounded down, constant beyond both ends."""
+    for (left, low), (right, high) in pairwise(points):
+        if left <= place <= right:
+            return (low * (right - place) + high * (place - left)) // (right - left)
+    return (points[0] if place <= points[0][0] else points[-1])[1]
 
 
 def _ratio(rate: float) -> tuple[int, int]:

@@ -39,6 +39,7 @@ class KnownModel(Frozen):
     dense_layers: int = 0  #: layers without experts, which come first
     params: int  #: weights of the whole text model, embedding included
     embedding_params: int = 0  #: weights of an embedding table that is not tied to the head
+    matrices: tuple[int, ...]  #: relative sizes of an expert's matrices in reading order; empty: three equal ones
     kv_bytes: int  #: KV cache per position at 16 bits, if every layer attends to all positions
     source: str
     note: str = ""
@@ -148,6 +149,7 @@ class ModelNumbers(Frozen):
     hidden: int
     width: int
     matrices: int = 3
+    read_as: tuple[int, ...] = ()
     shared: int = 0
     shared_width: int = 0
     dense_layers: int = 0
@@ -248,6 +250,12 @@ def with_hidden(geometry: Geometry, name: str) -> Geometry:
     return geometry.model_copy(update={"hidden": like.hidden}) if like else geometry
 
 
+def with_matrices(geometry: Geometry, name: str) -> Geometry:
+    """Return the geometry with `matrices` of the known model of that name, if it lacks them."""
+    like = None if geometry.matrices else recognised(name, geometry)
+    return geometry.model_copy(update={"matrices": like.matrices}) if like else geometry
+
+
 def recognised(name: str, geometry: Geometry | None = None) -> KnownModel | None:
     """Return the known model that the name of a model or weight file refers to, or None.
 
@@ -290,6 +298,7 @@ def _known(name: str, numbers: ModelNumbers) -> KnownModel:
         dense_layers=numbers.dense_layers,
         params=numbers.total(),
         embedding_params=numbers.embedding(),
+        matrices=numbers.read_as or ((1,) * numbers.matrices if numbers.matrices != 3 else ()),
         kv_bytes=numbers.kv_bytes(),
         source=numbers.source,
         note=numbers.note,

@@ -113,15 +113,21 @@ def send(s, link, y):
 
     Latencies overlap; bytes follow those of earlier transfers. Return the current time if the caller reports ends.
     """
-    mine, time = s["links"][link], s["clock"]["time"]
     if s["external"] == 1:
-        return time
+        return s["clock"]["time"]
+    return move(s, link, y, on_the_wire(s, link, y))
+
+
+@fast
+def move(s, link, y, whole):
+    """Keep the wire busy for `whole` ns after those of earlier transfers, and the latency of copy y; return the end."""
+    mine, time = s["links"][link], s["clock"]["time"]
     begins, latency = max(time, mine["last_done"]), mine["latency_ns"]
     if s["has_start"] == 1 and mine["last_done"] < time:
         latency += start_ns(s)[wire_of(s, link, y)]
     if s["victim_ns"] > 0:
         latency += s["cache"]["evicted_now"] * s["victim_ns"]
-    mine["last_done"] = max(time + latency, mine["last_done"]) + on_the_wire(s, link, y)
+    mine["last_done"] = max(time + latency, mine["last_done"]) + whole
     count(s, LINK_BUSY_NS, layer_of(s, y), mine["last_done"] - begins)
     return mine["last_done"]
 

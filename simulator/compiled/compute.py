@@ -61,6 +61,7 @@ from moereplay.simulator.compiled.program import (
     work_on,
 )
 from moereplay.simulator.compiled.reset import reset_if_due
+from moereplay.simulator.compiled.stages import finish_stage, take_stage
 from moereplay.simulator.compiled.state import (
     HIT,
     STOPPED,
@@ -242,6 +243,10 @@ def share(s):
 @called
 def take_turn(s):
     """Run the next expert, wait, look up the next one, or end the step."""
+    if s["has_stages"] == 1:
+        if take_stage(s):
+            end_turns(s)
+        return
     turn = next_turn(s)
     # an expert during which no other event is due runs without a pass through the event loop
     while turn >= 0 and nothing_else_until(s, s["clock"]["time"] + lasts(s, turn)):
@@ -255,10 +260,16 @@ def take_turn(s):
     elif turn != NO_TURN:
         busy_until(s, run_expert(s, turn), RAN)
     else:
-        if s["compute"]["looked_up"] < s["demand"]["demanded"]:
-            go_to(s, LOOK)
-        else:
-            suggest_if(s, s["after_demand"] == 1, END)
+        end_turns(s)
+
+
+@fast
+def end_turns(s):
+    """Look up the next expert, or end the step."""
+    if s["compute"]["looked_up"] < s["demand"]["demanded"]:
+        go_to(s, LOOK)
+    else:
+        suggest_if(s, s["after_demand"] == 1, END)
 
 
 @called
@@ -343,6 +354,9 @@ def run_expert(s, turn):
 @called
 def finish_expert(s):
     """Release an expert whose compute has ended."""
+    if s["has_stages"] == 1:
+        finish_stage(s)
+        return
     access = accesses(s)[s["compute"]["running"]]
     mark_computed(s, access["x"], access["y"])
     if s["sequential"] == 1:

@@ -40,6 +40,7 @@ from moereplay.simulator.compiled.state import (
     FETCH,
     HAS_RUN,
     HIT,
+    IN_ROUND,
     ON_CPU,
     accesses,
     copies,
@@ -325,6 +326,12 @@ def use_one(s, hooks, access):
 def mark_arrived(s, i):
     """Treat the i-th access, whose transfer has landed, as a hit."""
     accesses(s)[i]["served"] = HIT
+
+
+@fast
+def mark_in_round(s, i):
+    """Take the i-th access into the round in progress."""
+    accesses(s)[i]["served"] = IN_ROUND
 
 
 @fast

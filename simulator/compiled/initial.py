@@ -77,6 +77,9 @@ def initial_state(
     costs = costs_of(inputs, spec)
     numbers |= {"n_lengths": len(costs["dense_ns"]), "n_sizes": len(costs["expert_ns"])}
     numbers |= {"n_costs": costs["expert_ns"].shape[1], "n_cpu_costs": costs["cpu_ns"].shape[1]}
+    numbers |= {"n_matrices": len(costs["matrix_sum"]), "n_read_links": len(costs["read_first"])}
+    numbers |= {"n_reads": len(costs["read_size"]), "n_lane_rates": len(costs["lane_rate"])}
+    numbers |= {"n_lanes": numbers["n_lane_rates"] // numbers["n_links"]}
     arrays = {
         name: _zeros(numbers, dtype, axes) for name, (dtype, axes) in (ARRAYS | MEMORIES).items() if name not in costs
     }
@@ -137,6 +140,9 @@ def _prices(spec: RunSpec) -> dict[str, int]:
         "reads_kv": times.reads_kv,
         "has_pieces": times.has_pieces,
         "victim_ns": times.victim_ns,
+        "by_matrix": times.by_matrix,
+        "has_stages": times.has_stages,
+        "matrices": len(times.matrices),
     }
 
 
@@ -235,6 +241,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         name: numbers["n_links"] * numbers[each] for name, each in (("n_rings", "n_ring"), ("n_wires", "n_kinds"))
     }
     numbers |= {"n_pieces": numbers["n_rings"] if spec.times.has_pieces else 0}
+    numbers |= {"n_crossings": numbers["n_rings"] if spec.times.by_matrix else 0}
     numbers |= {"n_starts": numbers["n_wires"] if spec.times.has_start else 0}
     numbers |= {"n_to_load": numbers["n_copies"] if spec.times.loads_prefetches else 0}
     numbers |= {"n_contexts": numbers["passes"] if spec.times.reads_kv else 0}
@@ -325,6 +332,8 @@ TWO_TIERS = dict.fromkeys(
         "reads_kv",
         "has_pieces",
         "victim_ns",
+        "by_matrix",
+        "has_stages",
     ),
     0,
 )

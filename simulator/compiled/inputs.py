@@ -14,7 +14,7 @@ from moereplay.simulator.compiled.layout import INPUT_ARRAYS
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.source import Gate, Pass, Source
-from moereplay.simulator.times import Times
+from moereplay.simulator.times import BATCH_TABLES, Times
 from moereplay.traces import routers, token_arrays
 from moereplay.traces.demand import demand_of, next_passes
 from moereplay.traces.derived import derived
@@ -256,20 +256,24 @@ def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, n
     kinds = [copies[sizes.index(size)] for size in rows]
     slow = times.slows_compute
     experts = _per_tokens(times.expert_ns, kinds, tokens)
-    return {
-        "dense_ns": _dense(spec, lengths, len(layers), contended=False, decided=decided),
-        "slow_dense_ns": _dense(spec, lengths, len(layers), contended=slow, decided=decided),
-        "dense_row": np.cumsum(counted > 0) - 1,
-        "load_ns": np.array(times.load_ns, np.int64).ravel(),
-        "cost_row": np.array([rows[size] for size in sizes], np.int64),
-        "expert_ns": experts,
-        "slow_expert_ns": _per_tokens(partial(times.expert_ns, contended=True), kinds, tokens) if slow else experts,
-        "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),
-        "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
-        "wire_ns": np.array(times.wire_ns, np.int64).ravel(),
-        "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
-        "start_ns": np.array(times.start_ns if times.has_start else [], np.int64).ravel(),
-    } | _kv(inputs, times)
+    return (
+        {
+            "dense_ns": _dense(spec, lengths, len(layers), contended=False, decided=decided),
+            "slow_dense_ns": _dense(spec, lengths, len(layers), contended=slow, decided=decided),
+            "dense_row": np.cumsum(counted > 0) - 1,
+            "load_ns": np.array(times.load_ns, np.int64).ravel(),
+            "cost_row": np.array([rows[size] for size in sizes], np.int64),
+            "expert_ns": experts,
+            "slow_expert_ns": _per_tokens(partial(times.expert_ns, contended=True), kinds, tokens) if slow else experts,
+            "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),
+            "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
+            "wire_ns": np.array(times.wire_ns, np.int64).ravel(),
+            "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
+            "start_ns": np.array(times.start_ns if times.has_start else [], np.int64).ravel(),
+        }
+        | _kv(inputs, times)
+        | _batches(times)
+    )
 
 
 def _dense(spec: RunSpec, lengths: np.ndarray, layers: int, contended: bool, decided: bool) -> np.ndarray:
@@ -293,6 +297,12 @@ def _kv(inputs: Inputs, times: Times) -> dict[str, np.ndarray]:
         for name, slow in (("kv_ns", False), ("slow_kv_ns", True))
     }
     return {name: np.array(each, np.int64)[row] for name, each in read.items()}
+
+
+def _batches(times: Times) -> dict[str, np.ndarray]:
+    """Return what the times of batches are made from: whole rates by the bytes and by the number of reads."""
+    tables = times.batch_tables() if times.by_matrix else {name: [] for name in BATCH_TABLES}
+    return {name: np.array(tables[name], np.int64).ravel() for name in BATCH_TABLES}
 
 
 def _contexts(inputs: Inputs) -> np.ndarray:

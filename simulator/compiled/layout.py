@@ -28,8 +28,8 @@ SETTING = (
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand reads_need renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
-    "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv has_pieces victim_ns external "
-    + "".join(f"listeners_{event} " for event in EVENTS)
+    "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv has_pieces victim_ns by_matrix "
+    "has_stages matrices external " + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: Variables of a run, in records; one file writes each (OWNS, tests/simulator/test_compiled_state.py). A ring is a pair
 #: of positions that only grow; the index in its array is the remainder.
@@ -40,6 +40,7 @@ RECORDS = {
         "gathered"
     ),
     "loading": record("next"),
+    "round": record("stages stage whole"),
     "preloads": record("first end"),  # prefetches that compute has to load
     "demand": record("demanded assignments mass changed"),
     "gate": record("served"),
@@ -62,17 +63,18 @@ RECORDS = {
 #: lower tier: bytes, and the ends of its list of complete copies.
 LINK = record(
     "depth latency_ns first demand_first demand_end prefetch_first prefetch_end flight_first flight_end "
-    "last_done pieced"
+    "last_done pieced crossings matrices_here"
 )
 LOWER_TIER = record("capacity used complete held_bytes oldest newest")
 ROWS = {"links": (LINK, MOST_LINKS + MOST_TIERS), "lower": (LOWER_TIER, MOST_TIERS)}
 
 #: Lengths of arrays that are not constants above.
 LENGTHS = (
-    "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring "
-    "n_steps n_demand n_rings n_wires n_starts n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most "
-    "n_costs n_cpu_costs n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm "
-    "n_batched n_batch rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
+    "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members "
+    "n_ring n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates n_lanes "
+    "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
+    "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_batched "
+    "n_batch rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
 #: Columns of a copy that are internal to the engine.
@@ -100,6 +102,7 @@ OWNED = np.dtype(
         ("link", np.int8),  # its home link
         ("coming", np.int8),  # 1 while it is on its way into a lower tier
         ("onward", np.int8),  # 1 if its transfer continues from there
+        ("parts", np.int8),  # matrices that have landed, of a demand that is read matrix by matrix
     ],
     align=True,
 )
@@ -121,6 +124,14 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "wire_ns": (np.int64, ("n_wires",)),
     "slow_wire_ns": (np.int64, ("n_wires",)),  # while the CPU computes
     "start_ns": (np.int64, ("n_starts",)),  # more latency on an idle wire
+    # for batches: sums of the matrices' sizes; of each link its first point, points (bytes, bytes/s), rates by reads
+    "matrix_sum": (np.int64, ("n_matrices",)),
+    "read_first": (np.int64, ("n_read_links",)),
+    "read_size": (np.int64, ("n_reads",)),
+    "read_rate": (np.int64, ("n_reads",)),
+    "slow_read_rate": (np.int64, ("n_reads",)),
+    "lane_rate": (np.int64, ("n_lane_rates",)),
+    "slow_lane_rate": (np.int64, ("n_lane_rates",)),
     # counters
     "cells": (np.int64, ("n_cells",)),  # by layer, phase, counter
     "lifetimes": (np.int64, ("n_buckets",)),  # by layer, phase, bucket
@@ -154,6 +165,10 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "lands": (np.int64, ("n_rings",)),
     "piece_at": (np.int64, ("n_pieces",)),  # arrival times of first pieces
     "ready": (np.int64, ("n_ring",)),
+    # of the first expert of a transfer, where links read matrix by matrix: its experts, and its time on the wire
+    "batch_count": (np.int64, ("n_crossings",)),
+    "bytes_at": (np.int64, ("n_crossings",)),
+    "wire_until": (np.int64, ("n_crossings",)),
     "to_load": (np.int64, ("n_to_load",)),  # prefetches in the order of their suggestion
     # the lower tiers in sequence: complete copies, least recently read first
     "newer": (np.int64, ("n_tiered",)),
@@ -269,6 +284,8 @@ MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
 #: The owner of each array, shared column and record that does not have its file's name: only this file writes it. A
 #: function may also write to its arguments; the caller owns them.
 OWNS = {
+    "batches": "batch_count bytes_at wire_until links.crossings links.matrices_here owned.parts",
+    "stages": "round",
     "cache": (
         "copies pools.used pools.open pinned done owned.counted owned.done "
         "owned.entered_step owned.ever owned.evicted_pass owned.listed owned.member"

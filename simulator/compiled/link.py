@@ -196,7 +196,15 @@ def drop(s, link, y):
 @fast
 def begin(s, link, y, claimed):
     """Issue the first queued transfer."""
-    mine, ends = s["links"][link], send(s, link, y)
+    ends = send(s, link, y)
+    issue(s, link, y, claimed, ends)
+    note_start(s, link, y, ends)
+
+
+@fast
+def issue(s, link, y, claimed, ends):
+    """Move the first queued copy to those in flight."""
+    mine = s["links"][link]
     if s["has_admit"] == 1:
         owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
     at = place(s, link, mine["flight_end"])
@@ -211,7 +219,12 @@ def begin(s, link, y, claimed):
         mine["demand_first"] += 1
     if s["n_tiers"] > 0:
         read(s, tier_below(s, link), y)
-    note_start(s, link, y, ends)
+
+
+@fast
+def set_landing(s, link, at, time):
+    """Set the time of the next event of a transfer in flight, ns; `at`: its position in the ring."""
+    lands(s)[place(s, link, at)] = time
 
 
 @fast

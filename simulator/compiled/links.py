@@ -5,6 +5,7 @@ Every expert has one home link into the fast tier. Links that act at the same ti
 
 from __future__ import annotations
 
+from moereplay.simulator.compiled.batches import clear_batches, land_by_matrix, start_by_matrix
 from moereplay.simulator.compiled.clock import resume
 from moereplay.simulator.compiled.counters import (
     IS_CANCEL,
@@ -143,7 +144,10 @@ def stop_fills(s, link, step):
 def start_transfers(s, hooks):
     """Start every transfer that can start now."""
     for link in range(s["n_links"]):
-        start_on(s, hooks, link)
+        if s["by_matrix"] == 1:
+            start_by_matrix(s, hooks, link)
+        else:
+            start_on(s, hooks, link)
 
 
 @fast
@@ -168,6 +172,9 @@ def next_to_land(s):
 def complete(s, hooks):
     """Process a LINK event: make the copy resident, and resume compute if it waits. The caller wakes the links."""
     link = next_to_land(s)
+    if s["by_matrix"] == 1:
+        land_by_matrix(s, hooks, link)
+        return
     if s["has_pieces"] == 1 and awaits_piece(s, link):
         land_piece(s, link)
         return
@@ -253,6 +260,8 @@ def clear_links(s):
     """Empty all queues, abandon all transfers and empty the lower tiers."""
     for link in range(s["n_links"]):
         clear_link(s, link)
+        if s["by_matrix"] == 1:
+            clear_batches(s, link)
     forget_bypasses(s)
     if s["n_tiers"] > 0:
         clear_lower(s)

@@ -64,13 +64,19 @@ def load_copy(s, y, cause):
     return spent
 
 
+@fast
+def queues_together(s):
+    """Return whether demands are queued only when the last one of the step is loaded."""
+    return s["waits_for_all"] == 1 or s["by_matrix"] == 1
+
+
 @called
 def go_on_loading(s, at):
     """Load the next demand or prefetch, queue the loaded one, or wake the links for the other experts."""
     if at == LOAD:
         begin_load(s)
     elif at == LOADED:
-        if s["waits_for_all"] == 0:
+        if not queues_together(s):
             fetch_announced(s, accesses(s)[s["compute"]["running"]]["y"])
         go_to(s, LOAD)
     elif at == PRELOAD:
@@ -98,7 +104,7 @@ def begin_load(s):
     """Load the next demand. After the last one, contract `atomic`, call the prefetch policy."""
     turn = next_load(s)
     if turn == NONE:
-        if s["waits_for_all"] == 1:
+        if queues_together(s):
             fetch_all_announced(s)
         atomic = s["sequential"] == 0
         suggest_if(s, atomic and s["after_demand"] == 0, START if atomic else after_load(s))

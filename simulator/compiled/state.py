@@ -68,6 +68,16 @@ demand_queue = _reader["demand_queue"]
 prefetch_queue = _reader["prefetch_queue"]
 flight = _reader["flight"]
 lands = _reader["lands"]
+batch_count = _reader["batch_count"]
+bytes_at = _reader["bytes_at"]
+wire_until = _reader["wire_until"]
+matrix_sum = _reader["matrix_sum"]
+read_first = _reader["read_first"]
+read_size = _reader["read_size"]
+read_rate = _reader["read_rate"]
+slow_read_rate = _reader["slow_read_rate"]
+lane_rate = _reader["lane_rate"]
+slow_lane_rate = _reader["slow_lane_rate"]
 piece_at = _reader["piece_at"]
 to_load = _reader["to_load"]
 ready = _reader["ready"]
@@ -277,8 +287,8 @@ def token_at(s, t):
 
 # outcomes of an access
 
-#: REPLACED: by substitutes for every token. HAS_RUN: in an earlier round of the step.
-HIT, DELAYED, FETCH, DROPPED, ON_CPU, REPLACED, HAS_RUN = range(7)
+#: REPLACED: by substitutes for every token. HAS_RUN, IN_ROUND: in an earlier round of the step, or the present one.
+HIT, DELAYED, FETCH, DROPPED, ON_CPU, REPLACED, HAS_RUN, IN_ROUND = range(8)
 
 
 @fast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import cache, partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -134,24 +135,39 @@ def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
     ends = np.concatenate([[0], np.cumsum(each)])
     expert = ends[demand.offsets[1:]] - ends[demand.offsets[:-1]]
     last = np.zeros(len(many), np.int64)
-    if len(each) and not spec.times.has_pieces:  # else compute may begin before the last bytes are there
+    times = spec.times
+    if times.has_stages and times.slows_compute:  # each stage is rounded by itself, and may be of another rate
+        expert = np.maximum(0, expert - many * (len(times.matrices) - 1))
+    if len(each) and not (times.has_pieces or times.has_stages):  # else compute may begin before the last bytes
         last[many > 0] = np.minimum.reduceat(each, demand.offsets[:-1][many > 0])
-    return Steps(np.ascontiguousarray(dense).ravel(), expert, last, carried(spec.times, len(each)))
+    return Steps(np.ascontiguousarray(dense).ravel(), expert, last, carried(times, len(each)))
 
 
 def carried(times: Times, most: int) -> np.ndarray:
     """Return the earliest times at which the links have carried 0, 1, ... `most` experts, (most + 1,) int64 ns.
 
     A transfer ends no sooner than its wire time after the previous one, and than latency and wire time after the one
-    that is a link's depth before it. All experts count with the least bytes, and any link may carry any of them.
+    that is a link's depth before it. All experts count with the least bytes, and any link may carry any of them. Where
+    links read matrix by matrix they are in batches of the size that takes the least time per expert.
     """
     many = np.arange(1, most + 1, dtype=np.int64)
     ends = []
     for home in sorted(set(times.homes)):
+        if times.by_matrix:
+            each = _least_in_batches(times, home)
+            ends.append(times.latency_ns[home] - (-many * each.numerator // each.denominator))
+            continue
         latency, depth, wire = times.latency_ns[home], times.depth[home], min(row[0] for row in times.wire_ns[home])
         turn, place = np.divmod(many - 1, depth)
         ends.append(np.maximum(latency + many * wire, (turn + 1) * (latency + wire) + place * wire))
     return np.concatenate([[0], np.sort(np.concatenate(ends))[:most]]).astype(np.int64)
+
+
+def _least_in_batches(times: Times, home: int) -> Fraction:
+    """Return the least time of an expert on the wire in nanoseconds, over its layers and the sizes of batches."""
+    layers = {size: layer for layer, size in enumerate(times.expert_bytes)}.values()
+    batches = [(many, layer) for layer in layers for many in range(1, len(times.homes) + 1)]
+    return min(Fraction(times.batch_ns(home, [(layer, 0)] * many), many) for many, layer in batches)
 
 
 def _least_ns(run: Run, warm: list[int], first: int, last: int) -> int:

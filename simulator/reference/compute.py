@@ -8,6 +8,7 @@ from functools import partial
 
 import simpy
 
+from moereplay.policies.contract import RESIDENT
 from moereplay.simulator.errors import LATEST_NS, too_late
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.reference.cache import Cache
@@ -15,7 +16,7 @@ from moereplay.simulator.reference.counters import NO_EXPERT, Counters, EventLog
 from moereplay.simulator.reference.gate import Access, Demanded, Gatekeeper, Served
 from moereplay.simulator.reference.link import Links
 from moereplay.simulator.reference.machine import Activity, Machine, Span, Wakeup
-from moereplay.simulator.reference.state import Tables, Transfer
+from moereplay.simulator.reference.state import Batch, Tables, Transfer
 from moereplay.simulator.source import Pass
 
 Process = Generator[simpy.Event, None, None]
@@ -41,6 +42,8 @@ class Compute:
         self._decision_ns = spec.decision_ns
         self._pieces = spec.times.has_pieces
         self._waits_for_all = spec.times.waits_for_all and spec.config.contract == "atomic"
+        self._queues_together = self._waits_for_all or bool(machine.batches)
+        self._stages = len(spec.times.matrices) if machine.batches and spec.times.has_stages else 0
         self._tables, self._cache, self._links, self._gates = tables, cache, links, gates
         self._counters, self._log = counters, log
         self._ready: deque[int] = deque()  # copies that arrived and wait for compute
@@ -86,6 +89,7 @@ class Compute:
         if self._config.prefetch_at == "after_demand":
             yield from self._load_prefetches(self._suggest(demanded), layer)
         self._gates.settle(demanded, step_pass, layer)
+        self._links.take_batches()  # none is left where compute takes them
         self._counters.count("stall_ns", layer, self._now - gated - self._spent_ns)
         self._cache.end_step()
 
@@ -116,8 +120,13 @@ class Compute:
         if prefetches:
             yield from self._load_prefetches(prefetches, layer)
             self._links.wake()
-        yield from (self._all_together if self._waits_for_all else self._as_they_come)(accesses, layer)
+        yield from self._run_together(accesses, layer)
         yield from self._until(lambda: not self._on_cpu)
+
+    def _run_together(self, accesses: list[Access], layer: int) -> Process:
+        if self._stages:
+            return self._in_rounds(accesses, layer)
+        return (self._all_together if self._waits_for_all else self._as_they_come)(accesses, layer)
 
     def _as_they_come(self, accesses: list[Access], layer: int) -> Process:
         for access in accesses:
@@ -148,6 +157,49 @@ class Compute:
         stuck = not self._links.moving and (self._ready or not nothing_else)
         return len(self._ready) == due or bool(stuck)
 
+    # links that read matrix by matrix
+
+    def _in_rounds(self, accesses: list[Access], layer: int) -> Process:
+        """Compute what is there, with the batches that have started, round by round."""
+        left = [access for access in accesses if access.served.runs_here]
+        while left:
+            yield from self._until(partial(self._round_is_due, left))
+            batches = self._links.take_batches()
+            reading = {transfer.y for batch in batches for transfer in batch.transfers}
+            runs = [access for access in left if access.served is not Served.FETCH or access.y in reading]
+            yield from self._run_round(runs, batches, layer)
+            left = [access for access in left if access not in runs]
+            if left:
+                self._links.wake()
+
+    def _round_is_due(self, left: list[Access]) -> bool:
+        """Return True if every link that has demands has started a batch, or none can before a round has run."""
+        if all(access.served is not Served.FETCH for access in left):
+            return True
+        there = self._links.any_started or any(access.served is not Served.FETCH for access in left)
+        return there and (self._links.all_started or not self._links.moving)
+
+    def _run_round(self, runs: list[Access], batches: list[Batch], layer: int) -> Process:
+        """Run experts in one stage per matrix, each when this matrix of all of them is there."""
+        assert self._machine.priced is not None
+        late = [access for access in runs if access.served is Served.LATE and not self._is_here(access)]
+        work = [(access.y, access.tokens) for access in runs]
+        for matrix in range(1, self._stages + 1) if batches or late else (0,):
+            yield from self._until(partial(self._has_landed, matrix, batches, late))
+            stage = self._machine.priced.stage(layer, work, self._links.busy, matrix)
+            self._counters.charge(stage, "expert_ns", layer)
+            stage.measured(self._add_to_step)
+            yield self._begun(stage, "stage", NO_EXPERT)
+        for access in runs:
+            self._cache.learn(access.x, needed=0)
+            self._cache.computed(access.y)
+
+    def _has_landed(self, matrix: int, batches: list[Batch], late: list[Access]) -> bool:
+        return all(batch.landed >= matrix for batch in batches) and all(map(self._is_here, late))
+
+    def _is_here(self, access: Access) -> bool:
+        return self._tables.copies[access.y]["state"] == RESIDENT
+
     # contract sequential
 
     def _one_by_one(self, demanded: Demanded, step_pass: Pass, layer: int) -> Process:
@@ -162,11 +214,14 @@ class Compute:
             yield from self._load_prefetches(prefetches if n == 0 else [], layer)
             # substitutes first: they need not wait, and may have to leave before the expert is fetched for other tokens
             for access in sorted(accesses, key=lambda access: access.served is not Served.HIT):
-                if access.served.waits:
+                if self._stages:
+                    yield from self._in_rounds([access], layer)
+                elif access.served.waits:
                     yield from self._until(lambda: bool(self._ready))
                     self._ready.popleft()
                 if access.served.runs_here:
-                    yield from self._run_expert(access, layer)
+                    if not self._stages:
+                        yield from self._run_expert(access, layer)
                     self._cache.release(access.y)
             yield from self._until(lambda: not self._on_cpu)
         if not demanded.step.expert:
@@ -190,9 +245,9 @@ class Compute:
         """Spend compute's own time on loading; each transfer is queued at its end, or all after the last."""
         for transfer in transfers:
             yield self._loading(transfer, layer)
-            if not self._waits_for_all:
+            if not self._queues_together:
                 self._links.fetch_announced(transfer)
-        for transfer in transfers if self._waits_for_all else ():
+        for transfer in transfers if self._queues_together else ():
             self._links.fetch_announced(transfer)
 
     def _load_prefetches(self, transfers: list[Transfer], layer: int) -> Process:
@@ -245,14 +300,14 @@ class Compute:
 
     def arrived(self, transfer: Transfer) -> None:
         """Handle the arrival of a transfer or its first piece: resume compute if a demand waits for it."""
-        if not transfer.unused and not transfer.arrival_known:
+        if not self._stages and not transfer.unused and not transfer.arrival_known:
             transfer.arrival_known = True
             self._ready.append(transfer.y)
             self._wake()
 
     def moved(self) -> None:
-        """Handle a link event: compute that waits for all transfers checks whether more may come."""
-        if self._waits_for_all:
+        """Handle a link event: compute that waits for more than one arrival checks whether it may go on."""
+        if self._waits_for_all or self._stages:
             self._wake()
 
     def _start_cpu(self, accesses: list[Access], layer: int) -> None:

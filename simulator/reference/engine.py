@@ -87,7 +87,10 @@ class Engine:
         self._cache = Cache(
             spec.layout, self._tables, self._hooks, *shared, placement or NullPlacement(), side, free_only
         )
-        self._links = Links(machine.links, spec.times, spec.lower, self._cache, *shared, self._arrived, self._moved)
+        notified = self._arrived, self._moved
+        self._links = Links(
+            machine.links, spec.times, spec.lower, self._cache, *shared, *notified, batches=machine.batches
+        )
         gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._links, *shared)
         self._compute = Compute(machine, spec, self._tables, self._cache, self._links, gates, *shared)
         self._previous = set[int]()  # requests of the pass before

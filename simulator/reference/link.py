@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 
 from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.counters import Counters, EventLog
-from moereplay.simulator.reference.machine import Channel, Span
-from moereplay.simulator.reference.state import Claim, Transfer
+from moereplay.simulator.reference.machine import Activity, BatchChannel, Channel, Span
+from moereplay.simulator.reference.state import Batch, Claim, Transfer
 from moereplay.simulator.reference.tiers import Below, LowerTier, SlowTier
 from moereplay.simulator.times import Times
 
@@ -28,9 +30,14 @@ class Link:
         log: EventLog,
         below: Below,
         into: LowerTier | None,
-        landed: Callable[[Transfer], None],
+        landed: Callable[[Sequence[Transfer]], None],
+        batches: BatchChannel | None = None,
     ) -> None:
-        """Connect the tier `below` to `into`, by default the cache; `landed` is called after that has been filled."""
+        """Connect the tier `below` to `into`, by default the cache; `landed` is called after that has been filled.
+
+        `batches` is the channel if the link reads matrix by matrix.
+        """
+        self._batches = batches
         self._channel, self._cache, self._below, self._into = channel, cache, below, into or cache
         self._counters, self._log, self._landed = counters, log, landed
         self._epoch = self._unmeasured = 0
@@ -51,6 +58,8 @@ class Link:
         self._demands: deque[Transfer] = deque()
         self._prefetches: deque[Transfer] = deque()
         self._in_flight: list[Transfer] = []
+        self._crossings = 0  # transfers in flight, a batch being one
+        self.started: list[Batch] = []  #: batches that compute has not taken
         self.beside_cpu = False  #: the CPU computes now, and may take from this link's rate
 
     @property
@@ -92,12 +101,12 @@ class Link:
 
     def wake(self) -> None:
         """Start every transfer that can start now."""
-        while len(self._in_flight) < self._channel.depth and self._start_one():
+        while self._crossings < self._channel.depth and self._start_one():
             pass
 
     def _start_one(self) -> bool:
         if self._demands:
-            return self._start_demand()
+            return self._start_demand() if self._batches is None else self._start_batch(self._batches)
         while self._prefetches:
             transfer = self._prefetches.popleft()
             if self._into.claim(transfer) is Claim.GRANTED:
@@ -115,17 +124,46 @@ class Link:
         self._begin(self._demands.popleft())
         return True
 
-    def _begin(self, transfer: Transfer) -> None:
-        activity = self._channel.start(transfer, self.beside_cpu)
-        self._in_flight.append(transfer)
-        self._below.read(transfer.y)
-        kind = "transfer" if self._into is self._cache else "fill"
-        for counter, amount in self._moved(transfer):
-            self._counters.count(counter, transfer.layer, amount)
-        self._log.begin(kind, transfer.y, activity, transfer.cause)
-        self._counters.charge(activity, "link_busy_ns", transfer.layer)
+    def _start_batch(self, channel: BatchChannel) -> bool:
+        """Start one transfer of as many demands as find space, in demand order; the first that finds none waits."""
+        batch = Batch([])
+        while self._demands and self._into.claim(self._demands[0]) is not Claim.REFUSED:
+            batch.transfers.append(self._demands.popleft())
+        if not batch.transfers:
+            return False
+        *_, whole = landings = channel.start_batch(batch.transfers, self.beside_cpu)
+        self._issue(batch.transfers, whole)
+        self.started.append(batch)
+        for landing in landings:
+            landing.then(partial(self._matrix_landed, batch, landing is whole, self._epoch))
+        return True
+
+    def _matrix_landed(self, batch: Batch, last: bool, epoch: int) -> None:
+        """Note that one matrix of all experts of a batch has landed; the last one makes them resident."""
+        if epoch != self._epoch:
+            return
+        batch.landed += 1
+        if last:
+            self._complete_all(batch.transfers)
+        self._landed(batch.transfers if last else ())
+
+    def _issue(self, transfers: Sequence[Transfer], activity: Activity) -> None:
+        """Count and log one transfer of these copies."""
+        self._crossings += 1
+        for transfer in transfers:
+            self._in_flight.append(transfer)
+            self._below.read(transfer.y)
+            kind = "transfer" if self._into is self._cache else "fill"
+            for counter, amount in self._moved(transfer):
+                self._counters.count(counter, transfer.layer, amount)
+            self._log.begin(kind, transfer.y, activity, transfer.cause)
+        self._counters.charge(activity, "link_busy_ns", transfers[0].layer)
         self._unmeasured += 1
         activity.measured(self._measured)
+
+    def _begin(self, transfer: Transfer) -> None:
+        activity = self._channel.start(transfer, self.beside_cpu)
+        self._issue([transfer], activity)
         if not self._closed:
             epoch = self._epoch
             if activity.first_piece is not None and activity.span is not None:
@@ -149,7 +187,7 @@ class Link:
         """Wake compute, in a LINK event, as if the transfer were complete."""
         if epoch == self._epoch:
             transfer.piece_here = True
-            self._landed(transfer)
+            self._landed([transfer])
 
     def lands(self, y: int) -> int:
         """Return when the transfer that is bringing y will land, if compute may begin before; else 0."""
@@ -159,10 +197,21 @@ class Link:
         """Make the copy resident, start the next transfers and wake compute, all in one LINK event."""
         if epoch != self._epoch:  # abandoned by a reset
             return
-        self._in_flight.remove(transfer)
-        self._below.release(transfer.y)
-        self._into.land(transfer)
-        self._landed(transfer)
+        self._complete_all([transfer])
+        self._landed([transfer])
+
+    def _complete_all(self, transfers: Sequence[Transfer]) -> None:
+        """Make the copies of one transfer resident, in their order."""
+        self._crossings -= 1
+        for transfer in transfers:
+            self._in_flight.remove(transfer)
+            self._below.release(transfer.y)
+            self._into.land(transfer)
+
+    @property
+    def lacks_batch(self) -> bool:
+        """True if demands are queued, and no batch of this link has started that compute has not taken."""
+        return bool(self._demands) and not self.started
 
     def _note(self, transfer: Transfer, counter: str, kind: str) -> None:
         self._counters.count(counter, transfer.layer)
@@ -185,11 +234,12 @@ class Links:
         log: EventLog,
         arrived: Callable[[Transfer], None],
         moved: Callable[[], None],
+        batches: Sequence[BatchChannel] = (),
     ) -> None:
         """Connect a channel for each link of `times`; `lower` are the bytes of the lower tiers.
 
-        `arrived` is called for each arrival that compute may begin with, `moved` for every event of a link. Raises
-        ValueError if a channel is missing.
+        `batches` are the channels if links read matrix by matrix. `arrived` is called for each arrival that compute
+        may begin with, `moved` for every event of a link. Raises ValueError if a channel is missing.
         """
         if len(channels) != len(times.depth):
             raise ValueError(
@@ -202,7 +252,11 @@ class Links:
         below = [*self._lower, SlowTier()]
         first = len(channels) - len(lower)
         shared = cache, counters, log
-        homes = [Link(channel, *shared, below[0], None, self._landed) for channel in channels[:first]]
+        reading = batches or [None] * first
+        homes = [
+            Link(channel, *shared, below[0], None, self._landed, batch)
+            for channel, batch in zip(channels[:first], reading, strict=True)
+        ]
         rising = zip(channels[first:], below[1:], self._lower, strict=True)
         self._fills = [Link(channel, *shared, source, tier, self._filled) for channel, source, tier in rising]
         self._rows = homes + self._fills
@@ -296,6 +350,23 @@ class Links:
         return any(link.moving for link in self._rows)
 
     @property
+    def all_started(self) -> bool:
+        """True if every link on which demands wait has started a batch that compute has not taken."""
+        return not any(link.lacks_batch for link in self._rows)
+
+    @property
+    def any_started(self) -> bool:
+        """True if a batch has started that compute has not taken."""
+        return any(link.started for link in self._rows)
+
+    def take_batches(self) -> list[Batch]:
+        """Return the batches that have started since the last call."""
+        batches = [batch for link in self._rows for batch in link.started]
+        for link in self._rows:
+            link.started = []
+        return batches
+
+    @property
     def unmeasured(self) -> bool:
         """True if a transfer, perhaps an abandoned one, is in flight whose duration is unknown."""
         return any(link.unmeasured for link in self._rows)
@@ -312,15 +383,16 @@ class Links:
         for link in self._rows:
             link.close()
 
-    def _landed(self, transfer: Transfer) -> None:
-        """Start links that wait for space, which the arrival may have made evictable, then wake compute."""
+    def _landed(self, transfers: Sequence[Transfer]) -> None:
+        """Start links that wait for space, which the arrivals may have made evictable, then wake compute."""
         self.wake()
-        self._arrived(transfer)
+        for transfer in transfers:
+            self._arrived(transfer)
         self._moved()
 
-    def _filled(self, transfer: Transfer) -> None:
+    def _filled(self, transfers: Sequence[Transfer]) -> None:
         """Send a copy on from a lower tier if a transfer wants it."""
-        for tier in self._lower:
+        for tier, transfer in product(self._lower, transfers):
             onward = tier.coming.pop(transfer.y, None)
             if onward is not None:
                 self._send(onward)

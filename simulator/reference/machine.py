@@ -7,7 +7,7 @@ can do it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -128,6 +128,10 @@ class Priced(Protocol):
         """Start the work that compute does before copy y is fetched."""
         ...
 
+    def stage(self, layer: int, work: Sequence[tuple[int, int]], contended: bool, matrix: int) -> Activity:
+        """Start one matrix, numbered from 1, of all copies and their tokens in `work`; 0: all matrices."""
+        ...
+
 
 class Processor(Protocol):
     """A CPU that works in parallel with the accelerator. Activities are of phase CPU."""
@@ -151,6 +155,14 @@ class Channel(Protocol):
         ...
 
 
+class BatchChannel(Protocol):
+    """The wire of a link that reads matrix by matrix over all experts of a transfer."""
+
+    def start_batch(self, transfers: Sequence[Transfer], contended: bool) -> Sequence[Activity]:
+        """Start a transfer of several copies; return the landings of the first, second, ... matrix of all of them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Machine:
     """Everything that takes time in a run, on one clock of integer nanoseconds."""
@@ -160,6 +172,7 @@ class Machine:
     cpu: Processor
     links: tuple[Channel, ...]  #: in the order of the platform's rows
     priced: Priced | None = None  #: the accelerator, if it is to be told what its times depend on
+    batches: tuple[BatchChannel, ...] = ()  #: the links, if they read matrix by matrix
     #: Starts the head over so many tokens, where it is computed after the last layer: an activity of phase COMPUTE.
     head: Callable[[int], Activity] | None = None
 
@@ -169,7 +182,7 @@ def simulated(times: Times, precisions: int) -> Machine:
     env = simpy.Environment()
     compute, cpu = SimulatedAccelerator(env, times, precisions), SimulatedProcessor(env, times, precisions)
     links = tuple(SimulatedChannel(env, times, precisions, row) for row in range(len(times.depth)))
-    return Machine(env, compute, cpu, links, priced=compute)
+    return Machine(env, compute, cpu, links, priced=compute, batches=links if times.by_matrix else ())
 
 
 class SimulatedAccelerator:
@@ -194,6 +207,13 @@ class SimulatedAccelerator:
     def load(self, layer: int, y: int) -> Activity:
         """Start the time that compute spends on having a copy loaded."""
         return self._busy(self._times.load_ns[layer][y % self._precisions])
+
+    def stage(self, layer: int, work: Sequence[tuple[int, int]], contended: bool, matrix: int) -> Activity:
+        """Start one matrix of several copies, or all of them: the rounded sums of the matrices add up to the whole."""
+        whole = sum(self._times.expert_ns(layer, y % self._precisions, tokens, contended) for y, tokens in work)
+        if not matrix:
+            return self._busy(whole)
+        return self._busy(self._times.of_matrices(whole, matrix) - self._times.of_matrices(whole, matrix - 1))
 
     def _busy(self, spent: int, until: int = 0) -> Activity:
         now = int(self._env.now)
@@ -225,20 +245,36 @@ class SimulatedChannel:
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
         """Start a transfer, which ends at max(now + latency, end of the previous one) + its time on the wire."""
-        now = int(self._env.now)
         wire_ns = (self._times.contended_wire_ns if contended else self._times.wire_ns)[self._row]
-        idle = self._last_done < now
-        layer, precision = transfer.layer, transfer.y % self._precisions
-        latency = self._times.latency_ns[self._row] + (self._times.start_ns[self._row][layer][precision] if idle else 0)
-        latency += transfer.victims * self._times.victim_ns
-        free = max(now + latency, self._last_done)
-        begins = max(now, self._last_done)
+        layer, precision = self._kind(transfer)
         whole = wire_ns[layer][precision]
-        piece = self._first_piece(now, free, whole)
-        self._last_done = free + whole
-        activity = Planned(self._env, of_link(self._row), Span(now, self._last_done, self._last_done - begins))
+        free, span = self._move(transfer, whole, transfer.victims)
+        piece = self._first_piece(span.began, free, whole)
+        activity = Planned(self._env, of_link(self._row), span)
         activity.first_piece = piece
         return activity
+
+    def start_batch(self, transfers: Sequence[Transfer], contended: bool) -> list[Activity]:
+        """Start a transfer of several copies, whose matrices land one after the other; the last completes it."""
+        whole = self._times.batch_ns(self._row, [self._kind(transfer) for transfer in transfers], contended)
+        free, span = self._move(transfers[0], whole, sum(transfer.victims for transfer in transfers))
+        landings = [free + self._times.of_matrices(whole, many + 1) for many in range(len(self._times.matrices))]
+        return [Planned(self._env, of_link(self._row), span._replace(ended=landing)) for landing in landings]
+
+    def _kind(self, transfer: Transfer) -> tuple[int, int]:
+        """Return layer and precision of a transfer's copy."""
+        return transfer.layer, transfer.y % self._precisions
+
+    def _move(self, transfer: Transfer, whole: int, victims: int) -> tuple[int, Span]:
+        """Take the wire for `whole` ns; return when bytes begin, and the span. `transfer` is the first of a batch."""
+        now = int(self._env.now)
+        layer, precision = self._kind(transfer)
+        idle = self._last_done < now
+        latency = self._times.latency_ns[self._row] + (self._times.start_ns[self._row][layer][precision] if idle else 0)
+        latency += victims * self._times.victim_ns
+        free, begins = max(now + latency, self._last_done), max(now, self._last_done)
+        self._last_done = free + whole
+        return free, Span(now, self._last_done, self._last_done - begins)
 
     def _first_piece(self, now: int, free: int, whole: int) -> Activity | None:
         """Plan the first piece before the whole: if both end at once, it is first."""

@@ -99,6 +99,14 @@ class Transfer:
         return "prefetch" if self.prefetch else "streamed" if self.bypasses else "demand"
 
 
+@dataclass(eq=False)
+class Batch:
+    """Demands of one step that cross a link as one transfer, matrix by matrix."""
+
+    transfers: list[Transfer]
+    landed: int = 0  #: matrices that have landed, each of all experts
+
+
 # where copies lie
 
 

@@ -33,7 +33,7 @@ def machine_of(scenario: Scenario) -> Machine:
         fills=[f"tier {row}" for row in range(len(where.tiers))],
         homes=homes(scenario.source.geometry.experts, where.shares),
         sizes=tiers_of(scenario),
-        loads_together=where.overlap == "none" and scenario.settings["contract"] == "atomic",
+        loads_together=where.by_matrix or (where.overlap == "none" and scenario.settings["contract"] == "atomic"),
         warm=scenario.settings.get("warm", ()),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,9 @@ class LatePriced(Late):
 
     def load(self, layer: int, y: int) -> Activity:
         return self._later(COMPUTE, lambda: self._priced.load(layer, y))
+
+    def stage(self, layer: int, work: Sequence[tuple[int, int]], contended: bool, matrix: int) -> Activity:
+        return self._later(COMPUTE, lambda: self._priced.stage(layer, work, contended, matrix))
 
     @property
     def _priced(self) -> Priced:

@@ -11,7 +11,17 @@ from moereplay import policies
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.traces.schema import Router
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists
-from tests.kit.scenarios import CONTRACTS, EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, Scenario, all_prices, scenarios
+from tests.kit.scenarios import (
+    CONTRACTS,
+    EVICTIONS,
+    MISSES,
+    PREFETCHES,
+    SIDE_BUFFER,
+    Scenario,
+    all_prices,
+    read_by_matrix,
+    scenarios,
+)
 from tests.kit.schedules import mixed
 
 
@@ -128,6 +138,16 @@ def priced(draw: st.DrawFn, **fixed: Any) -> Scenario:
     """Any scenario on a machine that has all prices at once."""
     scenario = draw(anything(**fixed))
     scenario.times.update(prices=draw(all_prices()), left=draw(st.sampled_from((0.5, 0.3))))
+    return scenario
+
+
+@st.composite
+def by_matrix(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Any scenario on links that read matrix by matrix, with some of the other prices."""
+    scenario = draw(anything(**fixed))
+    scenario.times.update(draw(read_by_matrix(scenario.times)))
+    matrices = draw(st.sampled_from(((), (1,), (2, 1), (1, 3, 2))))
+    scenario.source.geometry = scenario.source.geometry.model_copy(update={"matrices": matrices})
     return scenario
 
 

@@ -196,6 +196,23 @@ def _with_a_price(loading: dict[str, Any]) -> dict[str, Any]:
     return loading | {"prefetch": False} if free else loading
 
 
+@st.composite
+def read_by_matrix(draw: st.DrawFn, times: dict[str, Any]) -> dict[str, Any]:
+    """Times of a scenario on links that read matrix by matrix, without first pieces, reads and lower tiers."""
+    prices = {table: dict(figures) if table != "overlap" else figures for table, figures in times["prices"].items()}
+    others = {name: figure for name, figure in prices.get("link", {}).items() if name not in ("first_piece", "reads")}
+    curves = st.sampled_from(((), ((2, 1.5e9), (5, 0.5e9)), ((1, 0.7e9), (3, 2e9), (9, 3.5e9))))
+    lanes = st.sampled_from((None, 0.4e9, 1e9))
+    prices["link"] = others | {"by_matrix": True, "by_size": draw(curves), "lane_bytes_per_s": draw(lanes)}
+    more = [
+        link.model_copy(
+            update={"by_matrix": True, "first_piece": 1.0, "by_size": draw(curves), "lane_bytes_per_s": draw(lanes)}
+        )
+        for link in times["more"]
+    ]
+    return times | {"prices": prices, "more": more, "tiers": ()}
+
+
 def _links() -> st.SearchStrategy[Link]:
     """A link after the first."""
     return st.builds(

@@ -24,7 +24,7 @@ from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Trace
 from tests.kit.cases import at_rate, machine, sizes
 from tests.kit.policy_runs import Sizes, random_trace
-from tests.kit.scenarios import all_prices
+from tests.kit.scenarios import all_prices, read_by_matrix
 from tests.simulator.test_curves import trace_of
 
 searched = settings(max_examples=60, deadline=None, derandomize=True)
@@ -99,14 +99,14 @@ def machines(draw: st.DrawFn) -> Platform:
     spent: dict[str, Any] = {name: draw(few) for name in names}
     more = [at_rate(Link(bytes_per_s=1, latency_ns=draw(few), depth=draw(st.integers(1, 3))), draw(rates) * 1e9)]
     lower = [LowerTier(name="lower", capacity="20B", bytes_per_s=1e9)]
-    return machine(
-        bytes_per_ns=draw(rates),
-        depth=draw(st.integers(1, 3)),
-        more=more if draw(st.booleans()) else (),
-        tiers=lower if draw(st.integers(0, 3)) == 0 else (),
-        prices=draw(st.one_of(st.just({}), all_prices())),
-        **spent,
-    )
+    of: dict[str, Any] = {
+        "bytes_per_ns": draw(rates),
+        "depth": draw(st.integers(1, 3)),
+        "more": more if draw(st.booleans()) else (),
+        "tiers": lower if draw(st.integers(0, 3)) == 0 else (),
+        "prices": draw(st.one_of(st.just({}), all_prices())),
+    }
+    return machine(**spent, **(draw(read_by_matrix(of)) if draw(st.booleans()) else of))
 
 
 # ---------------------------------------------------------------- residents that never change
