@@ -37,6 +37,7 @@ class Sizes(NamedTuple):
     ] = ""
     dense: options.Dense = ""
     dense_bits: options.DenseBits = ""
+    matrices: options.Matrices = ""
 
 
 class Reading(NamedTuple):
@@ -144,7 +145,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
             model=named.name if named else None,
             geometry=named.geometry if named else None,
             expert_bytes=_sizes(sizes.expert_bytes),
-            **options.stored(sizes.expert_bits, sizes.dense, sizes.dense_bits),
+            **options.stored(sizes.expert_bits, sizes.dense, sizes.dense_bits, sizes.matrices),
             prompt_length=reading.prompt_length,
             chunk=reading.chunk,
             columns=mapping.named(reading.columns) if reading.columns is not None else None,

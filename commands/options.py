@@ -101,7 +101,7 @@ BY_HEADING = {
     "Policies": "preset eviction prefetch miss routing policy_file profile sets study top_m top_j mass min_mass_kept",
     "Cache": "capacity scope contract reset warm prefetch_at prefetch_admission memory vram ram positions runtime",
     "Machine": "platform dense dense_bits device slow_tier throttle threads eager decisions base lanes serial layers",
-    "Model": "model device_map dtype quantise quantiser revision expert_bytes expert_bits quant k",
+    "Model": "model device_map dtype quantise quantiser revision expert_bytes expert_bits matrices quant k",
     "Trace": "passes lookahead look_ahead logits kind reuse exponent recall decode_tokens layer dense_layers",
     "Checks": "every live check_tokens check_prompt check_requests tolerance_hit_rate tolerance_time",
     "Execution": "engine workers executor address nodes slurm shard budget repeat order_seed seed resume",
@@ -167,13 +167,21 @@ Where = Annotated[
 ]
 Dense = Annotated[str, typer.Option(help="Bytes of all weights except routed experts, as stored: 1816MiB.")]
 DenseBits = Annotated[str, typer.Option(help="Instead of --dense: bits per weight of these, or their format: Q8_0.")]
+Matrices = Annotated[
+    str,
+    typer.Option(
+        help="Relative sizes of an expert's matrices in reading order: 2,1 if gate and up are one "
+        "(default: the model's)."
+    ),
+]
 
 
-def stored(expert_bits: str, dense: str, dense_bits: str) -> dict[str, Any]:
+def stored(expert_bits: str, dense: str, dense_bits: str, matrices: str = "") -> dict[str, Any]:
     """Return the fields of importers' `Options` that say how weights are stored. Raises ConfigError."""
     from moereplay.simulator.capacity import dense_size
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.dense import check_dense_bits
+    from moereplay.traces.geometry import matrices_of
     from moereplay.traces.schema import check_bits
     from moereplay.traces.weight_formats import bits_of, check_format, is_number
 
@@ -190,9 +198,10 @@ def stored(expert_bits: str, dense: str, dense_bits: str) -> dict[str, Any]:
             "weight_format": check_format(expert_bits) if named else "",
             "dense_bytes": dense_size(dense) if dense else None,
             "dense_bits": dense_bits,
+            "matrices": matrices_of(matrices) if matrices else (),
         }
     except ValueError as wrong:
-        option = "" if str(wrong).startswith("invalid --dense") else "invalid --expert-bits: "
+        option = "" if str(wrong).startswith("invalid --") else "invalid --expert-bits: "
         raise ConfigError(f"{option}{wrong}") from None
 
 

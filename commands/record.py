@@ -65,6 +65,7 @@ class Kept(NamedTuple):
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and of --shuffle.")] = 0
     dense: options.Dense = ""
     dense_bits: options.DenseBits = ""
+    matrices: options.Matrices = ""
 
 
 @grouped
@@ -147,9 +148,9 @@ def _plan(source: Source, sampling: Sampling, kept: Kept) -> Plan:
         decoding = None if source.text else Decoding(max_new_tokens=new, **drawn)
     except ValidationError as error:
         raise RecordError(option_fault(error)) from None
-    others = {name: value for name, value in kept._asdict().items() if name not in ("dense", "dense_bits")}
-    dense = stored("", kept.dense, kept.dense_bits)
-    others |= {name: dense[name] for name in ("dense_bytes", "dense_bits")}
+    others = {name: value for name, value in kept._asdict().items() if name not in ("dense", "dense_bits", "matrices")}
+    weights = stored("", kept.dense, kept.dense_bits, kept.matrices)
+    others |= {name: weights[name] for name in ("dense_bytes", "dense_bits", "matrices")}
     return Plan(decoding=decoding, prompt_tokens=source.prompt_tokens, **others)
 
 

@@ -273,6 +273,7 @@ class Sizes(NamedTuple):
     ] = ""
     dense: options.Dense = ""
     dense_bits: options.DenseBits = ""
+    matrices: options.Matrices = ""
 
 
 class Length(NamedTuple):
@@ -348,4 +349,6 @@ def _stored(model: str, stored: Mapping[str, Any]) -> Geometry:
         geometry = geometry.stored_at(bits)
     if named:
         geometry = geometry.model_copy(update={"weight_format": named})
+    if stored["matrices"]:
+        geometry = geometry.model_copy(update={"matrices": stored["matrices"]})
     return with_stored(as_known(geometry, model), model, stored["dense_bytes"], stored["dense_bits"], named)

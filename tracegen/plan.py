@@ -43,6 +43,7 @@ class Plan(Frozen):
     seed: int = Field(default=0, ge=0)
     dense_bytes: int | None = None  #: of all weights that are no routed expert, if the trace is to state others
     dense_bits: str = ""  #: instead: bits per weight of these, or a format
+    matrices: tuple[int, ...] = ()  #: `Geometry.matrices`
 
     @property
     def words(self) -> str:

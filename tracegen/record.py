@@ -98,6 +98,8 @@ def header_of(loaded: Loaded, modules: MoeModules, work: Work, plan: Plan) -> He
         },
     )
     geometry = with_stored(modules.geometry, loaded.name, plan.dense_bytes, plan.dense_bits)
+    if plan.matrices:
+        geometry = geometry.model_copy(update={"matrices": plan.matrices})
     return Header(geometry=geometry, provenance=provenance, lookahead_depth=plan.look_ahead)
 
 

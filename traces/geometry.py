@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from moereplay.traces.schema import Frozen, Geometry, Router, TraceError
+from moereplay.traces.schema import MOST_MATRICES, MOST_PART, Frozen, Geometry, Router, TraceError
+from moereplay.traces.texts import whole
 from moereplay.traces.weight_formats import without_format
 
 
@@ -248,6 +249,17 @@ def with_hidden(geometry: Geometry, name: str) -> Geometry:
     """Return the geometry with the hidden size of the known model of that name, if it lacks one."""
     like = None if geometry.hidden else recognised(name, geometry)
     return geometry.model_copy(update={"hidden": like.hidden}) if like else geometry
+
+
+def matrices_of(text: str) -> tuple[int, ...]:
+    """Return relative sizes of matrices from a text such as `2,1`. Raises ValueError."""
+    sizes = tuple(whole(part) or 0 for part in text.split(","))
+    if len(sizes) > MOST_MATRICES or not all(0 < size <= MOST_PART for size in sizes):
+        raise ValueError(
+            f"invalid --matrices {text[:40]!r}: expected up to {MOST_MATRICES} whole numbers from 1 to {MOST_PART:,}, "
+            "such as 2,1 where gate and up are one matrix"
+        )
+    return sizes
 
 
 def with_matrices(geometry: Geometry, name: str) -> Geometry:

@@ -203,6 +203,8 @@ def read_by_matrix(draw: st.DrawFn, times: dict[str, Any]) -> dict[str, Any]:
     others = {name: figure for name, figure in prices.get("link", {}).items() if name not in ("first_piece", "reads")}
     curves = st.sampled_from(((), ((2, 1.5e9), (5, 0.5e9)), ((1, 0.7e9), (3, 2e9), (9, 3.5e9))))
     lanes = st.sampled_from((None, 0.4e9, 1e9))
+    if draw(st.booleans()):
+        others["start_ns_per_mib"] = 1 << 20
     prices["link"] = others | {"by_matrix": True, "by_size": draw(curves), "lane_bytes_per_s": draw(lanes)}
     more = [
         link.model_copy(

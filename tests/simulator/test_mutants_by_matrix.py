@@ -33,8 +33,15 @@ def search_prefetches(scenario: Scenario) -> None:
     compare(scenario)
 
 
+@searched
+@given(by_matrix(miss="cascade:bits=8/2:below=.5"))
+def search_precisions(scenario: Scenario) -> None:
+    """Raises DifferentError."""
+    compare(scenario)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("searching", [search, search_prefetches], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("searching", [search, search_prefetches, search_precisions], ids=lambda each: each.__name__)
 def test_a_search_finds_nothing_where_there_is_no_mutant(searching: Callable[[], None]) -> None:
     searching()
 
@@ -123,7 +130,6 @@ MUTANTS: list[tuple[type, str, Callable[[Any], Any]]] = [
     (SimulatedAccelerator, "stage", links_leave_the_stages_their_rate),
     (Times, "of_matrices", matrices_are_equal),
     (Times, "batch_ns", a_batch_is_read_expert_by_expert),
-    (SimulatedChannel, "start_batch", the_last_expert_starts_a_batch),
     (Link, "_complete_all", the_experts_of_a_batch_land_in_the_other_order),
     (Link, "_matrix_landed", a_matrix_wakes_nothing),
 ]
@@ -144,3 +150,12 @@ def test_the_search_of_prefetches_kills_a_mutant(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Compute, "_has_landed", a_delayed_hit_is_computed_before_it_lands(Compute._has_landed))
     with pytest.raises(DifferentError):
         search_prefetches()
+
+
+@pytest.mark.long
+def test_the_search_of_precisions_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts of one batch differ in bytes only where they differ in precision."""
+    mutant = the_last_expert_starts_a_batch(SimulatedChannel.start_batch)
+    monkeypatch.setattr(SimulatedChannel, "start_batch", mutant)
+    with pytest.raises(DifferentError):
+        search_precisions()

@@ -47,6 +47,7 @@ class Options(Frozen):
     weight_format: str = ""  #: of experts and, but for formats of experts alone, of dense weights
     dense_bytes: int | None = Field(default=None, ge=1, le=MOST_BYTES)  #: of everything but routed experts, as stored
     dense_bits: str = ""  #: instead: bits per weight of these, or a format
+    matrices: tuple[int, ...] = ()  #: relative sizes of an expert's matrices in reading order
     prompt_length: int | None = Field(default=None, ge=0)  #: prompt tokens of every request, at most its length
     chunk: int | None = Field(default=None, ge=1)  #: tokens after which the recorder cleared its context
     columns: dict[str, tuple[str, ...]] | None = None  #: the file's names for fields, see `mapping`
@@ -281,6 +282,8 @@ def _dense(geometry: Geometry, shape: Shape, options: Options, origin: Origin, s
     """
     name = options.model or origin.model or ""
     known = with_params(geometry, name)
+    if options.matrices:
+        known = known.model_copy(update={"matrices": options.matrices})
     if shape.dense_bytes:
         known = known.model_copy(update={"dense_layer_bytes": shape.dense_bytes})
     if not (options.dense_bytes or options.dense_bits) and (
