@@ -19,6 +19,7 @@ from moereplay.results.result import Row
 from moereplay.results.trace_events import Instant, Item, Level, Slice, Track, write_items
 from moereplay.simulator.times import homes
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
+from tests.kit.parity import by_matrix
 from tests.kit.scenarios import Scenario, scenarios
 from tests.simulator.test_laws import tiers_of
 
@@ -96,6 +97,7 @@ def passes_and_their_layers_fill_the_run(scenario: Scenario, outcome: Outcome, i
 
 def compute_and_stalls_add_up_to_the_counters(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
     expert, stall = spent(slices(items, COMPUTE, "expert")), spent(slices(items, STALLS))
+    expert += spent(slices(items, COMPUTE, "stage"))
     assert spent(slices(items, COMPUTE, "dense")) == outcome["dense_ns"]
     assert spent(slices(items, COMPUTE, "load")) == outcome["loading_ns"]
     assert len(slices(items, CPU)) == outcome["cpu_executed"]
@@ -184,6 +186,15 @@ LAWS = (
 @searched
 @given(scenarios())
 def test_timelines_of_any_scenario_hold_every_law(scenario: Scenario) -> None:
+    outcome = scenario.replay()
+    items = all_items(outcome, machine_of(scenario))
+    for law in LAWS if outcome.events else ():
+        law(scenario, outcome, items)
+
+
+@searched
+@given(by_matrix())
+def test_timelines_of_links_that_read_matrix_by_matrix_hold_every_law(scenario: Scenario) -> None:
     outcome = scenario.replay()
     items = all_items(outcome, machine_of(scenario))
     for law in LAWS if outcome.events else ():
