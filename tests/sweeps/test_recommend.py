@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from moereplay.analysis.recommendation import lines, with_intervals
+from moereplay.results.assumed_decisions import Ranked
 from moereplay.simulator.capacity import RUNTIME, Memory, divided
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
@@ -177,12 +178,22 @@ def test_the_document_has_the_peak_where_the_platform_states_its_reserve():
     ]
 
 
-def test_an_order_that_decisions_would_turn_is_a_warning_unless_the_platform_charges_them():
+def test_an_order_that_decisions_would_turn_is_a_warning_unless_the_platform_charges_them(monkeypatch):
+    seen = []
+
+    def turned(first: Ranked, second: Ranked, layers: int) -> str:
+        seen.append((first, second, layers))
+        return f"{second.name} would be faster"
+
+    monkeypatch.setattr("moereplay.sweeps.recommend.document.turned", turned)
+
     def warnings(platform: str) -> list[str]:
         question = question_of(trace_of(), 6, platform=platform)
-        return [line for line in document(question, search(question), "here.zarr")["warnings"] if "10 us" in line]
+        return [line for line in document(question, search(question), "here.zarr")["warnings"] if "faster" in line]
 
-    assert any("would be faster than" in line for line in warnings("a100-5gbps"))
+    assert warnings("a100-5gbps")
+    first, second, layers = seen[0]
+    assert layers == 3 and first.tokens_per_s >= second.tokens_per_s and first.name != second.name
     assert warnings("a100-5gbps:decisions.by_policy.fetch=1") == []
 
 
