@@ -376,8 +376,8 @@ def _element(name: str, first: int, at: tuple[int, ...]) -> str:
 
 
 def _place(first: int, at: tuple[int, ...]) -> str:
-    layer = f", layer {at[1]}" if len(at) > 1 else ""
-    return f" (token {first + at[0]}{layer})"
+    token, layer = first + at[0], f", layer {at[1]}" if len(at) > 1 else ""
+    return f" (token {token}{layer})"
 
 
 def check_bits(*precisions: float) -> None:
