@@ -19,7 +19,6 @@ from moereplay.calibration.prediction import as_run, compute_ms, first_read, loa
 from moereplay.calibration.runs import Run
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform, Roofline
-from moereplay.simulator.wires import Link
 
 PARTS, FEWEST_TOKENS = 4, 40
 #: If the bytes of the first and last part differ by a smaller factor, the log is one observation.
@@ -81,7 +80,7 @@ def _parts(missed: np.ndarray) -> list[np.ndarray]:
 
 def fit_link(waits: Sequence[Waits], base: Platform) -> tuple[Platform, dict[str, Figure]]:
     """Fit rates, start and lanes of the link. Return the base with them, and the figures."""
-    by_matrix = "by_matrix" in Link.model_fields and any(wait.run.sizes.matrices_stated for wait in waits)
+    by_matrix = any(wait.run.sizes.matrices_stated for wait in waits)
     base = _reading(base, by_matrix)
     names, starts = _free(waits, base), _starts(waits)
 
@@ -97,8 +96,7 @@ def fit_link(waits: Sequence[Waits], base: Platform) -> tuple[Platform, dict[str
 
 def _reading(base: Platform, by_matrix: bool) -> Platform:
     """Return the base with a link of one read per expert, or of one per matrix, without latency and sizes."""
-    known: dict[str, object] = {"latency_ns": 0, "by_size": (), "reads": 1, "first_piece": 1.0}
-    known |= {"by_matrix": True} if by_matrix else {}
+    known = {"latency_ns": 0, "by_size": (), "reads": 1, "first_piece": 1.0, "by_matrix": by_matrix}
     return base.model_copy(update={"links": (base.links[0].model_copy(update=known), *base.links[1:])})
 
 

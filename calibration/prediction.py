@@ -123,7 +123,7 @@ def step_prices(machine: Platform, sizes: Sizes) -> StepPrices:
         raise ConfigError(f"platform {machine.name} has several links; expected one: bytes do not state the link")
     link = next(iter(machine.links))
     size = round(sizes.expert_bytes)
-    matrices = sizes.matrices if getattr(link, "by_matrix", False) else ()
+    matrices = sizes.matrices if link.by_matrix else ()
     return StepPrices(
         k=sizes.k,
         load=machine.loading.ns(size),
@@ -140,7 +140,7 @@ def step_prices(machine: Platform, sizes: Sizes) -> StepPrices:
 
 def first_read(link: Link, sizes: Sizes) -> float:
     """Return the bytes of the first read of a transfer: an expert's first matrix, else one of its equal reads."""
-    if getattr(link, "by_matrix", False):
+    if link.by_matrix:
         return sizes.expert_bytes * sizes.matrices[0] / sum(sizes.matrices)
     return sizes.expert_bytes / link.reads
 

@@ -149,7 +149,7 @@ def _sized(geometry: Geometry, sizes: Sizes) -> Geometry:
     dense = round((sizes.dense_bytes or 0) * 8 / BITS / geometry.layers)
     bits = BITS_PER_WEIGHT.get(sizes.weight_format, BITS)
     stored = {"dense_params": dense, "head_params": 0, "dense_bits": BITS, "weight_format": sizes.weight_format}
-    stored |= {"matrices": sizes.matrices} if sizes.matrices_stated and "matrices" in Geometry.model_fields else {}
+    stored |= {"matrices": sizes.matrices} if sizes.matrices_stated else {}
     return geometry.model_copy(update=NOT_STORED | stored | {"expert_params": round(mean * 8 / bits)})
 
 

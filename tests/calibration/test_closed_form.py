@@ -43,7 +43,6 @@ def test_lanes_hide_latencies_and_one_lane_does_not():
     assert waiting(alone._replace(waits_for_all=True, depth=4), 3) == 50 + 300
 
 
-by_matrix = pytest.mark.skipif("by_matrix" not in Link.model_fields, reason="links that read by matrix are not there")
 BATCH = ONE._replace(k=2, expert=30, matrices=(2, 1), batches=(0.0, 150.0, 300.0))
 
 
@@ -65,7 +64,6 @@ def test_a_batch_without_overlap_is_awaited_whole():
     assert waiting(BATCH, 0) == waiting(BATCH._replace(waits_for_all=True), 0) == 0
 
 
-@by_matrix
 def test_few_reads_occupy_few_lanes_and_the_first_read_sets_the_start():
     """A link of 1 GB/s with lanes of 300 MB/s: three reads use three lanes, six use all four."""
     link = Link(bytes_per_s=1e9, lane_bytes_per_s=3e8, depth=4, start_ns=5, start_ns_per_mib=2**20, by_matrix=True)
@@ -106,7 +104,6 @@ def test_a_step_waits_as_long_as_in_a_replay(tmp_path_factory, missed, figures, 
     assert decode["stall_ns"] == waiting(step, missed)
 
 
-@by_matrix
 @settings(max_examples=40, deadline=None)
 @given(
     missed=st.integers(0, 4),
@@ -133,7 +130,7 @@ def test_a_step_of_batches_waits_as_long_as_in_a_replay(
 def _second_token_misses(missed: int, size: int, matrices: tuple[int, ...] = ()):
     """A prompt of one token that uses experts 0 to 3 of so many bytes, and a token that uses so many others."""
     rows = np.array([[[0, 1, 2, 3]], [[*range(missed, 4), *range(4, 4 + missed)]]])
-    geometry = Geometry(layers=1, experts=8, k=4, expert_bytes=(size,), **({"matrices": matrices} if matrices else {}))
+    geometry = Geometry(layers=1, experts=8, k=4, expert_bytes=(size,), matrices=matrices)
     return memory_trace(Header(geometry=geometry), [Request(chosen=rows, prompt_length=1)])
 
 
@@ -152,7 +149,7 @@ def _machine(step: StepPrices) -> str:
             f"latency_ns = {int(step.latency)}",
             f"start_ns = {int(step.start)}",
             f"depth = {step.depth}",
-            "by_matrix = true" if step.matrices else "",
+            f"by_matrix = {str(bool(step.matrices)).lower()}",
             "[compute]",
             'kind = "measured"',
             f"expert_ns = {int(step.expert)}",
