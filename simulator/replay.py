@@ -54,7 +54,14 @@ class Plan:
     @property
     def warning(self) -> str | None:
         """Warnings on the capacity and on unknown costs, or None."""
-        said = (self.capacity_warning, self._shortage(), self._unknown_cache(), self._no_dense_part(), self._edited())
+        said = (
+            self.capacity_warning,
+            self._shortage(),
+            self._unknown_cache(),
+            self._unknown_matrices(),
+            self._no_dense_part(),
+            self._edited(),
+        )
         return "; ".join(filter(None, said)) or None
 
     @property
@@ -99,6 +106,15 @@ class Plan:
         if self.machine.compute.kv_bytes_per_s is None or self.layout.geometry.kv_bytes:
             return None
         return "reading the KV cache takes no time: neither the trace nor its model's name says how many bytes it has"
+
+    def _unknown_matrices(self) -> str | None:
+        """Return a warning if links read matrix by matrix, but the sizes of an expert's matrices are unknown."""
+        if not self.machine.by_matrix or self.layout.geometry.matrices:
+            return None
+        return (
+            "experts are read as three matrices of equal size, which is assumed: neither the trace nor its model's "
+            "name says how large they are; import with --matrices"
+        )
 
     def _no_dense_part(self) -> str | None:
         """Return a warning if times cover routed experts only."""

@@ -40,7 +40,7 @@ class KnownModel(Frozen):
     dense_layers: int = 0  #: layers without experts, which come first
     params: int  #: weights of the whole text model, embedding included
     embedding_params: int = 0  #: weights of an embedding table that is not tied to the head
-    matrices: tuple[int, ...]  #: relative sizes of an expert's matrices in reading order; empty: three equal ones
+    matrices: tuple[int, ...]  #: relative sizes of an expert's matrices in reading order
     kv_bytes: int  #: KV cache per position at 16 bits, if every layer attends to all positions
     source: str
     note: str = ""
@@ -310,7 +310,7 @@ def _known(name: str, numbers: ModelNumbers) -> KnownModel:
         dense_layers=numbers.dense_layers,
         params=numbers.total(),
         embedding_params=numbers.embedding(),
-        matrices=numbers.read_as or ((1,) * numbers.matrices if numbers.matrices != 3 else ()),
+        matrices=numbers.read_as or (1,) * numbers.matrices,
         kv_bytes=numbers.kv_bytes(),
         source=numbers.source,
         note=numbers.note,

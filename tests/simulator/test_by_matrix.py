@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import floor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moereplay.simulator.compiled.batches import duration, portion
@@ -228,7 +229,7 @@ def test_a_batch_that_no_run_can_wait_for_is_refused() -> None:
 
 def test_matrices_are_those_of_the_trace_or_of_its_known_model() -> None:
     gemma, olmoe = known("gemma-4-26b-a4b"), known("olmoe-1b-7b")
-    assert (gemma.geometry.matrices, gemma.matrices, olmoe.matrices) == ((), (2, 1), ())
+    assert (gemma.geometry.matrices, gemma.matrices, olmoe.matrices) == ((), (2, 1), (1, 1, 1))
     assert known("nemotron-3-nano-30b-a3b").matrices == (1, 1)
     bare = gemma.geometry
     assert with_matrices(bare, "google/gemma-4-26B-A4B-it").matrices == (2, 1)
@@ -238,15 +239,25 @@ def test_matrices_are_those_of_the_trace_or_of_its_known_model() -> None:
 
 
 def test_a_replay_of_a_known_model_reads_its_matrices() -> None:
-    import numpy as np
-
     geometry = known("gemma-4-26b-a4b").geometry
     ids = np.tile(np.arange(8, dtype=np.int16), (1, 30, 1))
     header = Header(geometry=geometry, provenance=Provenance(model="google/gemma-4-26B-A4B-it"))
     trace = memory_trace(header, [Request(ids, prompt_length=0)])
     ready = plan(trace, configure(platform="phone-ufs4:link.by_matrix=true"))
     assert (ready.spec(log=False).times.matrices, ready.layout.geometry.matrices) == ((2, 3), (2, 1))
+    assert ready.warning is None or "matrices" not in ready.warning
     assert plan(trace, configure(platform="phone-ufs4")).layout.geometry.matrices == ()
+
+
+def test_unknown_matrices_are_named_as_an_assumption() -> None:
+    header = Header(geometry=sizes(1, 4, 2), provenance=Provenance(importer="test"))
+    trace = memory_trace(header, [Request(np.array([[[0, 1]]], np.int16), prompt_length=0)])
+
+    def warning(platform: str) -> str:
+        return plan(trace, configure(capacity="75%", platform=platform)).warning or ""
+
+    assert "--matrices" in warning("phone-ufs4:link.by_matrix=true")
+    assert "--matrices" not in warning("phone-ufs4")
 
 
 @pytest.mark.parametrize("matrices", [(0,), (-1, 1), (1.5,), (True,), ("2",), (1,) * 17, (10**7,)], ids=str)

@@ -35,6 +35,7 @@ bytes_per_s = 2.1e9
 latency_ns = 90_000
 depth = 4
 start_ns = 5
+start_ns_per_mib = 370_000.5
 reads = 3
 by_size = [[65536, 0.9e9], [4194304, 2.1e9]]
 first_piece = 0.667
@@ -42,10 +43,13 @@ first_piece = 0.667
 kind = "roofline"
 flops = 0.5e12
 memory_bytes_per_s = 21.7e9
+expert_bytes_per_s = 15e9
 by_tokens = [[1, 1.0], [8, 1.9], [64, 9.5]]
 kv_bytes_per_s = 20e9
 [compute.formats]
 MXFP4 = 14e9
+[compute.dense_formats]
+Q8_0 = 25e9
 [contention]
 compute = 0.9
 [loading]
@@ -61,6 +65,9 @@ mape = 0.071
 """
 
 
+NEWER = ("link.start_ns_per_mib=0", "compute.expert_bytes_per_s=1e9", "compute.dense_formats.Q8_0=1e9")
+
+
 def test_every_price_is_read_written_and_read_back(tmp_path: Path) -> None:
     machine = platform(written(tmp_path, PRICED))
     assert (machine.overlap, machine.memory_bytes, machine.loading.ns_per_mib) == ("none", 11.3e9, 126_000)
@@ -73,7 +80,7 @@ def test_prices_count_for_identities_and_where_they_come_from_does_not(tmp_path:
     for unsaid in ("calibration", "memory_bytes"):
         assert whole.model_copy(update={unsaid: None}).figures() == figures
     changes = ("overlap=arrival", "link.reads=1", "compute.kv_bytes_per_s=1e9", "loading.gate_ns=0")
-    for change in (*changes, "link.first_piece=1", "contention.compute=1", "compute.formats.MXFP4=1e9"):
+    for change in (*changes, "link.first_piece=1", "contention.compute=1", "compute.formats.MXFP4=1e9", *NEWER):
         assert platform(f"{tmp_path}/mine.toml:{change}").figures() != figures
 
 
@@ -115,7 +122,7 @@ def test_a_price_that_a_platform_does_not_say_may_be_set_in_place() -> None:
         ("MXFP4", "MXPF4", "formats: unknown weight format 'MXPF4'; did you mean MXFP4?"),
         ("compute = 0.9", "compute = 0", "contention.compute: expected at least"),
         ("gate_ns = 7", "gate_ns = 7.5", "loading.gate_ns: expected a whole number"),
-        ("ns_per_mib", "ns_per_mb", "loading.ns_per_mb: unknown key"),
+        ("\nns_per_mib", "\nns_per_mb", "loading.ns_per_mb: unknown key"),
         ('device = "a phone"\n', "", "calibration.device: missing"),
     ],
 )
