@@ -11,7 +11,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.overheads import Loading
 from moereplay.simulator.platform import Link, Measured, Platform, Roofline
 from moereplay.simulator.platforms import NAMES, platform, presets
-from moereplay.simulator.times import Times
+from moereplay.simulator.times import Times, times_of
 from moereplay.traces.geometry import MODELS
 from moereplay.traces.schema import Geometry
 from tests.kit.cases import at_rate, machine
@@ -240,3 +240,17 @@ def test_lanes_carry_no_more_than_each_of_them() -> None:
     assert [two.wire_ns(1000), two.wire_ns(1000, share=0.5)] == [500, 1000]
     assert two.model_copy(update={"depth": 8}).wire_ns(1000) == 250
     assert "lane_bytes_per_s" not in Link(bytes_per_s=4e9, depth=2).model_dump()
+
+
+def test_kept_times_are_of_the_same_machine_model_and_precisions() -> None:
+    model, tiers = Geometry(layers=1, experts=4, k=1, expert_bytes=(8,)), ((8,), (4,))
+    first = times_of(machine(bytes_per_ns=1), model, tiers)
+    assert times_of(machine(bytes_per_ns=1), model.model_copy(), tiers) is first
+    others = [
+        times_of(machine(bytes_per_ns=2), model, tiers),
+        times_of(machine(bytes_per_ns=1), model.model_copy(update={"experts": 8}), tiers),
+        times_of(machine(bytes_per_ns=1), model, ((8,),)),
+        times_of(machine(bytes_per_ns=1), model, ((8,), (2,))),
+    ]
+    assert [each.wire_ns[0][0] for each in (first, *others)] == [[8, 4], [4, 2], [8, 4], [8], [8, 2]]
+    assert len({id(each) for each in (first, *others)}) == 5
