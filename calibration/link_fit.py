@@ -2,8 +2,8 @@
 
 A run with a per-token log gives up to four observations: its tokens, sorted by bytes read, in four parts with
 their mean waits. This separates the start of a transfer from its rate, within a run and between
-runs of different budgets. An engine that does not overlap reads with compute lets its cores sleep while it reads, and
-reads at another rate; runs of both kinds share the start and the lanes.
+runs of different budgets. Engines that do not overlap reads with compute were measured to read at another rate (why is
+not known: their cores sleep meanwhile); runs of both kinds share the start and the lanes.
 """
 
 from __future__ import annotations
