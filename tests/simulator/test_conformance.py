@@ -115,7 +115,7 @@ WRONG = {
     "a policy that needs logits": (edit("eviction", value="mrs"), "router logits"),
     "a policy that looks farther": (edit("prefetch", value="top_k:depth=3"), "recorded 2"),
     "passes that are not there": (edit("passes", value="all"), "passes 'all'"),
-    "a reset that is not there": (edit("reset", value="now"), "reset 'now'"),
+    "a reset that is not there": (edit("reset", value="now"), "(got 'now')"),
 }
 
 
