@@ -128,8 +128,11 @@ def predictions(evidence: Evidence, machines: Machines) -> Iterator[Prediction]:
 def _predicted(evidence: Evidence, cell: Line, machines: Machines, role: str, fitted: Sequence[Run]) -> Prediction:
     machine = _machine(cell.text("device"), machines)
     run = run_of(evidence, cell)
+    own = [each for each in fitted if each.device == run.device]
     if run.sizes.dense_bytes is None:
-        _check_like_the_fit(run, [each for each in fitted if each.device == run.device])
+        _check_like_the_fit(run, own)
+    elif dark := sorted({each.cell.text("model") for each in own if each.sizes.dense_bytes is None}):
+        raise RefusalError(f"unknown dense bytes of {', '.join(dark)}, which the calibration used: set dense_mib")
     published = prediction(machine, run, role)
     if not run.cached:
         return published
