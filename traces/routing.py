@@ -1,0 +1,240 @@
+"""Routing models: the statistics of a model's routing in a few numbers per layer, and routing drawn from them.
+
+An expert's score is a sum of independent parts, and each token takes the k experts of the highest scores:
+
+    popularity   constant for an expert; `hot` scales it above the median and `cold` below
+    request      normal, drawn for each request: its topic
+    slow, fast   normal, and fade over `slow_tokens` and `fast_tokens` tokens
+    kind         normal, drawn for each kind of token; kinds follow a Zipf law, and recur within a request (Simon, 1955)
+    noise        Gumbel, of scale 1
+
+Everything is in units of the noise. The same model, shape and seed give the same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field, model_validator
+from scipy.signal import lfilter
+from scipy.special import ndtri
+
+from moereplay.traces.documents import DocumentError, content, from_toml
+from moereplay.traces.schema import Frozen, Geometry, Provenance, Request, Trace, TraceError, memory_trace, shown
+from moereplay.traces.texts import hint
+
+KINDS = 3000  #: of tokens
+STEP = np.float32(1 / 1024)  #: scores are rounded to multiples, so that ranks do not depend on a processor's last bit
+PARTS = ("hot", "cold", "request", "slow", "fast", "kind", "slow_tokens", "fast_tokens")
+FOLDER = Path(__file__).with_name("routings")
+#: One random stream per purpose and layer.
+ORDER, TOPIC, SLOW, FAST, KIND, NOISE, TEXT = range(7)
+
+Strengths = tuple[float, ...]
+
+
+class Error(Frozen):
+    """Distance between drawn and real routing, on requests that were not fitted."""
+
+    hit_points: float  #: mean |difference| of hit rates, in percentage points
+    misses: float  #: median |ratio of misses - 1|
+    requests: int  #: that were judged
+    halves: float | None = None  #: hit_points between two halves of the real requests
+
+
+class RoutingModel(Frozen):
+    """Statistics of a model's routing. Each of the eight parts has a number per layer (L,)."""
+
+    name: str
+    summary: str = ""
+    source: str = ""
+    model: str = ""  #: a known model
+    layers: int = Field(ge=1)
+    experts: int = Field(ge=1)
+    k: int = Field(ge=1)
+    zipf: float = Field(default=1.0, ge=0, le=5)  #: exponent of the law of token kinds
+    recur: float = Field(default=0.5, ge=0, lt=1)  #: share of tokens that repeat one of their request
+    hot: Strengths
+    cold: Strengths
+    request: Strengths
+    slow: Strengths
+    fast: Strengths
+    kind: Strengths
+    slow_tokens: Strengths
+    fast_tokens: Strengths
+    error: Error | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RoutingModel:
+        for part in PARTS:
+            values = getattr(self, part)
+            if len(values) != self.layers:
+                raise ValueError(f"{part} has {len(values)} numbers; expected {self.layers}, one for each layer")
+            least = 1e-3 if part.endswith("tokens") else 0
+            if not all(least <= value <= 1e6 for value in values):
+                raise ValueError(f"invalid {part}: expected numbers from {least:g} to 1e6")
+        if self.k > self.experts:
+            raise ValueError(f"k = {self.k} exceeds experts = {self.experts}")
+        return self
+
+    def scaled(self, layers: int, experts: int, k: int) -> RoutingModel:
+        """Return the model at another shape: each layer takes the numbers of the layer at its relative depth."""
+        places = [min(at * self.layers // layers, self.layers - 1) for at in range(layers)]
+        parts = {part: tuple(getattr(self, part)[place] for place in places) for part in PARTS}
+        return self.model_copy(update={"layers": layers, "experts": experts, "k": k, "error": None, **parts})
+
+
+def draw(model: RoutingModel, lengths: Sequence[int], seed: int = 0) -> np.ndarray:
+    """Return ids (T, L, k) int16 of requests of these lengths, the best first."""
+    chosen = np.empty((sum(lengths), model.layers, model.k), np.int16)
+    text = _text(model, lengths, seed)
+    for layer in range(model.layers):
+        chosen[:, layer] = ranked(Noise(model, layer, lengths, seed, text).scores(model, layer), model.k)
+    return chosen
+
+
+def ranked(scores: np.ndarray, k: int) -> np.ndarray:
+    """Return the k experts (T, k) of the highest scores (T, E); of equal ones the lower id."""
+    rounded = np.rint(scores / STEP).astype(np.int64) * scores.shape[1] - np.arange(scores.shape[1])
+    best = np.argpartition(-rounded, k - 1, axis=1)[:, :k]
+    order = np.argsort(-np.take_along_axis(rounded, best, 1), axis=1)
+    return np.take_along_axis(best, order, 1).astype(np.int16)
+
+
+class Noise:
+    """The random numbers of one layer, from which scores of any strengths follow. T tokens, R requests, E experts."""
+
+    def __init__(self, model: RoutingModel, layer: int, lengths: Sequence[int], seed: int, text: np.ndarray) -> None:
+        tokens, experts = sum(lengths), model.experts
+
+        def normal(purpose: int, rows: int) -> np.ndarray:
+            return _stream(seed, purpose, layer).standard_normal((rows, experts), np.float32)
+
+        quantiles = ndtri((np.arange(experts) + 0.5) / experts).astype(np.float32)
+        self._popular = _stream(seed, ORDER, layer).permuted(quantiles)
+        self._topics = np.repeat(normal(TOPIC, len(lengths)), lengths, axis=0)
+        self._slow, self._fast = normal(SLOW, tokens), normal(FAST, tokens)
+        self._kinds = normal(KIND, KINDS)[text]
+        drawn = _stream(seed, NOISE, layer).standard_exponential((tokens, experts), np.float32)
+        self._noise = -np.log(np.maximum(drawn, np.float32(1e-30)))
+        self._starts = np.cumsum([0, *lengths])
+
+    def scores(self, model: RoutingModel, layer: int) -> np.ndarray:
+        """Return the scores (T, E) of the layer under the strengths of the model."""
+        hot, cold, request, slow, fast, kind = (np.float32(getattr(model, part)[layer]) for part in PARTS[:6])
+        total = self._noise + np.where(self._popular > 0, hot, cold) * self._popular
+        total += request * self._topics + kind * self._kinds
+        total += slow * self._faded(self._slow, model.slow_tokens[layer])
+        total += fast * self._faded(self._fast, model.fast_tokens[layer])
+        return total
+
+    def _faded(self, normals: np.ndarray, tokens: float) -> np.ndarray:
+        """Return an autoregressive process (T, E) of variance 1 that starts anew with each request."""
+        keep = exp(-1 / tokens)
+        fresh = (1 - keep * keep) ** 0.5
+        out = np.empty_like(normals)
+        for first, last in zip(self._starts[:-1], self._starts[1:], strict=True):
+            rows = normals[first:last] * np.float32(fresh)
+            rows[0] /= np.float32(fresh)
+            out[first:last] = lfilter([1.0], [1.0, -keep], rows, axis=0)
+        return out
+
+
+def _text(model: RoutingModel, lengths: Sequence[int], seed: int) -> np.ndarray:
+    """Return the kind of each token (T,): new ones by a Zipf law, others are copies of one before in the request."""
+    rng = _stream(seed, TEXT, 0)
+    mass = np.arange(1, KINDS + 1) ** -model.zipf
+    fresh = rng.choice(KINDS, sum(lengths), p=mass / mass.sum())
+    copies, places = rng.random(sum(lengths)) < model.recur, rng.random(sum(lengths))
+    first = 0
+    for length in lengths:
+        for at in range(1, length):
+            if copies[first + at]:
+                fresh[first + at] = fresh[first + int(places[first + at] * at)]
+        first += length
+    return fresh
+
+
+def text_of(model: RoutingModel, lengths: Sequence[int], seed: int) -> np.ndarray:
+    """Return the kinds of tokens that `draw` uses."""
+    return _text(model, lengths, seed)
+
+
+def _stream(seed: int, purpose: int, layer: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64([seed, purpose, layer]))
+
+
+# -- files
+
+
+def shipped() -> dict[str, RoutingModel]:
+    """Return the routing models that ship, by name."""
+    return {path.stem: read(path) for path in sorted(FOLDER.glob("*.toml"))}
+
+
+def named(name: str) -> RoutingModel:
+    """Return a routing model by name, or from a file `NAME.toml`. Raises TraceError."""
+    path = Path(name)
+    if path.suffix == ".toml":
+        return read(path)
+    if (FOLDER / f"{name}.toml").is_file() and "/" not in name:
+        return read(FOLDER / f"{name}.toml")
+    raise TraceError(f"unknown routing model {shown(name)}; {hint(name, sorted(shipped()))}")
+
+
+def read(path: Path) -> RoutingModel:
+    """Read a routing model. Raises TraceError."""
+    try:
+        return RoutingModel.model_validate(from_toml(content(path)))
+    except OSError as wrong:
+        raise TraceError(f"{path}: {wrong.strerror}") from None
+    except (DocumentError, ValueError) as wrong:
+        raise TraceError(f"{path}: {' '.join(str(wrong).split())[:200]}") from None
+
+
+def as_toml(model: RoutingModel) -> str:
+    """Return the text of a routing model's file."""
+    return "\n".join(_lines(model.model_dump(exclude_none=True))) + "\n"
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    tables = {name: value for name, value in document.items() if isinstance(value, dict)}
+    for name, value in document.items():
+        if isinstance(value, tuple):
+            yield f"{name} = [{', '.join(f'{each:.4g}' for each in value)}]"
+        elif isinstance(value, str):
+            yield f'{name} = "{value}"'
+        elif name not in tables:
+            yield f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}"
+    for name, table in tables.items():
+        yield ""
+        yield f"[{name}]"
+        yield from _lines(table)
+
+
+def trace_of(model: RoutingModel, geometry: Geometry, requests: int, prompt: int, decode: int, seed: int = 0) -> Trace:
+    """Return a trace in memory of requests of equal lengths. Raises TraceError if the shapes differ."""
+    if (model.layers, model.experts, model.k) != (geometry.layers, geometry.experts, geometry.k):
+        shape = f"{geometry.layers} layers of {geometry.k} of {geometry.experts}"
+        raise TraceError(f"routing model {model.name} has another shape than {shape}; scale it first")
+    from moereplay.traces.schema import Header
+
+    length = prompt + decode
+    chosen = draw(model, [length] * requests, seed)
+    rows = [Request(chosen[first : first + length], prompt) for first in range(0, length * requests, length)]
+    return memory_trace(Header(geometry=geometry, provenance=provenance_of(model, seed)), rows)
+
+
+def provenance_of(model: RoutingModel, seed: int) -> Provenance:
+    """Return the origin of a drawn trace."""
+    return Provenance(
+        model=f"synthetic-{model.model or model.name}",
+        importer="synthetic",
+        source=f"routing model {model.name}",
+        seed=seed,
+        synthetic=f"routing model {model.name}",
+    )
