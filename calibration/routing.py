@@ -23,7 +23,8 @@ SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  #: of the experts of a layer
 REPLAYED = ("lfu:count=history", "static")  #: evictions beside LRU and Belady, whose curves are counted
 JUDGED = ("lru", "lfu:count=history", "least_stale", "static", "belady", "random")
 FITTED_TOKENS = 4096  #: at most: more change the result less than another draw does
-STEPS = 100
+STEPS = 60
+LEAST_TOKENS = 64
 START = {"hot": 1.0, "cold": 1.0, "request": 0.7, "slow": 0.7, "fast": 0.7, "kind": 1.0}
 START |= {"slow_tokens": 100.0, "fast_tokens": 4.0}
 LEAST = 0.03  #: strength below which a part does nothing
@@ -36,12 +37,12 @@ def fit(
 ) -> RoutingModel:
     """Fit a routing model to every second request of the trace, judge it on the others, and return it.
 
-    Raises ConfigError for a trace of one request, or with rows that are not routed.
+    The halves of a single request take turns likewise. Raises ConfigError for rows that are not routed.
     """
     ids, offsets = _rows(trace)
+    if len(offsets) == 2:  # one request
+        offsets = np.array([0, len(ids) // 2, len(ids)])
     requests = np.arange(len(offsets) - 1)
-    if len(requests) < 2:
-        raise ConfigError("1 request: expected 2 or more, as half of them judge the fit")
     fitted, judged = requests[::2], requests[1::2]
     chosen, lengths = _selected(ids, offsets, fitted, FITTED_TOKENS)
     geometry = trace.geometry
@@ -58,6 +59,8 @@ def fit(
 
 def _rows(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     ids = np.asarray(trace.read("chosen"))
+    if len(ids) < LEAST_TOKENS:
+        raise ConfigError(f"{len(ids)} tokens: expected {LEAST_TOKENS} or more to fit routing")
     if ids.min() < 0:
         raise ConfigError("rows that are not routed: expected a trace whose every token has k experts in each layer")
     return ids, np.asarray(trace.request_offsets)

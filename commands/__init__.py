@@ -13,6 +13,9 @@ VERBS = {
         "record": "Record a model's routing into a trace",
         "import_": "Convert another tool's routing trace",
         "synthesise": "Make a synthetic trace with a known model's geometry",
+        "routing_fit": "Fit a routing model to a trace",
+        "routing_list": "List routing models",
+        "routing_show": "Print a routing model",
         "inspect": "Check a trace and summarise its routing",
         "split": "Split a trace by requests",
         "export": "Write a trace or a placement for other tools and engines",
@@ -63,12 +66,14 @@ VERBS = {
 #: Verbs with subcommands: the heading of `--help` that lists each, and its line.
 GROUPS = {
     "traces": ("Record and import", "Merge, slice, append and share traces"),
+    "routing": ("Record and import", "Fit, list and show statistics of models' routing"),
     "sweep": ("Replay and compare", "Replay many configurations from an experiment file"),
     "calibrate": ("Check against the model and the machine", "Fit a platform to measured runs, or to this machine"),
 }
 NAMES = tuple(name for verbs in VERBS.values() for name in verbs)
 #: Verbs that another file than their own defines.
 FILES = {
+    "routing": ("routing_fit", "routing_list", "routing_show"),
     "traces": ("inspect", "split", "synthesise", *(name for name in NAMES if name.startswith("traces_"))),
     "replay": ("timeline",),
     "sweep": ("sweep_run", "sweep_merge", "sweep_schema"),

@@ -14,6 +14,7 @@ from moereplay.commands.terminal import keeping, left_of, say, say_made, say_wro
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from moereplay.traces.routing import RoutingModel
     from moereplay.traces.schema import Geometry
 
 
@@ -253,6 +254,7 @@ def split(
 
 # -- synthesise
 
+DEFAULT_MODEL = "olmoe-1b-7b"
 MARKOV_REUSE = 0.31  #: measured on a trained miniature with OLMoE's topology
 
 
@@ -262,9 +264,10 @@ class Sizes(NamedTuple):
     model: Annotated[
         str,
         typer.Option(
-            help="Model whose sizes are used: a known name, config.json, GGUF file, or owner/name of the hub."
+            help="Model whose sizes are used: a known name, config.json, GGUF file, or owner/name of the hub "
+            "(default: olmoe-1b-7b, or the routing model's).",
         ),
-    ] = "olmoe-1b-7b"
+    ] = ""
     expert_bits: Annotated[
         str,
         typer.Option(
@@ -289,7 +292,12 @@ def synthesise(
     *,
     out: NewTrace,
     sizes: Sizes,
-    kind: Annotated[str, typer.Option(help="Routing process: zipf, markov, phases or cyclic.")] = "markov",
+    like: Annotated[
+        str, typer.Option(help="Routing model: a name that `moereplay routing list` prints, or NAME.toml.")
+    ] = "",
+    kind: Annotated[
+        str, typer.Option(help="Routing process: zipf, markov, phases or cyclic (without --like).")
+    ] = "markov",
     length: Length,
     reuse: Annotated[
         float | None,
@@ -311,16 +319,20 @@ def synthesise(
     from moereplay.traces.synthetic import synthesise as make
     from moereplay.traces.writer import write_trace
 
-    geometry = _stored(sizes.model, options.stored(*sizes[1:]))
+    model = _like(like, kind, reuse)
+    name = sizes.model or (model.model if model else "") or DEFAULT_MODEL
+    geometry = _stored(name, options.stored(*sizes[1:]))
     try:
         settings = Synthetic.model_validate(
             {
-                "kind": kind,
+                "kind": "fitted" if model else kind,
+                "like": model,
+                "bf16": model is None,
                 "geometry": geometry,
                 **length._asdict(),
                 "seed": seed,
                 "exponent": exponent,
-                "reuse": MARKOV_REUSE if reuse is None and kind == "markov" else reuse,
+                "reuse": MARKOV_REUSE if reuse is None and kind == "markov" and not model else reuse,
                 "logits": logits,
                 "recall": [float(part) for part in recall.split("/") if part],
             }
@@ -333,8 +345,20 @@ def synthesise(
         made = make(settings)
         requests = map(made.request, range(made.requests))
         trace = write_trace(out, made.header, requests, made.router_bias, resumable=False)
-    say(f"note: {dense_line(trace.geometry, sizes.model)}")
+    say(f"note: {dense_line(trace.geometry, name)}")
     say_wrote(out, trace)
+
+
+def _like(name: str, kind: str, reuse: float | None) -> RoutingModel | None:
+    """Return the routing model, None without one. Raises TraceError; ConfigError for options of other processes."""
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.routing import named
+
+    if not name:
+        return None
+    if kind != "markov" or reuse is not None:
+        raise ConfigError("--like cannot be combined with --kind or --reuse: the routing model has its own statistics")
+    return named(name)
 
 
 def _stored(model: str, stored: Mapping[str, Any]) -> Geometry:

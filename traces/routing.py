@@ -24,7 +24,7 @@ from scipy.signal import lfilter
 from scipy.special import ndtri
 
 from moereplay.traces.documents import DocumentError, content, from_toml
-from moereplay.traces.schema import Frozen, Geometry, Provenance, Request, Trace, TraceError, memory_trace, shown
+from moereplay.traces.schema import Frozen, TraceError, shown
 from moereplay.traces.texts import hint
 
 KINDS = 3000  #: of tokens
@@ -90,16 +90,19 @@ class RoutingModel(Frozen):
 
 def draw(model: RoutingModel, lengths: Sequence[int], seed: int = 0) -> np.ndarray:
     """Return ids (T, L, k) int16 of requests of these lengths, the best first."""
-    chosen = np.empty((sum(lengths), model.layers, model.k), np.int16)
-    text = _text(model, lengths, seed)
+    return np.stack([ranked(rows, model.k) for rows in scores_of(model, lengths, seed)], axis=1)
+
+
+def scores_of(model: RoutingModel, lengths: Sequence[int], seed: int) -> Iterator[np.ndarray]:
+    """Yield the scores (T, E) float32 of each layer, multiples of STEP, for requests of these lengths."""
+    text = text_of(model, lengths, seed)
     for layer in range(model.layers):
-        chosen[:, layer] = ranked(Noise(model, layer, lengths, seed, text).scores(model, layer), model.k)
-    return chosen
+        yield Noise(model, layer, lengths, seed, text).scores(model, layer)
 
 
 def ranked(scores: np.ndarray, k: int) -> np.ndarray:
     """Return the k experts (T, k) of the highest scores (T, E); of equal ones the lower id."""
-    rounded = np.rint(scores / STEP).astype(np.int64) * scores.shape[1] - np.arange(scores.shape[1])
+    rounded = (scores / STEP).astype(np.int64) * scores.shape[1] - np.arange(scores.shape[1])
     best = np.argpartition(-rounded, k - 1, axis=1)[:, :k]
     order = np.argsort(-np.take_along_axis(rounded, best, 1), axis=1)
     return np.take_along_axis(best, order, 1).astype(np.int16)
@@ -130,7 +133,7 @@ class Noise:
         total += request * self._topics + kind * self._kinds
         total += slow * self._faded(self._slow, model.slow_tokens[layer])
         total += fast * self._faded(self._fast, model.fast_tokens[layer])
-        return total
+        return np.rint(total / STEP) * STEP
 
     def _faded(self, normals: np.ndarray, tokens: float) -> np.ndarray:
         """Return an autoregressive process (T, E) of variance 1 that starts anew with each request."""
@@ -144,7 +147,7 @@ class Noise:
         return out
 
 
-def _text(model: RoutingModel, lengths: Sequence[int], seed: int) -> np.ndarray:
+def text_of(model: RoutingModel, lengths: Sequence[int], seed: int) -> np.ndarray:
     """Return the kind of each token (T,): new ones by a Zipf law, others are copies of one before in the request."""
     rng = _stream(seed, TEXT, 0)
     mass = np.arange(1, KINDS + 1) ** -model.zipf
@@ -157,11 +160,6 @@ def _text(model: RoutingModel, lengths: Sequence[int], seed: int) -> np.ndarray:
                 fresh[first + at] = fresh[first + int(places[first + at] * at)]
         first += length
     return fresh
-
-
-def text_of(model: RoutingModel, lengths: Sequence[int], seed: int) -> np.ndarray:
-    """Return the kinds of tokens that `draw` uses."""
-    return _text(model, lengths, seed)
 
 
 def _stream(seed: int, purpose: int, layer: int) -> np.random.Generator:
@@ -214,27 +212,3 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield f"[{name}]"
         yield from _lines(table)
-
-
-def trace_of(model: RoutingModel, geometry: Geometry, requests: int, prompt: int, decode: int, seed: int = 0) -> Trace:
-    """Return a trace in memory of requests of equal lengths. Raises TraceError if the shapes differ."""
-    if (model.layers, model.experts, model.k) != (geometry.layers, geometry.experts, geometry.k):
-        shape = f"{geometry.layers} layers of {geometry.k} of {geometry.experts}"
-        raise TraceError(f"routing model {model.name} has another shape than {shape}; scale it first")
-    from moereplay.traces.schema import Header
-
-    length = prompt + decode
-    chosen = draw(model, [length] * requests, seed)
-    rows = [Request(chosen[first : first + length], prompt) for first in range(0, length * requests, length)]
-    return memory_trace(Header(geometry=geometry, provenance=provenance_of(model, seed)), rows)
-
-
-def provenance_of(model: RoutingModel, seed: int) -> Provenance:
-    """Return the origin of a drawn trace."""
-    return Provenance(
-        model=f"synthetic-{model.model or model.name}",
-        importer="synthetic",
-        source=f"routing model {model.name}",
-        seed=seed,
-        synthetic=f"routing model {model.name}",
-    )

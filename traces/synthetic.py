@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 
 from moereplay.traces.documents import DocumentError, from_json
 from moereplay.traces.routers import choice_scores, choose, weigh
+from moereplay.traces.routing import RoutingModel, scores_of
 from moereplay.traces.schema import (
     Frozen,
     Geometry,
@@ -50,10 +51,11 @@ class Synthetic(Frozen):
 
     `zipf`: every token draws afresh. `markov`: draws persist until `reuse`, P(used at t + 1 | used at t), is met.
     `phases`: either of them, and popularity moves to other experts every `phase_tokens`. `cyclic`: experts take turns,
-    so that LRU with room for fewer than all experts of a layer never hits when replayed one token per pass.
+    so that LRU with room for fewer than all experts of a layer never hits when replayed one token per pass. `fitted`:
+    the statistics of a routing model (`traces/routing.py`), which is scaled to the geometry.
     """
 
-    kind: Literal["zipf", "markov", "phases", "cyclic"] = "zipf"
+    kind: Literal["zipf", "markov", "phases", "cyclic", "fitted"] = "zipf"
     geometry: Geometry
     requests: int = Field(default=1, ge=1)
     prompt_tokens: int = Field(default=32, ge=0)
@@ -66,6 +68,7 @@ class Synthetic(Frozen):
     phase_tokens: int = Field(default=256, ge=1)
     logits: bool = True  #: False leaves ids and weights only
     recall: tuple[float, ...] = ()  #: look-ahead recall@k at depth 1, 2, ...
+    like: RoutingModel | None = None  #: statistics of `fitted` routing
     bf16: bool = True  #: round logits to bf16 values, as models compute them: they compress
 
     @model_validator(mode="after")
@@ -74,6 +77,8 @@ class Synthetic(Frozen):
             raise ValueError("missing reuse: markov requires it")
         if self.kind in ("zipf", "cyclic") and self.reuse is not None:
             raise ValueError(f"reuse cannot be combined with kind {self.kind}; it applies to markov and phases")
+        if (self.kind == "fitted") != (self.like is not None):
+            raise ValueError("kind fitted requires a routing model, and no other kind takes one")
         if self.tokens * self.geometry.layers * self.geometry.experts > MOST_LOGITS:
             size = f"{shown(self.tokens)} tokens of {self.geometry.layers} x {self.geometry.experts} logits"
             raise ValueError(f"{size} are too many for memory; make at most {MOST_LOGITS:,} logits")
@@ -99,7 +104,10 @@ class Synthetic(Frozen):
 def synthesise(config: Synthetic) -> Trace:
     """Make the trace in memory. Raises TraceError if a reuse or recall is out of reach, naming the reachable range."""
     persistence = 0.0 if config.reuse is None else _persistence(config, config.reuse)
-    logits = _cycle(config) if config.kind == "cyclic" else _drawn(config, persistence)
+    if config.like:
+        logits = _like(config, config.like)
+    else:
+        logits = _cycle(config) if config.kind == "cyclic" else _drawn(config, persistence)
     chosen, weights = _route(config.geometry, logits)
     if config.kind == "cyclic":
         _check_cycle(config, chosen)
@@ -110,7 +118,8 @@ def synthesise(config: Synthetic) -> Trace:
         provenance=Provenance(
             model=f"{MODEL}{config.kind}",
             dtype="bfloat16" if config.bf16 else "float32",
-            source=config.model_dump_json(exclude={"geometry"}),
+            source=config.model_dump_json(exclude={"geometry", "like"}),
+            synthetic=f"routing model {config.like.name}" if config.like else "",
             importer=IMPORTER,
             seed=config.seed,
         ),
@@ -188,6 +197,12 @@ def _drawn(config: Synthetic, persistence: float) -> np.ndarray:
     for start in range(0, config.tokens, config.length):
         _persist(logits[start : start + config.length], persistence)
     return _with_popularity(config, logits)
+
+
+def _like(config: Synthetic, model: RoutingModel) -> np.ndarray:
+    """Return the scores (T, L, E) of a routing model at the geometry's shape; bf16 would make ties of them."""
+    scaled = model.scaled(config.geometry.layers, config.geometry.experts, config.geometry.k)
+    return np.stack(list(scores_of(scaled, [config.length] * config.requests, config.seed)), axis=1)
 
 
 def _with_popularity(config: Synthetic, noise: np.ndarray) -> np.ndarray:

@@ -1,0 +1,76 @@
+"""`moereplay routing`: statistics of a model's routing, that synthetic routing can be drawn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moereplay.commands import options
+from moereplay.commands.progress import progress
+from moereplay.commands.terminal import say, show
+
+
+def routing_list() -> None:
+    """List the routing models that ship, with the distance of their hit rates from the real ones."""
+    from moereplay.analysis.tables import table
+    from moereplay.traces.routing import shipped
+
+    show(
+        table(
+            [
+                {
+                    "routing model": name,
+                    "layers": model.layers,
+                    "experts": model.experts,
+                    "k": model.k,
+                    "hit rates off by": f"{model.error.hit_points:.1f} points" if model.error else "",
+                    "misses off by": f"{100 * model.error.misses:.0f}%" if model.error else "",
+                }
+                for name, model in shipped().items()
+            ]
+        )
+    )
+    show("errors are on requests that were not fitted; the source of one: moereplay routing show NAME")
+
+
+def routing_show(
+    name: Annotated[str, typer.Argument(help="Name of a routing model, or its file NAME.toml.", show_default=False)],
+) -> None:
+    """Print a routing model as a file."""
+    from moereplay.traces.routing import as_toml, named
+
+    print(as_toml(named(name)), end="")
+
+
+def routing_fit(
+    trace: options.TracePath,
+    out: Annotated[Path, typer.Option(help="File to write, NAME.toml.", show_default=False)],
+    *,
+    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Steps of the search.")] = 60,
+    summary: Annotated[str, typer.Option(help="What was recorded, in a line.")] = "",
+    source: Annotated[str, typer.Option(help="Where the trace comes from.")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
+) -> None:
+    """Fit a routing model to half of a trace's requests, and judge it on the other half."""
+    from moereplay.calibration.routing import fit
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.files import write_whole
+    from moereplay.traces.routing import as_toml
+    from moereplay.traces.store import open_trace
+
+    if out.suffix != ".toml":
+        raise ConfigError(f"invalid --out {out}: expected NAME.toml")
+    if out.exists():
+        raise ConfigError(f"{out} exists; choose another name or remove it")
+    opened = open_trace(trace)
+    with progress(steps, "steps") as done:
+        found = fit(opened, out.stem, steps, seed, done)
+    found = found.model_copy(update={"summary": summary, "source": source})
+    write_whole(out, as_toml(found).encode())
+    assert found.error
+    say(
+        f"wrote {out}: hit rates are off by {found.error.hit_points:.1f} points in the mean and misses by "
+        f"{100 * found.error.misses:.0f}% in the median, on {found.error.requests} requests that were not fitted"
+    )
