@@ -22,7 +22,7 @@ from moereplay.traces.schema import Geometry, Trace
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  #: of the experts of a layer
 REPLAYED = ("lfu:count=history", "static")  #: evictions beside LRU and Belady, whose curves are counted
 JUDGED = ("lru", "lfu:count=history", "least_stale", "static", "belady", "random")
-FITTED_TOKENS = 4096  #: at most: more change the result less than another draw does
+FITTED_TOKENS = 3072  #: at most: more change the result less than another draw does
 STEPS = 60
 LEAST_TOKENS = 64
 START = {"hot": 1.0, "cold": 1.0, "request": 0.7, "slow": 0.7, "fast": 0.7, "kind": 1.0}
