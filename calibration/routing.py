@@ -37,7 +37,8 @@ def fit(
 ) -> RoutingModel:
     """Fit a routing model to every second request of the trace, judge it on the others, and return it.
 
-    The halves of a single request take turns likewise. Raises ConfigError for rows that are not routed.
+    A single request is divided into halves. Tokens without k experts in some layer are left out. Raises ConfigError if
+    too few are left.
     """
     ids, offsets = _rows(trace)
     if len(offsets) == 2:  # one request
@@ -58,12 +59,15 @@ def fit(
 
 
 def _rows(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
-    ids = np.asarray(trace.read("chosen"))
-    if len(ids) < LEAST_TOKENS:
-        raise ConfigError(f"{len(ids)} tokens: expected {LEAST_TOKENS} or more to fit routing")
-    if ids.min() < 0:
-        raise ConfigError("rows that are not routed: expected a trace whose every token has k experts in each layer")
-    return ids, np.asarray(trace.request_offsets)
+    """Return ids and offsets of the tokens that have k experts in every layer."""
+    ids, offsets = np.asarray(trace.read("chosen")), np.asarray(trace.request_offsets)
+    whole = (ids >= 0).all(axis=(1, 2))
+    if whole.sum() < LEAST_TOKENS:
+        raise ConfigError(
+            f"{int(whole.sum())} tokens have {ids.shape[2]} experts in every layer; expected {LEAST_TOKENS} or more"
+        )
+    kept = np.concatenate([[0], np.cumsum(whole)])[offsets]
+    return ids[whole], np.unique(kept)
 
 
 def _selected(
