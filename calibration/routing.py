@@ -15,6 +15,7 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
+from moereplay.traces.geometry import recognised
 from moereplay.traces.recorder import from_arrays
 from moereplay.traces.routing import PARTS, Error, Noise, RoutingModel, draw, ranked, text_of
 from moereplay.traces.schema import Geometry, Trace
@@ -48,9 +49,10 @@ def fit(
     chosen, lengths = _selected(ids, offsets, fitted, FITTED_TOKENS)
     geometry = trace.geometry
     shape = {"layers": geometry.layers, "experts": geometry.experts, "k": geometry.k}
+    like = recognised(trace.header.provenance.model, geometry)
     first = RoutingModel(
         name=name,
-        model=trace.header.provenance.model if trace.header.provenance.model != "unknown" else "",
+        model=like.name if like else "",
         **shape,
         **{part: (START[part],) * geometry.layers for part in PARTS},
     )

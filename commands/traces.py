@@ -320,15 +320,16 @@ def synthesise(
     from moereplay.traces.writer import write_trace
 
     model = _like(like, kind, reuse)
-    name = sizes.model or (model.model if model else "") or DEFAULT_MODEL
-    geometry = _stored(name, options.stored(*sizes[1:]))
+    name = sizes.model or (model.model if model else DEFAULT_MODEL)
+    if not name:
+        raise ConfigError(f"missing --model: routing model {like} is of no known model")
     try:
         settings = Synthetic.model_validate(
             {
                 "kind": "fitted" if model else kind,
                 "like": model,
                 "bf16": model is None,
-                "geometry": geometry,
+                "geometry": _stored(name, options.stored(*sizes[1:])),
                 **length._asdict(),
                 "seed": seed,
                 "exponent": exponent,
