@@ -9,6 +9,7 @@ runs of several models is also predicted model by model from the runs of its oth
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -47,6 +48,25 @@ run whose time is not the machine's (throttled, paging) is predicted and does no
 """
 
 
+#: Words in a row's reason why its time is not the machine's, and what the page calls it; the first one found counts.
+REASONS = (
+    ("another day", "another state of the machine"),
+    ("thrash", "page faults of dense weights"),
+    ("throttled", "throttled by heat"),
+    ("hot", "slowed by heat"),
+    ("pag", "paging"),
+)
+NOT_COMPARED = "its time is not compared: "
+
+
+def in_short(row: Row) -> Row:
+    """Return the row with its reason in a few words, not in those of the source."""
+    if not row.remark.startswith(NOT_COMPARED):
+        return row
+    said = next((short for words, short in REASONS if words in row.remark), "marked by its source")
+    return replace(row, remark=NOT_COMPARED + said)
+
+
 def plans_of(evidence: Evidence) -> list[Plan]:
     """Return the plans whose device and cells are in the folder."""
     found = []
@@ -81,7 +101,7 @@ def main() -> None:
     rows = []
     for folder in given.folders:
         evidence = read_folder(folder)
-        rows += rows_of(evidence, plans_of(evidence))
+        rows += map(in_short, rows_of(evidence, plans_of(evidence)))
     write(rows, given.out)
     print(f"{len(rows)} rows in {given.out / 'predicted-vs-measured.csv'}")
 
