@@ -54,7 +54,7 @@ def bounds(
         raise ConfigError("--json and --csv are mutually exclusive")
     opened = open_trace(trace)
     free = _freedom(opened, routing)
-    documents = _documents(opened, list(settings.called()), free, workers)
+    documents = _documents(opened, list(settings.preset_names()), free, workers)
     if as_json:
         show_json({"trace": opened.digest, "bounds": documents})
     elif csv:

@@ -97,7 +97,7 @@ def test_inspect_says_what_its_columns_are() -> None:
             ("record", "miniature", "--out", "new.zarr", "--look-ahead", 16),
             "invalid --look-ahead 16: miniature has 16 layers",
         ),
-        (("live", "miniature", "--look-ahead", 100), "--look-ahead 100: miniature has 16 layers"),
+        (("live", "miniature", "--look-ahead", 100), "invalid --look-ahead 100: miniature has 16 layers"),
     ],
     apart=True,
 )

@@ -63,6 +63,8 @@ LONG = {
     "moereplay tune": PROCESSES,
     "MOEREPLAY_RECORDINGS=recordings make demo": "make installs, and the model is recorded",
     "moereplay paper cache-conditional miniature --figure rank_sensitivity --live": "of what ran long",
+    "moereplay routing fit miniature": "a search of minutes",
+    "moereplay synthesise --like my.toml": "of what ran long",
     "moereplay recommend": "replays a hundred configurations",
 }
 #: Pages that take `make test-longest`.

@@ -51,6 +51,8 @@ def test_a_known_model_has_the_bytes_of_its_own_checkpoint() -> None:
         "deepseek-v3",
         "gpt-oss-20b",
         "gpt-oss-120b",
+        "kimi-k2",
+        "minimax-m2",
     }
 
 

@@ -53,6 +53,7 @@ ROUTED = re.compile(r"\.experts\.|_exps\.|_exps$|block_sparse_moe\.(?:input|outp
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|tok_embeddings|token_embd|wte|word_embeddings|embedding|embeddings)\.")
 HEAD = re.compile(r"^(?:language_model\.)?(?:lm_head|output|model\.lm_head)\.")
 ELSEWHERE = re.compile(r"^(?:model\.)?(?:visual|vision|audio|multi_modal|mm[._]|image|v\.|mtp\.)|\.mtp\.|\.nextn\.")
+THIRDS = (1, 1, 1)  #: gate, up and down
 #: Parts of an expert, in the order in which engines read them.
 PARTS = (("gate_up", "gate_up_proj", "input_linear"), ("gate", "gate_proj", "w1"), ("up", "up_proj", "w3"))
 DOWN = ("down", "down_proj", "w2", "output_linear")
@@ -142,7 +143,8 @@ def with_sizes(model: KnownModel, sizes: Sizes, name: str) -> KnownModel:
         raise TraceError(
             f"{name}: tensors have routed experts in {len(sizes.experts)} layers, config.json in {geometry.layers}"
         )
-    return model.model_copy(update={"geometry": _stored(geometry, sizes, name)})
+    matrices = sizes.matrices or model.matrices
+    return model.model_copy(update={"geometry": _stored(geometry, sizes, name), "matrices": matrices})
 
 
 def _stored(geometry: Geometry, sizes: Sizes, name: str) -> Geometry:
@@ -161,6 +163,7 @@ def _stored(geometry: Geometry, sizes: Sizes, name: str) -> Geometry:
             "head_bytes": sizes.head if all(sizes.dense) else None,
             "dense_stated": True,
             "weight_format": sizes.format if sizes.format in BITS_PER_WEIGHT else "",
+            "matrices": sizes.matrices,
         }
     )
 
@@ -197,6 +200,7 @@ def model_of_gguf(files: list[Gguf], name: str, source: str) -> KnownModel:
         shared_experts=shared,
         router=Router(),
         kv_bytes=_kv_bytes(read, tensors, layers),
+        hidden=read.needed("embedding_length"),
     )
     geometry = _stored(made, sizes, name)
     total = sum(sizes.expert_weights) + sizes.dense_weights + sizes.head_weights + sizes.embedding_weights
@@ -204,6 +208,7 @@ def model_of_gguf(files: list[Gguf], name: str, source: str) -> KnownModel:
         name=name,
         geometry=geometry,
         published=Published(format=geometry.weight_format or "F16", bits=round(geometry.expert_bits)),
+        matrices=sizes.matrices or THIRDS,
         context=read.optional("context_length") or 0,
         hidden=read.needed("embedding_length"),
         dense_layers=sizes.dense_layers,
@@ -317,8 +322,9 @@ def known_of(numbers: ModelNumbers, name: str) -> KnownModel:
         geometry = geometry.stored_at(numbers.published.bits)
     return KnownModel(
         name=name,
-        geometry=geometry.model_copy(update={"kv_bytes": numbers.kv_bytes()}),
+        geometry=geometry.model_copy(update={"kv_bytes": numbers.kv_bytes(), "hidden": numbers.hidden}),
         published=numbers.published,
+        matrices=(1,) * numbers.matrices,
         context=numbers.context,
         hidden=numbers.hidden,
         dense_layers=numbers.dense_layers,
