@@ -106,7 +106,7 @@ def test_without_logits_other_routing_is_refused_if_it_is_asked_for_and_left_out
     for option in (("--top-m", "2k"), ("--mass", 0.9), ("--top-j", 1)):
         refused = moereplay("bounds", path, *option)
         assert (refused.returncode, refused.stdout) == (2, "")
-        assert "needs router logits, which this trace lacks" in refused.stderr
+        assert "require router logits, which this trace lacks" in refused.stderr
 
 
 @every(
