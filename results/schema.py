@@ -120,8 +120,9 @@ def settings_in(configurations: Sequence[str]) -> list[str]:
 
 def counters_in(configurations: Sequence[str]) -> list[str]:
     """Return the counters among the columns of that table, those of other versions included."""
-    policies = [name for name in configurations if name.endswith(IN_FULL)]
-    return _between(configurations, (policies or list(FACTS))[-1], "time_ns")
+    # Policies in full precede the facts that the file of an earlier version lacks, and follow those that it has.
+    *_, last = (name for name in configurations if name in FACTS or name.endswith(IN_FULL))
+    return _between(configurations, last, "time_ns")
 
 
 def _between(names: Sequence[str], before: str, after: str) -> list[str]:

@@ -17,7 +17,7 @@ import pytest
 
 from moereplay.results import read
 from moereplay.results.counters import COUNT, COUNTERS, Counter
-from moereplay.results.schema import table_schemas
+from moereplay.results.schema import FACTS, fields_of, table_schemas
 from moereplay.results.settings import setting_kinds
 from moereplay.results.stored import load
 from moereplay.results.tables import part_of
@@ -49,7 +49,9 @@ def test_a_folder_of_replays_opens_and_takes_new_parts(before):
     assert load(replays)["about"].struct.field("identity").to_list() == ["6f1a3ac40081255e"]
     ended = moereplay("replay", "miniature", "--capacity", "25%", "--eviction", "lru,fifo", "--out", replays)
     assert ended.returncode == 0, ended.stderr
-    runs = read.runs(load(replays)).sort("eviction")
+    loaded = load(replays)
+    assert not FACTS.keys() & fields_of(loaded.schema["totals"])
+    runs = read.runs(loaded).sort("eviction")
     assert runs["eviction"].to_list() == ["fifo", "lru"]
     assert runs["misses"].null_count() == 0
 
@@ -76,6 +78,7 @@ def test_a_replay_of_today_writes_the_numbers_of_then(before, tmp_path):
     assert ended.returncode == 0, ended.stderr
     today = load(tmp_path / "today").select(then.columns)
     for column in ("config", "about", "totals", "bounds", "per_layer", "per_request"):
+        assert fields_of(today.schema[column]) == fields_of(then.schema[column]), column
         assert known_then(today[column].to_list(), then[column].to_list()) == then[column].to_list(), column
 
 

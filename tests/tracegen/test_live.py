@@ -273,7 +273,7 @@ def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
 ) -> None:
     alone = logits_of("olmoe", torch.float32, None)
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise kind("once")
 
     ready = prepare(loaded("olmoe"), TO_RUN, configure(capacity="30%", miss="drop", prefetch="top_k"))
@@ -308,7 +308,7 @@ def test_configurations_that_cannot_run_live_are_refused(settings: dict[str, Any
 @every(
     "to_run, said",
     [
-        ([], "nothing to run"),
+        ([], "no request .*--limit"),
         ([LiveRequest((), 0)], "request 0: 0 prompt tokens of 0"),
         ([TO_RUN[0], LiveRequest((1, 2), 3)], "request 1: 3 prompt tokens of 2"),
         ([LiveRequest(tokens(257), 4)], "257 tokens exceed the model's context of 256"),

@@ -202,7 +202,7 @@ def test_all_experts_differ_and_lie_side_by_side(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"miss": "lowest_bit:bits=16/3"}, "measure computes experts at 2, 4, 8 bits"),
+        ({"miss": "lowest_bit:bits=16/3"}, "^measure .* 2, 4 or 8 bits.*these have 3 bits.* --expert-bits 16"),
     ],
 )
 def test_what_no_real_run_can_do_is_refused_by_name(settings, said):
