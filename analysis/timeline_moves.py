@@ -222,7 +222,7 @@ class Traffic:
 def _asked(step: Step, together: bool) -> dict[int, tuple[int, str]]:
     """Map experts to the time at which their demand was queued, ns, and the kind of their miss."""
     missed = {event.expert: (event.t0, event.kind) for event in step.events if event.kind in MISSED}
-    loads = [event for event in step.events if event.kind == "load"]
+    loads = [event for event in step.events if event.kind == "load" and event.cause != "prefetch"]
     for load in loads:
         missed[load.expert] = (loads[-1].t1 if together else load.t1, missed[load.expert][1])
     return missed
