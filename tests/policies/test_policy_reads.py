@@ -197,7 +197,7 @@ LIES = {
     "layer": (
         f'{KEY}(y + now["layer"]) % 8',
         ", key_scope='layer'",
-        "moved by .* for two copies of layer .*: key_scope='layer'",
+        "hook key .* by 1 and by -7 .* layer 1: key_scope='layer'",
     ),
     "queue": (
         f"{KEY}-{TIMESTAMP}",
@@ -213,7 +213,7 @@ LIES = {
     "key that writes": (
         f"{KEY}own.rows[y].__setitem__(0, 1) or 1",
         ", memory=Memory(rows=1)",
-        "hook key writes; engines",
+        "hook key may not write.*return own.rows",
     ),
 }
 

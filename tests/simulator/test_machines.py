@@ -48,10 +48,19 @@ def spec_for(scenario: Scenario) -> RunSpec:
     return spec_of(scenario.source.geometry, scenario.pools, machine(**scenario.times), **scenario.settings)
 
 
+def without_first_pieces(scenario: Scenario) -> Scenario:
+    """The same where compute waits for whole experts: when a first piece arrives is known before the transfer ends."""
+    more = [link.model_copy(update={"first_piece": 1.0}) for link in scenario.times["more"]]
+    prices = dict(scenario.times["prices"])
+    prices["link"] = {name: figure for name, figure in prices.get("link", {}).items() if name != "first_piece"}
+    return scenario._replace(times=scenario.times | {"more": more, "prices": prices})
+
+
 def without_link_prices(scenario: Scenario) -> Scenario:
     """The same where links have no price that depends on what they did before."""
-    more = [link.model_copy(update={"start_ns": 0, "first_piece": 1.0}) for link in scenario.times["more"]]
-    tiers = [tier.model_copy(update={"start_ns": 0}) for tier in scenario.times["tiers"]]
+    idle = {"start_ns": 0, "start_ns_per_mib": 0}
+    more = [link.model_copy(update=idle | {"first_piece": 1.0}) for link in scenario.times["more"]]
+    tiers = [tier.model_copy(update=idle) for tier in scenario.times["tiers"]]
     prices = {name: figures for name, figures in scenario.times["prices"].items() if name != "link"}
     return scenario._replace(times=scenario.times | {"more": more, "tiers": tiers, "prices": prices})
 
@@ -65,7 +74,7 @@ def on(scenario: Scenario, of: Machine) -> tuple[Outcome, list[list[list[int]]]]
 @given(scenarios())
 def test_times_that_are_known_at_the_end_change_nothing(scenario: Scenario) -> None:
     """Also of transfers that a reset abandons or that the end of the run cuts off."""
-    scenario = without_link_prices(scenario)  # of pieces it is known before when they arrive
+    scenario = without_first_pieces(scenario)
     spec = spec_for(scenario)
     assert on(scenario, known_at_the_end(spec)) == on(scenario, simulation(spec))
 
@@ -82,7 +91,8 @@ def test_a_link_by_script_gives_the_simulated_run(scenario: Scenario) -> None:
 
     def scripted(env: simpy.Environment, row: int) -> Scripted:
         def lasts(transfer: Transfer) -> int:
-            return times.latency_ns[row] + times.wire_ns[row][transfer.layer][transfer.y % precisions]
+            wire_ns = times.wire_ns[row][transfer.layer][transfer.y % precisions]
+            return times.latency_ns[row] + transfer.victims * times.victim_ns + wire_ns
 
         return Scripted(env, row, lasts)
 
