@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 from pydantic import Field, model_validator
-from scipy.signal import lfilter
-from scipy.special import ndtri
 
 from moereplay.traces.documents import DocumentError, content, from_toml
 from moereplay.traces.schema import Frozen, TraceError, shown
@@ -112,6 +110,8 @@ class Noise:
     """The random numbers of one layer, from which scores of any strengths follow. T tokens, R requests, E experts."""
 
     def __init__(self, model: RoutingModel, layer: int, lengths: Sequence[int], seed: int, text: np.ndarray) -> None:
+        from scipy.special import ndtri  # here and below: importing scipy takes a second, which every command would pay
+
         tokens, experts = sum(lengths), model.experts
 
         def normal(purpose: int, rows: int) -> np.ndarray:
@@ -137,6 +137,8 @@ class Noise:
 
     def _faded(self, normals: np.ndarray, tokens: float) -> np.ndarray:
         """Return an autoregressive process (T, E) of variance 1 that starts anew with each request."""
+        from scipy.signal import lfilter
+
         keep = exp(-1 / tokens)
         fresh = (1 - keep * keep) ** 0.5
         out = np.empty_like(normals)

@@ -77,7 +77,7 @@ try:
     main()
 except SystemExit as end:
     assert not end.code
-print(sorted({"numba", "polars", "zarr"} & sys.modules.keys()))
+print(sorted({"numba", "polars", "scipy", "zarr"} & sys.modules.keys()))
 """
 
 
