@@ -50,11 +50,9 @@ def fit(
     geometry = trace.geometry
     shape = {"layers": geometry.layers, "experts": geometry.experts, "k": geometry.k}
     like = recognised(trace.header.provenance.model, geometry)
-    first = RoutingModel(
-        name=name,
-        model=like.name if like else "",
-        **shape,
-        **{part: (START[part],) * geometry.layers for part in PARTS},
+    first = RoutingModel.model_validate(
+        {"name": name, "model": like.name if like else "", **shape}
+        | {part: (START[part],) * geometry.layers for part in PARTS}
     )
     found = _searched(first, _misses(chosen, lengths, geometry), lengths, geometry, steps, seed, done)
     return found.model_copy(update={"error": error(found, ids, offsets, judged, geometry, seed + 1)})
