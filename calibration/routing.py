@@ -1,7 +1,7 @@
 """Fit a routing model to a trace: strengths by layer at which drawn routing has the real one's hit rates.
 
-Distance is measured by replays, as it matters: misses of LRU and Belady at every capacity, of LFU and a static
-placement at five, a pool per layer, one token per pass. All layers are searched at once, each by itself, over the same
+Distance is measured by replays: misses of LRU, Belady, LFU and a static placement at five capacities, with a pool per
+layer and one token per pass. All layers are searched at once, each by itself, over the same
 random numbers, so that a step changes the strengths alone.
 """
 
@@ -21,9 +21,9 @@ from moereplay.traces.routing import PARTS, Error, Noise, RoutingModel, draw, ra
 from moereplay.traces.schema import Geometry, Trace
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  #: of the experts of a layer
-REPLAYED = ("lfu:count=history", "static")  #: evictions beside LRU and Belady, whose curves are counted
+REPLAYED = ("lfu:count=history", "static")  #: evictions that are replayed; LRU and Belady are counted by their curves
 JUDGED = ("lru", "lfu:count=history", "least_stale", "static", "belady", "random")
-FITTED_TOKENS = 3072  #: at most: more change the result less than another draw does
+FITTED_TOKENS = 3072  #: at most, which bounds the time of a fit
 STEPS = 60
 LEAST_TOKENS = 64
 START = {"hot": 1.0, "cold": 1.0, "request": 0.7, "slow": 0.7, "fast": 0.7, "kind": 1.0}

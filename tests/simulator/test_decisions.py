@@ -1,4 +1,4 @@
-"""What policies decide and what compute loads for prefetches, to the nanosecond, on both engines."""
+"""Decisions of policies and loads of prefetches, to the nanosecond, on both engines."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ VICTIMS = {"decisions": {"ns_per_victim": 10}}
 
 
 def test_each_victim_delays_the_transfer_that_evicts_it() -> None:
-    # a pool of one expert of 4 bytes. Gate at 2: (0, 0) evicts nobody, 2-6, computed 6-9. Gate of layer 1 at 11:
+    # a pool of one expert of 4 bytes. Gate at 2: (0, 0) evicts nothing, 2-6, computed 6-9. Gate of layer 1 at 11:
     # (1, 0) evicts it: 11 + 10 + 4 = 25
     source = ListSource(sizes(2, 4, 1, expert_bytes=4), [Prompted(rows_of([[0], [0]]))])
     outcome = replay_lists(source, 4, machine(dense_ns=2, expert_ns=3, prices=VICTIMS))
@@ -129,7 +129,7 @@ def test_latencies_of_victims_overlap_as_all_do() -> None:
     assert outcome.spans("transfer")[2:] == [(11, 25, 1, 0), (11, 29, 1, 1)]
 
 
-def test_a_demand_that_is_rejected_evicts_nobody() -> None:
+def test_a_rejected_demand_evicts_nothing() -> None:
     source = ListSource(sizes(1, 4, 1, expert_bytes=4), [Prompted(rows_of([[0]], [[1]], [[0]]))])
     outcome = replay_lists(source, 4, machine(dense_ns=2, expert_ns=3, prices=VICTIMS), eviction="belady:bypass=true")
     assert outcome.counts("declined", "evictions") == (1, 0)

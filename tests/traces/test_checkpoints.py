@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -218,8 +218,16 @@ class Served(http.server.SimpleHTTPRequestHandler):
     """A server of a folder that answers ranges, as the hub does, and counts what it sends."""
 
     sent = 0
+    authorised: ClassVar[list[str]] = []  #: paths that came with a token
 
     def do_GET(self) -> None:
+        if self.headers.get("Authorization"):
+            type(self).authorised.append(self.path)
+        if self.path.startswith("/moved/"):
+            self.send_response(302)
+            self.send_header("Location", self.path.removeprefix("/moved"))
+            self.end_headers()
+            return
         path = Path(self.translate_path(self.path))
         if not path.is_file():
             self.send_error(404)
@@ -290,6 +298,19 @@ def test_the_beginning_of_a_gguf_file_is_enough(hub: tuple[str, Path], tmp_path:
     made = model_of(f"{address}/{path.name}")
     assert made.geometry == model_of(str(path)).geometry
     assert Served.sent < 1 << 20
+
+
+def test_a_token_goes_to_the_hub_alone(hub: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, root = hub
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    (root / "config.json").write_text(json.dumps(OK))
+    Served.authorised.clear()
+    model_of(f"{address}/moved/config.json")
+    assert Served.authorised == ["/moved/config.json"]  # not where it redirects to
+    monkeypatch.setenv("HF_ENDPOINT", address[:-1])  # a server whose name only begins alike
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    model_of(f"{address}/config.json")
+    assert len(Served.authorised) == 1
 
 
 OK = {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32} | COMMON

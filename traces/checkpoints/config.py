@@ -73,7 +73,7 @@ UNGATED = ("relu2", "relu_squared")
 
 
 def numbers_of(config: Config, name: str, source: str) -> ModelNumbers:
-    """Return the sizes that a `config.json` gives. Raises TraceError naming what it lacks, or that it is no mixture."""
+    """Return the sizes that a `config.json` gives. Raises TraceError for missing sizes or no experts."""
     try:
         return _numbers(config, name, source)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as wrong:

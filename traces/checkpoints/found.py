@@ -208,7 +208,8 @@ def _remote_gguf(address: str) -> Gguf:
     kept = _cache(address + "#gguf")
     path = Path(address.rpartition("/")[2])
     if kept.is_file():
-        return read_header(io.BytesIO(kept.read_bytes()), path, 1 << 60)
+        data = kept.read_bytes()
+        return read_header(io.BytesIO(data), path, len(data))
     stream = Ranged(address)
     found = read_header(cast("BinaryIO", stream), path, stream.size)
     _keep(kept, stream.beginning(found.start))
@@ -271,10 +272,10 @@ def _small(address: str) -> bytes:
 
 
 def _opened(address: str, headers: dict[str, str]) -> Any:
-    token = os.environ.get("HF_TOKEN")
-    if token and address.startswith(os.environ.get("HF_ENDPOINT", ENDPOINT)):
-        headers = headers | {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(address, headers=headers | {"User-Agent": "moereplay"})
+    token = os.environ.get("HF_TOKEN")
+    if token and address.startswith(f"{os.environ.get('HF_ENDPOINT', ENDPOINT).rstrip('/')}/"):
+        request.add_unredirected_header("Authorization", f"Bearer {token}")  # the hub redirects to other servers
     try:
         return urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as wrong:
@@ -292,7 +293,7 @@ def _cache(address: str) -> Path:
 
 
 def _keep(file: Path, data: bytes) -> None:
-    """Write whole or not at all; a cache that cannot be written is no error."""
+    """Write the whole file or nothing; ignore a cache that cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}")
