@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def gguf(metadata: Metadata, tensors: dict[str, np.ndarray], alignment: int = 32
     return head + b"\0" * (-len(head) % alignment) + data
 
 
-def gguf_header(metadata: Metadata, tensors: dict[str, tuple[tuple[int, ...], int]]) -> bytes:
+def gguf_header(metadata: Metadata, tensors: Mapping[str, tuple[tuple[int, ...], int]]) -> bytes:
     """A file's beginning: tensors of (axes from the fastest on, type), and none of their data."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     head += b"".join(_gguf_text(key) + _gguf_value(value) for key, value in metadata.items())

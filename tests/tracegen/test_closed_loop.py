@@ -90,7 +90,7 @@ def test_replaying_what_was_recorded_live_decides_the_same(
 ) -> None:
     for case, counter in plan(family, contract):
         with subtests.test(**case):
-            settings = {"contract": contract} | case
+            settings: dict[str, Any] = {"contract": contract} | case
             assert assert_closed(live(family, **settings), settings).totals[counter] > 0
 
 

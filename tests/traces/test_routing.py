@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ STRONG = 1e5  #: beside noise of scale 1
 
 def model(layers: int = 2, experts: int = 16, k: int = 3, **parts: float) -> RoutingModel:
     values = dict.fromkeys(PARTS, 0.0) | {"slow_tokens": 50.0, "fast_tokens": 2.0} | parts
-    strengths = {part: (float(values[part]),) * layers for part in PARTS}
+    strengths: dict[str, Any] = {part: (float(values[part]),) * layers for part in PARTS}
     return RoutingModel(name="a test", layers=layers, experts=experts, k=k, **strengths)
 
 

@@ -267,4 +267,5 @@ def test_a_known_trace_whose_small_arrays_are_damaged_is_refused(tmp_path, monke
             again = open_trace(path)
             assert np.array_equal(again.request_offsets, truth.request_offsets)
             assert np.array_equal(again.prompt_lengths, truth.prompt_lengths)
+            assert again.router_bias is not None and truth.router_bias is not None
             assert np.array_equal(again.router_bias, truth.router_bias)
