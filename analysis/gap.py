@@ -70,7 +70,7 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row per limit and policy of one `moereplay bounds` document: misses, hit rate, tokens/s, parts."""
     limits, accesses = document["limits"], document["accesses"]
     lines = [_line(name, limits[key], accesses) for name, key in MISSES.items()]
-    lines += [_line(name, limits[key], accesses) for name, key in REACHED.items() if limits[key] is not None]
+    lines += [_line(name, limits[key], accesses) for name, key in REACHED.items() if limits.get(key) is not None]
     for name, key in FIXED.items():
         lines.append(_line(name, None if limits[key] is None else accesses - limits[key], accesses))
     routed = limits["routed"] or {}
@@ -114,7 +114,7 @@ def _brackets(document: Mapping[str, Any]) -> list[str]:
     """Return how far the fewest misses are known, where experts of a pool differ in bytes."""
     limits, said = document["limits"], []
     for name in ("relaxed", "forced"):
-        if (reached := limits[f"{name}_reached"]) is not None:
+        if (reached := limits.get(f"{name}_reached")) is not None:
             gap = quotient(reached - limits[name], document["accesses"])
             said.append(f"{name} belady: upper bound on hits, {within(gap or 0)}")
     return said

@@ -142,7 +142,7 @@ def _paces(stays: int) -> np.ndarray:
     """Return blur and step of each turn, both falling, (turns, 2) f64."""
     turns = min(MOST_TURNS, max(LEAST_TURNS, COUNTED // stays))
     done = np.arange(turns) / turns
-    return np.stack([BLUR * (LAST_BLUR / BLUR) ** done, STEP + (LAST_STEP - STEP) * done], axis=1)
+    return np.stack([BLUR / (1 + (BLUR / LAST_BLUR - 1) * done), STEP + (LAST_STEP - STEP) * done], axis=1)
 
 
 def _in_integers(stays: Stays, prices: np.ndarray) -> int:
