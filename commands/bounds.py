@@ -225,8 +225,8 @@ def _names(trace: Trace, eviction: str, how: Mapping[str, str], as_json: bool) -
         raise ConfigError(f"--json requires one policy, not {len(names)}: add --eviction {names[0]}, or use --out DIR")
     if not eviction and "belady" not in known:
         say(
-            "no curve of belady: experts of a pool differ in size, so more room can cost hits; relaxed_belady bounds it "
-            "at the capacities of the table, --scope per_layer has it"
+            "no curve of belady: experts of a pool differ in size, so more room can cost hits; relaxed_belady bounds "
+            "it at the capacities of the table, --scope per_layer has it"
         )
     return names
 

@@ -101,4 +101,6 @@ def _each(rows: pl.DataFrame, column: str) -> pl.DataFrame:
 
 def _bounds(rows: pl.DataFrame) -> pl.DataFrame:
     known, names = rows.filter(pl.col("bounds").is_not_null()), fields_of(rows.schema["bounds"])
-    return known.select(_VERSION, "identity", *(pl.col("bounds").struct.field(name) for name in BOUNDS if name in names))
+    return known.select(
+        _VERSION, "identity", *(pl.col("bounds").struct.field(name) for name in BOUNDS if name in names)
+    )

@@ -64,8 +64,8 @@ class Curve:
     layer_compulsory: np.ndarray  #: (L,) int64: misses at any capacity
     replayed: np.ndarray  #: (G,) bool: decided by replays on `platform`
     synthetic: str = ""  #: how a generator made the routing; empty for recorded routing
-    #: (2, G) int64, where the fewest misses are not known: no way has fewer than the first, one has the second. Then the
-    #: first are the curve's, and misses by layer are UNDECIDED.
+    #: (2, G) int64, where the fewest misses are not known: no way has fewer than the first, one has the second. Then
+    #: the first are the curve's, and misses by layer are UNDECIDED.
     bracket: np.ndarray | None = None
 
     @property

@@ -4,9 +4,9 @@ Choosing stays (`stays.py`) that fit every place's room is an integer program (F
 SIGMETRICS 2018). Its optimum is bracketed:
 
 - *Limit.* Give a byte on each place a price of at least 0. Whatever is chosen, a stay of s bytes over places of prices
-  p has 1 <= max(0, 1 - s * sum(p)) + s * sum(p), and what the chosen ones pay is at most sum(room * p). So no choice has
-  more hits than sum(room * p) + sum over all stays of max(0, 1 - s * sum(p)), at any prices. One price everywhere is
-  PFOO-U. Prices then climb where more bytes want to stay than there is room, and fall elsewhere.
+  p has 1 <= max(0, 1 - s * sum(p)) + s * sum(p), and what the chosen ones pay is at most sum(room * p). So no choice
+  has more hits than sum(room * p) + sum over all stays of max(0, 1 - s * sum(p)), at any prices. One price everywhere
+  is PFOO-U. Prices then climb where more bytes want to stay than there is room, and fall elsewhere.
 - *Way.* In the order of time, where what stays exceeds the room, that whose bytes would still pay most until their next
   use leave. With one price everywhere these are the largest bytes x time; of equal bytes, the farthest next use.
 
@@ -31,7 +31,7 @@ from moereplay.simulator.threads import check_stop
 
 COUNTED = 10**8  #: stays to look at in all turns together
 AT_ONCE = 10**6  #: in a call of the kernel, between which it may be stopped
-LEAST_TURNS, MOST_TURNS = 60, 300
+LEAST_TURNS, MOST_TURNS = 100, 300
 STEP, LAST_STEP = 0.3, 0.015  #: of a price in one turn, at first and at last
 BLUR, LAST_BLUR = 1.0, 0.02  #: the range of worth, in hits, over which a stay goes from left out to chosen
 MOMENTUM, MEMORY = 0.9, 0.99  #: of the direction, and of its mean square

@@ -1,10 +1,10 @@
 """All limits of a configuration, each null where its premise fails, with the reason.
 
 A fixed set of residents is chosen with hindsight: accesses of its experts are hits, so the best set of a pool has the
-experts of most accesses, or the most in its bytes. `preloaded`: the set is resident before the run and after each reset, without a transfer.
-`loaded_once`: the first access of each of its experts after the start and after each reset is a miss; this is one way
-to evict, so it hits no more than the relaxed bound. If eviction and admissible routing both know the future, the fewest
-misses lie within a `Bracket`.
+experts of most accesses, or the most in its bytes. `preloaded`: the set is resident before the run and after each
+reset, without a transfer. `loaded_once`: the first access of each of its experts after the start and after each reset
+is a miss; this is one way to evict, so it hits no more than the relaxed bound. If eviction and admissible routing both
+know the future, the fewest misses lie within a `Bracket`.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def test_no_set_of_fixed_residents_hits_more_and_one_hits_as_often(case: Case) -
         assert found == tuple(best)
     assert (np.array(found) >= best).all()
     relaxed = count(case.trace, bound)["belady_hits"]
-    assert relaxed is not None and found.loaded_once <= relaxed
+    assert relaxed is not None and found is not None and found.loaded_once <= relaxed
 
 
 def unequal(case: Case, dice: random.Random) -> Case:
@@ -210,7 +210,8 @@ def test_a_preloaded_set_hits_what_a_replay_of_it_hits() -> None:
     best = sorted(set(unit), key=lambda x: -unit.count(x))
     config = configure(capacity="5B", eviction="static:profile=given", warm=best[:5], profile=best)
     ready = plan(trace, config)
-    assert replay_source(source_of(trace, ready), ready).totals["hits"] == fixed_set(trace, bound).preloaded
+    found = fixed_set(trace, bound)
+    assert found is not None and replay_source(source_of(trace, ready), ready).totals["hits"] == found.preloaded
 
 
 def test_the_cost_of_loading_may_leave_nothing() -> None:
