@@ -86,6 +86,12 @@ class RoutingModel(Frozen):
         return self.model_copy(update={"layers": layers, "experts": experts, "k": k, "error": None, **parts})
 
 
+    def at_layers(self, places: Sequence[int]) -> RoutingModel:
+        """Return the model of some of its layers."""
+        parts = {part: tuple(getattr(self, part)[place] for place in places) for part in PARTS}
+        return self.model_copy(update={"layers": len(places), "error": None, **parts})
+
+
 def draw(model: RoutingModel, lengths: Sequence[int], seed: int = 0) -> np.ndarray:
     """Return ids (T, L, k) int16 of requests of these lengths, the best first."""
     return np.stack([ranked(rows, model.k) for rows in scores_of(model, lengths, seed)], axis=1)
