@@ -85,7 +85,6 @@ class RoutingModel(Frozen):
         parts = {part: tuple(getattr(self, part)[place] for place in places) for part in PARTS}
         return self.model_copy(update={"layers": layers, "experts": experts, "k": k, "error": None, **parts})
 
-
     def at_layers(self, places: Sequence[int]) -> RoutingModel:
         """Return the model of some of its layers."""
         parts = {part: tuple(getattr(self, part)[place] for place in places) for part in PARTS}

@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from moereplay.simulator.platform import Measured, Roofline
 from moereplay.simulator.machine import Machine
+from moereplay.simulator.platform import Measured, Roofline
 from moereplay.simulator.rates import NS
 from moereplay.simulator.times import Times, times_of
 from moereplay.sweeps.recommend.engines import Mode

@@ -71,7 +71,9 @@ class Engine(Frozen):
         for mode in modes:
             unknown = {name for _, name, _, _ in Formatter().parse(mode.flags) if name} - set(QUANTITIES)
             if unknown:
-                raise ValueError(f"flags of mode {mode.name}: unknown {min(unknown)}; {', '.join(QUANTITIES)} are known")
+                raise ValueError(
+                    f"flags of mode {mode.name}: unknown {min(unknown)}; {', '.join(QUANTITIES)} are known"
+                )
         return modes
 
 
