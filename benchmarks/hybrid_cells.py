@@ -136,6 +136,8 @@ def expressed(row: Row, routings: dict[tuple[int, int, int], list[Hits]]) -> Exp
     """Return a run as a setting. Raises Refused, or ConfigError for an unknown card."""
     if row["clean"] == "C":
         raise Refused("incomplete, or several things changed")
+    if row["model"] == "Qwen3.8-Flash-Next":
+        raise Refused("a file with embedding tables per layer, of which a token reads a few rows")
     if row["draft"] not in ("", "none") or row["concurrency"] not in ("", "1"):
         raise Refused("drafts or several requests")
     if not row["decode_tok_s"]:
@@ -189,7 +191,7 @@ def _in_memory(row: Row, geometry: Geometry, hit: float, hits: list[Hits]) -> fl
     """Return the share of experts outside of VRAM that RAM holds."""
     everything = geometry.experts * sum(geometry.expert_bytes)
     size = _number(row, "ram_limit_gib") or max(0, _number(row, "ram_gib") - 2)
-    if not size or row["placement"] == "cpu_layers" and not row["ram_limit_gib"] and size * GIB > everything:
+    if not size or (row["placement"] == "cpu_layers" and not row["ram_limit_gib"] and size * GIB > everything):
         return 1.0
     layers = _number(row, "cpu_moe_layers", geometry.layers)
     below = everything * (layers / geometry.layers if row["placement"] == "cpu_layers" else 1)

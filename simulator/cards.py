@@ -63,7 +63,7 @@ def link_rate(pcie: str) -> float:
         generation += ".0"
     if generation not in LANE or lanes not in ("1", "2", "4", "8", "16"):
         raise ConfigError(
-            f"invalid link {shown(pcie)!r}: expected a PCIe generation and lanes such as 4.0x16, or 25GB/s"
+            f"invalid link {shown(pcie)!r}: expected a PCIe link such as 4.0x16, or a rate such as 25GB/s"
         )
     return LANE[generation] * int(lanes)
 

@@ -1,4 +1,4 @@
-"""A whole machine: fast memory, main memory and disk, assembled from a card's name, sizes and rates, or from a platform."""
+"""A whole machine: fast memory, main memory and disk, from a card's name, sizes and rates, or from a platform."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _size(ram: str, found: Card | None, assumed: list[str]) -> int:
     if found is None or found.is_unified:
         raise ConfigError("missing size of the memory: pass --ram 64GB")
     assumed.append("64 GB of RAM (--ram)")
-    return 64 * GB
+    return 64 * int(GB)
 
 
 def _cores(text: str) -> int:

@@ -90,11 +90,6 @@ class RoutingModel(Frozen):
         places = [min(at * self.layers // layers, self.layers - 1) for at in range(layers)]
         return self.at_layers(places).model_copy(update={"experts": experts, "k": k})
 
-    def at_layers(self, places: Sequence[int]) -> RoutingModel:
-        """Return the model of some of its layers."""
-        parts = {part: tuple(getattr(self, part)[place] for place in places) for part in PARTS}
-        return self.model_copy(update={"layers": len(places), "error": None, **parts})
-
 
 def draw(model: RoutingModel, lengths: Sequence[int], seed: int = 0) -> np.ndarray:
     """Return ids (T, L, k) int16 of requests of these lengths, the best first."""

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine
-from moereplay.simulator.platform import Platform, Roofline
+from moereplay.simulator.platform import Roofline
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
-from moereplay.sweeps.recommend.hits import GLOBAL_LRU, Hits
+from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits
 from moereplay.sweeps.recommend.token_time import Parts, Prices, bound_by, prices, token
+from moereplay.sweeps.recommend.upgrades import better, with_memory
 from moereplay.traces.dense import dense_of
 from moereplay.traces.schema import Geometry
 from moereplay.traces.units import GB
 
-SYSTEM = 2 * GB  #: main memory for the operating system and other programs, assumed
+SYSTEM = 2 * int(GB)  #: main memory for the operating system and other programs, assumed
 STEPS = 12  #: of a ladder, at most
 WORTH = 0.01  #: smaller gains do not count
 SHARES = (0.25, 0.5, 0.75, 1.0)  #: of the fast memory for experts, in the ladder of a cache
-CARD_SIZES = (8, 12, 16, 24, 32, 48, 80, 96, 141, 192)  #: GiB
 CROSSINGS = 40  #: sizes of fast memory at which schemes are compared
-LAYERS_, STATIC_, NONE_ = "layers", "static", "none"
 
 
 class Range(NamedTuple):
@@ -139,7 +138,7 @@ def quick(load: Load, machine: Machine, only: str = "") -> Quick:
     found = _estimates(load, machine, chosen)
     if not found:
         raise ConfigError(_refusal(load, machine, only))
-    best = _fastest(found)
+    best = _leader(found)
     return Quick(
         best=best,
         ladder=_ladder(found, best),
@@ -159,10 +158,16 @@ def _fastest(found: Sequence[Estimate]) -> Estimate:
     return next(each for each in found if each.tokens_per_s.middle >= most * (1 - 1e-3))
 
 
-def _best_by(found: Sequence[Estimate], key: object) -> tuple[Estimate, ...]:
+def _leader(found: Sequence[Estimate]) -> Estimate:
+    """Return the fastest of the engines whose predictions were compared with runs, else the fastest of all."""
+    return _fastest([each for each in found if engine(each.setting.engine).tried] or found)
+
+
+def _best_by(found: Sequence[Estimate], key: Callable[[Estimate], object]) -> tuple[Estimate, ...]:
+    """Return the fastest of each group, the fastest first."""
     groups: dict[object, list[Estimate]] = {}
     for each in found:
-        groups.setdefault(key(each), []).append(each)  # type: ignore[operator]
+        groups.setdefault(key(each), []).append(each)
     best = [max(group, key=lambda each: each.tokens_per_s.middle) for group in groups.values()]
     return tuple(sorted(best, key=lambda each: -each.tokens_per_s.middle))
 
@@ -216,7 +221,7 @@ def _settings(load: Load, machine: Machine, of: Engine, mode: Mode) -> Iterator[
     room, sizes = _room(load, machine), load.geometry.expert_bytes
     if room < 0 or (mode.miss != "fetch" and machine.platform.cpu is None):
         return
-    if mode.holds == LAYERS_:
+    if mode.holds == LAYERS:
         held = 0
         fits = 0
         for size in reversed(sizes):
@@ -284,8 +289,8 @@ def _estimate(load: Load, machine: Machine, price: Prices, setting: Setting) -> 
 def _spent(load: Load, price: Prices, setting: Setting, hits: Hits) -> tuple[float, Parts]:
     """Return the hit rate of fast memory, and the parts of a token."""
     mode, share = setting.mode, setting.share
-    hit = hits.at(mode.holds, share) if mode.holds != NONE_ else 0.0
-    missing = 1 - share if mode.holds == LAYERS_ else 1 - hit**load.geometry.k
+    hit = hits.at(mode.holds, share)
+    missing = 1 - share if mode.holds == LAYERS else 1 - hit**load.geometry.k
     return hit, token(price, mode, hit, missing, _in_memory(load, setting, hits, hit))
 
 
@@ -295,7 +300,7 @@ def _in_memory(load: Load, setting: Setting, hits: Hits, hit: float) -> float:
         return 1.0
     if hit >= 1 or not setting.ram_bytes:
         return 0.0
-    if setting.mode.holds in (LAYERS_, STATIC_):
+    if setting.mode.holds in (LAYERS, STATIC):
         return hits.at(GLOBAL_LRU, setting.ram_bytes / (setting.ram_bytes + setting.disk_bytes))
     held = setting.ram_bytes if setting.mode.copies else setting.ram_bytes + setting.fast_bytes
     return max(0.0, min(1.0, (hits.at(GLOBAL_LRU, held / load.expert_bytes) - hit) / (1 - hit)))
@@ -306,9 +311,8 @@ def _in_memory(load: Load, setting: Setting, hits: Hits, hit: float) -> float:
 
 def _ladder(found: Sequence[Estimate], best: Estimate) -> tuple[Estimate, ...]:
     """Return the steps of the best mode's knob, thinned."""
-    steps = [
-        each for each in found if (each.setting.engine, each.setting.mode) == (best.setting.engine, best.setting.mode)
-    ]
+    mode = best.setting.engine, best.setting.mode
+    steps = [each for each in found if (each.setting.engine, each.setting.mode) == mode]
     if len(steps) <= STEPS:
         return tuple(steps)
     places = sorted({round(at * (len(steps) - 1) / (STEPS - 1)) for at in range(STEPS)})
@@ -331,7 +335,7 @@ def _crossings(load: Load, machine: Machine, chosen: Sequence[Engine]) -> Iterat
     for step in range(1, CROSSINGS):
         share = step / CROSSINGS
         size = load.fixed_bytes + int(share * load.expert_bytes)
-        found = _estimates(load, _with_memory(machine, size), chosen)
+        found = _estimates(load, with_memory(machine, size), chosen)
         if not found:
             continue
         scheme = _fastest(found).scheme
@@ -340,67 +344,18 @@ def _crossings(load: Load, machine: Machine, chosen: Sequence[Engine]) -> Iterat
         before = scheme
 
 
-def _with_memory(machine: Machine, size: float) -> Machine:
-    return machine._replace(platform=machine.platform.model_copy(update={"memory_bytes": float(size)}))
-
-
 def _more(load: Load, machine: Machine, chosen: Sequence[Engine], best: Estimate) -> Iterator[More]:
     """Yield what each better part gives, the most first; parts that give nothing are left out."""
     found = []
-    for what, better in _better(load, machine):
-        estimates = _estimates(load, better, chosen)
+    for what, upgraded in better(machine, load.expert_bytes):
+        estimates = _estimates(load, upgraded, chosen)
         if not estimates:
             continue
-        then = _fastest(estimates)
+        then = _leader(estimates)
         gain = then.tokens_per_s.middle / best.tokens_per_s.middle - 1
         if gain > WORTH:
             found.append(More(what, then.tokens_per_s.middle, gain, then.setting))
     yield from sorted(found, key=lambda each: -each.gain)
-
-
-def _better(load: Load, machine: Machine) -> Iterator[tuple[str, Machine]]:
-    """Yield machines with one part that is larger or twice as fast."""
-    platform, name = machine.platform, machine.platform.fast_tier
-    size = machine.memory_bytes
-    if machine.kind == "gpu":
-        larger = [gib for gib in CARD_SIZES if gib * 2**30 > size * 1.05]
-        for gib in larger[:2]:
-            yield f"{name} of {gib} GB in place of {size / 2**30:.3g}", _with_memory(machine, gib * 2**30)
-        if machine.ram_bytes < 2 * load.expert_bytes:
-            doubled = machine._replace(ram_bytes=2 * machine.ram_bytes)
-            yield f"RAM of {2 * machine.ram_bytes / GB:.3g} GB in place of {machine.ram_bytes / GB:.3g}", doubled
-    else:
-        yield f"{name} of {2 * size / GB:.3g} GB in place of {size / GB:.3g}", _with_memory(machine, 2 * size)
-    for what, changed in _faster(platform):
-        yield what, machine._replace(platform=changed)
-    if machine.disk_bytes_per_s:
-        twice = machine._replace(disk_bytes_per_s=2 * machine.disk_bytes_per_s)
-        yield (
-            f"a disk of {2 * machine.disk_bytes_per_s / GB:.3g} GB/s in place of {machine.disk_bytes_per_s / GB:.3g}",
-            twice,
-        )
-
-
-def _faster(platform: Platform) -> Iterator[tuple[str, Platform]]:
-    """Yield the platform with one rate doubled."""
-    if isinstance(platform.cpu, Roofline):
-        rate = platform.cpu.memory_bytes_per_s
-        twice = platform.cpu.model_copy(update={"memory_bytes_per_s": 2 * rate})
-        yield (
-            f"RAM read at {2 * rate / GB:.3g} GB/s in place of {rate / GB:.3g}",
-            platform.model_copy(update={"cpu": twice}),
-        )
-        cores = platform.cpu.model_copy(update={"flops": 2 * platform.cpu.flops})
-        yield "twice the CPU's cores", platform.model_copy(update={"cpu": cores})
-        link = platform.links[0]
-        wider = link.model_copy(update={"bytes_per_s": 2 * link.bytes_per_s})
-        words = f"a link of {2 * link.bytes_per_s / GB:.3g} GB/s in place of {link.bytes_per_s / GB:.3g}"
-        yield words, platform.model_copy(update={"links": (wider, *platform.links[1:])})
-    if isinstance(platform.compute, Roofline):
-        rate = platform.compute.memory_bytes_per_s
-        faster = platform.compute.model_copy(update={"memory_bytes_per_s": 2 * rate, "kv_bytes_per_s": 2 * rate})
-        words = f"{platform.fast_tier} read at {2 * rate / GB:.4g} GB/s in place of {rate / GB:.4g}"
-        yield words, platform.model_copy(update={"compute": faster})
 
 
 def _warnings(load: Load, machine: Machine, best: Estimate) -> Iterator[str]:
@@ -422,18 +377,15 @@ def _refusal(load: Load, machine: Machine, only: str) -> str:
     needed = load.expert_bytes + load.fixed_bytes
     has = machine.memory_bytes + machine.ram_bytes
     who = f"engine {only}" if only else "any engine"
+    memories = f"{machine.memory_bytes / GB:.4g} GB of {machine.platform.fast_tier}"
+    memories += f" and {machine.ram_bytes / GB:.4g} GB of RAM" if machine.has_main_memory else ""
     if machine.disk_bytes_per_s is None and needed > has:
         return (
-            f"the model needs {needed / GB:.4g} GB and the memories have {has / GB:.4g} GB: {(needed - has) / GB:.3g} GB are "
-            "missing; more --vram or --ram, fewer bits per weight, or a --disk to read from"
+            f"the model needs {needed / GB:.4g} GB, and the machine has {memories}; pass more --vram or --ram, fewer "
+            "bits per weight, or a --disk to read from"
         )
     return (
         f"no setting of {who} fits: {load.fixed_bytes / GB:.4g} GB of dense weights, KV cache and runtime, and "
-        f"{load.expert_bytes / GB:.4g} GB of experts, on {machine.memory_bytes / GB:.4g} GB of {machine.platform.fast_tier} and "
-        f"{machine.ram_bytes / GB:.4g} GB of RAM; try more memory, a shorter --context, or another --engine"
+        f"{load.expert_bytes / GB:.4g} GB of experts, on {memories}; pass more memory, a shorter --context, or another "
+        "--engine"
     )
-
-
-def with_hits(load: Load, hits: Sequence[Hits]) -> Load:
-    """Return the load under other routings."""
-    return replace(load, hits=tuple(hits))

@@ -28,11 +28,9 @@ from moereplay.traces.schema import Geometry
 #: Rates that are left to CPU and link when both read main memory: 54 of 63.8 and 23.9 of 24.9 GB/s, as measured on a
 #: 4090 host by FreeToken (arXiv 2608.16157).
 CPU_LEFT, LINK_LEFT = 54 / 63.8, 23.9 / 24.9
-#: Of a disk's rate when pages of a mapped file fault one by one: .56 where whole experts reach 3.9 tokens/s, and 8 to 10
-#: where they reach 22 to 24 (engines' own measurements, 2026); the middle of 5 to 7 times, and 2.4 times for half in memory.
+#: Of a disk's rate when pages of a mapped file fault one by one: .56 where whole experts reach 3.9 tokens/s, 8 to 10
+#: where they reach 22 to 24 with half of the model in memory (measured by engines' authors, 2026).
 MAPPED = 1 / 5
-#: Parts of a token's time, as they are named.
-GPU, CPU, LINK, DISK, SYNC = "compute", "CPU", "link", "disk", "synchronisation"
 
 
 class Parts(NamedTuple):
@@ -127,7 +125,7 @@ def token(price: Prices, mode: Mode, hit: float, missing: float, in_memory: floa
 
 
 def _beside(price: Prices, mode: Mode, hits: float, others: Parts) -> Parts:
-    """Return the parts where `hits` of the fast processor are hidden by other work, or hide it, if the mode overlaps."""
+    """Return the parts; with overlap the longer of `hits`, of the fast processor, and the others hides the shorter."""
     work = others.cpu + others.link
     if not mode.overlap:
         return others._replace(compute=price.dense + hits)

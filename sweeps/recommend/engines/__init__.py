@@ -43,8 +43,8 @@ class Mode(Frozen):
     name: str
     flags: str  #: a template over QUANTITIES
     machines: tuple[Literal["gpu", "cpu", "unified"], ...] = ("gpu",)
-    #: Where an expert lies: whole layers, the most used of each layer, the last used, or nowhere in fast memory.
-    holds: Literal["layers", "static", "lru", "lru in one pool", "none"]
+    #: Where an expert lies: whole layers, the most used of each layer, or the last used.
+    holds: Literal["layers", "static", "lru", "lru in one pool"]
     miss: Literal["cpu", "fetch", "split"]  #: computed by the CPU, awaited over the link, or whichever ends first
     overlap: bool = False  #: in a layer the CPU, or the link, works beside the fast processor
     layer_us: Us = Field(default=0, ge=0, le=1e6)  #: more for each layer with a miss: submissions and waiting
@@ -71,9 +71,7 @@ class Engine(Frozen):
         for mode in modes:
             unknown = {name for _, name, _, _ in Formatter().parse(mode.flags) if name} - set(QUANTITIES)
             if unknown:
-                raise ValueError(
-                    f"flags of mode {mode.name}: unknown {min(unknown)}; {', '.join(QUANTITIES)} are known"
-                )
+                raise ValueError(f"flags of {mode.name}: unknown {min(unknown)}; expected {', '.join(QUANTITIES)}")
         return modes
 
 
