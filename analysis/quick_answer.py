@@ -12,7 +12,7 @@ from moereplay.traces.units import GB
 Document = Mapping[str, Any]
 SHOWN = 6  #: upgrades
 MS = 1e6
-PARTS = {"compute": "computing", "cpu": "the CPU", "link": "the link", "disk": "the disk", "sync": "synchronisation"}
+PARTS = {"compute": "compute", "cpu": "CPU", "link": "link", "disk": "disk", "sync": "synchronisation"}
 HOLDS = {
     "layers": "whole layers",
     "static": "the most used experts of each layer",
@@ -35,7 +35,8 @@ def lines(found: Document) -> Iterator[str]:
     yield f"  {_speed(best)}   {best['engine']}: {best['flags']}"
     yield f"  {_fast(found, best)}"
     if best["experts_ram_bytes"]:
-        yield f"  RAM {_gb(best['peak_ram_bytes'])}: {_gb(best['experts_ram_bytes'])} experts, 2 GB for the system (assumed)"
+        experts = f"{_gb(best['experts_ram_bytes'])} experts"
+        yield f"  RAM {_gb(best['peak_ram_bytes'])}: {experts}, 2 GB for the system (assumed)"
     if best["experts_disk_bytes"]:
         yield f"  disk: {_gb(best['experts_disk_bytes'])} of experts are in no memory"
     yield f"  a token takes {_ms(best)}"
@@ -151,7 +152,7 @@ def _engine(each: Document) -> dict[str, object]:
         "flags": each["flags"],
         "tokens/s": " ".join(f"{speed[name]:.3g}" for name in ("least", "middle", "most")),
         "hit": f"{each['hit_rate']['middle']:.0%}",
-        "runs compared": tried["runs"] if tried else 0,
+        "runs compared": tried["runs"] if tried else "none",
     }
 
 

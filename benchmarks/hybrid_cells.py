@@ -1,11 +1,10 @@
 """Compare the closed form of `recommend` with measured runs of machines that use VRAM, RAM and SSD at once.
 
-    python benchmarks/hybrid_cells.py FOLDER      # of cells.csv; its columns are in docs/recommend.md
+    python benchmarks/hybrid_cells.py FOLDER      # that holds cells.csv, a row per run
 
 Each run of one request without drafts is expressed as a setting of an engine on a machine made of the card's name and
 the published rates; nothing is fitted. Prints predicted over measured tokens/s by engine and placement, then within
-each series the ratio of every change; with `--fit` the fixed time and the CPU's rate come from the slowest and the
-fastest run of a series. Runs that cannot be expressed are counted by reason.
+each series the ratio of every change to its middle run. Runs that cannot be expressed are counted by reason.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ NAMED = {
 Row = Mapping[str, str]
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A run that the closed form cannot express."""
 
 
@@ -74,7 +73,7 @@ def main() -> None:
     for row in rows:
         try:
             run = expressed(row, routings)
-        except (Refused, ConfigError) as why:
+        except (RefusedError, ConfigError) as why:
             refused[str(why)[:90]] += 1
             continue
         parts = spent(run, int(_number(row, "ctx", 4096)))
@@ -101,8 +100,8 @@ def levels(found: list[tuple[Row, Expressed, float, float, Parts]]) -> Iterator[
     for (name, placement), ratios in sorted(groups.items()):
         near = sum(abs(ratio - 1) <= 0.25 for ratio in ratios)
         yield (
-            f"{name:22} {placement:22} {len(ratios):4} runs, measured time {min(ratios):.2f} to {max(ratios):.2f} times the "
-            f"predicted, median {median(ratios):.2f}; within 25%: {near}"
+            f"{name:20} {placement:20} {len(ratios):4} runs, measured time {min(ratios):.2f} to {max(ratios):.2f} times "
+            f"the predicted, median {median(ratios):.2f}; within 25%: {near}"
         )
 
 
@@ -121,7 +120,8 @@ def changes(found: list[tuple[Row, Expressed, float, float, Parts]]) -> Iterator
         moved = [(truth, told) for truth, told in pairs if abs(truth - 1) > 0.03]
         signs = sum((truth > 1) == (told > 1) and abs(told - 1) > 0.003 for truth, told in moved)
         errors = [abs(told / truth - 1) for truth, told in pairs]
-        yield f"{question:12} {len(pairs):4} changes: sign {signs} of {len(moved)}, median error of the ratio {median(errors):.1%}"
+        told = f"sign {signs} of {len(moved)}, median error of the ratio {median(errors):.1%}"
+        yield f"{question:12} {len(pairs):4} changes: {told}"
 
 
 def spent(run: Expressed, context: int) -> Parts:
@@ -133,15 +133,15 @@ def spent(run: Expressed, context: int) -> Parts:
 
 
 def expressed(row: Row, routings: dict[tuple[int, int, int], list[Hits]]) -> Expressed:
-    """Return a run as a setting. Raises Refused, or ConfigError for an unknown card."""
+    """Return a run as a setting. Raises RefusedError, or ConfigError for an unknown card."""
     if row["clean"] == "C":
-        raise Refused("incomplete, or several things changed")
+        raise RefusedError("incomplete, or several things changed")
     if row["model"] == "Qwen3.8-Flash-Next":
-        raise Refused("a file with embedding tables per layer, of which a token reads a few rows")
+        raise RefusedError("a file with embedding tables per layer, of which a token reads a few rows")
     if row["draft"] not in ("", "none") or row["concurrency"] not in ("", "1"):
-        raise Refused("drafts or several requests")
+        raise RefusedError("drafts or several requests")
     if not row["decode_tok_s"]:
-        raise Refused("no decode rate")
+        raise RefusedError("no decode rate")
     geometry, machine = _geometry(row), _machine(row)
     shape = geometry.layers, geometry.experts, geometry.k
     if shape not in routings:
@@ -161,7 +161,7 @@ def expressed(row: Row, routings: dict[tuple[int, int, int], list[Hits]]) -> Exp
         held = _held(row, share, hits)
         hit, missing = held, 1 - held**geometry.k
     else:
-        raise Refused(f"placement {row['placement']} without a share")
+        raise RefusedError(f"placement {row['placement']} without a share")
     in_memory = _in_memory(row, geometry, hit, hits)
     return Expressed(name, mode, machine, geometry, hit, missing, in_memory)
 
@@ -200,7 +200,7 @@ def _in_memory(row: Row, geometry: Geometry, hit: float, hits: list[Hits]) -> fl
 
 
 def _mode(row: Row, machine: Machine) -> tuple[str, Mode]:
-    """Return the engine and the mode that come closest to a run's. Raises Refused."""
+    """Return the engine and the mode that come closest to a run's. Raises RefusedError."""
     name, placement, miss = row["engine"].split()[0].lower(), row["placement"], row["on_miss"]
     known = {
         "kt-kernel": "ktransformers",
@@ -210,7 +210,7 @@ def _mode(row: Row, machine: Machine) -> tuple[str, Mode]:
     }
     known |= {"llama.cpp": "llama.cpp", "ik_llama.cpp": "ik_llama.cpp", "colibri": "colibri", "plugin": "llama.cpp"}
     if name not in known or "ssd" in placement or "tier" in placement or "rows by the GPU" in miss or "+" in placement:
-        raise Refused(f"{name}, {placement or 'no placement'}{', ' + miss if miss else ''}")
+        raise RefusedError(f"{name}, {placement or 'no placement'}{', ' + miss if miss else ''}")
     modes = {mode.name: mode for mode in engine(known[name]).modes}
     mode = next(iter(modes.values()))
     if name == "freetoken" and ("hybrid" in miss or "cpu" in miss):
@@ -229,12 +229,12 @@ def _geometry(row: Row) -> Geometry:
     if row["model"] in NAMED and row["bits"] and not all(sizes):
         return _known(row)
     if not all(sizes):
-        raise Refused("shape or bytes of the model not published")
+        raise RefusedError("shape or bytes of the model not published")
     layers, experts, k, expert, model = map(float, sizes)
     size = round(expert * MIB)
     dense = round(model * GIB) - int(layers * experts) * size
     if dense <= 0:
-        raise Refused("experts larger than the file")
+        raise RefusedError("experts larger than the file")
     bits = _number(row, "bits", 4.5)
     return Geometry(
         layers=int(layers),
@@ -258,7 +258,7 @@ def _machine(row: Row) -> Machine:
     gpu = re.sub(r"\b\d+G\b.*|\d+ ?W\b|,.*", "", row["gpu"].replace("Laptop 8G", "Laptop")).strip()
     gpu = {"RTX 2060": "RTX 2060 12GB", "RTX 4090D": "RTX 4090"}.get(gpu, gpu)
     if not gpu or "+" in row["gpu"] or _number(row, "n_gpu", 1) > 1:
-        raise Refused("several GPUs, or none named")
+        raise RefusedError("several GPUs, or none named")
     rate = _number(row, "ram_bw_gbs")
     said = f"{rate * (1 if 'measured' in row['ram_bw_kind'] else NOMINAL):.3f}GB/s" if rate else ""
     disk = f"{_number(row, 'ssd_gbs')}GB/s" if row["ssd_gbs"] else ""
@@ -266,7 +266,7 @@ def _machine(row: Row) -> Machine:
     if gpu.startswith("none") or gpu in ("Radeon 780M iGPU", "GB10", "M3 Max"):
         gpu = "RTX 3090" if gpu.startswith("none") else "none"
         if gpu == "none":
-            raise Refused("memory shared with the GPU")
+            raise RefusedError("memory shared with the GPU")
     return assembled(gpu=gpu, vram="", ram=f"{_number(row, 'ram_gib', 128)}GiB", ram_rate=said, disk=disk, link=pcie)
 
 

@@ -177,7 +177,9 @@ def _machine_of(settings: options.Given, given: Given) -> Machine:
     if named + given.here + bool(given.gpu) > 1:
         raise ConfigError("--platform, --here and --gpu cannot be combined: each describes the machine")
     if named:
-        return of_platform(platform(str(settings.values["platform"])), given.memory or given.vram, given.ram, given.disk)
+        return of_platform(
+            platform(str(settings.values["platform"])), given.memory or given.vram, given.ram, given.disk
+        )
     if given.names_parts and not given.here:
         ram = given.ram or (given.memory if not given.vram and not given.gpu else "")
         return assembled(

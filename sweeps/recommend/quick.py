@@ -60,7 +60,7 @@ class Load:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache."""
-        return self.geometry.kv_bytes * self.context
+        return self.geometry.kv_cache(self.context)
 
     @property
     def fixed_bytes(self) -> int:

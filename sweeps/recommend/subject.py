@@ -1,4 +1,4 @@
-"""What a recommendation is asked about: a model or a trace, as the load of the closed form, with what is known of it."""
+"""The subject of a recommendation: a model or a trace as the load of the closed form, and how well it is known."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Subject(NamedTuple):
 def model_load(spec: str, asked: Asked) -> Subject:
     """Return the load of a model. Raises TraceError or ConfigError."""
     model = model_of(spec, asked.quant)
-    geometry = sized(model.geometry, model.name, asked.dense, asked.dense_bits)
+    cached = {"kv_bytes": model.kv_bytes, "kv_windows": model.kv_windows}
+    geometry = sized(model.geometry.model_copy(update=cached), model.name, asked.dense, asked.dense_bits)
     candidates = routings_for(model.name, geometry)
     own = candidates[0].own
     names = ", ".join(each.name for each in candidates)

@@ -23,7 +23,7 @@ def better(machine: Machine, expert_bytes: int) -> Iterator[tuple[str, Machine]]
     if machine.kind == "gpu":
         larger = [gib for gib in CARD_SIZES if gib * 2**30 > size * 1.05]
         for gib in larger[:2]:
-            yield f"{name} of {gib} GB in place of {size / 2**30:.3g}", with_memory(machine, gib * 2**30)
+            yield f"{name} of {gib} GiB in place of {size / 2**30:.3g}", with_memory(machine, gib * 2**30)
         if machine.ram_bytes < 2 * expert_bytes:
             doubled = machine._replace(ram_bytes=2 * machine.ram_bytes)
             yield f"RAM of {2 * machine.ram_bytes / GB:.3g} GB in place of {machine.ram_bytes / GB:.3g}", doubled
