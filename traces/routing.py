@@ -51,6 +51,7 @@ class RoutingModel(Frozen):
     summary: str = ""
     source: str = ""
     model: str = ""  #: a known model
+    trial: bool = False  #: of a model made for trials, which stands for no other
     layers: int = Field(ge=1)
     experts: int = Field(ge=1)
     k: int = Field(ge=1)
@@ -79,11 +80,15 @@ class RoutingModel(Frozen):
             raise ValueError(f"k = {self.k} exceeds experts = {self.experts}")
         return self
 
+    def at_layers(self, places: Sequence[int]) -> RoutingModel:
+        """Return the model of some of its layers."""
+        parts = {part: tuple(getattr(self, part)[place] for place in places) for part in PARTS}
+        return self.model_copy(update={"layers": len(places), "error": None, **parts})
+
     def scaled(self, layers: int, experts: int, k: int) -> RoutingModel:
         """Return the model at another shape: each layer takes the numbers of the layer at its relative depth."""
         places = [min(at * self.layers // layers, self.layers - 1) for at in range(layers)]
-        parts = {part: tuple(getattr(self, part)[place] for place in places) for part in PARTS}
-        return self.model_copy(update={"layers": layers, "experts": experts, "k": k, "error": None, **parts})
+        return self.at_layers(places).model_copy(update={"experts": experts, "k": k})
 
 
 def draw(model: RoutingModel, lengths: Sequence[int], seed: int = 0) -> np.ndarray:
@@ -208,6 +213,8 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
             yield f"{name} = [{', '.join(f'{each:.4g}' for each in value)}]"
         elif isinstance(value, str):
             yield f'{name} = "{value}"'
+        elif isinstance(value, bool):
+            yield f"{name} = {str(value).lower()}"
         elif name not in tables:
             yield f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}"
     for name, table in tables.items():

@@ -10,6 +10,7 @@ import pytest
 
 from moereplay.traces.geometry import known
 from moereplay.traces.routing import PARTS, RoutingModel, as_toml, draw, named, read, scores_of, shipped, text_of
+from moereplay.traces.routing_candidates import routings_for
 from moereplay.traces.schema import TraceError
 from moereplay.traces.synthetic import Synthetic, synthesise
 
@@ -122,3 +123,15 @@ def test_models_that_ship_are_complete() -> None:
     for name, each in shipped().items():
         assert each.name == name and each.source and each.summary and each.error, name
         assert known(each.model).geometry.experts == each.experts, name
+
+
+def test_a_model_has_its_own_routing_or_that_of_all_others_at_its_shape() -> None:
+    olmoe, other = known("olmoe-1b-7b").geometry, known("glm-4.5-air").geometry
+    own = routings_for("someone_OLMoE-1B-7B-0924-Q4_K_M.gguf", olmoe)
+    assert [each.name for each in own] == ["olmoe-1b-7b"] and own[0].own
+    others = routings_for("glm-4.5-air", other)
+    assert {each.name for each in others} == {name for name, each in shipped().items() if name != "miniature"}
+    assert not any(each.own for each in others)
+    assert {(each.routing.layers, each.routing.experts, each.routing.k) for each in others} == {(45, 128, 8)}
+    cut = olmoe.model_copy(update={"layers": 8, "expert_bytes": olmoe.expert_bytes[:8]})
+    assert not routings_for("olmoe-1b-7b", cut)[0].own  # of another shape: not this model's

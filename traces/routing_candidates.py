@@ -1,0 +1,32 @@
+"""Routing models that may stand for a model: its own where someone recorded it, else those of all others, scaled."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moereplay.traces.geometry import recognised
+from moereplay.traces.routing import RoutingModel, shipped
+from moereplay.traces.schema import Geometry
+
+
+class Candidate(NamedTuple):
+    """A routing model at a geometry's shape."""
+
+    routing: RoutingModel
+    name: str  #: of the routing model that ships
+    own: bool  #: whether the model's own routing was recorded
+
+
+def routings_for(name: str, geometry: Geometry) -> list[Candidate]:
+    """Return the routing models that ship for a model of this name and shape: its own ones, else all of real models.
+
+    Own are those of the known model that `recognised` finds in the name, with as many layers and experts; there may be
+    several, of different text. Others are scaled: a layer takes the eight numbers of the layer at its relative depth,
+    and the noise keeps its scale. What scaling keeps is the strengths, not the hit rates: with a smaller k / E the k
+    highest scores lie further out, where strong parts weigh more, so reuse falls less than chance does.
+    """
+    known = recognised(name, geometry)
+    real = {each: model for each, model in shipped().items() if not model.trial}
+    own = {each: model for each, model in real.items() if known and model.model == known.name}
+    shape = geometry.layers, geometry.experts, geometry.k
+    return [Candidate(model.scaled(*shape), each, bool(own)) for each, model in (own or real).items()]
