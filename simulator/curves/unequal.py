@@ -31,7 +31,7 @@ from moereplay.simulator.threads import check_stop
 
 COUNTED = 10**8  #: stays to look at in all turns together
 AT_ONCE = 10**6  #: in a call of the kernel, between which it may be stopped
-LEAST_TURNS, MOST_TURNS = 100, 300
+LEAST_TURNS, MOST_TURNS = 60, 300
 STEP, LAST_STEP = 0.3, 0.015  #: of a price in one turn, at first and at last
 BLUR, LAST_BLUR = 1.0, 0.02  #: the range of worth, in hits, over which a stay goes from left out to chosen
 MOMENTUM, MEMORY = 0.9, 0.99  #: of the direction, and of its mean square
