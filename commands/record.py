@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 #: Options that require one kind of input; None or False means that the option was not given.
 FOR_TEXT = ("window", "prompt_tokens")
 FOR_PROMPTS = ("field", "chat", "truncate", "shuffle", "max_new_tokens", "temperature", "top_p", "top_k")
+Model = Annotated[
+    str,
+    typer.Argument(help="Hugging Face id, local folder, GGUF file, or `miniature` (bundled).", show_default=False),
+]
 Dataset = Annotated[
     str | None, typer.Option(help="Hugging Face dataset instead of prompts: ID, or ID:SPLIT (default split: test).")
 ]
@@ -72,7 +76,7 @@ class Kept(NamedTuple):
 
 @grouped
 def record(
-    model: model_options.Model,
+    model: Model,
     *,
     out: NewTrace,
     source: Source,

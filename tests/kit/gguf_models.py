@@ -55,28 +55,32 @@ ARCHITECTURES = {
     ),
     "gpt_oss": Architecture(
         "gpt-oss",
-        lambda config: {
-            "expert_feed_forward_length": config.intermediate_size,
-            "attention.sliding_window": config.sliding_window,
-        }
-        | _head(config),
+        lambda config: (
+            {
+                "expert_feed_forward_length": config.intermediate_size,
+                "attention.sliding_window": config.sliding_window,
+            }
+            | _head(config)
+        ),
         "post_attention_norm",
         interleaved=True,
     ),
     "glm4_moe": Architecture(
         "glm4moe",
-        lambda config: {
-            "expert_feed_forward_length": config.moe_intermediate_size,
-            "rope.dimension_count": config.head_dim // 2,
-            "leading_dense_block_count": config.first_k_dense_replace,
-            "expert_shared_count": config.n_shared_experts,
-            "expert_gating_func": 2,
-            "expert_weights_norm": True,
-            "expert_weights_scale": float(config.routed_scaling_factor),
-            "expert_group_count": config.n_group,
-            "expert_group_used_count": config.topk_group,
-        }
-        | _head(config),
+        lambda config: (
+            {
+                "expert_feed_forward_length": config.moe_intermediate_size,
+                "rope.dimension_count": config.head_dim // 2,
+                "leading_dense_block_count": config.first_k_dense_replace,
+                "expert_shared_count": config.n_shared_experts,
+                "expert_gating_func": 2,
+                "expert_weights_norm": True,
+                "expert_weights_scale": float(config.routed_scaling_factor),
+                "expert_group_count": config.n_group,
+                "expert_group_used_count": config.topk_group,
+            }
+            | _head(config)
+        ),
         "post_attention_norm",
     ),
 }
