@@ -58,7 +58,7 @@ def tiny(tmp_path_factory) -> Path:
 
 def written(folder: Path, family: str) -> Path:
     """Save a checkpoint in a folder, and the same weights as a GGUF file beside it."""
-    keys = {"num_nextn_predict_layers": 0} if family == "glm4_moe" else {}
+    keys: dict[str, Any] = {"num_nextn_predict_layers": 0} if family == "glm4_moe" else {}
     model = load(str(checkpoint(folder / family, family, **keys))).model
     return write_gguf(folder / f"{family}.gguf", model, characters())
 

@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import numpy as np
 
-import moereplay
 from moereplay.tracegen.errors import RecordError
 from moereplay.traces.documents import DocumentError, from_json, json_text
 
@@ -30,14 +29,13 @@ class Engine:
     """A running llama.cpp. Inside `with`; its methods raise RecordError, also when the process has ended."""
 
     def __init__(self, library: Path) -> None:
-        root = str(Path(moereplay.__file__).resolve().parents[1])
-        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        paths = os.pathsep.join(filter(None, sys.path))  # this program, wherever it was found
         self._process = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM],
+            [sys.executable, "-P", "-m", PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=os.environ | {"PYTHONPATH": paths},
             start_new_session=True,  # Ctrl-C is this process's, which then ends that one
         )
         self._printed: deque[str] = deque(maxlen=4)
@@ -112,7 +110,7 @@ class Engine:
         whole = isinstance(shape, list) and all(isinstance(each, int) and 0 <= each < 1 << 31 for each in shape)
         if EXPECTED.get(name) != dtype or not whole or len(shape) > 3 or 4 * np.prod(shape, dtype=float) > MOST_ARRAY:
             raise RecordError("llama.cpp's process answers with an array that was not asked for; is the file damaged?")
-        values = np.empty(shape, dtype)
+        values: Any = np.empty(shape, dtype)
         view = memoryview(values.reshape(-1)).cast("B")
         at = 0
         while at < len(view):

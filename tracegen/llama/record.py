@@ -47,8 +47,8 @@ class Way(NamedTuple):
     @property
     def words(self) -> str:
         """The settings as provenance states them."""
-        kept = "keys and values float32, no flash attention" if self.exact else "llama.cpp's defaults"
-        return f"{kept}, {self.threads} threads, experts not repacked"
+        kept = "keys and values float32, no flash attention" if self.exact else "default keys and values"
+        return f"{kept}, {self.threads} thread{'s' * (self.threads > 1)}, experts not repacked"
 
 
 def loaded(engine: Engine, file: GgufModel) -> Running:
