@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from moereplay.commands import options
-from moereplay.commands.terminal import show
+from moereplay.commands.terminal import show, show_json
 
 
 def policies(
@@ -71,18 +71,27 @@ def models(
         typer.Argument(help="Show the sizes of this model, file, folder, address, or owner/name of the hub."),
     ] = None,
     quant: options.Quant = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the models whose geometry is known, or show the sizes of one, also of a file, a folder, or the hub."""
-    from moereplay.analysis.tables import table
+    from moereplay.analysis.tables import definitions, table
     from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.checkpoints.explain import explained
     from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.geometry import MODELS
 
     if name:
-        print(model_of(name, quant).model_dump_json(indent=1))
+        found = model_of(name, quant)
+        if as_json:
+            show_json(found.model_dump(mode="json"))
+        else:
+            show(*definitions(explained(found)))
         return
     if quant:
         raise ConfigError("--quant requires the name of a model")
     shown = ("model", "layers", "experts", "k", "shared", "MiB per expert")
+    if as_json:
+        show_json([model.model_dump(mode="json") for model in MODELS.values()])
+        return
     show(table([{column: model.row()[column] for column in shown} for model in MODELS.values()]))
     show("router, context, bytes by precision and sources of one: moereplay models NAME")
