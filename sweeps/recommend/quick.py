@@ -20,6 +20,7 @@ from moereplay.traces.units import GB
 
 SYSTEM = 2 * int(GB)  #: main memory for the operating system and other programs, assumed
 STEPS = 12  #: of a ladder, at most
+BORNE_OUT = 1.5  #: measured over predicted time, median, of engines that may lead
 WORTH = 0.01  #: smaller gains do not count
 SHARES = (0.25, 0.5, 0.75, 1.0)  #: of the fast memory for experts, in the ladder of a cache
 CROSSINGS = 40  #: sizes of fast memory at which schemes are compared
@@ -161,12 +162,15 @@ def _fastest(found: Sequence[Estimate]) -> Estimate:
 def _leader(found: Sequence[Estimate]) -> Estimate:
     """Return the fastest of the engines whose predictions were compared with runs, else the fastest of all.
 
-    A prediction that runs took longer than counts as so much slower.
+    A prediction that runs took longer than counts as so much slower, and one far off does not count.
     """
-    tried = [(each, band) for each in found if (band := engine(each.setting.engine).tried)]
+    bands = ((each, engine(each.setting.engine).tried) for each in found)
+    tried = [(each, band) for each, band in bands if band and band.median <= BORNE_OUT]
+    if not tried:
+        return _fastest(found)
     speeds = [each.tokens_per_s.middle / max(1.0, band.median) for each, band in tried]
     near = (each for (each, _), speed in zip(tried, speeds, strict=True) if speed >= max(speeds) * (1 - 1e-3))
-    return next(near, None) or _fastest(found)
+    return next(near)
 
 
 def _best_by(found: Sequence[Estimate], key: Callable[[Estimate], object]) -> tuple[Estimate, ...]:

@@ -34,8 +34,8 @@ MAPPED = 1 / 5
 
 
 #: A GPU runs about 30 kernels per layer of one decoded token (norms, projections, positions, cache, attention, router,
-#: experts, shared expert, sums), and each takes at least 3.5 us to launch and to drain (measured in a fork of llama.cpp,
-#: 2026). Resident models need as much beyond their bytes: 100 to 170 us per layer in llama.cpp, SGLang and vLLM.
+#: experts, shared expert, sums; a count of ours), and a launch takes about 3.5 us (engines' authors, 2026). Published
+#: runs of resident models, by llama.cpp, SGLang and vLLM, need 100 to 170 us per layer beyond their bytes.
 KERNELS, KERNEL_NS = 30, 3_500
 
 

@@ -1,7 +1,7 @@
 """Engines as data, and directions of published ladders that the closed form of a token's time reproduces.
 
-Figures of the ladder: lukaLLM/Qwen3.8-Flash-Next-VRAM-Benchmark at 518a52d, 48 layers of which a token uses 10 experts of
-2.36 MiB; a card of 96 GB whose memory was capped.
+Figures of the ladder: lukaLLM/Qwen3.8-Flash-Next-VRAM-Benchmark at 518a52d, 48 layers of which a token uses 10 experts
+of 2.36 MiB; a card of 96 GB whose memory was capped.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ MIB = 2**20
 LUKA = Geometry(
     layers=48, experts=512, k=10, expert_bytes=(round(2.36 * MIB),) * 48, expert_bits=4.25, dense_bytes=3_000_000_000
 )
+
+PLAIN = Prices(layers=48, k=10, dense=0, expert=0, cpu=None, link=None, latency=0, disk=None, disk_latency=0)
 
 
 def concave(power: float) -> Hits:
