@@ -99,10 +99,8 @@ def levels(found: list[tuple[Row, Expressed, float, float, Parts]]) -> Iterator[
     groups["all", ""] = [each for ratios in list(groups.values()) for each in ratios]
     for (name, placement), ratios in sorted(groups.items()):
         near = sum(abs(ratio - 1) <= 0.25 for ratio in ratios)
-        yield (
-            f"{name:20} {placement:20} {len(ratios):4} runs, measured time {min(ratios):.2f} to {max(ratios):.2f} times "
-            f"the predicted, median {median(ratios):.2f}; within 25%: {near}"
-        )
+        times = f"measured {min(ratios):.2f} to {max(ratios):.2f} times the predicted time, median {median(ratios):.2f}"
+        yield f"{name:20} {placement:20} {len(ratios):4} runs, {times}; within 25%: {near}"
 
 
 def changes(found: list[tuple[Row, Expressed, float, float, Parts]]) -> Iterator[str]:
