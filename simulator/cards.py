@@ -13,16 +13,16 @@ from pydantic import Field
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.schema import Frozen, shown
-from moereplay.traces.texts import hint
+from moereplay.traces.texts import nearest
 from moereplay.traces.units import GB
 
 GIB = 1 << 30
-#: Bytes/s of a lane that copies from pinned memory reach. Measured over 16 lanes: 13.17 GB/s on PCIe 3 (FreeToken, issue
-#: 131), 25.1 and 52.7 GB/s on PCIe 4 and 5 (FreeToken, arXiv 2608.16157). Eight lanes of PCIe 4 were measured at 12.5.
+#: Bytes/s of a lane that copies from pinned memory reach. Measured over 16 lanes: 13.17 GB/s on PCIe 3 (FreeToken,
+#: issue 131), 25.1 and 52.7 GB/s on PCIe 4 and 5 (arXiv 2608.16157). Eight lanes of PCIe 4 were measured at 12.5 GB/s.
 LANE = {"3.0": 13.17e9 / 16, "4.0": 25.1e9 / 16, "5.0": 52.7e9 / 16}
 LANES = (1, 2, 4, 8, 16)
 #: Words of a driver's name that do not change a card's figures: form, memory, and what every name of a family has.
-_IDLE = re.compile(r"gpu|graphics|generation|edition|workstation|server|oem|pcie|sxm\d?|hbm\d?e?|\d+gb|w|with|accelerator")
+_IDLE = re.compile(r"gpu|graphics|generation|edition|workstation|server|oem|pcie|sxm\d?|hbm\d?e?|\d+gb|accelerator")
 _BRANDS = re.compile(r"\((r|tm|c)\)|nvidia|geforce|amd|radeon(?! pro| ai)|apple|intel")
 
 
@@ -103,12 +103,8 @@ def card(name: str) -> Card:
     """Return a card by name or alias, ignoring case, spaces and the vendor. Raises ConfigError naming a similar one."""
     found = _spellings().get(_plain(name))
     if found is None:
-        near = {_plain(each): each for each in cards()}
-        said = hint(_plain(name), list(near)) if len(name) <= 80 else "expected a name"
-        for plain, full in near.items():
-            said = said.replace(plain, full) if f"mean {plain}?" in said else said
-        if "mean" not in said:
-            said = "expected a name such as RTX 3090 or M4 Max"
+        near = nearest(_plain(name[:80]), _spellings())
+        said = f"did you mean {_spellings()[near].name}?" if near else "expected a name such as RTX 3090 or M4 Max"
         raise ConfigError(f"unknown card {shown(name)!r}: {said}; `moereplay platforms --cards` lists them")
     return found
 
@@ -141,9 +137,12 @@ def _of_stem(plain: str) -> Iterator[Card]:
     exact = _spellings().get(plain)
     if exact is not None:
         yield exact
-    for spelling, found in _spellings().items():
-        if found is not exact and re.sub(r"\d+gb?$", "", spelling) == plain:
-            yield found
+    yield from (found for found in cards().values() if found is not exact and plain in _stems(found))
+
+
+def _stems(found: Card) -> list[str]:
+    names = (found.name, *found.aliases)
+    return [_plain(stem) for each in names if (stem := re.sub(r" \d+GB$", "", each)) != each]
 
 
 @cache

@@ -24,7 +24,14 @@ TIMEOUT_S = 5
 ROOT = Path("/")  #: of /proc and /sys
 LONGEST = 80  #: characters of a name
 LEAST_VRAM = 2 << 30  #: a GPU with less is a part of the processor, and computes no experts
-GENERATIONS = {"2.5": "1.0", "5.0": "2.0", "8.0": "3.0", "16.0": "4.0", "32.0": "5.0", "64.0": "6.0"}  #: by GT/s of a lane
+GENERATIONS = {
+    "2.5": "1.0",
+    "5.0": "2.0",
+    "8.0": "3.0",
+    "16.0": "4.0",
+    "32.0": "5.0",
+    "64.0": "6.0",
+}  #: by GT/s of a lane
 
 
 class Gpu(NamedTuple):
@@ -90,14 +97,18 @@ def _cpu_name() -> str:
 def _own_groups() -> Iterator[str]:
     """Yield folders of the control group of this process and those above it, for both versions of control groups."""
     for line in _text("proc/self/cgroup").splitlines():
-        _, kinds, path = (line.split(":", 2) + ["", ""])[:3]
+        _, kinds, path = [*line.split(":", 2), "", ""][:3]
         kind = next((each for each in kinds.split(",") if each in ("memory", "cpu")), "")
         if kinds and not kind:
             continue
         parts = [part for part in path.split("/") if part and part != ".."]
         for last in range(len(parts), -1, -1):
             yield "/".join(["sys/fs/cgroup", *([kind] if kind else []), *parts[:last]])
-    yield from ("sys/fs/cgroup", "sys/fs/cgroup/memory", "sys/fs/cgroup/cpu")  # in a container its own group is the root
+    yield from (
+        "sys/fs/cgroup",
+        "sys/fs/cgroup/memory",
+        "sys/fs/cgroup/cpu",
+    )  # in a container its own group is the root
 
 
 def _ram_bytes() -> int:
@@ -118,7 +129,7 @@ def _ram_bytes() -> int:
 def _limited_cores(cores: int) -> int:
     """Return the cores that a quota of processor time amounts to, rounded up, if it is less."""
     for group in _own_groups():
-        quota, period = (_text(f"{group}/cpu.max").split() + ["", ""])[:2]
+        quota, period = [*_text(f"{group}/cpu.max").split(), "", ""][:2]
         if not quota:
             quota, period = _text(f"{group}/cpu.cfs_quota_us"), _text(f"{group}/cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal() and int(quota) and int(period):
@@ -214,7 +225,7 @@ def _listed() -> Iterator[tuple[str, str, str]]:
 
 
 def _pci_name(slot: str, memory: int) -> str:
-    """Return the name of a GPU from lspci, which lists the cards of one chip in brackets: those of the memory's size."""
+    """Return the name of a GPU from lspci, which lists the cards of one chip: the one whose memory is nearest."""
     for at, _, name in _listed():
         if at == slot:
             return _of_chip(name, memory)

@@ -37,6 +37,13 @@ class Survey(NamedTuple):
             lines.append(("disk", f"of {self.folder.resolve()}: {_in_words(self.disk)}"))
         return lines
 
+    def document(self) -> dict[str, object]:
+        """Return what was found and measured, for JSON."""
+        disk = {"folder": str(self.folder.resolve()), **self.disk._asdict()} if self.disk else None
+        gpus = [gpu._asdict() for gpu in self.found.gpus]
+        found = {"cpu": self.found.cpu, "cores": self.found.cores, "ram_bytes": self.found.ram_bytes, "gpus": gpus}
+        return {"found": found, "measured": {"ram_bytes_per_s": self.ram_bytes_per_s, "disk": disk}}
+
 
 def here(folder: Path = Path()) -> Machine:
     """Return this machine, with the disk that `folder` is on. Raises ConfigError if its memory cannot be told."""
@@ -131,8 +138,8 @@ def _link_of(gpu: Gpu) -> str:
 def _in_words(disk: Disk) -> str:
     how = "past the page cache" if disk.past_cache else "through the page cache"
     return (
-        f"{disk.bytes_per_s / GB:.3g} GB/s by {LANES} readers of {READ_BYTES >> 20} MiB, {disk.one_reader / GB:.3g} by one, "
-        f"{disk.latency_ns / 1000:.0f} us for a page (measured {how})"
+        f"{disk.bytes_per_s / GB:.3g} GB/s by {LANES} readers of {READ_BYTES >> 20} MiB, "
+        f"{disk.one_reader / GB:.3g} by one, {disk.latency_ns / 1000:.0f} us for a page (measured {how})"
     )
 
 
@@ -147,4 +154,4 @@ def as_file(made: Machine) -> str:
             "[[tiers]]: RAM that holds the experts read from the disk so far. If all experts fit into RAM and are read",
             "before the first token, remove that table: replays may then also compute misses on the CPU (--miss cpu).",
         ]
-    return "".join(f"# {line}\n" for line in comments) + as_toml(made.platform)
+    return "".join(f"# {' '.join(line.split())}\n" for line in comments) + as_toml(made.platform)
