@@ -85,8 +85,8 @@ def _goes_past_cache(file: int) -> bool:
     with suppress(OSError, ImportError, AttributeError):
         import fcntl
 
-        if hasattr(fcntl, "F_NOCACHE"):
-            fcntl.fcntl(file, fcntl.F_NOCACHE, 1)  # macOS
+        if no_cache := getattr(fcntl, "F_NOCACHE", 0):  # macOS
+            fcntl.fcntl(file, no_cache, 1)
         else:
             fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
         with mmap.mmap(-1, PAGE) as page:
