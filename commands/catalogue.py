@@ -1,4 +1,4 @@
-"""`moereplay policies`, `presets`, `platforms` and `models`: list what ships, or explain one entry with its sources."""
+"""`moereplay policies`, `presets` and `models`: list what ships, or explain one entry with its sources."""
 
 from __future__ import annotations
 
@@ -41,28 +41,6 @@ def presets(name: Annotated[str | None, typer.Argument(help="Explain this preset
         return
     show(table([{column: preset(known).row()[column] for column in ("preset", "what")} for known in NAMES]))
     show("policies, capacity, platform and sources of one: moereplay presets NAME")
-
-
-def platforms(
-    name: Annotated[str | None, typer.Argument(help="Show this platform's figures and sources.")] = None,
-    toml: Annotated[bool, typer.Option("--toml", help="Print the platform as a .toml file to edit and pass.")] = False,
-) -> None:
-    """List the platforms that ship, or show one: every figure with its source."""
-    from pydantic_core import to_json
-
-    from moereplay.analysis.tables import table
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platforms import as_toml, platform
-    from moereplay.simulator.platforms import presets as shipped
-
-    if toml and name is None:
-        raise ConfigError("--toml requires a platform; name one, as in `moereplay platforms phone-ufs4 --toml`")
-    if name is None:
-        show(table([preset.row() for preset in shipped()]))
-    elif toml:
-        print(as_toml(platform(name)), end="")
-    else:
-        print(to_json(platform(name).document(), indent=1, inf_nan_mode="null").decode())
 
 
 def models(
