@@ -245,7 +245,7 @@ def test_ranges_hold_every_routing() -> None:
         ({"gpu": "none"}, "missing size of the memory"),
     ],
 )
-def test_what_cannot_be_answered_is_a_line(parts: dict[str, str], told: str) -> None:
+def test_what_cannot_be_answered_is_a_line(parts: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as raised:
         answer(**{"only": "", **parts})
     assert told in str(raised.value) and "\n" not in str(raised.value)
