@@ -15,7 +15,7 @@ class Window(NamedTuple):
 
 
 class Cached:
-    """What keeps keys and values: a geometry, or a known model."""
+    """A model with keys and values: a geometry, or a known model."""
 
     kv_bytes: int
     kv_windows: tuple[Window, ...]

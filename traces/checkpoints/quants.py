@@ -39,7 +39,7 @@ class Mix(NamedTuple):
     base: str
     down: Down | None = None  #: None: as `base`
     middle: str = ""  #: of gate and up in the layers between the first and the last eighth
-    attention: float = 0  #: bits per weight of what is no expert, 0: the mean of the experts' without replacements
+    attention: float = 0  #: bits per weight outside experts; 0: the experts' mean, without replacements
     head: str = "Q6_K"
     table: str = ""  #: of an embedding apart from the head, "": `base`
 
@@ -113,7 +113,7 @@ def quantised(model: KnownModel, quant: str) -> KnownModel:
     if model.stored:
         raise TraceError(f"--quant {quant}: the weights of {model.name} are stored already; leave --quant out")
     experts, layer_bits, head_bits, table_bits = _bits(model, name)
-    if name in MIXES and model.published.bits == 4:  # nobody stores four bits in more
+    if name in MIXES and model.published.bits == 4:  # four-bit weights are not stored in more bits
         experts = tuple(map(min, experts, geometry.bytes_by_bits.get(4, geometry.expert_bytes)))
     gates = model.hidden * geometry.experts
     inside = round((max(0, geometry.dense_params - gates) * layer_bits + gates * GATE_BITS) / 8)
