@@ -249,9 +249,11 @@ sample: .venv/record.stamp   ## record the bundled trace anew
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
 	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
 
-tables: .venv/base.stamp     ## write the tables of policies, importers, exporters, hooks, settings and counters into docs/
+tables: .venv/base.stamp     ## write the tables of cards, policies, importers, exporters, hooks, settings and counters into docs/
 	$(BIN)/moereplay policies --markdown > policies.table
 	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r policies.table' docs/policies-table.md && rm policies.table
+	$(BIN)/python -c 'from moereplay.simulator.cards import markdown; print(markdown())' > cards.table
+	sed -i -e '/<!-- cards:/,/<!-- end -->/{//!d}' -e '/<!-- cards:/r cards.table' docs/platforms.md && rm cards.table
 	$(BIN)/python -m moereplay.results.counters > docs/counters.table
 	sed -i -e '/<!-- counters:/,/<!-- end -->/{//!d}' -e '/<!-- counters:/r docs/counters.table' docs/semantics.md && rm docs/counters.table
 	$(BIN)/python -c 'from moereplay.traces.importers.registry import markdown; print(markdown())' > importers.table

@@ -224,8 +224,8 @@ def _searched(found: Document) -> str:
 
 def _flags(found: Document) -> str:
     flags = found["flags"]
-    spelled = ", ".join(f"{name} {text}" for name, text in flags.items() if isinstance(text, str))
-    nearest = f". Nearest to it in engines that choose once: {spelled}" if spelled else ""
+    spelled = "; ".join(f"{name} {text}" for name, text in flags.items() if isinstance(text, str))
+    nearest = f". Settings of engines that are nearest to it: {spelled}" if spelled else ""
     cache = f"{flags['cache_mib']:,} MiB, {_room(found)}"
     return f"in your engine: a cache of {cache}{nearest}"
 
