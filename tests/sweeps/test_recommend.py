@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from moereplay.simulator.capacity import RUNTIME, Memory, divided
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.recommend.document import document
-from moereplay.sweeps.recommend.pace import QUICK, THOROUGH
+from moereplay.sweeps.recommend.pace import THOROUGH
 from moereplay.sweeps.recommend.runner import Budget, Runner
-from moereplay.sweeps.recommend.search import WORTH, Answer, Question, judged, most_replays, search
+from moereplay.sweeps.recommend.search import WORTH, Answer, Question, most_replays, search
 from moereplay.sweeps.recommend.space import (
     ANY,
     EMPTY,
@@ -243,23 +242,6 @@ def test_a_long_trace_is_searched_on_some_requests_and_answered_on_all(monkeypat
         assert named is not None and whole.tried([named.config])[0].tokens_per_s == named.tokens_per_s
     everything = whole.tried(configs(question, answer.space))
     assert answer.best.tokens_per_s >= 0.98 * max(each.tokens_per_s for each in everything)
-
-
-def test_a_quick_search_is_near_the_best_of_all_sets():
-    """Ranked on 300 accesses of two requests, judged on 1,800 of 2,640; every set is then replayed on all."""
-    kinds = {"requests": 20, "prompt_tokens": 2, "decode_tokens": 20, "reuse": 0.5, "recall": (0.8,)}
-    trace = synthesise(Synthetic.model_validate({"kind": "markov", "geometry": GEOMETRY, **kinds}))
-    asked = replace(question_of(trace, 7, platform="phone-ufs4"), pace=replace(QUICK, judged=1_800, screened=300))
-    question = judged(asked)
-    answer = search(question)
-    assert question.trace.tokens * 6 <= 1_900 and answer.screened_on == 2
-    assert answer.replayed < answer.space.combinations
-    said = document(question, answer, "here.zarr", trace)
-    assert said["trace"]["digest"] == trace.digest and said["searched"]["judged_on"]["of_tokens"] == trace.tokens
-    assert any("--thorough" in line for line in lines(with_intervals(said | {"assumed": {}}, {})))
-    whole = Runner(trace)
-    best = max(each.tokens_per_s for each in whole.tried(configs(asked, answer.space)))
-    assert whole.tried([answer.best.config])[0].tokens_per_s >= 0.95 * best
 
 
 def test_where_every_expert_fits_no_policy_is_searched():
