@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.documents import DocumentError, content, from_json, refuse_irregular
+from moereplay.traces.geometry import BY_SPELLING, KnownModel
 
 MINIATURE = Path(__file__).parent / "miniature"
 WEIGHTS = "moereplay_miniature"  #: a distribution of its own, so that the wheel stays small
@@ -56,9 +57,26 @@ def locate(source: str, revision: str | None = None) -> Folder:
         return Folder(path, path.resolve().name, "")
     if path.exists():
         raise RecordError(f"{source} is a file, expected the folder of a checkpoint with config.json and *.safetensors")
+    if source.startswith(("http://", "https://")):
+        raise RecordError(
+            f"{source} is an address; to record, pass owner/name of the hub, or a folder with the weights"
+        )
+    if source.lower() in BY_SPELLING and "/" not in source:
+        raise RecordError(_sizes_alone(BY_SPELLING[source.lower()]))
     if not HUB_ID.fullmatch(source) or source.startswith("."):
         raise RecordError(f"{source} does not exist; expected a folder, a Hugging Face id (owner/name) or `miniature`")
     return _fetched(source, revision)
+
+
+def _sizes_alone(model: KnownModel) -> str:
+    """Say where weights of a model are that is known by its sizes."""
+    hub = next((alias for alias in model.aliases if "/" in alias), "")
+    here = "the folder of its weights"
+    return (
+        f"{model.name} is known by its sizes, without weights; to record, pass {here}"
+        + (f", or {hub}, which is downloaded" if hub else "")
+        + f"; `moereplay recommend {model.name}` needs none"
+    )
 
 
 def located(source: str, revision: str | None = None) -> Folder:

@@ -23,7 +23,7 @@ from moereplay.sweeps.recommend.search import (
     most_replays,
 )
 from moereplay.sweeps.recommend.space import SHORT, bits_of, compulsory_limit, engines_of, start_of
-from moereplay.traces.schema import Geometry
+from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.texts import percent
 
 Document = dict[str, Any]
@@ -38,11 +38,15 @@ NO_DENSE = "not compared, as the bytes of dense weights are unknown and take no 
 UNSIZED = "no memory is counted for {}: neither the trace nor its model's name says how much; take it off --memory"
 
 
-def document(question: Question, answer: Answer, trace_name: str) -> Document:
-    """Return the document of an answer. `trace_name` is the trace as the user typed it. All sizes are in bytes."""
+def document(question: Question, answer: Answer, trace_name: str, whole: Trace | None = None) -> Document:
+    """Return the document of an answer. `trace_name` is the trace as the user typed it. All sizes are in bytes.
+
+    `whole` is the trace, if the question is about a part of it.
+    """
+    trace = whole or question.trace
     best = answer.best
     return {
-        "trace": {"name": trace_name, "model": _about(best)["model"], "digest": question.trace.digest},
+        "trace": {"name": trace_name, "model": _about(best)["model"], "digest": trace.digest},
         "synthetic": synthetic_of(_about(best)) or None,
         "platform": best.config.platform,
         "memory": question.memory._asdict()
@@ -63,6 +67,7 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
             "combinations": answer.space.combinations,
             "replayed": answer.replayed,
             "screened_on": answer.screened_on,
+            "judged_on": _part(question.trace, trace),
             "at_most": most_replays(question),
             "cut": answer.cut,
         },
@@ -76,6 +81,18 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "smallest_memory_for_target": answer.smallest and _point(question, answer.smallest),
         "flags": flags(_setup(question, best)),
         "warnings": [*_warnings(question, best), *_turned(question, answer)],
+    }
+
+
+def _part(judged: Trace, trace: Trace) -> Document | None:
+    """Describe the part of the trace that figures are of, None for all of it."""
+    if judged.tokens == trace.tokens:
+        return None
+    return {
+        "requests": judged.requests,
+        "tokens": judged.tokens,
+        "of_requests": trace.requests,
+        "of_tokens": trace.tokens,
     }
 
 
