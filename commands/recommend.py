@@ -91,11 +91,23 @@ def recommend(
 
     trace = _trace_of(subject)
     if trace is None or "platform" not in settings.typed or engine or given.here or given.gpu:
+        _refuse_of_search(search, target_tokens_per_s)
         _quickly(subject, trace, settings, given, engine, quant, as_json)
         return
     if quant:
         raise ConfigError("--quant is for models; the trace says how its experts are stored")
     _searched(trace, settings, given, target_tokens_per_s, min_mass_kept, search, as_json)
+
+
+def _refuse_of_search(search: Search, target_tokens_per_s: float | None) -> None:
+    """Raises ConfigError for options of a search by replays where there is none."""
+    from moereplay.simulator.errors import ConfigError
+
+    given = {**search._asdict(), "target_tokens_per_s": target_tokens_per_s}
+    for name in ("thorough", "budget", "out", "target_tokens_per_s"):
+        if given[name]:
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} requires a search by replays: pass a trace, --platform NAME and --memory")
 
 
 def _searched(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from moereplay.simulator.capacity import RUNTIME, Memory, divided
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.recommend.document import document
-from moereplay.sweeps.recommend.pace import THOROUGH
+from moereplay.sweeps.recommend.pace import QUICK, THOROUGH
 from moereplay.sweeps.recommend.runner import Budget, Runner
-from moereplay.sweeps.recommend.search import WORTH, Answer, Question, most_replays, search
+from moereplay.sweeps.recommend.search import WORTH, Answer, Question, judged, most_replays, search
 from moereplay.sweeps.recommend.space import (
     ANY,
     EMPTY,
@@ -155,7 +156,7 @@ def test_the_document_has_what_a_program_needs_and_the_sentences_say_it():
     answer = search(question)
     said = json.loads(json.dumps(document(question, answer, "here.zarr")))
     assert set(said["memory"]) == {"total_bytes", "dense_bytes", "kv_bytes", "runtime_bytes", "cache_bytes"}
-    assert set(said["searched"]) == {"axes", "combinations", "replayed", "screened_on", "at_most", "cut"}
+    assert set(said["searched"]) == {"axes", "combinations", "replayed", "screened_on", "judged_on", "at_most", "cut"}
     rows = {each.result.about["identity"]: each.result.per_request for each in (answer.best, answer.second) if each}
     made_up = with_intervals(said, rows)
     assert made_up["best"]["interval"] is None and "routing is synthetic (markov, reuse 0.5)" in "\n".join(
@@ -225,7 +226,7 @@ def test_refusals_are_one_line_and_come_first(tmp_path: Path):
         (("--vram", "1GB", "--ram", "1MB"), "invalid --ram 1MB: expected at least 0.02517 GB"),
         (("--memory", "1MB"), "are missing"),
     ):
-        ended = moereplay("recommend", "miniature", *arguments)
+        ended = moereplay("recommend", "miniature", "--platform", "a100-5gbps", *arguments)
         assert (ended.returncode, ended.stdout) == (2, "") and said in unfolded(ended.stderr), ended.stderr
 
 
@@ -242,6 +243,23 @@ def test_a_long_trace_is_searched_on_some_requests_and_answered_on_all(monkeypat
         assert named is not None and whole.tried([named.config])[0].tokens_per_s == named.tokens_per_s
     everything = whole.tried(configs(question, answer.space))
     assert answer.best.tokens_per_s >= 0.98 * max(each.tokens_per_s for each in everything)
+
+
+def test_a_quick_search_is_near_the_best_of_all_sets():
+    """Ranked on 300 accesses of two requests, judged on 1,800 of 2,640; every set is then replayed on all."""
+    kinds = {"requests": 20, "prompt_tokens": 2, "decode_tokens": 20, "reuse": 0.5, "recall": (0.8,)}
+    trace = synthesise(Synthetic.model_validate({"kind": "markov", "geometry": GEOMETRY, **kinds}))
+    asked = replace(question_of(trace, 7, platform="phone-ufs4"), pace=replace(QUICK, judged=1_800, screened=300))
+    question = judged(asked)
+    answer = search(question)
+    assert question.trace.tokens * 6 <= 1_900 and answer.screened_on == 2
+    assert answer.replayed < answer.space.combinations
+    said = document(question, answer, "here.zarr", trace)
+    assert said["trace"]["digest"] == trace.digest and said["searched"]["judged_on"]["of_tokens"] == trace.tokens
+    assert any("--thorough" in line for line in lines(with_intervals(said | {"assumed": {}}, {})))
+    whole = Runner(trace)
+    best = max(each.tokens_per_s for each in whole.tried(configs(asked, answer.space)))
+    assert whole.tried([answer.best.config])[0].tokens_per_s >= 0.95 * best
 
 
 def test_where_every_expert_fits_no_policy_is_searched():
@@ -323,7 +341,20 @@ def test_a_search_that_has_no_time_answers_with_what_it_has(interrupted):
     assert "it ended early" in text and "use: eviction" in text
 
 
+def test_options_of_a_search_are_refused_where_there_is_none(tmp_path: Path):
+    for arguments in (
+        ("--budget", "5s"),
+        ("--thorough",),
+        ("--out", str(tmp_path / "x")),
+        ("--target-tokens-per-s", "5"),
+    ):
+        for subject in ("miniature", "glm-4.5-air"):
+            ended = moereplay("recommend", subject, "--gpu", "RTX 3090", "--ram", "64GB", *arguments)
+            assert ended.returncode == 2 and f"{arguments[0]} requires a search by replays" in unfolded(ended.stderr)
+
+
 def test_budgets_are_times():
-    for text in ("soon", "-5s", "0", "1e9s", ""):
-        ended = moereplay("recommend", "miniature", "--memory", "510MB", "--budget", text)
+    for text in ("soon", "-5s", "0", "1e9s"):
+        machine = ("--platform", "phone-ufs4", "--memory", "510MB")
+        ended = moereplay("recommend", "miniature", *machine, "--budget", text)
         assert ended.returncode == 2 and "expected a time such as 60s or 5m, or none" in unfolded(ended.stderr)
