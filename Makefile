@@ -20,8 +20,8 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help evidence demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-forecast study-measured study-live-transfers study-long-traces study-tune study-routing study-recommend study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: help evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-live-transfers study-long-traces study-tune study-routing study-recommend study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -192,6 +192,12 @@ evidence: .venv/dev.stamp    ## predictions compared with measurements: table, p
 
 study-live-transfers: .venv/record.stamp  ## the live miniature with real transfers compared with its emulated runs (15 minutes)
 	$(BIN)/python benchmarks/live_transfers.py
+
+study-quants: .venv/base.stamp  ## bytes of known models in quantisations compared with published files (CELLS=cells.csv)
+	$(BIN)/python benchmarks/quant_sizes.py $(or $(CELLS),../shared/data/hybrid/cells.csv)
+
+study-estimates: .venv/base.stamp  ## the closed form of `recommend` compared with measured runs (CELLS=folder with cells.csv)
+	$(BIN)/python benchmarks/hybrid_cells.py $(or $(CELLS),../shared/data/hybrid)
 
 study-recommend: .venv/base.stamp  ## recommend compared with a full grid (CASES="a.zarr:phone-ufs4:4GB", PASSES=token)
 	$(BIN)/python benchmarks/recommend_against_grid.py $(or $(CASES),miniature:phone-ufs4:510MB miniature:rtx4090-pcie4:510MB) \

@@ -70,15 +70,19 @@ def models(
         str | None,
         typer.Argument(help="Show the sizes of this model, file, folder, address, or owner/name of the hub."),
     ] = None,
+    quant: options.Quant = "",
 ) -> None:
     """List the models whose geometry is known, or show the sizes of one, also of a file, a folder, or the hub."""
     from moereplay.analysis.tables import table
+    from moereplay.simulator.errors import ConfigError
     from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.geometry import MODELS
 
     if name:
-        print(model_of(name).model_dump_json(indent=1))
+        print(model_of(name, quant).model_dump_json(indent=1))
         return
+    if quant:
+        raise ConfigError("--quant requires the name of a model")
     shown = ("model", "layers", "experts", "k", "shared", "MiB per expert")
     show(table([{column: model.row()[column] for column in shown} for model in MODELS.values()]))
     show("router, context, bytes by precision and sources of one: moereplay models NAME")

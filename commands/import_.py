@@ -38,6 +38,7 @@ class Sizes(NamedTuple):
     dense: options.Dense = ""
     dense_bits: options.DenseBits = ""
     matrices: options.Matrices = ""
+    quant: options.Quant = ""
 
 
 class Reading(NamedTuple):
@@ -136,8 +137,12 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
     from moereplay.traces.importers.contract import Options
     from moereplay.traces.schema import TraceError
 
+    options.refuse_both(quant=sizes.quant, expert_bits=sizes.expert_bits)
+    options.refuse_both(quant=sizes.quant, expert_bytes=sizes.expert_bytes or "")
+    if sizes.quant and not sizes.model:
+        raise ConfigError("--quant requires --model")
     try:
-        named = model_of(sizes.model) if sizes.model else None
+        named = model_of(sizes.model, sizes.quant) if sizes.model else None
     except TraceError as unknown:
         raise TraceError(f"{unknown} Or give --expert-bytes without --model") from None
     try:

@@ -167,6 +167,9 @@ Where = Annotated[
 ]
 Dense = Annotated[str, typer.Option(help="Bytes of all weights except routed experts, as stored: 1816MiB.")]
 DenseBits = Annotated[str, typer.Option(help="Instead of --dense: bits per weight of these, or their format: Q8_0.")]
+Quant = Annotated[
+    str, typer.Option(help="Quantisation of the model's weights, where no file of it is named: Q4_K_M, FP8, AWQ.")
+]
 Matrices = Annotated[
     str,
     typer.Option(
@@ -203,6 +206,15 @@ def stored(expert_bits: str, dense: str, dense_bits: str, matrices: str = "") ->
     except ValueError as wrong:
         option = "" if str(wrong).startswith("invalid --") else "invalid --expert-bits: "
         raise ConfigError(f"{option}{wrong}") from None
+
+
+def refuse_both(**given: str) -> None:
+    """Raises ConfigError if both of two options are given."""
+    from moereplay.simulator.errors import ConfigError
+
+    if all(given.values()):
+        first, second = (f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"{first} cannot be combined with {second}")
 
 
 def named_experts(option: str, path: Path | None) -> Any:

@@ -1,4 +1,4 @@
-"""`moereplay recommend`: choose policies for a memory size, and estimate their speed, from one trace."""
+"""`moereplay recommend`: how fast a model runs on a machine, with which settings, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -16,19 +16,31 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from moereplay.simulator.capacity import Memory
+    from moereplay.simulator.machine import Machine
     from moereplay.traces.schema import Trace
 
 POSITIONS = "Positions in the KV cache (default: 4096, assumed)."
 
 
 class Given(NamedTuple):
-    """Memory that experts share with everything else."""
+    """The machine, and memory that experts share with everything else."""
 
+    here: Annotated[bool, typer.Option("--here", help="This machine: detected, its RAM and disk measured.")] = False
+    gpu: Annotated[str, typer.Option(help='Card by name: "RTX 3090", "M4 Max"; none for the CPU alone.')] = ""
     memory: Annotated[str, typer.Option(help="Total memory in which experts are cached: 4GB, 7.5GiB.")] = ""
     vram: Annotated[str, typer.Option(help="GPU memory instead of --memory.")] = ""
-    ram: Annotated[str, typer.Option(help="Main memory behind --vram, which must hold every expert.")] = ""
+    ram: Annotated[str, typer.Option(help="Main memory, behind --vram if there is a GPU.")] = ""
+    ram_rate: Annotated[str, typer.Option(help="Rate at which the CPU reads RAM: 60GB/s.")] = ""
+    link: Annotated[str, typer.Option(help="Link of the GPU: 4.0x16, or a rate such as 25GB/s.")] = ""
+    disk: Annotated[str, typer.Option(help="Rate of disk reads: 3.5GB/s.")] = ""
+    cores: Annotated[str, typer.Option(help="Cores of the CPU.")] = ""
     positions: Annotated[int | None, typer.Option("--context", min=0, help=POSITIONS, show_default=False)] = None
     runtime: Annotated[str, typer.Option(help="Memory reserved for the runtime (default: 500MB, assumed).")] = ""
+
+    @property
+    def names_parts(self) -> bool:
+        """True if a machine is described by its parts."""
+        return bool(self.gpu or self.vram or self.ram or self.ram_rate or self.link or self.disk or self.cores)
 
 
 class Search(NamedTuple):
@@ -43,7 +55,14 @@ class Search(NamedTuple):
 
 @grouped
 def recommend(
-    trace: options.TracePath,
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_TRACE",
+            help="Model (a known name, a Hugging Face id, a folder, config.json, GGUF, URL), or trace NAME.zarr.",
+            show_default=False,
+        ),
+    ],
     *,
     settings: OfRecommendation,
     given: Given,
@@ -54,10 +73,36 @@ def recommend(
         float,
         typer.Option(min=0, max=1, help="Minimum share of gate weight kept, for policies that change the output."),
     ] = 0.99,
+    engine: Annotated[str, typer.Option("--engine", help="Only settings of this engine: llama.cpp, ...")] = "",
+    quant: options.Quant = "",
     search: Search,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Recommend lossless policies for a memory size, with their speed and the gain from more memory. SIMULATED."""
+    """Recommend settings for a model on a machine, with their speed and what more of each part would buy. SIMULATED.
+
+    A trace with --platform is searched by replays; everything else is answered in seconds by a closed form.
+    """
+    from moereplay.simulator.errors import ConfigError
+
+    trace = _trace_of(subject)
+    if trace is None or "platform" not in settings.typed or engine or given.here or given.gpu:
+        _quickly(subject, trace, settings, given, engine, quant, as_json)
+        return
+    if quant:
+        raise ConfigError("--quant is for models; the trace says how its experts are stored")
+    _searched(trace, settings, given, target_tokens_per_s, min_mass_kept, search, as_json)
+
+
+def _searched(
+    trace: Path,
+    settings: options.Given,
+    given: Given,
+    target_tokens_per_s: float | None,
+    min_mass_kept: float,
+    search: Search,
+    as_json: bool,
+) -> None:
+    """Search by replays."""
     from moereplay.analysis.recommendation import lines, with_intervals
     from moereplay.commands.progress import searching
     from moereplay.commands.terminal import INTERRUPTED, interruptible
@@ -89,6 +134,68 @@ def recommend(
     _write_lists(search.out, answer.best.config.model_dump(mode="json"))
     if stopped:
         raise typer.Exit(INTERRUPTED)
+
+
+def _trace_of(subject: str) -> Path | None:
+    """Return the folder of a trace, None for a model. The bundled trace is a trace unless a model is meant."""
+    from moereplay.traces.installation import SAMPLE, bundled
+
+    path = Path(subject)
+    if subject == SAMPLE or path.suffix == ".zarr" or (path / "zarr.json").is_file():
+        return bundled(path)
+    return None
+
+
+def _quickly(
+    subject: str, trace: Path | None, settings: options.Given, given: Given, engine: str, quant: str, as_json: bool
+) -> None:
+    """Answer by the closed form."""
+    from moereplay.analysis.quick_answer import lines
+    from moereplay.sweeps.recommend.quick import quick
+    from moereplay.sweeps.recommend.quick_document import quick_document
+    from moereplay.sweeps.recommend.subject import Asked, model_load, trace_load
+
+    machine = _machine_of(settings, given)
+    base = settings.values
+    asked = Asked(given.positions, given.runtime, str(base.get("dense", "")), str(base.get("dense_bits", "")), quant)
+    subject_load = trace_load(trace, asked) if trace else model_load(subject, asked)
+    found = quick(subject_load.load, machine, engine)
+    document = subject_load.about() | quick_document(subject_load.load, machine, found)
+    if as_json:
+        show_json(document)
+    else:
+        show(*lines(document))
+
+
+def _machine_of(settings: options.Given, given: Given) -> Machine:
+    """Return the machine that the options describe: a platform, parts, or this one. Raises ConfigError."""
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.machine import assembled, of_platform
+    from moereplay.simulator.platforms import platform
+
+    named = "platform" in settings.typed
+    if named + given.here + bool(given.gpu) > 1:
+        raise ConfigError("--platform, --here and --gpu cannot be combined: each describes the machine")
+    if named:
+        return of_platform(
+            platform(str(settings.values["platform"])), given.memory or given.vram, given.ram, given.disk
+        )
+    if given.names_parts and not given.here:
+        ram = given.ram or (given.memory if not given.vram and not given.gpu else "")
+        return assembled(
+            gpu=given.gpu,
+            vram=given.vram,
+            ram=ram,
+            ram_rate=given.ram_rate,
+            disk=given.disk,
+            cores=given.cores,
+            link=given.link,
+        )
+    from moereplay.simulator.here import here
+
+    if not given.here:
+        say("no machine is named: this one is used (--gpu, --vram and --ram, or --platform name another)")
+    return here()
 
 
 def _seconds(text: str) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -12,8 +12,6 @@ from moereplay.commands.options import NewTrace, TracePath, grouped, option_faul
 from moereplay.commands.terminal import keeping, left_of, say, say_made, say_wrote, show, show_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from moereplay.traces.routing import RoutingModel
     from moereplay.traces.schema import Geometry
 
@@ -277,6 +275,7 @@ class Sizes(NamedTuple):
     dense: options.Dense = ""
     dense_bits: options.DenseBits = ""
     matrices: options.Matrices = ""
+    quant: options.Quant = ""
 
 
 class Length(NamedTuple):
@@ -329,7 +328,7 @@ def synthesise(
                 "kind": "fitted" if model else kind,
                 "like": model,
                 "bf16": model is None,
-                "geometry": _stored(name, options.stored(*sizes[1:])),
+                "geometry": _stored(name, sizes),
                 **length._asdict(),
                 "seed": seed,
                 "exponent": exponent,
@@ -362,14 +361,16 @@ def _like(name: str, kind: str, reuse: float | None) -> RoutingModel | None:
     return named(name)
 
 
-def _stored(model: str, stored: Mapping[str, Any]) -> Geometry:
+def _stored(model: str, sizes: Sizes) -> Geometry:
     """Return the geometry of a known model with its weights stored as the options say. Raises TraceError."""
     from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.dense import with_stored
     from moereplay.traces.geometry import as_known
     from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
-    geometry, named = model_of(model).geometry, stored["weight_format"]
+    stored = options.stored(*sizes[1:5])
+    options.refuse_both(quant=sizes.quant, expert_bits=sizes.expert_bits)
+    geometry, named = model_of(model, sizes.quant).geometry, stored["weight_format"]
     if bits := stored["expert_bits"] or BITS_PER_WEIGHT.get(named):
         geometry = geometry.stored_at(bits)
     if named:

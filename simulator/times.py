@@ -273,7 +273,7 @@ class Times:
         if not rate:
             return 0
         each = ns_per_byte(rate) / exact(self._share(contended)) / self._geometry.layers
-        spent = ceiling(self._geometry.kv_bytes * context * each.numerator, each.denominator)
+        spent = ceiling(self._geometry.kv_cache(context) * each.numerator, each.denominator)
         return bounded(spent, "kv_bytes_per_s")
 
     @property

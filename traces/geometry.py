@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
+from moereplay.traces.kv_cache import Cached, Window
 from moereplay.traces.schema import MOST_MATRICES, MOST_PART, Frozen, Geometry, Router, TraceError
 from moereplay.traces.texts import whole
 from moereplay.traces.weight_formats import without_format
@@ -28,7 +29,7 @@ class Published(Frozen):
     bits: int = 16  #: `Geometry.expert_bits`
 
 
-class KnownModel(Frozen):
+class KnownModel(Frozen, Cached):
     """A published MoE model: its geometry in the format of its checkpoint, and the source of the numbers."""
 
     name: str
@@ -41,7 +42,11 @@ class KnownModel(Frozen):
     params: int  #: weights of the whole text model, embedding included
     embedding_params: int = 0  #: weights of an embedding table that is not tied to the head
     matrices: tuple[int, ...]  #: relative sizes of an expert's matrices in reading order
-    kv_bytes: int  #: KV cache per position at 16 bits, if every layer attends to all positions
+    kv_bytes: int  #: KV cache per position at 16 bits, while every layer keeps all positions
+    kv_windows: tuple[Window, ...] = ()  #: parts of it that stop growing
+    quant: str = ""  #: the quantisation of its weights, where one was asked for
+    stored: bool = False  #: the sizes are those of a quantised file
+    mtp: int = 0  #: layers that predict further tokens, which are in no size above
     source: str
     note: str = ""
 
@@ -74,6 +79,7 @@ class Attention(Frozen):
     kv_heads: int
     head_dim: int
     kv_projections: int = 2
+    kept: int = 0  #: how many of key and value are cached, if not as many as projections (Gemma 4 norms them apart)
     window: int = 0  #: positions that a sliding window keeps; 0 keeps all
     query_rank: int = 0
     output_rank: int = 0
@@ -89,7 +95,7 @@ class Attention(Frozen):
     @property
     def cached(self) -> int:
         """Numbers that one layer keeps of a position."""
-        return self.head_dim * self.kv_projections * self.kv_heads
+        return self.head_dim * (self.kept or self.kv_projections) * self.kv_heads
 
 
 class LatentAttention(Frozen):
@@ -173,9 +179,17 @@ class ModelNumbers(Frozen):
         return int(sum(mixer.params(self.hidden) * self._layers_of(mixer) for mixer in self.mixers) // self.layers)
 
     def kv_bytes(self) -> int:
-        """Return the KV cache of all layers per position at 16 bits; sliding windows are ignored."""
-        cached = sum(mixer.cached * self._layers_of(mixer) for mixer in self.mixers)
-        return int(2 * cached * (self.layers + self.dense_layers) // self.layers)
+        """Return the KV cache of all layers per position at 16 bits, windows included."""
+        return self._cached(self.mixers)
+
+    def kv_windows(self) -> tuple[Window, ...]:
+        """Return the part of it that layers with a window keep."""
+        windowed = [mixer for mixer in self.mixers if isinstance(mixer, Attention) and mixer.window]
+        return tuple(Window(mixer.window, self._cached([mixer])) for mixer in windowed)
+
+    def _cached(self, mixers: Iterable[Attention | LatentAttention | Mamba2]) -> int:
+        cached = sum(mixer.cached * self._layers_of(mixer) for mixer in mixers)
+        return round(2 * cached * (self.layers + self.dense_layers) / self.layers)
 
     def _layers_of(self, mixer: Attention | LatentAttention | Mamba2) -> float:
         return self.layers if mixer.layers is None else mixer.layers
@@ -241,8 +255,14 @@ def as_known(geometry: Geometry, name: str) -> Geometry:
     except TraceError:
         return geometry
     named = model.published.format if geometry.expert_bits == model.published.bits else ""
-    learnt = {"kv_bytes": geometry.kv_bytes or model.kv_bytes, "weight_format": geometry.weight_format or named}
-    return geometry.model_copy(update=learnt)
+    return _with_kv(geometry, model).model_copy(update={"weight_format": geometry.weight_format or named})
+
+
+def _with_kv(geometry: Geometry, model: KnownModel) -> Geometry:
+    """Return the geometry with the model's KV cache, unless it states another one."""
+    if geometry.kv_bytes not in (0, model.kv_bytes):
+        return geometry
+    return geometry.model_copy(update={"kv_bytes": model.kv_bytes, "kv_windows": model.kv_windows})
 
 
 def with_hidden(geometry: Geometry, name: str) -> Geometry:
@@ -312,6 +332,8 @@ def _known(name: str, numbers: ModelNumbers) -> KnownModel:
         embedding_params=numbers.embedding(),
         matrices=numbers.read_as or (1,) * numbers.matrices,
         kv_bytes=numbers.kv_bytes(),
+        kv_windows=numbers.kv_windows(),
+        mtp=numbers.mtp,
         source=numbers.source,
         note=numbers.note,
     )

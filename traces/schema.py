@@ -19,11 +19,11 @@ from pydantic import Field, field_validator, model_validator
 from moereplay.traces.documents import canonical
 from moereplay.traces.frozen import Frozen as Frozen
 from moereplay.traces.frozen import Name, Notes, Public, Text
+from moereplay.traces.kv_cache import Cached, Window
 from moereplay.traces.texts import shown
 from moereplay.traces.weight_formats import check_format
 
 FORMAT_VERSION = 1
-
 # Limits of a trace. Importers and the writer reject larger values with an error that names them.
 MOST_EXPERTS = 32_767  #: per layer: ids are int16, -1 is "not routed"
 MOST_LAYERS = 4_096  #: layers x experts is an int32 index
@@ -43,8 +43,7 @@ TOKEN_ARRAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "nll": ("<f4", ()),
     "residency": ("i1", ("layers", "k")),
 }
-LOOKAHEAD = "lookahead/"
-LOOKAHEAD_AXES = ("<f4", ("layers", "experts"))
+LOOKAHEAD, LOOKAHEAD_AXES = "lookahead/", ("<f4", ("layers", "experts"))
 
 
 class Values(NamedTuple):
@@ -95,12 +94,12 @@ class Router(Public):
     jitter: float = Field(default=0.0, ge=0)
 
 
-class Geometry(Public):
+class Geometry(Public, Cached):
     """Sizes of a model's MoE part. `expert_bytes` is the size of one expert in each MoE layer as stored."""
 
     refused_as: ClassVar[type[Exception]] = TraceError
     later: ClassVar[frozenset[str]] = frozenset({"dense_bits", "dense_stated", "dense_bytes", "dense_layer_bytes"})
-    later |= {"head_bytes", "weight_format", "dense_format", "matrices", "kv_bytes", "hidden"}
+    later |= {"head_bytes", "weight_format", "dense_format", "matrices", "kv_bytes", "kv_windows", "hidden"}
 
     layers: int = Field(ge=1)
     experts: int = Field(ge=1)
@@ -123,6 +122,7 @@ class Geometry(Public):
     #: Relative sizes of an expert's matrices, in reading order; empty: unknown, taken as three equal ones
     matrices: tuple[Annotated[int, Field(ge=1, le=MOST_PART)], ...] = Field(default=(), max_length=MOST_MATRICES)
     kv_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: KV cache per position, all layers together
+    kv_windows: tuple[Window, ...] = Field(default=(), max_length=16)  #: parts of `kv_bytes` that stop growing
     hidden: int = Field(default=0, ge=0, le=1 << 24)  #: width of the residual, which a router reads; 0: unknown
 
     @field_validator("weight_format", "dense_format")

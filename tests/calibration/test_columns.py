@@ -51,6 +51,13 @@ def test_both_ends_of_a_range_are_read(tmp_path, file, name):
         assert line.amount(name) == value
 
 
+def test_what_a_prediction_divides_by_is_at_least_one():
+    """The table is the only other place of these bounds, so the tests above would follow it down to zero."""
+    least = {name: FILES["cells"][name].range for name in ("moe_layers", "experts", "k", "expert_bytes_mean", "lanes")}
+    least["reads_per_expert"] = FILES["models"]["reads_per_expert"].range
+    assert {name: allowed and allowed.least for name, allowed in least.items()} == dict.fromkeys(least, 1)
+
+
 def test_a_negative_zero_is_zero(tmp_path):
     (line,) = read_lines(written(tmp_path, "cells", "stall_ms", "-0.0"), "cells")
     assert str(line.amount("stall_ms")) == "0.0"

@@ -88,6 +88,14 @@ def search_prices_in_pieces(scenario: Scenario) -> None:
     compare(scenario)
 
 
+@searched
+@given(priced(contract="atomic"))
+def search_prices_without_overlap(scenario: Scenario) -> None:
+    """Search where no expert is computed before all have arrived. Raises DifferentError."""
+    scenario.times["prices"]["overlap"] = "none"
+    compare(scenario)
+
+
 def compare(scenario: Scenario) -> None:
     """Raises DifferentError."""
     correct = seen(scenario, "compiled")
@@ -97,19 +105,6 @@ def compare(scenario: Scenario) -> None:
         raise DifferentError from error
     if mutated != correct:
         raise DifferentError
-
-
-SHORT_SEARCHES = (search, search_batches, search_prices, search_prices_beside_a_cpu, search_prices_in_pieces)
-SEARCHES = [
-    *(pytest.param(each, marks=pytest.mark.long) for each in SHORT_SEARCHES),
-    pytest.param(search_prices_of_prefetches, marks=pytest.mark.longest),
-]
-
-
-@pytest.mark.parametrize("searching", SEARCHES, ids=lambda each: each.__name__)
-def test_a_search_finds_nothing_where_there_is_no_mutant(searching: Callable[[], None]) -> None:
-    """Otherwise it would kill whatever it is given."""
-    searching()
 
 
 def the_highest_id_wins_ties(smallest: Callable) -> Callable:
@@ -175,28 +170,6 @@ def stalls_are_a_nanosecond_longer(count: Callable) -> Callable:
     return mutant
 
 
-MUTANTS: list[tuple[type, str, Callable[[Callable], Callable]]] = [
-    (Victims, "_smallest", the_highest_id_wins_ties),
-    (Victims, "_smallest", the_largest_key_leaves),
-    (Link, "_start_one", prefetches_go_before_demands),
-    (Links, "wake", the_highest_link_starts_first),
-    (LowerTier, "read", a_lower_tier_forgets_who_was_read),
-    (LowerTier, "release", what_was_read_stays_held),
-    (Cache, "computed", pins_end_with_the_compute),
-    (Counters, "count", stalls_are_a_nanosecond_longer),
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("owner", "name", "mutate"), MUTANTS, ids=[mutate.__name__ for _, _, mutate in MUTANTS])
-def test_the_search_kills_a_mutant(
-    owner: type, name: str, mutate: Callable[[Callable], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
-    with pytest.raises(DifferentError):
-        search()
-
-
 def time_goes_to_the_first_row_alone(end_pass: Callable) -> Callable:
     def mutant(self: Counters, began: int, now: int, step_pass: Pass) -> None:
         end_pass(self, began, now, step_pass._replace(rows=step_pass.rows[:1]))
@@ -215,21 +188,6 @@ def what_tokens_run_goes_to_the_first_row(settle: Callable) -> Callable:
         )
 
     return mutant
-
-
-BATCHED: list[tuple[type, str, Callable[[Callable], Callable]]] = [
-    (Counters, "end_pass", time_goes_to_the_first_row_alone),
-    (Gatekeeper, "settle", what_tokens_run_goes_to_the_first_row),
-]
-
-
-@pytest.mark.parametrize(("owner", "name", "mutate"), BATCHED, ids=[mutate.__name__ for _, _, mutate in BATCHED])
-def test_the_search_of_batches_kills_a_mutant(
-    owner: type, name: str, mutate: Callable[[Callable], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
-    with pytest.raises(DifferentError):
-        search_batches()
 
 
 def demands_are_queued_before_they_are_loaded(load: Callable) -> Callable:
@@ -353,63 +311,76 @@ def a_prefetch_to_be_loaded_keeps_links_busy(announce: Callable) -> Callable:
     return mutant
 
 
-PRICED: list[tuple[type, str, Callable[[Any], Any]]] = [
-    (Compute, "_load", demands_are_queued_before_they_are_loaded),
-    (Compute, "_load", reads_begin_while_others_are_loaded),
-    (Compute, "_all_here", arrivals_are_computed_as_they_come),
-    (SimulatedChannel, "start", a_wire_is_idle_as_soon_as_it_is_free),
-    (SimulatedAccelerator, "expert", links_leave_compute_its_rate),
-    (Engine, "_context", only_the_first_row_looks_back),
-    (SimulatedAccelerator, "dense", links_slow_decisions),
-    (SimulatedChannel, "start", victims_cost_nothing),
-    (SimulatedChannel, "start", several_victims_cost_as_one),
-]
+MUTANTS: dict[Callable[[], None], list[tuple[type, str, Callable[[Any], Any]]]] = {
+    search: [
+        (Victims, "_smallest", the_highest_id_wins_ties),
+        (Victims, "_smallest", the_largest_key_leaves),
+        (Link, "_start_one", prefetches_go_before_demands),
+        (Links, "wake", the_highest_link_starts_first),
+        (LowerTier, "read", a_lower_tier_forgets_who_was_read),
+        (LowerTier, "release", what_was_read_stays_held),
+        (Cache, "computed", pins_end_with_the_compute),
+        (Counters, "count", stalls_are_a_nanosecond_longer),
+    ],
+    search_batches: [
+        (Counters, "end_pass", time_goes_to_the_first_row_alone),
+        (Gatekeeper, "settle", what_tokens_run_goes_to_the_first_row),
+    ],
+    search_prices: [
+        (Compute, "_load", demands_are_queued_before_they_are_loaded),
+        (Compute, "_all_here", arrivals_are_computed_as_they_come),
+        (SimulatedChannel, "start", a_wire_is_idle_as_soon_as_it_is_free),
+        (SimulatedAccelerator, "expert", links_leave_compute_its_rate),
+        (Engine, "_context", only_the_first_row_looks_back),
+        (SimulatedAccelerator, "dense", links_slow_decisions),
+        (SimulatedChannel, "start", victims_cost_nothing),
+        (SimulatedChannel, "start", several_victims_cost_as_one),
+    ],
+    search_prices_without_overlap: [(Compute, "_load", reads_begin_while_others_are_loaded)],
+    # Few of all cases prefetch well: a demand can be late, and a prefetch loaded, only where they do.
+    search_prices_of_prefetches: [
+        (Links, "meet", a_late_demand_waits_for_the_whole),
+        (Links, "announce_prefetch", a_prefetch_to_be_loaded_keeps_links_busy),
+        (Compute, "_load_prefetches", prefetches_are_queued_before_they_are_loaded),
+        (Compute, "_load_prefetches", prefetches_are_queued_when_all_are_loaded),
+        (Compute, "_loading", a_prefetch_is_loaded_as_an_expert_of_this_layer),
+    ],
+    search_prices_beside_a_cpu: [(Links, "busy", a_demand_to_be_loaded_is_not_queued)],
+    # Few of all cases have a first piece, and no other price in whose time the rest arrives.
+    search_prices_in_pieces: [(SimulatedAccelerator, "expert", a_piece_is_enough_for_all_of_the_compute)],
+}
+#: These die within the first cases, in about a second.
+SOON = (time_goes_to_the_first_row_alone, what_tokens_run_goes_to_the_first_row)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("owner", "name", "mutate"), PRICED, ids=[mutate.__name__ for _, _, mutate in PRICED])
-def test_the_search_of_prices_kills_a_mutant(
-    owner: type, name: str, mutate: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
-    with pytest.raises(DifferentError):
-        search_prices()
-
-
-PREFETCHING: list[tuple[type, str, Callable[[Any], Any]]] = [
-    (Links, "meet", a_late_demand_waits_for_the_whole),
-    (Links, "announce_prefetch", a_prefetch_to_be_loaded_keeps_links_busy),
-    (Compute, "_load_prefetches", prefetches_are_queued_before_they_are_loaded),
-    (Compute, "_load_prefetches", prefetches_are_queued_when_all_are_loaded),
-    (Compute, "_loading", a_prefetch_is_loaded_as_an_expert_of_this_layer),
-]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("owner", "name", "mutate"), PREFETCHING, ids=[mutate.__name__ for _, _, mutate in PREFETCHING]
+    ("searching", "owner", "name", "mutate"),
+    [
+        pytest.param(searching, *row, id=row[2].__name__, marks=() if row[2] in SOON else pytest.mark.long)
+        for searching, rows in MUTANTS.items()
+        for row in rows
+    ],
 )
-def test_the_search_of_prefetches_kills_a_mutant(
-    owner: type, name: str, mutate: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+def test_a_search_kills_a_mutant(
+    searching: Callable[[], None],
+    owner: type,
+    name: str,
+    mutate: Callable[[Any], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Few of all cases prefetch well: a demand can be late, and a prefetch loaded, only where they do."""
     monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
     with pytest.raises(DifferentError):
-        search_prices_of_prefetches()
+        searching()
 
 
-@pytest.mark.long
-def test_the_search_beside_a_cpu_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Links, "busy", a_demand_to_be_loaded_is_not_queued(Links.busy))
-    with pytest.raises(DifferentError):
-        search_prices_beside_a_cpu()
-
-
-@pytest.mark.long
-def test_the_search_in_pieces_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few of all cases have a first piece, and no other price in whose time the rest arrives."""
-    monkeypatch.setattr(
-        SimulatedAccelerator, "expert", a_piece_is_enough_for_all_of_the_compute(SimulatedAccelerator.expert)
-    )
-    with pytest.raises(DifferentError):
-        search_prices_in_pieces()
+@pytest.mark.parametrize(
+    "searching",
+    [
+        pytest.param(each, marks=pytest.mark.longest if each is search_prices_of_prefetches else pytest.mark.long)
+        for each in MUTANTS
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_a_search_finds_nothing_where_there_is_no_mutant(searching: Callable[[], None]) -> None:
+    """Otherwise it would kill whatever it is given."""
+    searching()

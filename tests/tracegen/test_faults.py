@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS, EXPERTS, K = 2, 8, 2
 HEADER = Header(geometry=Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(64, 64)), lookahead_depth=2)
 BIAS = np.ones((LAYERS, EXPERTS), np.float32)
-KILLED_REQUESTS = 400
 
 
 def sample(index: int) -> Request:
@@ -99,6 +98,10 @@ def edit_attributes(path: Path, change) -> None:
     (path / "zarr.json").write_text(json.dumps(document))
 
 
+def replace_text(file: Path, old: str, new: str) -> None:
+    file.write_text(file.read_text().replace(old, new))
+
+
 def reseal(path: Path) -> None:
     """Give edited metadata a valid digest, as a hostile writer would."""
     group = json.loads((path / "zarr.json").read_bytes())
@@ -108,9 +111,9 @@ def reseal(path: Path) -> None:
 # Kills
 
 
-def kill_while_recording(path: Path, rng: np.random.Generator) -> int:
+def kill_while_recording(path: Path, requests: int, rng: np.random.Generator) -> int:
     """Kill -9 a recorder at a random moment; returns the requests it had reported as committed."""
-    command = [sys.executable, __file__, str(path), str(KILLED_REQUESTS)]
+    command = [sys.executable, __file__, str(path), str(requests)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert child.stdout is not None
     reported = [child.stdout.readline() for _ in range(int(rng.integers(8, 25)))]
@@ -122,18 +125,18 @@ def kill_while_recording(path: Path, rng: np.random.Generator) -> int:
     return int(reported[-1])
 
 
-@pytest.mark.parametrize("kills", (1, pytest.param(10, marks=pytest.mark.long)))
-def test_kills_lose_no_committed_row(kills, tmp_path):
+@pytest.mark.parametrize(("kills", "requests"), ((1, 60), pytest.param(10, 400, marks=pytest.mark.long)))
+def test_kills_lose_no_committed_row(kills, requests, tmp_path):
     rng = np.random.Generator(np.random.PCG64(2024))
     for _ in range(kills):
-        reported = kill_while_recording(tmp_path / "a.zarr", rng)
+        reported = kill_while_recording(tmp_path / "a.zarr", requests, rng)
         survived = open_trace(tmp_path / "a.zarr.partial")
         assert survived.requests >= reported > 0
         assert_holds_samples(survived)
-    finished = record(tmp_path / "a.zarr", KILLED_REQUESTS)
+    finished = record(tmp_path / "a.zarr", requests)
     assert_holds_samples(finished)
     verify(finished)
-    assert finished.digest == record(tmp_path / "undisturbed.zarr", KILLED_REQUESTS).digest
+    assert finished.digest == record(tmp_path / "undisturbed.zarr", requests).digest
     assert not list((tmp_path / "a.zarr").rglob("*.partial"))
 
 
@@ -206,24 +209,21 @@ def test_a_deleted_or_empty_file_is_detected_on_opening(pristine, tmp_path, file
         open_trace(store)
 
 
-@pytest.mark.parametrize("file", ["chosen/zarr.json", "lookahead/zarr.json"])
-def test_deleted_metadata_is_detected_on_opening(store, file):
+@every("file", ["chosen/zarr.json", "lookahead/zarr.json"], apart=True)
+def test_deleted_metadata_is_detected_on_opening(pristine, tmp_path, file):
+    store = copy_of(pristine, tmp_path)
     (store / file).unlink()
     with pytest.raises(TraceError, match=f"{file} is missing or damaged"):
         open_trace(store)
 
 
-def test_an_edited_attribute_is_detected_on_opening(store):
-    edit_attributes(store, lambda attributes: attributes["header"]["provenance"].update(model="a better one"))
-    with pytest.raises(TraceError, match="attributes or metadata were edited or damaged"):
-        open_trace(store)
-
-
-def test_edited_array_metadata_is_detected_on_opening(store):
-    file = store / "logits" / "zarr.json"
-    file.write_text(file.read_text().replace('"fill_value": 0.0', '"fill_value": 1.0'))
-    with pytest.raises(TraceError, match="attributes or metadata were edited or damaged"):
-        open_trace(store)
+def test_edited_metadata_is_detected_on_opening(pristine, tmp_path):
+    attributes, array = copy_of(pristine, tmp_path / "attributes"), copy_of(pristine, tmp_path / "array")
+    edit_attributes(attributes, lambda a: a["header"]["provenance"].update(model="a better one"))
+    replace_text(array / "logits" / "zarr.json", '"fill_value": 0.0', '"fill_value": 1.0')
+    for store in (attributes, array):
+        with pytest.raises(TraceError, match="attributes or metadata were edited or damaged"):
+            open_trace(store)
 
 
 # Metadata that is consistent with its digest, and wrong
@@ -271,22 +271,19 @@ def rewrite(store: Path, name: str, values: list[int]) -> None:
     zarr.open_array(store / name, mode="r+")[:] = np.array(values)
 
 
-def test_ranges_that_do_not_rise_are_refused(store):
+def test_ranges_that_do_not_rise_and_prompts_beyond_their_request_are_refused(pristine, store, tmp_path):
     offsets = open_trace(store).request_offsets.tolist()
     rewrite(store, "request_offsets", [0, offsets[2], offsets[1], *offsets[3:]])
     with pytest.raises(TraceError, match="request_offsets do not rise from 0"):
         open_trace(store)
-
-
-def test_prompts_longer_than_their_request_are_refused(store):
-    rewrite(store, "prompt_lengths", [13] * 50)
+    other = copy_of(pristine, tmp_path / "other")
+    rewrite(other, "prompt_lengths", [13] * 50)
     with pytest.raises(TraceError, match="prompt_lengths exceed the lengths"):
-        open_trace(store)
+        open_trace(other)
 
 
 def test_metadata_that_zarr_cannot_use_is_refused(store):
-    file = store / "logits" / "zarr.json"
-    file.write_text(file.read_text().replace('"blosc"', '"made_up"'))
+    replace_text(store / "logits" / "zarr.json", '"blosc"', '"made_up"')
     reseal(store)
     with pytest.raises(TraceError, match=r"logits/zarr\.json is not usable"):
         open_trace(store)
@@ -301,22 +298,19 @@ def test_a_newer_version_asks_for_an_upgrade(store):
         open_trace(store)
 
 
-def test_a_foreign_zarr_is_refused(tmp_path):
-    zarr.create_group(tmp_path / "a.zarr", attributes={"title": "sea ice"}, zarr_format=3)
-    with pytest.raises(TraceError, match="is a Zarr group, expected a moereplay-trace"):
-        open_trace(tmp_path / "a.zarr")
-
-
-def test_a_zarr_v2_group_is_refused(tmp_path):
-    zarr.create_group(tmp_path / "a.zarr", zarr_format=2)
-    with pytest.raises(TraceError, match=r"no zarr\.json, expected a Zarr v3 group"):
-        open_trace(tmp_path / "a.zarr")
-
-
-def test_an_empty_folder_a_file_and_nothing_are_refused(tmp_path):
+def test_what_is_no_trace_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_bytes(b"PK")
-    for name, message in {"empty": r"no zarr\.json", "file": "is a file, expected", "none": "does not exist"}.items():
+    zarr.create_group(tmp_path / "foreign", attributes={"title": "sea ice"}, zarr_format=3)
+    zarr.create_group(tmp_path / "v2", zarr_format=2)
+    messages = {
+        "empty": r"no zarr\.json",
+        "file": "is a file, expected",
+        "none": "does not exist",
+        "foreign": "is a Zarr group, expected a moereplay-trace",
+        "v2": r"no zarr\.json, expected a Zarr v3 group",
+    }
+    for name, message in messages.items():
         with pytest.raises(TraceError, match=message):
             open_trace(str(tmp_path / name))
 

@@ -221,6 +221,7 @@ def test_a_wrong_figure_of_a_geometry_is_refused() -> None:
         ({"dense_bits": 0}, "invalid precision 0.0 bits"),
         ({"weight_format": "MXPF4"}, "did you mean MXFP4?"),
         ({"kv_bytes": -1}, "greater than or equal to 0"),
+        ({"kv_bytes": 7, "kv_windows": [[0, 7]]}, "greater than or equal to 1"),
     ]:
         with case(wrong, said), pytest.raises(ValidationError, match=re.escape(said)):
             Geometry.model_validate(known("gpt-oss-20b").geometry.model_dump() | wrong)
@@ -230,9 +231,37 @@ def test_a_position_adds_its_keys_and_values_to_the_cache() -> None:
     for name, bytes_ in [
         ("mixtral-8x7b", 32 * 8 * 128 * 2 * 2),
         ("deepseek-v2-lite", 27 * (512 + 64) * 2),  # latent: 26 MoE layers and a dense one
-        ("gemma-4-26b-a4b", 25 * 8 * 256 * 2 * 2 + 5 * 2 * 512 * 2),  # in 5 layers the key is also the value
+        ("gemma-4-26b-a4b", 25 * 8 * 256 * 2 * 2 + 5 * 2 * 512 * 2 * 2),  # one projection in 5 layers, both cached
     ]:
         assert known(name).kv_bytes == bytes_
+
+
+def test_a_window_keeps_its_last_positions_alone() -> None:
+    for name, context, bytes_ in [
+        # 12 layers of 24 keep 128 positions, each of 8 heads x 64 for key and value at 16 bits
+        ("gpt-oss-20b", 100, 24 * 8 * 64 * 4 * 100),
+        ("gpt-oss-20b", 4096, 12 * 8 * 64 * 4 * (4096 + 128)),
+        # 25 of 30 keep 1,024 of 8 heads x 256; 5 keep all, of 2 heads x 512
+        ("gemma-4-26b-a4b", 4096, 25 * 8 * 256 * 4 * 1024 + 5 * 2 * 512 * 4 * 4096),
+        # chunks of 8,192 in 36 of 48
+        ("llama-4-scout", 10_000, 8 * 128 * 4 * (36 * 8192 + 12 * 10_000)),
+        ("mixtral-8x7b", 4096, 32 * 8 * 128 * 4 * 4096),
+        # latent: 61 layers of 512 + 64
+        ("deepseek-v3", 4096, 61 * 576 * 2 * 4096),
+        # 12 layers of 48 attend, with 2 heads x 256; the others keep a state that does not grow
+        ("qwen3-next-80b-a3b", 4096, 12 * 2 * 256 * 4 * 4096),
+    ]:
+        with case(name, context):
+            assert known(name).kv_cache(context) == bytes_
+            assert as_known(known(name).geometry, name).kv_cache(context) == bytes_
+
+
+def test_a_trace_of_before_learns_its_windows_unless_it_states_another_cache() -> None:
+    stored = known("gpt-oss-20b").geometry.model_copy(update={"kv_bytes": 24 * 8 * 64 * 4})
+    assert stored.kv_cache(4096) == 24 * 8 * 64 * 4 * 4096
+    assert as_known(stored, "gpt-oss-20b").kv_cache(4096) == 12 * 8 * 64 * 4 * (4096 + 128)
+    own = stored.model_copy(update={"kv_bytes": 7})
+    assert as_known(own, "gpt-oss-20b").kv_cache(4096) == 7 * 4096
 
 
 def test_a_geometry_is_told_what_its_model_is_known_for() -> None:

@@ -247,6 +247,12 @@ def _kinds(config: Config, layers: int) -> list[str]:
     every = config.get("full_attention_interval") or config.get("layer_group_size")
     if every:
         return ["full" if (at + 1) % every == 0 else "linear" for at in range(layers)]
+    if config.get("attention_chunk_size"):  # Llama 4: chunks, but in the layers without positions
+        every = config.get("no_rope_layer_interval") or 4
+        return ["full" if (at + 1) % every == 0 else "sliding" for at in range(layers)]
+    marked = config.get("sliding_window_layout") or config.get("hybrid_layer_pattern")
+    if isinstance(marked, list) and len(marked) == layers:
+        return ["sliding" if each else "full" for each in marked]
     sliding = config.get("sliding_window_pattern") or config.get("global_attn_every_n_layers")
     if isinstance(sliding, int) and sliding > 1 and config.get("sliding_window"):
         return ["full" if (at + 1) % sliding == 0 else "sliding" for at in range(layers)]
@@ -286,6 +292,8 @@ def _attention(config: Config, kind: str, count: int, name: str) -> Attention:
     grouped = nested.get("kv_n_heads") if isinstance(nested, Mapping) else None
     kv_heads = grouped or _size(config, "kv_heads", name) or heads
     width = config.get("head_dim") or config.get("kv_channels") or _needed(config, "hidden", name) // heads
+    if kind == "full" and config.get("global_head_dim"):  # Gemma 4
+        width, kv_heads = config["global_head_dim"], config.get("num_global_key_value_heads") or kv_heads
     gated = bool(config.get("attn_output_gate")) or str(config.get("model_type", "")).startswith(
         ("qwen3_next", "qwen3_5")
     )
@@ -296,6 +304,7 @@ def _attention(config: Config, kind: str, count: int, name: str) -> Attention:
         kv_heads=kv_heads,
         head_dim=width,
         window=int(window) if kind == "sliding" else 0,
+        **({"kv_projections": 1, "kept": 2} if kind == "full" and config.get("attention_k_eq_v") else {}),
         **(
             {"query_rank": config.get("q_lora_rank") or 0, **_grouped_output(config)} if "o_lora_rank" in config else {}
         ),

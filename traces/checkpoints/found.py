@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from moereplay.traces.checkpoints.config import numbers_of
 from moereplay.traces.checkpoints.gguf import Gguf, is_gguf, read_gguf, read_header
+from moereplay.traces.checkpoints.quants import quantised
 from moereplay.traces.checkpoints.tensors import Stored, known_of, model_of_gguf, sizes_of, tensors_of, with_sizes
 from moereplay.traces.documents import DocumentError, content, from_json, json_text
 from moereplay.traces.geometry import BY_SPELLING, KnownModel, known
@@ -28,11 +29,17 @@ MOST_HEADER = 1 << 28  #: bytes of a safetensors header, and of what is read of 
 MOST_FILES = 2_000
 
 
-def model_of(spec: str) -> KnownModel:
+def model_of(spec: str, quant: str = "") -> KnownModel:
     """Return the model of a known name, a folder, `config.json`, a GGUF file, its URL, or `owner/name` of the hub.
 
-    Sizes come from the headers of the weights where they are at hand, else from `config.json`. Raises TraceError.
+    Sizes come from the headers of the weights where they are at hand, else from `config.json`; with `quant` they are
+    those of a quantisation that is not at hand. Raises TraceError.
     """
+    found = _model_of(spec)
+    return quantised(found, quant) if quant else found
+
+
+def _model_of(spec: str) -> KnownModel:
     if spec.lower() in BY_SPELLING:
         return known(spec)
     if spec.startswith(("http://", "https://")):

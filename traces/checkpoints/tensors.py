@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from moereplay.traces.checkpoints.gguf import TYPES, Gguf
 from moereplay.traces.geometry import KnownModel, ModelNumbers, Published
+from moereplay.traces.kv_cache import Window
 from moereplay.traces.schema import Geometry, Router, TraceError, shown
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
@@ -189,6 +190,7 @@ def model_of_gguf(files: list[Gguf], name: str, source: str) -> KnownModel:
     experts, k = read.needed("expert_count"), read.needed("expert_used_count")
     expert_params = sum(sizes.expert_weights) // (experts * len(sizes.experts))
     shared = read.optional("expert_shared_count") or int(any("_shexp" in tensor for tensor in tensors))
+    cached = _cached(read, tensors, layers)
     made = Geometry(
         layers=len(sizes.experts),
         experts=experts,
@@ -199,7 +201,8 @@ def model_of_gguf(files: list[Gguf], name: str, source: str) -> KnownModel:
         head_params=sizes.head_weights,
         shared_experts=shared,
         router=Router(),
-        kv_bytes=_kv_bytes(read, tensors, layers),
+        kv_bytes=sum(kept for kept, _ in cached),
+        kv_windows=_windows(cached),
         hidden=read.needed("embedding_length"),
     )
     geometry = _stored(made, sizes, name)
@@ -215,6 +218,9 @@ def model_of_gguf(files: list[Gguf], name: str, source: str) -> KnownModel:
         params=total,
         embedding_params=sizes.embedding_weights,
         kv_bytes=geometry.kv_bytes,
+        kv_windows=geometry.kv_windows,
+        mtp=mtp,
+        stored=geometry.expert_bits < 16,
         source=source,
         note=f"{mtp} layers that predict further tokens are left out" if mtp else "",
     )
@@ -252,21 +258,66 @@ class _Metadata:
         return found
 
 
-def _kv_bytes(read: _Metadata, tensors: Mapping[str, Stored], layers: int) -> int:
-    """Return the KV cache of all layers per position at 16 bits. Layers without attention keep none."""
+#: Of how many layers the last attends to all positions, where a file states a window but not in which layers
+#: (llama.cpp, `set_swa_pattern` in src/models).
+PERIODS = {"gpt-oss": 2, "gemma3": 6, "cohere2moe": 4, "llama4": 4, "smallthinker": 4}
+CHUNK = {"llama4": 8192}  #: positions of a chunk, which its files do not state
+
+
+def _cached(read: _Metadata, tensors: Mapping[str, Stored], layers: int) -> list[tuple[int, int]]:
+    """Return for each layer the bytes that it keeps of a position at 16 bits, and its window (0: all positions).
+
+    Layers without attention keep nothing.
+    """
     heads = read.per_layer("attention.head_count_kv", layers)
     latent = read.optional("attention.kv_lora_rank")
-    width = (read.optional("attention.key_length") or 0) + (read.optional("attention.value_length") or 0)
-    if not width and (all_heads := read.optional("attention.head_count")):
-        width = 2 * (read.optional("embedding_length") or 0) // all_heads
-    total = 0
-    for layer in range(layers):
-        if not any(f"blk.{layer}.{each}.weight" in tensors for each in ("attn_k", "attn_kv_a_mqa", "attn_qkv")):
-            continue
-        if f"blk.{layer}.ssm_out.weight" in tensors:  # a linear layer, whose state does not grow
-            continue
-        total += latent + (read.optional("rope.dimension_count") or 0) if latent else heads[layer] * width
-    return 2 * total
+    windows = _layer_windows(read, layers)
+    return [
+        (
+            2
+            * (
+                latent + (read.optional("rope.dimension_count") or 0)
+                if latent
+                else heads[at] * _width(read, bool(window))
+            ),
+            window,
+        )
+        if _keeps(tensors, at)
+        else (0, 0)
+        for at, window in enumerate(windows)
+    ]
+
+
+def _keeps(tensors: Mapping[str, Stored], layer: int) -> bool:
+    """Return whether a layer has attention, and not a state that does not grow."""
+    attends = any(f"blk.{layer}.{each}.weight" in tensors for each in ("attn_k", "attn_kv_a_mqa", "attn_qkv"))
+    return attends and f"blk.{layer}.ssm_out.weight" not in tensors
+
+
+def _width(read: _Metadata, windowed: bool) -> int:
+    """Return the width of a key and a value together; layers with a window may have their own."""
+    keys = ("attention.key_length", "attention.value_length")
+    own = [read.optional(f"{key}_swa") if windowed else None for key in keys]
+    found = sum(each or read.optional(key) or 0 for each, key in zip(own, keys, strict=True))
+    heads = read.optional("attention.head_count")
+    return found or (2 * (read.optional("embedding_length") or 0) // heads if heads else 0)
+
+
+def _layer_windows(read: _Metadata, layers: int) -> list[int]:
+    """Return the window of each layer, 0 if it attends to all positions."""
+    window = read.optional("attention.sliding_window") or CHUNK.get(read.architecture, 0)
+    stated = read.per_layer("attention.sliding_window_pattern", layers)
+    if len(set(stated)) == 1:  # a period, or nothing
+        period = stated[0] or PERIODS.get(read.architecture, 1)
+        stated = [(at + 1) % period != 0 for at in range(layers)]
+    return [window if each else 0 for each in stated]
+
+
+def _windows(cached: list[tuple[int, int]]) -> tuple[Window, ...]:
+    found: Counter[int] = Counter()
+    for kept, window in cached:
+        found[window] += kept
+    return tuple(Window(window, kept) for window, kept in sorted(found.items()) if window and kept)
 
 
 # -- tensors of safetensors files
@@ -322,7 +373,9 @@ def known_of(numbers: ModelNumbers, name: str) -> KnownModel:
         geometry = geometry.stored_at(numbers.published.bits)
     return KnownModel(
         name=name,
-        geometry=geometry.model_copy(update={"kv_bytes": numbers.kv_bytes(), "hidden": numbers.hidden}),
+        geometry=geometry.model_copy(
+            update={"kv_bytes": numbers.kv_bytes(), "kv_windows": numbers.kv_windows(), "hidden": numbers.hidden}
+        ),
         published=numbers.published,
         matrices=(1,) * numbers.matrices,
         context=numbers.context,
@@ -331,6 +384,8 @@ def known_of(numbers: ModelNumbers, name: str) -> KnownModel:
         params=numbers.total(),
         embedding_params=numbers.embedding(),
         kv_bytes=numbers.kv_bytes(),
+        kv_windows=numbers.kv_windows(),
+        mtp=numbers.mtp,
         source=numbers.source,
         note=numbers.note,
     )

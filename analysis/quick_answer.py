@@ -1,0 +1,166 @@
+"""The quick answer of `recommend` in sentences and tables, from `sweeps/recommend/quick_document.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from moereplay.analysis.tables import table
+from moereplay.traces.texts import percent, size
+from moereplay.traces.units import GB
+
+Document = Mapping[str, Any]
+SHOWN = 6  #: upgrades
+MS = 1e6
+PARTS = {"compute": "compute", "cpu": "CPU", "link": "link", "disk": "disk", "sync": "synchronisation"}
+HOLDS = {
+    "layers": "whole layers",
+    "static": "the most used experts of each layer",
+    "lru": "the last used experts of each layer",
+    "lru in one pool": "the last used experts",
+}
+MISSES = {
+    "cpu": "the CPU computes the others",
+    "fetch": "the others are fetched",
+    "split": "link and CPU divide the others",
+}
+
+
+def lines(found: Document) -> Iterator[str]:
+    """Yield every sentence and table of the answer."""
+    best, machine = found["best"], found["machine"]
+    yield f"{found['name']} on {_machine(machine)}"
+    yield f"{found['grade'].upper()}: {found['routing']}"
+    yield ""
+    yield f"  {_speed(best)}   {best['engine']}: {best['flags']}"
+    yield f"  {_fast(found, best)}"
+    if best["experts_ram_bytes"]:
+        experts = f"{_gb(best['experts_ram_bytes'])} experts"
+        yield f"  RAM {_gb(best['peak_ram_bytes'])}: {experts}, 2 GB for the system (assumed)"
+    if best["experts_disk_bytes"]:
+        yield f"  disk: {_gb(best['experts_disk_bytes'])} of experts are in no memory"
+    yield f"  a token takes {_ms(best)}"
+    yield f"  {best['tried_in_words'] or 'not compared with measured runs of this engine'}"
+    yield from (f"warning: {each}" for each in found["warnings"])
+    yield ""
+    yield f"binds: {best['binds']}"
+    if found["more"]:
+        yield table([_more(each) for each in found["more"][:SHOWN]], "what more would buy:")
+    else:
+        yield "no single part that is larger or twice as fast gains more than 1%"
+    yield from _pays(found)
+    yield ""
+    yield table(
+        [_engine(each) for each in found["by_engine"]], "best setting of each engine (tokens/s: least, middle, most):"
+    )
+    if len(found["ladder"]["steps"]) > 1:
+        yield table([_step(each) for each in found["ladder"]["steps"]], f"steps of {found['ladder']['knob']}:")
+    assumed = [*machine["assumed"], *found["assumed"]]
+    if assumed:
+        yield f"assumed: {'; '.join(assumed)}"
+
+
+def _machine(machine: Document) -> str:
+    fast = f"{machine['name']}, {_gb(machine['fast_bytes'])} {machine['fast_tier']}"
+    if machine["fast_bytes_per_s"]:
+        fast += f" at {machine['fast_bytes_per_s'] / GB:.4g} GB/s"
+    parts = [fast]
+    if machine["link_bytes_per_s"]:
+        parts.append(f"link {machine['link_bytes_per_s'] / GB:.3g} GB/s")
+    if machine["ram_bytes"]:
+        rate = f" at {machine['ram_bytes_per_s'] / GB:.3g} GB/s" if machine["ram_bytes_per_s"] else ""
+        parts.append(f"RAM {_gb(machine['ram_bytes'])}{rate}")
+    if machine["disk_bytes_per_s"]:
+        parts.append(f"disk {machine['disk_bytes_per_s'] / GB:.3g} GB/s")
+    return ", ".join(parts)
+
+
+def _gb(count: float) -> str:
+    return size(int(count))
+
+
+def _speed(each: Document) -> str:
+    found = each["tokens_per_s"]
+    if found["most"] < found["least"] * 1.02:
+        return f"{found['middle']:.3g} tokens/s"
+    return f"{found['least']:.3g} to {found['most']:.3g} tokens/s"
+
+
+def _fast(found: Document, best: Document) -> str:
+    parts = [f"{_gb(found['model']['dense_bytes'])} dense weights"]
+    parts.append(f"{_gb(found['kv_bytes'])} KV cache of {found['context']:,} positions")
+    parts.append(f"{_gb(found['runtime_bytes'])} runtime")
+    held = f"{_gb(best['experts_fast_bytes'])} experts"
+    if best["gpu_layers"] is not None:
+        held += f" of {best['gpu_layers']} of {found['model']['layers']} layers"
+    else:
+        share = best["experts_fast_bytes"] / found["model"]["expert_bytes"]
+        held += f" ({share:.0%} of all, which hold {best['hit_rate']['middle']:.0%} of a token's)"
+    name, have = found["machine"]["fast_tier"], found["machine"]["fast_bytes"]
+    return f"{name} {_gb(best['peak_fast_bytes'])} of {_gb(have)}: {', '.join([*parts, held])}"
+
+
+def _ms(best: Document) -> str:
+    parts = {PARTS[name]: value for name, value in best["parts_ns"].items() if value}
+    total = sum(parts.values())
+    each = ", ".join(f"{value / MS:.3g} {name}" for name, value in sorted(parts.items(), key=lambda part: -part[1]))
+    return f"{total / MS:.3g} ms: {each}"
+
+
+def _more(each: Document) -> dict[str, object]:
+    return {
+        "part": each["what"],
+        "tokens/s": f"{each['tokens_per_s']:.3g}",
+        "gain": percent(each["gain"]),
+        "with": each["engine"],
+    }
+
+
+def _pays(found: Document) -> Iterator[str]:
+    """Yield whether CPU execution, a cache and prefetch pay, and when another scheme leads."""
+    pays = found["pays"]
+    yield from _gained("computing misses on the CPU", "fetching each", pays["cpu"])
+    yield from _gained("a cache of the last used experts", "experts placed for good", pays["cache"])
+    prefetch = pays["prefetch"]["gain"]
+    if prefetch > 0.01:
+        yield f"prefetch: at most {percent(prefetch)} more, if every transfer were hidden; none of it is certain"
+    else:
+        yield "prefetch: does not pay, nothing is waited for that it could hide"
+    crossings = found["crossings"]
+    if len(crossings) > 1:
+        steps = [f"{HOLDS[each['holds']]}, {MISSES[each['miss']]} (from {each['share']:.0%})" for each in crossings]
+        yield f"by the share of experts that {found['machine']['fast_tier']} holds, fastest are: {'; '.join(steps)}"
+
+
+def _gained(this: str, other: str, known: Document) -> Iterator[str]:
+    gain = known["gain"]
+    if gain is None:
+        return
+    if abs(gain) <= 0.01:
+        yield f"{this}: as fast as {other}"
+    elif gain > 0:
+        yield f"{this}: pays, {percent(gain)} more than {other}, by the fastest engine of each"
+    else:
+        yield f"{this}: does not pay, {percent(-gain)} less than {other}, by the fastest engine of each"
+
+
+def _engine(each: Document) -> dict[str, object]:
+    speed = each["tokens_per_s"]
+    tried = each["tried"]
+    return {
+        "engine": each["engine"],
+        "flags": each["flags"],
+        "tokens/s": " ".join(f"{speed[name]:.3g}" for name in ("least", "middle", "most")),
+        "hit": f"{each['hit_rate']['middle']:.0%}",
+        "runs compared": tried["runs"] if tried else "none",
+    }
+
+
+def _step(each: Document) -> dict[str, object]:
+    speed: Sequence[float] = [each["tokens_per_s"][name] for name in ("least", "middle", "most")]
+    return {
+        "flags": each["flags"],
+        "tokens/s": " ".join(f"{value:.3g}" for value in speed),
+        "fast GB": f"{each['peak_fast_bytes'] / GB:.3g}",
+        "RAM GB": f"{each['peak_ram_bytes'] / GB:.3g}",
+    }

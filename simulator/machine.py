@@ -1,0 +1,192 @@
+"""A whole machine: fast memory, main memory and disk, from a card's name, sizes and rates, or from a platform."""
+
+from __future__ import annotations
+
+import statistics
+from typing import NamedTuple
+
+from moereplay.simulator.capacity import parse_size, size_of
+from moereplay.simulator.cards import Card, card, cards, link_rate
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Platform, Roofline
+from moereplay.simulator.wires import Link, LowerTier
+from moereplay.traces.schema import shown
+from moereplay.traces.units import GB
+
+UNIFIED = "unified memory"
+#: Rates that are assumed where nothing is said: a desktop's two channels of DDR5, of which a CPU's kernels reached
+#: 63.8 GB/s (FreeToken, arXiv 2608.16157), and an NVMe drive on PCIe 3.
+RAM_BYTES_PER_S, DISK_BYTES_PER_S = 60e9, 3.5e9
+CORES = 8
+FLOPS_PER_CORE = 125e9  #: of a CPU's core: 16-bit weights, two 256-bit multiply-adds a cycle at 4 GHz
+READ_NS = 80_000  #: before a disk's first byte, NVMe class
+LAUNCH_NS, CPU_LAUNCH_NS, COPY_NS = 1_000, 1_000, 10_000  #: per expert of one grouped kernel, and of a copy
+NO_LIMIT = 1 << 50
+
+
+class Machine(NamedTuple):
+    """A platform, and what lies below its fast memory."""
+
+    platform: Platform
+    ram_bytes: int  #: main memory behind the fast memory, 0 if there is none
+    disk_bytes_per_s: float | None
+    disk_latency_ns: int = READ_NS
+    assumed: tuple[str, ...] = ()  #: figures that were assumed, and the options that give them
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the fast memory. Raises ConfigError if the platform does not say."""
+        if self.platform.memory_bytes is None:
+            raise ConfigError(f"missing size of the {self.platform.fast_tier}: pass --vram 24GB, or --memory 4GB")
+        return int(self.platform.memory_bytes)
+
+    @property
+    def has_main_memory(self) -> bool:
+        """True if main memory lies behind the fast memory; else the disk does."""
+        return self.ram_bytes > 0
+
+    @property
+    def kind(self) -> str:
+        """`gpu` with a memory of its own, `unified`, or `cpu`."""
+        if self.has_main_memory:
+            return "gpu"
+        return "unified" if self.platform.fast_tier == UNIFIED else "cpu"
+
+    @property
+    def replayable(self) -> Platform:
+        """The platform for replays whose experts all lie in main memory, where the CPU may compute them."""
+        return self.platform.model_copy(update={"tiers": ()}) if self.has_main_memory else self.platform
+
+
+def rate_of(text: str, option: str) -> float:
+    """Return the bytes/s of `3.5GB/s`. Raises ConfigError naming the option."""
+    size = parse_size(text.strip().removesuffix("/s"))
+    if not size or not text.strip().endswith("/s"):
+        raise ConfigError(f"invalid --{option} {shown(text)!r}: expected a rate such as 3.5GB/s")
+    return float(size)
+
+
+def of_platform(platform: Platform, memory: str = "", ram: str = "", disk: str = "") -> Machine:
+    """Return the machine of a platform; `memory` and `ram` are sizes, `disk` a rate. Raises ConfigError."""
+    if memory:
+        platform = platform.model_copy(update={"memory_bytes": float(size_of(memory, "memory"))})
+    if platform.tiers:
+        lowest = platform.tiers[-1]
+        size = size_of(ram, "ram") if ram else int(parse_size(platform.tiers[0].capacity) or NO_LIMIT)
+        return Machine(platform, size, rate_of(disk, "disk") if disk else lowest.bytes_per_s, lowest.latency_ns)
+    if platform.cpu is None and platform.slow_tier != "DRAM":
+        if ram and not memory:
+            platform = platform.model_copy(update={"memory_bytes": float(size_of(ram, "ram"))})
+        link = platform.links[0]
+        return Machine(platform, 0, rate_of(disk, "disk") if disk else link.bytes_per_s, link.latency_ns)
+    return Machine(platform, size_of(ram, "ram") if ram else NO_LIMIT, rate_of(disk, "disk") if disk else None)
+
+
+def assembled(
+    *, gpu: str = "", vram: str = "", ram: str = "", ram_rate: str = "", disk: str = "", cores: str = "", link: str = ""
+) -> Machine:
+    """Return a machine from what its owner knows; the rest is assumed, and said. Raises ConfigError."""
+    assumed: list[str] = []
+    found = _card(gpu, vram, assumed)
+    memory = _size(ram, found, assumed)
+    reads = rate_of(disk, "disk") if disk else DISK_BYTES_PER_S
+    if not disk:
+        assumed.append(f"disk reads {reads / GB:g} GB/s (--disk)")
+    if found is not None and found.is_unified:
+        return Machine(_unified(found, memory, reads), 0, reads, READ_NS, tuple(assumed))
+    rate = rate_of(ram_rate, "ram-rate") if ram_rate else RAM_BYTES_PER_S
+    if not ram_rate:
+        assumed.append(f"the CPU reads RAM at {rate / GB:g} GB/s (--ram-rate)")
+    cpu = Roofline(flops=_cores(cores) * FLOPS_PER_CORE, memory_bytes_per_s=rate, launch_ns=CPU_LAUNCH_NS)
+    if found is None:
+        cpu = cpu.model_copy(update={"kv_bytes_per_s": rate})
+        return Machine(_without_gpu(cpu, memory, reads), 0, reads, READ_NS, tuple(assumed))
+    wire = _link(link, found)
+    platform = _with_gpu(found, size_of(vram, "vram") if vram else found.vram_bytes, wire, cpu, (memory, reads))
+    return Machine(platform, memory, reads, READ_NS, tuple(assumed))
+
+
+def _card(gpu: str, vram: str, assumed: list[str]) -> Card | None:
+    """Return the card of a name; for a size alone, the one of the median memory rate among cards of about that size."""
+    if gpu.lower() == "none" or not (gpu or vram):
+        return None
+    if gpu:
+        return card(gpu)
+    size = size_of(vram, "vram")
+    own = [each for each in cards().values() if not each.is_unified]
+    nearest = min(abs(each.vram_bytes - size) for each in own)
+    like = [each for each in own if abs(each.vram_bytes - size) <= nearest + 0.02 * size]
+    middle = statistics.median_high(each.gb_per_s for each in like)
+    found = next(each for each in like if each.gb_per_s == middle)
+    assumed.append(f"a card like the {found.name}: {found.gb_per_s:g} GB/s, PCIe {found.pcie} (--gpu)")
+    return found
+
+
+def _size(ram: str, found: Card | None, assumed: list[str]) -> int:
+    if ram:
+        return size_of(ram, "ram")
+    if found is None or found.is_unified:
+        raise ConfigError("missing size of the memory: pass --ram 64GB")
+    assumed.append("64 GB of RAM (--ram)")
+    return 64 * int(GB)
+
+
+def _cores(text: str) -> int:
+    if not text:
+        return CORES
+    if not text.isdecimal() or not 1 <= int(text) <= 4096:
+        raise ConfigError(f"invalid --cores {shown(text)!r}: expected a number from 1 to 4096")
+    return int(text)
+
+
+def _link(link: str, found: Card) -> float:
+    if not link:
+        return found.link_bytes_per_s
+    return rate_of(link, "link") if link.strip().endswith("/s") else link_rate(link)
+
+
+def _processor(found: Card) -> Roofline:
+    rate = found.bytes_per_s
+    return Roofline(flops=found.flops, memory_bytes_per_s=rate, launch_ns=LAUNCH_NS, kv_bytes_per_s=rate)
+
+
+def _with_gpu(found: Card, vram: int, wire: float, cpu: Roofline, below: tuple[int, float]) -> Platform:
+    memory, reads = below
+    tier = LowerTier(name="RAM", capacity=f"{memory}B", bytes_per_s=reads, latency_ns=READ_NS)
+    return Platform(
+        name=found.name,
+        summary=f"{found.name} with {memory / GB:g} GB of RAM",
+        source=f"{found.source}; rates of RAM, link and disk as given or assumed",
+        memory_bytes=float(vram),
+        slow_tier="disk",
+        links=(Link(bytes_per_s=wire, latency_ns=COPY_NS),),
+        tiers=(tier,),
+        compute=_processor(found),
+        cpu=cpu,
+    )
+
+
+def _unified(found: Card, memory: int, reads: float) -> Platform:
+    return Platform(
+        name=found.name,
+        summary=f"{found.name} with {memory / GB:g} GB of unified memory",
+        source=f"{found.source}; the disk as given or assumed",
+        fast_tier=UNIFIED,
+        slow_tier="disk",
+        memory_bytes=float(memory),
+        links=(Link(bytes_per_s=reads, latency_ns=READ_NS),),
+        compute=_processor(found),
+    )
+
+
+def _without_gpu(cpu: Roofline, memory: int, reads: float) -> Platform:
+    return Platform(
+        name="CPU",
+        summary=f"a CPU with {memory / GB:g} GB of RAM",
+        source="rates as given or assumed",
+        fast_tier="RAM",
+        slow_tier="disk",
+        memory_bytes=float(memory),
+        links=(Link(bytes_per_s=reads, latency_ns=READ_NS),),
+        compute=cpu,
+    )

@@ -1,0 +1,391 @@
+"""The quick answer: every setting of every engine in closed form, the best of them, and what would make it faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.machine import Machine
+from moereplay.simulator.platform import Roofline
+from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
+from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits
+from moereplay.sweeps.recommend.token_time import Parts, Prices, bound_by, prices, token
+from moereplay.sweeps.recommend.upgrades import better, with_memory
+from moereplay.traces.dense import dense_of
+from moereplay.traces.schema import Geometry
+from moereplay.traces.units import GB
+
+SYSTEM = 2 * int(GB)  #: main memory for the operating system and other programs, assumed
+STEPS = 12  #: of a ladder, at most
+WORTH = 0.01  #: smaller gains do not count
+SHARES = (0.25, 0.5, 0.75, 1.0)  #: of the fast memory for experts, in the ladder of a cache
+CROSSINGS = 40  #: sizes of fast memory at which schemes are compared
+
+
+class Range(NamedTuple):
+    """Least, median and most over the routings."""
+
+    least: float
+    middle: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Range:
+        """Return the range of values."""
+        return cls(min(values), median(values), max(values))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What runs: a model as stored, its context, and the expected hits of one routing or several."""
+
+    geometry: Geometry
+    context: int
+    runtime_bytes: int
+    hits: tuple[Hits, ...]
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all experts."""
+        return self.geometry.experts * sum(self.geometry.expert_bytes)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of dense weights in memory."""
+        return dense_of(self.geometry).resident
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return self.geometry.kv_cache(self.context)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of fast memory that are not for experts."""
+        return self.dense_bytes + self.kv_bytes + self.runtime_bytes
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of one mode of an engine, and what lies where."""
+
+    engine: str
+    mode: Mode
+    flags: str
+    share: float  #: of all experts, in fast memory
+    gpu_layers: int  #: whole layers in fast memory, of a placement by layers
+    fast_bytes: int  #: of experts
+    ram_bytes: int  #: of experts, in main memory
+    disk_bytes: int  #: of experts that neither holds
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Expected speed of a setting."""
+
+    setting: Setting
+    tokens_per_s: Range
+    hit: Range
+    parts: Parts  #: nanoseconds, at the median routing
+    peak_fast_bytes: int
+    peak_ram_bytes: int
+
+    @property
+    def scheme(self) -> tuple[str, str]:
+        """How experts are held, and what happens to the others."""
+        return self.setting.mode.holds, self.setting.mode.miss
+
+
+class More(NamedTuple):
+    """What a larger or faster part would give."""
+
+    what: str
+    tokens_per_s: float
+    gain: float  #: of the median
+    setting: Setting
+
+
+class Crossing(NamedTuple):
+    """The scheme that leads from a size of fast memory for experts on."""
+
+    share: float
+    size: int  #: bytes
+    holds: str
+    miss: str
+
+
+@dataclass(frozen=True)
+class Quick:
+    """The answer."""
+
+    best: Estimate
+    ladder: tuple[Estimate, ...]
+    by_engine: tuple[Estimate, ...]
+    schemes: tuple[Estimate, ...]
+    crossings: tuple[Crossing, ...]
+    binds: str
+    more: tuple[More, ...]
+    prefetch_gain: float  #: upper bound: every transfer of the best set hidden as far as compute allows
+    warnings: tuple[str, ...]
+
+
+def quick(load: Load, machine: Machine, only: str = "") -> Quick:
+    """Return the best settings of all engines, or of one. Raises ConfigError if none can run the model."""
+    chosen = (engine(only),) if only else engines()
+    found = _estimates(load, machine, chosen)
+    if not found:
+        raise ConfigError(_refusal(load, machine, only))
+    best = _leader(found)
+    return Quick(
+        best=best,
+        ladder=_ladder(found, best),
+        by_engine=_best_by(found, lambda each: each.setting.engine),
+        schemes=_best_by(found, lambda each: each.scheme),
+        crossings=tuple(_crossings(load, machine, chosen)),
+        binds=bound_by(_fitting(machine, best.setting.mode), load.geometry, best.parts),
+        more=tuple(_more(load, machine, chosen, best)),
+        prefetch_gain=_prefetch_gain(best),
+        warnings=tuple(_warnings(load, machine, best)),
+    )
+
+
+def _fastest(found: Sequence[Estimate]) -> Estimate:
+    """Return the fastest; of nearly equal ones the first in the order of engines."""
+    most = max(each.tokens_per_s.middle for each in found)
+    return next(each for each in found if each.tokens_per_s.middle >= most * (1 - 1e-3))
+
+
+def _leader(found: Sequence[Estimate]) -> Estimate:
+    """Return the fastest of the engines whose predictions were compared with runs, else the fastest of all."""
+    return _fastest([each for each in found if engine(each.setting.engine).tried] or found)
+
+
+def _best_by(found: Sequence[Estimate], key: Callable[[Estimate], object]) -> tuple[Estimate, ...]:
+    """Return the fastest of each group, the fastest first."""
+    groups: dict[object, list[Estimate]] = {}
+    for each in found:
+        groups.setdefault(key(each), []).append(each)
+    best = [max(group, key=lambda each: each.tokens_per_s.middle) for group in groups.values()]
+    return tuple(sorted(best, key=lambda each: -each.tokens_per_s.middle))
+
+
+# -- settings
+
+
+def _estimates(load: Load, machine: Machine, chosen: Sequence[Engine]) -> list[Estimate]:
+    """Return every setting that fits the machine, with its speed."""
+    found = []
+    for each in chosen:
+        for mode in each.modes:
+            for of in _machines(machine, mode):
+                price = prices(of, load.geometry, load.context)
+                found += [_estimate(load, of, price, setting) for setting in _settings(load, of, each, mode)]
+    return found
+
+
+def _machines(machine: Machine, mode: Mode) -> Iterator[Machine]:
+    """Yield the machine if the mode is for its kind; a machine with a GPU is one without it as well."""
+    if machine.kind in mode.machines:
+        yield machine
+    elif machine.kind == "gpu" and "cpu" in mode.machines and machine.platform.cpu is not None:
+        yield without_gpu(machine)
+
+
+def _fitting(machine: Machine, mode: Mode) -> Machine:
+    return next(_machines(machine, mode))
+
+
+def without_gpu(machine: Machine) -> Machine:
+    """Return the machine with its CPU alone."""
+    platform, cpu = machine.platform, machine.platform.cpu
+    assert cpu is not None
+    if isinstance(cpu, Roofline):
+        cpu = cpu.model_copy(update={"kv_bytes_per_s": cpu.memory_bytes_per_s})
+    alone = platform.model_copy(
+        update={"compute": cpu, "cpu": None, "tiers": (), "fast_tier": "RAM", "memory_bytes": float(machine.ram_bytes)}
+    )
+    return machine._replace(platform=alone, ram_bytes=0)
+
+
+def _room(load: Load, machine: Machine) -> int:
+    """Return the bytes of fast memory that are left for experts; negative if the rest does not fit."""
+    system = 0 if machine.has_main_memory else SYSTEM if machine.platform.fast_tier == "RAM" else 0
+    return machine.memory_bytes - load.fixed_bytes - system
+
+
+def _settings(load: Load, machine: Machine, of: Engine, mode: Mode) -> Iterator[Setting]:
+    """Yield the settings of a mode that fit, those with the most experts in fast memory first."""
+    room, sizes = _room(load, machine), load.geometry.expert_bytes
+    if room < 0 or (mode.miss != "fetch" and machine.platform.cpu is None):
+        return
+    if mode.holds == LAYERS:
+        held = 0
+        fits = 0
+        for size in reversed(sizes):
+            if held + size * load.geometry.experts > room:
+                break
+            held += size * load.geometry.experts
+            fits += 1
+        for layers in range(fits, -1, -1):
+            fast = load.geometry.experts * sum(sizes[len(sizes) - layers :])
+            yield from _placed(load, machine, of, mode, fast, layers)
+        return
+    least = max(sizes) * (len(sizes) if mode.holds == "lru" else load.geometry.k)
+    for share in reversed(SHARES):
+        fast = min(load.expert_bytes, int(room * share))
+        if fast >= least:
+            yield from _placed(load, machine, of, mode, fast, 0)
+        if fast == load.expert_bytes:
+            break
+
+
+def _placed(load: Load, machine: Machine, of: Engine, mode: Mode, fast: int, layers: int) -> Iterator[Setting]:
+    """Yield the setting with so many bytes of experts in fast memory, if the rest has a place."""
+    everything = load.expert_bytes
+    below = everything if mode.copies and fast < everything else everything - fast
+    room = max(0, machine.ram_bytes - SYSTEM) if machine.has_main_memory else 0
+    ram = min(below, room)
+    disk = below - ram
+    if disk and (mode.below == "none" or machine.disk_bytes_per_s is None):
+        return
+    share = fast / everything
+    yield Setting(of.name, mode, _flags(load, machine, mode, fast, layers), share, layers, fast, ram, disk)
+
+
+def _flags(load: Load, machine: Machine, mode: Mode, fast: int, layers: int) -> str:
+    geometry = load.geometry
+    per_layer = int(fast / sum(geometry.expert_bytes))
+    return mode.flags.format(
+        cpu_layers=geometry.layers - layers,
+        gpu_layers=layers,
+        gpu_experts=per_layer,
+        cpu_experts=geometry.experts - per_layer,
+        slots=int(fast / max(geometry.expert_bytes)),
+        cache_mib=fast >> 20,
+        vram_share=min(1.0, (load.dense_bytes + fast) / machine.memory_bytes),
+    )
+
+
+# -- speed
+
+
+def _estimate(load: Load, machine: Machine, price: Prices, setting: Setting) -> Estimate:
+    spent = [_spent(load, price, setting, hits) for hits in load.hits]
+    order = sorted(range(len(spent)), key=lambda at: spent[at][1].total)
+    ram = setting.ram_bytes + SYSTEM if machine.has_main_memory else 0
+    return Estimate(
+        setting=setting,
+        tokens_per_s=Range.of([1e9 / parts.total for _, parts in spent]),
+        hit=Range.of([hit for hit, _ in spent]),
+        parts=spent[order[len(order) // 2]][1],
+        peak_fast_bytes=load.fixed_bytes + setting.fast_bytes,
+        peak_ram_bytes=ram,
+    )
+
+
+def _spent(load: Load, price: Prices, setting: Setting, hits: Hits) -> tuple[float, Parts]:
+    """Return the hit rate of fast memory, and the parts of a token."""
+    mode, share = setting.mode, setting.share
+    hit = hits.at(mode.holds, share)
+    missing = 1 - share if mode.holds == LAYERS else 1 - hit**load.geometry.k
+    return hit, token(price, mode, hit, missing, _in_memory(load, setting, hits, hit))
+
+
+def _in_memory(load: Load, setting: Setting, hits: Hits, hit: float) -> float:
+    """Return the share of misses that main memory holds, which keeps the experts of the last uses."""
+    if not setting.disk_bytes:
+        return 1.0
+    if hit >= 1 or not setting.ram_bytes:
+        return 0.0
+    if setting.mode.holds in (LAYERS, STATIC):
+        return hits.at(GLOBAL_LRU, setting.ram_bytes / (setting.ram_bytes + setting.disk_bytes))
+    held = setting.ram_bytes if setting.mode.copies else setting.ram_bytes + setting.fast_bytes
+    return max(0.0, min(1.0, (hits.at(GLOBAL_LRU, held / load.expert_bytes) - hit) / (1 - hit)))
+
+
+# -- what the answer says
+
+
+def _ladder(found: Sequence[Estimate], best: Estimate) -> tuple[Estimate, ...]:
+    """Return the steps of the best mode's knob, thinned."""
+    mode = best.setting.engine, best.setting.mode
+    steps = [each for each in found if (each.setting.engine, each.setting.mode) == mode]
+    if len(steps) <= STEPS:
+        return tuple(steps)
+    places = sorted({round(at * (len(steps) - 1) / (STEPS - 1)) for at in range(STEPS)})
+    return tuple(steps[at] for at in places)
+
+
+def _prefetch_gain(best: Estimate) -> float:
+    """Return the most that hiding every transfer behind the other parts would gain."""
+    parts = best.parts
+    moved = parts.link + parts.disk if best.setting.mode.miss == "fetch" else parts.disk
+    rest = parts.total - moved
+    return parts.total / max(rest, moved) - 1 if moved else 0.0
+
+
+def _crossings(load: Load, machine: Machine, chosen: Sequence[Engine]) -> Iterator[Crossing]:
+    """Yield the schemes that lead as more of the experts fit into fast memory."""
+    if not machine.has_main_memory:
+        return
+    before = None
+    for step in range(1, CROSSINGS):
+        share = step / CROSSINGS
+        size = load.fixed_bytes + int(share * load.expert_bytes)
+        found = _estimates(load, with_memory(machine, size), chosen)
+        if not found:
+            continue
+        scheme = _fastest(found).scheme
+        if scheme != before:
+            yield Crossing(share, int(share * load.expert_bytes), *scheme)
+        before = scheme
+
+
+def _more(load: Load, machine: Machine, chosen: Sequence[Engine], best: Estimate) -> Iterator[More]:
+    """Yield what each better part gives, the most first; parts that give nothing are left out."""
+    found = []
+    for what, upgraded in better(machine, load.expert_bytes):
+        estimates = _estimates(load, upgraded, chosen)
+        if not estimates:
+            continue
+        then = _leader(estimates)
+        gain = then.tokens_per_s.middle / best.tokens_per_s.middle - 1
+        if gain > WORTH:
+            found.append(More(what, then.tokens_per_s.middle, gain, then.setting))
+    yield from sorted(found, key=lambda each: -each.gain)
+
+
+def _warnings(load: Load, machine: Machine, best: Estimate) -> Iterator[str]:
+    if not load.dense_bytes:
+        yield "the bytes of dense weights are unknown and take no time here; --dense gives them"
+    if best.setting.disk_bytes:
+        share = best.setting.disk_bytes / load.expert_bytes
+        yield f"{share:.0%} of the experts fit in no memory and are read from the disk again and again"
+    if machine.kind == "gpu" and _room(load, machine) < 0:
+        lacking = -_room(load, machine) / GB
+        yield (
+            f"dense weights, KV cache and runtime need {load.fixed_bytes / GB:.3g} GB, {lacking:.2g} GB more than the "
+            f"{machine.platform.fast_tier} has: the GPU is left out here; engines can divide dense layers as well"
+        )
+
+
+def _refusal(load: Load, machine: Machine, only: str) -> str:
+    """Return why nothing fits."""
+    needed = load.expert_bytes + load.fixed_bytes
+    has = machine.memory_bytes + machine.ram_bytes
+    who = f"engine {only}" if only else "any engine"
+    memories = f"{machine.memory_bytes / GB:.4g} GB of {machine.platform.fast_tier}"
+    memories += f" and {machine.ram_bytes / GB:.4g} GB of RAM" if machine.has_main_memory else ""
+    if machine.disk_bytes_per_s is None and needed > has:
+        return (
+            f"the model needs {needed / GB:.4g} GB, and the machine has {memories}; pass more --vram or --ram, fewer "
+            "bits per weight, or a --disk to read from"
+        )
+    return (
+        f"no setting of {who} fits: {load.fixed_bytes / GB:.4g} GB of dense weights, KV cache and runtime, and "
+        f"{load.expert_bytes / GB:.4g} GB of experts, on {memories}; pass more memory, a shorter --context, or another "
+        "--engine"
+    )

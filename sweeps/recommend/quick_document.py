@@ -1,0 +1,103 @@
+"""The quick answer as a document: numbers and texts by name, for `--json` and for sentences. Sizes are in bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moereplay.simulator.machine import NO_LIMIT, Machine
+from moereplay.sweeps.recommend.engines import engine
+from moereplay.sweeps.recommend.hits import LAYERS
+from moereplay.sweeps.recommend.quick import WORTH, Estimate, Load, Quick, Range
+
+Document = dict[str, Any]
+
+
+def quick_document(load: Load, machine: Machine, found: Quick) -> Document:
+    """Return the document of an answer."""
+    return {
+        "machine": _machine(machine),
+        "model": {
+            "layers": load.geometry.layers,
+            "experts": load.geometry.experts,
+            "k": load.geometry.k,
+            "expert_bytes": load.expert_bytes,
+            "dense_bytes": load.dense_bytes,
+        },
+        "context": load.context,
+        "kv_bytes": load.kv_bytes,
+        "runtime_bytes": load.runtime_bytes,
+        "best": _estimate(found.best) | {"binds": found.binds},
+        "ladder": {"knob": found.best.setting.mode.name, "steps": [_estimate(each) for each in found.ladder]},
+        "by_engine": [_estimate(each) for each in found.by_engine],
+        "schemes": [_estimate(each) for each in found.schemes],
+        "crossings": [each._asdict() for each in found.crossings],
+        "more": [
+            {"what": each.what, "tokens_per_s": each.tokens_per_s, "gain": each.gain, "engine": each.setting.engine}
+            | {"flags": each.setting.flags}
+            for each in found.more
+        ],
+        "pays": _pays(found),
+        "warnings": list(found.warnings),
+    }
+
+
+def _machine(machine: Machine) -> Document:
+    platform = machine.platform
+    ram = machine.ram_bytes if 0 < machine.ram_bytes < NO_LIMIT else None
+    return {
+        "name": platform.name,
+        "kind": machine.kind,
+        "fast_tier": platform.fast_tier,
+        "fast_bytes": machine.memory_bytes,
+        "fast_bytes_per_s": getattr(platform.compute, "memory_bytes_per_s", None),
+        "link_bytes_per_s": platform.links[0].bytes_per_s if machine.has_main_memory else None,
+        "ram_bytes": ram,
+        "ram_bytes_per_s": getattr(platform.cpu, "memory_bytes_per_s", None),
+        "disk_bytes_per_s": machine.disk_bytes_per_s,
+        "calibrated": platform.calibrated is not None,
+        "assumed": list(machine.assumed),
+    }
+
+
+def _estimate(found: Estimate) -> Document:
+    setting, of = found.setting, engine(found.setting.engine)
+    return {
+        "engine": setting.engine,
+        "mode": setting.mode.name,
+        "flags": setting.flags,
+        "holds": setting.mode.holds,
+        "miss": setting.mode.miss,
+        "tokens_per_s": _range(found.tokens_per_s),
+        "hit_rate": _range(found.hit),
+        "gpu_layers": setting.gpu_layers if setting.mode.holds == LAYERS else None,
+        "experts_fast_bytes": setting.fast_bytes,
+        "experts_ram_bytes": setting.ram_bytes,
+        "experts_disk_bytes": setting.disk_bytes,
+        "peak_fast_bytes": found.peak_fast_bytes,
+        "peak_ram_bytes": found.peak_ram_bytes,
+        "parts_ns": found.parts._asdict(),
+        "tried": of.tried.model_dump(mode="json") if of.tried else None,
+        "tried_in_words": of.tried.in_words() if of.tried else "",
+    }
+
+
+def _range(values: Range) -> Document:
+    return values._asdict()
+
+
+def _pays(found: Quick) -> Document:
+    """Return the gain of each scheme over the best without it; null where there is nothing to compare with."""
+    fetching = [each for each in found.schemes if each.setting.mode.miss == "fetch"]
+    computing = [each for each in found.schemes if each.setting.mode.miss != "fetch"]
+    caches = [each for each in found.schemes if each.setting.mode.holds.startswith("lru")]
+    placed = [each for each in found.schemes if not each.setting.mode.holds.startswith("lru")]
+    gains = {"cpu": _gain(computing, fetching), "cache": _gain(caches, placed)}
+    return {name: {"gain": gain, "pays": None if gain is None else gain > WORTH} for name, gain in gains.items()} | {
+        "prefetch": {"gain": found.prefetch_gain, "pays": found.prefetch_gain > WORTH or None, "is_upper_bound": True}
+    }
+
+
+def _gain(these: list[Estimate], others: list[Estimate]) -> float | None:
+    if not these or not others:
+        return None
+    return max(each.tokens_per_s.middle for each in these) / max(each.tokens_per_s.middle for each in others) - 1

@@ -1,0 +1,95 @@
+"""The subject of a recommendation: a model or a trace as the load of the closed form, and how well it is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moereplay.simulator.capacity import CONTEXT, RUNTIME, size_of, sized
+from moereplay.sweeps.recommend.hits import of_model, of_trace
+from moereplay.sweeps.recommend.quick import Load
+from moereplay.traces.checkpoints.found import model_of
+from moereplay.traces.dense import assumption, dense_of, recorded
+from moereplay.traces.geometry import as_known
+from moereplay.traces.routing_candidates import routings_for
+from moereplay.traces.schema import Geometry, shown
+from moereplay.traces.store import open_trace
+from moereplay.traces.synthetic import synthetic
+from moereplay.traces.texts import size
+
+OWN, OTHERS, RECORDED = "own routing", "other models' routing", "recorded routing"
+
+
+class Asked(NamedTuple):
+    """What the user says of the load; empty texts and None are assumed."""
+
+    context: int | None = None
+    runtime: str = ""
+    dense: str = ""
+    dense_bits: str = ""
+    quant: str = ""
+
+
+class Subject(NamedTuple):
+    """A load, its name, and how well its routing is known."""
+
+    load: Load
+    name: str
+    grade: str
+    routing: str
+    assumed: tuple[str, ...]
+
+    def about(self) -> dict[str, Any]:
+        """Return the fields of the document."""
+        return {name: getattr(self, name) for name in ("name", "grade", "routing", "assumed")} | {
+            "routings": [each.routing for each in self.load.hits]
+        }
+
+
+def model_load(spec: str, asked: Asked) -> Subject:
+    """Return the load of a model. Raises TraceError or ConfigError."""
+    model = model_of(spec, asked.quant)
+    cached = {"kv_bytes": model.kv_bytes, "kv_windows": model.kv_windows}
+    geometry = sized(model.geometry.model_copy(update=cached), model.name, asked.dense, asked.dense_bits)
+    candidates = routings_for(model.name, geometry)
+    own = candidates[0].own
+    names = ", ".join(each.name for each in candidates)
+    routing = f"routing model{'s' if len(candidates) > 1 else ''} {names}"
+    if not own:
+        routing = f"no routing of it was recorded; {len(candidates)} models' routing at its shape ({names})"
+    load = _load(geometry, model.name, asked, tuple(of_model(each.routing) for each in candidates))
+    stored = f", {asked.quant.upper()}" if asked.quant else f", experts at {geometry.expert_bits:g} bits"
+    name = f"{shown(model.name)}{stored} ({size(load.expert_bytes + load.dense_bytes)})"
+    return Subject(load, name, f"estimated with {OWN if own else OTHERS}", routing, _assumed(load, asked))
+
+
+def trace_load(path: Path, asked: Asked) -> Subject:
+    """Return the load of a trace's model under its routing. Raises TraceError or ConfigError."""
+    trace = open_trace(path)
+    about = trace.header.provenance
+    geometry = sized(as_known(trace.geometry, about.model), about.model, asked.dense, asked.dense_bits)
+    load = _load(geometry, about.model, asked, (of_trace(trace),))
+    made = synthetic(about)
+    routing = made or f"{trace.tokens:,} tokens of {trace.requests:,} requests"
+    name = f"{shown(about.model)} ({size(load.expert_bytes + load.dense_bytes)})"
+    unsaid = assumption(geometry, recorded(about))
+    assumed = (*_assumed(load, asked), *([unsaid] if unsaid else []))
+    return Subject(load, name, f"estimated with {'synthetic routing' if made else RECORDED}", routing, assumed)
+
+
+def _load(geometry: Geometry, model: str, asked: Asked, hits: tuple[Any, ...]) -> Load:
+    runtime = size_of(asked.runtime, "runtime") if asked.runtime else RUNTIME
+    return Load(geometry, CONTEXT if asked.context is None else asked.context, runtime, hits)
+
+
+def _assumed(load: Load, asked: Asked) -> tuple[str, ...]:
+    """Return what was assumed of the load, with the option that says it."""
+    found = []
+    if asked.context is None:
+        found.append(f"a context of {CONTEXT:,} positions (--context)")
+    if not asked.runtime:
+        found.append("500 MB of runtime (--runtime)")
+    if not (asked.dense or asked.dense_bits or asked.quant) and not load.geometry.dense_bytes:
+        resident = dense_of(load.geometry).resident
+        found.append(f"dense weights at {load.geometry.dense_bits:g} bits, {size(resident)} (--dense, --dense-bits)")
+    return tuple(found)

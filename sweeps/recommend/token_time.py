@@ -1,0 +1,168 @@
+"""The time of one decoded token in closed form, on a machine with fast memory, main memory and a disk.
+
+A replay plays every transfer; this adds up expected times, in microseconds of computing instead of seconds, so that
+every setting of every engine can be tried. Prices are those of a replay on the same platform (`simulator/times.py`).
+
+Per layer: dense weights, then the experts that are in fast memory, then those that are not, by the mode's `miss`:
+
+    cpu     the CPU computes them; beside the fast processor's experts if the mode overlaps them, else after them
+    fetch   they cross the link, and are computed; transfers overlap with compute of the experts that are there
+    split   the link and the CPU divide them so that both end together
+
+An expert that main memory does not hold is read from the disk before that; when it is fetched, link and disk work at
+the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from moereplay.simulator.machine import Machine
+from moereplay.simulator.platform import Measured, Roofline
+from moereplay.simulator.rates import NS
+from moereplay.simulator.times import Times, times_of
+from moereplay.sweeps.recommend.engines import Mode
+from moereplay.traces.schema import Geometry
+
+#: Rates that are left to CPU and link when both read main memory: 54 of 63.8 and 23.9 of 24.9 GB/s, as measured on a
+#: 4090 host by FreeToken (arXiv 2608.16157).
+CPU_LEFT, LINK_LEFT = 54 / 63.8, 23.9 / 24.9
+#: Of a disk's rate when pages of a mapped file fault one by one: .56 where whole experts reach 3.9 tokens/s, 8 to 10
+#: where they reach 22 to 24 with half of the model in memory (measured by engines' authors, 2026).
+MAPPED = 1 / 5
+
+
+class Parts(NamedTuple):
+    """Nanoseconds of a token that each part is waited for; hidden work does not count."""
+
+    compute: float  #: of the fast processor
+    cpu: float
+    link: float
+    disk: float
+    sync: float
+
+    @property
+    def total(self) -> float:
+        """The token's time."""
+        return sum(self)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Nanoseconds of one token's parts on one machine; experts are of mean size."""
+
+    layers: int
+    k: int
+    dense: float  #: all layers, head and KV cache
+    expert: float
+    cpu: float | None  #: an expert on the CPU, None without one
+    link: float | None  #: an expert over the link from main memory, None if there is no such link
+    latency: float  #: of the link
+    disk: float | None  #: an expert from the disk, whole, None without a disk
+    disk_latency: float
+
+    @property
+    def demanded(self) -> int:
+        """Experts of a token."""
+        return self.layers * self.k
+
+
+def prices(machine: Machine, geometry: Geometry, context: int) -> Prices:
+    """Return the prices of a model with `context` positions in the KV cache."""
+    platform = machine.platform.model_copy(update={"tiers": ()})
+    times = times_of(platform, geometry, (geometry.expert_bytes,))
+    layers = range(geometry.layers)
+    mean = lambda of: sum(map(of, layers)) / geometry.layers  # noqa: E731
+    wire = mean(lambda layer: times.wire_ns[0][layer][0] + times.load_ns[layer][0])
+    size = sum(geometry.expert_bytes) / geometry.layers
+    rate = machine.disk_bytes_per_s
+    split = machine.has_main_memory
+    return Prices(
+        layers=geometry.layers,
+        k=geometry.k,
+        dense=_dense(times, geometry, context),
+        expert=mean(lambda layer: times.expert_ns(layer, 0, 1)),
+        cpu=mean(lambda layer: times.cpu_ns(layer, 0, 1)) if platform.cpu else None,
+        link=wire if split else None,
+        latency=times.latency_ns[0] if split else 0,
+        disk=size / rate * NS if rate else None,
+        disk_latency=machine.disk_latency_ns,
+    )
+
+
+def _dense(times: Times, geometry: Geometry, context: int) -> float:
+    layers = range(geometry.layers)
+    return times.pass_ns(1) + sum(times.dense_ns(layer, 1) + times.kv_ns(context) for layer in layers)
+
+
+def token(price: Prices, mode: Mode, hit: float, missing: float, in_memory: float) -> Parts:
+    """Return the time of a token.
+
+    `hit` is the share of its experts in fast memory, `missing` the share of layers with an expert that is not, and
+    `in_memory` the share of those experts that main memory holds.
+    """
+    hits = price.demanded * hit * price.expert
+    misses = price.demanded * (1 - hit)
+    steps = price.layers * missing
+    sync = steps * mode.layer_us * 1000
+    disk = _disk(price, mode, misses * (1 - in_memory), steps * (in_memory < 1))
+    if not misses:
+        return Parts(price.dense + hits, 0, 0, 0, 0)
+    if price.link is None:  # one memory over a disk
+        return _from_disk(price, mode, hits + misses * price.expert, disk, sync)
+    if mode.miss == "cpu":
+        assert price.cpu is not None
+        work = misses * price.cpu
+        return _beside(price, mode, hits, Parts(0, work, 0, disk, sync))
+    wire = misses * price.link + steps * price.latency
+    if mode.miss == "split" and price.cpu is not None:
+        both = misses / (CPU_LEFT / price.cpu + LINK_LEFT / price.link)
+        return _beside(price, mode, hits, Parts(0, both / 2, both / 2, disk, sync))
+    moved = max(0.0, wire - hits) if disk < wire else 0.0
+    read = max(0.0, disk - hits) if disk >= wire else 0.0
+    return Parts(price.dense + hits + misses * price.expert, 0, moved, read, sync)
+
+
+def _beside(price: Prices, mode: Mode, hits: float, others: Parts) -> Parts:
+    """Return the parts; with overlap the longer of `hits`, of the fast processor, and the others hides the shorter."""
+    work = others.cpu + others.link
+    if not mode.overlap:
+        return others._replace(compute=price.dense + hits)
+    if work >= hits:
+        return others._replace(compute=price.dense)
+    return others._replace(compute=price.dense + hits, cpu=0.0, link=0.0)
+
+
+def _from_disk(price: Prices, mode: Mode, computed: float, disk: float, sync: float) -> Parts:
+    hidden = min(computed, disk) if mode.overlap else 0.0
+    return Parts(price.dense + computed, 0, 0, disk - hidden, sync)
+
+
+def _disk(price: Prices, mode: Mode, read: float, steps: float) -> float:
+    """Return the nanoseconds of reading so many experts in so many layers."""
+    if read <= 0 or price.disk is None:
+        return 0.0
+    each = price.disk / (MAPPED if mode.below == "mmap" else 1)
+    return read * each + min(steps, read) * price.disk_latency
+
+
+def bound_by(machine: Machine, geometry: Geometry, parts: Parts) -> str:
+    """Return the resource of the largest part: memory or link rates, processors, the disk, or synchronisation."""
+    largest = max(parts._fields, key=lambda name: getattr(parts, name))
+    if largest == "cpu":
+        return "CPU cores" if _computes(machine.platform.cpu, geometry) else "RAM bandwidth"
+    if largest == "compute":
+        processor = "compute of the GPU" if machine.has_main_memory else "compute"
+        rate = "VRAM bandwidth" if machine.has_main_memory else "memory bandwidth"
+        return processor if _computes(machine.platform.compute, geometry) else rate
+    return {"link": "link between RAM and VRAM", "disk": "disk reads", "sync": "synchronisation per layer"}[largest]
+
+
+def _computes(processor: Roofline | Measured | None, geometry: Geometry) -> bool:
+    """Return whether a token's expert takes longer to compute than to read."""
+    if not isinstance(processor, Roofline):
+        return False
+    size = sum(geometry.expert_bytes) / geometry.layers
+    params = geometry.expert_params or size * 8 / geometry.expert_bits
+    return 2 * params / processor.flops > size / processor.expert_rate(geometry.weight_format)
