@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moereplay.commands import options
 from moereplay.commands.progress import progress
 from moereplay.commands.terminal import say, show
-from moereplay.traces.routing import Error
+
+if TYPE_CHECKING:
+    from moereplay.traces.routing import Error
 
 
 def routing_list() -> None:
