@@ -21,7 +21,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-forecast study-measured study-live-transfers study-long-traces study-tune study-routing study-recommend study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -193,6 +193,9 @@ evidence: .venv/dev.stamp    ## predictions compared with measurements: table, p
 study-live-transfers: .venv/record.stamp  ## the live miniature with real transfers compared with its emulated runs (15 minutes)
 	$(BIN)/python benchmarks/live_transfers.py
 
+study-quick: .venv/base.stamp  ## the quick search of a trace compared with all sets (CASES="a.zarr:phone-ufs4:4GB", ACCESSES=)
+	$(BIN)/python -m benchmarks.quick_against_grid $(or $(CASES),miniature:phone-ufs4:510MB) $(if $(ACCESSES),--accesses $(ACCESSES))
+
 study-quants: .venv/base.stamp  ## bytes of known models in quantisations compared with published files (CELLS=cells.csv)
 	$(BIN)/python benchmarks/quant_sizes.py $(or $(CELLS),../shared/data/hybrid/cells.csv)
 
@@ -249,9 +252,11 @@ sample: .venv/record.stamp   ## record the bundled trace anew
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
 	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
 
-tables: .venv/base.stamp     ## write the tables of policies, importers, exporters, hooks, settings and counters into docs/
+tables: .venv/base.stamp     ## write the tables of cards, policies, importers, exporters, hooks, settings and counters into docs/
 	$(BIN)/moereplay policies --markdown > policies.table
 	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r policies.table' docs/policies-table.md && rm policies.table
+	$(BIN)/python -c 'from moereplay.simulator.cards import markdown; print(markdown())' > cards.table
+	sed -i -e '/<!-- cards:/,/<!-- end -->/{//!d}' -e '/<!-- cards:/r cards.table' docs/platforms.md && rm cards.table
 	$(BIN)/python -m moereplay.results.counters > docs/counters.table
 	sed -i -e '/<!-- counters:/,/<!-- end -->/{//!d}' -e '/<!-- counters:/r docs/counters.table' docs/semantics.md && rm docs/counters.table
 	$(BIN)/python -c 'from moereplay.traces.importers.registry import markdown; print(markdown())' > importers.table

@@ -12,7 +12,7 @@ from moereplay.traces.units import GB
 Document = Mapping[str, Any]
 SHOWN = 6  #: upgrades
 MS = 1e6
-PARTS = {"compute": "compute", "cpu": "CPU", "link": "link", "disk": "disk", "sync": "synchronisation"}
+PARTS = {"compute": "compute", "cpu": "CPU", "link": "link", "disk": "disk", "sync": "launches and waiting"}
 HOLDS = {
     "layers": "whole layers",
     "static": "the most used experts of each layer",

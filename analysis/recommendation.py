@@ -213,8 +213,10 @@ def _cost(each: Document) -> str:
 def _searched(found: Document) -> str:
     searched = found["searched"]
     each = ", ".join(f"{len(values)} of {axis}" for axis, values in searched["axes"].items())
-    few = searched["screened_on"]
-    how = f", most of {few} requests, the best sets of all" if few else ""
+    few, part = searched["screened_on"], searched.get("judged_on")
+    how = f", most of {few} requests, the best sets of all" if few and not part else ""
+    if part:
+        how = f"; figures are of {part['tokens']:,} of {part['of_tokens']:,} tokens, --thorough replays all"
     cut = f"; it ended early, of at most {searched['at_most']:,}: --budget none tries all" if searched["cut"] else ""
     many = f"{searched['combinations']:,} lossless sets ({each}), with {searched['replayed']:,} replays"
     return f"searched: {many}{how}{cut}"
@@ -222,8 +224,8 @@ def _searched(found: Document) -> str:
 
 def _flags(found: Document) -> str:
     flags = found["flags"]
-    spelled = ", ".join(f"{name} {text}" for name, text in flags.items() if isinstance(text, str))
-    nearest = f". Nearest to it in engines that choose once: {spelled}" if spelled else ""
+    spelled = "; ".join(f"{name} {text}" for name, text in flags.items() if isinstance(text, str))
+    nearest = f". Settings of engines that are nearest to it: {spelled}" if spelled else ""
     cache = f"{flags['cache_mib']:,} MiB, {_room(found)}"
     return f"in your engine: a cache of {cache}{nearest}"
 

@@ -59,7 +59,7 @@ VERBS = {
     "Look up": {
         "policies": "List or explain policies",
         "presets": "List or explain configurations of papers and engines",
-        "platforms": "List or show machines",
+        "platforms": "List, show or make machines: this one, or one from its parts",
         "models": "List or show known models",
     },
 }
@@ -82,7 +82,7 @@ FILES = {
     "bounds": ("curve",),
     "quality": ("forecast",),
     "calibrate": ("calibrate_logs", "calibrate_folder", "calibrate_machine", "evidence"),
-    "catalogue": ("policies", "presets", "platforms", "models"),
+    "catalogue": ("policies", "presets", "models"),
 }
 
 

@@ -1,4 +1,4 @@
-"""`moereplay policies`, `presets`, `platforms` and `models`: list what ships, or explain one entry with its sources."""
+"""`moereplay policies`, `presets` and `models`: list what ships, or explain one entry with its sources."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from moereplay.commands import options
-from moereplay.commands.terminal import show
+from moereplay.commands.terminal import show, show_json
 
 
 def policies(
@@ -43,46 +43,33 @@ def presets(name: Annotated[str | None, typer.Argument(help="Explain this preset
     show("policies, capacity, platform and sources of one: moereplay presets NAME")
 
 
-def platforms(
-    name: Annotated[str | None, typer.Argument(help="Show this platform's figures and sources.")] = None,
-    toml: Annotated[bool, typer.Option("--toml", help="Print the platform as a .toml file to edit and pass.")] = False,
-) -> None:
-    """List the platforms that ship, or show one: every figure with its source."""
-    from pydantic_core import to_json
-
-    from moereplay.analysis.tables import table
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platforms import as_toml, platform
-    from moereplay.simulator.platforms import presets as shipped
-
-    if toml and name is None:
-        raise ConfigError("--toml requires a platform; name one, as in `moereplay platforms phone-ufs4 --toml`")
-    if name is None:
-        show(table([preset.row() for preset in shipped()]))
-    elif toml:
-        print(as_toml(platform(name)), end="")
-    else:
-        print(to_json(platform(name).document(), indent=1, inf_nan_mode="null").decode())
-
-
 def models(
     name: Annotated[
         str | None,
         typer.Argument(help="Show the sizes of this model, file, folder, address, or owner/name of the hub."),
     ] = None,
     quant: options.Quant = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the models whose geometry is known, or show the sizes of one, also of a file, a folder, or the hub."""
-    from moereplay.analysis.tables import table
+    from moereplay.analysis.tables import definitions, table
     from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.checkpoints.explain import explained
     from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.geometry import MODELS
 
     if name:
-        print(model_of(name, quant).model_dump_json(indent=1))
+        found = model_of(name, quant)
+        if as_json:
+            show_json(found.model_dump(mode="json"))
+        else:
+            show(*definitions(explained(found)))
         return
     if quant:
         raise ConfigError("--quant requires the name of a model")
     shown = ("model", "layers", "experts", "k", "shared", "MiB per expert")
+    if as_json:
+        show_json([model.model_dump(mode="json") for model in MODELS.values()])
+        return
     show(table([{column: model.row()[column] for column in shown} for model in MODELS.values()]))
     show("router, context, bytes by precision and sources of one: moereplay models NAME")

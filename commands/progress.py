@@ -13,7 +13,7 @@ from moereplay.commands.terminal import clock, rewrite, say
 
 if TYPE_CHECKING:
     from moereplay.sweeps.dispatch import Progress as SweepProgress
-    from moereplay.tracegen.record import Progress
+    from moereplay.tracegen.appending import Progress
 
 SECONDS_BETWEEN_LINES = 10
 SECONDS_BETWEEN_REWRITES = 0.2
@@ -142,7 +142,7 @@ class LiveMeter(RequestMeter):
 
     def passed(self, tokens: int) -> None:
         """Count a pass of so many tokens."""
-        from moereplay.tracegen.record import Progress
+        from moereplay.tracegen.appending import Progress
 
         self.tokens += tokens
         self.update(Progress(self.done, self.requests, 0, self.tokens, time.monotonic() - self.began))

@@ -46,7 +46,12 @@ class Given(NamedTuple):
 class Search(NamedTuple):
     """Length of the search, and its output."""
 
-    budget: Annotated[str, typer.Option(help="Time for the search: 60s, 5m, or none to search everything.")] = "60s"
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Search a trace for a minute, and replay the best sets on all of it.")
+    ] = False
+    budget: Annotated[
+        str, typer.Option(help="Time for a thorough search: 60s, 5m, or none to search everything (default: 60s).")
+    ] = ""
     workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES
     out: Annotated[
         Path | None, typer.Option(help="New folder for the lists of experts that the recommended command reads.")
@@ -107,26 +112,29 @@ def _searched(
     from moereplay.commands.progress import searching
     from moereplay.commands.terminal import INTERRUPTED, interruptible
     from moereplay.sweeps.recommend.document import document
+    from moereplay.sweeps.recommend.pace import QUICK, THOROUGH
     from moereplay.sweeps.recommend.runner import Budget
-    from moereplay.sweeps.recommend.search import Question, most_replays
+    from moereplay.sweeps.recommend.search import Question, judged, most_replays
     from moereplay.sweeps.recommend.search import search as find
     from moereplay.traces.installation import name_of
     from moereplay.traces.store import open_trace
 
-    seconds = _seconds(search.budget)
+    thorough = search.thorough or bool(search.budget)
+    seconds = _seconds(search.budget or "60s")
     _check_new(search.out)
     opened = open_trace(trace)
     base = {name: value for name, value in settings.values.items() if name != "scope" or name in settings.typed}
     base["platform"] = _machine(str(base["platform"]), given)
     divided = _divided(opened, base, given)
-    question = Question(opened, divided, base, target_tokens_per_s, min_mass_kept)
+    pace = THOROUGH if thorough else QUICK
+    question = judged(Question(opened, divided, base, target_tokens_per_s, min_mass_kept, pace))
     most = most_replays(question)
     with interruptible() as interrupted, searching(most, seconds) as advance:
         say_when_compiling()
         answer = find(question, search.workers, advance, Budget(seconds, interrupted))
         stopped = interrupted()
     rows = {each.result.about["identity"]: each.result.per_request for each in (answer.best, answer.second) if each}
-    said = with_intervals(document(question, answer, name_of(trace)), rows) | {"assumed": _assumed(given)}
+    said = with_intervals(document(question, answer, name_of(trace), opened), rows) | {"assumed": _assumed(given)}
     if as_json:
         show_json(said)
     else:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from moereplay.commands import model_options, options
+from moereplay.commands import model_options, options, record_gguf
 from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Placement
-from moereplay.commands.options import NewTrace, grouped, option_fault, stored
+from moereplay.commands.options import NewTrace, Typed, grouped, option_fault, stored
 from moereplay.commands.progress import RequestMeter
+from moereplay.commands.record_gguf import Llama
 from moereplay.commands.terminal import keeping, left_of, say, say_wrote
 
 if TYPE_CHECKING:
     from moereplay.tracegen.checkpoint import Loaded
     from moereplay.tracegen.plan import Plan
-    from moereplay.tracegen.tokens import Work
+    from moereplay.tracegen.tokens import Room, Work
 
 #: Options that require one kind of input; None or False means that the option was not given.
 FOR_TEXT = ("window", "prompt_tokens")
 FOR_PROMPTS = ("field", "chat", "truncate", "shuffle", "max_new_tokens", "temperature", "top_p", "top_k")
+Model = Annotated[
+    str,
+    typer.Argument(help="Hugging Face id, local folder, GGUF file, or `miniature` (bundled).", show_default=False),
+]
 Dataset = Annotated[
     str | None, typer.Option(help="Hugging Face dataset instead of prompts: ID, or ID:SPLIT (default split: test).")
 ]
@@ -70,22 +76,36 @@ class Kept(NamedTuple):
 
 @grouped
 def record(
-    model: model_options.Model,
+    model: Model,
     *,
     out: NewTrace,
     source: Source,
     sampling: Sampling,
     kept: Kept,
     placement: Placement,
+    llama: Llama,
+    typed: Typed,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted recording, or start one.")] = False,
 ) -> None:
     """Record a model's routing into a trace, prompt by prompt. The model's output does not change."""
     from moereplay.results.outputs import check_output
     from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.folder import check_look_ahead, require_tokenizer
+    from moereplay.tracegen.llama.file import is_named
     from moereplay.tracegen.plan import refuse_taken
 
     source = _checked(model, source, sampling)
+    if is_named(model):
+        kept = kept._replace(look_ahead=kept.look_ahead if "look_ahead" in typed else 0)
+        record_gguf.refuse_foreign(placement, kept.look_ahead)
+        with keeping(lambda: left_of(out, "recorded")):
+            refuse_taken(out, resume)
+            check_output(out)
+            plan, texts = _plan(source, sampling, kept), _texts(source, kept.seed)
+            work_of = partial(_work, source, sampling, texts)
+            record_gguf.run(model, llama, placement.dtype == "float32", work_of, out, plan, resume)
+        return
+    record_gguf.refuse_without_gguf(llama)
     require_torch()
     with keeping(lambda: left_of(out, "recorded")):  # check everything that needs no torch before loading the model
         refuse_taken(out, resume)
@@ -94,7 +114,7 @@ def record(
         require_tokenizer(folder)
         check_look_ahead(folder, kept.look_ahead, Kept().look_ahead)
         loaded = placement.loaded(model, folder)
-        _run(loaded, _work(source, sampling, texts, loaded), out, plan, resume)
+        _run(loaded, _work(source, sampling, texts, loaded.tokenizer, _room(loaded)), out, plan, resume)
 
 
 def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool) -> None:
@@ -166,12 +186,16 @@ def _texts(source: Source, seed: int) -> Any:
     return read.chosen(seed if source.shuffle else None, source.limit)
 
 
-def _work(source: Source, sampling: Sampling, texts: Any, loaded: Loaded) -> Work:
+def _room(loaded: Loaded) -> Room:
     from moereplay.tracegen.record import room_of
+
+    return room_of(loaded)
+
+
+def _work(source: Source, sampling: Sampling, texts: Any, tokenizer: Any, room: Room) -> Work:
     from moereplay.tracegen.tokens import encode, windows
 
-    room = room_of(loaded)
     if source.text:
-        return windows(texts, loaded.tokenizer, room, source.window or WINDOW, source.limit)
+        return windows(texts, tokenizer, room, source.window or WINDOW, source.limit)
     new = sampling.max_new_tokens or NEW_TOKENS
-    return encode(texts, loaded.tokenizer, room, new, source.chat, source.truncate)
+    return encode(texts, tokenizer, room, new, source.chat, source.truncate)

@@ -51,7 +51,8 @@ def application() -> typer.Typer:
 
 #: Options that name a file or a folder to write.
 WRITTEN = ("out", "events", "record_to")
-TO_STDOUT = ("logs", "folder", "machine")  #: subcommands of `calibrate`, whose `--out -` is standard output
+#: `platforms`, and subcommands of `calibrate`, whose `--out -` is standard output.
+TO_STDOUT = ("logs", "folder", "machine", "platforms")
 
 
 class Verb(TyperCommand):

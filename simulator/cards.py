@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 from pydantic import Field
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.schema import Frozen, shown
-from moereplay.traces.texts import hint
+from moereplay.traces.texts import nearest
 from moereplay.traces.units import GB
 
 GIB = 1 << 30
-#: Bytes/s of a lane that copies from pinned memory reach: 25.1 and 52.7 GB/s over 16 lanes of PCIe 4 and 5 (FreeToken,
-#: arXiv 2608.16157), and half of PCIe 4's for PCIe 3.
-LANE = {"3.0": 25.1e9 / 32, "4.0": 25.1e9 / 16, "5.0": 52.7e9 / 16}
+#: Bytes/s of a lane that copies from pinned memory reach. Measured over 16 lanes: 13.17 GB/s on PCIe 3 (FreeToken,
+#: issue 131), 25.1 and 52.7 GB/s on PCIe 4 and 5 (arXiv 2608.16157). Eight lanes of PCIe 4 were measured at 12.5 GB/s.
+LANE = {"3.0": 13.17e9 / 16, "4.0": 25.1e9 / 16, "5.0": 52.7e9 / 16}
+LANES = (1, 2, 4, 8, 16)
+#: Words of a driver's name that do not change a card's figures: form, memory, and what every name of a family has.
+_IDLE = re.compile(r"gpu|graphics|generation|edition|workstation|server|oem|pcie|sxm\d?|hbm\d?e?|\d+gb|accelerator")
+_BRANDS = re.compile(r"\((r|tm|c)\)|nvidia|geforce|amd|radeon(?! pro| ai)|apple|intel")
 
 
 class Card(Frozen):
@@ -55,15 +62,28 @@ class Card(Frozen):
         """Rate of copies from pinned main memory."""
         return link_rate(self.pcie)
 
+    def row(self) -> dict[str, object]:
+        """Return one line of `moereplay platforms --cards`."""
+        return {
+            "card": self.name,
+            "memory GiB": "the machine's" if self.gb is None else f"{self.gb:g}",
+            "GB/s": f"{self.gb_per_s:g}",
+            "TFLOP/s": f"{self.tflops:g}",
+            "PCIe": self.pcie or "-",
+            "link GB/s": f"{self.link_bytes_per_s / GB:.3g}" if self.pcie else "-",
+            "source": self.source,
+        }
+
 
 def link_rate(pcie: str) -> float:
     """Return the usable bytes/s of `4.0 x16`. Raises ConfigError."""
     generation, _, lanes = pcie.lower().replace(" ", "").partition("x")
     if generation.partition(".")[1] == "":
         generation += ".0"
-    if generation not in LANE or lanes not in ("1", "2", "4", "8", "16"):
+    if generation not in LANE or lanes not in map(str, LANES):
         raise ConfigError(
-            f"invalid link {shown(pcie)!r}: expected a PCIe link such as 4.0x16, or a rate such as 25GB/s"
+            f"invalid link {shown(pcie)!r}: expected a PCIe link such as 4.0x16 (generations 3 to 5, 1 to 16 lanes), "
+            "or a rate such as 25GB/s"
         )
     return LANE[generation] * int(lanes)
 
@@ -81,18 +101,65 @@ def cards() -> dict[str, Card]:
 
 def card(name: str) -> Card:
     """Return a card by name or alias, ignoring case, spaces and the vendor. Raises ConfigError naming a similar one."""
-    spellings = {_plain(each): found for found in cards().values() for each in (found.name, *found.aliases)}
-    short = {each.removeprefix(start): found for each, found in spellings.items() for start in ("rtx", "gtx", "rx")}
-    found = spellings.get(_plain(name)) or short.get(_plain(name))
+    found = _spellings().get(_plain(name))
     if found is None:
-        near = {_plain(each): each for each in cards()}
-        said = hint(_plain(name), list(near))
-        for plain, full in near.items():
-            said = said.replace(plain, full) if f"mean {plain}?" in said else said
+        near = nearest(_plain(name[:80]), _spellings())
+        said = f"did you mean {_spellings()[near].name}?" if near else "expected a name such as RTX 3090 or M4 Max"
         raise ConfigError(f"unknown card {shown(name)!r}: {said}; `moereplay platforms --cards` lists them")
     return found
 
 
+class Recognised(NamedTuple):
+    """A card that a driver's name means."""
+
+    card: Card
+    is_exact: bool  #: False if words of the name that may matter were left out
+
+
+def recognised(name: str, memory_bytes: int = 0) -> Recognised | None:
+    """Return the card of a driver's name, such as `NVIDIA A100-SXM4-80GB`; None if no card is like it.
+
+    Of cards that differ in memory only, the one nearest to `memory_bytes` is meant.
+    """
+    words = re.sub(r"[-_/,]", " ", name).split()[:12]
+    for last in range(len(words), 0, -1):
+        found = list(_of_stem(_plain(" ".join(words[:last]))))
+        if found:
+            best = min(found, key=lambda each: abs(each.vram_bytes - memory_bytes)) if memory_bytes else found[0]
+            return Recognised(best, all(_IDLE.fullmatch(word.lower()) for word in words[last:]))
+    return None
+
+
+def _of_stem(plain: str) -> Iterator[Card]:
+    """Yield the card of a spelling, and those that differ from it in the size of the memory only."""
+    if not plain:
+        return
+    exact = _spellings().get(plain)
+    if exact is not None:
+        yield exact
+    yield from (found for found in cards().values() if found is not exact and plain in _stems(found))
+
+
+def _stems(found: Card) -> list[str]:
+    names = (found.name, *found.aliases)
+    return [_plain(stem) for each in names if (stem := re.sub(r" \d+GB$", "", each)) != each]
+
+
+@cache
+def _spellings() -> dict[str, Card]:
+    full = {_plain(each): found for found in cards().values() for each in (found.name, *found.aliases)}
+    short = {each.removeprefix(start): found for each, found in full.items() for start in ("rtx", "gtx", "rx")}
+    return short | full
+
+
 def _plain(name: str) -> str:
-    words = name.lower().replace("nvidia", "").replace("geforce", "").replace("amd", "").replace("apple", "")
-    return "".join(letter for letter in words if letter.isalnum())
+    return "".join(letter for letter in _BRANDS.sub("", name.lower()) if letter.isalnum())
+
+
+def markdown() -> str:
+    """Return the table of docs/platforms.md."""
+    listed = [each.row() for each in cards().values()]
+    heading = list(listed[0])[:-1]
+    lines = [heading, ["---"] * len(heading)]
+    lines += [[str(row[column]) for column in heading] for row in listed]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

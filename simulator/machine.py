@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from typing import NamedTuple
 
-from moereplay.simulator.capacity import parse_size, size_of
+from moereplay.simulator.capacity import MOST_BYTES, parse_size, size_of
 from moereplay.simulator.cards import Card, card, cards, link_rate
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Platform, Roofline
-from moereplay.simulator.wires import Link, LowerTier
+from moereplay.simulator.platform import Measured, Platform, Roofline
+from moereplay.simulator.wires import MOST_RATE, Link, LowerTier
 from moereplay.traces.schema import shown
 from moereplay.traces.units import GB
 
@@ -57,29 +57,65 @@ class Machine(NamedTuple):
         """The platform for replays whose experts all lie in main memory, where the CPU may compute them."""
         return self.platform.model_copy(update={"tiers": ()}) if self.has_main_memory else self.platform
 
+    def lines(self) -> list[tuple[str, str]]:
+        """Return headings with the figures, for people."""
+        of, platform = self.platform.compute, self.platform
+        lines = [(platform.fast_tier, f"{(platform.memory_bytes or 0) / GB:.4g} GB{_rates(of)}")]
+        if self.has_main_memory:
+            cpu = _rates(platform.cpu) if platform.cpu else ""
+            size = f"{self.ram_bytes / GB:.4g} GB" if self.ram_bytes < NO_LIMIT else "any size"
+            lines += [("link", f"{platform.links[0].bytes_per_s / GB:.4g} GB/s"), ("RAM", size + cpu)]
+        if self.disk_bytes_per_s:
+            lines.append(("disk", f"{self.disk_bytes_per_s / GB:.4g} GB/s"))
+        return [(platform.name, platform.summary), *lines]
 
-def rate_of(text: str, option: str) -> float:
-    """Return the bytes/s of `3.5GB/s`. Raises ConfigError naming the option."""
+
+def _rates(of: Roofline | Measured) -> str:
+    """Return the ceilings of a processor in words."""
+    if isinstance(of, Measured):
+        return ", compute as measured"
+    return f" at {of.memory_bytes_per_s / GB:.4g} GB/s, {of.flops / 1e12:.3g} TFLOP/s"
+
+
+def in_memory(made: Machine) -> Machine:
+    """Return a machine with a GPU whose RAM holds every expert, without a disk. Raises ConfigError for any other."""
+    if not made.has_main_memory:
+        raise ConfigError("--disk none requires a GPU with a memory of its own: here experts come from the disk alone")
+    assumed = tuple(each for each in made.assumed if not each.endswith("(--disk)"))
+    platform = made.replayable.model_copy(update={"slow_tier": "RAM"})
+    return made._replace(platform=platform, disk_bytes_per_s=None, assumed=assumed)
+
+
+def rate_of(text: str, option: str, forms: str = "a rate such as 3.5GB/s") -> float:
+    """Return the bytes/s of `3.5GB/s` or `1GiB/s`. Raises ConfigError naming the option."""
     size = parse_size(text.strip().removesuffix("/s"))
-    if not size or not text.strip().endswith("/s"):
-        raise ConfigError(f"invalid --{option} {shown(text)!r}: expected a rate such as 3.5GB/s")
+    if not size or not text.strip().endswith("/s") or not 1 <= size <= MOST_RATE:
+        raise ConfigError(f"invalid --{option} {shown(text)!r}: expected {forms}")
     return float(size)
+
+
+def _memory_of(text: str, option: str) -> int:
+    """Return the bytes of a memory. Raises ConfigError for none, and for more than an engine counts."""
+    size = size_of(text, option)
+    if not 1 <= size <= MOST_BYTES:
+        raise ConfigError(f"invalid --{option} {shown(text)!r}: expected a size such as 8GB or 7.5GiB")
+    return size
 
 
 def of_platform(platform: Platform, memory: str = "", ram: str = "", disk: str = "") -> Machine:
     """Return the machine of a platform; `memory` and `ram` are sizes, `disk` a rate. Raises ConfigError."""
     if memory:
-        platform = platform.model_copy(update={"memory_bytes": float(size_of(memory, "memory"))})
+        platform = platform.model_copy(update={"memory_bytes": float(_memory_of(memory, "memory"))})
     if platform.tiers:
         lowest = platform.tiers[-1]
-        size = size_of(ram, "ram") if ram else int(parse_size(platform.tiers[0].capacity) or NO_LIMIT)
+        size = _memory_of(ram, "ram") if ram else int(parse_size(platform.tiers[0].capacity) or NO_LIMIT)
         return Machine(platform, size, rate_of(disk, "disk") if disk else lowest.bytes_per_s, lowest.latency_ns)
     if platform.cpu is None and platform.slow_tier != "DRAM":
         if ram and not memory:
-            platform = platform.model_copy(update={"memory_bytes": float(size_of(ram, "ram"))})
+            platform = platform.model_copy(update={"memory_bytes": float(_memory_of(ram, "ram"))})
         link = platform.links[0]
         return Machine(platform, 0, rate_of(disk, "disk") if disk else link.bytes_per_s, link.latency_ns)
-    return Machine(platform, size_of(ram, "ram") if ram else NO_LIMIT, rate_of(disk, "disk") if disk else None)
+    return Machine(platform, _memory_of(ram, "ram") if ram else NO_LIMIT, rate_of(disk, "disk") if disk else None)
 
 
 def assembled(
@@ -88,6 +124,8 @@ def assembled(
     """Return a machine from what its owner knows; the rest is assumed, and said. Raises ConfigError."""
     assumed: list[str] = []
     found = _card(gpu, vram, assumed)
+    if link and (found is None or found.is_unified):
+        raise ConfigError("--link requires a GPU with a memory of its own: --gpu or --vram names it")
     memory = _size(ram, found, assumed)
     reads = rate_of(disk, "disk") if disk else DISK_BYTES_PER_S
     if not disk:
@@ -102,17 +140,22 @@ def assembled(
         cpu = cpu.model_copy(update={"kv_bytes_per_s": rate})
         return Machine(_without_gpu(cpu, memory, reads), 0, reads, READ_NS, tuple(assumed))
     wire = _link(link, found)
-    platform = _with_gpu(found, size_of(vram, "vram") if vram else found.vram_bytes, wire, cpu, (memory, reads))
+    platform = _with_gpu(found, _memory_of(vram, "vram") if vram else found.vram_bytes, wire, cpu, (memory, reads))
     return Machine(platform, memory, reads, READ_NS, tuple(assumed))
 
 
 def _card(gpu: str, vram: str, assumed: list[str]) -> Card | None:
     """Return the card of a name; for a size alone, the one of the median memory rate among cards of about that size."""
-    if gpu.lower() == "none" or not (gpu or vram):
+    if gpu.strip().lower() == "none" or not (gpu or vram):
+        if vram:
+            raise ConfigError("--gpu none cannot be combined with --vram")
         return None
     if gpu:
-        return card(gpu)
-    size = size_of(vram, "vram")
+        found = card(gpu)
+        if found.is_unified and vram:
+            raise ConfigError(f"the {found.name} has no memory of its own: pass --ram in place of --vram")
+        return found
+    size = _memory_of(vram, "vram")
     own = [each for each in cards().values() if not each.is_unified]
     nearest = min(abs(each.vram_bytes - size) for each in own)
     like = [each for each in own if abs(each.vram_bytes - size) <= nearest + 0.02 * size]
@@ -124,7 +167,7 @@ def _card(gpu: str, vram: str, assumed: list[str]) -> Card | None:
 
 def _size(ram: str, found: Card | None, assumed: list[str]) -> int:
     if ram:
-        return size_of(ram, "ram")
+        return _memory_of(ram, "ram")
     if found is None or found.is_unified:
         raise ConfigError("missing size of the memory: pass --ram 64GB")
     assumed.append("64 GB of RAM (--ram)")

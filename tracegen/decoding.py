@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.plan import Decoding
+from moereplay.tracegen.plan import seed_of as seed_of
 
 
 def continued(model: Any, prompt: Sequence[int], decoding: Decoding, seed: int) -> list[int]:
@@ -32,11 +33,6 @@ def continued(model: Any, prompt: Sequence[int], decoding: Decoding, seed: int) 
             ids, attention_mask=torch.ones_like(ids), generation_config=_config(decoding), **_all_logits(model)
         )
     return out[0, len(ids[0]) :].tolist()
-
-
-def seed_of(seed: int, request: int) -> int:
-    """Return a 64-bit seed per request, so that a resumed recording draws what an undisturbed one draws."""
-    return int(np.random.SeedSequence([seed, request]).generate_state(1, np.uint64)[0])
 
 
 def _config(decoding: Decoding) -> transformers.GenerationConfig:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.documents import DocumentError, content, from_json, refuse_irregular
+from moereplay.traces.geometry import BY_SPELLING, KnownModel
 
 MINIATURE = Path(__file__).parent / "miniature"
 WEIGHTS = "moereplay_miniature"  #: a distribution of its own, so that the wheel stays small
@@ -55,9 +57,26 @@ def locate(source: str, revision: str | None = None) -> Folder:
         return Folder(path, path.resolve().name, "")
     if path.exists():
         raise RecordError(f"{source} is a file, expected the folder of a checkpoint with config.json and *.safetensors")
+    if source.startswith(("http://", "https://")):
+        raise RecordError(
+            f"{source} is an address; to record, pass owner/name of the hub, or a folder with the weights"
+        )
+    if source.lower() in BY_SPELLING and "/" not in source:
+        raise RecordError(_sizes_alone(BY_SPELLING[source.lower()]))
     if not HUB_ID.fullmatch(source) or source.startswith("."):
         raise RecordError(f"{source} does not exist; expected a folder, a Hugging Face id (owner/name) or `miniature`")
     return _fetched(source, revision)
+
+
+def _sizes_alone(model: KnownModel) -> str:
+    """Say where weights of a model are that is known by its sizes."""
+    hub = next((alias for alias in model.aliases if "/" in alias), "")
+    here = "the folder of its weights"
+    return (
+        f"{model.name} is known by its sizes, without weights; to record, pass {here}"
+        + (f", or {hub}, which is downloaded" if hub else "")
+        + f"; `moereplay recommend {model.name}` needs none"
+    )
 
 
 def located(source: str, revision: str | None = None) -> Folder:
@@ -209,13 +228,14 @@ def _header_bytes(path: Path, name: str) -> int:
     return length
 
 
-def fingerprint(files: list[Path]) -> str:
+def fingerprint(files: list[Path], header_bytes: Callable[[Path], int] | None = None) -> str:
     """Return sha256 of one file's bytes; of several, of the lines that `sha256sum` prints for their names.
 
     Above WHOLE_HASH_BYTES `sampled-` and the sha256 of each file's name, size, header and 256 blocks spread over it.
+    `header_bytes` says where the weights begin in files of another format than safetensors.
     """
     if sum(path.stat().st_size for path in files) > WHOLE_HASH_BYTES:
-        return "sampled-" + _sampled(files)
+        return "sampled-" + _sampled(files, header_bytes or _weights_begin)
     hashes = {path.name: _sha256(path) for path in sorted(files)}
     listing = "".join(f"{found}  {name}\n" for name, found in hashes.items())
     return hashlib.sha256(listing.encode()).hexdigest() if len(hashes) > 1 else next(iter(hashes.values()))
@@ -226,10 +246,14 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sampled(files: list[Path]) -> str:
+def _weights_begin(path: Path) -> int:
+    return 8 + _header_bytes(path, path.name)
+
+
+def _sampled(files: list[Path], header_bytes: Callable[[Path], int]) -> str:
     digest = hashlib.sha256()
     for path in sorted(files):
-        size, header = path.stat().st_size, 8 + _header_bytes(path, path.name)
+        size, header = path.stat().st_size, header_bytes(path)
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
             digest.update(file.read(header))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 from pydantic import Field
 
 from moereplay.tracegen.errors import RecordError, require
@@ -52,6 +53,11 @@ class Plan(Frozen):
             return self.decoding.words
         one_by_one = f", the first {self.prompt_tokens} in one pass, the rest one by one" if self.prompt_tokens else ""
         return f"teacher-forced{one_by_one}"
+
+
+def seed_of(seed: int, request: int) -> int:
+    """Return a 64-bit seed per request, so that a resumed recording draws what an undisturbed one draws."""
+    return int(np.random.SeedSequence([seed, request]).generate_state(1, np.uint64)[0])
 
 
 def refuse_taken(out: str | Path, resume: bool, resumable: bool = True) -> None:

@@ -8,49 +8,24 @@ resumed recording is the undisturbed one, byte for byte.
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from moereplay.tracegen.appending import SECONDS_BETWEEN_COMMITS, Progress, appended, opened_writer
 from moereplay.tracegen.capture import Capture, Rows
 from moereplay.tracegen.checkpoint import Loaded
-from moereplay.tracegen.decoding import Stepper, Surprise, continued, seed_of
+from moereplay.tracegen.decoding import Stepper, Surprise, continued
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.modules import MoeModules, discover
-from moereplay.tracegen.plan import Plan, partial_of
+from moereplay.tracegen.plan import Plan, seed_of
 from moereplay.tracegen.selfcheck import check
 from moereplay.tracegen.tokens import Room, Work
 from moereplay.traces.dense import with_stored
 from moereplay.traces.schema import Header, Provenance, Request, Trace
-from moereplay.traces.writer import TraceWriter
-
-SECONDS_BETWEEN_COMMITS = 60.0
-
-
-class Progress(NamedTuple):
-    """Progress of a recording; tokens and seconds are of this run, without the requests of an earlier one."""
-
-    done: int
-    total: int
-    skipped: int  #: requests recorded by an earlier run, part of `done`
-    tokens: int
-    seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens per second of this run so far."""
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    @property
-    def seconds_left(self) -> float:
-        """Estimate from the requests of this run; 0 before the first."""
-        made = self.done - self.skipped
-        return self.seconds / made * (self.total - self.done) if made else 0.0
 
 
 def record(
@@ -69,8 +44,9 @@ def record(
     modules = discover(loaded.model)
     check(modules)
     header = header_of(loaded, modules, work, plan)
-    with _writer(Path(out), header, modules.bias, resume) as writer:
-        _fill(writer, _Recorder(loaded, modules, plan), work, progress)
+    recorder = _Recorder(loaded, modules, plan)
+    with opened_writer(Path(out), header, modules.bias, resume) as writer:
+        appended(writer, recorder.request, work, progress, SECONDS_BETWEEN_COMMITS)
         return writer.finish()
 
 
@@ -139,32 +115,6 @@ class _Recorder:
         for token in ids[at_once:].tolist():
             stepper.step([token])
         return at_once, []
-
-
-def _fill(writer: TraceWriter, recorder: _Recorder, work: Work, progress: Callable[[Progress], None]) -> None:
-    """Append every request that is not there yet."""
-    skipped, total, tokens = writer.requests_done, len(work.sequences), 0
-    began = committed = time.monotonic()
-    progress(Progress(skipped, total, skipped, 0, 0.0))
-    for number in range(skipped, total):
-        try:
-            request = recorder.request(number, work.sequences[number])
-        except BaseException:
-            writer.commit()  # what was appended is whole, whatever stopped this one; Ctrl-C too
-            raise
-        writer.append(request)
-        tokens += len(request.chosen)
-        now = time.monotonic()
-        if now - committed > SECONDS_BETWEEN_COMMITS:
-            writer.commit()
-            committed = now
-        progress(Progress(number + 1, total, skipped, tokens, now - began))
-
-
-def _writer(out: Path, header: Header, bias: np.ndarray | None, resume: bool) -> TraceWriter:
-    if resume and partial_of(out).exists():
-        return TraceWriter.resume(out, header, bias)
-    return TraceWriter.create(out, header, bias)
 
 
 def _check_numbers(number: int, rows: Rows) -> None:

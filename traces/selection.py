@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from moereplay.traces.profiles.contract import ranked
-from moereplay.traces.schema import Trace, TraceError, memory_trace, shown
+from moereplay.traces.schema import LOOKAHEAD, Request, Trace, TraceError, memory_trace, shown
 from moereplay.traces.summary import uses
 
 FORM = "write numbers and ranges as 1,5,10:50; the first request is 0, and 10:50 ends with 49"
@@ -83,6 +83,33 @@ def sampled(trace: Trace, accesses: int) -> Trace:
         return trace
     requests = [trace.request(at) for at in range(0, trace.requests, step)]
     return memory_trace(trace.header, requests, trace.router_bias)
+
+
+LEAST = 2  #: requests of a shortened trace, if it has as many
+
+
+def shortened(trace: Trace, accesses: int) -> Trace:
+    """Return requests in memory as `sampled` does, cut where even LEAST of them have more accesses.
+
+    Of a request that is cut, the end of the prompt stays, at most half of what is kept, and the first decoded tokens.
+    """
+    step = min(-(-accesses_of(trace) // accesses), max(1, trace.requests // LEAST))
+    numbers = range(0, trace.requests, step)
+    most = max(2, accesses // (len(numbers) * trace.geometry.layers * trace.geometry.k))
+    lengths = [int(trace.request_offsets[at + 1] - trace.request_offsets[at]) for at in numbers]
+    if step == 1 and max(lengths) <= most:
+        return trace
+    return memory_trace(trace.header, [_cut(trace, at, most) for at in numbers], trace.router_bias)
+
+
+def _cut(trace: Trace, number: int, most: int) -> Request:
+    begin, end = (int(offset) for offset in trace.request_offsets[number : number + 2])
+    prompt = int(trace.prompt_lengths[number])
+    skipped = max(0, prompt - most // 2) if end - begin > most else 0
+    first, last = begin + skipped, min(end, begin + skipped + most)
+    rows = {name: trace.read(name, first, last) for name in trace.arrays}
+    look = tuple(rows.pop(f"{LOOKAHEAD}{depth}") for depth in range(1, trace.header.lookahead_depth + 1))
+    return Request(prompt_length=min(prompt - skipped, last - first), lookahead=look, **rows)
 
 
 def split(requests: int, share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from moereplay.policies.grammar import deciding
@@ -11,6 +11,7 @@ from moereplay.results.remarks import idle, synthetic_of
 from moereplay.results.settings import repeat_command
 from moereplay.simulator.capacity import Memory, kv_bytes_of
 from moereplay.simulator.platforms import platform
+from moereplay.sweeps.recommend.engines import Placed, engines, placed
 from moereplay.sweeps.recommend.runner import Tried
 from moereplay.sweeps.recommend.search import (
     WORTH,
@@ -22,8 +23,7 @@ from moereplay.sweeps.recommend.search import (
     most_replays,
 )
 from moereplay.sweeps.recommend.space import SHORT, bits_of, compulsory_limit, engines_of, start_of
-from moereplay.traces.geometry import experts_per_layer, last_layers, mean_experts
-from moereplay.traces.schema import Geometry
+from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.texts import percent
 
 Document = dict[str, Any]
@@ -38,11 +38,15 @@ NO_DENSE = "not compared, as the bytes of dense weights are unknown and take no 
 UNSIZED = "no memory is counted for {}: neither the trace nor its model's name says how much; take it off --memory"
 
 
-def document(question: Question, answer: Answer, trace_name: str) -> Document:
-    """Return the document of an answer. `trace_name` is the trace as the user typed it. All sizes are in bytes."""
+def document(question: Question, answer: Answer, trace_name: str, whole: Trace | None = None) -> Document:
+    """Return the document of an answer. `trace_name` is the trace as the user typed it. All sizes are in bytes.
+
+    `whole` is the trace, if the question is about a part of it.
+    """
+    trace = whole or question.trace
     best = answer.best
     return {
-        "trace": {"name": trace_name, "model": _about(best)["model"], "digest": question.trace.digest},
+        "trace": {"name": trace_name, "model": _about(best)["model"], "digest": trace.digest},
         "synthetic": synthetic_of(_about(best)) or None,
         "platform": best.config.platform,
         "memory": question.memory._asdict()
@@ -63,6 +67,7 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
             "combinations": answer.space.combinations,
             "replayed": answer.replayed,
             "screened_on": answer.screened_on,
+            "judged_on": _part(question.trace, trace),
             "at_most": most_replays(question),
             "cut": answer.cut,
         },
@@ -76,6 +81,18 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "smallest_memory_for_target": answer.smallest and _point(question, answer.smallest),
         "flags": flags(_setup(question, best)),
         "warnings": [*_warnings(question, best), *_turned(question, answer)],
+    }
+
+
+def _part(judged: Trace, trace: Trace) -> Document | None:
+    """Describe the part of the trace that figures are of, None for all of it."""
+    if judged.tokens == trace.tokens:
+        return None
+    return {
+        "requests": judged.requests,
+        "tokens": judged.tokens,
+        "of_requests": trace.requests,
+        "of_tokens": trace.tokens,
     }
 
 
@@ -220,7 +237,7 @@ def _ranked(best: Tried, other: Tried) -> tuple[Ranked, Ranked]:
     return first, second
 
 
-# -- Flags of engines for a cache of some bytes: a function per engine, with its source
+# -- Flags of engines for a cache of some bytes
 
 
 class Setup(NamedTuple):
@@ -229,49 +246,23 @@ class Setup(NamedTuple):
     geometry: Geometry
     memory: Memory
     cache_bytes: int  #: for experts in fast memory
-    beside_cpu: bool  #: the memory belongs to an accelerator with a host CPU, as these engines expect
+    beside_cpu: bool  #: the memory belongs to an accelerator with a host CPU, as engines for GPUs expect
 
     @property
-    def per_layer(self) -> int:
-        """Experts per layer in the cache if every layer gets the same number."""
-        return experts_per_layer(self.geometry, self.cache_bytes)
-
-
-def llama_cpp(setup: Setup) -> str:
-    """Return the layers whose experts stay on the CPU (github.com/ggml-org/llama.cpp, pull request 15077)."""
-    return f"--n-cpu-moe {setup.geometry.layers - last_layers(setup.geometry, setup.cache_bytes)}"
-
-
-def ktransformers(setup: Setup) -> str:
-    """Return the experts per layer on the GPU; the others run on the CPU (kt-kernel's documents; also SGLang)."""
-    return f"--kt-num-gpu-experts {setup.per_layer}"
-
-
-def moe_infinity(setup: Setup) -> str:
-    """Return the share of the device's memory for parameters (github.com/EfficientMoE/MoE-Infinity, README)."""
-    share = (setup.memory.dense_bytes + setup.cache_bytes) / setup.memory.total_bytes
-    return f"device_memory_ratio={share:.2f}"
-
-
-def mixtral_offloading(setup: Setup) -> str:
-    """Return the experts per layer that are not cached (github.com/dvmazur/mixtral-offloading, its notebook)."""
-    return f"offload_per_layer={setup.geometry.experts - setup.per_layer}"
-
-
-ENGINES: dict[str, Callable[[Setup], str]] = {
-    "llama.cpp": llama_cpp,
-    "ktransformers": ktransformers,
-    "MoE-Infinity": moe_infinity,
-    "mixtral-offloading": mixtral_offloading,
-}
+    def placed(self) -> Placed:
+        """The cache in the quantities that flags name."""
+        share = (self.memory.dense_bytes + self.cache_bytes) / self.memory.total_bytes
+        return placed(self.geometry, self.cache_bytes, share)
 
 
 def flags(setup: Setup) -> dict[str, object]:
-    """Return the cache in MiB and in experts of mean size, and for a GPU the flags of every engine."""
+    """Return the cache in MiB and in experts of mean size, and for a GPU the flags of every engine that has one."""
+    of = setup.placed
+    spelled = {each.name: each.modes[0] for each in engines() if setup.beside_cpu and "gpu" in each.modes[0].machines}
     return {
-        "cache_mib": setup.cache_bytes // 2**20,
-        "slots": mean_experts(setup.geometry, setup.cache_bytes),
-        "slots_per_layer": setup.per_layer,
+        "cache_mib": of.cache_mib,
+        "slots": of.slots,
+        "slots_per_layer": of.gpu_experts,
         "unequal": len(set(setup.geometry.expert_bytes)) > 1,
-        **{name: spelled(setup) for name, spelled in ENGINES.items() if setup.beside_cpu},
+        **{name: mode.render(of) for name, mode in spelled.items()},
     }

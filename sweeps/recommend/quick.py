@@ -10,7 +10,7 @@ from typing import NamedTuple
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine
 from moereplay.simulator.platform import Roofline
-from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
+from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines, placed
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits
 from moereplay.sweeps.recommend.token_time import Parts, Prices, bound_by, prices, token
 from moereplay.sweeps.recommend.upgrades import better, with_memory
@@ -20,6 +20,7 @@ from moereplay.traces.units import GB
 
 SYSTEM = 2 * int(GB)  #: main memory for the operating system and other programs, assumed
 STEPS = 12  #: of a ladder, at most
+BORNE_OUT = 1.5  #: measured over predicted time, median, of engines that may lead
 WORTH = 0.01  #: smaller gains do not count
 SHARES = (0.25, 0.5, 0.75, 1.0)  #: of the fast memory for experts, in the ladder of a cache
 CROSSINGS = 40  #: sizes of fast memory at which schemes are compared
@@ -159,8 +160,17 @@ def _fastest(found: Sequence[Estimate]) -> Estimate:
 
 
 def _leader(found: Sequence[Estimate]) -> Estimate:
-    """Return the fastest of the engines whose predictions were compared with runs, else the fastest of all."""
-    return _fastest([each for each in found if engine(each.setting.engine).tried] or found)
+    """Return the fastest of the engines whose predictions were compared with runs, else the fastest of all.
+
+    A prediction that runs took longer than counts as so much slower, and one far off does not count.
+    """
+    bands = ((each, engine(each.setting.engine).tried) for each in found)
+    tried = [(each, band) for each, band in bands if band and band.median <= BORNE_OUT]
+    if not tried:
+        return _fastest(found)
+    speeds = [each.tokens_per_s.middle / max(1.0, band.median) for each, band in tried]
+    near = (each for (each, _), speed in zip(tried, speeds, strict=True) if speed >= max(speeds) * (1 - 1e-3))
+    return next(near)
 
 
 def _best_by(found: Sequence[Estimate], key: Callable[[Estimate], object]) -> tuple[Estimate, ...]:
@@ -252,21 +262,11 @@ def _placed(load: Load, machine: Machine, of: Engine, mode: Mode, fast: int, lay
     if disk and (mode.below == "none" or machine.disk_bytes_per_s is None):
         return
     share = fast / everything
-    yield Setting(of.name, mode, _flags(load, machine, mode, fast, layers), share, layers, fast, ram, disk)
+    yield Setting(of.name, mode, _flags(load, machine, mode, fast), share, layers, fast, ram, disk)
 
 
-def _flags(load: Load, machine: Machine, mode: Mode, fast: int, layers: int) -> str:
-    geometry = load.geometry
-    per_layer = int(fast / sum(geometry.expert_bytes))
-    return mode.flags.format(
-        cpu_layers=geometry.layers - layers,
-        gpu_layers=layers,
-        gpu_experts=per_layer,
-        cpu_experts=geometry.experts - per_layer,
-        slots=int(fast / max(geometry.expert_bytes)),
-        cache_mib=fast >> 20,
-        vram_share=min(1.0, (load.dense_bytes + fast) / machine.memory_bytes),
-    )
+def _flags(load: Load, machine: Machine, mode: Mode, fast: int) -> str:
+    return mode.render(placed(load.geometry, fast, (load.dense_bytes + fast) / machine.memory_bytes))
 
 
 # -- speed

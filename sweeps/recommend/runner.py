@@ -12,6 +12,7 @@ from moereplay.results.result import Result
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.recommend.space import can_replay
 from moereplay.traces.schema import Trace
 
 NO_TPOT = "tokens/s is undefined: no pass of the trace decodes; try --passes token, which makes every token a pass"
@@ -111,3 +112,28 @@ class Runner:
 def fastest_first(tried: Iterable[Tried]) -> list[Tried]:
     """Sort by tokens per second, stably."""
     return sorted(tried, key=lambda each: -each.tokens_per_s)
+
+
+@dataclass(frozen=True)
+class Runners:
+    """Runner on some requests, to rank sets, and runner on all of them, for reported figures."""
+
+    few: Runner
+    whole: Runner
+
+    @property
+    def replayed(self) -> int:
+        """Number of replays by either runner."""
+        return len(self.whole.known) + (0 if self.few is self.whole else len(self.few.known))
+
+    @property
+    def cut(self) -> bool:
+        """True if the budget prevented a replay."""
+        return self.few.cut or self.whole.cut
+
+    def fastest(self, sets: Iterable[ReplayConfig]) -> list[Tried]:
+        """Replay, on all requests, the set that is fastest on some of them; empty if none can be replayed."""
+        able = [each for each in sets if can_replay(self.few.trace, each)]
+        if len(able) > 1:
+            able = [each.config for each in fastest_first(self.few.tried(able))]
+        return self.whole.tried(able[:1])

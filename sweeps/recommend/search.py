@@ -9,14 +9,15 @@ and the best sets are replayed on all of them. `docs/recommend.md` compares the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from moereplay.simulator.capacity import Memory
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.replay import plan
-from moereplay.sweeps.recommend.runner import Budget, Runner, Tried, fastest_first
+from moereplay.sweeps.recommend.pace import THOROUGH, Pace
+from moereplay.sweeps.recommend.runner import Budget, Runner, Runners, Tried, fastest_first
 from moereplay.sweeps.recommend.space import (
     ALL_FIT,
     EMPTY,
@@ -36,14 +37,11 @@ from moereplay.sweeps.recommend.space import (
     started,
 )
 from moereplay.traces.schema import Geometry, Trace
-from moereplay.traces.selection import sampled
+from moereplay.traces.selection import sampled, shortened
 
-KEPT = 4  #: evictions (with scope) that pass from the first round to the second
 SCREENED = 1_000_000  #: accesses of the requests on which a long trace is searched
-FINALISTS = 6  #: sets replayed on all requests, and half as many of each kind to compare with
-LEADING = 4  #: of those, from which every size of the memory takes the fastest
-SHARES = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  #: of the cache, in the curve over memory
-RECALLS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+LEADING = 4  #: sets with a predictor, and lossy ones, that are replayed on all requests
+COSTLY = "activation_matrix"  #: a prefetch whose replay takes as long as twenty others
 WORTH = 0.01  #: smaller gains do not count
 SMALLEST = 12  #: steps of the search for the smallest memory
 START = "start"  #: key of a candidate: initial content of the cache
@@ -64,6 +62,7 @@ class Question:
     base: Settings  #: settings that are given: platform, passes, contract, ...
     target_tokens_per_s: float | None = None
     min_mass_kept: float = 0.99
+    pace: Pace = THOROUGH
 
     def at(self, size: int) -> dict[str, Any]:
         """Return the base settings with a cache of that many bytes."""
@@ -99,27 +98,10 @@ class Answer:
     cut: bool = False  #: whether the budget ended the search
 
 
-@dataclass(frozen=True)
-class Runners:
-    """Runner on some requests, to rank sets, and runner on all of them, for reported figures."""
-
-    few: Runner
-    whole: Runner
-
-    @property
-    def replayed(self) -> int:
-        """Number of replays by either runner."""
-        return len(self.whole.known) + (0 if self.few is self.whole else len(self.few.known))
-
-    @property
-    def cut(self) -> bool:
-        """True if the budget prevented a replay."""
-        return self.few.cut or self.whole.cut
-
-    def fastest(self, sets: Iterable[ReplayConfig]) -> list[Tried]:
-        """Replay, on all requests, the set that is fastest on some of them; empty if none can be replayed."""
-        ranking = fastest_first(self.few.tried(each for each in sets if can_replay(self.few.trace, each)))
-        return self.whole.tried(each.config for each in ranking[:1])
+def judged(question: Question) -> Question:
+    """Return the question about the requests of which the figures are; it is unchanged if they are all requests."""
+    most = question.pace.judged
+    return question if most is None else replace(question, trace=shortened(question.trace, most))
 
 
 def everything(geometry: Geometry) -> int:
@@ -132,9 +114,18 @@ def most_replays(question: Question) -> int:
     space = question.space()
     alone = len(space.scope) * len(space.eviction)
     placed = len(known_sets()) + 2 * len(space.miss)
-    rounds = placed + 3 * alone + KEPT * len(space.prefetch) * len(space.miss)
+    pace = question.pace
+    again = len(space.scope) * pace.caches if pace.caches else alone
+    rounds = placed + alone + 2 * again + pace.kept * len(space.prefetch) * len(space.miss)
     target = SMALLEST + 1 if question.target_tokens_per_s is not None else 0
-    return rounds + 1 + 4 * FINALISTS + 3 * LEADING * (len(SHARES) + len(RECALLS)) + len(LOSSY) + target
+    return (
+        rounds
+        + 2
+        + 4 * pace.finalists
+        + 3 * pace.leading * (len(pace.shares) + len(pace.recalls))
+        + len(LOSSY)
+        + target
+    )
 
 
 def search(
@@ -149,12 +140,12 @@ def search(
     """
     budget = budget or Budget()
     run = _runners(question, workers, advance, budget)
-    base, space = question.at(question.memory.cache_bytes), question.space()
+    base, space, pace = question.at(question.memory.cache_bytes), question.space(), question.pace
     plan(question.trace, configure(**base))  # raises if no policy can be replayed under the base settings
     budget.share = ROUNDS_END
-    found = fastest_first(_rounds(run.few, base, space))
+    found = fastest_first(_rounds(run.few, base, space, pace))
     budget.share = FINALS_END
-    ranking = fastest_first(run.whole.tried(_finalists(found), least=1))
+    ranking = fastest_first(run.whole.tried(_finalists(found, pace.finalists), least=1))
     best, others = ranking[0], _kinds(ranking)[0]
     budget.share = CURVE_END
     curve = tuple(_curve(run, question, ranking))
@@ -170,7 +161,7 @@ def search(
         from_empty=_from_empty(run.whole, best),
         known=next((each for each in ranking if is_known(question.trace, each)), None),
         curve=curve,
-        recall_that_pays=_recall(run, base, space, best) if searched else None,
+        recall_that_pays=_recall(run, base, _again(ranking, space, pace), best, pace) if searched else None,
         lossy=tuple(_lossy(run, question, best)),
         smallest=_smallest(run.whole, question, best),
         replayed=run.replayed,
@@ -191,24 +182,46 @@ def _from_empty(run: Runner, best: Tried) -> Tried | None:
 
 def _runners(question: Question, workers: int, advance: Callable[[int, float], None], budget: Budget) -> Runners:
     whole = Runner(question.trace, workers, advance, budget=budget)
-    few = sampled(question.trace, SCREENED)
+    pace = question.pace
+    few = shortened(question.trace, pace.screened) if pace.screened else sampled(question.trace, SCREENED)
     return Runners(whole if few is question.trace else Runner(few, workers, advance, budget=budget), whole)
 
 
-def _rounds(run: Runner, base: Settings, space: Space) -> list[Tried]:
+def _rounds(run: Runner, base: Settings, space: Space, pace: Pace) -> list[Tried]:
     if space is ALL_FIT:
         return run.tried(_valid(run.trace, base, _caches(space)), least=1)
     caches = _caches(space)
-    placed = run.tried(_valid(run.trace, base, _placements(space)), least=1)
+    placements = [each for each in _placements(space) if not (pace.bounded and each["prefetch"].startswith(COSTLY))]
+    placed = run.tried(_valid(run.trace, base, placements), least=1)
     alone = run.tried(_valid(run.trace, base, caches), least=0 if placed else 1)
-    leaders = fastest_first(alone or placed)[:KEPT]
+    leaders = fastest_first(alone or placed)[: pace.kept]
     ahead = [{name: chosen(each)[name] for name in ("scope", "eviction")} for each in leaders]
-    pairs = [{"prefetch": prefetch, "miss": miss} for prefetch, miss in product(space.prefetch, space.miss)]
+    prefetches = [each for each in space.prefetch if not (pace.bounded and each.startswith(COSTLY))]
+    if pace.bounded and not _may_gain(run, base, leaders):
+        prefetches = ["none"]
+    pairs = [{"prefetch": prefetch, "miss": miss} for prefetch, miss in product(prefetches, space.miss)]
     second = ({**cache, **pair} for cache, pair in product(ahead, pairs))
     tried = [*placed, *alone, *run.tried(_valid(run.trace, base, second))]
     leading = chosen(fastest_first([each for each in tried if each.config.eviction != STATIC] or tried)[0])
-    last = run.tried(_valid(run.trace, base, ({**leading, **cache} for cache in caches)))
+    again = _again(fastest_first(tried), space, pace)
+    last = run.tried(_valid(run.trace, base, ({**leading, **cache} for cache in again)))
     return list({each.config: each for each in (*tried, *last)}.values())
+
+
+def _may_gain(run: Runner, base: Settings, leaders: Sequence[Tried]) -> bool:
+    """Return whether prefetching the next layer with perfect knowledge makes any leader faster: a bound."""
+    perfect = run.tried(_valid(run.trace, base, ({**chosen(each), "prefetch": _oracle(1.0)} for each in leaders)))
+    without = max((each.tokens_per_s for each in leaders), default=0.0)
+    return any(each.tokens_per_s > (1 + WORTH) * without for each in perfect)
+
+
+def _again(ranking: Sequence[Tried], space: Space, pace: Pace) -> list[dict[str, str]]:
+    """Return the evictions and scopes that later rounds try: the first ones of a ranking, or all."""
+    if pace.caches is None:
+        return _caches(space)
+    found = ({name: getattr(each.config, name) for name in ("scope", "eviction")} for each in ranking)
+    moving = [each for each in found if each["eviction"] != STATIC]
+    return [dict(each) for each in dict.fromkeys(tuple(each.items()) for each in moving)][: pace.caches]
 
 
 def _caches(space: Space) -> list[dict[str, str]]:
@@ -241,10 +254,10 @@ def _of_engines(ranking: Sequence[Tried]) -> list[Tried]:
     return [each for each in ranking if any(engines_of(each.config, start) for start in (LAYERS, USED))]
 
 
-def _finalists(ranking: Sequence[Tried], count: int = FINALISTS) -> list[ReplayConfig]:
+def _finalists(ranking: Sequence[Tried], count: int) -> list[ReplayConfig]:
     """Return the fastest sets, and half as many of each kind to compare with."""
     kinds = (*_kinds(ranking), _of_engines(ranking)) if ranking else ()
-    parts = (ranking[:count], *(kind[: count // 2] for kind in kinds))
+    parts = (ranking[:count], *(kind[: max(1, count // 2)] for kind in kinds))
     return list(dict.fromkeys(each.config for part in parts for each in part))
 
 
@@ -275,9 +288,10 @@ def _rebuilt(trace: Trace, tried: Tried) -> dict[str, str]:
 
 def _curve(run: Runners, question: Question, ranking: Sequence[Tried]) -> list[Tried]:
     """Return the fastest of the leading sets at every size; at the memory's own size, the best set."""
-    best, leading = ranking[0], _finalists(ranking, LEADING)
+    best, pace = ranking[0], question.pace
+    leading = [best.config] if pace.leading == 1 else _finalists(ranking, pace.leading)
     cache = min(question.memory.cache_bytes, everything(question.trace.geometry))
-    sizes = {_size(question, best, share * cache) for share in SHARES}
+    sizes = {_size(question, best, share * cache) for share in pace.shares}
     at_best = run.whole.tried([best.config])
     return [
         each
@@ -306,11 +320,11 @@ def _size(question: Question, best: Tried, size: float) -> int:
     return int(min(max(size, pools * max(geometry.expert_bytes)), everything(geometry)))
 
 
-def _recall(run: Runners, base: Settings, space: Space, best: Tried) -> float | None:
+def _recall(run: Runners, base: Settings, caches: Sequence[Settings], best: Tried, pace: Pace) -> float | None:
     """Return the least recall, at equal precision, at which prefetching the next layer gains; None if none does."""
-    with_perfect = ({**chosen(best), **cache, "prefetch": _oracle(1.0)} for cache in _caches(space))
-    leading = fastest_first(run.few.tried(_valid(run.few.trace, base, with_perfect)))[:LEADING]
-    for recall in RECALLS:
+    with_perfect = ({**chosen(best), **cache, "prefetch": _oracle(1.0)} for cache in caches)
+    leading = fastest_first(run.few.tried(_valid(run.few.trace, base, with_perfect)))[: 1 if pace.bounded else LEADING]
+    for recall in pace.recalls:
         sets = [each.config.model_copy(update={"prefetch": _oracle(recall)}) for each in leading]
         if any(each.tokens_per_s > (1 + WORTH) * best.tokens_per_s for each in run.fastest(sets)):
             return recall

@@ -21,6 +21,7 @@ from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.presets import NAMES, SPECMD, preset
 from moereplay.simulator.replay import plan
+from moereplay.sweeps.recommend.engines import engines
 from moereplay.traces.demand import demand_of
 from moereplay.traces.growing import token_blocks
 from moereplay.traces.schema import Trace
@@ -252,26 +253,26 @@ class Known(NamedTuple):
         )
 
 
-#: Static placements; misses run on the CPU.
-PLACED = (
-    Known("llama.cpp --n-cpu-moe", {"eviction": STATIC, "prefetch": "none", "miss": "cpu", "scope": "global"}, LAYERS),
-    Known(
-        "ktransformers --kt-num-gpu-experts",
-        {"eviction": STATIC, "prefetch": "none", "miss": "cpu", "scope": "per_layer"},
-        USED,
-    ),
-)
-
-
 @cache
 def known_sets() -> tuple[Known, ...]:
     """Return the sets of engines: placements, and presets of engines that keep the model's routing."""
-    return (*PLACED, *_of_presets())
+    return (*_of_engines(), *_of_presets())
 
 
 def engines_of(config: ReplayConfig, start: str) -> list[str]:
     """Return the names of the engines that support a configuration."""
     return list(dict.fromkeys(each.engine for each in known_sets() if each.runs(config, start)))
+
+
+def _of_engines() -> Iterator[Known]:
+    """Yield the static placements of engines; the CPU computes the experts that are not placed."""
+    for each in engines():
+        for mode in each.modes:
+            if mode.miss == "cpu" and mode.holds in ("layers", "static"):
+                whole = mode.holds == "layers"
+                placed = {"eviction": STATIC, "prefetch": "none", "miss": "cpu"}
+                placed["scope"] = "global" if whole else "per_layer"
+                yield Known(f"{each.name} {mode.name}", placed, LAYERS if whole else USED)
 
 
 def _of_presets() -> Iterator[Known]:

@@ -33,6 +33,12 @@ CPU_LEFT, LINK_LEFT = 54 / 63.8, 23.9 / 24.9
 MAPPED = 1 / 5
 
 
+#: A GPU runs about 30 kernels per layer of one decoded token (norms, projections, positions, cache, attention, router,
+#: experts, shared expert, sums; a count of ours), and a launch takes about 3.5 us (engines' authors, 2026). Published
+#: runs of resident models, by llama.cpp, SGLang and vLLM, need 100 to 170 us per layer beyond their bytes.
+KERNELS, KERNEL_NS = 30, 3_500
+
+
 class Parts(NamedTuple):
     """Nanoseconds of a token that each part is waited for; hidden work does not count."""
 
@@ -61,6 +67,7 @@ class Prices:
     latency: float  #: of the link
     disk: float | None  #: an expert from the disk, whole, None without a disk
     disk_latency: float
+    launches: float = 0  #: of a GPU's kernels, in all layers
 
     @property
     def demanded(self) -> int:
@@ -88,7 +95,15 @@ def prices(machine: Machine, geometry: Geometry, context: int) -> Prices:
         latency=times.latency_ns[0] if split else 0,
         disk=size / rate * NS if rate else None,
         disk_latency=machine.disk_latency_ns,
+        launches=_launches(machine, geometry),
     )
+
+
+def _launches(machine: Machine, geometry: Geometry) -> float:
+    """Return the nanoseconds of launches where the platform's own times do not include them."""
+    roofline = isinstance(machine.platform.compute, Roofline)
+    estimated = roofline and machine.platform.calibrated is None
+    return geometry.layers * KERNELS * KERNEL_NS if estimated and machine.kind != "cpu" else 0.0
 
 
 def _dense(times: Times, geometry: Geometry, context: int) -> float:
@@ -97,11 +112,16 @@ def _dense(times: Times, geometry: Geometry, context: int) -> float:
 
 
 def token(price: Prices, mode: Mode, hit: float, missing: float, in_memory: float) -> Parts:
-    """Return the time of a token.
+    """Return the time of a token, of which launches count as synchronisation.
 
     `hit` is the share of its experts in fast memory, `missing` the share of layers with an expert that is not, and
     `in_memory` the share of those experts that main memory holds.
     """
+    parts = _experts(price, mode, hit, missing, in_memory)
+    return parts._replace(sync=parts.sync + price.launches)
+
+
+def _experts(price: Prices, mode: Mode, hit: float, missing: float, in_memory: float) -> Parts:
     hits = price.demanded * hit * price.expert
     misses = price.demanded * (1 - hit)
     steps = price.layers * missing
@@ -148,7 +168,7 @@ def _disk(price: Prices, mode: Mode, read: float, steps: float) -> float:
 
 
 def bound_by(machine: Machine, geometry: Geometry, parts: Parts) -> str:
-    """Return the resource of the largest part: memory or link rates, processors, the disk, or synchronisation."""
+    """Return the resource of the largest part: memory or link rates, processors, the disk, or launches."""
     largest = max(parts._fields, key=lambda name: getattr(parts, name))
     if largest == "cpu":
         return "CPU cores" if _computes(machine.platform.cpu, geometry) else "RAM bandwidth"
@@ -156,7 +176,9 @@ def bound_by(machine: Machine, geometry: Geometry, parts: Parts) -> str:
         processor = "compute of the GPU" if machine.has_main_memory else "compute"
         rate = "VRAM bandwidth" if machine.has_main_memory else "memory bandwidth"
         return processor if _computes(machine.platform.compute, geometry) else rate
-    return {"link": "link between RAM and VRAM", "disk": "disk reads", "sync": "synchronisation per layer"}[largest]
+    return {"link": "link between RAM and VRAM", "disk": "disk reads", "sync": "kernel launches and synchronisation"}[
+        largest
+    ]
 
 
 def _computes(processor: Roofline | Measured | None, geometry: Geometry) -> bool:

@@ -189,6 +189,9 @@ def test_lists_explain_themselves():
     assert "a100-5gbps" in moereplay_here("platforms").stdout
     assert "SpecMD" in moereplay_here("platforms", "a100-5gbps").stdout
     assert "deepseek-v3" in moereplay_here("models").stdout
+    air = moereplay_here("models", "glm-4.5-air").stdout  # 45 layers of 128 experts, 8 of which a token uses
+    assert "45, after 1 without experts" in air and "128 in a layer, 8 per token" in air
+    assert json.loads(moereplay_here("models", "glm-4.5-air", "--json").stdout)["geometry"]["layers"] == 45
 
 
 def test_inspect_prints_a_table_or_a_document(small):

@@ -25,6 +25,7 @@ NOT_RUN = {
     "pip install -e": "it downloads packages",
     "moereplay quality allenai/OLMoE-1B-7B-0924": MODEL,
     "moereplay record ./checkpoints/qwen": READERS,
+    "moereplay record Qwen3-30B-A3B-Q4_K_M.gguf": READERS,
     "moereplay import router.bin": "it needs the file of a model of 48 layers",
     "moereplay calibrate logs log.csv": LOGS,
     "moereplay evidence other.csv": LOGS,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from moereplay.simulator import here as this
-from moereplay.simulator.cards import card, cards, link_rate
+from moereplay.simulator import detection, probes
+from moereplay.simulator.cards import card, cards, link_rate, recognised
+from moereplay.simulator.detection import Gpu, detected
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.here import detected, here, measured_disk
-from moereplay.simulator.machine import assembled, of_platform
+from moereplay.simulator.here import as_file, here, surveyed
+from moereplay.simulator.machine import assembled, in_memory, of_platform
 from moereplay.simulator.platforms import as_toml, platform
+from moereplay.simulator.probes import measured_disk
+from tests.kit.command import moereplay_here
 from tests.kit.every import every
 
 GIB = 1 << 30
@@ -20,15 +24,16 @@ GIB = 1 << 30
 
 def test_cards_are_many_and_plausible() -> None:
     found = cards()
-    assert len(found) >= 80
+    assert len(found) >= 150
     spellings = [each.lower() for known in found.values() for each in (known.name, *known.aliases)]
     assert len(spellings) == len(set(spellings))
     for each in found.values():
         assert 50e9 <= each.bytes_per_s <= 8e12 and 2e12 <= each.flops <= 2.5e15 and each.source
+        assert 3 < each.flops / each.bytes_per_s < 500, each.name
         if each.is_unified:
             assert not each.pcie
         else:
-            assert 6 * GIB <= each.vram_bytes <= 192 * GIB
+            assert 4 * GIB <= each.vram_bytes <= 256 * GIB
             assert 5e9 < each.link_bytes_per_s < 60e9
 
 
@@ -48,12 +53,63 @@ def test_a_card_is_found_as_people_write_it(typed: str, name: str) -> None:
     assert card(typed).name == name
 
 
+def test_a_misspelt_card_is_answered_with_its_neighbour() -> None:
+    with pytest.raises(ConfigError, match="RTX 3090") as refused:
+        card("RTX 30900")
+    assert "--cards" in str(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        card("\x1b[31m" + "9" * 5_000_000)
+    assert len(str(refused.value)) < 500 and "\x1b" not in str(refused.value)
+
+
+@every(
+    "said, gib, name, is_exact",
+    [
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", 8, "RTX 4060 Laptop", True),
+        ("NVIDIA GeForce RTX 3080", 12, "RTX 3080 12GB", True),
+        ("NVIDIA GeForce RTX 3080", 10, "RTX 3080", True),
+        ("NVIDIA GeForce RTX 4060 Ti", 16, "RTX 4060 Ti 16GB", True),
+        ("NVIDIA A100-SXM4-80GB", 80, "A100 80GB", True),
+        ("NVIDIA A100-PCIE-40GB", 40, "A100 40GB", True),
+        ("Tesla V100-SXM2-16GB", 16, "Tesla V100 16GB", True),
+        ("NVIDIA H100 80GB HBM3", 80, "H100 SXM", True),
+        ("NVIDIA H100 PCIe", 80, "H100 PCIe", True),
+        ("NVIDIA RTX 6000 Ada Generation", 48, "RTX 6000 Ada", True),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 96, "RTX PRO 6000 Blackwell", True),
+        ("NVIDIA GB10", 0, "GB10", True),
+        ("Radeon RX 7900 XTX", 24, "RX 7900 XTX", True),
+        ("AMD Radeon AI PRO R9700", 32, "Radeon AI PRO R9700", True),
+        ("AMD Instinct MI50/MI60", 16, "Instinct MI50 16GB", False),
+        ("Intel(R) Arc(TM) B580 Graphics", 12, "Arc B580", True),
+        ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", 0, "Ryzen AI Max 395", False),
+        ("NVIDIA GeForce RTX 3050 Ti Laptop GPU", 4, "RTX 3050 6GB", False),
+        ("NVIDIA GeForce RTX 4090 D", 24, "RTX 4090", False),
+    ],
+)
+def test_a_driver_s_name_is_a_card(said: str, gib: int, name: str, is_exact: bool) -> None:
+    """Memory chooses among cards of one name. A name with words that no card has is a guess, and is said to be one."""
+    found = recognised(said, gib * GIB)
+    assert found is not None and (found.card.name, found.is_exact) == (name, is_exact)
+
+
+@every(
+    "said", ["", "   ", "NVIDIA", "AMD EPYC 7763 64-Core Processor", "Intel(R) Xeon(R) CPU", "- / _", "Quadro P2000"]
+)
+def test_other_names_are_no_card(said: str) -> None:
+    assert recognised(said, 8 * GIB) is None
+
+
 def test_links_are_measured_rates() -> None:
+    assert link_rate("3.0 x16") == pytest.approx(13.17e9)
     assert link_rate("4.0 x16") == pytest.approx(25.1e9)
     assert link_rate("4x8") == pytest.approx(12.55e9)
     assert link_rate("5.0x16") == pytest.approx(52.7e9)
-    with pytest.raises(ConfigError, match="expected a PCIe link"):
-        link_rate("16")
+    for wrong in ("16", "6.0x16", "4.0x3", "", "x"):
+        with pytest.raises(ConfigError, match="expected a PCIe link"):
+            link_rate(wrong)
+
+
+# -- from parts
 
 
 def test_what_is_not_said_is_assumed_and_said() -> None:
@@ -63,6 +119,35 @@ def test_what_is_not_said_is_assumed_and_said() -> None:
     bare = assembled(vram="24GB")
     assert [each.rpartition("(")[2] for each in bare.assumed] == ["--gpu)", "--ram)", "--disk)", "--ram-rate)"]
     assert assembled(gpu="M4 Max", ram="128GB").kind == "unified"
+
+
+def test_a_machine_whose_ram_holds_every_expert_has_no_disk() -> None:
+    found = in_memory(assembled(gpu="3090", ram="64GB"))
+    assert not found.platform.tiers and found.platform.cpu and found.disk_bytes_per_s is None
+    assert [each.rpartition("(")[2] for each in found.assumed] == ["--ram-rate)"]
+
+
+@every(
+    "parts",
+    [
+        {"vram": "0GB"},
+        {"vram": "24"},
+        {"gpu": "3090", "ram": "9999999999TB"},
+        {"gpu": "3090", "disk": "7"},
+        {"gpu": "3090", "disk": "0GB/s"},
+        {"gpu": "3090", "ram_rate": "99999999999TB/s"},
+        {"gpu": "3090", "link": "6.0x16"},
+        {"gpu": "3090", "cores": "0"},
+        {"gpu": "3090", "cores": "-1"},
+        {"gpu": "M4", "vram": "8GB", "ram": "16GB"},
+        {"gpu": "none", "vram": "8GB", "ram": "16GB"},
+        {"ram": "16GB", "link": "4.0x16"},
+        {"ram_rate": "50GB/s"},
+    ],
+)
+def test_parts_that_fit_no_machine_are_refused(parts: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        assembled(**parts)
 
 
 @every(
@@ -81,12 +166,16 @@ def test_presets_are_machines_too(name: str, memory: str, ram: str, disk: str, k
 
 def test_an_assembled_machine_is_an_ordinary_platform_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    made = assembled(gpu="RTX 3060", ram="32GB").platform
-    file.write_text(as_toml(made))
-    assert platform(str(file)) == made
+    made = assembled(gpu="RTX 3060", ram="32GB")
+    file.write_text(as_toml(made.platform))
+    assert platform(str(file)) == made.platform
+    file.write_text(as_file(made._replace(assumed=(*made.assumed, "a\nb = 1"))))
+    assert platform(str(file)) == made.platform
+    again = of_platform(platform(str(file)))
+    assert (again.kind, again.ram_bytes, again.disk_bytes_per_s) == ("gpu", 32 * 10**9, made.disk_bytes_per_s)
 
 
-# -- this machine
+# -- what the system says
 
 
 def fake(folder: Path, name: str, prints: str, status: int = 0) -> None:
@@ -96,59 +185,251 @@ def fake(folder: Path, name: str, prints: str, status: int = 0) -> None:
     file.chmod(0o755)
 
 
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another machine: no tools but those put into bin/, and its own /proc and /sys."""
+    tools, root = tmp_path / "bin", tmp_path / "root"
+    tools.mkdir()
+    root.mkdir()
+    (tools / "cat").symlink_to("/bin/cat")
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setattr(detection, "ROOT", root)
+    return tmp_path
+
+
+def put(other: Path, path: str, text: str) -> None:
+    """Write a file of the system."""
+    file = other / "root" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+
+
 @every(
-    "prints, names, link",
+    "prints, gpus",
     [
-        ("NVIDIA GeForce RTX 3090, 24576, 4, 16", ["NVIDIA GeForce RTX 3090"], "4.0x16"),
-        ("NVIDIA RTX A6000, 49140, 4, 16\nTesla P40, 23040, 3, 8", ["NVIDIA RTX A6000", "Tesla P40"], "4.0x16"),
-        ("Quadro P2000, 5120, [N/A], [N/A]", ["Quadro P2000"], ""),
-        ("NVIDIA-SMI has failed because it couldn't communicate with the driver", [], ""),
-        ("a, b, c, d\n,,,\n\x1b[31mred, 1e99, 4, 16", [], ""),
+        ("NVIDIA GeForce RTX 3090, 24576, 4, 16, 16", [("NVIDIA GeForce RTX 3090", 24576 << 20, "4.0x16")]),
+        ("NVIDIA GeForce RTX 3090, 24576, 4, 16, 4", [("NVIDIA GeForce RTX 3090", 24576 << 20, "4.0x4")]),
+        (
+            "NVIDIA RTX A6000, 49140, 4, 16, 16\nTesla P40, 23040, 3, 16, 8",
+            [("NVIDIA RTX A6000", 49140 << 20, "4.0x16"), ("Tesla P40", 23040 << 20, "3.0x8")],
+        ),
+        ("NVIDIA GB10, [N/A], 1, 1, 1", [("NVIDIA GB10", 0, "")]),
+        ("Quadro P2000, 5120, [N/A], [N/A], [N/A]", [("Quadro P2000", 5120 << 20, "")]),
+        ("No devices were found", []),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", []),
+        ("a, b, c, d, e\n,,,,\n\x1b[31mred, 1e99, 4, 16, 16\nx, 99999999999999999999, 4, 16, 16", []),
     ],
     apart=True,
 )
-def test_what_a_driver_prints_is_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str, names: list[str], link: str
-) -> None:
-    fake(tmp_path, "nvidia-smi", prints)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+def test_what_nvidia_smi_prints(other: Path, prints: str, gpus: list[tuple[str, int, str]]) -> None:
+    fake(other / "bin", "nvidia-smi", prints)
+    assert detected().gpus == tuple(Gpu(*each) for each in gpus)
+
+
+def test_a_driver_that_fails_is_no_gpu(other: Path) -> None:
+    fake(other / "bin", "nvidia-smi", "NVIDIA GeForce RTX 3090, 24576, 4, 16, 16", status=9)
+    fake(
+        other / "bin",
+        "lspci",
+        '0000:01:00.0 "VGA compatible controller" "NVIDIA Corporation" "GA102 [GeForce RTX 3090]" -ra1 "" ""',
+    )
     found = detected()
-    assert [each.name for each in found.gpus] == names
-    assert not names or found.gpus[0].link == link
+    assert found.gpus == () and "GeForce RTX 3090" in found.remarks[0] and "nvidia-smi" in found.remarks[0]
 
 
-def test_a_driver_that_fails_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(tmp_path, "nvidia-smi", "NVIDIA GeForce RTX 3090, 24576, 4, 16", status=9)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert detected().gpus == ()
+NAVI = (
+    '0000:03:00.0 "VGA compatible controller" "Advanced Micro Devices, Inc. [AMD/ATI]" '
+    '"Navi 31 [Radeon RX 7900 XT/7900 XTX/7900 GRE/7900M]" -rc8 -p00 "Sapphire" "NITRO+"'
+)
 
 
+def test_amd_s_cards_are_found_by_driver_tool_or_bus(other: Path) -> None:
+    """The bus names all cards of a chip: 20 GiB make this one a 7900 XT. The processor's own 512 MiB are no card."""
+    device = "sys/devices/pci0000:00/0000:03:00.0"
+    for name, text in {
+        "vendor": "0x1002",
+        "mem_info_vram_total": str(20 * GIB),
+        "max_link_speed": "16.0 GT/s PCIe",
+        "max_link_width": "16",
+        "current_link_width": "8",
+    }.items():
+        put(other, f"{device}/{name}", text)
+    put(other, "sys/devices/apu/vendor", "0x1002")
+    put(other, "sys/devices/apu/mem_info_vram_total", str(GIB // 2))
+    for index, target in enumerate(("pci0000:00/0000:03:00.0", "apu")):
+        folder = other / f"root/sys/class/drm/card{index}"
+        folder.mkdir(parents=True)
+        (folder / "device").symlink_to(other / "root/sys/devices" / target)
+    assert detected().gpus == () and "in no table" in detected().remarks[0]
+    fake(other / "bin", "lspci", NAVI)
+    assert detected().gpus == (Gpu("Radeon RX 7900 XT", 20 * GIB, "4.0x8"),)
+    about = {"Card Series": "AMD Radeon RX 7900 XT", "Card Model": "0x744c", "VRAM Total Memory (B)": str(20 * GIB)}
+    fake(other / "bin", "rocm-smi", json.dumps({"card0": about}))
+    assert detected().gpus == (Gpu("AMD Radeon RX 7900 XT", 20 * GIB, "4.0x8"),)
+    for broken in ("{", "[]", '{"card0": 7}', "[" * 100_000, '{"card0": {"Card Series": "x"}}'):
+        fake(other / "bin", "rocm-smi", broken)
+        assert detected().gpus == (Gpu("Radeon RX 7900 XT", 20 * GIB, "4.0x8"),)
+
+
+def test_an_intel_card_has_the_memory_of_its_table(other: Path) -> None:
+    fake(
+        other / "bin",
+        "lspci",
+        '0000:00:02.0 "VGA compatible controller" "Intel Corporation" "Raptor Lake-S GT1 [UHD Graphics 770]" -r04\n'
+        '0000:03:00.0 "VGA compatible controller" "Intel Corporation" "Battlemage G21 [Arc B580]" -r00',
+    )
+    put(other, "sys/bus/pci/devices/0000:03:00.0/max_link_speed", "16.0 GT/s PCIe")
+    put(other, "sys/bus/pci/devices/0000:03:00.0/max_link_width", "8")
+    assert detected().gpus == (Gpu("Arc B580", 12 * GIB, "4.0x8"),)
+
+
+@pytest.mark.parametrize(
+    "file, text, name",
+    [
+        ("proc/cpuinfo", "model name\t: AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", "Ryzen AI Max 395"),
+        ("proc/device-tree/model", "NVIDIA Jetson AGX Orin Developer Kit\0", "Jetson AGX Orin"),
+        ("sys/class/dmi/id/product_name", "NVIDIA_DGX_Spark", "GB10"),
+    ],
+)
+def test_processors_whose_gpu_shares_the_memory(other: Path, file: str, text: str, name: str) -> None:
+    put(other, file, text)
+    (gpu,) = detected().gpus
+    found = recognised(gpu.name.replace("_", " "))
+    assert gpu.vram_bytes == 0 and found is not None and found.card.name == name
+
+
+def test_a_mac_is_known_by_sysctl(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection.system, "system", lambda: "Darwin")
+    fake(other / "bin", "sysctl", "Apple M2 Ultra")
+    assert detected().gpus == (Gpu("Apple M2 Ultra", 0, ""),)
+
+
+def test_limits_of_a_container_count(other: Path) -> None:
+    """Groups are nested: the smallest limit of the own group and of those above it."""
+    put(other, "proc/self/cgroup", "0::/a/b")
+    put(other, "sys/fs/cgroup/a/b/memory.max", "max")
+    put(other, "sys/fs/cgroup/a/memory.max", str(64 << 20))
+    put(other, "sys/fs/cgroup/a/b/cpu.max", "50000 100000")
+    assert (detected().ram_bytes, detected().cores) == (64 << 20, 1)
+    put(other, "proc/self/cgroup", "9:memory:/c\n8:cpu,cpuacct:/c\n1:name=systemd:/")
+    put(other, "sys/fs/cgroup/memory/c/memory.limit_in_bytes", str(32 << 20))
+    assert detected().ram_bytes == 32 << 20
+    put(other, "proc/self/cgroup", "::::\n\n0\n0::/../../x")
+    put(other, "sys/fs/cgroup/memory.max", "9" * 30)
+    assert detected().ram_bytes > 64 << 20
+
+
+# -- measured
+
+
+@pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(this, "FILE_BYTES", 16 << 20)
-    monkeypatch.setattr(this, "RAM_SECONDS", 0.05)
-    monkeypatch.setattr(this, "ARRAY_BYTES", 4 << 20)
+    """Measure little."""
+    monkeypatch.setattr(probes, "FILE_BYTES", 16 << 20)
+    monkeypatch.setattr(probes, "RAM_SECONDS", 0.05)
+    monkeypatch.setattr(probes, "ARRAY_BYTES", 4 << 20)
 
 
-def test_this_machine_is_measured_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small(monkeypatch)
-    fake(tmp_path, "nvidia-smi", "NVIDIA GeForce RTX 4060 Laptop GPU, 8188, 4, 8")
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    folder = tmp_path / "work"
+def test_this_machine_is_measured_and_leaves_nothing(other: Path, small: None) -> None:
+    fake(other / "bin", "nvidia-smi", "NVIDIA GeForce RTX 4060 Laptop GPU, 8188, 4, 8, 8")
+    folder = other / "work"
     folder.mkdir()
-    found = here(folder)
+    survey = surveyed(folder)
+    found = survey.machine
     assert found.kind == "gpu" and found.memory_bytes == 8188 << 20
     assert found.ram_bytes <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert found.platform.links[0].bytes_per_s == pytest.approx(12.55e9)
+    assert found.platform.cpu and survey.disk
+    assert found.platform.tiers[0].bytes_per_s == int(survey.disk.bytes_per_s)
+    assert found.platform.tiers[0].latency_ns == survey.disk.latency_ns
     assert list(folder.iterdir()) == []
-    file = tmp_path / "here.toml"
-    file.write_text(as_toml(found.platform))
+    file = other / "here.toml"
+    file.write_text(as_file(found))
     assert platform(str(file)).name == "here"
 
 
-def test_a_disk_that_cannot_be_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unmeasured_link_and_an_unknown_card_are_said(other: Path, small: None) -> None:
+    fake(other / "bin", "nvidia-smi", "NVIDIA GeForce RTX 4090 D, 24564, 2, 16, 16\nTesla P40, 23040, 3, 16, 16")
+    said = " ".join(here(other).assumed)
+    assert "RTX 4090 D" in said and "2.0x16 has no measured rate" in said and "1 more GPU" in said
+    fake(other / "bin", "nvidia-smi", "NVIDIA Something 9000, 24564, 4, 16, 16")
+    found = here(other)
+    assert found.memory_bytes == 24564 << 20 and "Something 9000" in " ".join(found.assumed)
+
+
+def test_a_disk_that_cannot_be_measured_is_said(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     rate, why = measured_disk(tmp_path / "absent")
     assert rate is None and "No such file" in why and "--disk" in why
-    monkeypatch.setattr(this, "FILE_BYTES", 1 << 60)
+
+    def refused(*_: object, **__: object) -> object:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(probes, "TemporaryFile", refused)
+        assert measured_disk(tmp_path) == (None, "the disk was not measured: Read-only file system (--disk)")
+    with monkeypatch.context() as patch:
+        patch.setattr(probes.os, "fsync", lambda _: refused())
+        assert measured_disk(tmp_path)[0] is None
+    monkeypatch.setattr(probes, "FILE_BYTES", 1 << 60)
     rate, why = measured_disk(tmp_path)
     assert rate is None and "are free" in why
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_measurement_leaves_no_file(
+    tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(probes.os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measured_disk(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- the command
+
+
+def test_the_file_of_this_machine_replays(tmp_path: Path, small: None) -> None:
+    done = moereplay_here("platforms", "--here", "--out", "mine.toml", cwd=tmp_path)
+    assert done.returncode == 0 and "(measured)" in done.stdout and "mine.toml" in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["mine.toml"]
+    ran = moereplay_here("replay", "miniature", "--platform", "mine.toml", "--capacity", "20%", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_parts_are_printed_in_three_ways(tmp_path: Path) -> None:
+    parts = ("platforms", "--gpu", "RTX 3090", "--ram", "64GB", "--disk", "3.5GB/s")
+    document = json.loads(moereplay_here(*parts, "--json", cwd=tmp_path).stdout)
+    assert document["platform"]["memory_bytes"] == 24 * GIB and "--ram-rate" in document["assumed"][0]
+    text = moereplay_here(*parts, "--toml", cwd=tmp_path).stdout
+    assert text == moereplay_here(*parts, "--out", "-", cwd=tmp_path).stdout
+    (tmp_path / "a.toml").write_text(text)
+    assert platform(str(tmp_path / "a.toml")) == assembled(gpu="3090", ram="64GB", disk="3.5GB/s").platform
+    rows = json.loads(moereplay_here("platforms", "--cards", "--json", cwd=tmp_path).stdout)
+    assert len(rows) == len(cards()) and all(row["source"] for row in rows)
+
+
+@every(
+    "words",
+    [
+        ("--here", "--gpu", "3090"),
+        ("--here", "--cards"),
+        ("phone-ufs4", "--here"),
+        ("--folder", "."),
+        ("--here", "--folder", "absent"),
+        ("--out", "x.toml"),
+        ("phone-ufs4", "--out", "x.toml"),
+        ("--here", "--out", "x.json"),
+        ("--here", "--out", "."),
+        ("--here", "--toml", "--json"),
+        ("--ram", "64GB", "--out", "-", "--json"),
+        ("--cards", "--toml"),
+        ("--toml",),
+        ("--ram", "64GB", "--disk", "none"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_before_anything_is_measured(words: tuple[str, ...]) -> None:
+    done = moereplay_here("platforms", *words)
+    assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr

@@ -207,9 +207,9 @@ def a_demand_to_be_loaded_is_not_queued(_: object) -> property:
 
 def reads_begin_while_others_are_loaded(load: Callable) -> Callable:
     def mutant(self: Compute, transfers: list[Transfer], layer: int) -> Iterator[Any]:
-        waits_for_all, self._waits_for_all = self._waits_for_all, False
+        queues_together, self._queues_together = self._queues_together, False
         yield from load(self, transfers, layer)
-        self._waits_for_all = waits_for_all
+        self._queues_together = queues_together
 
     return mutant
 

@@ -1,7 +1,8 @@
 """A cache in the words of engines: by hand, for a model of 4 layers of 8 experts in a memory of 100 MB."""
 
 from moereplay.simulator.capacity import Memory
-from moereplay.sweeps.recommend.document import ENGINES, Setup, flags
+from moereplay.sweeps.recommend.document import Setup, flags
+from moereplay.sweeps.recommend.engines import NAMES
 from moereplay.traces.schema import Geometry
 
 GEOMETRY = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)
@@ -12,20 +13,20 @@ def test_a_cache_of_18_experts():
     """Two whole layers are 16 experts; 18 are 4 of each of 4 layers."""
     said = flags(Setup(GEOMETRY, MEMORY, 18_000_000, beside_cpu=True))
     assert (said["cache_mib"], said["slots"], said["slots_per_layer"]) == (17, 18, 4)
-    assert said["llama.cpp"] == "--n-cpu-moe 2"
-    assert said["ktransformers"] == "--kt-num-gpu-experts 4"
-    assert said["MoE-Infinity"] == "device_memory_ratio=0.48"
+    assert said["llama.cpp"] == "-ngl 99 --n-cpu-moe 2"
+    assert str(said["ktransformers"]).split()[:2] == ["--kt-num-gpu-experts", "4"]
+    assert said["moe-infinity"] == "device_memory_ratio=0.48"
     assert said["mixtral-offloading"] == "offload_per_layer=4"
 
 
 def test_all_of_them_and_none_of_them():
-    assert flags(Setup(GEOMETRY, MEMORY, 32_000_000, beside_cpu=True))["llama.cpp"] == "--n-cpu-moe 0"
+    assert flags(Setup(GEOMETRY, MEMORY, 32_000_000, beside_cpu=True))["llama.cpp"] == "-ngl 99 --n-cpu-moe 0"
     said = flags(Setup(GEOMETRY, MEMORY, 3_999_999, beside_cpu=True))
-    assert (said["llama.cpp"], said["ktransformers"]) == ("--n-cpu-moe 4", "--kt-num-gpu-experts 0")
+    assert said["llama.cpp"] == "-ngl 99 --n-cpu-moe 4" and "--kt-num-gpu-experts 0" in str(said["ktransformers"])
 
 
 def test_a_phone_has_no_gpu_to_set_up():
-    assert not set(ENGINES) & set(flags(Setup(GEOMETRY, MEMORY, 18_000_000, beside_cpu=False)))
+    assert not set(NAMES) & set(flags(Setup(GEOMETRY, MEMORY, 18_000_000, beside_cpu=False)))
 
 
 def test_experts_of_two_sizes_are_counted_alike_everywhere():

@@ -16,8 +16,9 @@ from moereplay.simulator.capacity import RUNTIME, Memory, divided
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.recommend.document import document
+from moereplay.sweeps.recommend.pace import THOROUGH
 from moereplay.sweeps.recommend.runner import Budget, Runner
-from moereplay.sweeps.recommend.search import SHARES, WORTH, Answer, Question, most_replays, search
+from moereplay.sweeps.recommend.search import WORTH, Answer, Question, most_replays, search
 from moereplay.sweeps.recommend.space import (
     ANY,
     EMPTY,
@@ -114,7 +115,7 @@ def test_the_curve_over_memory_rises_in_memory_and_holds_the_best():
     question = question_of(trace_of(), 6)
     answer = search(question)
     sizes = [each.result.about["capacity_bytes"] for each in answer.curve]
-    assert sizes == sorted(sizes) and len(sizes) == len(SHARES)
+    assert sizes == sorted(sizes) and len(sizes) == len(THOROUGH.shares)
     assert answer.best in answer.curve
 
 

@@ -10,6 +10,7 @@ from moereplay.policies import NAMES, catalogue
 from moereplay.policies.grammar import parse
 from moereplay.policies.table import explain, markdown, rows
 from moereplay.results import counters
+from moereplay.simulator import cards
 from moereplay.traces.exporters import registry as exporters
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.profiles import contract as profiles
@@ -30,6 +31,10 @@ def test_the_tables_of_logs_have_every_column_that_is_read():
 
 def test_the_table_of_policies_is_what_the_command_prints():
     assert between("docs/policies-table.md", "policies") == markdown(), "run `make tables`"
+
+
+def test_the_table_of_cards_is_the_code_s():
+    assert between("docs/platforms.md", "cards") == cards.markdown(), "run `make tables`"
 
 
 def test_the_list_of_policies_has_everything_that_may_be_set():

@@ -10,10 +10,10 @@ import numpy as np
 
 from moereplay.results.errors import ResultError
 from moereplay.results.outputs import check_output
-from moereplay.simulator.capacity import parse_size
 from moereplay.simulator.compiled.stepper import can_step
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.machine import rate_of
 from moereplay.simulator.replay import Plan, plan
 from moereplay.traces.dense import resolved
 from moereplay.traces.schema import Geometry, Request, Trace, memory_trace
@@ -111,11 +111,7 @@ def slow_tier_named(text: str) -> Named:
 
 def throttle_named(text: str) -> float | None:
     """Parse a rate such as 400MB/s to bytes per second; None for `none`. Raises ConfigError."""
-    word = text.strip()
-    size = parse_size(word.removesuffix("/s"))
-    if word != "none" and (not size or not word.endswith("/s")):
-        raise ConfigError(f"invalid --throttle {word!r}: expected a rate such as 400MB/s or 1GiB/s, or none")
-    return float(size) if size else None
+    return None if text.strip() == "none" else rate_of(text, "throttle", "a rate such as 400MB/s or 1GiB/s, or none")
 
 
 def require_place(named: Named, device: str) -> None:

@@ -62,7 +62,7 @@ def _of_file(path: Path) -> KnownModel:
     if path.suffix == ".json":
         return known_of(numbers_of(_document(path), path.name, str(path)), _name(path))
     if is_gguf(path):
-        return model_of_gguf([read_gguf(part) for part in _parts(path)], path.stem, str(path))
+        return model_of_gguf([read_gguf(part) for part in parts_of(path)], path.stem, str(path))
     if path.suffix == ".safetensors":
         return _of_folder(path.parent)
     raise TraceError(f"{path}: expected a config.json, a GGUF file, or a folder of a checkpoint")
@@ -73,7 +73,7 @@ def _name(path: Path) -> str:
     return path.resolve().parent.name or path.stem
 
 
-def _parts(path: Path) -> list[Path]:
+def parts_of(path: Path) -> list[Path]:
     """Return the files that a GGUF was split into. Raises TraceError if one is missing."""
     found = SPLIT.search(path.name)
     if not found:

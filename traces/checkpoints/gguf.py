@@ -94,6 +94,15 @@ class Gguf:
     tensors: dict[str, Tensor]
     start: int  #: byte of the first tensor
 
+    def check_whole(self) -> None:
+        """Raises TraceError for a tensor of an unknown type, or one that ends beyond the file."""
+        size = self.path.stat().st_size
+        for name, tensor in self.tensors.items():
+            if tensor.kind not in TYPES:
+                raise TraceError(f"{self.path}: {shown(name)} has the unknown type {tensor.kind}")
+            if self.start + tensor.offset + tensor.size > size:
+                raise TraceError(f"{self.path}: tensor {shown(name)} ends beyond the file; was it cut off?")
+
     def floats(self, name: str) -> np.ndarray:
         """Read a float32 tensor, slowest axis first. Raises TraceError for another kind, or beyond the file's end."""
         tensor = self.tensors[name]

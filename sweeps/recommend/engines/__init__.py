@@ -9,13 +9,14 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 from string import Formatter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field, ValidationError, field_validator
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Tried
-from moereplay.traces.schema import Frozen
+from moereplay.traces.geometry import experts_per_layer, last_layers, mean_experts
+from moereplay.traces.schema import Frozen, Geometry
 from moereplay.traces.texts import hint
 
 NAMES = (
@@ -31,17 +32,40 @@ NAMES = (
     "colibri",
     "bigmoeonedge",
 )
-#: Quantities that flags may name, of a setting (`quick.Setting`).
-QUANTITIES = ("cpu_layers", "gpu_layers", "gpu_experts", "cpu_experts", "slots", "cache_mib", "vram_share")
-
 Us = float
+
+
+class Placed(NamedTuple):
+    """Experts in fast memory, in the quantities that flags may name."""
+
+    cpu_layers: int  #: whole layers that are not there; the last ones are
+    gpu_layers: int
+    gpu_experts: int  #: of each layer, if every layer gets the same number
+    cpu_experts: int
+    slots: int  #: experts of mean size
+    cache_mib: int
+    vram_share: float  #: of all fast memory, with the dense weights
+
+
+def placed(geometry: Geometry, size: int, vram_share: float) -> Placed:
+    """Return what `size` bytes of experts are in the words of engines."""
+    layers, each = last_layers(geometry, size), experts_per_layer(geometry, size)
+    return Placed(
+        cpu_layers=geometry.layers - layers,
+        gpu_layers=layers,
+        gpu_experts=each,
+        cpu_experts=geometry.experts - each,
+        slots=mean_experts(geometry, size),
+        cache_mib=size >> 20,
+        vram_share=min(1.0, vram_share),
+    )
 
 
 class Mode(Frozen):
     """One way in which an engine places experts, and what it does with those that are not in fast memory."""
 
     name: str
-    flags: str  #: a template over QUANTITIES
+    flags: str  #: a template over the quantities of Placed
     machines: tuple[Literal["gpu", "cpu", "unified"], ...] = ("gpu",)
     #: Where an expert lies: whole layers, the most used of each layer, or the last used.
     holds: Literal["layers", "static", "lru", "lru in one pool"]
@@ -52,6 +76,10 @@ class Mode(Frozen):
     #: How what main memory does not hold is read: not at all, by page faults, or whole experts at a time.
     below: Literal["none", "mmap", "direct"] = "none"
     source: str
+
+    def render(self, of: Placed) -> str:
+        """Return the flags of a placement."""
+        return self.flags.format(**of._asdict())
 
 
 class Engine(Frozen):
@@ -69,9 +97,9 @@ class Engine(Frozen):
     @classmethod
     def _flags_render(cls, modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
         for mode in modes:
-            unknown = {name for _, name, _, _ in Formatter().parse(mode.flags) if name} - set(QUANTITIES)
+            unknown = {name for _, name, _, _ in Formatter().parse(mode.flags) if name} - set(Placed._fields)
             if unknown:
-                raise ValueError(f"flags of {mode.name}: unknown {min(unknown)}; expected {', '.join(QUANTITIES)}")
+                raise ValueError(f"flags of {mode.name}: unknown {min(unknown)}; expected {', '.join(Placed._fields)}")
         return modes
 
 

@@ -1,0 +1,311 @@
+"""llama.cpp's library by ctypes: what depends on its binary interface is in this file, and checked before use.
+
+No header of a build is copied. Structures of parameters are whatever the library's own `llama_*_default_params` return,
+in a buffer larger than any of them; the few fields that are set are found between known default values. The head of
+`ggml_tensor` is checked on a tensor that the library makes. What does not fit is refused before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import struct
+from collections import deque
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moereplay.tracegen.errors import RecordError
+
+#: Packages that hold a library, and where in them.
+PACKAGES = {
+    "xllamacpp": ("xllamacpp*.so", "xllamacpp*.pyd"),
+    "llama_cpp_py_sync": ("libllama.so", "libllama.dylib"),
+    "llama_cpp": ("lib/libllama.so", "lib/libllama.dylib"),
+}
+LIBRARIES = ("libllama.so*", "libllama.dylib")
+AT_ONCE = 512  #: tokens of one decode: more than one part of a batch would be reordered
+ROOM = 2048  #: bytes, several times the parameters of any build, which pass by the stack or by reference
+F32, I32 = 0, 26  #: ggml's types of the tensors that are read
+DTYPES = {F32: np.dtype("<f4"), I32: np.dtype("<i4")}
+FIT = "install the package of the extra, or pass a build of 2026 with --llama-lib"
+
+
+class Parameters(c.Structure):
+    """Parameters of a model or of a context, as the library lays them out."""
+
+    _fields_ = [("raw", c.c_ubyte * ROOM)]
+
+
+class TensorHead(c.Structure):
+    """Beginning of ggml_tensor."""
+
+    _fields_ = [("type", c.c_int32), ("buffer", c.c_void_p), ("ne", c.c_int64 * 4), ("nb", c.c_size_t * 4)]
+
+
+class Space(c.Structure):
+    """ggml_init_params."""
+
+    _fields_ = [("size", c.c_size_t), ("memory", c.c_void_p), ("no_alloc", c.c_bool)]
+
+
+class Batch(c.Structure):
+    """llama_batch."""
+
+    _fields_ = [
+        ("n_tokens", c.c_int32),
+        ("token", c.POINTER(c.c_int32)),
+        ("embd", c.c_void_p),
+        ("pos", c.POINTER(c.c_int32)),
+        ("n_seq_id", c.POINTER(c.c_int32)),
+        ("seq_id", c.POINTER(c.POINTER(c.c_int32))),
+        ("logits", c.POINTER(c.c_int8)),
+    ]
+
+
+class Message(c.Structure):
+    """llama_chat_message."""
+
+    _fields_ = [("role", c.c_char_p), ("content", c.c_char_p)]
+
+
+ON_NODE = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_bool, c.c_void_p)
+ON_LOG = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
+_P, _S, _I, _Q, _Z, _B = c.c_void_p, c.c_char_p, c.c_int32, c.c_int64, c.c_size_t, c.c_bool
+#: Functions that are called: result, then arguments.
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "llama_backend_init": (None,),
+    "llama_log_set": (None, ON_LOG, _P),
+    "llama_print_system_info": (_S,),
+    "llama_model_default_params": (Parameters,),
+    "llama_context_default_params": (Parameters,),
+    "llama_model_load_from_file": (_P, _S, Parameters),
+    "llama_model_get_vocab": (_P, _P),
+    "llama_model_n_ctx_train": (_I, _P),
+    "llama_model_chat_template": (_S, _P, _S),
+    "llama_chat_apply_template": (_I, _S, c.POINTER(Message), _Z, _B, c.POINTER(c.c_char), _I),
+    "llama_vocab_n_tokens": (_I, _P),
+    "llama_vocab_bos": (_I, _P),
+    "llama_vocab_get_add_bos": (_B, _P),
+    "llama_vocab_is_eog": (_B, _P, _I),
+    "llama_tokenize": (_I, _P, _S, _I, c.POINTER(_I), _I, _B, _B),
+    "llama_init_from_model": (_P, _P, Parameters),
+    "llama_set_n_threads": (None, _P, _I, _I),
+    "llama_get_memory": (_P, _P),
+    "llama_memory_clear": (None, _P, _B),
+    "llama_batch_init": (Batch, _I, _I, _I),
+    "llama_decode": (_I, _P, Batch),
+    "llama_get_logits_ith": (c.POINTER(c.c_float), _P, _I),
+    "ggml_backend_load_all": (None,),
+    "ggml_backend_load_all_from_path": (None, _S),
+    "ggml_backend_dev_count": (_Z,),
+    "ggml_init": (_P, Space),
+    "ggml_new_tensor_3d": (_P, _P, _I, _Q, _Q, _Q),
+    "ggml_get_name": (_P, _P),
+    "ggml_nbytes": (_Z, _P),
+    "ggml_backend_tensor_get": (None, _P, _P, _Z, _Z),
+}
+#: Functions of newer builds: what they return says which build it is.
+NAMES = ("llama_version", "ggml_version", "ggml_commit")
+
+
+def library_file(given: Path | None = None) -> Path:
+    """Return the file of the user's library, or of the first package that has one. Raises RecordError."""
+    if given is not None:
+        found = sorted(each for pattern in LIBRARIES for each in given.glob(pattern)) if given.is_dir() else [given]
+        if not found or not found[0].is_file():
+            raise RecordError(f"--llama-lib {given}: no such file; expected libllama.so, or the folder that holds it")
+        return found[0].absolute()
+    for package, patterns in PACKAGES.items():
+        spec = find_spec(package)
+        places = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+        for found in (each for place in places for pattern in patterns for each in sorted(place.glob(pattern))):
+            return found.absolute()
+    from moereplay.traces.installation import install_command
+
+    raise RecordError(f"a GGUF file needs llama.cpp: {install_command('record-gguf')}, or pass --llama-lib libllama.so")
+
+
+class Places(NamedTuple):
+    """Bytes of the fields that are set, in a build's parameters."""
+
+    repack: int  #: of the model: whether experts may be copied into another layout
+    callback: int  #: of the context: called for every node
+    types: int  #: of keys and values
+    flash: int  #: flash attention
+
+
+#: use_extra_bufts in llama_model_params: its byte, and the flags around it as they are by default, from a byte on.
+REPACKS = ((74, 72, b"\0\0\1\0\0"), (69, 64, b"\0\1\0\0\0\1\0\0"))
+GPU_LAYERS = 16  #: byte of n_gpu_layers in llama_model_params, behind two pointers
+LAYER_COUNTS = (-1, 0, 999)  #: its defaults: all
+SIZES = (512, 2048, 512, 1)  #: n_ctx, n_batch, n_ubatch, n_seq_max, the first of llama_context_params
+#: A threshold that is off, no callback and no data of it, and keys and values of 16 bits.
+AROUND_CALLBACK = struct.pack("<fQQii", -1.0, 0, 0, 1, 1)
+TO_CALLBACK, TO_TYPES, TO_FLASH = 4, 20, -32  #: from the beginning of AROUND_CALLBACK
+AUTO = -1  #: default of flash attention
+
+
+class Library:
+    """llama.cpp's library with its functions declared and its structures checked. Raises RecordError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.said: deque[str] = deque(maxlen=20)  #: the library's last lines
+        parts = self._opened()
+        self._declare(parts)
+        self._on_log = ON_LOG(lambda level, line, _: self.said.append((line or b"").decode(errors="replace").strip()))
+        self.llama_log_set(self._on_log, None)
+        self.places = self._places()
+        self.name_at = self._name_at()
+        self.ggml_backend_load_all_from_path(str(path.parent).encode())  # processors' variants beside the library
+        if not self.ggml_backend_dev_count():
+            self.ggml_backend_load_all()  # where a distribution keeps them
+        self.llama_backend_init()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        raise AttributeError(name)  # functions are set by _declare
+
+    def _opened(self) -> list[c.CDLL]:
+        try:
+            parts = [c.CDLL(str(self.path), mode=c.RTLD_GLOBAL)]
+            beside = sorted(each for each in self.path.parent.glob("libggml*") if "-cpu" not in each.name)
+            return parts + [c.CDLL(str(each)) for each in beside]
+        except OSError as refused:  # another processor's, or one that wants a newer system
+            raise RecordError(f"{self.path}: cannot be loaded ({refused}); {FIT}") from None
+
+    def _declare(self, parts: list[c.CDLL]) -> None:
+        for name, (result, *arguments) in FUNCTIONS.items():
+            function = next((getattr(part, name) for part in parts if hasattr(part, name)), None)
+            if function is None:
+                raise RecordError(f"{self.path}: no function {name}; expected llama.cpp's library: {FIT}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+        self.build = {name: _text_of(part, name) for part in parts for name in NAMES if hasattr(part, name)}
+
+    def _places(self) -> Places:
+        model = bytes(self.llama_model_default_params().raw)
+        fits = [at for at, start, flags in REPACKS if model[start : start + len(flags)] == flags]
+        layers = struct.unpack_from("<i", model, GPU_LAYERS)[0]
+        if any(model[:GPU_LAYERS]) or layers not in LAYER_COUNTS or not fits:
+            raise RecordError(f"{self.path}: llama_model_params have other defaults than those known; {FIT}")
+        context = bytes(self.llama_context_default_params().raw)
+        at = context.find(AROUND_CALLBACK, 32, 256)
+        once = at >= 0 and context.count(AROUND_CALLBACK, 32, 256) == 1 and (at + TO_CALLBACK) % 8 == 0
+        if struct.unpack_from("<4I", context) != SIZES or not once:
+            raise RecordError(f"{self.path}: llama_context_params have other defaults than those known; {FIT}")
+        if struct.unpack_from("<i", context, at + TO_FLASH)[0] != AUTO:
+            raise RecordError(f"{self.path}: flash attention is not where it is in known builds; {FIT}")
+        return Places(fits[0], at + TO_CALLBACK, at + TO_TYPES, at + TO_FLASH)
+
+    def _name_at(self) -> int:
+        """Return the byte of a tensor's name; the head of a tensor must be as declared."""
+        tensor = self.ggml_new_tensor_3d(self.ggml_init(Space(1 << 16, None, True)), I32, 3, 5, 7)
+        head = TensorHead.from_address(tensor)
+        found = [head.type, *head.ne, *head.nb, self.ggml_nbytes(tensor)]
+        if found != [I32, 3, 5, 7, 1, 4, 12, 60, 420, 420]:
+            raise RecordError(f"{self.path}: ggml_tensor is laid out otherwise than in known builds; {FIT}")
+        return self.ggml_get_name(tensor) - tensor
+
+    @property
+    def last_words(self) -> str:
+        """What the library said last, in one line."""
+        return " ".join(line for line in list(self.said)[-3:] if line)[-300:]
+
+    def name(self, tensor: int) -> bytes:
+        """Return the name of a node."""
+        return c.string_at(tensor + self.name_at)
+
+    def values(self, tensor: int) -> np.ndarray:
+        """Copy a tensor of float32 or int32, slowest axis first; a view keeps its strides. Raises RecordError."""
+        head = TensorHead.from_address(tensor)
+        if head.type not in DTYPES:
+            raise RecordError(f"node {self.name(tensor)!r} is of ggml's type {head.type}; expected float32 or int32")
+        raw = np.empty(self.ggml_nbytes(tensor), np.uint8)
+        self.ggml_backend_tensor_get(tensor, raw.ctypes.data, 0, raw.nbytes)
+        return np.ndarray(tuple(head.ne)[::-1], DTYPES[head.type], raw, 0, tuple(head.nb)[::-1]).copy()
+
+
+def _text_of(part: c.CDLL, name: str) -> str:
+    function = getattr(part, name)
+    function.restype, function.argtypes = _S, []
+    return (function() or b"").decode(errors="replace")
+
+
+class Model:
+    """A loaded file: its vocabulary, and after `make_context` its passes. Raises RecordError."""
+
+    def __init__(self, library: Library, path: Path) -> None:
+        self._library = library
+        params = library.llama_model_default_params()
+        struct.pack_into("<i", params.raw, GPU_LAYERS, 0)
+        params.raw[library.places.repack] = 0  # experts stay in the mapped file: a copy in memory may not fit
+        self._model = library.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise RecordError(f"llama.cpp cannot load {path.name}: {library.last_words}")
+        self._vocabulary = library.llama_model_get_vocab(self._model)
+        self.vocabulary: int = library.llama_vocab_n_tokens(self._vocabulary)
+        self.longest: int = library.llama_model_n_ctx_train(self._model)
+        adds = library.llama_vocab_get_add_bos(self._vocabulary)
+        self.opening: int | None = library.llama_vocab_bos(self._vocabulary) if adds else None
+        self.template: bytes | None = library.llama_model_chat_template(self._model, None)
+
+    def tokens(self, text: str, special: bool) -> list[int]:
+        """Return the ids of a text; with `special` the model's opening token comes before it."""
+        raw = text.encode()
+        space = (c.c_int32 * (len(raw) + 16))()
+        count = self._library.llama_tokenize(self._vocabulary, raw, len(raw), space, len(space), special, True)
+        if count < 0:
+            raise RecordError(f"llama.cpp cannot tokenise a text of {len(raw):,} bytes: {self._library.last_words}")
+        return space[:count]
+
+    def chat(self, text: str) -> str:
+        """Return a user's message in the model's template, up to where the answer begins."""
+        message = Message(b"user", text.encode())
+        space = c.create_string_buffer(len(text.encode()) * 2 + (1 << 16))
+        size = self._library.llama_chat_apply_template(self.template, c.byref(message), 1, True, space, len(space))
+        if not 0 < size < len(space):
+            raise RecordError("llama.cpp does not know the file's chat template; leave --chat out")
+        return space.raw[:size].decode(errors="replace")
+
+    def ends(self, token: int) -> bool:
+        """Return whether the model ends a text by the token."""
+        return bool(self._library.llama_vocab_is_eog(self._vocabulary, token))
+
+    def make_context(self, longest: int, threads: int, exact: bool, on_node: Callable[[int, bool], bool]) -> None:
+        """Make room for sequences of `longest` tokens; `on_node` gets each node and whether it is yet to be computed.
+
+        `exact` keeps keys and values in float32, without flash attention.
+        """
+        library, places = self._library, self._library.places
+        params = library.llama_context_default_params()
+        struct.pack_into("<3I", params.raw, 0, longest, AT_ONCE, AT_ONCE)
+        self._on_node = ON_NODE(lambda tensor, ask, _: on_node(tensor, ask))
+        address = c.cast(self._on_node, c.c_void_p).value
+        struct.pack_into("<Q", params.raw, places.callback, address)
+        if exact:
+            struct.pack_into("<ii", params.raw, places.types, F32, F32)
+            struct.pack_into("<i", params.raw, places.flash, 0)
+        self._context = library.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RecordError(f"llama.cpp makes no context of {longest:,} tokens: {library.last_words}")
+        library.llama_set_n_threads(self._context, threads, threads)
+        self._batch = library.llama_batch_init(AT_ONCE, 0, 1)
+
+    def forget(self) -> None:
+        """Begin a new sequence."""
+        self._library.llama_memory_clear(self._library.llama_get_memory(self._context), True)
+
+    def decode(self, ids: list[int], start: int) -> np.ndarray:
+        """Run at most AT_ONCE tokens from position `start` on; return their logits (T, V)."""
+        batch = self._batch
+        batch.n_tokens = len(ids)
+        for at, token in enumerate(ids):
+            batch.token[at], batch.pos[at], batch.n_seq_id[at], batch.seq_id[at][0] = token, start + at, 1, 0
+            batch.logits[at] = 1  # of each: else the last layer is computed for one token alone
+        if code := self._library.llama_decode(self._context, batch):
+            raise RecordError(f"llama.cpp cannot decode {len(ids)} tokens ({code}): {self._library.last_words}")
+        rows = [self._library.llama_get_logits_ith(self._context, at) for at in range(len(ids))]
+        return np.stack([np.ctypeslib.as_array(row, (self.vocabulary,)) for row in rows])

@@ -1,0 +1,138 @@
+"""The process that runs llama.cpp: it answers its parent's questions, one at a time, until the parent is gone.
+
+A question is a line of JSON on standard input; an answer a line of JSON, and behind it the bytes of the arrays that the
+line lists. Files and libraries are other people's: the process writes no file and has a limit of memory.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.llama.binding import AT_ONCE, Library, Model
+from moereplay.tracegen.llama.nodes import Routers
+from moereplay.tracegen.llama.sampling import nll, pick
+from moereplay.traces.documents import from_json, json_text
+
+Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
+SHARE_OF_MEMORY = 0.9  #: of this machine's, for what is not mapped from the file
+
+
+def limit() -> None:
+    """Take away what reading a file needs not: writing files, core dumps, more than most of the memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_DATA: int(memory * SHARE_OF_MEMORY)}
+    for name, most in limits.items():
+        with suppress(OSError, ValueError):  # a lower limit is set already, or the system has none
+            resource.setrlimit(name, (most, most))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory ends, the recording's parent stays
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: ends with its parent
+
+
+class Session:
+    """Answers questions about one model."""
+
+    def __init__(self) -> None:
+        self._library: Library | None = None
+        self._model: Model | None = None
+        self._routers: Routers | None = None
+
+    def answer(self, asked: dict[str, Any]) -> Answer:
+        """Answer one question. Raises RecordError."""
+        return getattr(self, f"_{asked.pop('ask')}")(**asked)
+
+    def _library_of(self, path: str) -> Answer:
+        self._library = Library(Path(path))
+        return {"build": self._library.build}, {}
+
+    def _load(self, path: str) -> Answer:
+        assert self._library
+        self._model = model = Model(self._library, Path(path))
+        about = {"vocabulary": model.vocabulary, "longest": model.longest, "opening": model.opening}
+        return about | {"template": model.template is not None}, {}
+
+    def _tokens(self, text: str, special: bool) -> Answer:
+        assert self._model
+        return {}, {"ids": np.array(self._model.tokens(text, special), np.int32)}
+
+    def _chat(self, text: str) -> Answer:
+        assert self._model
+        return {}, {"ids": np.array(self._model.tokens(self._model.chat(text), True), np.int32)}
+
+    def _context(self, longest: int, threads: int, exact: bool) -> Answer:
+        assert self._model
+        assert self._library
+        self._routers = Routers(self._library.name, self._library.values)
+        self._model.make_context(longest, threads, exact, self._routers.on_node)
+        return {}, {}
+
+    def _request(
+        self, ids: list[int], first: int, new: int, temperature: float, top_p: float, top_k: int, seed: int
+    ) -> Answer:
+        """Run `first` tokens in parts of AT_ONCE, the others one by one, then up to `new` of the model's own."""
+        assert self._model
+        self._model.forget()
+        draw, done, parts, surprise, last = np.random.Generator(np.random.PCG64(seed)), [], [], [], None
+        ahead = [ids[at : min(at + AT_ONCE, first)] for at in range(0, first, AT_ONCE)] + [
+            [each] for each in ids[first:]
+        ]
+        while ahead:
+            tokens = ahead.pop(0)
+            logits, routed = self._passed(tokens, len(done))
+            surprise.append(nll(last, logits, tokens))
+            parts.append(routed)
+            done, last = done + tokens, logits[-1].copy()
+            made = len(done) - len(ids)  # new tokens that went through the model; the last new one does not
+            if not ahead and made < new - 1:
+                token = pick(last, temperature, top_p, top_k, draw)
+                ahead = [] if self._model.ends(token) else [[token]]
+        rows = {
+            kind: np.concatenate([getattr(part, kind) for part in parts]) for kind in ("chosen", "weights", "logits")
+        }
+        rows |= {"token_ids": np.array(done, np.int32), "nll": np.concatenate(surprise)}
+        return {"layers": parts[0].layers}, rows
+
+    def _passed(self, tokens: list[int], start: int) -> Any:
+        assert self._model
+        assert self._routers
+        logits = self._model.decode(tokens, start)
+        if not np.isfinite(logits[-1]).all():
+            raise RecordError("the model's logits are not numbers (NaN); is the file damaged?")
+        return logits, self._routers.take(len(tokens))
+
+
+def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until the questions end."""
+    session = Session()
+    for line in questions:
+        arrays: dict[str, np.ndarray] = {}
+        try:
+            said, arrays = session.answer(from_json(line))
+        except RecordError as wrong:
+            said = {"error": str(wrong)}
+        except MemoryError:
+            said = {"error": "llama.cpp's process is out of memory"}
+        listed = {name: [values.dtype.str, list(values.shape)] for name, values in arrays.items()}
+        answers.write(json_text(said | {"arrays": listed}).encode() + b"\n")
+        for values in arrays.values():
+            answers.write(np.ascontiguousarray(values).tobytes())
+        answers.flush()
+
+
+if __name__ == "__main__":
+    channel = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    limit()
+    serve(sys.stdin.buffer, channel)

@@ -1,0 +1,161 @@
+"""llama.cpp in a process of its own: questions go down, answers come up, its end is an error with its last words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from moereplay.tracegen.errors import RecordError
+from moereplay.traces.documents import DocumentError, from_json, json_text
+
+PROGRAM = "moereplay.tracegen.llama.child"
+MOST_LINE = 1 << 20  #: bytes of an answer's first line
+MOST_ARRAY = 1 << 36  #: bytes of an array: above what any recording of one request has
+#: Arrays of an answer, and their dtypes.
+EXPECTED = {"ids": "<i4", "chosen": "<i4", "token_ids": "<i4", "weights": "<f4", "logits": "<f4", "nll": "<f4"}
+MEMORY = "use shorter prompts (--truncate), a smaller --window or a smaller file, then --resume"
+
+
+class Engine:
+    """A running llama.cpp. Inside `with`; its methods raise RecordError, also when the process has ended."""
+
+    def __init__(self, library: Path) -> None:
+        paths = os.pathsep.join(filter(None, sys.path))  # this program, wherever it was found
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": paths},
+            start_new_session=True,  # Ctrl-C is this process's, which then ends that one
+        )
+        self._printed: deque[str] = deque(maxlen=4)
+        self._reading = Thread(target=self._listen, daemon=True)
+        self._reading.start()
+        self._library = library
+        self.build: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            said, _ = self.ask("library_of", path=str(self._library))
+        except BaseException:
+            self.close()
+            raise
+        self.build = {str(name): str(text) for name, text in said["build"].items()}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                try:
+                    stream.close()
+                except OSError:  # a question that it did not read
+                    continue
+        self._reading.join(timeout=5)
+        if self._process.stderr and not self._reading.is_alive():
+            self._process.stderr.close()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def ask(self, question: str, **values: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the answer to a question, and its arrays."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(json_text({"ask": question} | values).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._ended() from None
+        said = self._line()
+        if "error" in said:
+            raise RecordError(str(said["error"])[:1000])
+        listed = said.get("arrays")
+        return said, {name: self._array(name, *about) for name, about in (listed or {}).items()}
+
+    def _line(self) -> dict[str, Any]:
+        assert self._process.stdout
+        line = self._process.stdout.readline(MOST_LINE)
+        if not line.endswith(b"\n"):
+            raise self._ended()
+        try:
+            said = from_json(line)
+        except DocumentError:
+            raise RecordError("llama.cpp's process answers what is no answer; is the file damaged?") from None
+        if not isinstance(said, dict):
+            raise RecordError("llama.cpp's process answers what is no answer; is the file damaged?")
+        return said
+
+    def _array(self, name: str, dtype: str, shape: list[int]) -> np.ndarray:
+        """Read an array. Its file may have taken over that process: nothing is believed."""
+        assert self._process.stdout
+        whole = isinstance(shape, list) and all(isinstance(each, int) and 0 <= each < 1 << 31 for each in shape)
+        if EXPECTED.get(name) != dtype or not whole or len(shape) > 3 or 4 * np.prod(shape, dtype=float) > MOST_ARRAY:
+            raise RecordError("llama.cpp's process answers with an array that was not asked for; is the file damaged?")
+        values: Any = np.empty(shape, dtype)
+        view = memoryview(values.reshape(-1)).cast("B")
+        at = 0
+        while at < len(view):
+            got = self._process.stdout.readinto(view[at:])  # type: ignore[attr-defined]
+            if not got:
+                raise self._ended()
+            at += got
+        return values
+
+    def _listen(self) -> None:
+        """Keep the last lines that the process prints, each cut."""
+        assert self._process.stderr
+        while line := self._process.stderr.readline(4096):
+            if text := line.decode(errors="replace").strip():
+                self._printed.append(text[:200])
+
+    def _ended(self) -> RecordError:
+        """Return how the process ended, in words."""
+        code = self._process.wait()
+        self._reading.join(timeout=5)
+        said = f": {' '.join(self._printed)[-300:]}" if self._printed else ""
+        if code == -signal.SIGKILL:
+            return RecordError(f"llama.cpp's process was killed; if memory ran out, {MEMORY}")
+        if code < 0:
+            return RecordError(f"llama.cpp crashed ({signal.Signals(-code).name}){said}")
+        return RecordError(f"llama.cpp's process ended ({code}){said}")
+
+
+class Tokenizer:
+    """The model's tokenizer, in the form that `tracegen.tokens` calls."""
+
+    def __init__(self, engine: Engine, opening: int | None, template: bool) -> None:
+        self._engine, self.bos_token_id = engine, opening
+        self.chat_template = "of the file" if template else None
+
+    def __call__(self, text: str, add_special_tokens: bool = True, verbose: bool = False) -> dict[str, list[int]]:
+        """Return the ids of a text."""
+        _, arrays = self._engine.ask("tokens", text=text, special=add_special_tokens)
+        return {"input_ids": arrays["ids"].tolist()}
+
+    def get_chat_template(self) -> str:
+        """Return nothing: llama.cpp knows templates by itself."""
+        return ""
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> dict[str, list[int]]:
+        """Return the ids of one user message in the model's template."""
+        _, arrays = self._engine.ask("chat", text=messages[0]["content"])
+        return {"input_ids": arrays["ids"].tolist()}
