@@ -203,7 +203,8 @@ def _machine_of(settings: options.Given, given: Given) -> Machine:
 
     if not given.here:
         say("no machine is named: this one is used (--gpu, --vram and --ram, or --platform name another)")
-    return here()
+    said = {name: getattr(given, name) for name in ("ram", "ram_rate", "disk", "cores", "link")}
+    return here(**said, **({"vram": given.vram} if given.vram else {}))
 
 
 def _seconds(text: str) -> float | None:
