@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform as system
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,16 +49,17 @@ class Survey(NamedTuple):
         return {"found": found, "measured": {"ram_bytes_per_s": self.ram_bytes_per_s, "disk": disk}}
 
 
-def here(folder: Path = Path(), **said: str) -> Machine:
+def here(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Machine:
     """Return this machine, with the disk that `folder` is on. Raises ConfigError if its memory cannot be told.
 
     `said` are options of `assembled` that take the place of what was found.
     """
-    return surveyed(folder, **said).machine
+    return surveyed(folder, said).machine
 
 
-def surveyed(folder: Path = Path(), **said: str) -> Survey:
+def surveyed(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Survey:
     """Look at this machine and measure it within ten seconds. Raises ConfigError if the size of its RAM is unknown."""
+    said = {name: text for name, text in (said or {}).items() if text}
     found = detected()
     ram = measured_ram(found.cores)
     disk, remark = measured_disk(folder)
@@ -67,7 +69,7 @@ def surveyed(folder: Path = Path(), **said: str) -> Survey:
     gpu, remarks = _gpu_parts(found.gpus)
     busy = _busy(found.cores)
     remarks += [busy] if busy and not (said.get("ram_rate") and said.get("disk")) else []
-    made = assembled(**{**parts, **gpu, **{name: text for name, text in said.items() if text}})
+    made = assembled(**{**parts, **gpu, **said})
     if disk and not said.get("disk"):
         made = _with_disk(made, disk)
     named = f"{_chosen(found.gpus).name if found.gpus else found.cpu}"
