@@ -13,9 +13,11 @@ from typing import Any
 
 from moereplay.analysis.tables import Share, table
 from moereplay.results.metrics import quotient
+from moereplay.results.remarks import within
 
 #: Names of table rows, and the keys of their misses, hits or routed misses in a document.
 MISSES = {"compulsory": "compulsory", "relaxed belady": "relaxed", "forced belady": "forced"}
+REACHED = {"relaxed, reached": "relaxed_reached", "forced, reached": "forced_reached"}
 FIXED = {"fixed set, preloaded": "fixed_preloaded", "fixed set, loaded": "fixed_loaded_once"}
 ROUTED = {"routing, at least": "at_least", "routing, reached": "at_most"}
 ANY_PREFETCH = "any prefetch"
@@ -68,6 +70,7 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row per limit and policy of one `moereplay bounds` document: misses, hit rate, tokens/s, parts."""
     limits, accesses = document["limits"], document["accesses"]
     lines = [_line(name, limits[key], accesses) for name, key in MISSES.items()]
+    lines += [_line(name, limits[key], accesses) for name, key in REACHED.items() if limits.get(key) is not None]
     for name, key in FIXED.items():
         lines.append(_line(name, None if limits[key] is None else accesses - limits[key], accesses))
     routed = limits["routed"] or {}
@@ -101,9 +104,19 @@ def _cell(name: str, value: Any) -> object:
 def sentences(document: Mapping[str, Any]) -> list[str]:
     """Return the causes of each policy's misses, and the best remedy for the best policy."""
     known = [policy for policy in document["policies"] if policy["gap"]]
-    said = [_made_of(policy) for policy in known]
+    said = [*_brackets(document), *(_made_of(policy) for policy in known)]
     if known:
         said.append(_advice(document, min(known, key=lambda policy: policy["misses"])))
+    return said
+
+
+def _brackets(document: Mapping[str, Any]) -> list[str]:
+    """Return how far the fewest misses are known, where experts of a pool differ in bytes."""
+    limits, said = document["limits"], []
+    for name in ("relaxed", "forced"):
+        if (reached := limits.get(f"{name}_reached")) is not None:
+            gap = quotient(reached - limits[name], document["accesses"])
+            said.append(f"{name} belady: upper bound on hits, {within(gap or 0)}")
     return said
 
 

@@ -107,6 +107,8 @@ def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays
             "compulsory": found.compulsory,
             "relaxed": found.relaxed,
             "forced": found.forced,
+            "relaxed_reached": found.relaxed_reached,
+            "forced_reached": found.forced_reached,
             "fixed_preloaded": fixed and fixed.preloaded,
             "fixed_loaded_once": fixed and fixed.loaded_once,
             "routed": routed and free and {"freedom": free.text, **routed._asdict()},
@@ -213,15 +215,19 @@ def _names(trace: Trace, eviction: str, how: Mapping[str, str], as_json: bool) -
     from moereplay.simulator.curves.curve import REPLAYED, offered, settings
     from moereplay.simulator.errors import ConfigError
 
-    usual = [name for name in REPLAYED if name in offered(trace.geometry, how["scope"])]
+    known = offered(trace.geometry, how["scope"])
+    usual = REPLAYED if "belady" in known else known
     listed = [name.strip() for name in eviction.split(",")] if eviction else usual
     names = list(dict.fromkeys(listed))
     for name in names:
         settings(trace.geometry, name, **how)
     if as_json and len(names) > 1:
         raise ConfigError(f"--json requires one policy, not {len(names)}: add --eviction {names[0]}, or use --out DIR")
-    if not eviction and len(names) < len(REPLAYED):
-        say("no curve of belady: experts of a pool differ in size, so more room can cost hits; try --scope per_layer")
+    if not eviction and "belady" not in known:
+        say(
+            "no curve of belady: experts of a pool differ in size, so more room can cost hits; relaxed_belady bounds "
+            "it at the capacities of the table, --scope per_layer has it"
+        )
     return names
 
 
@@ -284,7 +290,7 @@ def _report_curves(trace: Trace, curves: list[Curve]) -> None:
         *simulated(trace),
         f"{settings}; no prefetch",
         f"{first.accesses:,} accesses; {first.compulsory:,} of them are compulsory misses at any capacity",
-        *(f"{made.policy}: {line}" for made in curves for line in _gaps(made)),
+        *(f"{made.policy}: {line}" for made in curves for line in (*_gaps(made), *_uncertain(made))),
         "",
         table([_line(curves, text, size) for text, size in _bytes_shown(trace, first.config.scope).items()]),
     )
@@ -309,6 +315,16 @@ def _misses(made: Curve, size: int) -> int | None:
         return made.misses_at(size)
     except ConfigError:  # depends on times
         return None
+
+
+def _uncertain(made: Curve) -> list[str]:
+    """Return how far the most hits are known, where experts of a pool differ in bytes."""
+    from moereplay.results.remarks import within
+
+    if made.bracket is None:
+        return []
+    gap = float((made.bracket[1] - made.bracket[0]).max(initial=0)) / max(1, made.accesses)
+    return [f"upper bound on hits, as experts of a pool differ in bytes; {within(gap)}"]
 
 
 def _gaps(made: Curve) -> list[str]:

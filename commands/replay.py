@@ -132,11 +132,11 @@ def _document(trace: Trace, config: ReplayConfig, outcome: Outcome, engine: str)
     """Return the document of `--json`: the result, its metrics and remarks."""
     from moereplay.analysis.metrics import figures_of
     from moereplay.results.files import to_frame
-    from moereplay.results.remarks import idle
+    from moereplay.results.remarks import bracketed, idle
     from moereplay.simulator.remarks import remarks
 
     result, bound = outcome
-    said = [*remarks(trace, [config], engine), *idle([result.to_json()])]
+    said = [*remarks(trace, [config], engine), *bracketed([{"bounds": bound}]), *idle([result.to_json()])]
     derived = {"metrics": figures_of(to_frame([result], [bound])), "remarks": said}
     return result.to_json() | derived
 
@@ -152,7 +152,7 @@ def _report(
     from moereplay.analysis.ranking import best_of_each, heading, judged, ranking
     from moereplay.analysis.tables import drawn
     from moereplay.policies.grammar import foresight
-    from moereplay.results.remarks import idle
+    from moereplay.results.remarks import bracketed, idle
     from moereplay.simulator.remarks import remarks
 
     results = [result for result, _ in outcomes]
@@ -167,6 +167,7 @@ def _report(
         *heading(trace, results),
         *drawn(table),
         *remarks(trace, configs, engine),
+        *bracketed(rows),
         *idle(rows),
         *judged(rows, names, foresight()),
     )

@@ -145,8 +145,9 @@ def _opened(path: Path, digest: str) -> tuple[Trace | None, str]:
 
 
 def _remarks(frame: pl.DataFrame, traces: Mapping[str, Source]) -> list[str]:
-    """Return the remarks of `replay`, for available traces and known policies."""
+    """Return the remarks of `replay`, for available traces and known policies, and on bounds."""
     from moereplay.policies.contract import PolicyError
+    from moereplay.results.remarks import bracketed
     from moereplay.simulator.config import configure
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.remarks import remarks
@@ -164,7 +165,8 @@ def _remarks(frame: pl.DataFrame, traces: Mapping[str, Source]) -> list[str]:
     for digest, configs in of_trace.items():
         if opened := traces[digest].trace:
             said |= dict.fromkeys(remarks(opened, configs))
-    return list(said)
+    bounds = [] if frame.is_empty() else frame.select("bounds").to_dicts()
+    return [*said, *bracketed(bounds)]
 
 
 # -- plot

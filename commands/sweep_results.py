@@ -104,7 +104,7 @@ class _Page(NamedTuple):
     rows: pl.DataFrame
     heading: Sequence[str]
     brief: Sequence[str] = ()  #: heading of --brief
-    checked: Sequence[str] = ()  #: errors of replays that were checked
+    checked: Sequence[str] = ()  #: the kind of bound, and errors of replays that were checked
     best: Sequence[str] = ()
 
 
@@ -125,6 +125,7 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
     from moereplay.policies.grammar import foresight
     from moereplay.results import checks
     from moereplay.results.read import filtered, label_of, routing_of, seconds_of
+    from moereplay.results.remarks import bracketed
     from moereplay.results.stored import load
     from moereplay.traces.texts import counted
 
@@ -137,7 +138,7 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
         else forecast_columns(check_columns(ranking, found), frame),
         heading=[heading, *routing_of(frame), shared(frame), *said, f"best {by} first"],
         brief=[heading, *routing_of(frame)],
-        checked=summary(found, candidates_of(frame)),
+        checked=[*bracketed(frame.select("bounds").iter_rows(named=True)), *summary(found, candidates_of(frame))],
         best=[] if group_by else judged(frame, foresight()),
     )
 

@@ -29,6 +29,7 @@ SCHEMA = pl.Schema(
         ),
         "capacity_bytes": _NUMBERS,
         "misses": _NUMBERS,  # null where a machine's times decide
+        "reached_misses": _NUMBERS,  # of a way, where `misses` are a bound; null where they are a count
         "replayed": pl.List(pl.Boolean),  # decided by replays on the platform
         "layer_misses": pl.List(_NUMBERS),
         "layer_accesses": _NUMBERS,

@@ -88,6 +88,7 @@ METRICS: dict[str, Metric] = {
     "mean_variation": Metric(("variation",), ("mass",), larger_is_better=False),
     "stall_share": Metric(("stall_ns",), ("time_ns",), larger_is_better=False),
     "belady_hit_rate": Metric(("bound_belady_hits",), ("bound_accesses",), head="belady"),
+    "feasible_hit_rate": Metric(("bound_feasible_hits",), ("bound_accesses",)),
     "ttft_mean_ms": Metric(
         ("ttft_ns",),
         ("prefills",),

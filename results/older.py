@@ -24,7 +24,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "config": ("eviction", "prefetch", "miss", "routing", "capacity", "platform", "contract", "scope", "passes"),
     "about": (*ABOUT_FIELDS, "policies"),
     "totals": ("time_ns",),
-    "bounds": tuple(BOUNDS),
+    "bounds": ("belady_hits", "accesses", "compulsory"),
     "per_layer": ("layer", "phase"),
     "per_request": ("request", "ttft_ns", "decode_ns", "decode_passes"),
 }
@@ -100,5 +100,7 @@ def _each(rows: pl.DataFrame, column: str) -> pl.DataFrame:
 
 
 def _bounds(rows: pl.DataFrame) -> pl.DataFrame:
-    known = rows.filter(pl.col("bounds").is_not_null())
-    return known.select(_VERSION, "identity", *map(pl.col("bounds").struct.field, BOUNDS))
+    known, names = rows.filter(pl.col("bounds").is_not_null()), fields_of(rows.schema["bounds"])
+    return known.select(
+        _VERSION, "identity", *(pl.col("bounds").struct.field(name) for name in BOUNDS if name in names)
+    )

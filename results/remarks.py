@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moereplay.traces.synthetic import named_synthetic
-from moereplay.traces.texts import percent
+from moereplay.traces.texts import percent, points
 
 #: The word for seconds that do not rest on measured prices, and why.
 ESTIMATED, UNCALIBRATED = "estimated, ", "not calibrated"
@@ -65,6 +65,24 @@ def idle(rows: Iterable[Rows]) -> list[str]:
     return [f"{', '.join(names)}: {text}" for text, names in found.items()]
 
 
+def bracketed(rows: Iterable[Rows]) -> list[str]:
+    """Return the line that says what kind of number Belady's is where experts of a pool differ in bytes, if any do."""
+    gaps = [gap for row in rows if (gap := _bracket(row["bounds"] or {})) is not None]
+    return [f"{BRACKETED}; {within(max(gaps))}"] if gaps else []
+
+
+def within(gap: float) -> str:
+    """Return how far a way to evict stays below its bound: `feasible within 0.05 points`."""
+    return f"feasible within {points(gap)}" if gap else "feasible"
+
+
+def _bracket(bounds: Mapping[str, int | None]) -> float | None:
+    """Return the share of accesses by which the most hits are uncertain; None where they are known or have no bound."""
+    most, feasible, accesses = (bounds.get(name) for name in ("belady_hits", "feasible_hits", "accesses"))
+    return None if most is None or feasible is None or not accesses else (most - feasible) / accesses
+
+
+BRACKETED = "belady: upper bound where experts of a pool differ in bytes"
 EMPTY = "nothing is ever loaded, so that a cache that starts empty stays empty; --warm FILE fills it at the start"
 USELESS = (
     "lower tiers catch {} of the bytes that the cache loads: a lower tier includes the experts of the cache above it, "

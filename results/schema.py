@@ -52,8 +52,9 @@ FACTS: Columns = dict.fromkeys(_TEXTS, pl.String) | {
     "band_most": pl.Float64,
 }
 LIFETIME: Columns = {"lifetime": pl.List(pl.Int64)}
-#: What bounds the hits: null where Belady's are no bound; accesses; misses at any capacity.
-BOUNDS: Columns = dict.fromkeys(("belady_hits", "accesses", "compulsory"), pl.Int64)
+#: What bounds the hits: null where Belady's are no bound; accesses; misses at any capacity; hits of a way to evict,
+#: where experts of a pool differ in bytes.
+BOUNDS: Columns = dict.fromkeys(("belady_hits", "accesses", "compulsory", "feasible_hits"), pl.Int64)
 LATENCIES: Columns = {
     "requests": pl.Int64,
     "ttft_mean_ns": pl.Float64,  #: over the requests that have a prefill

@@ -1,7 +1,8 @@
 """Bound on a result: the most hits of any eviction without prefetch, for the same demand and bytes.
 
 It is `FORCED` where every miss is admitted, and `RELAXED` where a miss may stay out of the cache. `curves/optimum.py`
-counts both from the demand. Where neither is a bound, the hits are null.
+counts both from the demand. Where neither is a bound, the hits are null. Where experts of a pool differ in bytes the
+most hits are bracketed (`curves/unequal.py`): the bound is the upper end, and `feasible_hits` the lower one.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ FORCED, RELAXED = "forced", "relaxed"
 #: What a reader must know of a bound that is not forced.
 OTHER_DEMAND = "no belady where routing changes the demand"
 OTHER_PRECISIONS = "no belady where a pool holds experts at several precisions"
-OTHER_BYTES = "no belady where experts of one pool differ in bytes (--scope per_layer has one)"
 STAYS_OUT = "belady may keep a miss out of the cache where a policy may"
 
-Counted = Mapping[str, int | None]  #: belady_hits, accesses, compulsory
+#: belady_hits, accesses, compulsory; feasible_hits, null where the bound is the most hits itself.
+Counted = Mapping[str, int | None]
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,15 @@ class Bound:
     reset: str
     scope: str
     contract: str
-    slots: tuple[int, ...]  #: experts that fit each pool
+    slots: tuple[int, ...]  #: experts that fit each pool; where they differ in bytes, as if all had the fewest
     warm: tuple[tuple[int, int], ...]
+    pool: int = 0  #: bytes, of one pool of experts that differ in bytes
+    sizes: tuple[int, ...] = ()  #: their bytes, by layer; empty where the experts of each pool have as many
 
     def identity(self, trace: Trace) -> str:
         """Return a hash of everything that the count depends on."""
-        document = [SEMANTICS_VERSION, trace.digest, "bound", asdict(self)]
+        known = {name: value for name, value in asdict(self).items() if self.sizes or name not in ("pool", "sizes")}
+        document = [SEMANTICS_VERSION, trace.digest, "bound", known]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
 
@@ -59,8 +63,6 @@ def judge(trace: Trace, config: ReplayConfig) -> Judged:
         return Judged(None, OTHER_DEMAND, config.routing)
     if ready.layout.precisions > 1:
         return Judged(_bound(ready, ""), OTHER_PRECISIONS, config.miss)
-    if len(ready.capacity.pools) == 1 and len(set(ready.layout.tiers[0])) > 1:
-        return Judged(_bound(ready, ""), OTHER_BYTES, f"scope {config.scope}")
     if eviction.policy.admit is not None and eviction.policy.declines(eviction.params):
         return Judged(_bound(ready, RELAXED), STAYS_OUT, config.eviction)
     if not miss.policy.fetches_all:
@@ -69,9 +71,14 @@ def judge(trace: Trace, config: ReplayConfig) -> Judged:
 
 
 def _bound(ready: Plan, admission: str) -> Bound:
-    config, sizes = ready.config, ready.layout.tiers[0]
-    slots = tuple(pool // size for pool, size in zip(ready.capacity.pools, sizes, strict=False)) if admission else ()
-    return Bound(admission, config.passes, config.reset, config.scope, config.contract, slots, config.warm)
+    config, pools, sizes = ready.config, ready.capacity.pools, ready.layout.tiers[0]
+    how = (admission, config.passes, config.reset, config.scope, config.contract)
+    if not admission:
+        return Bound(*how, (), config.warm)
+    if len(pools) == 1 and len(set(sizes)) > 1:
+        return Bound(*how, (pools[0] // min(sizes),), config.warm, pools[0], sizes)
+    slots = tuple(pool // size for pool, size in zip(pools, sizes, strict=False))
+    return Bound(*how, slots, config.warm)
 
 
 def bound_of(trace: Trace, config: ReplayConfig) -> Bound | None:
@@ -89,7 +96,11 @@ def remarks(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
 
 
 def count(trace: Trace, bound: Bound) -> Counted:
-    """Count hits that no eviction exceeds (null if unknown), accesses, and misses that no cache avoids."""
+    """Count hits that no eviction exceeds (null if unknown), accesses, and misses that no cache avoids.
+
+    Where experts of a pool differ in bytes `feasible_hits` are those of a way to evict that knows the future, under the
+    rules of the bound: the most hits lie between the two. It is null where `belady_hits` are the most hits.
+    """
     from moereplay.simulator.curves import optimum  # LLVM takes a moment to import
     from moereplay.simulator.curves.stream import Cut, demands_of
     from moereplay.traces.demand import demand_of
@@ -97,11 +108,18 @@ def count(trace: Trace, bound: Bound) -> Counted:
     geometry = trace.geometry
     cut = Cut(geometry.layers, geometry.experts, bound.scope == "per_layer", bound.contract == "atomic")
     first_use = demand_of(trace, bound.passes).first_use
-    warm = [(x, int(first_use[x])) for x in (layer * geometry.experts + expert for layer, expert in bound.warm)]
+    warm = [layer * geometry.experts + expert for layer, expert in bound.warm]
     slots = bound.slots or (cut.units,) * cut.pools
-    demands = demands_of(trace, bound.passes, bound.reset)
-    hits, accesses, compulsory = optimum.count(demands, cut, slots, bound.admission == FORCED, warm)
-    return {"belady_hits": hits if bound.admission else None, "accesses": accesses, "compulsory": compulsory}
+    demands, forced = demands_of(trace, bound.passes, bound.reset), bound.admission == FORCED
+    hits, accesses, compulsory = optimum.count(demands, cut, slots, forced, [(x, int(first_use[x])) for x in warm])
+    feasible = None
+    if bound.sizes:
+        from moereplay.simulator.curves import unequal
+
+        found = unequal.most_hits(demands, cut, bound.sizes, bound.pool, forced, warm)
+        hits, feasible = min(hits, found.at_most), found.at_least
+    known = {"accesses": accesses, "compulsory": compulsory, "feasible_hits": feasible}
+    return {"belady_hits": hits if bound.admission else None} | known
 
 
 def misses_of(counted: Counted) -> int:

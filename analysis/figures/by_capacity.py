@@ -12,7 +12,7 @@ from moereplay.analysis.comparisons import PARTS
 from moereplay.analysis.figures import capacities
 from moereplay.analysis.figures.capacities import panel_size
 from moereplay.analysis.figures.chart import Axis, Chart, Entry, Panel, Point, Series, legend
-from moereplay.analysis.figures.facets import Facets, covered, interval_note, joined, lines
+from moereplay.analysis.figures.facets import Facets, bound_note, covered, interval_note, joined, lines
 from moereplay.analysis.figures.sheet import is_narrow
 from moereplay.analysis.palette import INK, Look, looks
 from moereplay.results.errors import ResultError
@@ -45,6 +45,7 @@ def hit_rate_by_capacity(frame: pl.DataFrame, curves: pl.DataFrame | None = None
     note = [
         HIT_RATE,
         capacities.meaning(found.rows),
+        bound_note(frame),
         covered(frame),
         interval_note(frame),
         capacities.GAPS if curved else "",

@@ -18,7 +18,7 @@ from moereplay.analysis.tables import DIGITS
 from moereplay.results.counters import PHASES
 from moereplay.results.errors import ResultError
 from moereplay.results.read import fields, layers
-from moereplay.results.remarks import synthetic_of
+from moereplay.results.remarks import bracketed, synthetic_of
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels on a page
@@ -167,6 +167,12 @@ def covered(frame: pl.DataFrame) -> str:
     if len(phases) > 1:
         return "Prefill and decode together."
     return f"{phases[0].capitalize()} only: {ONLY[phases[0]]}." if phases else ""
+
+
+def bound_note(frame: pl.DataFrame) -> str:
+    """Return what kind of bound Belady's is, where experts of a pool differ in bytes; else an empty string."""
+    said = bracketed(frame.select("bounds").iter_rows(named=True))
+    return f"{said[0][0].upper()}{said[0][1:]}." if said else ""
 
 
 def interval_note(frame: pl.DataFrame) -> str:

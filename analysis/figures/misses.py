@@ -6,7 +6,16 @@ import polars as pl
 
 from moereplay.analysis.figures.capacities import BELADY_NAME
 from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Rule
-from moereplay.analysis.figures.facets import Facets, cells, columned, covered, facets, interval_note, joined
+from moereplay.analysis.figures.facets import (
+    Facets,
+    bound_note,
+    cells,
+    columned,
+    covered,
+    facets,
+    interval_note,
+    joined,
+)
 from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
 from moereplay.analysis.metrics import HIGH, LOW, with_ends
 from moereplay.analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, DASHED, Look, looks
@@ -34,7 +43,7 @@ def misses(frame: pl.DataFrame) -> Chart:
         title="Misses by reason",
         subtitle=found.shared,
         label=found.label,
-        note=joined(*definitions, covered(frame), interval_note(frame), found.left_out),
+        note=joined(*definitions, bound_note(frame), covered(frame), interval_note(frame), found.left_out),
         x=Axis("misses"),
         y=Axis("eviction policy"),
         columns=laid.columns,

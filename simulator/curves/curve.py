@@ -5,7 +5,8 @@ Exact, and equal to the replays of `lru` and `belady` with `miss=fetch`, where n
 - LRU of equal or unequal bytes is a stack algorithm here, because victims leave strictly in order of last use until
   what comes in fits: a cache of C bytes holds the longest top of the stack that fits C.
 - Belady is one if a pool's experts are of equal bytes; `belady.py` says how. Otherwise more room can cost hits.
-- Relaxed Belady corresponds to no replay: it may keep experts that the fast tier could not hold at once.
+- Relaxed Belady corresponds to no replay: it may keep experts that the fast tier could not hold at once. In a pool of
+  unequal bytes it is bracketed, at given capacities (`unequal.py`).
 - A step that does not fit its pool pushes its own experts out as they are computed, so times decide which are left.
   Where that can matter the capacity is *undecided*; `sweeps/grid.py` replays it on a machine.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -24,11 +25,14 @@ import numpy as np
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Row
 from moereplay.results.settings import OF_CURVES
+from moereplay.simulator.bounds import RELAXED as RELAXED_BOUND
+from moereplay.simulator.bounds import Bound, count, misses_of
 from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig, configure
 from moereplay.simulator.curves import belady, lru
 from moereplay.simulator.curves.stream import Cut, Demands, Tally, demands_of, tally
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.threads import run_interruptibly
+from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Geometry, Trace, canonical
 from moereplay.traces.synthetic import synthetic
 
@@ -60,15 +64,20 @@ class Curve:
     layer_compulsory: np.ndarray  #: (L,) int64: misses at any capacity
     replayed: np.ndarray  #: (G,) bool: decided by replays on `platform`
     synthetic: str = ""  #: how a generator made the routing; empty for recorded routing
+    #: (2, G) int64, where the fewest misses are not known: no way has fewer than the first, one has the second. Then
+    #: the first are the curve's, and misses by layer are UNDECIDED.
+    bracket: np.ndarray | None = None
 
     @property
     def decided(self) -> np.ndarray:
         """(G,) bool: the demand alone decides, or a replay has decided."""
-        return self.layer_misses[0] != UNDECIDED
+        return self.layer_misses[0] != UNDECIDED if self.bracket is None else np.ones(len(self.capacity_bytes), bool)
 
     @property
     def misses(self) -> np.ndarray:
         """(G,) int64 of all layers, UNDECIDED where times decide."""
+        if self.bracket is not None:
+            return self.bracket[0]
         return np.where(self.decided, self.layer_misses.sum(0), UNDECIDED)
 
     @property
@@ -119,15 +128,22 @@ def curve(
 
     With `scope="per_layer"` those are 1 to E per layer. Where experts differ in size, a number of them is that of mean
     experts, rounded down to bytes as `--capacity 51experts` is. `done` is called from time to time with how many more
-    of the steps (passes x layers) have been counted. Raises ConfigError, PolicyError or TraceError.
+    of the steps (passes x layers) have been counted. `relaxed_belady` is counted at `capacities` alone where experts
+    of a pool differ in size. Raises ConfigError, PolicyError or TraceError.
     """
     config = settings(trace.geometry, policy, scope, passes, reset, contract)
     geometry, equal = trace.geometry, _shares_a_size(trace.geometry, scope)
-    grid = _grid(geometry, scope, () if equal else capacities)
+    bracketed = policy == RELAXED and not equal
+    grid = _asked(geometry, capacities) if bracketed else _grid(geometry, scope, () if equal else capacities)
     cut = Cut(geometry.layers, geometry.experts, scope == "per_layer", contract == "atomic")
     counted = tally(geometry.layers, len(grid), None if equal else grid)
     weights = np.array([1 if equal else size for size in geometry.expert_bytes], np.int64)
     demands = demands_of(trace, passes, reset)
+    if bracketed:
+        run_interruptibly(partial(_count, demands, "lru", cut, weights, counted, lambda steps: None))
+        found = run_interruptibly(partial(_bracket, trace, config, grid, done))
+        made = _curve(trace, policy, config, grid, equal, counted)
+        return replace(made, layer_misses=np.full_like(made.layer_misses, UNDECIDED), bracket=found)
     run_interruptibly(partial(_count, demands, policy, cut, weights, counted, done))
     return _curve(trace, policy, config, grid, equal, counted)
 
@@ -151,14 +167,14 @@ def settings(
     if policy not in offered(geometry, scope):
         raise ConfigError(
             f"no curve of {policy} in a pool of unequal bytes: it is not a stack algorithm there, more room can cost "
-            "hits; use scope per_layer, or replay the capacities that matter"
+            f"hits; {RELAXED} bounds it, scope per_layer has it, and so has a replay of each capacity that matters"
         )
     return config
 
 
 def offered(geometry: Geometry, scope: str) -> tuple[str, ...]:
     """Return the policies that have a curve in pools of that scope."""
-    return POLICIES if _shares_a_size(geometry, scope) else ("lru",)
+    return POLICIES if _shares_a_size(geometry, scope) else ("lru", RELAXED)
 
 
 def is_ready(policy: str) -> bool:
@@ -179,6 +195,30 @@ def _grid(geometry: Geometry, scope: str, more: Sequence[int]) -> np.ndarray:
     each = Fraction(sum(sizes), geometry.layers)
     whole = {int(count * each) for count in range(1, geometry.layers * experts + 1)}
     return np.array(sorted(capacity for capacity in whole | set(more) if capacity >= max(sizes)), np.int64)
+
+
+def _asked(geometry: Geometry, capacities: Sequence[int]) -> np.ndarray:
+    """Return (G,) int64, the capacities that hold the largest expert. Raises ConfigError if there are none."""
+    known = sorted({each for each in capacities if each >= max(geometry.expert_bytes)})
+    if not known:
+        raise ConfigError(
+            f"{RELAXED} in a pool of unequal bytes is counted capacity by capacity: pass capacities= in bytes, "
+            f"of at least {max(geometry.expert_bytes):,}, the largest expert"
+        )
+    return np.array(known, np.int64)
+
+
+def _bracket(trace: Trace, config: ReplayConfig, grid: np.ndarray, done: Callable[[int], None]) -> np.ndarray:
+    """Return the fewest misses at each capacity (2, G): no way has fewer, one has as many."""
+    sizes, found = trace.geometry.expert_bytes, []
+    steps = len(demand_of(trace, config.passes).offsets) - 1
+    how = (RELAXED_BOUND, config.passes, config.reset, config.scope, config.contract)
+    for at, pool in enumerate(grid.tolist()):
+        counted = count(trace, Bound(*how, (pool // min(sizes),), (), pool, sizes))
+        accesses, feasible = counted["accesses"] or 0, counted["feasible_hits"] or 0
+        found.append((misses_of(counted), accesses - feasible))
+        done(steps * (at + 1) // len(grid) - steps * at // len(grid))
+    return np.array(found, np.int64).T
 
 
 def _count(
@@ -231,6 +271,7 @@ def to_row(curve: Curve) -> Row:
         | {"total_bytes": curve.total_bytes, "dense": curve.dense},
         "capacity_bytes": curve.capacity_bytes.tolist(),
         "misses": _known(curve.misses.tolist()),
+        "reached_misses": None if curve.bracket is None else curve.bracket[1].tolist(),
         "replayed": curve.replayed.tolist(),
         "layer_misses": [_known(row) for row in curve.layer_misses.tolist()],
         "layer_accesses": curve.layer_accesses.tolist(),

@@ -32,7 +32,7 @@ class Pools(NamedTuple):
 
 
 @called
-def _rise(heap, at):
+def rise(heap, at):
     """Put a new entry where it belongs."""
     while at > 0 and heap[(at - 1) >> 1] < heap[at]:
         heap[(at - 1) >> 1], heap[at] = heap[at], heap[(at - 1) >> 1]
@@ -40,7 +40,7 @@ def _rise(heap, at):
 
 
 @called
-def _sink(heap, entries):
+def sink(heap, entries):
     """Put the entry on top where it belongs."""
     at = 0
     while 2 * at + 1 < entries:
@@ -60,7 +60,7 @@ def _forget_stale(pools, pool, ids):
     for at in range(pools.entries[pool]):
         if pools.key[heap[at] & ids] == heap[at]:
             heap[kept] = heap[at]
-            _rise(heap, kept)
+            rise(heap, kept)
             kept += 1
     pools.entries[pool] = kept
 
@@ -74,7 +74,7 @@ def put_in(pools, pool, x, next_use, bits):
     key = next_use << bits | x
     pools.key[x], pools.ever[x] = key, 1
     heap[pools.entries[pool]] = key
-    _rise(heap, pools.entries[pool])
+    rise(heap, pools.entries[pool])
     pools.entries[pool] += 1
     pools.held[pool] += 1
 
@@ -87,7 +87,7 @@ def keep(pools, pool, most, ids):
         key = heap[0]
         pools.entries[pool] -= 1
         heap[0] = heap[pools.entries[pool]]
-        _sink(heap, pools.entries[pool])
+        sink(heap, pools.entries[pool])
         if pools.key[key & ids] == key:
             pools.key[key & ids] = OUT
             pools.held[pool] -= 1

@@ -1,21 +1,22 @@
 """All limits of a configuration, each null where its premise fails, with the reason.
 
 A fixed set of residents is chosen with hindsight: accesses of its experts are hits, so the best set of a pool has the
-experts of most accesses. `preloaded`: the set is resident before the run and after each reset, without a transfer.
-`loaded_once`: the first access of each of its experts after the start and after each reset is a miss; this is one way
-to evict, so it hits no more than the relaxed bound. If eviction and admissible routing both know the future, the fewest
-misses lie within a `Bracket`.
+experts of most accesses, or the most in its bytes. `preloaded`: the set is resident before the run and after each
+reset, without a transfer. `loaded_once`: the first access of each of its experts after the start and after each reset
+is a miss; this is one way to evict, so it hits no more than the relaxed bound. If eviction and admissible routing both
+know the future, the fewest misses lie within a `Bracket`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.bounds import FORCED, RELAXED, Bound, count, judge, misses_of
+from moereplay.simulator.bounds import FORCED, RELAXED, Bound, Counted, count, judge, misses_of
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.curves.stream import Demands, demands_of, resets
 from moereplay.simulator.limits.choices import Choices, Freedom, choices, sharpened
@@ -35,8 +36,11 @@ class FixedSet(NamedTuple):
     loaded_once: int
 
 
-def fixed_set(trace: Trace, bound: Bound) -> FixedSet:
-    """Return the most hits of a fixed set in the pools of a bound, whose slots must be known."""
+def fixed_set(trace: Trace, bound: Bound) -> FixedSet | None:
+    """Return the most hits of a fixed set in the pools of a bound, whose slots must be known.
+
+    None where a pool holds experts of too many sizes to try.
+    """
     layers, experts = trace.geometry.layers, trace.geometry.experts
     demands = demands_of(trace, bound.passes, bound.reset)
     unit, begun = _access_rows(demands, layers, experts)
@@ -45,6 +49,9 @@ def fixed_set(trace: Trace, bound: Bound) -> FixedSet:
     for layer, expert in bound.warm:  # its first access is a hit, if there is one before a reset
         x = layer * experts + expert
         loads[x] -= bool(((unit == x) & (begun == 0)).any())
+    if bound.sizes:
+        preloaded, loaded_once = (_most_bytes(hits.reshape(layers, -1), bound) for hits in (accesses, accesses - loads))
+        return None if preloaded is None or loaded_once is None else FixedSet(preloaded, loaded_once)
     pools = layers if bound.scope == "per_layer" else 1
     return FixedSet(*(_most(hits.reshape(pools, -1), bound.slots) for hits in (accesses, accesses - loads)))
 
@@ -60,6 +67,30 @@ def _most(hits: np.ndarray, slots: tuple[int, ...]) -> int:
     """Return the sum of the largest of each pool's row, as many as it has slots."""
     best = -np.sort(-hits, axis=1)
     return sum(int(row[:many].sum()) for row, many in zip(best, slots, strict=True))
+
+
+MOST_TRIED = 10**7  #: numbers of experts of each size that are tried
+
+
+def _most_bytes(hits: np.ndarray, bound: Bound) -> int | None:
+    """Return the most hits (L, E) of a set that fits the pool, by trying how many experts it has of each size."""
+    sizes, found = np.array(bound.sizes), list[tuple[int, np.ndarray]]()
+    for size in sorted(set(bound.sizes), reverse=True):  # of a size the best are taken first
+        found.append((size, np.concatenate([[0], np.cumsum(-np.sort(-hits[sizes == size], axis=None))])))
+    tried = prod(len(best) for _, best in found[:-1])
+    return _most_of_sizes(found, bound.pool) if tried <= MOST_TRIED else None
+
+
+def _most_of_sizes(found: Sequence[tuple[int, np.ndarray]], pool: int) -> int:
+    (size, best), *others = found
+    many = np.arange(min(len(best) - 1, pool // size) + 1)
+    if not others:
+        return int(best[many[-1]])
+    left = pool - many * size
+    if len(others) == 1:
+        other, best_of_it = others[0]
+        return int((best[many] + best_of_it[np.minimum(left // other, len(best_of_it) - 1)]).max())
+    return max(int(best[n]) + _most_of_sizes(others, int(left[n])) for n in many.tolist())
 
 
 # routing that may choose
@@ -104,6 +135,8 @@ NOT_FETCHED = "no least time where a miss may be dropped, substituted or compute
 OTHER_PRECISIONS = "no least time where misses are fetched at several precisions: a copy's bytes are not known"
 BESIDE = "no least time with side buffers: they hold experts outside the cache"
 OTHER_DEMAND = "no least time where routing changes the demand"
+OTHER_BYTES = "no bound for other routing where experts of one pool differ in bytes"
+MANY_SIZES = "no fixed set: experts of one pool have too many sizes"
 NOTHING_DECODED = "no tokens/s: nothing is decoded; see --passes"
 
 
@@ -118,6 +151,8 @@ class Limits:
     fixed: FixedSet | None  #: hits
     routed: Bracket | None  #: misses
     least: LeastTime | None
+    relaxed_reached: int | None = None  #: misses of a way; None where `relaxed` are the fewest
+    forced_reached: int | None = None
     reasons: tuple[str, ...] = field(default=())  #: why something is not known
 
 
@@ -136,19 +171,33 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
     relaxed = replace(bound, admission=RELAXED)
     counted = count(trace, relaxed)
     fewest = misses_of(counted)
+    forced = count(trace, replace(bound, admission=FORCED)) if ready.chosen.miss.policy.fetches_all else None
+    fixed = fixed_set(trace, relaxed)
     least = None if reasons else least_time(trace, ready, relaxed)
     if least is not None and not least.decode_passes:
         reasons.append(NOTHING_DECODED)
+    if fixed is None:
+        reasons.append(MANY_SIZES)
+    if free and bound.sizes:
+        reasons.append(OTHER_BYTES)
     return Limits(
         counted["accesses"] or 0,
         counted["compulsory"],
         fewest,
-        misses_of(count(trace, replace(bound, admission=FORCED))) if ready.chosen.miss.policy.fetches_all else None,
-        fixed_set(trace, relaxed),
-        fewest_misses(trace, relaxed, free, fewest) if free else None,
+        None if forced is None else max(fewest, misses_of(forced)),  # what no eviction avoids, none that admits does
+        fixed,
+        fewest_misses(trace, relaxed, free, fewest) if free and not bound.sizes else None,
         least,
+        _reached(counted),
+        None if forced is None else _reached(forced),
         tuple(reasons),
     )
+
+
+def _reached(counted: Counted) -> int | None:
+    """Return the misses of a way, where the fewest are not known."""
+    feasible = counted["feasible_hits"]
+    return None if feasible is None else (counted["accesses"] or 0) - feasible
 
 
 def _no_least_time(ready: Plan) -> Iterator[str]:

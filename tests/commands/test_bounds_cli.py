@@ -88,14 +88,41 @@ def test_where_a_premise_fails_there_is_a_dash_and_a_reason(trace: Path, options
     assert (dashed[2] == "-") is bool(said)
 
 
-def test_unequal_bytes_in_one_pool_have_no_limits_but_pools_of_each_layer_do(tmp_path: Path) -> None:
+def test_unequal_bytes_in_one_pool_have_limits_and_a_way_that_comes_near_them(tmp_path: Path) -> None:
     path = made(tmp_path, geometry=sizes(2, 6, 2, [30, 20]))
     for scope, known in (("global", False), ("per_layer", True)):
         shown = moereplay("bounds", path, "--capacity", "50%", "--scope", scope, "--json", "--workers", 1)
         (document,) = json.loads(shown.stdout)["bounds"]
-        assert (document["limits"]["relaxed"] is not None) is known
-        assert (document["policies"][0]["gap"] is not None) is known
-        assert any("differ in bytes" in reason for reason in document["reasons"]) is not known
+        found, (lru,) = document["limits"], document["policies"]
+        assert found["compulsory"] <= found["relaxed"] <= found["forced"] <= lru["misses"]
+        assert sum(lru["gap"][name] for name in ("compulsory", "capacity", "admission", "victim")) == lru["misses"]
+        assert found["time_ns"] <= lru["time_ns"] and found["fixed_loaded_once"] <= document["accesses"]
+        for name in ("relaxed", "forced"):
+            reached = found[f"{name}_reached"]
+            assert (reached is None) is known and (known or reached >= found[name])
+    printed = moereplay("bounds", path, "--capacity", "50%", "--workers", 1)
+    assert "\nrelaxed, reached " in printed.stdout and "forced belady: upper bound on hits, feasible" in printed.stdout
+
+
+def test_with_logits_unequal_bytes_have_no_bound_for_other_routing_and_a_line_says_so(tmp_path: Path) -> None:
+    path = made(tmp_path, geometry=sizes(2, 6, 2, [30, 20]), logits=True)
+    shown = moereplay("bounds", path, "--capacity", "50%", "--workers", 1)
+    assert shown.returncode == 0 and "no bound for other routing where experts" in unfolded(shown.stdout)
+
+
+def test_what_kind_of_number_a_bound_is_stands_wherever_it_is_printed(tmp_path: Path) -> None:
+    path, kind = made(tmp_path, geometry=sizes(2, 6, 2, [30, 20])), "belady: upper bound where experts of a pool differ"
+    how = ("--capacity", "50%", "--workers", 1)
+    assert kind in unfolded(moereplay("replay", path, *how, "--out", tmp_path / "out").stdout)
+    assert kind in unfolded(moereplay("sweep", "show", tmp_path / "out").stdout)
+    document = json.loads(moereplay("replay", path, *how, "--json").stdout)
+    assert any(line.startswith(kind) for line in document["remarks"])
+    metrics = document["metrics"]
+    assert max(metrics["hit_rate"], metrics["feasible_hit_rate"]) <= metrics["belady_hit_rate"]
+    assert kind not in moereplay("replay", path, *how, "--scope", "per_layer").stdout
+    page = tmp_path / "page.html"
+    assert moereplay("report", tmp_path / "out", "--out", page).returncode == 0
+    assert kind in page.read_text()
 
 
 def test_without_logits_other_routing_is_refused_if_it_is_asked_for_and_left_out_if_not(tmp_path: Path) -> None:

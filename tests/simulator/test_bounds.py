@@ -111,7 +111,8 @@ def test_a_reset_begins_anew(scenario: Scenario, slots: int) -> None:
     pools = trace.geometry.layers if scope == "per_layer" else 1
     whole = Bound(RELAXED, passes, "request", scope, "atomic", (slots,) * pools, ())
     alone = [memory_trace(trace.header, [trace.request(at)]) for at in range(trace.requests)]
-    together, apart = count(trace, whole), [count(each, replace(whole, reset="never")) for each in alone]
+    together, apart = dict(count(trace, whole)), [count(each, replace(whole, reset="never")) for each in alone]
+    assert together.pop("feasible_hits") is None
     assert together == {name: sum(each[name] or 0 for each in apart) for name in together}
 
 
@@ -236,13 +237,14 @@ def test_where_bytes_or_demand_differ_the_bound_is_blank_and_a_line_says_why(set
     assert remarks(trace, [config, configure(capacity="40%", **settings)]) == [why]
 
 
-def test_layers_of_unequal_bytes_have_a_bound_in_pools_of_their_own_alone() -> None:
+@every("scope", ["global", "per_layer"])
+def test_layers_of_unequal_bytes_have_a_bound(scope: str) -> None:
     trace = synthetic(UNEVEN)
-    assert beside(trace, scope="global")[1] is None
-    hit_rate, most, _ = beside(trace, scope="per_layer")
-    assert most is not None and 0 < hit_rate <= most
-    (said,) = remarks(trace, [configure(scope=each, capacity="30%") for each in ("global", "per_layer")])
-    assert "no belady where experts of one pool differ in bytes" in said and said.endswith(": scope global")
+    hit_rate, most, limit = beside(trace, scope=scope)
+    assert most is not None and limit is not None and 0 < hit_rate <= most <= limit
+    bound = bound_of(trace, configure(scope=scope, capacity="30%"))
+    assert bound is not None and (count(trace, bound)["feasible_hits"] is not None) == (scope == "global")
+    assert remarks(trace, [configure(scope=scope, capacity="30%")]) == []
 
 
 def test_a_bound_has_the_bytes_of_its_result() -> None:

@@ -288,7 +288,7 @@ def test_with_unequal_bytes_more_room_can_cost_belady_hits_so_it_has_no_curve() 
     trace = trace_of(rows, experts=3, expert_bytes=[3, 1])
     hits = [replay(trace, configure(eviction="belady", capacity=f"{c}B")).totals["hits"] for c in (5, 6)]
     assert hits == [4, 3]
-    with pytest.raises(ConfigError, match=r"^no curve of belady in a pool of unequal bytes: .* use scope per_layer"):
+    with pytest.raises(ConfigError, match=r"^no curve of belady in a pool of unequal bytes: .* scope per_layer has it"):
         curve(trace, "belady")
     assert curve(trace, "belady", scope="per_layer").decided.all()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from moereplay.simulator.platform import Link, LowerTier, Platform
 from moereplay.simulator.replay import plan, replay_source, report, source_of
 from moereplay.simulator.times import Times
 from moereplay.traces.demand import demand_of
-from moereplay.traces.schema import Trace
+from moereplay.traces.schema import Trace, memory_trace
 from tests.kit.cases import at_rate, machine, sizes
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.scenarios import all_prices, read_by_matrix
@@ -148,7 +148,51 @@ def test_no_set_of_fixed_residents_hits_more_and_one_hits_as_often(case: Case) -
         assert found == tuple(best)
     assert (np.array(found) >= best).all()
     relaxed = count(case.trace, bound)["belady_hits"]
-    assert relaxed is not None and found.loaded_once <= relaxed
+    assert relaxed is not None and found is not None and found.loaded_once <= relaxed
+
+
+def unequal(case: Case, dice: random.Random) -> Case:
+    """The same demand of layers that differ in bytes, in one pool of any capacity; five layers' bytes at most."""
+    geometry = case.trace.geometry
+    each = tuple(dice.randint(1, 5) for _ in range(geometry.layers))
+    header = case.trace.header.model_copy(update={"geometry": geometry.model_copy(update={"expert_bytes": each})})
+    trace = memory_trace(header, [case.trace.request(at) for at in range(case.trace.requests)])
+    capacity = f"{dice.randint(max(each), geometry.experts * sum(each))}B"
+    return case._replace(
+        trace=trace, config=case.config.model_copy(update={"scope": "global", "capacity": capacity, "warm": ()})
+    )
+
+
+@searched
+@given(cases(evictions=("lru",), prefetches=("none",)), st.randoms(use_true_random=False))
+def test_of_unequal_bytes_no_set_that_fits_hits_more_and_one_hits_as_often(case: Case, dice: random.Random) -> None:
+    case = unequal(case, dice)
+    bound, geometry = case.relaxed, case.trace.geometry
+    accesses: list[list[tuple[int, int]]] = [[]]
+    demand, fresh = demand_of(case.trace, bound.passes), fresh_of(case)
+    for step in range(len(demand.offsets) - 1):
+        layer = step % geometry.layers
+        if layer == 0 and fresh[step // geometry.layers]:
+            accesses.append([])
+        accesses[-1] += [(layer, e) for e in demand.step(step).expert]
+    experts = [(layer, e) for layer in range(geometry.layers) for e in range(geometry.experts)]
+    if not bound.sizes or len(experts) > 12:
+        return
+    best = np.zeros(2, int)
+    for kept in product((False, True), repeat=len(experts)):
+        chosen = {x for x, stays in zip(experts, kept, strict=True) if stays}
+        if sum(geometry.expert_bytes[layer] for layer, _ in chosen) <= bound.pool:
+            best = np.maximum(best, hits_of(accesses, chosen, set()))
+    assert fixed_set(case.trace, bound) == tuple(best)
+
+
+@searched
+@given(cases(), st.randoms(use_true_random=False))
+def test_of_unequal_bytes_no_replay_is_faster_than_the_least_time(case: Case, dice: random.Random) -> None:
+    case = unequal(case, dice)
+    least, result = case.least(), case.run("reference")
+    assert least.time_ns <= result.totals["time_ns"]
+    assert least.decode_ns <= sum(row["decode_ns"] for row in result.per_request)
 
 
 def fresh_of(case: Case) -> np.ndarray:
@@ -166,7 +210,8 @@ def test_a_preloaded_set_hits_what_a_replay_of_it_hits() -> None:
     best = sorted(set(unit), key=lambda x: -unit.count(x))
     config = configure(capacity="5B", eviction="static:profile=given", warm=best[:5], profile=best)
     ready = plan(trace, config)
-    assert replay_source(source_of(trace, ready), ready).totals["hits"] == fixed_set(trace, bound).preloaded
+    found = fixed_set(trace, bound)
+    assert found is not None and replay_source(source_of(trace, ready), ready).totals["hits"] == found.preloaded
 
 
 def test_the_cost_of_loading_may_leave_nothing() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ State = frozenset[Expert]
 def relaxed(trace: Trace, slots: int, scope: str = "global", **how: str) -> Bound:
     """Of so many slots in each pool."""
     pools = trace.geometry.layers if scope == "per_layer" else 1
-    settings = {"passes": "token", "reset": "never", "contract": "atomic"} | how
+    settings: dict[str, Any] = {"passes": "token", "reset": "never", "contract": "atomic"} | how
     return Bound(RELAXED, scope=scope, slots=(slots,) * pools, warm=(), **settings)
 
 

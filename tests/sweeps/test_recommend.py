@@ -225,7 +225,7 @@ def test_refusals_are_one_line_and_come_first(tmp_path: Path):
         (("--vram", "1GB", "--ram", "1MB"), "invalid --ram 1MB: expected at least 0.02517 GB"),
         (("--memory", "1MB"), "are missing"),
     ):
-        ended = moereplay("recommend", "miniature", *arguments)
+        ended = moereplay("recommend", "miniature", "--platform", "a100-5gbps", *arguments)
         assert (ended.returncode, ended.stdout) == (2, "") and said in unfolded(ended.stderr), ended.stderr
 
 
@@ -325,5 +325,6 @@ def test_a_search_that_has_no_time_answers_with_what_it_has(interrupted):
 
 def test_budgets_are_times():
     for text in ("soon", "-5s", "0", "1e9s", ""):
-        ended = moereplay("recommend", "miniature", "--memory", "510MB", "--budget", text)
+        given = ("--platform", "a100-5gbps", "--memory", "510MB")
+        ended = moereplay("recommend", "miniature", *given, "--budget", text)
         assert ended.returncode == 2 and "expected a time such as 60s or 5m, or none" in unfolded(ended.stderr)
