@@ -1,61 +1,87 @@
 """Fit a routing model to a trace: strengths by layer at which drawn routing has the real one's hit rates.
 
-Distance is measured by replays: misses of LRU, Belady, LFU and a static placement at five capacities, with a pool per
-layer and one token per pass. All layers are searched at once, each by itself, over the same
-random numbers, so that a step changes the strengths alone.
+Compared are the misses of LRU, LFU, Belady and a static placement at five capacities, with a pool per layer and one
+token per pass. The search is Levenberg and Marquardt's, over the same random numbers throughout, in three parts: one
+set of strengths for all layers, by their mean misses; then each layer by itself, held near the shared strengths the
+more, the more its misses differ between two halves of what is fitted; then a correction of all layers together, by
+mean misses again and over other random numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from moereplay.simulator.config import configure
-from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
+from moereplay.simulator.routing.counts import misses_of
+from moereplay.simulator.routing.draws import Layer
 from moereplay.traces.geometry import recognised
 from moereplay.traces.recorder import from_arrays
-from moereplay.traces.routing import PARTS, Error, Noise, RoutingModel, draw, ranked, text_of
+from moereplay.traces.routing import PARTS, Error, Noise, RoutingModel, draw, text_of
 from moereplay.traces.schema import Geometry, Trace
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  #: of the experts of a layer
-REPLAYED = ("lfu:count=history", "static")  #: evictions that are replayed; LRU and Belady are counted by their curves
 JUDGED = ("lru", "lfu:count=history", "least_stale", "static", "belady", "random")
-FITTED_TOKENS = 3072  #: at most, which bounds the time of a fit
-STEPS = 60
+FITTED_TOKENS = 3072  #: at most, which bounds the time of a fit; as many are judged
+STEPS = 3
 LEAST_TOKENS = 64
-START = {"hot": 1.0, "cold": 1.0, "request": 0.7, "slow": 0.7, "fast": 0.7, "kind": 1.0}
-START |= {"slow_tokens": 100.0, "fast_tokens": 4.0}
-LEAST = 0.03  #: strength below which a part does nothing
+#: Two mixtures from which the shared strengths are searched.
+START = (
+    (1.0, 1.0, 0.7, 0.7, 0.7, 1.0, 100.0, 4.0),
+    (2.0, 2.0, 1.5, 1.5, 1.0, 2.0, 40.0, 2.0),
+)
+SHARED_STEPS, CORRECTIONS = 4, 2
+SHARED_LAYERS, CORRECTED_LAYERS = 6, 16  #: that stand for all
+#: Standard deviations of logarithms: of shared strengths about a start, of a layer's about the shared, of corrections.
+SHARED_SPREAD, LAYER_SPREAD, CORRECTION_SPREAD = 1.5, 0.7, 0.4
+LOW, HIGH = np.log([0.03] * 6 + [0.3] * 2), np.log([12.0] * 6 + [2000.0] * 2)
 #: Errors of hit rates and of the logarithm of misses that count alike.
-HITS, MISSES = 0.02, 0.15
+HITS, MISSES = 0.01, 0.06
+NUDGE, FARTHEST = 0.2, 1.0  #: of logarithms, for a derivative and for a step
+LEAST_RATIO = 1e-3  #: of misses, below which differences do not matter
+
+
+class Target(NamedTuple):
+    """What is fitted: miss ratios (L, M) of the real requests, and how far off they may be."""
+
+    misses: np.ndarray
+    hits_within: np.ndarray  #: (M,) of a layer's hit rates
+    misses_within: np.ndarray  #: (M,) of the logarithm of its misses
+    lengths: list[int]
+    capacities: list[int]
+
+
+def units(layers: int) -> int:
+    """Return how many units of work a fit of so many layers reports: shared, each layer, the correction, judgement."""
+    return layers + 5
 
 
 def fit(
-    trace: Trace, name: str, steps: int = STEPS, seed: int = 0, done: Callable[[int], None] = lambda steps: None
+    trace: Trace, name: str, steps: int = STEPS, seed: int = 0, done: Callable[[int], None] = lambda units: None
 ) -> RoutingModel:
     """Fit a routing model to every second request of the trace, judge it on the others, and return it.
 
-    A single request is divided into halves. Tokens without k experts in some layer are left out. Raises ConfigError if
-    too few are left.
+    A single request is divided into halves. Tokens without k experts in some layer are left out. `steps` is the number
+    of steps by layer; `done` takes units of work. Raises ConfigError if too few tokens are left.
     """
     ids, offsets = _rows(trace)
     if len(offsets) == 2:  # one request
         offsets = np.array([0, len(ids) // 2, len(ids)])
     requests = np.arange(len(offsets) - 1)
-    fitted, judged = requests[::2], requests[1::2]
-    chosen, lengths = _selected(ids, offsets, fitted, FITTED_TOKENS)
+    parts = [_selected(ids, offsets, requests[at::2], FITTED_TOKENS) for at in (0, 1)]
     geometry = trace.geometry
     shape = {"layers": geometry.layers, "experts": geometry.experts, "k": geometry.k}
     like = recognised(trace.header.provenance.model, geometry)
     first = RoutingModel.model_validate(
         {"name": name, "model": like.name if like else "", **shape}
-        | {part: (START[part],) * geometry.layers for part in PARTS}
+        | {part: (START[0][at],) * geometry.layers for at, part in enumerate(PARTS)}
     )
-    found = _searched(first, _misses(chosen, lengths, geometry), lengths, geometry, steps, seed, done)
-    return found.model_copy(update={"error": error(found, ids, offsets, judged, geometry, seed + 1)})
+    found = _searched(first, _target(*parts[0], geometry), steps, seed, done)
+    return found.model_copy(update={"error": error(found, parts[0], parts[1], geometry, seed + 1, done)})
 
 
 def _rows(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
@@ -87,69 +113,110 @@ def _selected(
 # -- misses
 
 
-def _misses(chosen: np.ndarray, lengths: Sequence[int], geometry: Geometry) -> np.ndarray:
-    """Return the miss ratios (L, M) of the fit, by layer."""
-    trace = from_arrays(chosen, _plain(geometry), lengths=list(lengths))
-    total = len(chosen) * geometry.k
-    places = [max(1, round(share * geometry.experts)) - 1 for share in SHARES]
-    counted = [curve(trace, policy, "per_layer", "token").layer_misses[:, places] for policy in ("lru", "belady")]
-    for eviction in REPLAYED:
-        for share in SHARES:
-            result = replay(
-                trace, configure(capacity=f"{100 * share}%", eviction=eviction, scope="per_layer", passes="token")
-            )
-            counted.append(np.array([row["misses"] for row in result.per_layer])[:, None])
-    return np.concatenate(counted, axis=1) / total
+def _target(chosen: np.ndarray, lengths: list[int], geometry: Geometry) -> Target:
+    """Return the misses of ids (T, L, k), and as their tolerances half the differences between two halves."""
+    capacities = [max(geometry.k, round(share * geometry.experts)) for share in SHARES]
+
+    def ratios(rows: np.ndarray) -> np.ndarray:
+        return np.array([_ratios(rows[:, layer], geometry.experts, capacities) for layer in range(geometry.layers)])
+
+    half = len(chosen) // 2
+    first, last = ratios(chosen[:half]), ratios(chosen[half : 2 * half])
+    apart = np.sqrt(((first - last) ** 2).mean(axis=0)) / 2
+    logs = np.sqrt(((_logs(first) - _logs(last)) ** 2).mean(axis=0)) / 2
+    return Target(ratios(chosen), np.hypot(HITS, apart), np.hypot(MISSES, logs), lengths, capacities)
 
 
-def _plain(geometry: Geometry) -> Geometry:
-    """Return the shape with experts of one size: bytes change no hit rate of a pool per layer."""
-    return Geometry(
-        layers=geometry.layers, experts=geometry.experts, k=geometry.k, expert_bytes=(1 << 20,) * geometry.layers
-    )
+def _ratios(chosen: np.ndarray, experts: int, capacities: list[int]) -> np.ndarray:
+    return misses_of(chosen, experts, capacities) / chosen.size
 
 
-def _distance(found: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return the loss (L,) of miss ratios (L, M)."""
-    least = 1e-3
-    ratio = np.log((found + least) / (real + least)) / MISSES
-    return (((found - real) / HITS) ** 2 + ratio**2).mean(axis=1)
+def _logs(ratios: np.ndarray) -> np.ndarray:
+    return np.log(ratios + LEAST_RATIO)
 
 
 # -- search
 
 
-def _searched(
-    first: RoutingModel,
-    real: np.ndarray,
-    lengths: Sequence[int],
-    geometry: Geometry,
-    steps: int,
-    seed: int,
-    done: Callable[[int], None],
-) -> RoutingModel:
-    """Return the best strengths found by a random search with a step size for each layer."""
-    text = text_of(first, lengths, seed)
-    noises = [Noise(first, layer, lengths, seed, text) for layer in range(first.layers)]
-    rng = np.random.default_rng(seed)
-    best = np.log([[getattr(first, part)[layer] for part in PARTS] for layer in range(first.layers)])
-    loss = np.full(first.layers, np.inf)
-    step = np.full(first.layers, 0.5)
-    for turn in range(steps):
-        tried = best.copy()
-        if turn:
-            axes = rng.random(best.shape) < 0.5
-            tried += rng.standard_normal(best.shape) * step[:, None] * axes
-            tried = np.clip(tried, np.log(LEAST), np.log(2000.0))
-            tried[:, :6] = np.minimum(tried[:, :6], np.log(12.0))
-        model = _with(first, tried)
-        chosen = np.stack([ranked(noises[layer].scores(model, layer), model.k) for layer in range(model.layers)], 1)
-        now = _distance(_misses(chosen, lengths, geometry), real)
-        better = now < loss
-        best[better], loss[better] = tried[better], now[better]
-        step = np.clip(np.where(better, step * 1.4, step * 0.95), 0.05, 0.8)
+def _searched(first: RoutingModel, real: Target, steps: int, seed: int, done: Callable[[int], None]) -> RoutingModel:
+    """Return the strengths found: shared, by layer, corrected."""
+    text = text_of(first, real.lengths, seed)
+
+    def layer_of(layer: int, seed: int = seed, text: np.ndarray = text) -> Layer:
+        return Layer(Noise(first, layer, real.lengths, seed, text), real.lengths, first.k)
+
+    def misses(layer: Layer, logs: np.ndarray) -> np.ndarray:
+        return _ratios(layer.draw(np.exp(logs)), first.experts, real.capacities)
+
+    def mean_search(places: Sequence[int], base: np.ndarray, spread: float, steps: int, seed: int) -> tuple:
+        """Search what is added to the logarithms (len(places), 8) by the mean misses of these layers."""
+        text = text_of(first, real.lengths, seed)
+        layers = [layer_of(place, seed, text) for place in places]
+        wanted = real.misses[places].mean(axis=0)
+
+        def far(more: np.ndarray) -> np.ndarray:
+            each = [misses(layer, _within(logs + more)) for layer, logs in zip(layers, base, strict=True)]
+            off = np.mean(each, axis=0)
+            return np.concatenate([(off - wanted) / HITS, (_logs(off) - _logs(wanted)) / MISSES])
+
+        return _least(far, np.zeros(len(PARTS)), spread, steps)
+
+    places = _spread(first.layers, SHARED_LAYERS)
+    tried = [
+        (start, *mean_search(places, np.tile(start, (len(places), 1)), SHARED_SPREAD, SHARED_STEPS, seed))
+        for start in np.log(START)
+    ]
+    start, more, _ = min(tried, key=lambda each: each[2])
+    shared = _within(start + more)
+    done(1)
+    best = np.tile(shared, (first.layers, 1))
+    for layer in range(first.layers):
+        drawn, wanted = layer_of(layer), real.misses[layer]
+
+        def far(more: np.ndarray, drawn: Layer = drawn, wanted: np.ndarray = wanted) -> np.ndarray:
+            off = misses(drawn, _within(shared + more))
+            logs = (_logs(off) - _logs(wanted)) / real.misses_within
+            return np.concatenate([(off - wanted) / real.hits_within, logs])
+
+        best[layer] = _within(shared + _least(far, np.zeros(len(PARTS)), LAYER_SPREAD, steps)[0])
         done(1)
+    places = _spread(first.layers, CORRECTED_LAYERS)
+    best = _within(best + mean_search(places, best[places], CORRECTION_SPREAD, CORRECTIONS, seed + 1)[0])
+    done(1)
     return _with(first, best)
+
+
+def _within(logs: np.ndarray) -> np.ndarray:
+    return np.clip(logs, LOW, HIGH)
+
+
+def _spread(layers: int, most: int) -> list[int]:
+    """Return at most so many layers, evenly spread."""
+    return np.unique(np.linspace(0, layers - 1, min(layers, most)).round().astype(int)).tolist()
+
+
+def _least(
+    far: Callable[[np.ndarray], np.ndarray], at: np.ndarray, spread: float, steps: int
+) -> tuple[np.ndarray, float]:
+    """Return where the squares of `far`, and of the way from the start in units of `spread`, are least; and the sum."""
+    start = at
+
+    def all_of(place: np.ndarray) -> np.ndarray:
+        return np.concatenate([far(place), (place - start) / spread])
+
+    now, damping = all_of(at), 1.0
+    for _ in range(steps):
+        slopes = np.stack([(all_of(at + NUDGE * way) - now) / NUDGE for way in np.eye(len(at))], axis=1)
+        square, pull = slopes.T @ slopes, slopes.T @ now
+        for _ in range(3):
+            step = -np.linalg.solve(square + damping * np.diag(np.diag(square)), pull)
+            step *= min(1.0, FARTHEST / max(1e-9, np.abs(step).max()))
+            there = all_of(at + step)
+            if there @ there < now @ now:
+                at, now, damping = at + step, there, damping / 4
+                break
+            damping *= 4
+    return at, float(now @ now)
 
 
 def _with(model: RoutingModel, logs: np.ndarray) -> RoutingModel:
@@ -159,23 +226,48 @@ def _with(model: RoutingModel, logs: np.ndarray) -> RoutingModel:
 
 # -- judgement
 
+Requests = tuple[np.ndarray, list[int]]
+
 
 def error(
-    model: RoutingModel, ids: np.ndarray, offsets: np.ndarray, judged: np.ndarray, geometry: Geometry, seed: int
+    model: RoutingModel,
+    fitted: Requests,
+    judged: Requests,
+    geometry: Geometry,
+    seed: int,
+    done: Callable[[int], None] = lambda units: None,
 ) -> Error:
-    """Compare hit rates of drawn requests with real ones of the same lengths: 6 evictions, 5 capacities, 2 scopes."""
-    chosen, lengths = _selected(ids, offsets, judged, 4 * FITTED_TOKENS)
-    real = _rates(chosen, lengths, geometry)
-    drawn = _rates(draw(model, lengths, seed), lengths, geometry)
-    halves = None
-    if len(judged) >= 4:
-        parts = [_rates(*_selected(ids, offsets, judged[at::2], 2 * FITTED_TOKENS), geometry) for at in (0, 1)]
-        halves = round(100 * float(np.abs(parts[0] - parts[1]).mean()), 2)
+    """Compare hit rates of drawn requests with real ones of the same lengths: 6 evictions, 5 capacities, 2 scopes.
+
+    Requests are ids (T, L, k) with their lengths. What the fitted requests are off themselves is stated beside it.
+    """
+    real = _rates(*judged, geometry)
+    done(1)
+    drawn = _rates(draw(model, judged[1], seed), judged[1], geometry)
+    done(1)
+    half = _rates(*fitted, geometry)
+    done(1)
     return Error(
-        hit_points=round(100 * float(np.abs(drawn - real).mean()), 2),
-        misses=round(float(np.median(np.abs((1 - drawn) / (1 - real) - 1))), 3),
-        requests=len(lengths),
-        halves=halves,
+        hit_points=_points(drawn, real),
+        misses=_misses_off(drawn, real),
+        requests=len(judged[1]),
+        halves=_points(half, real),
+        halves_misses=_misses_off(half, real),
+    )
+
+
+def _points(found: np.ndarray, real: np.ndarray) -> float:
+    return round(100 * float(np.abs(found - real).mean()), 2)
+
+
+def _misses_off(found: np.ndarray, real: np.ndarray) -> float:
+    return round(float(np.median(np.abs((1 - found) / np.maximum(1 - real, 1e-9) - 1))), 3)
+
+
+def _plain(geometry: Geometry) -> Geometry:
+    """Return the shape with experts of one size: bytes change no hit rate of a pool per layer."""
+    return Geometry(
+        layers=geometry.layers, experts=geometry.experts, k=geometry.k, expert_bytes=(1 << 20,) * geometry.layers
     )
 
 

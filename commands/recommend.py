@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 POSITIONS = "Positions in the KV cache (default: 4096, assumed)."
 
+#: Options of a search by replays.
+SEARCHES = {"budget", "thorough", "out", "workers", "target_tokens_per_s", "min_mass_kept"}
+
 
 class Given(NamedTuple):
     """The machine, and memory that experts share with everything else."""
@@ -50,8 +53,11 @@ class Search(NamedTuple):
         bool, typer.Option("--thorough", help="Search a trace for a minute, and replay the best sets on all of it.")
     ] = False
     budget: Annotated[
-        str, typer.Option(help="Time for a thorough search: 60s, 5m, or none to search everything (default: 60s).")
-    ] = ""
+        str | None,
+        typer.Option(
+            help="Time for a thorough search: 60s, 5m, or none to search everything (default: 60s).", show_default=False
+        ),
+    ] = None
     workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES
     out: Annotated[
         Path | None, typer.Option(help="New folder for the lists of experts that the recommended command reads.")
@@ -82,6 +88,7 @@ def recommend(
     quant: options.Quant = "",
     search: Search,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    typed: options.Typed,
 ) -> None:
     """Recommend settings for a model on a machine, with their speed and what more of each part would buy. SIMULATED.
 
@@ -91,23 +98,15 @@ def recommend(
 
     trace = _trace_of(subject)
     if trace is None or "platform" not in settings.typed or engine or given.here or given.gpu:
-        _refuse_of_search(search, target_tokens_per_s)
+        for name in sorted(typed & SEARCHES):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} requires a trace and --platform: it is for searches by replays"
+            )
         _quickly(subject, trace, settings, given, engine, quant, as_json)
         return
     if quant:
         raise ConfigError("--quant is for models; the trace says how its experts are stored")
     _searched(trace, settings, given, target_tokens_per_s, min_mass_kept, search, as_json)
-
-
-def _refuse_of_search(search: Search, target_tokens_per_s: float | None) -> None:
-    """Raises ConfigError for options of a search by replays where there is none."""
-    from moereplay.simulator.errors import ConfigError
-
-    given = {**search._asdict(), "target_tokens_per_s": target_tokens_per_s}
-    for name in ("thorough", "budget", "out", "target_tokens_per_s"):
-        if given[name]:
-            option = name.replace("_", "-")
-            raise ConfigError(f"--{option} requires a search by replays: pass a trace, --platform NAME and --memory")
 
 
 def _searched(
@@ -131,8 +130,8 @@ def _searched(
     from moereplay.traces.installation import name_of
     from moereplay.traces.store import open_trace
 
-    thorough = search.thorough or bool(search.budget)
-    seconds = _seconds(search.budget or "60s")
+    thorough = search.thorough or search.budget is not None
+    seconds = _seconds("60s" if search.budget is None else search.budget)
     _check_new(search.out)
     opened = open_trace(trace)
     base = {name: value for name, value in settings.values.items() if name != "scope" or name in settings.typed}
@@ -215,7 +214,8 @@ def _machine_of(settings: options.Given, given: Given) -> Machine:
 
     if not given.here:
         say("no machine is named: this one is used (--gpu, --vram and --ram, or --platform name another)")
-    return here()
+    said = {name: getattr(given, name) for name in ("vram", "ram", "ram_rate", "disk", "cores", "link")}
+    return here(said=said)
 
 
 def _seconds(text: str) -> float | None:

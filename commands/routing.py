@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moereplay.commands import options
 from moereplay.commands.progress import progress
 from moereplay.commands.terminal import say, show
+
+if TYPE_CHECKING:
+    from moereplay.traces.routing import Error
 
 
 def routing_list() -> None:
@@ -27,12 +30,22 @@ def routing_list() -> None:
                     "k": model.k,
                     "hit rates off by": f"{model.error.hit_points:.1f} points" if model.error else "",
                     "misses off by": f"{100 * model.error.misses:.0f}%" if model.error else "",
+                    "two real halves": _halves(model.error),
                 }
                 for name, model in shipped().items()
             ]
         )
     )
-    show("errors are on requests that were not fitted; the source of one: moereplay routing show NAME")
+    show(
+        "errors are on requests that were not fitted; two real halves: the requests that were fitted, themselves, "
+        "against those; the source of one: moereplay routing show NAME"
+    )
+
+
+def _halves(error: Error | None) -> str:
+    if not error or error.halves is None or error.halves_misses is None:
+        return ""
+    return f"{error.halves:.1f} points, {100 * error.halves_misses:.0f}%"
 
 
 def routing_show(
@@ -48,13 +61,13 @@ def routing_fit(
     trace: options.TracePath,
     out: Annotated[Path, typer.Option(help="File to write, NAME.toml.", show_default=False)],
     *,
-    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Steps of the search.")] = 60,
+    steps: Annotated[int, typer.Option(min=1, max=100, help="Steps of the search of each layer.")] = 3,
     summary: Annotated[str, typer.Option(help="What was recorded, in a line.")] = "",
     source: Annotated[str, typer.Option(help="Where the trace comes from.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
 ) -> None:
     """Fit a routing model to half of a trace's requests, and judge it on the other half."""
-    from moereplay.calibration.routing import fit
+    from moereplay.calibration.routing import fit, units
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.files import write_whole
     from moereplay.traces.routing import as_toml
@@ -65,12 +78,15 @@ def routing_fit(
     if out.exists():
         raise ConfigError(f"{out} exists; choose another name or remove it")
     opened = open_trace(trace)
-    with progress(steps, "steps") as done:
+    with progress(units(opened.geometry.layers), "parts") as done:
         found = fit(opened, out.stem, steps, seed, done)
     found = found.model_copy(update={"summary": summary, "source": source})
     write_whole(out, as_toml(found).encode())
-    assert found.error
+    off = found.error
+    assert off and off.halves is not None and off.halves_misses is not None
+    judges = f"{off.requests} requests that were" if off.requests > 1 else "a request, or half of one, that was"
     say(
-        f"wrote {out}: hit rates are off by {found.error.hit_points:.1f} points in the mean and misses by "
-        f"{100 * found.error.misses:.0f}% in the median, on {found.error.requests} requests that were not fitted"
+        f"wrote {out}: hit rates are off by {off.hit_points:.1f} points in the mean and misses by "
+        f"{100 * off.misses:.0f}% in the median, on {judges} not fitted; what was fitted, itself, is off by "
+        f"{off.halves:.1f} points and {100 * off.halves_misses:.0f}%"
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform as system
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,8 @@ from moereplay.simulator.platforms import as_toml
 from moereplay.simulator.probes import LANES, READ_BYTES, Disk, measured_disk, measured_ram
 from moereplay.traces.texts import counted
 from moereplay.traces.units import GB
+
+BUSY = 0.5  #: load per core above which measured rates are doubtful
 
 
 class Survey(NamedTuple):
@@ -45,13 +49,17 @@ class Survey(NamedTuple):
         return {"found": found, "measured": {"ram_bytes_per_s": self.ram_bytes_per_s, "disk": disk}}
 
 
-def here(folder: Path = Path()) -> Machine:
-    """Return this machine, with the disk that `folder` is on. Raises ConfigError if its memory cannot be told."""
-    return surveyed(folder).machine
+def here(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Machine:
+    """Return this machine, with the disk that `folder` is on. Raises ConfigError if its memory cannot be told.
+
+    `said` are options of `assembled` that take the place of what was found.
+    """
+    return surveyed(folder, said).machine
 
 
-def surveyed(folder: Path = Path()) -> Survey:
+def surveyed(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Survey:
     """Look at this machine and measure it within ten seconds. Raises ConfigError if the size of its RAM is unknown."""
+    said = {name: text for name, text in (said or {}).items() if text}
     found = detected()
     ram = measured_ram(found.cores)
     disk, remark = measured_disk(folder)
@@ -59,8 +67,10 @@ def surveyed(folder: Path = Path()) -> Survey:
     if disk:
         parts["disk"] = f"{int(disk.bytes_per_s)}B/s"
     gpu, remarks = _gpu_parts(found.gpus)
-    made = assembled(**parts, **gpu)
-    if disk:
+    busy = _busy(found.cores)
+    remarks += [busy] if busy and not (said.get("ram_rate") and said.get("disk")) else []
+    made = assembled(**{**parts, **gpu, **said})
+    if disk and not said.get("disk"):
         made = _with_disk(made, disk)
     named = f"{_chosen(found.gpus).name if found.gpus else found.cpu}"
     platform = made.platform.model_copy(
@@ -72,6 +82,20 @@ def surveyed(folder: Path = Path()) -> Survey:
     )
     assumed = (*found.remarks, *remarks, *filter(None, [remark]), *made.assumed, *_of_compute(made))
     return Survey(made._replace(platform=platform, assumed=assumed), found, ram, disk, folder)
+
+
+def _busy(cores: int) -> str:
+    """Return the remark that other work ran beside the measurements, "" if little did."""
+    try:
+        load = os.getloadavg()[0]
+    except (OSError, AttributeError):
+        return ""
+    if load <= BUSY * cores:
+        return ""
+    on = counted(cores, "core")
+    return (
+        f"measured with other work running (load {load:.1f} on {on}), RAM and disk may be faster (--ram-rate, --disk)"
+    )
 
 
 def _source(made: Machine, disk: Disk | None) -> str:

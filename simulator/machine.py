@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ FLOPS_PER_CORE = 125e9  #: of a CPU's core: 16-bit weights, two 256-bit multiply
 READ_NS = 80_000  #: before a disk's first byte, NVMe class
 LAUNCH_NS, CPU_LAUNCH_NS, COPY_NS = 1_000, 1_000, 10_000  #: per expert of one grouped kernel, and of a copy
 NO_LIMIT = 1 << 50
+DESKTOP = re.compile(r"(RTX [2-9]0[5-9]0|RX [6-9]\d00)( (Ti|Super|XT|XTX|GRE|Ti Super|\d+GB|Ti \d+GB))?")
 
 
 class Machine(NamedTuple):
@@ -145,7 +147,7 @@ def assembled(
 
 
 def _card(gpu: str, vram: str, assumed: list[str]) -> Card | None:
-    """Return the card of a name; for a size alone, the one of the median memory rate among cards of about that size."""
+    """Return the card of a name; for a size alone, the one of the median rate among desktop cards of about it."""
     if gpu.strip().lower() == "none" or not (gpu or vram):
         if vram:
             raise ConfigError("--gpu none cannot be combined with --vram")
@@ -157,9 +159,11 @@ def _card(gpu: str, vram: str, assumed: list[str]) -> Card | None:
         return found
     size = _memory_of(vram, "vram")
     own = [each for each in cards().values() if not each.is_unified]
+    desktop = [each for each in own if DESKTOP.fullmatch(each.name) and abs(each.vram_bytes - size) < 0.1 * size]
+    own = desktop or own
     nearest = min(abs(each.vram_bytes - size) for each in own)
     like = [each for each in own if abs(each.vram_bytes - size) <= nearest + 0.02 * size]
-    middle = statistics.median_high(each.gb_per_s for each in like)
+    middle = statistics.median_low(each.gb_per_s for each in like)
     found = next(each for each in like if each.gb_per_s == middle)
     assumed.append(f"a card like the {found.name}: {found.gb_per_s:g} GB/s, PCIe {found.pcie} (--gpu)")
     return found

@@ -41,7 +41,8 @@ class Error(Frozen):
     hit_points: float  #: mean |difference| of hit rates, in percentage points
     misses: float  #: median |ratio of misses - 1|
     requests: int  #: that were judged
-    halves: float | None = None  #: hit_points between two halves of the real requests
+    halves: float | None = None  #: hit_points between the real requests that were fitted and these
+    halves_misses: float | None = None  #: misses between them
 
 
 class RoutingModel(Frozen):
@@ -123,21 +124,21 @@ class Noise:
             return _stream(seed, purpose, layer).standard_normal((rows, experts), np.float32)
 
         quantiles = ndtri((np.arange(experts) + 0.5) / experts).astype(np.float32)
-        self._popular = _stream(seed, ORDER, layer).permuted(quantiles)
-        self._topics = np.repeat(normal(TOPIC, len(lengths)), lengths, axis=0)
-        self._slow, self._fast = normal(SLOW, tokens), normal(FAST, tokens)
-        self._kinds = normal(KIND, KINDS)[text]
+        self.popular = _stream(seed, ORDER, layer).permuted(quantiles)
+        self.topics = normal(TOPIC, len(lengths))
+        self.slow, self.fast = normal(SLOW, tokens), normal(FAST, tokens)
+        self.kinds, self.text = normal(KIND, KINDS), np.ascontiguousarray(text, np.int64)
         drawn = _stream(seed, NOISE, layer).standard_exponential((tokens, experts), np.float32)
-        self._noise = -np.log(np.maximum(drawn, np.float32(1e-30)))
-        self._starts = np.cumsum([0, *lengths])
+        self.gumbel = -np.log(np.maximum(drawn, np.float32(1e-30)))
+        self._lengths, self._starts = lengths, np.cumsum([0, *lengths])
 
     def scores(self, model: RoutingModel, layer: int) -> np.ndarray:
         """Return the scores (T, E) of the layer under the strengths of the model."""
         hot, cold, request, slow, fast, kind = (np.float32(getattr(model, part)[layer]) for part in PARTS[:6])
-        total = self._noise + np.where(self._popular > 0, hot, cold) * self._popular
-        total += request * self._topics + kind * self._kinds
-        total += slow * self._faded(self._slow, model.slow_tokens[layer])
-        total += fast * self._faded(self._fast, model.fast_tokens[layer])
+        total = self.gumbel + np.where(self.popular > 0, hot, cold) * self.popular
+        total += request * np.repeat(self.topics, self._lengths, axis=0) + kind * self.kinds[self.text]
+        total += slow * self._faded(self.slow, model.slow_tokens[layer])
+        total += fast * self._faded(self.fast, model.fast_tokens[layer])
         return np.rint(total / STEP) * STEP
 
     def _faded(self, normals: np.ndarray, tokens: float) -> np.ndarray:
@@ -214,7 +215,8 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         elif isinstance(value, str):
             yield f'{name} = "{value}"'
         elif isinstance(value, bool):
-            yield f"{name} = {str(value).lower()}"
+            if value:
+                yield f"{name} = true"
         elif name not in tables:
             yield f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}"
     for name, table in tables.items():

@@ -22,8 +22,7 @@ def routings_for(name: str, geometry: Geometry) -> list[Candidate]:
 
     Own are those of the known model that `recognised` finds in the name, with as many layers and experts; there may be
     several, of different text. Others are scaled: a layer takes the eight numbers of the layer at its relative depth,
-    and the noise keeps its scale. What scaling keeps is the strengths, not the hit rates: with a smaller k / E the k
-    highest scores lie further out, where strong parts weigh more, so reuse falls less than chance does.
+    and the noise keeps its scale. Strengths are kept then, not hit rates; docs/routing.md says how far off that is.
     """
     known = recognised(name, geometry)
     real = {each: model for each, model in shipped().items() if not model.trial}

@@ -140,11 +140,12 @@ def quick(load: Load, machine: Machine, only: str = "") -> Quick:
     if not found:
         raise ConfigError(_refusal(load, machine, only))
     best = _leader(found)
+    borne_out = [each for each in found if _may_lead(each)] or found
     return Quick(
         best=best,
         ladder=_ladder(found, best),
         by_engine=_best_by(found, lambda each: each.setting.engine),
-        schemes=_best_by(found, lambda each: each.scheme),
+        schemes=_best_by(borne_out, lambda each: each.scheme),
         crossings=tuple(_crossings(load, machine, chosen)),
         binds=bound_by(_fitting(machine, best.setting.mode), load.geometry, best.parts),
         more=tuple(_more(load, machine, chosen, best)),
@@ -159,13 +160,19 @@ def _fastest(found: Sequence[Estimate]) -> Estimate:
     return next(each for each in found if each.tokens_per_s.middle >= most * (1 - 1e-3))
 
 
+def _may_lead(found: Estimate) -> bool:
+    """Return False for an engine that took far longer than predicted in the runs that it was compared with."""
+    band = engine(found.setting.engine).tried
+    return band is None or band.median <= BORNE_OUT
+
+
 def _leader(found: Sequence[Estimate]) -> Estimate:
     """Return the fastest of the engines whose predictions were compared with runs, else the fastest of all.
 
     A prediction that runs took longer than counts as so much slower, and one far off does not count.
     """
-    bands = ((each, engine(each.setting.engine).tried) for each in found)
-    tried = [(each, band) for each, band in bands if band and band.median <= BORNE_OUT]
+    bands = ((each, engine(each.setting.engine).tried) for each in found if _may_lead(each))
+    tried = [(each, band) for each, band in bands if band]
     if not tried:
         return _fastest(found)
     speeds = [each.tokens_per_s.middle / max(1.0, band.median) for each, band in tried]
@@ -338,7 +345,7 @@ def _crossings(load: Load, machine: Machine, chosen: Sequence[Engine]) -> Iterat
         found = _estimates(load, with_memory(machine, size), chosen)
         if not found:
             continue
-        scheme = _fastest(found).scheme
+        scheme = _fastest([each for each in found if _may_lead(each)] or found).scheme
         if scheme != before:
             yield Crossing(share, int(share * load.expert_bytes), *scheme)
         before = scheme

@@ -433,3 +433,11 @@ def test_parts_are_printed_in_three_ways(tmp_path: Path) -> None:
 def test_what_cannot_be_combined_is_refused_before_anything_is_measured(words: tuple[str, ...]) -> None:
     done = moereplay_here("platforms", *words)
     assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_what_is_said_takes_the_place_of_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 99.0, 99.0))
+    said = here(tmp_path, {"ram_rate": "50GB/s", "disk": "7GB/s", "ram": "64GB"})
+    assert (said.ram_bytes or said.memory_bytes, said.disk_bytes_per_s) == (64 * 10**9, 7e9)
+    assert not any("other work" in each for each in said.assumed)
+    assert any("load 99.0" in each for each in here(tmp_path).assumed)

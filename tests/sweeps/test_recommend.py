@@ -350,7 +350,7 @@ def test_options_of_a_search_are_refused_where_there_is_none(tmp_path: Path):
     ):
         for subject in ("miniature", "glm-4.5-air"):
             ended = moereplay("recommend", subject, "--gpu", "RTX 3090", "--ram", "64GB", *arguments)
-            assert ended.returncode == 2 and f"{arguments[0]} requires a search by replays" in unfolded(ended.stderr)
+            assert ended.returncode == 2 and f"{arguments[0]} requires a trace and --platform" in unfolded(ended.stderr)
 
 
 def test_budgets_are_times():

@@ -135,3 +135,18 @@ def test_a_model_has_its_own_routing_or_that_of_all_others_at_its_shape() -> Non
     assert {(each.routing.layers, each.routing.experts, each.routing.k) for each in others} == {(45, 128, 8)}
     cut = olmoe.model_copy(update={"layers": 8, "expert_bytes": olmoe.expert_bytes[:8]})
     assert not routings_for("olmoe-1b-7b", cut)[0].own  # of another shape: not this model's
+
+
+def test_look_ahead_of_a_routing_model_has_the_recall_asked_for() -> None:
+    made = model(hot=1, cold=1, request=1, slow=1, kind=1)
+    geometry = known("olmoe-1b-7b").geometry
+    config = Synthetic(
+        kind="fitted", like=made, geometry=geometry, requests=3, decode_tokens=100, bf16=False, recall=(0.85, 0.6)
+    )
+    trace = synthesise(config)
+    looks = trace.request(1).lookahead
+    chosen = trace.request(1).chosen
+    for depth, asked, look in ((1, 0.85, looks[0]), (2, 0.6, looks[1])):
+        best = np.argsort(-look[:, :-depth], axis=-1)[..., :8]
+        found = (chosen[:, depth:, :, None] == best[:, :, None, :]).any(-1).mean()
+        assert found == pytest.approx(asked, abs=0.02)
