@@ -211,12 +211,12 @@ def test_no_replay_without_prefetch_beats_its_bound(
 
 
 @pytest.mark.long
-def test_no_replay_beats_its_bound_in_many_worlds() -> None:
-    assert worlds(2_000, seed=1) > 1_000
+def test_no_replay_beats_its_bound_in_many_scenarios() -> None:
+    assert scenarios(2_000, seed=1) > 1_000
 
 
-def worlds(many: int, seed: int) -> int:
-    """Replay so many random worlds; return how many had experts of unequal bytes, with few that are alike."""
+def scenarios(many: int, seed: int) -> int:
+    """Replay so many random scenarios; return how many had experts of unequal bytes, with few that are alike."""
     from tests.simulator.test_curves import _machine, _trace
 
     dice, unlike = random.Random(seed), 0
