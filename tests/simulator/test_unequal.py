@@ -212,10 +212,10 @@ def test_no_replay_without_prefetch_beats_its_bound(
 
 @pytest.mark.long
 def test_no_replay_beats_its_bound_in_many_scenarios() -> None:
-    assert scenarios(2_000, seed=1) > 1_000
+    assert unequal_among(2_000, seed=1) > 1_000
 
 
-def scenarios(many: int, seed: int) -> int:
+def unequal_among(many: int, seed: int) -> int:
     """Replay so many random scenarios; return how many had experts of unequal bytes, with few that are alike."""
     from tests.simulator.test_curves import _machine, _trace
 
