@@ -11,6 +11,7 @@ from moereplay.traces.units import GB
 
 Document = Mapping[str, Any]
 SHOWN = 6  #: upgrades
+FAR = 1.5  #: times the tokens/s of the best that is borne out by runs
 MS = 1e6
 PARTS = {"compute": "compute", "cpu": "CPU", "link": "link", "disk": "disk", "sync": "launches and waiting"}
 HOLDS = {
@@ -41,6 +42,7 @@ def lines(found: Document) -> Iterator[str]:
         yield f"  disk: {_gb(best['experts_disk_bytes'])} of experts are in no memory"
     yield f"  a token takes {_ms(best)}"
     yield f"  {best['tried_in_words'] or 'not compared with measured runs of this engine'}"
+    yield from _faster(found, best)
     yield from (f"warning: {each}" for each in found["warnings"])
     yield ""
     yield f"binds: {best['binds']}"
@@ -58,6 +60,14 @@ def lines(found: Document) -> Iterator[str]:
     assumed = [*machine["assumed"], *found["assumed"]]
     if assumed:
         yield f"assumed: {'; '.join(assumed)}"
+
+
+def _faster(found: Document, best: Document) -> Iterator[str]:
+    """Yield the engine that is fastest by the form alone, if it is far ahead."""
+    first = max(found["by_engine"], key=lambda each: each["tokens_per_s"]["middle"])
+    if first["tokens_per_s"]["middle"] > FAR * best["tokens_per_s"]["middle"]:
+        borne = "in runs it was slower" if first["tried"] else "compared with no run"
+        yield f"  faster by this form, {borne}: {first['engine']}, {_speed(first)}: {first['flags']}"
 
 
 def _machine(machine: Document) -> str:
@@ -103,8 +113,14 @@ def _fast(found: Document, best: Document) -> str:
 def _ms(best: Document) -> str:
     parts = {PARTS[name]: value for name, value in best["parts_ns"].items() if value}
     total = sum(parts.values())
-    each = ", ".join(f"{value / MS:.3g} {name}" for name, value in sorted(parts.items(), key=lambda part: -part[1]))
-    return f"{total / MS:.3g} ms: {each}"
+    each = ", ".join(
+        f"{_number(value / MS)} {name}" for name, value in sorted(parts.items(), key=lambda part: -part[1])
+    )
+    return f"{_number(total / MS)} ms: {each}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _more(each: Document) -> dict[str, object]:

@@ -17,7 +17,7 @@ from moereplay.traces.store import open_trace
 from moereplay.traces.synthetic import synthetic
 from moereplay.traces.texts import size
 
-OWN, OTHERS, RECORDED = "own routing", "other models' routing", "recorded routing"
+OWN, OTHERS, RECORDED = "the model's own routing", "other models' routing", "recorded routing"
 
 
 class Asked(NamedTuple):
@@ -56,7 +56,8 @@ def model_load(spec: str, asked: Asked) -> Subject:
     names = ", ".join(each.name for each in candidates)
     routing = f"routing model{'s' if len(candidates) > 1 else ''} {names}"
     if not own:
-        routing = f"no routing of it was recorded; {len(candidates)} models' routing at its shape ({names})"
+        many = f"{len(candidates)} models' routing at its shape"
+        routing = f"no routing of it was recorded; {many}, whose range is no bound ({names})"
     load = _load(geometry, model.name, asked, tuple(of_model(each.routing) for each in candidates))
     stored = f", {asked.quant.upper()}" if asked.quant else f", experts at {geometry.expert_bits:g} bits"
     name = f"{shown(model.name)}{stored} ({size(load.expert_bytes + load.dense_bytes)})"
