@@ -80,7 +80,8 @@ def test_a_legend_lists_what_is_drawn_and_nothing_else(several: pl.DataFrame, na
 def test_a_limit_without_belady_s_bound_is_drawn_and_no_line_that_is_not() -> None:
     """As in a pool of experts that differ in bytes."""
     parts = [by_hand({"accesses": 10, "hits": 2, "misses": 8}, [{"layer": 0}], capacity=f"{at}%") for at in (5, 25)]
-    bounds = pl.struct(belady_hits=pl.lit(None, pl.Int64), accesses=pl.lit(10), compulsory=pl.lit(3))
+    unknown = pl.lit(None, pl.Int64)
+    bounds = pl.struct(belady_hits=unknown, feasible_hits=unknown, accesses=pl.lit(10), compulsory=pl.lit(3))
     figure = draw("hit_rate_by_capacity", pl.concat(renamed(part, "lru") for part in parts).with_columns(bounds=bounds))
     assert "compulsory limit" in legend(figure) and "Belady (no prefetch)" not in legend(figure)
     assert "compulsory limit" in labels(figure)

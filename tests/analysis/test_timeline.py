@@ -183,26 +183,22 @@ LAWS = (
 )
 
 
-def hold_every_law(scenario: Scenario) -> None:
-    """Replay with one engine: that the other gives the same events is the claim of test_parity."""
-    outcome = replay_lists(
-        scenario.source, scenario.pools, machine(**scenario.times), engine="reference", **scenario.settings
-    )
+@searched
+@given(scenarios())
+def test_timelines_of_any_scenario_hold_every_law(scenario: Scenario) -> None:
+    outcome = scenario.replay()
     items = all_items(outcome, machine_of(scenario))
     for law in LAWS if outcome.events else ():
         law(scenario, outcome, items)
 
 
 @searched
-@given(scenarios())
-def test_timelines_of_any_scenario_hold_every_law(scenario: Scenario) -> None:
-    hold_every_law(scenario)
-
-
-@searched
 @given(by_matrix())
 def test_timelines_of_links_that_read_matrix_by_matrix_hold_every_law(scenario: Scenario) -> None:
-    hold_every_law(scenario)
+    outcome = scenario.replay()
+    items = all_items(outcome, machine_of(scenario))
+    for law in LAWS if outcome.events else ():
+        law(scenario, outcome, items)
 
 
 def test_a_step_on_a_page() -> None:
