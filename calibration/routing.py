@@ -46,7 +46,7 @@ LEAST_RATIO = 1e-3  #: of misses, below which differences do not matter
 
 
 class Target(NamedTuple):
-    """What is fitted: miss ratios (L, M) of the real requests, and how far off they may be."""
+    """Miss ratios (L, M) of the real requests, to which strengths are fitted, and their tolerance."""
 
     misses: np.ndarray
     hits_within: np.ndarray  #: (M,) of a layer's hit rates
@@ -239,7 +239,7 @@ def error(
 ) -> Error:
     """Compare hit rates of drawn requests with real ones of the same lengths: 6 evictions, 5 capacities, 2 scopes.
 
-    Requests are ids (T, L, k) with their lengths. What the fitted requests are off themselves is stated beside it.
+    Requests are ids (T, L, k) with their lengths. The difference between fitted and judged requests is stated as well.
     """
     real = _rates(*judged, geometry)
     done(1)

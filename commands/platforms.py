@@ -22,11 +22,19 @@ class Parts(NamedTuple):
 
     gpu: Annotated[str, typer.Option(help='Card by name: "RTX 3090", "M4 Max"; none for the CPU alone.')] = ""
     vram: Annotated[str, typer.Option(help="Memory of the GPU: 24GB.")] = ""
-    ram: Annotated[str, typer.Option(help="Main memory: 64GB.")] = ""
+    ram: Annotated[str, typer.Option(help="Main memory, behind the GPU's if there is one: 64GB.")] = ""
     ram_rate: Annotated[str, typer.Option(help="Rate at which the CPU reads main memory: 60GB/s.")] = ""
     link: Annotated[str, typer.Option(help="Link of the GPU: 4.0x16, or a rate such as 25GB/s.")] = ""
     disk: Annotated[str, typer.Option(help="Rate of disk reads: 3.5GB/s; none if RAM holds every expert.")] = ""
     cores: Annotated[str, typer.Option(help="Number of CPU cores.")] = ""
+
+    def machine(self) -> Machine:
+        """Return the machine of these parts. Raises ConfigError."""
+        from moereplay.simulator.machine import assembled, in_memory
+
+        if self.disk.strip().lower() == "none":
+            return in_memory(assembled(**self._replace(disk="")._asdict()))
+        return assembled(**self._asdict())
 
 
 class Output(NamedTuple):
@@ -59,7 +67,7 @@ def platforms(
         survey = surveyed(folder or Path())
         _give(survey.machine, survey, output)
     elif any(parts):
-        _give(_assembled(parts), None, output)
+        _give(parts.machine(), None, output)
     elif name is not None:
         _shown(name, output)
     else:
@@ -93,14 +101,6 @@ def _check(name: str | None, here: bool, folder: Path | None, parts: Parts, card
         if output.out.suffix != ".toml":
             raise ConfigError(f"--out {output.out}: expected a name that ends in .toml, as --platform reads it")
         check_output(output.out)
-
-
-def _assembled(parts: Parts) -> Machine:
-    from moereplay.simulator.machine import assembled, in_memory
-
-    if parts.disk.strip().lower() == "none":
-        return in_memory(assembled(**parts._replace(disk="")._asdict()))
-    return assembled(**parts._asdict())
 
 
 def _give(machine: Machine, survey: Survey | None, output: Output) -> None:

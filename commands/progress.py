@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from moereplay.commands.terminal import clock, rewrite, say
+from moereplay.commands.terminal import clock, left_of, rewrite, say, say_wrote
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from moereplay.sweeps.dispatch import Progress as SweepProgress
     from moereplay.tracegen.appending import Progress
+    from moereplay.traces.schema import Trace
 
 SECONDS_BETWEEN_LINES = 10
 SECONDS_BETWEEN_REWRITES = 0.2
@@ -200,3 +203,18 @@ def sweep_status(at: SweepProgress) -> str:
         value, identity = at.best["tpot_ms"]
         parts.append(f"best TPOT {value:.3g} ms ({identity[:8]})")
     return ", ".join(parts)
+
+
+def write_recording(out: Path, record: Callable[[Callable[[Progress], None]], Trace]) -> None:
+    """Record with a meter, and print what was written. Raises RecordError, with what is left of it."""
+    from moereplay.tracegen.errors import RecordError
+
+    meter = RequestMeter()
+    try:
+        trace = record(meter.update)
+    except RecordError as error:
+        raise RecordError(f"{error}; {left_of(out, 'recorded')}") from error
+    finally:
+        meter.close()
+    say_wrote(out, trace)
+    say(f"mean nll {trace.read('nll').mean():.3f} nats per token")

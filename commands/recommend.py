@@ -10,6 +10,7 @@ import typer
 
 from moereplay.commands import options
 from moereplay.commands.options import CORES, OfRecommendation, grouped
+from moereplay.commands.platforms import Parts
 from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
@@ -21,33 +22,18 @@ if TYPE_CHECKING:
 
 POSITIONS = "Positions in the KV cache (default: 4096, assumed)."
 
-#: Options of a search by replays.
-SEARCHES = {"budget", "thorough", "out", "workers", "target_tokens_per_s", "min_mass_kept"}
-
 
 class Given(NamedTuple):
-    """The machine, and memory that experts share with everything else."""
+    """This machine, and memory that experts share with everything else."""
 
     here: Annotated[bool, typer.Option("--here", help="This machine: detected, its RAM and disk measured.")] = False
-    gpu: Annotated[str, typer.Option(help='Card by name: "RTX 3090", "M4 Max"; none for the CPU alone.')] = ""
     memory: Annotated[str, typer.Option(help="Total memory in which experts are cached: 4GB, 7.5GiB.")] = ""
-    vram: Annotated[str, typer.Option(help="GPU memory instead of --memory.")] = ""
-    ram: Annotated[str, typer.Option(help="Main memory, behind --vram if there is a GPU.")] = ""
-    ram_rate: Annotated[str, typer.Option(help="Rate at which the CPU reads RAM: 60GB/s.")] = ""
-    link: Annotated[str, typer.Option(help="Link of the GPU: 4.0x16, or a rate such as 25GB/s.")] = ""
-    disk: Annotated[str, typer.Option(help="Rate of disk reads: 3.5GB/s.")] = ""
-    cores: Annotated[str, typer.Option(help="Cores of the CPU.")] = ""
     positions: Annotated[int | None, typer.Option("--context", min=0, help=POSITIONS, show_default=False)] = None
     runtime: Annotated[str, typer.Option(help="Memory reserved for the runtime (default: 500MB, assumed).")] = ""
 
-    @property
-    def names_parts(self) -> bool:
-        """True if a machine is described by its parts."""
-        return bool(self.gpu or self.vram or self.ram or self.ram_rate or self.link or self.disk or self.cores)
-
 
 class Search(NamedTuple):
-    """Length of the search, and its output."""
+    """Aim, length and output of a search by replays."""
 
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Search a trace for a minute, and replay the best sets on all of it.")
@@ -59,6 +45,13 @@ class Search(NamedTuple):
         ),
     ] = None
     workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES
+    target_tokens_per_s: Annotated[
+        float | None, typer.Option(min=0, help="Also find the smallest memory that reaches this speed.")
+    ] = None
+    min_mass_kept: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Minimum share of gate weight kept, for policies that change the output."),
+    ] = 0.99
     out: Annotated[
         Path | None, typer.Option(help="New folder for the lists of experts that the recommended command reads.")
     ] = None
@@ -77,13 +70,7 @@ def recommend(
     *,
     settings: OfRecommendation,
     given: Given,
-    target_tokens_per_s: Annotated[
-        float | None, typer.Option(min=0, help="Also find the smallest memory that reaches this speed.")
-    ] = None,
-    min_mass_kept: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Minimum share of gate weight kept, for policies that change the output."),
-    ] = 0.99,
+    parts: Parts,
     engine: Annotated[str, typer.Option("--engine", help="Only settings of this engine: llama.cpp, ...")] = "",
     quant: options.Quant = "",
     search: Search,
@@ -97,24 +84,23 @@ def recommend(
     from moereplay.simulator.errors import ConfigError
 
     trace = _trace_of(subject)
-    if trace is None or "platform" not in settings.typed or engine or given.here or given.gpu:
-        for name in sorted(typed & SEARCHES):
+    if trace is None or "platform" not in settings.typed or engine or given.here or parts.gpu:
+        for name in sorted(typed & set(Search._fields)):
             raise ConfigError(
                 f"--{name.replace('_', '-')} requires a trace and --platform: it is for searches by replays"
             )
-        _quickly(subject, trace, settings, given, engine, quant, as_json)
+        _quickly(subject, trace, settings, given, parts, engine, quant, as_json)
         return
     if quant:
         raise ConfigError("--quant is for models; the trace says how its experts are stored")
-    _searched(trace, settings, given, target_tokens_per_s, min_mass_kept, search, as_json)
+    _searched(trace, settings, given, parts, search, as_json)
 
 
 def _searched(
     trace: Path,
     settings: options.Given,
     given: Given,
-    target_tokens_per_s: float | None,
-    min_mass_kept: float,
+    parts: Parts,
     search: Search,
     as_json: bool,
 ) -> None:
@@ -135,10 +121,10 @@ def _searched(
     _check_new(search.out)
     opened = open_trace(trace)
     base = {name: value for name, value in settings.values.items() if name != "scope" or name in settings.typed}
-    base["platform"] = _machine(str(base["platform"]), given)
-    divided = _divided(opened, base, given)
+    base["platform"] = _machine(str(base["platform"]), parts)
+    divided = _divided(opened, base, given, parts)
     pace = THOROUGH if thorough else QUICK
-    question = judged(Question(opened, divided, base, target_tokens_per_s, min_mass_kept, pace))
+    question = judged(Question(opened, divided, base, search.target_tokens_per_s, search.min_mass_kept, pace))
     most = most_replays(question)
     with interruptible() as interrupted, searching(most, seconds) as advance:
         say_when_compiling()
@@ -166,7 +152,14 @@ def _trace_of(subject: str) -> Path | None:
 
 
 def _quickly(
-    subject: str, trace: Path | None, settings: options.Given, given: Given, engine: str, quant: str, as_json: bool
+    subject: str,
+    trace: Path | None,
+    settings: options.Given,
+    given: Given,
+    parts: Parts,
+    engine: str,
+    quant: str,
+    as_json: bool,
 ) -> None:
     """Answer by the closed form."""
     from moereplay.analysis.quick_answer import lines
@@ -174,7 +167,7 @@ def _quickly(
     from moereplay.sweeps.recommend.quick_document import quick_document
     from moereplay.sweeps.recommend.subject import Asked, model_load, trace_load
 
-    machine = _machine_of(settings, given)
+    machine = _machine_of(settings, given, parts)
     base = settings.values
     asked = Asked(given.positions, given.runtime, str(base.get("dense", "")), str(base.get("dense_bits", "")), quant)
     subject_load = trace_load(trace, asked) if trace else model_load(subject, asked)
@@ -186,36 +179,30 @@ def _quickly(
         show(*lines(document))
 
 
-def _machine_of(settings: options.Given, given: Given) -> Machine:
+def _machine_of(settings: options.Given, given: Given, parts: Parts) -> Machine:
     """Return the machine that the options describe: a platform, parts, or this one. Raises ConfigError."""
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.machine import assembled, of_platform
+    from moereplay.simulator.machine import of_platform
     from moereplay.simulator.platforms import platform
 
     named = "platform" in settings.typed
-    if named + given.here + bool(given.gpu) > 1:
+    if named + given.here + bool(parts.gpu) > 1:
         raise ConfigError("--platform, --here and --gpu cannot be combined: each describes the machine")
     if named:
-        return of_platform(
-            platform(str(settings.values["platform"])), given.memory or given.vram, given.ram, given.disk
-        )
-    if given.names_parts and not given.here:
-        ram = given.ram or (given.memory if not given.vram and not given.gpu else "")
-        return assembled(
-            gpu=given.gpu,
-            vram=given.vram,
-            ram=ram,
-            ram_rate=given.ram_rate,
-            disk=given.disk,
-            cores=given.cores,
-            link=given.link,
-        )
+        for name in ("ram_rate", "link", "cores"):
+            if getattr(parts, name):
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{option} cannot be combined with --platform, which has that figure")
+        fast = given.memory or parts.vram
+        return of_platform(platform(str(settings.values["platform"])), fast, parts.ram, parts.disk)
+    if any(parts) and not given.here:
+        alone = given.memory if not (parts.ram or parts.vram or parts.gpu) else ""
+        return parts._replace(ram=parts.ram or alone).machine()
     from moereplay.simulator.here import here
 
     if not given.here:
         say("no machine is named: this one is used (--gpu, --vram and --ram, or --platform name another)")
-    said = {name: getattr(given, name) for name in ("vram", "ram", "ram_rate", "disk", "cores", "link")}
-    return here(said=said)
+    return here(said=parts._asdict())
 
 
 def _seconds(text: str) -> float | None:
@@ -267,7 +254,7 @@ def _assumed(given: Given) -> dict[str, int]:
     return context | ({} if given.runtime else {"runtime_bytes": RUNTIME})
 
 
-def _machine(name: str, given: Given) -> str:
+def _machine(name: str, parts: Parts) -> str:
     """Return the platform, with --ram as the size of its first lower tier. Raises ConfigError for several."""
     from moereplay.simulator.capacity import size_of
     from moereplay.simulator.errors import ConfigError
@@ -275,26 +262,26 @@ def _machine(name: str, given: Given) -> str:
 
     if "," in name:
         raise ConfigError(f"invalid --platform {name}: expected one platform; run once per platform")
-    if not given.ram or not platform(name).tiers:
+    if not parts.ram or not platform(name).tiers:
         return name
-    return f"{name}:tiers.0.capacity={size_of(given.ram, 'ram')}B"
+    return f"{name}:tiers.0.capacity={size_of(parts.ram, 'ram')}B"
 
 
-def _divided(trace: Trace, base: Mapping[str, Any], given: Given) -> Memory:
+def _divided(trace: Trace, base: Mapping[str, Any], given: Given, parts: Parts) -> Memory:
     """Divide the fast memory. Raises ConfigError unless exactly one size is given, or if --ram is too small."""
     from moereplay.simulator.capacity import CONTEXT, divided, size_of
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platforms import platform
     from moereplay.sweeps.recommend.search import everything
 
-    if bool(given.memory) == bool(given.vram):
+    if bool(given.memory) == bool(parts.vram):
         raise ConfigError("missing memory: pass exactly one of --memory 4GB and --vram 24GB (with --ram 64GB)")
     described, needed = platform(base["platform"]), everything(trace.geometry)
-    if given.ram and not described.tiers and size_of(given.ram, "ram") < needed:
+    if parts.ram and not described.tiers and size_of(parts.ram, "ram") < needed:
         raise ConfigError(
-            f"invalid --ram {given.ram}: expected at least {needed / 1e9:.4g} GB, the size of all experts; for a "
+            f"invalid --ram {parts.ram}: expected at least {needed / 1e9:.4g} GB, the size of all experts; for a "
             "machine with a disk, pass a platform with [[tiers]] (docs/platforms.md)"
         )
     context = CONTEXT if given.positions is None else given.positions
-    total = given.memory or given.vram
+    total = given.memory or parts.vram
     return divided(trace, total, context, given.runtime, base["dense"], base["dense_bits"])

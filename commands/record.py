@@ -11,9 +11,8 @@ import typer
 from moereplay.commands import model_options, options, record_gguf
 from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Placement
 from moereplay.commands.options import NewTrace, Typed, grouped, option_fault, stored
-from moereplay.commands.progress import RequestMeter
 from moereplay.commands.record_gguf import Llama
-from moereplay.commands.terminal import keeping, left_of, say, say_wrote
+from moereplay.commands.terminal import keeping, left_of, say
 
 if TYPE_CHECKING:
     from moereplay.tracegen.checkpoint import Loaded
@@ -118,19 +117,11 @@ def record(
 
 
 def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool) -> None:
-    from moereplay.tracegen.errors import RecordError
+    from moereplay.commands.progress import write_recording
     from moereplay.tracegen.record import record as run
 
     say(f"recording {loaded.name} ({loaded.dtype}, {loaded.model.device}): {work.prompts}; {plan.words}")
-    meter = RequestMeter()
-    try:
-        trace = run(loaded, work, out, plan, resume, meter.update)
-    except RecordError as error:
-        raise RecordError(f"{error}; {left_of(out, 'recorded')}") from error
-    finally:
-        meter.close()
-    say_wrote(out, trace)
-    say(f"mean nll {trace.read('nll').mean():.3f} nats per token")
+    write_recording(out, lambda progress: run(loaded, work, out, plan, resume, progress))
 
 
 def _checked(model: str, source: Source, sampling: Sampling) -> Source:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from moereplay.commands.progress import RequestMeter
-from moereplay.commands.terminal import left_of, say, say_wrote
+from moereplay.commands.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,18 +79,10 @@ def run(
 
 
 def _record(running: Running, work: Work, out: Path, plan: Plan, way: Any, resume: bool) -> None:
-    from moereplay.tracegen.errors import RecordError
+    from moereplay.commands.progress import write_recording
     from moereplay.tracegen.llama.record import NO_LOOK_AHEAD, record
 
     known = running.file.known
     say(f"recording {known.name} ({known.published.format}, llama.cpp, {way.words}): {work.prompts}; {plan.words}")
     say(f"without look-ahead: {NO_LOOK_AHEAD}, so prefetch policies that need it cannot be replayed")
-    meter = RequestMeter()
-    try:
-        trace = record(running, work, out, plan, way, resume, meter.update)
-    except RecordError as error:
-        raise RecordError(f"{error}; {left_of(out, 'recorded')}") from error
-    finally:
-        meter.close()
-    say_wrote(out, trace)
-    say(f"mean nll {trace.read('nll').mean():.3f} nats per token")
+    write_recording(out, lambda progress: record(running, work, out, plan, way, resume, progress))

@@ -1,4 +1,4 @@
-"""What the system says of this machine: CPU, cores, memory within a container's limits, GPUs and their links.
+"""This machine as its system describes it: CPU, cores, memory within a container's limits, GPUs and their links.
 
 Everything is read from files of the system or from what its tools print. Both are data: what is missing, cut off or
 strange is left out, and a GPU that cannot be used is named in a remark.
@@ -43,7 +43,7 @@ class Gpu(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the system says."""
+    """Description of this machine by its system."""
 
     cpu: str
     cores: int

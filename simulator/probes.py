@@ -31,7 +31,7 @@ SEVERAL = 32  #: reads of a page
 
 
 class Disk(NamedTuple):
-    """What reads of a folder's disk gave."""
+    """Measured reads of a folder's disk."""
 
     bytes_per_s: float  #: of LANES readers
     one_reader: float  #: bytes/s of one

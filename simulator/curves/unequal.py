@@ -161,7 +161,7 @@ def _in_integers(stays: Stays, prices: np.ndarray) -> int:
 
 
 class Kept(NamedTuple):
-    """What stays at a place, by size. A key is the end of a stay << 32 | the stay."""
+    """Stays at a place, by size. A key is the end of a stay << 32 | the stay."""
 
     sizes: np.ndarray  #: (K,) int64
     of: np.ndarray  #: (n,) int32: the size of each stay, as its place in `sizes`

@@ -4,7 +4,7 @@ A memory of a share of all experts holds whole layers (the same share of the dem
 used most (`static`), or those of the last uses (`lru`, in a pool per layer or in one for all layers).
 
 A short trace is judged in its second half, with the first half as history. There an expert may be used for the first
-time, which tells nothing about its last use in a system that has served for long: the depth of such a use in the LRU
+time, which says nothing about its last use in a system that has served for long: the depth of such a use in the LRU
 order is taken to be uniform below the experts that were seen.
 """
 

@@ -41,7 +41,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """What runs: a model as stored, its context, and the expected hits of one routing or several."""
+    """A model as stored, its context, and the expected hits of one routing or several."""
 
     geometry: Geometry
     context: int
@@ -101,7 +101,7 @@ class Estimate:
 
 
 class More(NamedTuple):
-    """What a larger or faster part would give."""
+    """Speed with a larger or faster part."""
 
     what: str
     tokens_per_s: float

@@ -21,7 +21,7 @@ OWN, OTHERS, RECORDED = "the model's own routing", "other models' routing", "rec
 
 
 class Asked(NamedTuple):
-    """What the user says of the load; empty texts and None are assumed."""
+    """Options that describe the load; empty texts and None are assumed."""
 
     context: int | None = None
     runtime: str = ""
@@ -73,8 +73,8 @@ def trace_load(path: Path, asked: Asked) -> Subject:
     made = synthetic(about)
     routing = made or f"{trace.tokens:,} tokens of {trace.requests:,} requests"
     name = f"{shown(about.model)} ({size(load.expert_bytes + load.dense_bytes)})"
-    unsaid = assumption(geometry, recorded(about))
-    assumed = (*_assumed(load, asked), *([unsaid] if unsaid else []))
+    told = assumption(geometry, recorded(about))
+    assumed = (*_assumed(load, asked), *([told] if told else []))
     return Subject(load, name, f"estimated with {'synthetic routing' if made else RECORDED}", routing, assumed)
 
 

@@ -16,6 +16,7 @@ the same time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 from moereplay.simulator.machine import Machine
@@ -80,8 +81,7 @@ def prices(machine: Machine, geometry: Geometry, context: int) -> Prices:
     platform = machine.platform.model_copy(update={"tiers": ()})
     times = times_of(platform, geometry, (geometry.expert_bytes,))
     layers = range(geometry.layers)
-    mean = lambda of: sum(map(of, layers)) / geometry.layers  # noqa: E731
-    wire = mean(lambda layer: times.wire_ns[0][layer][0] + times.load_ns[layer][0])
+    wire = fmean(times.wire_ns[0][layer][0] + times.load_ns[layer][0] for layer in layers)
     size = sum(geometry.expert_bytes) / geometry.layers
     rate = machine.disk_bytes_per_s
     split = machine.has_main_memory
@@ -89,8 +89,8 @@ def prices(machine: Machine, geometry: Geometry, context: int) -> Prices:
         layers=geometry.layers,
         k=geometry.k,
         dense=_dense(times, geometry, context),
-        expert=mean(lambda layer: times.expert_ns(layer, 0, 1)),
-        cpu=mean(lambda layer: times.cpu_ns(layer, 0, 1)) if platform.cpu else None,
+        expert=fmean(times.expert_ns(layer, 0, 1) for layer in layers),
+        cpu=fmean(times.cpu_ns(layer, 0, 1) for layer in layers) if platform.cpu else None,
         link=wire if split else None,
         latency=times.latency_ns[0] if split else 0,
         disk=size / rate * NS if rate else None,

@@ -211,7 +211,7 @@ class Library:
 
     @property
     def last_words(self) -> str:
-        """What the library said last, in one line."""
+        """The library's last message, in one line."""
         return " ".join(line for line in list(self.said)[-3:] if line)[-300:]
 
     def name(self, tensor: int) -> bytes:

@@ -99,9 +99,9 @@ class Engine:
         try:
             said = from_json(line)
         except DocumentError:
-            raise RecordError("llama.cpp's process answers what is no answer; is the file damaged?") from None
+            raise RecordError("invalid answer of llama.cpp's process; is the file damaged?") from None
         if not isinstance(said, dict):
-            raise RecordError("llama.cpp's process answers what is no answer; is the file damaged?")
+            raise RecordError("invalid answer of llama.cpp's process; is the file damaged?")
         return said
 
     def _array(self, name: str, dtype: str, shape: list[int]) -> np.ndarray:

@@ -1,0 +1,169 @@
+"""Cards by the names that people and drivers give them, and machines from parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moereplay.simulator.cards import card, cards, link_rate, recognised
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.here import as_file
+from moereplay.simulator.machine import assembled, in_memory, of_platform
+from moereplay.simulator.platforms import as_toml, platform
+from tests.kit.every import every
+
+GIB = 1 << 30
+
+
+def test_cards_are_many_and_plausible() -> None:
+    found = cards()
+    assert len(found) >= 150
+    spellings = [each.lower() for known in found.values() for each in (known.name, *known.aliases)]
+    assert len(spellings) == len(set(spellings))
+    for each in found.values():
+        assert 50e9 <= each.bytes_per_s <= 8e12 and 2e12 <= each.flops <= 2.5e15 and each.source
+        assert 3 < each.flops / each.bytes_per_s < 500, each.name
+        if each.is_unified:
+            assert not each.pcie
+        else:
+            assert 4 * GIB <= each.vram_bytes <= 256 * GIB
+            assert 5e9 < each.link_bytes_per_s < 60e9
+
+
+@every(
+    "typed, name",
+    [
+        ("3090", "RTX 3090"),
+        ("rtx3090", "RTX 3090"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("RTX PRO 6000", "RTX PRO 6000 Blackwell"),
+        ("strix halo", "Ryzen AI Max 395"),
+        ("Apple M4 Max", "M4 Max"),
+        ("7900 XTX", "RX 7900 XTX"),
+    ],
+)
+def test_a_card_is_found_as_people_write_it(typed: str, name: str) -> None:
+    assert card(typed).name == name
+
+
+def test_a_misspelt_card_is_answered_with_its_neighbour() -> None:
+    with pytest.raises(ConfigError, match="RTX 3090") as refused:
+        card("RTX 30900")
+    assert "--cards" in str(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        card("\x1b[31m" + "9" * 5_000_000)
+    assert len(str(refused.value)) < 500 and "\x1b" not in str(refused.value)
+
+
+@every(
+    "said, gib, name, is_exact",
+    [
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", 8, "RTX 4060 Laptop", True),
+        ("NVIDIA GeForce RTX 3080", 12, "RTX 3080 12GB", True),
+        ("NVIDIA GeForce RTX 3080", 10, "RTX 3080", True),
+        ("NVIDIA GeForce RTX 4060 Ti", 16, "RTX 4060 Ti 16GB", True),
+        ("NVIDIA A100-SXM4-80GB", 80, "A100 80GB", True),
+        ("NVIDIA A100-PCIE-40GB", 40, "A100 40GB", True),
+        ("Tesla V100-SXM2-16GB", 16, "Tesla V100 16GB", True),
+        ("NVIDIA H100 80GB HBM3", 80, "H100 SXM", True),
+        ("NVIDIA H100 PCIe", 80, "H100 PCIe", True),
+        ("NVIDIA RTX 6000 Ada Generation", 48, "RTX 6000 Ada", True),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 96, "RTX PRO 6000 Blackwell", True),
+        ("NVIDIA GB10", 0, "GB10", True),
+        ("Radeon RX 7900 XTX", 24, "RX 7900 XTX", True),
+        ("AMD Radeon AI PRO R9700", 32, "Radeon AI PRO R9700", True),
+        ("AMD Instinct MI50/MI60", 16, "Instinct MI50 16GB", False),
+        ("Intel(R) Arc(TM) B580 Graphics", 12, "Arc B580", True),
+        ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", 0, "Ryzen AI Max 395", False),
+        ("NVIDIA GeForce RTX 3050 Ti Laptop GPU", 4, "RTX 3050 6GB", False),
+        ("NVIDIA GeForce RTX 4090 D", 24, "RTX 4090", False),
+    ],
+)
+def test_a_driver_s_name_is_a_card(said: str, gib: int, name: str, is_exact: bool) -> None:
+    """Memory chooses among cards of one name. A name with words that no card has is a guess, and is said to be one."""
+    found = recognised(said, gib * GIB)
+    assert found is not None and (found.card.name, found.is_exact) == (name, is_exact)
+
+
+@every(
+    "said", ["", "   ", "NVIDIA", "AMD EPYC 7763 64-Core Processor", "Intel(R) Xeon(R) CPU", "- / _", "Quadro P2000"]
+)
+def test_other_names_are_no_card(said: str) -> None:
+    assert recognised(said, 8 * GIB) is None
+
+
+def test_links_are_measured_rates() -> None:
+    assert link_rate("3.0 x16") == pytest.approx(13.17e9)
+    assert link_rate("4.0 x16") == pytest.approx(25.1e9)
+    assert link_rate("4x8") == pytest.approx(12.55e9)
+    assert link_rate("5.0x16") == pytest.approx(52.7e9)
+    for wrong in ("16", "6.0x16", "4.0x3", "", "x"):
+        with pytest.raises(ConfigError, match="expected a PCIe link"):
+            link_rate(wrong)
+
+
+# -- from parts
+
+
+def test_what_is_not_said_is_assumed_and_said() -> None:
+    whole = assembled(gpu="3090", ram="64GB", ram_rate="50GB/s", disk="7GB/s")
+    assert whole.assumed == ()
+    assert whole.kind == "gpu" and whole.memory_bytes == 24 * GIB and whole.disk_bytes_per_s == 7e9
+    bare = assembled(vram="24GB")
+    assert [each.rpartition("(")[2] for each in bare.assumed] == ["--gpu)", "--ram)", "--disk)", "--ram-rate)"]
+    assert assembled(gpu="M4 Max", ram="128GB").kind == "unified"
+
+
+def test_a_machine_whose_ram_holds_every_expert_has_no_disk() -> None:
+    found = in_memory(assembled(gpu="3090", ram="64GB"))
+    assert not found.platform.tiers and found.platform.cpu and found.disk_bytes_per_s is None
+    assert [each.rpartition("(")[2] for each in found.assumed] == ["--ram-rate)"]
+
+
+@every(
+    "parts",
+    [
+        {"vram": "0GB"},
+        {"vram": "24"},
+        {"gpu": "3090", "ram": "9999999999TB"},
+        {"gpu": "3090", "disk": "7"},
+        {"gpu": "3090", "disk": "0GB/s"},
+        {"gpu": "3090", "ram_rate": "99999999999TB/s"},
+        {"gpu": "3090", "link": "6.0x16"},
+        {"gpu": "3090", "cores": "0"},
+        {"gpu": "3090", "cores": "-1"},
+        {"gpu": "M4", "vram": "8GB", "ram": "16GB"},
+        {"gpu": "none", "vram": "8GB", "ram": "16GB"},
+        {"ram": "16GB", "link": "4.0x16"},
+        {"ram_rate": "50GB/s"},
+    ],
+)
+def test_parts_that_fit_no_machine_are_refused(parts: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        assembled(**parts)
+
+
+@every(
+    "name, memory, ram, disk, kind, below",
+    [
+        ("rtx4090-pcie4", "24GB", "64GB", "", "gpu", 64 * 10**9),
+        ("phone-ufs4", "4GB", "", "", "cpu", 0),
+        ("mac-nvme", "64GB", "", "5GB/s", "unified", 0),
+    ],
+)
+def test_presets_are_machines_too(name: str, memory: str, ram: str, disk: str, kind: str, below: int) -> None:
+    found = of_platform(platform(name), memory, ram, disk)
+    assert (found.kind, found.ram_bytes) == (kind, below)
+    assert (found.disk_bytes_per_s == 5e9) == bool(disk)
+
+
+def test_an_assembled_machine_is_an_ordinary_platform_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    made = assembled(gpu="RTX 3060", ram="32GB")
+    file.write_text(as_toml(made.platform))
+    assert platform(str(file)) == made.platform
+    file.write_text(as_file(made._replace(assumed=(*made.assumed, "a\nb = 1"))))
+    assert platform(str(file)) == made.platform
+    again = of_platform(platform(str(file)))
+    assert (again.kind, again.ram_bytes, again.disk_bytes_per_s) == ("gpu", 32 * 10**9, made.disk_bytes_per_s)
