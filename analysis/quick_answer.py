@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moereplay.analysis.tables import table
-from moereplay.traces.texts import percent, size
+from moereplay.traces.texts import digits, percent, size
 from moereplay.traces.units import GB
 
 Document = Mapping[str, Any]
@@ -20,6 +20,7 @@ HOLDS = {
     "lru": "the last used experts of each layer",
     "lru in one pool": "the last used experts",
 }
+READS = {"mmap": "by page faults", "direct": "whole experts at a time"}
 MISSES = {
     "cpu": "the CPU computes the others",
     "fetch": "the others are fetched",
@@ -37,11 +38,12 @@ def lines(found: Document) -> Iterator[str]:
     yield f"  {_fast(found, best)}"
     if best["experts_ram_bytes"]:
         experts = f"{_gb(best['experts_ram_bytes'])} experts"
-        yield f"  RAM {_gb(best['peak_ram_bytes'])}: {experts}, 2 GB for the system (assumed)"
+        of = f" of {_gb(machine['ram_bytes'])}" if machine["ram_bytes"] else ""
+        yield f"  RAM {_gb(best['peak_ram_bytes'])}{of}: {experts}, 2 GB for the system (assumed)"
     if best["experts_disk_bytes"]:
         yield f"  disk: {_gb(best['experts_disk_bytes'])} of experts are in no memory"
     yield f"  a token takes {_ms(best)}"
-    yield f"  {best['tried_in_words'] or 'not compared with measured runs of this engine'}"
+    yield f"  {_compared(best)}"
     yield from _faster(found, best)
     yield from (f"warning: {each}" for each in found["warnings"])
     yield ""
@@ -53,13 +55,24 @@ def lines(found: Document) -> Iterator[str]:
     yield from _pays(found)
     yield ""
     yield table(
-        [_engine(each) for each in found["by_engine"]], "best setting of each engine (tokens/s: least, middle, most):"
+        [_engine(each) for each in found["by_engine"]],
+        "best setting of each engine (tokens/s: least, middle and most over the routings; hit: of a token's experts; "
+        "runs: measured ones, compared):",
     )
     if len(found["ladder"]["steps"]) > 1:
         yield table([_step(each) for each in found["ladder"]["steps"]], f"steps of {found['ladder']['knob']}:")
     assumed = [*machine["assumed"], *found["assumed"]]
     if assumed:
         yield f"assumed: {'; '.join(assumed)}"
+
+
+def _compared(best: Document) -> str:
+    """Say how far off the form was in measured runs of the engine, and the speed if it is as far off here."""
+    tried = best["tried"]
+    if not tried:
+        return "not compared with measured runs of this engine"
+    then = _number(best["tokens_per_s"]["middle"] / tried["median"])
+    return f"{best['tried_in_words']} of this engine, median {tried['median']:.2f}: then {then} tokens/s"
 
 
 def _faster(found: Document, best: Document) -> Iterator[str]:
@@ -92,8 +105,8 @@ def _gb(count: float) -> str:
 def _speed(each: Document) -> str:
     found = each["tokens_per_s"]
     if found["most"] < found["least"] * 1.02:
-        return f"{found['middle']:.3g} tokens/s"
-    return f"{found['least']:.3g} to {found['most']:.3g} tokens/s"
+        return f"{_number(found['middle'])} tokens/s"
+    return f"{_number(found['least'])} to {_number(found['most'])} tokens/s"
 
 
 def _fast(found: Document, best: Document) -> str:
@@ -105,8 +118,9 @@ def _fast(found: Document, best: Document) -> str:
         held += f" of {best['gpu_layers']} of {found['model']['layers']} layers"
     else:
         share = best["experts_fast_bytes"] / found["model"]["expert_bytes"]
-        held += f" ({share:.0%} of all, which hold {best['hit_rate']['middle']:.0%} of a token's)"
-    name, have = found["machine"]["fast_tier"], found["machine"]["fast_bytes"]
+        of = f"{share:.0%} of all, which hold {best['hit_rate']['middle']:.0%} of a token's"
+        held += f" ({of if share < 1 else 'all'})"
+    name, have = best["fast_tier"], best["fast_tier_bytes"]
     return f"{name} {_gb(best['peak_fast_bytes'])} of {_gb(have)}: {', '.join([*parts, held])}"
 
 
@@ -120,13 +134,13 @@ def _ms(best: Document) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return digits(value, 3)
 
 
 def _more(each: Document) -> dict[str, object]:
     return {
         "part": each["what"],
-        "tokens/s": f"{each['tokens_per_s']:.3g}",
+        "tokens/s": _number(each["tokens_per_s"]),
         "gain": percent(each["gain"]),
         "with": each["engine"],
     }
@@ -135,6 +149,9 @@ def _more(each: Document) -> dict[str, object]:
 def _pays(found: Document) -> Iterator[str]:
     """Yield whether CPU execution, a cache and prefetch pay, and when another scheme leads."""
     pays = found["pays"]
+    if found["best"]["hit_rate"]["least"] >= 1 and not found["best"]["experts_disk_bytes"]:
+        yield f"every expert fits into {found['best']['fast_tier']}: no cache, CPU execution or prefetch gains anything"
+        return
     yield from _gained("computing misses on the CPU", "fetching each", pays["cpu"])
     yield from _gained("a cache of the last used experts", "experts placed for good", pays["cache"])
     prefetch = pays["prefetch"]["gain"]
@@ -149,34 +166,45 @@ def _pays(found: Document) -> Iterator[str]:
 
 
 def _gained(this: str, other: str, known: Document) -> Iterator[str]:
-    gain = known["gain"]
-    if gain is None:
+    if known["gain"] is None:
         return
-    if abs(gain) <= 0.01:
+    reads = [READS[each] for each in known["reads"]]
+    by = f"by the fastest engine of each ({' and '.join(known['engines'])})"
+    by += f"; the first reads the disk {reads[0]}, the other {reads[1]}" if reads else ""
+    least, most = known["least"], known["most"]
+    if max(abs(least), abs(most)) <= 0.01:
         yield f"{this}: as fast as {other}"
-    elif gain > 0:
-        yield f"{this}: pays, {percent(gain)} more than {other}, by the fastest engine of each"
+    elif known["pays"] is None:
+        yield f"{this}: depends on the routing, {_change(least)} to {_change(most)} than {other}, {by}"
     else:
-        yield f"{this}: does not pay, {percent(-gain)} less than {other}, by the fastest engine of each"
+        low, high = map(percent, sorted((abs(least), abs(most))))
+        across = low if low == high else f"{low} to {high}"
+        verdict = f"pays, {across} more" if known["pays"] else f"does not pay, {across} less"
+        yield f"{this}: {verdict} than {other}, {by}"
+
+
+def _change(gain: float) -> str:
+    return f"{percent(abs(gain))} {'more' if gain > 0 else 'less'}"
 
 
 def _engine(each: Document) -> dict[str, object]:
-    speed = each["tokens_per_s"]
     tried = each["tried"]
     return {
         "engine": each["engine"],
         "flags": each["flags"],
-        "tokens/s": " ".join(f"{speed[name]:.3g}" for name in ("least", "middle", "most")),
+        "tokens/s": _three(each),
         "hit": f"{each['hit_rate']['middle']:.0%}",
-        "runs compared": tried["runs"] if tried else "none",
+        "runs": tried["runs"] if tried else "none",
     }
 
 
 def _step(each: Document) -> dict[str, object]:
-    speed: Sequence[float] = [each["tokens_per_s"][name] for name in ("least", "middle", "most")]
-    return {
-        "flags": each["flags"],
-        "tokens/s": " ".join(f"{value:.3g}" for value in speed),
-        "fast GB": f"{each['peak_fast_bytes'] / GB:.3g}",
-        "RAM GB": f"{each['peak_ram_bytes'] / GB:.3g}",
-    }
+    behind = {"RAM GB": f"{each['peak_ram_bytes'] / GB:.3g}"} if each["peak_ram_bytes"] else {}
+    fast = f"{each['fast_tier']} GB" if behind else "GB"
+    return {"flags": each["flags"], "tokens/s": _three(each), fast: f"{each['peak_fast_bytes'] / GB:.3g}"} | behind
+
+
+def _three(each: Document) -> str:
+    """Return the least, the median and the most tokens/s, or the one that all routings give."""
+    speeds = [_number(each["tokens_per_s"][name]) for name in ("least", "middle", "most")]
+    return " ".join(speeds) if len(set(speeds)) > 1 else speeds[0]

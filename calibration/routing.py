@@ -10,6 +10,7 @@ mean misses again and over other random numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from moereplay.traces.geometry import recognised
 from moereplay.traces.recorder import from_arrays
 from moereplay.traces.routing import PARTS, Error, Noise, RoutingModel, draw, text_of
 from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.summary import summarise
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  #: of the experts of a layer
 JUDGED = ("lru", "lfu:count=history", "least_stale", "static", "belady", "random")
@@ -81,7 +83,17 @@ def fit(
         | {part: (START[0][at],) * geometry.layers for at, part in enumerate(PARTS)}
     )
     found = _searched(first, _target(*parts[0], geometry), steps, seed, done)
-    return found.model_copy(update={"error": error(found, parts[0], parts[1], geometry, seed + 1, done)})
+    judged = error(found, parts[0], parts[1], geometry, seed + 1, done)
+    return found.model_copy(update={"recall": _recall(trace), "error": judged})
+
+
+def _recall(trace: Trace) -> tuple[float, ...] | None:
+    """Return the mean over layers of the recall of the trace's look-ahead, by depth; None without look-ahead."""
+    if not trace.header.lookahead_depth:
+        return None
+    layers = [each.recall for each in summarise(trace).layers]
+    depths = range(1, min(trace.header.lookahead_depth, trace.geometry.layers - 1) + 1)
+    return tuple(round(fmean(each[depth] for each in layers if depth in each), 4) for depth in depths)
 
 
 def _rows(trace: Trace) -> tuple[np.ndarray, np.ndarray]:

@@ -14,12 +14,13 @@ from moereplay.commands.platforms import Parts
 from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from moereplay.simulator.capacity import Memory
     from moereplay.simulator.machine import Machine
     from moereplay.traces.schema import Trace
 
+OF_LOADS = frozenset({"platform", "dense", "dense_bits"})  #: settings that the closed form reads
 POSITIONS = "Positions in the KV cache (default: 4096, assumed)."
 
 
@@ -85,7 +86,7 @@ def recommend(
 
     trace = _trace_of(subject)
     if trace is None or "platform" not in settings.typed or engine or given.here or parts.gpu:
-        for name in sorted(typed & set(Search._fields)):
+        for name in sorted((typed & set(Search._fields)) | (settings.typed - OF_LOADS)):
             raise ConfigError(
                 f"--{name.replace('_', '-')} requires a trace and --platform: it is for searches by replays"
             )
@@ -182,7 +183,7 @@ def _quickly(
 def _machine_of(settings: options.Given, given: Given, parts: Parts) -> Machine:
     """Return the machine that the options describe: a platform, parts, or this one. Raises ConfigError."""
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.machine import of_platform
+    from moereplay.simulator.machine import assembled, of_platform
     from moereplay.simulator.platforms import platform
 
     named = "platform" in settings.typed
@@ -195,14 +196,29 @@ def _machine_of(settings: options.Given, given: Given, parts: Parts) -> Machine:
                 raise ConfigError(f"{option} cannot be combined with --platform, which has that figure")
         fast = given.memory or parts.vram
         return of_platform(platform(str(settings.values["platform"])), fast, parts.ram, parts.disk)
+    if given.memory and (parts.ram or parts.vram or parts.gpu):
+        raise ConfigError("--memory cannot be combined with --gpu, --vram and --ram: pass --vram, --ram or both")
+    parts = parts._replace(ram=parts.ram or given.memory)
     if any(parts) and not given.here:
-        alone = given.memory if not (parts.ram or parts.vram or parts.gpu) else ""
-        return parts._replace(ram=parts.ram or alone).machine()
-    from moereplay.simulator.here import here
-
+        return _with_parts(parts, assembled)
     if not given.here:
         say("no machine is named: this one is used (--gpu, --vram and --ram, or --platform name another)")
-    return here(said=parts._asdict())
+    return _with_parts(parts, _here)
+
+
+def _here(**said: str) -> Machine:
+    from moereplay.simulator.here import here
+
+    return here(said=said)
+
+
+def _with_parts(parts: Parts, made: Callable[..., Machine]) -> Machine:
+    """Return the machine that is made with the parts, of which the disk may be none."""
+    from moereplay.simulator.machine import without_disk
+
+    if parts.disk.strip().lower() != "none":
+        return made(**parts._asdict())
+    return without_disk(made(**parts._replace(disk="")._asdict()))
 
 
 def _seconds(text: str) -> float | None:

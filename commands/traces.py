@@ -304,7 +304,10 @@ def synthesise(
     ] = None,
     exponent: Annotated[float, typer.Option(help="Zipf exponent of expert popularity.")] = 0.5,
     recall: Annotated[
-        str, typer.Option(help="Look-ahead recall at k per depth, separated by `/` (default: no look-ahead).")
+        str,
+        typer.Option(
+            help="Look-ahead recall at k per depth, separated by `/`, or none (default: that of --like, else none)."
+        ),
     ] = "",
     logits: Annotated[bool, typer.Option(help="Store router logits.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of the routing.")] = 0,
@@ -322,19 +325,21 @@ def synthesise(
     name = sizes.model or (model.model if model else DEFAULT_MODEL)
     if not name:
         raise ConfigError(f"missing --model: routing model {like} is of no known model")
+    geometry = _stored(name, sizes)
+    recall = recall or _recorded(model, geometry, logits)
     try:
         settings = Synthetic.model_validate(
             {
                 "kind": "fitted" if model else kind,
                 "like": model,
                 "bf16": model is None,
-                "geometry": _stored(name, sizes),
+                "geometry": geometry,
                 **length._asdict(),
                 "seed": seed,
                 "exponent": exponent,
                 "reuse": MARKOV_REUSE if reuse is None and kind == "markov" and not model else reuse,
                 "logits": logits,
-                "recall": [float(part) for part in recall.split("/") if part],
+                "recall": [float(part) for part in recall.split("/") if part] if recall != "none" else [],
             }
         )
     except ValidationError as error:
@@ -359,6 +364,20 @@ def _like(name: str, kind: str, reuse: float | None) -> RoutingModel | None:
     if kind != "markov" or reuse is not None:
         raise ConfigError("--like cannot be combined with --kind or --reuse: the routing model has its own statistics")
     return named(name)
+
+
+def _recorded(model: RoutingModel | None, geometry: Geometry, logits: bool) -> str:
+    """Return the look-ahead recall of a routing model as --recall takes it, and say what it is; none without one."""
+    if model is None:
+        return "none"
+    found = model.scaled(geometry.layers, geometry.experts, geometry.k).recall if logits else None
+    if found:
+        say(f"note: look-ahead recall {', '.join(map(str, found))}, as recorded (--recall states another)")
+        return "/".join(map(str, found))
+    if logits:
+        known = "is known of the recorded shape alone" if model.recall else "was not recorded"
+        say(f"note: no look-ahead, whose recall {known}; --recall states one")
+    return "none"
 
 
 def _stored(model: str, sizes: Sizes) -> Geometry:

@@ -21,6 +21,7 @@ GIB = 1 << 30
 #: issue 131), 25.1 and 52.7 GB/s on PCIe 4 and 5 (arXiv 2608.16157). Eight lanes of PCIe 4 were measured at 12.5 GB/s.
 LANE = {"3.0": 13.17e9 / 16, "4.0": 25.1e9 / 16, "5.0": 52.7e9 / 16}
 LANES = (1, 2, 4, 8, 16)
+SEVERAL = re.compile(r"^\s*\d+\s*[x*]\s|[,+&]")  #: how the names of several cards are written
 #: Words of a driver's name that do not change a card's figures: form, memory, and what every name of a family has.
 _IDLE = re.compile(r"gpu|graphics|generation|edition|workstation|server|oem|pcie|sxm\d?|hbm\d?e?|\d+gb|accelerator")
 _BRANDS = re.compile(r"\((r|tm|c)\)|nvidia|geforce|amd|radeon(?! pro| ai)|apple|intel")
@@ -102,6 +103,11 @@ def cards() -> dict[str, Card]:
 def card(name: str) -> Card:
     """Return a card by name or alias, ignoring case, spaces and the vendor. Raises ConfigError naming a similar one."""
     found = _spellings().get(_plain(name))
+    if found is None and SEVERAL.search(name):
+        raise ConfigError(
+            f"invalid card {shown(name)!r}: expected one; for several name one, and their memory together as --vram "
+            "48GiB: layers divided among cards hold more experts and are no faster"
+        )
     if found is None:
         near = nearest(_plain(name[:80]), _spellings())
         said = f"did you mean {_spellings()[near].name}?" if near else "expected a name such as RTX 3090 or M4 Max"

@@ -83,9 +83,26 @@ def in_memory(made: Machine) -> Machine:
     """Return a machine with a GPU whose RAM holds every expert, without a disk. Raises ConfigError for any other."""
     if not made.has_main_memory:
         raise ConfigError("--disk none requires a GPU with a memory of its own: here experts come from the disk alone")
+    return without_disk(made)
+
+
+def without_disk(made: Machine) -> Machine:
+    """Return the machine whose lowest memory must hold every expert."""
     assumed = tuple(each for each in made.assumed if not each.endswith("(--disk)"))
-    platform = made.replayable.model_copy(update={"slow_tier": "RAM"})
+    platform = made.replayable.model_copy(update={"slow_tier": "RAM"} if made.has_main_memory else {})
     return made._replace(platform=platform, disk_bytes_per_s=None, assumed=assumed)
+
+
+def without_gpu(machine: Machine) -> Machine:
+    """Return the machine with its CPU alone."""
+    platform, cpu = machine.platform, machine.platform.cpu
+    assert cpu is not None
+    if isinstance(cpu, Roofline):
+        cpu = cpu.model_copy(update={"kv_bytes_per_s": cpu.memory_bytes_per_s})
+    alone = platform.model_copy(
+        update={"compute": cpu, "cpu": None, "tiers": (), "fast_tier": "RAM", "memory_bytes": float(machine.ram_bytes)}
+    )
+    return machine._replace(platform=alone, ram_bytes=0)
 
 
 def rate_of(text: str, option: str, forms: str = "a rate such as 3.5GB/s") -> float:
@@ -142,7 +159,10 @@ def assembled(
         cpu = cpu.model_copy(update={"kv_bytes_per_s": rate})
         return Machine(_without_gpu(cpu, memory, reads), 0, reads, READ_NS, tuple(assumed))
     wire = _link(link, found)
-    platform = _with_gpu(found, _memory_of(vram, "vram") if vram else found.vram_bytes, wire, cpu, (memory, reads))
+    size = _memory_of(vram, "vram") if vram else found.vram_bytes
+    platform = _with_gpu(found, size, wire, cpu, (memory, reads))
+    if not gpu:
+        platform = platform.model_copy(update={"name": f"a card of {size / GB:.3g} GB"})
     return Machine(platform, memory, reads, READ_NS, tuple(assumed))
 
 

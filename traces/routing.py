@@ -66,6 +66,8 @@ class RoutingModel(Frozen):
     kind: Strengths
     slow_tokens: Strengths
     fast_tokens: Strengths
+    #: Mean over layers of the look-ahead's recall@k at depth 1, 2, ...; None where the recording has no look-ahead.
+    recall: Strengths | None = None
     error: Error | None = None
 
     @model_validator(mode="after")
@@ -77,6 +79,8 @@ class RoutingModel(Frozen):
             least = 1e-3 if part.endswith("tokens") else 0
             if not all(least <= value <= 1e6 for value in values):
                 raise ValueError(f"invalid {part}: expected numbers from {least:g} to 1e6")
+        if not all(0 <= each <= 1 for each in self.recall or ()):
+            raise ValueError("invalid recall: expected numbers from 0 to 1, one for each depth")
         if self.k > self.experts:
             raise ValueError(f"k = {self.k} exceeds experts = {self.experts}")
         return self
@@ -89,7 +93,9 @@ class RoutingModel(Frozen):
     def scaled(self, layers: int, experts: int, k: int) -> RoutingModel:
         """Return the model at another shape: each layer takes the numbers of the layer at its relative depth."""
         places = [min(at * self.layers // layers, self.layers - 1) for at in range(layers)]
-        return self.at_layers(places).model_copy(update={"experts": experts, "k": k})
+        same = (layers, experts, k) == (self.layers, self.experts, self.k)
+        recall = self.recall if same else None  # of another shape nothing is known
+        return self.at_layers(places).model_copy(update={"experts": experts, "k": k, "recall": recall})
 
 
 def draw(model: RoutingModel, lengths: Sequence[int], seed: int = 0) -> np.ndarray:

@@ -91,7 +91,8 @@ LEAST = 2  #: requests of a shortened trace, if it has as many
 def shortened(trace: Trace, accesses: int) -> Trace:
     """Return requests in memory as `sampled` does, cut where even LEAST of them have more accesses.
 
-    Of a request that is cut, the end of the prompt stays, at most half of what is kept, and the first decoded tokens.
+    Of a request that is cut, the end of the prompt stays, half of what is kept or as much as there are too few decoded
+    tokens, and the first decoded tokens.
     """
     step = min(-(-accesses_of(trace) // accesses), max(1, trace.requests // LEAST))
     numbers = range(0, trace.requests, step)
@@ -105,7 +106,7 @@ def shortened(trace: Trace, accesses: int) -> Trace:
 def _cut(trace: Trace, number: int, most: int) -> Request:
     begin, end = (int(offset) for offset in trace.request_offsets[number : number + 2])
     prompt = int(trace.prompt_lengths[number])
-    skipped = max(0, prompt - most // 2) if end - begin > most else 0
+    skipped = max(0, min(prompt - most // 2, end - begin - most))
     first, last = begin + skipped, min(end, begin + skipped + most)
     rows = {name: trace.read(name, first, last) for name in trace.arrays}
     look = tuple(rows.pop(f"{LOOKAHEAD}{depth}") for depth in range(1, trace.header.lookahead_depth + 1))

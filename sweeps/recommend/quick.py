@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 from typing import NamedTuple
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.machine import Machine
-from moereplay.simulator.platform import Roofline
+from moereplay.simulator.machine import Machine, without_gpu
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines, placed
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits
 from moereplay.sweeps.recommend.token_time import Parts, Prices, bound_by, prices, token
@@ -27,7 +26,7 @@ CROSSINGS = 40  #: sizes of fast memory at which schemes are compared
 
 
 class Range(NamedTuple):
-    """Least, median and most over the routings."""
+    """Least, median and most over the routings; of two in the middle the lower, which is one routing's own."""
 
     least: float
     middle: float
@@ -36,7 +35,7 @@ class Range(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[float]) -> Range:
         """Return the range of values."""
-        return cls(min(values), median(values), max(values))
+        return cls(min(values), median_low(values), max(values))
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Load:
     context: int
     runtime_bytes: int
     hits: tuple[Hits, ...]
+    model: str = ""  #: its name, "" if engines are not asked whether they run it
 
     @property
     def expert_bytes(self) -> int:
@@ -88,8 +88,10 @@ class Estimate:
     """Expected speed of a setting."""
 
     setting: Setting
+    machine: Machine  #: without its GPU, where the setting leaves it out
+    speeds: tuple[float, ...]  #: tokens/s of each routing
     tokens_per_s: Range
-    hit: Range
+    hit: Range  #: in the middle that of the median routing
     parts: Parts  #: nanoseconds, at the median routing
     peak_fast_bytes: int
     peak_ram_bytes: int
@@ -135,7 +137,9 @@ class Quick:
 
 def quick(load: Load, machine: Machine, only: str = "") -> Quick:
     """Return the best settings of all engines, or of one. Raises ConfigError if none can run the model."""
-    chosen = (engine(only),) if only else engines()
+    chosen = (engine(only),) if only else tuple(each for each in engines() if each.runs(load.model))
+    if not chosen[0].runs(load.model):
+        raise ConfigError(f"{only} runs {' and '.join(chosen[0].models)} alone, not {load.model}: leave --engine out")
     found = _estimates(load, machine, chosen)
     if not found:
         raise ConfigError(_refusal(load, machine, only))
@@ -147,7 +151,7 @@ def quick(load: Load, machine: Machine, only: str = "") -> Quick:
         by_engine=_best_by(found, lambda each: each.setting.engine),
         schemes=_best_by(borne_out, lambda each: each.scheme),
         crossings=tuple(_crossings(load, machine, chosen)),
-        binds=bound_by(_fitting(machine, best.setting.mode), load.geometry, best.parts),
+        binds=bound_by(best.machine, load.geometry, best.parts),
         more=tuple(_more(load, machine, chosen, best)),
         prefetch_gain=_prefetch_gain(best),
         warnings=tuple(_warnings(load, machine, best)),
@@ -211,22 +215,6 @@ def _machines(machine: Machine, mode: Mode) -> Iterator[Machine]:
         yield without_gpu(machine)
 
 
-def _fitting(machine: Machine, mode: Mode) -> Machine:
-    return next(_machines(machine, mode))
-
-
-def without_gpu(machine: Machine) -> Machine:
-    """Return the machine with its CPU alone."""
-    platform, cpu = machine.platform, machine.platform.cpu
-    assert cpu is not None
-    if isinstance(cpu, Roofline):
-        cpu = cpu.model_copy(update={"kv_bytes_per_s": cpu.memory_bytes_per_s})
-    alone = platform.model_copy(
-        update={"compute": cpu, "cpu": None, "tiers": (), "fast_tier": "RAM", "memory_bytes": float(machine.ram_bytes)}
-    )
-    return machine._replace(platform=alone, ram_bytes=0)
-
-
 def _room(load: Load, machine: Machine) -> int:
     """Return the bytes of fast memory that are left for experts; negative if the rest does not fit."""
     system = 0 if machine.has_main_memory else SYSTEM if machine.platform.fast_tier == "RAM" else 0
@@ -251,7 +239,7 @@ def _settings(load: Load, machine: Machine, of: Engine, mode: Mode) -> Iterator[
             yield from _placed(load, machine, of, mode, fast, layers)
         return
     least = max(sizes) * (len(sizes) if mode.holds == "lru" else load.geometry.k)
-    for share in reversed(SHARES):
+    for share in reversed(SHARES) if mode.knobs else (1.0,):
         fast = min(load.expert_bytes, int(room * share))
         if fast >= least:
             yield from _placed(load, machine, of, mode, fast, 0)
@@ -281,15 +269,19 @@ def _flags(load: Load, machine: Machine, mode: Mode, fast: int) -> str:
 
 def _estimate(load: Load, machine: Machine, price: Prices, setting: Setting) -> Estimate:
     spent = [_spent(load, price, setting, hits) for hits in load.hits]
-    order = sorted(range(len(spent)), key=lambda at: spent[at][1].total)
-    ram = setting.ram_bytes + SYSTEM if machine.has_main_memory else 0
+    speeds = tuple(1e9 / parts.total for _, parts in spent)
+    across = Range.of(speeds)
+    hit, parts = spent[speeds.index(across.middle)]
+    hits = sorted(each[0] for each in spent)
     return Estimate(
         setting=setting,
-        tokens_per_s=Range.of([1e9 / parts.total for _, parts in spent]),
-        hit=Range.of([hit for hit, _ in spent]),
-        parts=spent[order[len(order) // 2]][1],
+        machine=machine,
+        speeds=speeds,
+        tokens_per_s=across,
+        hit=Range(hits[0], hit, hits[-1]),
+        parts=parts,
         peak_fast_bytes=load.fixed_bytes + setting.fast_bytes,
-        peak_ram_bytes=ram,
+        peak_ram_bytes=setting.ram_bytes + SYSTEM if machine.has_main_memory else 0,
     )
 
 
@@ -393,6 +385,6 @@ def _refusal(load: Load, machine: Machine, only: str) -> str:
         )
     return (
         f"no setting of {who} fits: {load.fixed_bytes / GB:.4g} GB of dense weights, KV cache and runtime, and "
-        f"{load.expert_bytes / GB:.4g} GB of experts, on {memories}; pass more memory, a shorter --context, or another "
-        "--engine"
+        f"{load.expert_bytes / GB:.4g} GB of experts, on {memories}; pass more memory, a shorter --context"
+        f"{', or another --engine' if only else ' or fewer bits per weight'}"
     )

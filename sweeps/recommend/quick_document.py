@@ -45,7 +45,7 @@ def _machine(machine: Machine) -> Document:
     platform = machine.platform
     ram = machine.ram_bytes if 0 < machine.ram_bytes < NO_LIMIT else None
     return {
-        "name": platform.name,
+        "name": "this machine" if platform.name == "here" else platform.name,
         "kind": machine.kind,
         "fast_tier": platform.fast_tier,
         "fast_bytes": machine.memory_bytes,
@@ -60,7 +60,7 @@ def _machine(machine: Machine) -> Document:
 
 
 def _estimate(found: Estimate) -> Document:
-    setting, of = found.setting, engine(found.setting.engine)
+    setting, of, machine = found.setting, engine(found.setting.engine), found.machine
     return {
         "engine": setting.engine,
         "mode": setting.mode.name,
@@ -70,6 +70,8 @@ def _estimate(found: Estimate) -> Document:
         "tokens_per_s": _range(found.tokens_per_s),
         "hit_rate": _range(found.hit),
         "gpu_layers": setting.gpu_layers if setting.mode.holds == LAYERS else None,
+        "fast_tier": machine.platform.fast_tier,
+        "fast_tier_bytes": machine.memory_bytes,
         "experts_fast_bytes": setting.fast_bytes,
         "experts_ram_bytes": setting.ram_bytes,
         "experts_disk_bytes": setting.disk_bytes,
@@ -86,18 +88,33 @@ def _range(values: Range) -> Document:
 
 
 def _pays(found: Quick) -> Document:
-    """Return the gain of each scheme over the best without it; null where there is nothing to compare with."""
+    """Return the gain of each scheme over the best without it; `pays` is null where it depends on the routing."""
     fetching = [each for each in found.schemes if each.setting.mode.miss == "fetch"]
     computing = [each for each in found.schemes if each.setting.mode.miss != "fetch"]
     caches = [each for each in found.schemes if each.setting.mode.holds.startswith("lru")]
     placed = [each for each in found.schemes if not each.setting.mode.holds.startswith("lru")]
-    gains = {"cpu": _gain(computing, fetching), "cache": _gain(caches, placed)}
-    return {name: {"gain": gain, "pays": None if gain is None else gain > WORTH} for name, gain in gains.items()} | {
+    return {"cpu": _gain(computing, fetching), "cache": _gain(caches, placed)} | {
         "prefetch": {"gain": found.prefetch_gain, "pays": found.prefetch_gain > WORTH or None, "is_upper_bound": True}
     }
 
 
-def _gain(these: list[Estimate], others: list[Estimate]) -> float | None:
+def _gain(these: list[Estimate], others: list[Estimate]) -> Document:
+    """Compare the fastest of two kinds, of which one may read the disk in another way."""
     if not these or not others:
-        return None
-    return max(each.tokens_per_s.middle for each in these) / max(each.tokens_per_s.middle for each in others) - 1
+        return {"gain": None, "least": None, "most": None, "pays": None, "reads": [], "engines": []}
+    this, other = (max(each, key=lambda found: found.tokens_per_s.middle) for each in (these, others))
+    gains = [mine / theirs - 1 for mine, theirs in zip(this.speeds, other.speeds, strict=True)]
+    pays = True if min(gains) > WORTH else False if max(gains) <= WORTH else None
+    reads = [each.setting.mode.below for each in (this, other) if each.setting.disk_bytes]
+    return {
+        "gain": this.tokens_per_s.middle / other.tokens_per_s.middle - 1,
+        "least": min(gains),
+        "most": max(gains),
+        "pays": pays,
+        "reads": reads if len(set(reads)) > 1 else [],
+        "engines": [f"{each.setting.engine}{_untried(each)}" for each in (this, other)],
+    }
+
+
+def _untried(found: Estimate) -> str:
+    return "" if engine(found.setting.engine).tried else ", compared with no run"

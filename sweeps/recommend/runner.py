@@ -15,7 +15,10 @@ from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.recommend.space import can_replay
 from moereplay.traces.schema import Trace
 
-NO_TPOT = "tokens/s is undefined: no pass of the trace decodes; try --passes token, which makes every token a pass"
+NO_TPOT = (
+    "tokens/s is undefined: no pass of the trace decodes; for text recorded as prompts try --passes decode:32, which "
+    "decodes each from position 32 on"
+)
 
 
 class Tried(NamedTuple):

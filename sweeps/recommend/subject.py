@@ -56,12 +56,17 @@ def model_load(spec: str, asked: Asked) -> Subject:
     names = ", ".join(each.name for each in candidates)
     routing = f"routing model{'s' if len(candidates) > 1 else ''} {names}"
     if not own:
-        many = f"{len(candidates)} models' routing at its shape"
-        routing = f"no routing of it was recorded; {many}, whose range is no bound ({names})"
+        many = len({each.routing.model for each in candidates})
+        routing = f"no routing model of it ships; that of {many} others at its shape, whose range is no bound ({names})"
     load = _load(geometry, model.name, asked, tuple(of_model(each.routing) for each in candidates))
     stored = f", {asked.quant.upper()}" if asked.quant else f", experts at {geometry.expert_bits:g} bits"
     name = f"{shown(model.name)}{stored} ({size(load.expert_bytes + load.dense_bytes)})"
-    return Subject(load, name, f"estimated with {OWN if own else OTHERS}", routing, _assumed(load, asked))
+    assumed = _assumed(load, asked)
+    if asked.quant and model.note:
+        assumed = (*assumed, model.note)
+    if 0 < model.context < load.context:
+        assumed = (*assumed, f"a longer context than the {model.context:,} positions that the model was made for")
+    return Subject(load, name, f"estimated with {OWN if own else OTHERS}", routing, assumed)
 
 
 def trace_load(path: Path, asked: Asked) -> Subject:
@@ -80,7 +85,7 @@ def trace_load(path: Path, asked: Asked) -> Subject:
 
 def _load(geometry: Geometry, model: str, asked: Asked, hits: tuple[Any, ...]) -> Load:
     runtime = size_of(asked.runtime, "runtime") if asked.runtime else RUNTIME
-    return Load(geometry, CONTEXT if asked.context is None else asked.context, runtime, hits)
+    return Load(geometry, CONTEXT if asked.context is None else asked.context, runtime, hits, model)
 
 
 def _assumed(load: Load, asked: Asked) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from moereplay.simulator.platform import Platform, Roofline
 from moereplay.traces.units import GB
 
 CARD_SIZES = (8, 12, 16, 24, 32, 48, 80, 96, 141, 192)  #: GiB
+LARGER = 1.2  #: times as large as the card at hand is one to think of
 
 
 def with_memory(machine: Machine, size: float) -> Machine:
@@ -21,9 +22,9 @@ def better(machine: Machine, expert_bytes: int) -> Iterator[tuple[str, Machine]]
     platform, name = machine.platform, machine.platform.fast_tier
     size = machine.memory_bytes
     if machine.kind == "gpu":
-        larger = [gib for gib in CARD_SIZES if gib * 2**30 > size * 1.05]
-        for gib in larger[:2]:
-            yield f"{name} of {gib} GiB in place of {size / 2**30:.3g}", with_memory(machine, gib * 2**30)
+        larger = [gib * 2**30 for gib in CARD_SIZES if gib * 2**30 > size * LARGER]
+        for more in larger[:2]:
+            yield f"{name} of {more / GB:.3g} GB in place of {size / GB:.3g}", with_memory(machine, more)
         if machine.ram_bytes < 2 * expert_bytes:
             doubled = machine._replace(ram_bytes=2 * machine.ram_bytes)
             yield f"RAM of {2 * machine.ram_bytes / GB:.3g} GB in place of {machine.ram_bytes / GB:.3g}", doubled

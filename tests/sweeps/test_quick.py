@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moereplay.analysis.quick_answer import lines
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, assembled, of_platform
 from moereplay.simulator.platforms import platform
@@ -17,6 +18,7 @@ from moereplay.sweeps.recommend import hits as expected
 from moereplay.sweeps.recommend.engines import NAMES, Mode, engine, engines
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, LRU, STATIC, Hits, of_model
 from moereplay.sweeps.recommend.quick import Estimate, Load, quick
+from moereplay.sweeps.recommend.quick_document import quick_document
 from moereplay.sweeps.recommend.token_time import CPU_LEFT, LINK_LEFT, MAPPED, Parts, Prices, bound_by, prices, token
 from moereplay.traces.routing import RoutingModel, named
 from moereplay.traces.schema import Geometry
@@ -199,7 +201,8 @@ def test_frequency_beats_uniform_and_a_cache_beats_both_where_reuse_is_high() ->
     shape = model(routing.layers, routing.experts, routing.k, 13_000_000)
     slow_cpu = {"gpu": "RTX 3060", "vram": "6GB", "ram": "64GB", "ram_rate": "10GB/s", "link": "4.0x16"}
     by_scheme = {each.scheme: each for each in answer("", load(shape, (found,)), **slow_cpu).schemes}
-    assert by_scheme[STATIC, "cpu"].hit.middle > by_scheme[LAYERS, "cpu"].hit.middle
+    frequent = answer("ktransformers", load(shape, (found,)), **slow_cpu).best
+    assert frequent.scheme == (STATIC, "cpu") and frequent.hit.middle > by_scheme[LAYERS, "cpu"].hit.middle
     assert by_scheme[GLOBAL_LRU, "fetch"].tokens_per_s.middle > by_scheme[LAYERS, "cpu"].tokens_per_s.middle
 
 
@@ -243,6 +246,17 @@ def test_ranges_hold_every_routing() -> None:
         ({"gpu": "RTX 3090", "link": "7.0x16"}, "invalid link"),
         ({"gpu": "RTX 3090", "cores": "-1"}, "invalid --cores"),
         ({"gpu": "none"}, "missing size of the memory"),
+        ({"gpu": "2x RTX 3090", "ram": "64GB"}, "expected one; for several name one"),
+        ({"gpu": "RTX 3090, RTX 3090", "ram": "64GB"}, "and their memory together as --vram"),
+        (
+            {
+                "gpu": "RTX 3090",
+                "ram": "64GB",
+                "only": "mixtral-offloading",
+                "of": Load(model(), 0, 0, (linear(),), "gpt-oss"),
+            },
+            "mixtral-offloading runs mixtral alone, not gpt-oss",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_a_line(parts: dict[str, Any], told: str) -> None:
@@ -269,3 +283,31 @@ def test_every_engine_renders_in_the_same_order_each_time() -> None:
     assert [each.name for each in engines()] == list(NAMES)
     first, again = (answer(gpu="RTX 3090", vram="8GB", ram="64GB") for _ in range(2))
     assert first == again
+
+
+def test_an_answer_names_one_speed_and_the_memory_that_its_engine_uses() -> None:
+    half = Hits("half", {filled: np.sqrt(np.linspace(0, 1, expected.POINTS)) for filled in (LRU, GLOBAL_LRU, STATIC)})
+    of = load(hits=(linear(), half))
+    machine = assembled(gpu="RTX 3090", vram="8GB", ram="64GB")
+    document = quick_document(of, machine, quick(of, machine))
+    for each in (document["best"], *document["by_engine"], *document["ladder"]["steps"]):
+        assert each["tokens_per_s"]["middle"] == pytest.approx(1e9 / sum(each["parts_ns"].values()))
+    for name, tier, size in (("colibri", "RAM", 64 * GB), ("llama.cpp", "VRAM", 8 * GB)):
+        best = quick_document(of, machine, quick(of, machine, name))["best"]
+        assert (best["fast_tier"], best["fast_tier_bytes"]) == (tier, size)
+        assert best["peak_fast_bytes"] <= size
+    alone = quick(of, assembled(gpu="none", ram="8GB"), "llama.cpp")
+    assert len(alone.ladder) == 1  # its flags have nothing to turn
+    assert not answer("llama.cpp", of, gpu="none", ram="64GB").best.setting.disk_bytes
+
+
+def test_a_gain_that_depends_on_the_routing_is_not_claimed() -> None:
+    none = Hits("nothing", {filled: np.zeros(expected.POINTS) for filled in (LRU, GLOBAL_LRU, STATIC)})
+    every_hit = Hits("all", {filled: np.ones(expected.POINTS) for filled in (LRU, GLOBAL_LRU, STATIC)})
+    machine = assembled(gpu="RTX 3090", vram="6GB", ram="64GB")
+    both = load(hits=(none, every_hit, every_hit))
+    found: Any = quick_document(both, machine, quick(both, machine)) | {"name": "a", "grade": "b", "routing": "c"}
+    cache = found["pays"]["cache"]
+    assert cache["least"] < 0 < cache["most"] and cache["pays"] is None
+    text = "\n".join(lines(found | {"assumed": []}))
+    assert "a cache of the last used experts: depends on the routing" in text and "e+0" not in text

@@ -347,6 +347,7 @@ def test_options_of_a_search_are_refused_where_there_is_none(tmp_path: Path):
         ("--thorough",),
         ("--out", str(tmp_path / "x")),
         ("--target-tokens-per-s", "5"),
+        ("--scope", "per_layer"),
     ):
         for subject in ("miniature", "glm-4.5-air"):
             ended = moereplay("recommend", subject, "--gpu", "RTX 3090", "--ram", "64GB", *arguments)

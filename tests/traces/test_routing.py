@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from moereplay.traces.geometry import known
+from moereplay.traces.installation import bundled
 from moereplay.traces.routing import PARTS, RoutingModel, as_toml, draw, named, read, scores_of, shipped, text_of
 from moereplay.traces.routing_candidates import routings_for
 from moereplay.traces.schema import TraceError
+from moereplay.traces.store import open_trace
+from moereplay.traces.summary import summarise
 from moereplay.traces.synthetic import Synthetic, synthesise
+from tests.kit.command import moereplay_here, unfolded
 
 STRONG = 1e5  #: beside noise of scale 1
 
@@ -150,3 +154,18 @@ def test_look_ahead_of_a_routing_model_has_the_recall_asked_for() -> None:
         best = np.argsort(-look[:, :-depth], axis=-1)[..., :8]
         found = (chosen[:, depth:, :, None] == best[:, :, None, :]).any(-1).mean()
         assert found == pytest.approx(asked, abs=0.02)
+
+
+def test_a_routing_model_has_the_look_ahead_that_was_recorded(tmp_path: Path) -> None:
+    recorded = [each.recall for each in summarise(open_trace(bundled(Path("miniature")))).layers]
+    stated = named("miniature").recall
+    assert stated == pytest.approx([np.mean([each[d] for each in recorded if d in each]) for d in (1, 2)], abs=1e-4)
+    said = moereplay_here(
+        "synthesise", "--like", "miniature", "--requests", "3", "--out", str(tmp_path / "a.zarr")
+    ).stderr
+    assert "look-ahead recall 0.8388, 0.7699, as recorded" in unfolded(said)
+    drawn = [each.recall for each in summarise(open_trace(tmp_path / "a.zarr")).layers]
+    assert stated == pytest.approx([np.mean([each[d] for each in drawn if d in each]) for d in (1, 2)], abs=0.02)
+    other = moereplay_here("synthesise", "--like", "olmoe-1b-7b", "--requests", "1", "--out", str(tmp_path / "b.zarr"))
+    assert "no look-ahead, whose recall was not recorded; --recall states one" in unfolded(other.stderr)
+    assert open_trace(tmp_path / "b.zarr").header.lookahead_depth == 0

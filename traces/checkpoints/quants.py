@@ -114,7 +114,10 @@ def quantised(model: KnownModel, quant: str) -> KnownModel:
         raise TraceError(f"--quant {quant}: the weights of {model.name} are stored already; leave --quant out")
     experts, layer_bits, head_bits, table_bits = _bits(model, name)
     if name in MIXES and model.published.bits == 4:  # four-bit weights are not stored in more bits
-        experts = tuple(map(min, experts, geometry.bytes_by_bits.get(4, geometry.expert_bytes)))
+        published = geometry.bytes_by_bits.get(4, geometry.expert_bytes)
+        if any(map(int.__gt__, experts, published)):
+            note = "; ".join(filter(None, (note, f"experts stay in the published {model.published.format}")))
+        experts = tuple(map(min, experts, published))
     gates = model.hidden * geometry.experts
     inside = round((max(0, geometry.dense_params - gates) * layer_bits + gates * GATE_BITS) / 8)
     vocabulary = min(model.embedding_params or geometry.head_params or 0, geometry.head_params or 0)

@@ -77,6 +77,11 @@ class Mode(Frozen):
     below: Literal["none", "mmap", "direct"] = "none"
     source: str
 
+    @property
+    def knobs(self) -> frozenset[str]:
+        """Quantities of Placed that the flags name; without one the engine itself takes what memory there is."""
+        return frozenset(name for _, name, _, _ in Formatter().parse(self.flags) if name)
+
     def render(self, of: Placed) -> str:
         """Return the flags of a placement."""
         return self.flags.format(**of._asdict())
@@ -90,14 +95,19 @@ class Engine(Frozen):
     home: str  #: its address
     knob: str = ""  #: the mode whose setting is a ladder
     prefill: str = ""  #: in words
+    models: tuple[str, ...] = ()  #: beginnings of the names of the only models that it runs; none: any
     modes: tuple[Mode, ...] = Field(min_length=1)
     tried: Tried | None = None
+
+    def runs(self, model: str) -> bool:
+        """Return whether the engine runs a model of this name; it is taken to, where the name is not known."""
+        return not (self.models and model) or model.lower().startswith(self.models)
 
     @field_validator("modes")
     @classmethod
     def _flags_render(cls, modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
         for mode in modes:
-            unknown = {name for _, name, _, _ in Formatter().parse(mode.flags) if name} - set(Placed._fields)
+            unknown = mode.knobs - set(Placed._fields)
             if unknown:
                 raise ValueError(f"flags of {mode.name}: unknown {min(unknown)}; expected {', '.join(Placed._fields)}")
         return modes
