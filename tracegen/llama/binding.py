@@ -28,6 +28,7 @@ PACKAGES = {
 LIBRARIES = ("libllama.so*", "libllama.v*.so", "libllama.dylib")
 AT_ONCE = 512  #: tokens of one decode: more than one part of a batch would be reordered
 ROOM = 2048  #: bytes, several times the parameters of any build, which pass by the stack or by reference
+ERROR = 4  #: ggml's level of a line of its log
 F32, I32 = 0, 26  #: ggml's types of the tensors that are read
 DTYPES = {F32: np.dtype("<f4"), I32: np.dtype("<i4")}
 FIT = "install the package of the extra, or pass a build of 2026 with --llama-lib"
@@ -155,10 +156,10 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.said: deque[str] = deque(maxlen=20)  #: the library's last lines
+        self.said: deque[tuple[int, str]] = deque(maxlen=20)  #: levels and text of the library's last lines
         parts = self._opened()
         self._declare(parts)
-        self._on_log = ON_LOG(lambda level, line, _: self.said.append((line or b"").decode(errors="replace").strip()))
+        self._on_log = ON_LOG(lambda level, line, _: self.said.append((level, _text(line))))
         self.llama_log_set(self._on_log, None)
         self.places = self._places()
         self.name_at = self._name_at()
@@ -214,8 +215,9 @@ class Library:
 
     @property
     def last_words(self) -> str:
-        """The library's last message, in one line."""
-        return " ".join(line for line in list(self.said)[-3:] if line)[-300:]
+        """The library's last message, in one line: its errors, without what it says besides, if there are any."""
+        errors = [line for level, line in self.said if level == ERROR]
+        return " ".join(errors[-2:] or [line for _, line in list(self.said)[-3:] if line])[-300:]
 
     def name(self, tensor: int) -> bytes:
         """Return the name of a node."""
@@ -234,7 +236,11 @@ class Library:
 def _text_of(part: c.CDLL, name: str) -> str:
     function = getattr(part, name)
     function.restype, function.argtypes = _S, []
-    return (function() or b"").decode(errors="replace")
+    return _text(function())
+
+
+def _text(line: bytes | None) -> str:
+    return (line or b"").decode(errors="replace").strip()
 
 
 class Model:
