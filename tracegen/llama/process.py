@@ -135,10 +135,11 @@ class Engine:
         said = f": {' '.join(self._printed)[-300:]}" if self._printed else ""
         if code == -signal.SIGKILL:
             return RecordError(f"llama.cpp's process was killed; if memory ran out, {MEMORY}")
-        if code < 0 and self._asked == "library_of":
-            return RecordError(f"{self._library} crashed ({signal.Signals(-code).name}) while loading; is it whole?{said}")
         if code < 0:
-            return RecordError(f"llama.cpp crashed ({signal.Signals(-code).name}){said}")
+            crashed = f"crashed ({signal.Signals(-code).name})"
+            if self._asked == "library_of":
+                return RecordError(f"{self._library} {crashed} while it was loaded; is the file whole?{said}")
+            return RecordError(f"llama.cpp {crashed}{said}")
         return RecordError(f"llama.cpp's process ended ({code}){said}")
 
 
