@@ -169,7 +169,7 @@ def _gained(this: str, other: str, known: Document) -> Iterator[str]:
     if known["gain"] is None:
         return
     reads = [READS[each] for each in known["reads"]]
-    by = f"by the fastest engine of each ({' and '.join(known['engines'])})"
+    by = f"by the fastest engine of each ({'; '.join(known['engines'])})"
     by += f"; the first reads the disk {reads[0]}, the other {reads[1]}" if reads else ""
     least, most = known["least"], known["most"]
     if max(abs(least), abs(most)) <= 0.01:

@@ -304,10 +304,7 @@ def synthesise(
     ] = None,
     exponent: Annotated[float, typer.Option(help="Zipf exponent of expert popularity.")] = 0.5,
     recall: Annotated[
-        str,
-        typer.Option(
-            help="Look-ahead recall at k per depth, separated by `/`, or none (default: that of --like, else none)."
-        ),
+        str, typer.Option(help="Look-ahead recall at k per depth, separated by `/`, or none (default: that of --like).")
     ] = "",
     logits: Annotated[bool, typer.Option(help="Store router logits.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of the routing.")] = 0,
@@ -322,9 +319,7 @@ def synthesise(
     from moereplay.traces.writer import write_trace
 
     model = _like(like, kind, reuse)
-    name = sizes.model or (model.model if model else DEFAULT_MODEL)
-    if not name:
-        raise ConfigError(f"missing --model: routing model {like} is of no known model")
+    name = sizes.model or _model_of(model, like)
     geometry = _stored(name, sizes)
     recall = recall or _recorded(model, geometry, logits)
     try:
@@ -339,7 +334,7 @@ def synthesise(
                 "exponent": exponent,
                 "reuse": MARKOV_REUSE if reuse is None and kind == "markov" and not model else reuse,
                 "logits": logits,
-                "recall": [float(part) for part in recall.split("/") if part] if recall != "none" else [],
+                "recall": [float(part) for part in recall.removeprefix("none").split("/") if part],
             }
         )
     except ValidationError as error:
@@ -348,8 +343,9 @@ def synthesise(
         raise ConfigError(f"invalid --recall {recall!r}: expected one number per depth, such as .87/.80") from None
     with keeping(lambda: "nothing was written"):
         made = make(settings)
-        requests = map(made.request, range(made.requests))
-        trace = write_trace(out, made.header, requests, made.router_bias, resumable=False)
+        trace = write_trace(
+            out, made.header, map(made.request, range(made.requests)), made.router_bias, resumable=False
+        )
     say(f"note: {dense_line(trace.geometry, name)}")
     say_wrote(out, trace)
 
@@ -364,6 +360,15 @@ def _like(name: str, kind: str, reuse: float | None) -> RoutingModel | None:
     if kind != "markov" or reuse is not None:
         raise ConfigError("--like cannot be combined with --kind or --reuse: the routing model has its own statistics")
     return named(name)
+
+
+def _model_of(model: RoutingModel | None, like: str) -> str:
+    """Return the known model that a routing model is of, the default one without it. Raises ConfigError."""
+    from moereplay.simulator.errors import ConfigError
+
+    if model and not model.model:
+        raise ConfigError(f"missing --model: routing model {like} is of no known model")
+    return model.model if model else DEFAULT_MODEL
 
 
 def _recorded(model: RoutingModel | None, geometry: Geometry, logits: bool) -> str:
