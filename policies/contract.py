@@ -34,6 +34,8 @@ from moereplay.traces.units import UNIT as UNIT
 ABSENT, QUEUED, IN_FLIGHT, RESIDENT = 0, 1, 2, 3
 #: Verdicts of a miss policy: a precision index (0, 1, ...) up to the wanted one to fetch at, or one of these.
 DROP, CPU, PER_TOKEN = -1, -2, -3
+#: What becomes of a miss that is not fetched (`step.unfetched`); 0: it is no miss, or is fetched.
+ON_CPU, DROPPED, REPLACED = 1, 2, 3
 #: Logical timestamps that a queue may be ordered by: none, `experts[x]["last_use"]`, `copies[y]["entered"]`.
 QUEUES = ("", "last_use", "entered")
 #: When the key of an untouched copy may change, the least often first; Eviction says what each promises.
@@ -117,11 +119,12 @@ class Step(NamedTuple):
     mass: Any  #: (n,) its largest gate weight over the tokens, in UNITs
     tokens: Any  #: (n,) tokens routed to it
     weight: Any = ()  #: (T, k) gate weight of each of `ids` in UNITs
+    unfetched: Any = ()  #: (n,) ON_CPU, DROPPED, REPLACED (by substitutes), or 0, as far as misses were looked up
 
 
 #: What costs something to keep current: columns of `experts`, and arrays of `step`. `Policy.reads` may name them.
 OPTIONAL_COLUMNS = frozenset({"prediction_pass", "last_prediction", "mass_ever", "needed", "next_pass", "next_use"})
-OPTIONAL_ARRAYS = frozenset({"ids", "logits", "choice", "weight", "rank", "mass"})
+OPTIONAL_ARRAYS = frozenset({"ids", "logits", "choice", "weight", "rank", "mass", "unfetched"})
 OPTIONAL = OPTIONAL_COLUMNS | OPTIONAL_ARRAYS
 
 
@@ -142,6 +145,7 @@ class Number:
     low: float
     high: float
     integer: bool = False
+    added: bool = False  #: since version 0.1: at its default no text names it, so that what is stored is found again
     width = 1
 
     @property
@@ -306,7 +310,7 @@ class Routing(RoutingHooks, Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Prefetch(PrefetchHooks, Policy):
-    """Suggests copies of later layers of this pass, in queue order."""
+    """Suggests copies of later layers of this pass, or of this layer for the next pass, in queue order."""
 
     depth: Callable[[Params], int] = lambda params: 0  #: how many layers of look-ahead it reads
     reach: Callable[[Params], int] | None = None  #: how many layers ahead it predicts; None: `depth`, at least the next
@@ -314,6 +318,8 @@ class Prefetch(PrefetchHooks, Policy):
     side_slots: Callable[[Params], int] = lambda params: 0  #: buffers of its own that never evict a cached expert
     side_inside: Callable[[Params], bool] = lambda params: False  #: whether their bytes are taken from the capacity
     renews_queue: bool = False  #: its queued prefetches are cancelled when it suggests anew
+    #: whether it suggests copies of this layer for the next pass, when every miss of the step has been decided on
+    next_pass: bool = False
     kind: str = field(init=False, default="prefetch")
 
     def names_ahead(self, params: Params) -> int:
@@ -342,6 +348,7 @@ class Miss(MissHooks, Policy):
     fetches_all: bool = False
     changes_output: bool = False
     uses_cpu: Callable[[Params], bool] = lambda params: False  #: refused on a platform without one
+    never_fetches: Callable[[Params], bool] = lambda params: False  #: no verdict fetches, so that no room is needed
     #: (params, Costs) -> params: fills in the parameters that depend on the platform, before a run; no hook sees times
     priced: Callable[[Params, Costs], Params] = lambda params, costs: params
     kind: str = field(init=False, default="miss")

@@ -81,6 +81,14 @@ SETTINGS = (
         listed=False,
     ),
     Setting(
+        "resident",
+        (),
+        "Experts that never leave the fast tier: layers:A-B[,C-D], or a JSON list of [layer, expert].",
+        kind=EXPERTS,
+        listed=False,
+        added=True,
+    ),
+    Setting(
         "dense",
         "",
         "Bytes of all weights except routed experts, as stored, embedding included: 1816MiB, 11.4GB.",

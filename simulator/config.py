@@ -81,6 +81,7 @@ class ReplayConfig(Frozen):
     lookahead: Literal["recorded", "shuffled_tokens", "shuffled_experts"] = "recorded"
     warm: tuple[tuple[int, int], ...] = ()
     profile: tuple[tuple[int, int], ...] = ()
+    resident: tuple[tuple[int, int], ...] = ()
     dense: str = ""
     dense_bits: str = ""
     seed: int = Field(default=0, ge=0, lt=2**63)

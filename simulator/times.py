@@ -295,12 +295,22 @@ class Times:
     # the CPU
 
     @property
+    def cpu_tier(self) -> int:
+        """The lower tier that the CPU reads, from the top down; -1: the slow tier."""
+        return self._platform.cpu_tier
+
+    @property
+    def sync_ns(self) -> int:
+        """What the CPU takes more, once, for a step's work that is queued at its gate."""
+        return self._platform.cpu.sync_ns if self._platform.cpu else 0
+
+    @property
     def has_cpu(self) -> bool:
         """True if experts may be computed on the CPU."""
         return self._platform.cpu is not None
 
     def cpu_ns(self, layer: int, precision: int, tokens: int, contended: bool = False) -> int:
-        """Return the time of an expert on the CPU, from the slow tier; `contended` if the link works as well.
+        """Return the time of an expert on the CPU; `contended` if the link works as well.
 
         Raises ConfigError if the platform has no CPU.
         """

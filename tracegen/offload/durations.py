@@ -180,7 +180,7 @@ class _Processor:
             self._spent[each.y].append(each.spent)
         self._mean = _mean([each.spent for each in durations.on_cpu])
 
-    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+    def expert(self, layer: int, y: int, tokens: int, contended: bool, extra_ns: int = 0) -> Activity:
         """Return the measured duration of the expert, which is known when it starts."""
         own, began = self._spent[y], max(int(self._env.now), self._free_at)
         spent = own.popleft() if own else self._mean
@@ -191,7 +191,7 @@ class _Processor:
 class NoProcessor:
     """Stub for machines without a CPU next to the accelerator; plans that need one are refused earlier."""
 
-    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+    def expert(self, layer: int, y: int, tokens: int, contended: bool, extra_ns: int = 0) -> Activity:
         """Raises AssertionError."""
         raise AssertionError("a live model has no CPU that computes misses")
 

@@ -48,7 +48,7 @@ class _Processor:
         self._worker = Worker(clock, CPU)
         self._free_at = 0
 
-    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+    def expert(self, layer: int, y: int, tokens: int, contended: bool, extra_ns: int = 0) -> Activity:
         """Start an expert on the CPU's thread."""
         asked = self._clock.now
         activity = self._worker.begin(lambda: self._compute(y, tokens))
