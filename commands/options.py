@@ -99,7 +99,8 @@ BY_HEADING = {
     "first_pass passes_shown",
     "Sampling": "max_new_tokens temperature top_p top_k",
     "Policies": "preset eviction prefetch miss routing policy_file profile sets study top_m top_j mass min_mass_kept",
-    "Cache": "capacity scope contract reset warm prefetch_at prefetch_admission memory vram ram positions runtime",
+    "Cache": "capacity scope contract reset warm resident prefetch_at prefetch_admission memory vram ram positions "
+    "runtime",
     "Machine": "platform dense dense_bits device slow_tier throttle threads eager decisions base lanes serial layers",
     "Model": "model device_map dtype quantise quantiser revision expert_bytes expert_bits matrices quant k",
     "Trace": "passes lookahead look_ahead logits kind reuse exponent recall decode_tokens layer dense_layers",
@@ -218,7 +219,7 @@ def refuse_both(**given: str) -> None:
 
 
 def named_experts(option: str, path: Path | None) -> Any:
-    """Read the list of experts that `--warm` or `--profile` names. Raises ConfigError if the file is not JSON."""
+    """Read the list of experts that an option names. Raises ConfigError if the file is not JSON."""
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.documents import DocumentError, content, from_json
 
@@ -302,6 +303,10 @@ def offered(settings: Iterable[Setting], blank: bool = False, preset: bool = Tru
 
 
 def _read(name: str, value: Any) -> Any:
+    if name == "resident" and str(value or "").startswith("layers:"):
+        from moereplay.simulator.residents import of_layers
+
+        return of_layers(str(value))
     return named_experts(f"--{name.replace('_', '-')}", value) if KINDS[name] == EXPERTS else value
 
 

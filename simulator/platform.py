@@ -256,7 +256,9 @@ class Platform(Sparse):
         rows: list[dict[str, object]] = [link.model_dump(mode="json", include=LINK_TIMES) for link in self.links]
         others: dict[str, object] = self.model_dump(mode="json", include=parts)
         if self.tiers:
-            others["tiers"] = [tier.model_dump(mode="json", include=LINK_TIMES | {"capacity"}) for tier in self.tiers]
+            others["tiers"] = [
+                tier.model_dump(mode="json", include=LINK_TIMES | {"capacity", "eviction"}) for tier in self.tiers
+            ]
         if len(rows) == 1:
             return others | {"link": rows[0]}
         for row, share in zip(rows, self.shares, strict=True):

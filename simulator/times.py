@@ -300,6 +300,11 @@ class Times:
         return self._platform.cpu_tier
 
     @property
+    def fifo(self) -> tuple[bool, ...]:
+        """Of each lower tier: True if what came in first leaves first, whether or not it was read since."""
+        return tuple(tier.eviction == "fifo" for tier in self._platform.tiers)
+
+    @property
     def sync_ns(self) -> int:
         """What the CPU takes more, once, for a step's work that is queued at its gate."""
         return self._platform.cpu.sync_ns if self._platform.cpu else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import inf
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -120,8 +120,11 @@ class Link(Wire):
 class LowerTier(Wire):
     """A cache between the fast and the slow tier, and the link that fills it from the tier below."""
 
+    later: ClassVar = Wire.later | {"eviction"}
+
     name: str
     capacity: str
+    eviction: Literal["lru", "fifo"] = "lru"  #: what leaves first: what was read, or what came in, longest ago
 
     @field_validator("capacity", mode="before")
     @classmethod

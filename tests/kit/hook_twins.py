@@ -18,11 +18,11 @@ from moereplay.simulator.jit.reached import reached_from
 
 RESULTS = {int: numba.types.int64, type(None): numba.types.void, bool: numba.types.boolean}
 #: Empty tables, from which the types of array arguments follow.
-EMPTY: dict[str, Any] = {"experts": (), "copies": (), "own": Own(*[()] * 5), "step": Step(*[()] * 11)}
+EMPTY: dict[str, Any] = {"experts": (), "copies": (), "own": Own(*[()] * 5), "step": Step(*[()] * 12)}
 STEP_AXES: dict[str, tuple[int, type]] = dict.fromkeys(("ids", "weight"), (2, np.int64))
 STEP_AXES |= dict.fromkeys(("logits", "choice"), (2, np.float64))
 STEP_AXES |= {"gate": (2, np.int32), "look_order": (3, np.int16), "look_score": (3, np.int32)}
-STEP_AXES |= dict.fromkeys(("expert", "rank", "mass", "tokens"), (1, np.int64))
+STEP_AXES |= dict.fromkeys(("expert", "rank", "mass", "tokens", "unfetched"), (1, np.int64))
 OWN_AXES = {"rows": (2, np.int64), "regs": (2, np.int64), "reals": (2, np.float64)}
 OWN_AXES |= {"par": (1, np.float64), "capacity": (1, np.int64)}
 

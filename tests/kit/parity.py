@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from moereplay import policies
 from moereplay.policies.grammar import Chosen, parse
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.residents import room
 from moereplay.traces.schema import Router
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists
 from tests.kit.scenarios import (
@@ -19,6 +21,7 @@ from tests.kit.scenarios import (
     SIDE_BUFFER,
     Scenario,
     all_prices,
+    lower_tiers,
     read_by_matrix,
     scenarios,
 )
@@ -149,6 +152,46 @@ def by_matrix(draw: st.DrawFn, **fixed: Any) -> Scenario:
     matrices = draw(st.sampled_from(((), (1,), (2, 1), (1, 3, 2))))
     scenario.source.geometry = scenario.source.geometry.model_copy(update={"matrices": matrices})
     return scenario
+
+
+MISSED = ("missed", "missed", "missed:top=1", "missed:of=any:after=2", "missed:of=dropped", "missed:per_step=1")
+ON_CPU = ("cpu", "cpu:below=2", "split:q=.5", "fiddler:ratio=2:goal=max:decode=cost")
+
+
+@st.composite
+def hybrid(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Any scenario on a machine whose CPU reads a lower tier, with experts for good and misses for the next pass."""
+    scenario = draw(anything(**fixed))
+    chosen = {"prefetch": draw(st.sampled_from(MISSED)), "miss": draw(st.sampled_from(ON_CPU))}
+    scenario.settings.update({name: text for name, text in chosen.items() if name not in fixed and draw(st.booleans())})
+    tiers = draw(st.lists(lower_tiers(), min_size=1, max_size=3))
+    tiers = [
+        tier.model_copy(update={"name": f"T{n}", "eviction": draw(st.sampled_from(("lru", "lru", "fifo")))})
+        for n, tier in enumerate(tiers)
+    ]
+    cpu = {"tier": draw(st.sampled_from(tiers)).name, "sync_ns": draw(st.sampled_from((0, 0, 3)))}
+    scenario.times.update(tiers=tiers, cpu=cpu)
+    scenario.settings["resident"] = draw(_resident(scenario))
+    return scenario
+
+
+@st.composite
+def _resident(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...]:
+    """Some experts that leave room for another one, and for those that are warm."""
+    geometry, warm, chosen = scenario.source.geometry, scenario.settings["warm"], list[tuple[int, int]]()
+    pool_of = [
+        x // geometry.experts if len(scenario.pools) > 1 else 0 for x in range(geometry.layers * geometry.experts)
+    ]
+    for pair in draw(st.lists(st.sampled_from([divmod(x, geometry.experts) for x in range(len(pool_of))]), max_size=4)):
+        if pair in (*warm, *chosen):
+            continue
+        try:
+            left = room(scenario.pools, pool_of, geometry.expert_bytes, (*chosen, pair), fetches=True)
+            room(left, pool_of, geometry.expert_bytes, warm, fetches=False)
+        except ConfigError:
+            continue
+        chosen.append(pair)
+    return tuple(chosen)
 
 
 @st.composite
