@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moereplay.simulator.bounds import bound_of, count
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import LowerTier, Measured, Platform, Roofline
+from moereplay.simulator.replay import replay
 from moereplay.simulator.residents import of_layers
 from moereplay.simulator.times import Times
+from moereplay.traces.schema import Geometry
+from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import ListSource, Outcome, Prompted, at_rate, machine, replay_lists, sizes, spec_of, tokens
 from tests.kit.every import every
 
@@ -208,6 +212,18 @@ def test_if_all_layers_are_resident_nothing_misses(stream: list) -> None:
     outcome = replayed(stream, 8, hybrid(), resident=of_layers("layers:0-1"))
     assert outcome.counts("misses", "link_busy_ns", "stall_ns") == (0, 0, 0)
     assert outcome["time_ns"] == outcome["dense_ns"] + outcome["expert_ns"]
+
+
+@every("eviction", ["lru", "belady:bypass=false"])
+def test_the_bound_counts_residents_as_there_before_the_start(eviction: str) -> None:
+    geometry = Geometry(layers=2, experts=6, k=2, expert_bytes=(1, 1))
+    trace = synthesise(Synthetic(geometry=geometry, prompt_tokens=0, decode_tokens=60, seed=3))
+    config = configure(capacity="6experts", eviction=eviction, resident=((0, 0), (1, 3)), passes="token")
+    hits, bound = replay(trace, config, engine="reference").totals["hits"], bound_of(trace, config)
+    assert bound is not None
+    counted = count(trace, bound)
+    assert counted["accesses"] == 60 * 2 * 2
+    assert counted["belady_hits"] == hits if eviction != "lru" else counted["belady_hits"] >= hits
 
 
 # -- what is refused, and the CPU's figures

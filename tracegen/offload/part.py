@@ -65,6 +65,8 @@ def shallow(geometry: Geometry, layers: int) -> Geometry:
 def planned(trace: Trace, config: ReplayConfig) -> Plan:
     """Raises ConfigError or PolicyError for what cannot be replayed, and for platforms that no real run has."""
     ready = plan(trace, config)
+    if ready.resident:
+        raise ConfigError("--resident: not possible in a measured run; --warm FILE fills the cache at the start")
     if len(ready.machine.links) > 1 or ready.machine.tiers:
         raise ConfigError(f"platform {ready.machine.name}: expected one link and no lower tier in a measured run")
     return ready
