@@ -27,7 +27,7 @@ MOST_COUNTED = 8  #: rows of another platform that get a remark
 
 
 class Compared(NamedTuple):
-    """A row per other configuration, and remarks on all of them."""
+    """One row per other configuration, and remarks on all of them."""
 
     one: str  #: name of the configuration that the others are compared with
     rows: list[dict[str, Any]]

@@ -63,7 +63,7 @@ def lines(found: Document) -> Iterator[str]:
 
 
 def _faster(found: Document, best: Document) -> Iterator[str]:
-    """Yield the engine that is fastest by the form alone, if it is far ahead."""
+    """Yield the engine that is fastest by the closed form alone, if it is far ahead."""
     first = max(found["by_engine"], key=lambda each: each["tokens_per_s"]["middle"])
     if first["tokens_per_s"]["middle"] > FAR * best["tokens_per_s"]["middle"]:
         borne = "in runs it was slower" if first["tried"] else "compared with no run"

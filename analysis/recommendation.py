@@ -73,7 +73,7 @@ def _memory(found: Document) -> list[str]:
 
 
 def _peak(memory: Document) -> list[str]:
-    """Return the peak, where the platform states what the system needs."""
+    """Return the memory peak, if the platform states the system's memory."""
     if "peak_bytes" not in memory:
         return []
     peak = f"peak: {size(memory['peak_bytes'])} with {size(memory['reserve_bytes'])} for the system"

@@ -1,4 +1,4 @@
-"""Steps, stalls and transfers of an event log: when each uses its link, what it waited for, and why it was made."""
+"""Steps, stalls and transfers of an event log: link use, causes of waiting, and reasons for transfers."""
 
 from __future__ import annotations
 

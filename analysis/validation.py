@@ -1,4 +1,4 @@
-"""A live run compared with replays of the same requests.
+"""Compare a live run with replays of the same requests.
 
 Each live run has two replays. The *closed loop* replays what the live run recorded, so it must make the same decisions
 to the last event under any policy. The *open loop* replays the baseline trace. It must be identical as well under
@@ -208,7 +208,7 @@ def to_frame(comparisons: Sequence[Comparison]) -> pl.DataFrame:
 
 
 def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
-    """Return the title lines: what was run, and how to read the table."""
+    """Return the title lines: the runs, and how to read the table."""
     alike = {name for name in SHOWN if len({each.config[name] for each in comparisons}) == 1}
     first = comparisons[0].config
     return [

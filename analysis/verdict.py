@@ -40,7 +40,7 @@ Foresight = Callable[[Mapping[str, Any]], bool]
 
 
 class Entry(NamedTuple):
-    """A configuration with the figures and request rows that it is judged by."""
+    """A configuration with its figures and request rows."""
 
     settings: Mapping[str, Any]  #: those that name it, and `ALIKE`
     tokens_per_s: float | None

@@ -161,7 +161,7 @@ def _compared(result: Result, run: Run, sizes: Sequence[int]) -> Replayed:
         return sum(row[name] for row in decode)
 
     if not total("accesses"):
-        raise RefusalError("its routing has no decoded token with experts; record decoding")
+        raise RefusalError("its routing has no decoded tokens with experts; record decode steps")
     tpot = sum(row["decode_ns"] for row in result.per_request) / passes / MS
     tokens = _tokens(result.events, passes, sizes)
     columns = {

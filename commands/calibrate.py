@@ -77,7 +77,7 @@ class Written(NamedTuple):
             check_output(self.out)
 
     def finish(self, toml: str, warnings: Sequence[str], show_tables: Callable[[], None]) -> None:
-        """Write the platform, then print the tables. Standard output takes one of them; warnings then go to stderr."""
+        """Write the platform, then print the tables. If the platform goes to standard output, warnings go to stderr."""
         from moereplay.calibration.report import warning_lines
 
         if self.out == STDOUT:

@@ -44,7 +44,7 @@ def show_json(document: object) -> None:
 
 
 def say(line: str) -> None:
-    """Print a remark to stderr, folded to the terminal or to COLUMNS; elsewhere it is one line."""
+    """Print a remark to stderr, wrapped to the terminal or to COLUMNS; without a terminal in one line."""
     from moereplay.analysis.tables import folded, width_of
     from moereplay.traces.texts import escaped_lines
 
@@ -133,7 +133,7 @@ def second_interrupt_ends() -> Iterator[None]:
 
 @contextmanager
 def keeping(kept: Callable[[], str]) -> Iterator[None]:
-    """End the verb at Ctrl-C in this block with one line: the result of `kept`, which says what was stored."""
+    """On Ctrl-C in this block, end the verb with one line: the result of `kept`, which describes what was stored."""
     try:
         yield
     except KeyboardInterrupt:
@@ -142,7 +142,7 @@ def keeping(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def left_of(out: Path, done: str) -> str:
-    """Say what an interrupted trace has stored and how to resume; `done` is a participle such as recorded."""
+    """Describe what an interrupted trace has stored and how to resume; `done` is a participle such as recorded."""
     partial = out.with_name(f"{out.name}.partial")
     if not partial.exists():
         return f"nothing was {done}"

@@ -1,4 +1,4 @@
-"""The contract between policies and engines: the tables that a policy sees and the hooks that it may give.
+"""The contract between policies and engines: the tables that a policy sees and the hooks that it may define.
 
 A policy is written once and runs in every engine. Its hooks are plain functions of fixed signature over tables:
 
@@ -293,7 +293,8 @@ class Policy(EventHooks):
 class Routing(RoutingHooks, Policy):
     """May change which experts a token uses; weights always come from the unmodified logits.
 
-    A token's place j is its rank to drop rules and to `rank_displacement`: write what was chosen in the router's order.
+    Position j in a token's row is the rank that drop rules and `rank_displacement` use: write choices in the router's
+    order.
     """
 
     drops: bool = False  #: whether it may give a token fewer experts than its router did
@@ -333,7 +334,7 @@ class Prefetch(PrefetchHooks, Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Miss(MissHooks, Policy):
-    """Decides the precision wanted of each demanded expert, and what happens to each miss."""
+    """Decides the required precision of each demanded expert, and how each miss is handled."""
 
     bits: Callable[[Params], tuple[float, ...]] = (
         lambda params: ()
@@ -355,7 +356,7 @@ class Miss(MissHooks, Policy):
 class Eviction(EvictionHooks, Policy):
     """Selects victims: by smallest key (ties by least recent timestamp, then lowest id) or by a `victim` hook.
 
-    Where one copy needs several victims, `admit` is called with each before any is evicted; one False rejects the
+    If one copy needs several victims, `admit` is called with each before any is evicted; one False rejects the
     incoming copy. Until the last call the victims selected so far are `protected`, and `victim` is called for the next;
     then they are evicted in the order of selection, each with its `on_evict`. What `victim` wrote stays written after a
     rejection, and as no eviction follows, it may be called for the same space later. Without `admit`, or if it

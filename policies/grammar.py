@@ -69,7 +69,7 @@ def foresight() -> Callable[[Mapping[str, Any]], bool]:
 
 
 def deciding() -> Callable[[Mapping[str, Any]], int]:
-    """Return a function of a configuration's policies, by kind: how many of them predict or score."""
+    """Return a function that counts, for a configuration's policies by kind, how many predict or score."""
     decides = cache(_decides)
     return lambda chosen: sum(decides(kind, chosen[kind]) for kind in policies.NAMES)
 

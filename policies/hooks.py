@@ -1,4 +1,4 @@
-"""Every hook of the policy contract, declared once: who may give it, what it takes and returns, when it is called.
+"""Every hook of the policy contract, declared once: its kind of policy, arguments, result, and when it is called.
 
 A hook is a field of one of the classes below, from which `policies/contract.py` makes the kinds of policy; `HOOKS` is
 the table of these fields. The checks of policy files, the bound hooks of both engines, the compiled adapters and the

@@ -1,7 +1,7 @@
 """Every counter of a replay, declared once: name, unit, definition, and the rows that have it.
 
-Both engines store and report what is declared here; the Parquet files, the tables of a sweep, the readers and the table
-in docs/semantics.md derive from it. `access` is a demanded expert of a step, after the union over tokens.
+Both engines store and report the counters declared here; the Parquet files, the tables of a sweep, the readers and the
+table in docs/semantics.md derive from it. `access` is a demanded expert of a step, after the union over tokens.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def reported(counts: Iterable[int], per: Rows) -> dict[str, int]:
 
 
 def heading_of(name: str) -> str:
-    """Return the column of a counter in tables that have settings beside counters; an unknown one's is its name."""
+    """Return a counter's column in tables that also have settings; for an unknown counter, its name."""
     return COUNTERS[name].heading if name in COUNTERS else name
 
 

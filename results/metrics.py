@@ -1,8 +1,8 @@
 """Every metric, defined once: the counters that it divides, its unit, its direction and its words.
 
-A metric is a sum of counters over a sum of counters. It is undefined, never zero or infinite, where a counter is
+A metric is a sum of counters over a sum of counters. It is undefined (not zero or infinite) if a counter is
 missing or the denominator is zero. `value` computes it for one configuration, layer or request; `expression` for a
-column of a frame. `OTHERS` declares the metrics that are no such ratio: a median and a complement.
+column of a frame. `OTHERS` declares the metrics that are not such ratios: a median and a complement.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Metric:
         return value if self.larger_is_better else -value
 
     def value(self, counters: Counters) -> float | None:
-        """Compute the metric from counters; None where it is undefined."""
+        """Compute the metric from counters; None if it is undefined."""
         over = _total(counters, self.over)
         under = _total(counters, self.under) if self.under else 1
         found = quotient(over, under)
@@ -174,7 +174,7 @@ def named(name: str) -> str:
 
 
 def formula(name: str) -> str:
-    """Return what a metric is computed from, as text for documentation."""
+    """Return the formula of a metric for the documentation."""
     return OTHERS[name] if name in OTHERS else METRICS[name].formula
 
 
@@ -191,7 +191,7 @@ def prefill_times(requests: Sequence[Counters]) -> list[int]:
 
 
 def values(counters: Counters, requests: Sequence[Counters] = ()) -> dict[str, float | None]:
-    """Compute every metric of a configuration from its totals, with `bound_` counters where they are known.
+    """Compute every metric of a configuration from its totals, and from `bound_` counters if they are known.
 
     Metrics of time are undefined without rows of requests.
     """
@@ -205,7 +205,7 @@ def values(counters: Counters, requests: Sequence[Counters] = ()) -> dict[str, f
 
 
 def values_of(result: Result) -> dict[str, float | None]:
-    """Compute every metric of a replay but those of its bounds."""
+    """Compute every metric of a replay except those of bounds."""
     return values({**result.totals, "capacity_bytes": result.about.get("capacity_bytes")}, result.per_request)
 
 

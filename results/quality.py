@@ -1,4 +1,4 @@
-"""The file of `quality --out`: a row per task and policy set, with what the model answered, example by example.
+"""The file of `quality --out`: a row per task and policy set, with the model's answers to each example.
 
 `quality.parquet` has nested rows, `examples.parquet` a flat row for every example and measure, so that sets can be
 compared in pairs. The set `unmodified` is the model without policies.

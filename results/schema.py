@@ -2,7 +2,7 @@
 
 A row of `replay --out` is nested as the JSON document is; the tables of a sweep are flat:
 
-configurations  one row per configuration: settings, totals, latencies; `error` says why there are no totals
+configurations  one row per configuration: settings, totals, latencies; `error` gives the reason for missing totals
 layers          one row per configuration, layer and phase
 requests        one row per configuration and request, if the experiment asks for them
 bounds          one row per count that bounds hit rates; `configurations.bound` points here
@@ -115,12 +115,12 @@ def _counters(per: Rows, flat: bool = False) -> Columns:
 
 
 def settings_in(configurations: Sequence[str]) -> list[str]:
-    """Return the settings among the columns of that table, by their place, so that a reader needs no list of them."""
+    """Return the columns of a table that are settings, by their position in the file."""
     return _between(configurations, "error", next(iter(FACTS)))
 
 
 def counters_in(configurations: Sequence[str]) -> list[str]:
-    """Return the counters among the columns of that table, those of other versions included."""
+    """Return the columns of a table that are counters, including those of other versions."""
     # Policies in full precede the facts that the file of an earlier version lacks, and follow those that it has.
     *_, last = (name for name in configurations if name in FACTS or name.endswith(IN_FULL))
     return _between(configurations, last, "time_ns")
@@ -150,10 +150,10 @@ def with_digests(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> pl.DataFrame:
-    """Return the rows of all frames, with the columns of `base` and of every frame, null where one lacks them.
+    """Concatenate frames, with the columns of `base` and of every frame; missing values are null.
 
-    A frame comes with what an error calls it. Columns come in one order, whatever the order of the frames.
-    Raises ResultError where a column has another type.
+    Each frame comes with its name for errors. The column order does not depend on the order of the frames.
+    Raises ResultError if a column has different types.
     """
     schema, layouts = base, list[tuple[object, pl.Schema]]()
     for where, frame in found:
@@ -163,7 +163,9 @@ def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> p
         try:
             schema = _joined_fields(schema, layout)
         except TypeError as conflict:
-            raise ResultError(f"{where} has other columns than it should: {conflict}; keep versions apart") from None
+            raise ResultError(
+                f"{where} has unexpected columns: {conflict}; use separate folders for different versions"
+            ) from None
     empty = pl.DataFrame(schema=schema)
     # in one chunk: polars rounds the quotients of a chunk of one row in another way
     return pl.concat([empty, *(_filled(frame, schema) for _, frame in found)], rechunk=True)
@@ -178,7 +180,7 @@ def _filled(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
 
 
 def _joined_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], inside: str = "") -> pl.Schema:
-    """Return the columns of both: one that is new stands behind the one that it follows in `theirs`."""
+    """Return the columns of both; a new column is inserted after the one that it follows in `theirs`."""
     kinds = {
         name: _joined(ours[name], theirs[name], f"{inside}{name}") if name in ours and name in theirs else kind
         for name, kind in {**theirs, **ours}.items()

@@ -109,7 +109,7 @@ LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacit
 
 
 def bare_names(spelled: Collection[str]) -> dict[str, str]:
-    """Return policies by their spelling without the version of a user's file, where no two become alike."""
+    """Return policies by their name without the digest of a user's file, unless two would become equal."""
     short = {text: re.sub(OF_A_FILE, "", text) for text in spelled}
     often = Counter(short.values())
     return {text: name if often[name] == 1 else text for text, name in short.items()}
@@ -122,9 +122,9 @@ def setting_kinds() -> dict[str, str]:
 
 
 def older() -> dict[str, str | int | tuple[()]]:
-    """Return settings that results of earlier versions lack, with the value that was theirs: the default.
+    """Return the settings that results of earlier versions lack, with their implicit value, the default.
 
-    At its default such a setting does not enter a configuration's identity, so that what is stored is found again.
+    At its default such a setting is not part of a configuration's identity, so that stored results stay valid.
     """
     return {each.name: each.default for each in SETTINGS if each.added}
 
@@ -153,7 +153,7 @@ LISTS = tuple(name for name, kind in setting_kinds().items() if kind == EXPERTS)
 def repeat_command(config: Mapping[str, Any], trace: str, policy_files: Sequence[str] = ()) -> str:
     """Return the command that replays a configuration. Defaults are left out; `trace` is the user's name for it.
 
-    Lists of experts are read from the files that `files` says; a user's own policy goes without the hash of its file.
+    Lists of experts are named by `files`; user policies are named without the hash of their file.
     """
     words = ["moereplay", "replay", trace]
     for each in SETTINGS:

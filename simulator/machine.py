@@ -82,7 +82,7 @@ def _rates(of: Roofline | Measured) -> str:
 def in_memory(made: Machine) -> Machine:
     """Return a machine with a GPU whose RAM holds every expert, without a disk. Raises ConfigError for any other."""
     if not made.has_main_memory:
-        raise ConfigError("--disk none requires a GPU with a memory of its own: here experts come from the disk alone")
+        raise ConfigError("--disk none requires a GPU with its own memory: here experts are read only from the disk")
     assumed = tuple(each for each in made.assumed if not each.endswith("(--disk)"))
     platform = made.replayable.model_copy(update={"slow_tier": "RAM"})
     return made._replace(platform=platform, disk_bytes_per_s=None, assumed=assumed)
@@ -127,7 +127,7 @@ def assembled(
     assumed: list[str] = []
     found = _card(gpu, vram, assumed)
     if link and (found is None or found.is_unified):
-        raise ConfigError("--link requires a GPU with a memory of its own: --gpu or --vram names it")
+        raise ConfigError("--link requires a GPU with its own memory: pass --gpu or --vram")
     memory = _size(ram, found, assumed)
     reads = rate_of(disk, "disk") if disk else DISK_BYTES_PER_S
     if not disk:
@@ -155,7 +155,7 @@ def _card(gpu: str, vram: str, assumed: list[str]) -> Card | None:
     if gpu:
         found = card(gpu)
         if found.is_unified and vram:
-            raise ConfigError(f"the {found.name} has no memory of its own: pass --ram in place of --vram")
+            raise ConfigError(f"the {found.name} has no memory of its own: pass --ram instead of --vram")
         return found
     size = _memory_of(vram, "vram")
     own = [each for each in cards().values() if not each.is_unified]

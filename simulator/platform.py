@@ -270,7 +270,7 @@ class Platform(Sparse):
     @model_validator(mode="after")
     def _routers_have_a_price(self) -> Platform:
         if self.decisions.gates and not isinstance(self.compute, Roofline):
-            raise ValueError('decisions.gates requires [compute] of kind "roofline"; say ns_per_prediction instead')
+            raise ValueError('decisions.gates requires [compute] of kind "roofline"; use ns_per_prediction instead')
         return self
 
     @model_validator(mode="after")

@@ -369,5 +369,5 @@ def _check_warm(config: ReplayConfig, capacity: Capacity, sizes: tuple[int, ...]
     for pool, (given, room) in enumerate(zip(filled, capacity.pools, strict=True)):
         if given > room:
             raise ConfigError(
-                f"--warm fills pool {pool} with {given:,} bytes, its capacity is {room:,}; name fewer experts"
+                f"--warm fills pool {pool} with {given:,} bytes, its capacity is {room:,}; list fewer experts"
             )

@@ -244,7 +244,7 @@ class Times:
         if not of.hidden:
             raise ConfigError(
                 f"platform {self._platform.name}: decisions.gates requires the hidden size of the model, which neither "
-                "the trace nor its model's name gives; say decisions.ns_per_prediction"
+                "the trace nor its model's name gives; set decisions.ns_per_prediction"
             )
         assert isinstance(compute, Roofline)
         params = of.hidden * of.experts

@@ -92,7 +92,9 @@ class Link(Wire):
         if self.by_matrix and self.first_piece < 1:
             raise ValueError("by_matrix cannot be combined with first_piece")
         if self.by_matrix and self.reads > 1:
-            raise ValueError("by_matrix cannot be combined with reads: the model says how many matrices an expert has")
+            raise ValueError(
+                "by_matrix cannot be combined with reads: the model gives the number of matrices per expert"
+            )
         return self
 
     @property

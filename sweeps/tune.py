@@ -189,7 +189,7 @@ def _draw_again(study: Any, across: Sequence[Choices], drawn: Round, out: Path) 
         suggested(across, trial)
         if trial.params != before.params:
             raise ConfigError(
-                f"{out / JOURNAL}: this version of optuna draws other trials than those in it; choose another --out"
+                f"{out / JOURNAL}: its trials differ from those that this version of optuna draws; choose another --out"
             )
     _tell(study, trials, [each.values for each in drawn])
 

@@ -56,14 +56,14 @@ class Plan(Frozen):
 
 
 def seed_of(seed: int, request: int) -> int:
-    """Return a 64-bit seed per request, so that a resumed recording draws what an undisturbed one draws."""
+    """Return a 64-bit seed per request, so that a resumed recording equals an uninterrupted one."""
     return int(np.random.SeedSequence([seed, request]).generate_state(1, np.uint64)[0])
 
 
 def refuse_taken(out: str | Path, resume: bool, resumable: bool = True) -> None:
-    """Raises TraceError for a path that cannot be recorded to: before a model is loaded, which may take minutes.
+    """Raise TraceError for a path that cannot be recorded to, before a model is loaded, which may take minutes.
 
-    `resumable` says whether the command has `--resume`.
+    `resumable`: the command has `--resume`.
     """
     out = Path(out)
     if out.exists():
@@ -91,7 +91,7 @@ NUMBERED = re.compile(r"([a-z]+)(:\d{1,3})?")
 
 
 def check_device(device: str) -> None:
-    """Raises RecordError for what is no name of a device; whether this machine has it, torch knows."""
+    """Raise RecordError for an invalid device name; torch checks later whether the device exists."""
     named = NUMBERED.fullmatch(device)
     if device != "auto" and not (named and named[1] in DEVICES):
         raise RecordError(f"invalid --device {device!r}: expected auto, cpu or another device of torch")

@@ -119,7 +119,7 @@ def _refuse_constant(word: str) -> None:
 def checked(document: Any, finite: bool = False) -> Any:
     """Return the document. Raises DocumentError if it is nested too deep or has an integer that is too long.
 
-    With `finite` also for infinities and NaN. TOML and YAML allow them; there the fields of a model reject them.
+    With `finite`, infinities and NaN are errors too; TOML and YAML allow them, and the fields of models reject them.
     """
     level, depth = [document], 0
     while level:
@@ -134,7 +134,7 @@ def checked(document: Any, finite: bool = False) -> Any:
             elif isinstance(value, int) and value.bit_length() > MOST_BITS:
                 raise _too_long()
             elif finite and isinstance(value, float) and not isfinite(value):
-                raise DocumentError("a number beyond 1.8e308; expected a finite one")
+                raise DocumentError("a number beyond 1.8e308: expected a finite one")
         level, depth = below, depth + 1
     return document
 

@@ -212,7 +212,7 @@ def _apart(
     inches: float,
     ends: tuple[float, float],
 ) -> list[float]:
-    """Return the first of the rising values, and each whose label is far enough from that of the one before."""
+    """Return the rising values whose labels are far enough apart."""
     length = (scale(ends[1]) - scale(ends[0])) or 1.0
     kept = list(values[:1])
     for value in values[1:]:
@@ -240,7 +240,7 @@ def _step(top: float, most: int) -> float:
 
 
 def _name_equals(axes: Axes, groups: list[list[str]]) -> None:
-    """Name the lines that hide one another above the panel, as far as it is wide: only the last one drawn shows."""
+    """Name coinciding lines above the panel, as space permits: only the last one drawn is visible."""
     room = axes.bbox.width / DPI / (SMALL * LETTER)
     text = "; ".join(" = ".join(names) for names in groups)
     note = text if len(text) <= room else f"{text[: int(room) - 2].rpartition(' = ')[0]} = …"

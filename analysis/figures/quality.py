@@ -1,4 +1,4 @@
-"""Figures of `quality`: loss against what it buys, loss over a parameter, and live loss against its forecast."""
+"""Figures of `quality`: loss against its gain, loss over a parameter, and live loss against its forecast."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _outlined(row: Row, varied: str, each: Judged) -> Outlined | None:
 
 
 def _over_parameter(family: Family, drawn: Mapping[str, Look], bounds: Mapping[str, float]) -> tuple[Panel, Panel]:
-    """Return the panel of the loss and that of the miss rate."""
+    """Return the panels of the loss and of the miss rate."""
     above, below = [], []
     for task, look in drawn.items():
         own = sorted((point for point in family.points if point.task == task), key=lambda point: point.x)

@@ -47,7 +47,7 @@ def _diagonal(ends: tuple[float, float], look: Look) -> Series:
 
 
 def checks(frame: pl.DataFrame) -> Chart:
-    """Draw replayed over checked milliseconds with the diagonal where they are equal; a look per eviction policy.
+    """Draw replayed over checked milliseconds with the diagonal of equality; one style per eviction policy.
 
     Raises ResultError if nothing was checked, or no check has a time.
     """

@@ -1,4 +1,4 @@
-"""The question that results answer and the answer in sentences, those of the tables (`analysis/sentences.py`)."""
+"""The question that results answer, and the answer in the sentences of the tables (`analysis/sentences.py`)."""
 
 from __future__ import annotations
 
@@ -152,5 +152,5 @@ def _is_said(name: str, value: Any) -> bool:
 
 
 def meaning(name: str) -> str:
-    """Return what a setting decides."""
+    """Explain what a setting controls."""
     return MEANINGS.get(name, "")

@@ -97,7 +97,7 @@ class Case:
         return not all(independent(entry) for entry in self.entries)
 
     def label(self, entry: Entry) -> str:
-        """Name a configuration among those of the case."""
+        """Return the name of a configuration within its case."""
         return name_of_set(entry, self.names)
 
     def series(self, settings: Mapping[str, Any]) -> str:
@@ -151,7 +151,7 @@ def title(case: Case, all_cases: Sequence[Case]) -> str:
 
 
 class Source(NamedTuple):
-    """A trace of the results, if it is available."""
+    """A trace of the results."""
 
     name: str  #: as commands take it
     trace: Trace | None = None

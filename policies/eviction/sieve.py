@@ -1,7 +1,7 @@
-"""SIEVE (Zhang et al., NSDI 2024): a FIFO queue and a hand that spares what was used since it last came by.
+"""SIEVE (Zhang et al., NSDI 2024): a FIFO queue and a hand that spares copies used since its last visit.
 
-The hand moves from the oldest towards the newest and stays where it stopped; a hit moves nothing. A prefetch is no use:
-its first use leaves it unmarked.
+The hand moves from the oldest towards the newest and stays where it stopped; a hit moves nothing. A prefetch does not
+count as a use: the first use leaves the copy unmarked.
 """
 
 from moereplay.policies.contract import RESIDENT, Eviction, Memory

@@ -10,7 +10,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 
 def uses_cpu(params):
-    """Return True: a platform without a CPU is refused, whatever the parameters."""
+    """Return True: the policy always requires a CPU."""
     return True
 
 

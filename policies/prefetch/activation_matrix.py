@@ -26,7 +26,7 @@ REQUEST, STORED = 0, 1  # registers: 1 + the request in progress; requests store
 
 
 def on_gate(now, step, experts, copies, own):
-    """Enter this step's demand, and compare its layer anew."""
+    """Record this step's demand, and update the comparison of its layer."""
     if own.regs[0][REQUEST] != now["request"] + 1:
         begin_request(now, own)
     for n in range(len(step.expert)):

@@ -161,7 +161,7 @@ def settings(
     config = configure(eviction=replayed, scope=scope, passes=passes, reset=reset, contract=contract)
     if policy not in POLICIES:
         raise ConfigError(
-            f"no curve of {policy}: it is not known to be a stack algorithm ({', '.join(POLICIES)} are); "
+            f"no curve of {policy}: it is not a known stack algorithm ({', '.join(POLICIES)} are); "
             "replay the capacities that matter"
         )
     if policy not in offered(geometry, scope):

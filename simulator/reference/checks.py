@@ -211,7 +211,7 @@ class ResultChecks:
 
     def _within(self, what: str, value: int, allowed: Sequence[int]) -> None:
         if type(value) is not int or value not in allowed:
-            raise ValueError(f"hook {what} {value!r}; expected {_in_words(allowed)}")
+            raise ValueError(f"hook {what} {value!r}: expected {_in_words(allowed)}")
 
 
 def _in_words(allowed: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """Types of an experiment file, its JSON Schema for editors, and how its settings become a configuration.
 
 traces = ["runs/*.zarr"]            # paths or globs, relative to this file
-policy_files = ["newest.py"]        # policies of your own, relative to this file
+policy_files = ["newest.py"]        # user policies, relative to this file
 
 [base]                              # settings of every configuration: those of `moereplay replay`
 capacity = "5%"
@@ -69,7 +69,7 @@ class Range(Frozen):
     @model_validator(mode="after")
     def _rises(self) -> Range:
         if not self.low < self.high or (self.log and self.low <= 0):
-            raise ValueError("a range needs low < high, and low > 0 if log")
+            raise ValueError("invalid range: expected low < high, and low > 0 if log")
         if isinf(self.high / self.low if self.log else self.high - self.low):
             raise ValueError("the ends of the range are too far apart for a number between them")
         if self.integer and ceil(self.low) > floor(self.high):
@@ -182,7 +182,7 @@ def configuration(settings: Mapping[str, Any]) -> ReplayConfig:
 
 
 def whole(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings over those of their preset, dots folded."""
+    """Merge settings with those of their preset and fold dotted keys."""
     return folded(_over_preset(settings))
 
 

@@ -41,7 +41,7 @@ UNSIZED = "no memory is counted for {}: neither the trace nor its model's name s
 def document(question: Question, answer: Answer, trace_name: str, whole: Trace | None = None) -> Document:
     """Return the document of an answer. `trace_name` is the trace as the user typed it. All sizes are in bytes.
 
-    `whole` is the trace, if the question is about a part of it.
+    `whole` is the complete trace if the question covers a part of it.
     """
     trace = whole or question.trace
     best = answer.best
@@ -85,7 +85,7 @@ def document(question: Question, answer: Answer, trace_name: str, whole: Trace |
 
 
 def _part(judged: Trace, trace: Trace) -> Document | None:
-    """Describe the part of the trace that figures are of, None for all of it."""
+    """Describe the part of the trace that the figures cover, None for all of it."""
     if judged.tokens == trace.tokens:
         return None
     return {
@@ -135,7 +135,7 @@ def _point(question: Question, tried: Tried) -> Document:
 
 
 def _peak(question: Question, used: int) -> Document:
-    """Describe the peak of a fast memory of `used` bytes, where the platform states what the system needs besides."""
+    """Describe the peak of a fast memory of `used` bytes, if the platform states the memory that the system needs."""
     machine = platform(question.base["platform"])
     if machine.memory_bytes is None or machine.reserve_bytes is None:
         return {}

@@ -219,7 +219,7 @@ ALL = [
         "activation_matrix",
         "eamc.npy",
         write_matrices,
-        ("axes are (sequence, layer, expert): the sum of 2 sequences, 1 places are free",),
+        ("axes are (sequence, layer, expert): the sum of 2 sequences; 1 entries are empty",),
     ),
     CountSample("activation_matrix", "counts.npy", write_array, ("axes are (layer, expert)",)),
     CountSample("hot_cache", "hot.json", write_hot_cache, (NUMBERED,)),

@@ -247,8 +247,8 @@ ALL = [
         write_positions,
         PRUNED,
         (
-            "assumed: columns are position, layer, then k = 2 experts; a position below 0 is the prompt's; "
-            f"2 requests, a new one where a layer's position does not rise; {NUMBERED}; {BASIS}",
+            "assumed: columns are position, layer, then k = 2 experts; positions below 0 belong to the prompt; "
+            f"2 requests, starting where a layer's position does not rise; {NUMBERED}; {BASIS}",
             BITS_UNKNOWN,
         ),
     ),
@@ -264,7 +264,7 @@ ALL = [
         "layer_log.csv",
         write_layer_log,
         PRUNED,
-        (f"assumed: {COMPUTED}; {BEGUN}; k = 2, the most that divides every run; {BASIS}", BITS_UNKNOWN),
+        (f"assumed: {COMPUTED}; {BEGUN}; k = 2, the largest divisor of all runs; {BASIS}", BITS_UNKNOWN),
     ),
     Sample(
         "layer_log",
@@ -279,8 +279,8 @@ ALL = [
         write_records,
         [Request(ids(request, tokens), tokens) for request, tokens in enumerate(CHUNKS)],
         (
-            "assumed: a record is a layer of one pass; 3 requests, one for every pass of several tokens, as the "
-            f"context is cleared before it; k = 2; {BASIS}",
+            "assumed: a record is a layer of one pass; 3 requests, one per pass of several tokens, because the "
+            f"context is cleared before each; k = 2; {BASIS}",
             BITS_UNKNOWN,
         ),
     ),

@@ -240,7 +240,7 @@ ALL = [
         chunks(),
         (
             "teacher-forced text: every token is prompt; replay it token by token",
-            "split into requests of 4 tokens, as told",
+            "split into requests of 4 tokens, as passed",
             BITS_UNKNOWN,
         ),
         model="made-up",
@@ -277,7 +277,7 @@ ALL = [
         logged(),
         (
             f"assumed: k = 2; {LOGGED_FROM_TWO}; layers 0..1; experts = 8 as the largest id + 1",
-            "1 rows replace others of the same token and layer",
+            "1 rows replace earlier rows of the same token and layer",
             BITS_UNKNOWN,
         ),
     ),

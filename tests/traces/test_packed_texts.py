@@ -170,7 +170,7 @@ def test_numbers_of_parquet_are_read_at_once_and_as_cell_by_cell(tmp_path: Path)
 
 def test_a_number_of_parquet_that_is_not_allowed_is_named_with_its_row(tmp_path: Path) -> None:
     for column, value, said in [
-        ("layer", -1, "layer is -1"),
+        ("layer", -1, "layer -1"),
         ("experts", 40_000, "40000"),
         ("token", 2.5, "token is 2.5"),
     ]:

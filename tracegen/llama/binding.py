@@ -1,4 +1,4 @@
-"""llama.cpp's library by ctypes: what depends on its binary interface is in this file, and checked before use.
+"""llama.cpp's library by ctypes: everything that depends on its binary interface is here, and checked before use.
 
 No header of a build is copied. Structures of parameters are whatever the library's own `llama_*_default_params` return,
 in a buffer larger than any of them; the few fields that are set are found between known default values. The head of
@@ -116,7 +116,9 @@ def library_file(given: Path | None = None) -> Path:
     if given is not None:
         found = sorted(each for pattern in LIBRARIES for each in given.glob(pattern)) if given.is_dir() else [given]
         if not found or not found[0].is_file():
-            raise RecordError(f"--llama-lib {given}: no such file; expected libllama.so, or the folder that holds it")
+            raise RecordError(
+                f"--llama-lib {given}: no such file: expected libllama.so, or the folder that contains it"
+            )
         return found[0].absolute()
     for package, patterns in PACKAGES.items():
         spec = find_spec(package)
@@ -180,7 +182,7 @@ class Library:
         for name, (result, *arguments) in FUNCTIONS.items():
             function = next((getattr(part, name) for part in parts if hasattr(part, name)), None)
             if function is None:
-                raise RecordError(f"{self.path}: no function {name}; expected llama.cpp's library: {FIT}")
+                raise RecordError(f"{self.path}: missing function {name}: expected llama.cpp's library: {FIT}")
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
         self.build = {name: _text_of(part, name) for part in parts for name in NAMES if hasattr(part, name)}
@@ -190,14 +192,14 @@ class Library:
         fits = [at for at, start, flags in REPACKS if model[start : start + len(flags)] == flags]
         layers = struct.unpack_from("<i", model, GPU_LAYERS)[0]
         if any(model[:GPU_LAYERS]) or layers not in LAYER_COUNTS or not fits:
-            raise RecordError(f"{self.path}: llama_model_params have other defaults than those known; {FIT}")
+            raise RecordError(f"{self.path}: llama_model_params have unknown defaults; {FIT}")
         context = bytes(self.llama_context_default_params().raw)
         at = context.find(AROUND_CALLBACK, 32, 256)
         once = at >= 0 and context.count(AROUND_CALLBACK, 32, 256) == 1 and (at + TO_CALLBACK) % 8 == 0
         if struct.unpack_from("<4I", context) != SIZES or not once:
-            raise RecordError(f"{self.path}: llama_context_params have other defaults than those known; {FIT}")
+            raise RecordError(f"{self.path}: llama_context_params have unknown defaults; {FIT}")
         if struct.unpack_from("<i", context, at + TO_FLASH)[0] != AUTO:
-            raise RecordError(f"{self.path}: flash attention is not where it is in known builds; {FIT}")
+            raise RecordError(f"{self.path}: the position of flash_attn differs from known builds;  {FIT}")
         return Places(fits[0], at + TO_CALLBACK, at + TO_TYPES, at + TO_FLASH)
 
     def _name_at(self) -> int:
@@ -206,7 +208,7 @@ class Library:
         head = TensorHead.from_address(tensor)
         found = [head.type, *head.ne, *head.nb, self.ggml_nbytes(tensor)]
         if found != [I32, 3, 5, 7, 1, 4, 12, 60, 420, 420]:
-            raise RecordError(f"{self.path}: ggml_tensor is laid out otherwise than in known builds; {FIT}")
+            raise RecordError(f"{self.path}: the layout of ggml_tensor differs from known builds;  {FIT}")
         return self.ggml_get_name(tensor) - tensor
 
     @property
@@ -222,7 +224,7 @@ class Library:
         """Copy a tensor of float32 or int32, slowest axis first; a view keeps its strides. Raises RecordError."""
         head = TensorHead.from_address(tensor)
         if head.type not in DTYPES:
-            raise RecordError(f"node {self.name(tensor)!r} is of ggml's type {head.type}; expected float32 or int32")
+            raise RecordError(f"node {self.name(tensor)!r} has ggml type {head.type}: expected float32 or int32")
         raw = np.empty(self.ggml_nbytes(tensor), np.uint8)
         self.ggml_backend_tensor_get(tensor, raw.ctypes.data, 0, raw.nbytes)
         return np.ndarray(tuple(head.ne)[::-1], DTYPES[head.type], raw, 0, tuple(head.nb)[::-1]).copy()
@@ -267,7 +269,7 @@ class Model:
         space = c.create_string_buffer(len(text.encode()) * 2 + (1 << 16))
         size = self._library.llama_chat_apply_template(self.template, c.byref(message), 1, True, space, len(space))
         if not 0 < size < len(space):
-            raise RecordError("llama.cpp does not know the file's chat template; leave --chat out")
+            raise RecordError("llama.cpp does not support the file's chat template; omit --chat")
         return space.raw[:size].decode(errors="replace")
 
     def ends(self, token: int) -> bool:
@@ -275,7 +277,7 @@ class Model:
         return bool(self._library.llama_vocab_is_eog(self._vocabulary, token))
 
     def make_context(self, longest: int, threads: int, exact: bool, on_node: Callable[[int, bool], bool]) -> None:
-        """Make room for sequences of `longest` tokens; `on_node` gets each node and whether it is yet to be computed.
+        """Create a context for `longest` tokens; `on_node` receives each node and whether it is yet to be computed.
 
         `exact` keeps keys and values in float32, without flash attention.
         """
@@ -290,7 +292,7 @@ class Model:
             struct.pack_into("<i", params.raw, places.flash, 0)
         self._context = library.llama_init_from_model(self._model, params)
         if not self._context:
-            raise RecordError(f"llama.cpp makes no context of {longest:,} tokens: {library.last_words}")
+            raise RecordError(f"llama.cpp cannot create a context of {longest:,} tokens: {library.last_words}")
         library.llama_set_n_threads(self._context, threads, threads)
         self._batch = library.llama_batch_init(AT_ONCE, 0, 1)
 

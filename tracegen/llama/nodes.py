@@ -43,7 +43,7 @@ class Routers:
         self._error: Exception | None = None
 
     def on_node(self, tensor: int, ask: bool) -> bool:
-        """Before a node: return whether to stop behind it. Behind it: copy; False would end the pass."""
+        """Before a node, return whether to stop after it; after it, copy its data. False would end the pass."""
         try:
             kind, layer = _parsed(self._name(tensor))
             if kind is None:
@@ -62,14 +62,14 @@ class Routers:
             self._rows["logits", layer] = self._rows["scores", layer]
 
     def take(self, tokens: int) -> Pass:
-        """Return what the last pass of that many tokens left. Raises RecordError if a layer lacks a node or tokens."""
+        """Return the data of the last pass (`tokens` tokens). Raises RecordError if a layer lacks a node or tokens."""
         rows, self._rows = self._rows, {}
         error, self._error = self._error, None
         if error:
             raise error if isinstance(error, RecordError) else RecordError(f"a router cannot be read: {error!r}")
         layers = sorted({layer for _, layer in rows})
         if not layers:
-            raise RecordError("llama.cpp names no router in this model's graph; expected a mixture of experts")
+            raise RecordError("llama.cpp's graph of this model has no router: expected a Mixture of Experts")
         for kind, layer in ((kind, layer) for kind in ("logits", "chosen", "weights") for layer in layers):
             if (kind, layer) not in rows:
                 raise RecordError(f"llama.cpp's graph of this model has no {kind} of the router in layer {layer}")
@@ -78,7 +78,7 @@ class Routers:
                 raise RecordError(f"layer {layer} routes {found} of {tokens} tokens; such a model cannot be recorded")
         found = {kind: [rows[kind, layer] for layer in layers] for kind in ("chosen", "weights", "logits")}
         if any(len({part.shape for part in parts}) > 1 for parts in found.values()):
-            raise RecordError("layers have routers of different widths; expected the same in all of them")
+            raise RecordError("layers have routers of different widths: expected the same in all layers")
         return Pass(layers, **{kind: np.stack(parts, 1) for kind, parts in found.items()})
 
 

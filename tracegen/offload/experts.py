@@ -91,4 +91,4 @@ def check_marks(slot: Tensor, size: int, mark: int, y: int) -> None:
     """Raises AssertionError unless every page of the slot (n,) uint8 is of expert y of `size` bytes."""
     found = slot[: _pages(size)].view(int64)[:: PAGE // MARK]
     if not bool((found == mark).all()):
-        raise AssertionError(f"the slot of expert {y} holds other bytes; what it computes would be wrong")
+        raise AssertionError(f"the slot of expert {y} holds wrong bytes")

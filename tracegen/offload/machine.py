@@ -41,7 +41,7 @@ class _Asked(NamedTuple):
 
 
 class _Processor:
-    """The CPU beside the accelerator: computes misses from the slow tier, one after the other."""
+    """The CPU, which computes misses from the slow tier, one after the other."""
 
     def __init__(self, clock: RealClock, layers: Layers, copies: Copies, durations: Durations) -> None:
         self._clock, self._layers, self._copies, self._durations = clock, layers, copies, durations
@@ -70,7 +70,7 @@ class _Processor:
 
 
 class RealMachine:
-    """Accelerator, CPU and link of one run on one clock; `durations` is what it saw."""
+    """Accelerator, CPU and link of one run on one clock; `durations` holds the measured times."""
 
     depth = 1
 
@@ -206,7 +206,7 @@ class RealClock(simpy.Environment):
         self._stands_at = self.now
 
     def resume(self) -> None:
-        """Resume the clock from where it stands, if it is paused."""
+        """Resume the clock if it is paused."""
         if self._stands_at is not None:
             self._zero = time.perf_counter_ns() - self._stands_at
             self._stands_at = None
@@ -222,7 +222,7 @@ class RealClock(simpy.Environment):
             self.resume()
 
     def wait_until(self, moment: int) -> None:
-        """Return when the clock shows this time, whatever its pauses. Called from any thread."""
+        """Wait until the clock reaches this time, across pauses. Thread-safe."""
         while (left := moment - self.now) > 0:
             self._runs.wait()
             time.sleep(left / SECOND)
@@ -261,7 +261,7 @@ class Worker:
         return activity
 
     def close(self) -> None:
-        """Let the thread end when it has done what it was given; that is waited for as long as a user would."""
+        """End the thread after its remaining work; wait for it up to a time limit."""
         self._tasks.put(None)
         self._thread.join(SECONDS_TO_END)
 

@@ -22,7 +22,7 @@ from moereplay.traces.installation import install_command
 
 
 class Packed(NamedTuple):
-    """A weight as it is stored."""
+    """A weight as stored."""
 
     tensors: Mapping[str, Tensor]  #: values and scales, whatever the quantiser keeps
     shape: tuple[int, int]  #: (out, in) of the weight
@@ -57,7 +57,7 @@ class Quantiser:
 
 @cache
 def imported(module: str) -> ModuleType:
-    """Import a module of such a library. Its warnings about missing kernels are suppressed, as none is used here.
+    """Import a module of a quantiser's library; suppress its warnings about missing kernels, which are not used.
 
     Raises RecordError if it is not installed or cannot be loaded.
     """

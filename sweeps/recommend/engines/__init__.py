@@ -62,7 +62,7 @@ def placed(geometry: Geometry, size: int, vram_share: float) -> Placed:
 
 
 class Mode(Frozen):
-    """One way in which an engine places experts, and what it does with those that are not in fast memory."""
+    """One way in which an engine places experts and handles those outside fast memory."""
 
     name: str
     flags: str  #: a template over the quantities of Placed
@@ -99,7 +99,7 @@ class Engine(Frozen):
         for mode in modes:
             unknown = {name for _, name, _, _ in Formatter().parse(mode.flags) if name} - set(Placed._fields)
             if unknown:
-                raise ValueError(f"flags of {mode.name}: unknown {min(unknown)}; expected {', '.join(Placed._fields)}")
+                raise ValueError(f"flags of {mode.name}: unknown {min(unknown)}: expected {', '.join(Placed._fields)}")
         return modes
 
 
