@@ -108,7 +108,7 @@ class Machine(NamedTuple):
     fills: Sequence[str]  #: names of links into lower tiers
     homes: Sequence[int]  #: the link of each expert of a layer
     sizes: Sequence[Sequence[int]]  #: [precision][layer] bytes of an expert
-    loads_together: bool = False  #: whether demands are queued when the last of their step is loaded
+    queued_together: bool = False  #: whether demands are queued when the last of their step is loaded
     warm: Sequence[tuple[int, int]] = ()  #: (layer, expert) that are resident at the start
 
     def size(self, copy: Copy) -> int:
@@ -171,7 +171,7 @@ class Traffic:
 
     def follow(self, step: Step) -> None:
         """Add the transfers that start in a step."""
-        asked = _asked(step, self.machine.loads_together)
+        asked = _asked(step, self.machine.queued_together)
         for event in step.events:
             copy = copy_of(event)
             if event.kind in ("transfer", "fill"):

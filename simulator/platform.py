@@ -294,6 +294,12 @@ class Platform(Sparse):
         """True if links read matrix by matrix over the missing experts of a step."""
         return self.links[0].by_matrix
 
+    def queues_together(self, contract: str) -> bool:
+        """Return whether all demands of a step are queued when its last one is loaded. Contract `sequential` loads and
+        queues one expert at a time.
+        """
+        return contract == "atomic" and (self.by_matrix or self.overlap == "none")
+
     @property
     def depends_on_model(self) -> bool:
         """True if a price or the peak depends on the model's KV cache, or a price on the format of its weights."""

@@ -102,9 +102,11 @@ class Folder:
                 f"and run it again"
             ) from None
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            with suppress(OSError):  # others may be writing
-                scratch.parent.rmdir()
+            try:
+                _clear(scratch)
+            except KeyboardInterrupt:  # Ctrl-C in the middle of it
+                _clear(scratch)
+                raise
 
     def names(self) -> list[str]:
         """Return the file names of all parts, sorted."""
@@ -127,6 +129,13 @@ class Folder:
     def beside(self, otherwise: Path) -> Path:
         """Return the store itself, which is a folder."""
         return self.path
+
+
+def _clear(scratch: Path) -> None:
+    """Remove a scratch folder, and its parent unless others are writing there."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    with suppress(OSError):
+        scratch.parent.rmdir()
 
 
 def _make(scratch: Path) -> None:
