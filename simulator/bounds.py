@@ -48,7 +48,7 @@ class Bound:
 
 
 class Judged(NamedTuple):
-    """A configuration's bound. Unless it is forced, also the remark to make and the setting that causes it."""
+    """A configuration's bound and, unless the bound is forced, a remark and the setting that causes it."""
 
     bound: Bound | None
     remark: str = ""
@@ -98,8 +98,8 @@ def remarks(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
 def count(trace: Trace, bound: Bound) -> Counted:
     """Count hits that no eviction exceeds (null if unknown), accesses, and misses that no cache avoids.
 
-    Where experts of a pool differ in bytes `feasible_hits` are those of a way to evict that knows the future, under the
-    rules of the bound: the most hits lie between the two. It is null where `belady_hits` are the most hits.
+    If experts of a pool differ in bytes, `feasible_hits` are those of an eviction that knows the future, under the
+    rules of the bound: the maximum lies between the two. It is null if `belady_hits` is the maximum.
     """
     from moereplay.simulator.curves import optimum  # LLVM takes a moment to import
     from moereplay.simulator.curves.stream import Cut, demands_of

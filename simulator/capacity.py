@@ -209,7 +209,7 @@ class Memory(NamedTuple):
 
 
 def sized(geometry: Geometry, model: str, dense: str = "", dense_bits: str = "") -> Geometry:
-    """Return the geometry of `model` with its dense weight bytes, as far as they are known.
+    """Return the geometry of `model` with its dense weight bytes, if known.
 
     `dense` and `dense_bits` are the settings of those names; they override the trace. Raises ConfigError.
     """

@@ -37,19 +37,19 @@ class Machine(NamedTuple):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the fast memory. Raises ConfigError if the platform does not say."""
+        """Bytes of the fast memory. Raises ConfigError if the platform does not state them."""
         if self.platform.memory_bytes is None:
             raise ConfigError(f"missing size of the {self.platform.fast_tier}: pass --vram 24GB, or --memory 4GB")
         return int(self.platform.memory_bytes)
 
     @property
     def has_main_memory(self) -> bool:
-        """True if main memory lies behind the fast memory; else the disk does."""
+        """True if main memory is the tier below fast memory; else it is the disk."""
         return self.ram_bytes > 0
 
     @property
     def kind(self) -> str:
-        """`gpu` with a memory of its own, `unified`, or `cpu`."""
+        """`gpu` (with its own memory), `unified`, or `cpu`."""
         if self.has_main_memory:
             return "gpu"
         return "unified" if self.platform.fast_tier == UNIFIED else "cpu"
@@ -123,7 +123,7 @@ def of_platform(platform: Platform, memory: str = "", ram: str = "", disk: str =
 def assembled(
     *, gpu: str = "", vram: str = "", ram: str = "", ram_rate: str = "", disk: str = "", cores: str = "", link: str = ""
 ) -> Machine:
-    """Return a machine from what its owner knows; the rest is assumed, and said. Raises ConfigError."""
+    """Return a machine from the parts that its owner names; other values are assumed and listed. Raises ConfigError."""
     assumed: list[str] = []
     found = _card(gpu, vram, assumed)
     if link and (found is None or found.is_unified):

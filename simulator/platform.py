@@ -122,7 +122,7 @@ class Measured(Sparse):
         return by_tokens(longer(self.dense_ns, share), self.dense_by_tokens, tokens)
 
     def expert(self, tokens: int, size: int, share: float = 1) -> int:
-        """Return the nanoseconds of an expert's copy of so many bytes, at a share of the processor's rate."""
+        """Return the nanoseconds of an expert's copy of `size` bytes, at a share of the processor's rate."""
         spent = longer(self.expert_ns, share)
         if self.expert_by_tokens:
             spent = by_tokens(spent, self.expert_by_tokens, tokens)
@@ -135,7 +135,7 @@ class Measured(Sparse):
         return bounded(half_even(spent * times, unit), "expert_by_size")
 
     def once(self, share: float = 1) -> int:
-        """Return the nanoseconds of what a pass costs before layer 0, at a share of the processor's rate."""
+        """Return the nanoseconds of a pass before layer 0, at a share of the processor's rate."""
         return longer(self.pass_ns, share)
 
 
@@ -167,7 +167,7 @@ class Band(Sparse):
 
 
 class Tried(Band):
-    """Runs that were predicted with the figures of a platform without a calibration, as they are."""
+    """Runs that were predicted with an uncalibrated platform's unchanged values."""
 
     later: ClassVar = frozenset({"expert_rate"})
 
@@ -382,7 +382,7 @@ class Platform(Sparse):
 
 
 def _each(figures: Sequence[float]) -> float | str:
-    """Return one figure as it is, or those of several links joined by +."""
+    """Return one value unchanged, or those of several links joined by +."""
     return figures[0] if len(figures) == 1 else " + ".join(f"{figure:g}" for figure in figures)
 
 

@@ -73,7 +73,7 @@ class Plan:
         )
 
     def _edited(self) -> str | None:
-        """Return a warning if the figures are not those of the platform's calibration."""
+        """Return a warning if values differ from the platform's calibration."""
         if not self.machine.is_edited or self.machine.calibration is None:
             return None
         of = self.machine.calibration.device

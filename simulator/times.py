@@ -21,7 +21,7 @@ from moereplay.traces.schema import Geometry
 def homes(experts: int, shares: Sequence[float]) -> tuple[int, ...]:
     """Return the home link of each expert of a layer; `shares` are those of the links, in any unit.
 
-    Experts are dealt out in contiguous runs in the order of their ids. The lengths follow the shares by largest
+    Experts are assigned in contiguous runs in the order of their ids. The lengths follow the shares by largest
     remainder: every link gets the whole part of its quota, and the rest goes one each to the largest fractions, ties to
     the lower link.
     """
@@ -91,7 +91,7 @@ class Times:
 
     @cached_property
     def dense(self) -> Dense:
-        """Bytes of the dense weights, as far as they are known."""
+        """Bytes of the dense weights; 0 if unknown."""
         return dense_of(self._geometry)
 
     # links

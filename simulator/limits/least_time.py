@@ -44,7 +44,7 @@ def _first_uses(demands, first, cut, coming):
 
 
 def _window(demands, origin, first, last, cut, bits, pools, steps, base, counts, ends):
-    """Raise the limits `ends` of steps [first, last), counted from `origin`, by what is fetched from `first` on.
+    """Raise the limits `ends` of steps [first, last), counted from `origin`, by the transfers from `first` on.
 
     `base`: the limit at which the window begins, and whether nothing can be fetched before its first gate; `counts` are
     those of `optimum`.
@@ -197,7 +197,7 @@ def _of_stretch(run: Run, first: int, last: int, warm: list[int]) -> int:
 
 
 def _nearest(run: Run, begin: int) -> list[int]:
-    """Return the keys of the experts used soonest from a pass on, as many as fit: an ideally prepared cache."""
+    """Return the keys of the experts that are used soonest from a pass on and fit: an ideally prepared cache."""
     coming = np.full(run.cut.layers * run.cut.experts, NEVER, np.int64)
     FIRST_USES(run.demands, begin * run.cut.layers, run.cut, coming)
     chosen = []

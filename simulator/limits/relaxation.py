@@ -102,7 +102,7 @@ def _walk(rules, pools, out):
 
 @called
 def _trace_back(rules, pools, out):
-    """Mark what the cheapest ways use and hold."""
+    """Mark what the cheapest solutions use and hold."""
     out.holds[:] = 0
     out.until[:] = -1
     for n in range(len(rules.step) - 1, -1, -1):
@@ -139,13 +139,13 @@ def _solve(rules, pools, prices, out):
 
 @called
 def _direction(way, lacking, price):
-    """Return where to move a price: up if a rule is broken, down if it is not, with momentum."""
+    """Return the direction of a price: up if a rule is violated, else down, with momentum."""
     own = 0.0 if price <= 0.0 and lacking < 0.0 else lacking
     return own + MOMENTUM * way
 
 
 def _climb(rules, pools, prices, out, far):
-    """Move all prices: `far[0]` is how much they are to gain, `far[1]` the scale of holding prices."""
+    """Move all prices: `far[0]` is the intended gain, `far[1]` the scale of holding prices."""
     norm = 0.0
     for s in range(len(out.holds)):
         over = out.holds[s] - pools.slots[s % pools.layers if pools.stride > 1 else 0]

@@ -51,7 +51,7 @@ def _preset(name: str) -> Platform:
 
 
 def _document(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
-    """Return the tables of a preset or file, laid over those of its `base`."""
+    """Return the tables of a preset or file, merged over those of its `base`."""
     if name in extending:
         chain = " -> ".join((*extending, name))
         raise ConfigError(f"platform {extending[0]} extends itself: {chain}; remove one `base`")
@@ -88,7 +88,7 @@ def _over(old: object, new: object) -> object:
 
 
 def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
-    """Return the machine with changes `table.figure=value`, without what was measured of it as it was."""
+    """Return the machine with changes `table.key=value`, without measurements of the unchanged machine."""
     document = {key: value for key, value in machine.document().items() if key not in ("calibration", "tried")}
     tables = _tables(machine, document)
     for change in changes:

@@ -125,7 +125,7 @@ class CheckedTables:
         self._gate = self._shown = Step(*[()] * len(Step._fields))
 
     def step(self, step: Step) -> Step:
-        """Return the arrays of a gate as read-only; the engine goes on with them."""
+        """Return the arrays of a gate as read-only; the engine keeps using the originals."""
         if step is not self._gate:
             self._gate, self._shown = step, Step(*map(_frozen, step))._replace(**self._arrays)
         return self._shown

@@ -315,7 +315,7 @@ class Gatekeeper:
     # 7: prefetch
 
     def suggest(self, demanded: Demanded, at_once: bool = True) -> list[Transfer]:
-        """Call the prefetch policy, and queue what it predicts and is absent.
+        """Call the prefetch policy, and queue its absent predictions.
 
         Unless `at_once`: returns the prefetches that compute is to queue, in their order.
         """

@@ -188,7 +188,9 @@ def test_arrays_that_not_all_have_are_left_out_and_said(tmp_path: Path) -> None:
     assert_holds(both, stripped)
     assert appended(tmp_path / "poor.zarr", [traces[0]])[1] == left_out
     before = traces[0].digest
-    with pytest.raises(TraceError, match=r"rich.zarr has logits, which .*poor.zarr lacks; use `moereplay traces merge`"):
+    with pytest.raises(
+        TraceError, match=r"rich.zarr has logits, which .*poor.zarr lacks; use `moereplay traces merge`"
+    ):
         appended(tmp_path / "rich.zarr", [traces[1]])
     assert open_trace(tmp_path / "rich.zarr").digest == before
 

@@ -172,7 +172,7 @@ def test_a_number_of_parquet_that_is_not_allowed_is_named_with_its_row(tmp_path:
     for column, value, said in [
         ("layer", -1, "layer -1"),
         ("experts", 40_000, "40000"),
-        ("token", 2.5, "token is 2.5"),
+        ("token", 2.5, "token 2.5"),
     ]:
         with case(column, value, said):
             rows: dict[str, list[float]] = {"token": [0, 1, 2], "layer": [0, 0, 0], "experts": [1, 2, 3]}

@@ -142,8 +142,8 @@ def read_vllm(path: Path, options: Options) -> Foreign:
 
     `prompt_routed_experts` (prompt, L, k) once per response and `routed_experts` (generated, L, k) per choice; or,
     in other versions, `routed_experts` alone for prompt and generated tokens but the last. Dynamo has them in
-    `nvext`, NeMo-RL in `choices[].message`, prime-rl as `{"data", "shape", "start", "dtype"}`. Tokens
-    of the prefix cache in some versions, null for a request that was preempted. An npz holds the arrays of one
+    `nvext`, NeMo-RL in `choices[].message`, prime-rl as `{"data", "shape", "start", "dtype"}`. Some
+    versions have -1 for tokens of the prefix cache, and null for a preempted request. An npz holds the arrays of one
     completion by the same names. No weights, no logits.
 
     Return a request per choice. Raises TraceError naming the response whose arrays are not as documented.
