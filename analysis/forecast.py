@@ -245,7 +245,7 @@ def share_of(text: str) -> float:
 
 def _in_words(refused: str, why: str, count: int) -> str:
     return (
-        f"no FORECAST of {counted(count, 'configuration')}: {refused} (as here: {why}); run one of them live to have it"
+        f"no FORECAST of {counted(count, 'configuration')}: {refused} (as here: {why}); run one of them live to get it"
     )
 
 

@@ -139,7 +139,7 @@ def _pays(found: Document) -> Iterator[str]:
     yield from _gained("a cache of the last used experts", "experts placed for good", pays["cache"])
     prefetch = pays["prefetch"]["gain"]
     if prefetch > 0.01:
-        yield f"prefetch: at most {percent(prefetch)} more, if every transfer were hidden; none of it is certain"
+        yield f"prefetch: at most {percent(prefetch)} more, if every transfer were hidden; the gain may be zero"
     else:
         yield "prefetch: does not pay, nothing is waited for that it could hide"
     crossings = found["crossings"]

@@ -212,12 +212,12 @@ def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
     alike = {name for name in SHOWN if len({each.config[name] for each in comparisons}) == 1}
     first = comparisons[0].config
     return [
-        f"LIVE, emulated, beside SIMULATED: {of_trace(trace)}",
+        f"LIVE, emulated, versus SIMULATED: {of_trace(trace)}",
         "; ".join(f"{name} {first[name]}" for name in SHOWN if name in alike),
         *(f"set {each.name}: {said}" for each in comparisons if (said := _settings(each, alike))),
         *capacities([(each.config, each.about) for each in comparisons]),
         "replayed: the trace, without the model; closed loop: replay of the live run's own recording",
-        "allowed 0: policies that leave the output alone must be identical; the others are replayed open loop",
+        "allowed 0: policies that do not change the output must be identical; the others are replayed open loop",
         "",
     ]
 

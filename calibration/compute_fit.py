@@ -58,7 +58,7 @@ def _identified(runs: Sequence[Run]) -> bool:
 
 def _one_demand(ratio: float | None, base: Platform) -> str:
     if ratio is None:
-        return "one demand per token: a single rate stands for dense weights and experts; other models may differ"
+        return "one demand per token: a single rate is used for dense weights and experts; other models may differ"
     return (
         "one demand per token: dense weights and experts share one fitted rate; "
         f"the ratio of their rates, {ratio:g}, is assumed as {base.name} states it"
@@ -160,7 +160,7 @@ def _warn_of_others(timed: Sequence[Run], apart: Sequence[Run], base: Platform, 
 
     rates = sorted(rate(run) for run in inside)
     warnings.append(
-        f"excluded from the rate of compute, as they log loading inside compute: {counted(len(inside), 'run')}; "
+        f"excluded from the rate of compute, because they log loading inside compute: {counted(len(inside), 'run')}; "
         "the remainder implies "
         f"{rates[0]:.1f} to {rates[-1]:.1f} GB/s, the others {_median(rate(run) for run in apart):.1f}"
     )

@@ -110,7 +110,7 @@ def _difference(found: Geometry, sizes: Sizes) -> str:
         return (
             f"has {found.layers} MoE layers, the run's model {sizes.layers}: give the model that was traced (--model)"
         )
-    text = f"was recorded with k = {found.k}, and the run is said to have k = {sizes.k} (--k, column k or the model's)"
+    text = f"was recorded with k = {found.k}, but the run states k = {sizes.k} (--k, column k or the model's)"
     return f"{text}: give the routing of that run, or --k {found.k} if the run had it"
 
 

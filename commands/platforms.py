@@ -22,7 +22,7 @@ class Parts(NamedTuple):
 
     gpu: Annotated[str, typer.Option(help='Card by name: "RTX 3090", "M4 Max"; none for the CPU alone.')] = ""
     vram: Annotated[str, typer.Option(help="Memory of the GPU: 24GB.")] = ""
-    ram: Annotated[str, typer.Option(help="Main memory, behind the GPU's if there is one: 64GB.")] = ""
+    ram: Annotated[str, typer.Option(help="Main memory (RAM): 64GB.")] = ""
     ram_rate: Annotated[str, typer.Option(help="Rate at which the CPU reads main memory: 60GB/s.")] = ""
     link: Annotated[str, typer.Option(help="Link of the GPU: 4.0x16, or a rate such as 25GB/s.")] = ""
     disk: Annotated[str, typer.Option(help="Rate of disk reads: 3.5GB/s; none if RAM holds every expert.")] = ""

@@ -146,7 +146,7 @@ def left_of(out: Path, done: str) -> str:
     partial = out.with_name(f"{out.name}.partial")
     if not partial.exists():
         return f"nothing was {done}"
-    return f"what was {done} is kept in {partial}; run the same command with --resume to continue"
+    return f"{done} requests are kept in {partial}; run the same command with --resume to continue"
 
 
 @contextmanager

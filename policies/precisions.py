@@ -65,6 +65,6 @@ def note(asked: Chosen[Miss], fitted: Chosen[Miss], stored: float) -> str | None
         return None
     default, used = (_spelled(each.policy.bits(each.params)) for each in (asked, fitted))
     return (
-        f"miss {asked.policy.name} uses bits={used} in place of its default {default}: "
+        f"miss {asked.policy.name} uses bits={used} instead of its default {default}: "
         f"the trace stores its experts at {stored:g} bits"
     )

@@ -54,7 +54,7 @@ _DECLARED = (
     Counter("prefetch_hits", COUNT, "hits that are the first use since a prefetch brought the expert"),
     Counter("prefetch_used", COUNT, "prefetch hits and lates"),
     Counter("predicted", COUNT, "experts that the prefetch policy suggested, each time"),
-    Counter("predicted_demanded", COUNT, "of those, how many the target step demanded"),
+    Counter("predicted_demanded", COUNT, "those that the target step demanded"),
     Counter(
         "predictable",
         COUNT,
@@ -71,25 +71,25 @@ _DECLARED = (
     Counter("bytes_demand", BYTES, "bytes of demand transfers, charged when they start"),
     Counter("bytes_prefetch", BYTES, "bytes of prefetch transfers, charged when they start"),
     Counter("bytes_lower", BYTES, "bytes of transfers into the tiers below the fast one, charged when they start"),
-    Counter("bytes_wasted", BYTES, "bytes prefetched and evicted before any use; not what a reset cleared"),
+    Counter("bytes_wasted", BYTES, "bytes prefetched and evicted before any use; without bytes cleared by a reset"),
     Counter(
         "bytes_unused_at_end",
         BYTES,
-        "bytes prefetched, resident and unused at the end; not what is in flight then or was cleared by a reset",
+        "bytes prefetched, resident and unused at the end; without bytes in flight or cleared by a reset",
     ),
     Counter(
         "link_busy_ns",
         NS,
         "time of the transfers, end_i - max(issue_i, end_(i-1)), charged when they start; the sum over all links",
     ),
-    Counter("dense_ns", NS, "dense compute, including what a pass costs before layer 0"),
+    Counter("dense_ns", NS, "dense compute, including the work of a pass before layer 0"),
     Counter("expert_ns", NS, "expert compute"),
     Counter("loading_ns", NS, "compute's own time to have experts loaded"),
     Counter("stall_ns", NS, "per step end - gate - expert compute - loading"),
     Counter("assignments_kept", COUNT, "assignments of the router's own choice that were executed as chosen"),
     Counter("mass", WEIGHT, "gate weight of the router's own choice"),
     Counter("mass_kept", WEIGHT, "of that, the part executed as chosen"),
-    Counter("mass_low_precision", WEIGHT, "of what was kept, the part executed below the highest precision tier"),
+    Counter("mass_low_precision", WEIGHT, "the part of mass_kept executed below the highest precision tier"),
     Counter(
         "mass_substituted",
         WEIGHT,
@@ -98,7 +98,7 @@ _DECLARED = (
     Counter(
         "mass_dropped",
         WEIGHT,
-        "the rest of it, not executed; mass_kept + mass_substituted + mass_dropped = mass",
+        "the part not executed; mass_kept + mass_substituted + mass_dropped = mass",
     ),
     Counter("rank_displacement", COUNT, "sum over assignments of how far their rank is from the slot they fill"),
     Counter(

@@ -86,7 +86,7 @@ BRACKETED = "belady: upper bound where experts of a pool differ in bytes"
 EMPTY = "nothing is ever loaded, so that a cache that starts empty stays empty; --warm FILE fills it at the start"
 USELESS = (
     "lower tiers catch {} of the bytes that the cache loads: a lower tier includes the experts of the cache above it, "
-    "so that it helps only as far as it is larger"
+    "so it helps only if it is larger"
 )
 
 

@@ -132,7 +132,7 @@ def older() -> dict[str, str | int | tuple[()]]:
 def markdown() -> str:
     """Return the Markdown table of settings in docs/settings.md."""
     rows = [f"| `{each.name}` | {_shown(each.default)} | {each.help} | {_listed(each)} |" for each in SETTINGS]
-    return "\n".join(["| setting | default | what it is | in `replay` |", "|---|---|---|---|", *rows])
+    return "\n".join(["| setting | default | meaning | in `replay` |", "|---|---|---|---|", *rows])
 
 
 def _shown(default: str | int | tuple[()]) -> str:

@@ -250,6 +250,6 @@ def _on_the_bus(remarks: list[str]) -> Iterator[Gpu]:
         name = _of_chip(chip, 0)
         known = recognised(name)
         if "NVIDIA" in vendor.upper():
-            remarks.append(f"{_name(name)} is left out: nvidia-smi does not answer (install its driver, or say --gpu)")
+            remarks.append(f"{_name(name)} is left out: nvidia-smi does not answer (install its driver, or pass --gpu)")
         elif known and known.is_exact and not known.card.is_unified:
             yield Gpu(_name(name), known.card.vram_bytes, _link_of(f"sys/bus/pci/devices/{slot}"))

@@ -258,7 +258,7 @@ class Journal:
             os.fsync(self._handle)
         except OSError as error:
             os.ftruncate(self._handle, end)
-            reason = f"{error.strerror or error}; what is stored stays, make room and run it again"
+            reason = f"{error.strerror or error}; stored results are kept; free disk space and run it again"
             raise ConfigError(f"cannot write {self._path}: {reason}") from None
 
     def _whole_lines(self) -> list[bytes]:

@@ -19,7 +19,7 @@ from moereplay.results.read import layers
 
 PASSES = {
     "decode": "Decode passes only.",
-    "prefill": "Prefill passes only, those of prompts.",
+    "prefill": "Prefill passes (prompts) only.",
     "both": "Prefill and decode passes, summed.",
 }
 NO_ENDS = "No intervals: per-request rows are not stored by layer."

@@ -193,7 +193,7 @@ def _hidden(alike: Sequence[Sequence[str]]) -> str:
     named = "; ".join(" = ".join(names) for names in alike)
     if len(named) <= LONGEST:
         return f"On one another: {named}." if named else ""
-    return f"{sum(map(len, alike))} lines lie on others; the table of points has each."
+    return f"{sum(map(len, alike))} lines coincide with others; the table of points lists each."
 
 
 def summary(figure: Figure) -> str:

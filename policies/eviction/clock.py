@@ -57,7 +57,7 @@ def on_evict(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="clock",
-    summary="a FIFO queue with a second chance for what was used",
+    summary="a FIFO queue with a second chance for used experts",
     source="Corbató 1968; bits as in libCacheSim",
     params=PARAMS,
     memory=Memory(rows=ROW_COLUMNS + 1, regs=REGISTERS_PER_LIST),

@@ -35,7 +35,7 @@ def admit(now, experts, copies, own, y_in, prefetched, y_out):
 
 POLICY = Eviction(
     name="pinned",
-    summary="never evict what a profile ranks highest, the rest by lru, lfu or fifo",
+    summary="never evict the best experts of a profile; evict the others by lru, lfu or fifo",
     source="2608.07911 (pinned)",
     params=PARAMS,
     needs=needs,

@@ -52,7 +52,7 @@ def on_evict(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="sieve",
-    summary="a FIFO queue whose hand spares what was used",
+    summary="a FIFO queue whose hand spares used experts",
     source="Zhang et al., NSDI 2024",
     memory=Memory(rows=ROW_COLUMNS + 1, regs=REGISTERS_PER_LIST + 1),
     on_use=on_use,

@@ -92,7 +92,7 @@ def on_evict(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="slru",
-    summary="LRU in segments; what is used again moves up",
+    summary="LRU in segments; reused experts move up",
     source="Karedla, Love & Wherry, IEEE Computer 1994; Huang et al., SOSP 2013",
     params=PARAMS,
     memory=Memory(rows=ROW_COLUMNS, regs=MOST_SEGMENTS * REGISTERS_PER_LIST),

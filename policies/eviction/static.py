@@ -23,7 +23,7 @@ def admit(now, experts, copies, own, y_in, prefetched, y_out):
 
 POLICY = Eviction(
     name="static",
-    summary="what a profile ranks highest stays",
+    summary="keep the best experts of a profile",
     source="Fiddler 2402.07033; 2608.07911 (static)",
     params=PROFILE_PARAMS,
     needs=needs,

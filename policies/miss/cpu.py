@@ -17,7 +17,7 @@ def uses_cpu(params):
 POLICY = Miss(
     name="cpu",
     summary="execute every miss on the CPU",
-    source="llama.cpp and KTransformers: experts outside of VRAM run where they are",
+    source="llama.cpp and KTransformers: experts outside VRAM run on the CPU",
     resolve=resolve,
     uses_cpu=uses_cpu,
     reads=frozenset(),

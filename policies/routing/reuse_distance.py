@@ -75,7 +75,7 @@ def lift_and_drop(now, copies, scores, ids, wanted, bonus, keep, row):
 
 POLICY = Routing(
     name="reuse_distance",
-    summary="lift what will be used soon, drop what is cold and weak",
+    summary="lift experts that will be used soon, drop cold and weak ones",
     source="CECAR, github.com/malmong/CECAR (inference simulator)",
     params=PARAMS,
     memory=Memory(reals=1),

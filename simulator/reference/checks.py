@@ -145,7 +145,7 @@ def _frozen(rows: Any) -> Any:
 
 def undeclared(name: str) -> PolicyError:
     """Return a PolicyError at the line of a hook that reads an undeclared column or array."""
-    return complaint_here(f"undeclared read of {name!r}: add it to `reads`, or leave `reads` out")
+    return complaint_here(f"undeclared read of {name!r}: add it to `reads`, or omit `reads`")
 
 
 # results

@@ -34,8 +34,10 @@ SHORT_TRACE = (
     "makes no profile; every set here begins with a full cache, of whole layers or of arbitrary experts"
 )
 ONE = "one request only: how far another one would differ cannot be known"
-NO_DENSE = "not compared, as the bytes of dense weights are unknown and take no time here; --dense gives them"
-UNSIZED = "no memory is counted for {}: neither the trace nor its model's name says how much; take it off --memory"
+NO_DENSE = "not compared, because the bytes of dense weights are unknown and take no time here; pass --dense"
+UNSIZED = (
+    "no memory is counted for {}: neither the trace nor its model's name gives its size; subtract it from --memory"
+)
 
 
 def document(question: Question, answer: Answer, trace_name: str, whole: Trace | None = None) -> Document:
@@ -167,7 +169,7 @@ def _prefetch(question: Question, answer: Answer) -> Document:
 def _cpu(answer: Answer) -> Document:
     """Describe whether computing misses on the CPU beats fetching them; `pays` is null if the machine has none."""
     if answer.space.miss == ("fetch",):
-        return {"pays": None, "gain": 0.0, "reason": "the machine has no CPU beside what computes, or none is needed"}
+        return {"pays": None, "gain": 0.0, "reason": "the machine has no additional CPU, or none is needed"}
     if answer.fetching is None:
         return {"pays": None, "gain": 0.0, "reason": UNSEARCHED}
     best, gain = answer.best, answer.best.tokens_per_s / answer.fetching.tokens_per_s - 1

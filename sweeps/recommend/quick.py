@@ -367,7 +367,7 @@ def _more(load: Load, machine: Machine, chosen: Sequence[Engine], best: Estimate
 
 def _warnings(load: Load, machine: Machine, best: Estimate) -> Iterator[str]:
     if not load.dense_bytes:
-        yield "the bytes of dense weights are unknown and take no time here; --dense gives them"
+        yield "the bytes of dense weights are unknown and take no time here; pass --dense"
     if best.setting.disk_bytes:
         share = best.setting.disk_bytes / load.expert_bytes
         yield f"{share:.0%} of the experts fit in no memory and are read from the disk again and again"
