@@ -23,7 +23,7 @@ LEAST = 1e-12  #: noise if all examples are equal
 ROUNDS, SETTLED = 20, 1e-4  #: most rounds of reweighting, and the relative change that ends them
 SLACK = 1 + 1e-9  #: tolerance of a measured range, for sums in another order
 Array = NDArray[np.float64]
-#: Counters behind each figure, for messages.
+#: Counters of each figure, for messages.
 COUNTED = {
     "lost": "(mass - mass_kept)**2 per lost assignment",
     "variation": "variation / mass",

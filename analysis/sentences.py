@@ -58,7 +58,7 @@ NO_INTERVAL = {
     GENERATED: "no confidence interval: the routing is synthetic",
 }
 WORDS = {"passes": "schedule of passes"}
-MOST_NAMED = 3  #: winning sets that are named, and of those that know the future
+MOST_NAMED = 3  #: most winning sets that are named, and most of those that know the future
 MOST_PLACES = 6  #: capacities that are listed for one set
 
 

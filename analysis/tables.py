@@ -282,7 +282,7 @@ def _pairs(columns: Sequence[Column], at: int, width: int) -> list[str]:
     return [line for line in lines if line]
 
 
-# -- Rankings as a terminal shows them: short heads, shares in percent, and what the heads mean.
+# -- Rankings on a terminal: short headings, shares in percent, and a legend.
 
 #: Columns of a forecast.
 FORECAST = {name: f"forecast {name}" for name in ("loss", "low", "high")}

@@ -71,7 +71,7 @@ class Runs(NamedTuple):
 
     live: Result
     replayed: Result  #: of the baseline trace
-    closed: Result | None = None  #: replay of what the live run recorded
+    closed: Result | None = None  #: replay of the live run's recording
     recorded: Trace | None = None  #: routing that the live run recorded under its policies
 
 

@@ -35,7 +35,7 @@ CONDITIONS = ("model", "trace", "passes", "capacity")
 SHOWN_TIED = 3
 
 
-#: Tells from a row's policies, by kind, whether one knows the future.
+#: Returns whether one of a row's policies, by kind, knows the future.
 Foresight = Callable[[Mapping[str, Any]], bool]
 
 

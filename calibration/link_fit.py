@@ -30,7 +30,7 @@ LEAST_START = 1_000.0  #: nanoseconds; a shorter start counts as 0
 FELT = 0.02
 START_NS = 200_000.0
 STARTS_NS_PER_MIB = (20_000.0, 400_000.0)
-#: Weight of what is expected of two rates against a run's relative error: 30 % against 7 %.
+#: Weight of the expected difference of two rates relative to a run's error: 30 % against 7 %.
 TIE = 0.25
 
 

@@ -26,7 +26,7 @@ from moereplay.traces.schema import Geometry, Trace
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  #: of the experts of a layer
 JUDGED = ("lru", "lfu:count=history", "least_stale", "static", "belady", "random")
-FITTED_TOKENS = 3072  #: at most, which bounds the time of a fit; as many are judged
+FITTED_TOKENS = 3072  #: most tokens, which bounds the time of a fit; the same number is judged
 STEPS = 3
 LEAST_TOKENS = 64
 #: Two mixtures from which the shared strengths are searched.
@@ -39,7 +39,7 @@ SHARED_LAYERS, CORRECTED_LAYERS = 6, 16  #: that stand for all
 #: Standard deviations of logarithms: of shared strengths about a start, of a layer's about the shared, of corrections.
 SHARED_SPREAD, LAYER_SPREAD, CORRECTION_SPREAD = 1.5, 0.7, 0.4
 LOW, HIGH = np.log([0.03] * 6 + [0.3] * 2), np.log([12.0] * 6 + [2000.0] * 2)
-#: Errors of hit rates and of the logarithm of misses that count alike.
+#: Errors of hit rates and of the logarithm of misses that have equal weight.
 HITS, MISSES = 0.01, 0.06
 NUDGE, FARTHEST = 0.2, 1.0  #: of logarithms, for a derivative and for a step
 LEAST_RATIO = 1e-3  #: of misses, below which differences do not matter

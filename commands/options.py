@@ -51,7 +51,7 @@ def _all_typed(context: typer.Context, values: dict[str, Any]) -> frozenset[str]
     return frozenset(name for name in context.params if is_typed(context, name))
 
 
-#: Argument of a verb, without an option of its own: the names of the options that the user typed.
+#: Argument of a verb that has no option: the names of the options that the user typed.
 Typed = Annotated[frozenset[str], Group([], _all_typed)]
 
 

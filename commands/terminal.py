@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moereplay.analysis.figures.catalogue import Drawn
     from moereplay.traces.schema import Trace
 
-STDOUT = Path("-")  #: stands for standard output where a verb writes one text
+STDOUT = Path("-")  #: means standard output for verbs that write one text
 INTERRUPTED = 130  #: exit code of a program that Ctrl-C ended, as shells report it
 #: Time for threads to remove half-written files, or to finish a step.
 SECONDS_TO_END = 0.3

@@ -68,7 +68,10 @@ EXPERT = np.dtype(
         ("mass_ever", np.int64),  # sum of the gate weights (in UNITs) of all its assignments
         ("next_use", np.int64),  # position of its next demand not yet looked up, or NEVER; needs `future`
         ("next_pass", np.int64),  # pass of that demand, or NEVER
-        ("profile", np.int64),  # bytes of what the profile ranks before it in its pool, or NEVER if it does not list it
+        (
+            "profile",
+            np.int64,
+        ),  # bytes of the experts ranked before it in its pool by the profile, or NEVER if not listed
         ("needed", np.int64),  # 1 from the gate that demands it until its compute has ended
     ],
     align=True,
@@ -312,9 +315,9 @@ class Prefetch(PrefetchHooks, Policy):
     depth: Callable[[Params], int] = lambda params: 0  #: how many layers of look-ahead it reads
     reach: Callable[[Params], int] | None = None  #: how many layers ahead it predicts; None: `depth`, at least the next
     own_scores: Callable[[Params], bool] = lambda params: False  #: whether by this layer's own scores
-    side_slots: Callable[[Params], int] = lambda params: 0  #: buffers of its own that never evict a cached expert
+    side_slots: Callable[[Params], int] = lambda params: 0  #: separate buffers that never evict a cached expert
     side_inside: Callable[[Params], bool] = lambda params: False  #: whether their bytes are taken from the capacity
-    renews_queue: bool = False  #: its queued prefetches are cancelled when it suggests anew
+    renews_queue: bool = False  #: its queued prefetches are cancelled when it suggests again
     kind: str = field(init=False, default="prefetch")
 
     def names_ahead(self, params: Params) -> int:
@@ -339,7 +342,7 @@ class Miss(MissHooks, Policy):
     bits: Callable[[Params], tuple[float, ...]] = (
         lambda params: ()
     )  #: precision tiers, most precise first; () = as stored
-    #: every verdict is 0 whatever the tables say, so that engines may skip `resolve`, which must not write either
+    #: every verdict is 0, so that engines may skip `resolve`, which must not write either
     fetches_all: bool = False
     changes_output: bool = False
     uses_cpu: Callable[[Params], bool] = lambda params: False  #: refused on a platform without one

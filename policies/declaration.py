@@ -33,7 +33,7 @@ CAPABILITIES = frozenset({"weights", "logits", "lookahead", "future"})
 BITS = 64
 #: What columns of memory and buffers are counted up to, layers, and tokens.
 MOST, MOST_LAYERS, MOST_TOKENS = 1 << 20, 1 << 30, 1 << 62
-LONGEST, MOST_SHOWN = 500, 60  #: characters of a summary or a source, and those that an error shows of it
+LONGEST, MOST_SHOWN = 500, 60  #: most characters of a summary or a source, and of its part in an error
 #: Bits that an expert's numbers may have.
 MOST_BITS = 64
 

@@ -85,7 +85,7 @@ def _decides(kind: str, text: str) -> bool:
 def _needs(kind: str, text: str) -> frozenset[str]:
     try:
         return parse(kind, text).needs
-    except PolicyError:  # of a file that is not at hand, or of another version
+    except PolicyError:  # of a file that is missing or has another version
         return frozenset()
 
 

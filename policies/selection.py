@@ -30,7 +30,7 @@ def protected(now, top_j):
 def is_among(ids, count, e):
     """Return whether e is one of the first `count`."""
     found = 0
-    for i in range(count):  # no branch: which one it is, is anybody's guess
+    for i in range(count):  # no branch, because it would be unpredictable
         found += 1 if ids[i] == e else 0
     return found > 0
 

@@ -25,7 +25,7 @@ class Counter:
     unit: str
     definition: str
     per: tuple[Rows, ...] = BOTH
-    column: str = ""  #: in tables that have settings beside counters, if not its name
+    column: str = ""  #: in tables that also have settings, if it is not its name
 
     @property
     def heading(self) -> str:
@@ -109,7 +109,7 @@ _DECLARED = (
 )
 #: By name, in the order of columns.
 COUNTERS: dict[str, Counter] = {counter.name: counter for counter in _DECLARED}
-#: Of a row per request, beside the counters; `ttft_ns` is null without a prompt.
+#: Columns of a row per request, in addition to the counters; `ttft_ns` is null without a prompt.
 REQUEST_TIMES = ("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens")
 PHASES = ("prefill", "decode")
 LIFETIME_BUCKETS = 24  #: bucket b counts copies evicted after [2**(b-1), 2**b) steps; bucket 0 within their own step

@@ -130,12 +130,12 @@ METRICS: dict[str, Metric] = {
 }
 #: Ratios of counters alone: every tidy frame with these columns can have them, those of layers and requests too.
 RATIOS = tuple(name for name, each in METRICS.items() if each.under and not {*each.over, *each.under} & {*TIMES})
-#: Metrics that are no ratio of sums, and what they are.
+#: Metrics that are not ratios of sums, with their definitions.
 OTHERS: dict[str, str] = {
     "compulsory_limit": "1 - bound_compulsory / bound_accesses: no cache without prefetch hits more",
     "ttft_median_ms": "median over requests of the time from request start to the end of its prefill",
 }
-#: As papers state it; delayed hits are no misses. Without prefetch it is 1 - hit rate.
+#: As papers define it; delayed hits are not misses. Without prefetch it is 1 - hit rate.
 MISS_RATE = Metric(("misses",), ("accesses",), larger_is_better=False)
 #: The metrics of a result, in the order of documentation.
 DOCUMENTED = (
@@ -162,7 +162,7 @@ RANKED: dict[str, bool] = {
         "gb_moved",
     )
 }
-#: What a search can aim at, and a driver compares as results come in.
+#: Metrics that a search can optimise and a driver compares as results arrive.
 SEARCHED = ("hit_rate", "ttft_mean_ms", "tpot_ms", "gb_moved", "capacity_gb", "mass_share_kept", "choice_kept")
 #: Earlier names, which are still read.
 ALIASES = {"mass_kept": "mass_share_kept", "ttft_ms": "ttft_mean_ms"}

@@ -35,9 +35,9 @@ DTYPES: Columns = {
     "flag": pl.Boolean,
     "pairs": pl.List(pl.List(pl.Int64)),
 }
-#: What a reader must know of a result beside its configuration; `calibration` is null where seconds are estimated,
+#: Facts about a result in addition to its configuration; `calibration` is null where seconds are estimated,
 #: `synthetic` where the routing was recorded; `uncalibrated` says why they are although the platform is calibrated,
-#: `assumed` what is assumed of dense weights; `band` says how far such times were off
+#: `assumed` the assumption on dense weights; `band` the measured error of such times
 #: where they were measured, and its ends are measured / predicted.
 _TEXTS = (
     *("label", "seconds", "calibration", "trace", "model", "capacity_forms", "warning", "synthetic"),
@@ -52,7 +52,7 @@ FACTS: Columns = dict.fromkeys(_TEXTS, pl.String) | {
     "band_most": pl.Float64,
 }
 LIFETIME: Columns = {"lifetime": pl.List(pl.Int64)}
-#: What bounds the hits: null where Belady's are no bound; accesses; misses at any capacity; hits of a way to evict,
+#: Bounds of hits: null if Belady's are not a bound; accesses; misses at any capacity; hits of a way to evict,
 #: where experts of a pool differ in bytes.
 BOUNDS: Columns = dict.fromkeys(("belady_hits", "accesses", "compulsory", "feasible_hits"), pl.Int64)
 LATENCIES: Columns = {
@@ -63,7 +63,7 @@ LATENCIES: Columns = {
     "decode_passes": pl.Int64,
 }
 IN_FULL = "_in_full"  #: ends the column of a policy with every parameter, defaults included
-#: What orders a table of a sweep, and tells its rows apart.
+#: Columns that order a table of a sweep and identify its rows.
 ORDER = {
     "configurations": ["identity"],
     "layers": ["identity", "layer", "phase"],
@@ -173,7 +173,7 @@ def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> p
 
 def _filled(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     """Cast a nested column, which fills the fields that it lacks."""
-    own = frame.schema  # polars makes it anew each time
+    own = frame.schema  # polars rebuilds it each time
     lacking = [pl.lit(None, kind).alias(name) for name, kind in schema.items() if name not in own]
     other: Any = {name: kind for name, kind in schema.items() if own.get(name, kind) != kind}
     return frame.cast(other).with_columns(lacking).select(schema.names())
@@ -215,7 +215,7 @@ def _instance(kind: Any) -> pl.DataType:
     return kind() if isinstance(kind, type) else kind
 
 
-# -- Digests of what is stored: of every row, and of every file of replays, curves and validations.
+# -- Digests of stored data: of every row, and of every file of replays, curves and validations.
 
 #: In the metadata of a Parquet file: sha256 of the file, with zeros where the digest stands.
 FILE_DIGEST = "moereplay.sha256"
@@ -247,7 +247,7 @@ def is_damaged(data: bytes) -> bool:
 
 def _file_digest(data: bytes) -> tuple[int, int] | None:
     """Find the begin and end of the digest: two bytes after its name, which hold Thrift's type and length of a text."""
-    name = data.rfind(FILE_DIGEST.encode())  # metadata stand behind all rows
+    name = data.rfind(FILE_DIGEST.encode())  # metadata follow all rows
     begin = name + len(FILE_DIGEST) + 2
     return None if name < 0 else (begin, begin + len(NO_DIGEST))
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 #: How values are stored: keys of `results.schema.DTYPES`.
 TEXT, WHOLE, EXPERTS = "text", "integer", "pairs"
-#: The four kinds of policies, in the order in which a gate asks them and columns list them: `policies.hooks.KINDS`.
+#: The four kinds of policies, in the order in which a gate calls them and columns list them: `policies.hooks.KINDS`.
 KINDS = ("routing", "prefetch", "eviction", "miss")
 
 
@@ -23,7 +23,7 @@ class Setting(NamedTuple):
 
     name: str  #: of the field, the option, the column, and in headings
     default: str | int | tuple[()]
-    help: str  #: of the option: what it decides, then the values or their form
+    help: str  #: help of the option: its effect, then its values or their form
     values: tuple[str, ...] = ()  #: all that it can have; none if they have a form instead
     kind: str = TEXT
     listed: bool = True  #: whether an option may list alternatives; in an experiment any setting may vary
@@ -97,7 +97,7 @@ SETTINGS = (
     Setting("seed", 0, "Seed of random policies, and of sampling by a live model.", kind=WHOLE, listed=False),
 )
 NAMES = tuple(each.name for each in SETTINGS)
-OF_A_FILE = "@[0-9a-f]+"  #: stands behind the name of a policy of the user's own: which version of its file
+OF_A_FILE = "@[0-9a-f]+"  #: follows the name of a user policy: the version of its file
 POLICIES = tuple(name for name in NAMES if name in KINDS)  #: in the order of options and headings
 LISTED = tuple(each.name for each in SETTINGS if each.listed)
 #: Settings that a curve of misses depends on, in the order of its columns.

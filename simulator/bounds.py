@@ -17,7 +17,7 @@ from moereplay.simulator.replay import Plan, plan
 from moereplay.traces.schema import Trace, canonical
 
 FORCED, RELAXED = "forced", "relaxed"
-#: What a reader must know of a bound that is not forced.
+#: Remarks on a bound that is not forced.
 OTHER_DEMAND = "no belady where routing changes the demand"
 OTHER_PRECISIONS = "no belady where a pool holds experts at several precisions"
 STAYS_OUT = "belady may keep a miss out of the cache where a policy may"
@@ -38,7 +38,7 @@ class Bound:
     slots: tuple[int, ...]  #: experts that fit each pool; where they differ in bytes, as if all had the fewest
     warm: tuple[tuple[int, int], ...]
     pool: int = 0  #: bytes, of one pool of experts that differ in bytes
-    sizes: tuple[int, ...] = ()  #: their bytes, by layer; empty where the experts of each pool have as many
+    sizes: tuple[int, ...] = ()  #: their bytes, by layer; empty if the experts of each pool have equal bytes
 
     def identity(self, trace: Trace) -> str:
         """Return a hash of everything that the count depends on."""

@@ -15,7 +15,7 @@ from moereplay.traces.schema import shown
 from moereplay.traces.units import GB
 
 UNIFIED = "unified memory"
-#: Rates that are assumed where nothing is said: a desktop's two channels of DDR5, of which a CPU's kernels reached
+#: Rates that are assumed if none is given: a desktop's two channels of DDR5, of which a CPU's kernels reached
 #: 63.8 GB/s (FreeToken, arXiv 2608.16157), and an NVMe drive on PCIe 3.
 RAM_BYTES_PER_S, DISK_BYTES_PER_S = 60e9, 3.5e9
 CORES = 8
@@ -30,7 +30,7 @@ class Machine(NamedTuple):
     """A platform, and what lies below its fast memory."""
 
     platform: Platform
-    ram_bytes: int  #: main memory behind the fast memory, 0 if there is none
+    ram_bytes: int  #: main memory below fast memory, 0 if there is none
     disk_bytes_per_s: float | None
     disk_latency_ns: int = READ_NS
     assumed: tuple[str, ...] = ()  #: figures that were assumed, and the options that give them

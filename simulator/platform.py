@@ -231,7 +231,7 @@ class Platform(Sparse):
     overlap: Literal["arrival", "none"] = "arrival"  #: `none`: a step computes when all that it awaits has arrived
     #: That hold cache and dense weights; for a warning only.
     memory_bytes: float | None = Field(default=None, gt=0, le=MOST_BYTES)
-    #: That the system and other programs need of it: what a replay needs beside that must fit into the rest.
+    #: Memory that the system and other programs need: a replay must fit into the rest.
     reserve_bytes: float | None = Field(default=None, ge=0, le=MOST_BYTES)
     fault_ns: Ns = 0  #: of a major page fault, where it is known; for the same warning
     links: tuple[Link, ...] = Field(min_length=1, max_length=MOST_LINKS)

@@ -112,7 +112,7 @@ def _passes(trace: Trace, passes: str) -> str:
             return "the trace has one request"
         return "one request at a time is what `recorded` replays" if size == 1 else ""
     if name in ("recorded", "token") or longest > size:
-        return ""  # one token a pass is what `token` asks for, also where it holds without it
+        return ""  # one token per pass is what `token` means, even if the trace has it anyway
     tokens = counted(longest, "token")
     return f"no prompt of this trace has more than {tokens}" if longest else NO_PROMPTS
 

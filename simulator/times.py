@@ -329,7 +329,7 @@ class Times:
         return self._known[key]
 
 
-#: Of the last replays. Those of a grid are of few machines, and working the times out anew takes as long as the rest.
+#: Times of the last replays: a grid has few machines, and computing the times takes as long as the rest.
 _recent: deque[Times] = deque(maxlen=8)
 
 

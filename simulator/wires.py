@@ -83,7 +83,7 @@ class Link(Wire):
 
     first_piece: Share = 1.0  #: of an expert's bytes: when these are there its compute may begin
     by_matrix: bool = False  #: the first matrix of all missing experts of a step is read first, then the second, ...
-    #: How many of each layer's experts lie behind it, in proportion to the shares of the others; default: equal parts.
+    #: Its part of each layer's experts, in proportion to the shares of the others; default: equal parts.
     share: float | None = Field(default=None, ge=1e-6, le=1e6)
     tier: str = Field(default="", alias="from")  #: what it reads, a name only; default: the platform's slow tier
 

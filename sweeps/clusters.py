@@ -29,7 +29,7 @@ from moereplay.traces.files import temporary
 from moereplay.traces.store import files_of, open_trace
 from moereplay.traces.texts import whole
 
-LOGS = "slurm"  #: folder in the output, or beside the experiment, for submitit's scripts and logs
+LOGS = "slurm"  #: folder in the output, or next to the experiment, for submitit's scripts and logs
 
 HERE = "no SLURM on this machine (no sbatch): the shards run here"
 

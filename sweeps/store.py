@@ -104,7 +104,7 @@ class Folder:
         finally:
             try:
                 _clear(scratch)
-            except KeyboardInterrupt:  # Ctrl-C in the middle of it
+            except KeyboardInterrupt:  # Ctrl-C during the write
                 _clear(scratch)
                 raise
 

@@ -53,7 +53,7 @@ def appended(
         try:
             request = run(number, work.sequences[number])
         except BaseException:
-            writer.commit()  # what was appended is whole, whatever stopped this one; Ctrl-C too
+            writer.commit()  # appended requests are complete even if this one was stopped, also by Ctrl-C
             raise
         writer.append(request)
         tokens += len(request.chosen)

@@ -97,7 +97,7 @@ class Capture:
 
     def keep(self, site: int, reading: Reading) -> None:
         """Keep a gate's reading; inside a `with` block every gate calls this."""
-        # A later in-place operation of the model must not reach what is kept
+        # A later in-place operation of the model must not change the copy
         self._seen[site].append(reading._replace(logits=reading.logits.clone()))
 
     def _ahead(self, seen: list[list[Reading]], distance: int) -> np.ndarray:

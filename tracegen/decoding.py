@@ -79,7 +79,7 @@ class Stepper:
         """Wrap any causal language model of transformers in evaluation mode."""
         self._model = model
         self._device = input_device(model)
-        self._cache: Any = None  #: whatever cache class the model makes for itself
+        self._cache: Any = None  #: the model's own cache class
         self._length = 0
 
     @property
@@ -95,7 +95,7 @@ class Stepper:
     def step(self, ids: Sequence[int] | Tensor) -> Tensor:
         """Run a pass over the next `ids`, one or several, after those in the cache; return logits (len(ids), V)."""
         given = torch.as_tensor(ids, dtype=torch.long, device=self._device).reshape(1, -1)
-        # MiniMax counts from 0 at every step unless told where it is
+        # MiniMax counts from 0 at every step unless it receives positions
         at = torch.arange(self._length, self._length + given.shape[1], device=self._device)[None]
         with torch.inference_mode():
             seen = self._model(

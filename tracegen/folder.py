@@ -18,7 +18,7 @@ from moereplay.traces.documents import DocumentError, content, from_json, refuse
 from moereplay.traces.geometry import BY_SPELLING, KnownModel
 
 MINIATURE = Path(__file__).parent / "miniature"
-WEIGHTS = "moereplay_miniature"  #: a distribution of its own, so that the wheel stays small
+WEIGHTS = "moereplay_miniature"  #: a separate distribution, so that the wheel stays small
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 #: The files of a hub repository that are read; subfolders repeat the weights in other formats.
 READ = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]

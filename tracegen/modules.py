@@ -36,7 +36,7 @@ class Site:
     norm: nn.Module
     experts: nn.Module
     block: nn.Module  #: holds gate and experts
-    extra: tuple[Tensor, ...] = ()  #: what the gate is given besides its input: tensors of the block
+    extra: tuple[Tensor, ...] = ()  #: the gate's further arguments: tensors of the block
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def gates_of(model: transformers.PreTrainedModel) -> list[Gate]:
     """List the modules that the model, or a model inside it, declares as sources of `router_logits`."""
     owners = [(path, each) for path, each in model.named_modules() if isinstance(each, transformers.PreTrainedModel)]
     found: dict[nn.Module, Gate] = {}
-    # Inner models come later and know their own gates best
+    # Inner models come later and describe their own gates best
     for prefix, owner in owners:
         for target, index, layer_name in _recorders(owner):
             for path, module in owner.named_modules(prefix=prefix):
@@ -143,7 +143,7 @@ def _recorders(owner: transformers.PreTrainedModel) -> list[tuple[Any, int, str]
     """Return (class, index, part of the path) of each source the model declares: OutputRecorders, or bare classes."""
     declared: Any = owner.can_record_outputs.get("router_logits", [])
     several = declared if isinstance(declared, list) else [declared]
-    # A bare class stands for the second of its outputs, as transformers reads it
+    # A bare class means the second of its outputs, as in transformers
     return [
         (getattr(each, "target_class", each), getattr(each, "index", 1), getattr(each, "layer_name", None) or "")
         for each in several

@@ -42,7 +42,7 @@ class Plan(Frozen):
     look_ahead: int = Field(default=2, ge=0)
     logits: bool = True
     seed: int = Field(default=0, ge=0)
-    dense_bytes: int | None = None  #: of all weights that are no routed expert, if the trace is to state others
+    dense_bytes: int | None = None  #: of all weights outside the routed experts, if the trace must state others
     dense_bits: str = ""  #: instead: bits per weight of these, or a format
     matrices: tuple[int, ...] = ()  #: `Geometry.matrices`
 
@@ -82,10 +82,10 @@ def partial_of(out: Path) -> Path:
 # -- Options for dtype, quantisation and device of the weights, checked before torch is imported.
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-#: What --quantise names, and the library that it needs beside accelerate.
+#: Values of --quantise, with the library that each needs in addition to accelerate.
 QUANTISERS = {"bnb-8bit": "bitsandbytes", "bnb-4bit": "bitsandbytes", "fp8": "accelerate"}
 
-#: What torch calls devices of its own and of others' that compute.
+#: torch's names of devices that compute, its own and plug-ins'.
 DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu", "xla", "mtia", "maia", "privateuseone")
 NUMBERED = re.compile(r"([a-z]+)(:\d{1,3})?")
 

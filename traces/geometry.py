@@ -44,7 +44,7 @@ class KnownModel(Frozen, Cached):
     matrices: tuple[int, ...]  #: relative sizes of an expert's matrices in reading order
     kv_bytes: int  #: KV cache per position at 16 bits, while every layer keeps all positions
     kv_windows: tuple[Window, ...] = ()  #: parts of it that stop growing
-    quant: str = ""  #: the quantisation of its weights, where one was asked for
+    quant: str = ""  #: the quantisation of its weights, if one was requested
     stored: bool = False  #: the sizes are those of a quantised file
     mtp: int = 0  #: layers that predict further tokens, which are in no size above
     source: str
@@ -79,7 +79,7 @@ class Attention(Frozen):
     kv_heads: int
     head_dim: int
     kv_projections: int = 2
-    kept: int = 0  #: how many of key and value are cached, if not as many as projections (Gemma 4 norms them apart)
+    kept: int = 0  #: cached tensors of key and value, if not as many as projections (Gemma 4 norms them separately)
     window: int = 0  #: positions that a sliding window keeps; 0 keeps all
     query_rank: int = 0
     output_rank: int = 0

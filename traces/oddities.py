@@ -23,7 +23,7 @@ MOST_KEPT = 1 << 16  #: ranges that are kept
 SHORTEST = 4  #: equal neighbouring tokens that are reported
 FEWEST_TOKENS = 32  #: with fewer tokens nothing is judged constant
 IMPROBABLE = 1e-6  #: probability by chance
-RARE = 100  #: row lengths that occur in fewer than one of so many rows do not determine k
+RARE = 100  #: row lengths that occur in less than one of this many rows do not determine k
 FAR = 100.0  #: factor over the usual sum of weights, larger than differences between routers and layers
 
 Level = Literal["ok", "warning", "error"]

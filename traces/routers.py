@@ -77,7 +77,7 @@ def to_units(weights: np.ndarray) -> np.ndarray:
 
 def is_shared(router: Router) -> bool:
     """Return True if the weights of a token's experts are divided by their sum."""
-    # DeepSeek-V2 scales but never renormalises, whatever its config says
+    # DeepSeek-V2 scales but never renormalises, regardless of its config
     return router.family == "topk_softmax" or (router.renormalise and router.family != "softmax_groups")
 
 

@@ -52,7 +52,7 @@ class RoutingModel(Frozen):
     summary: str = ""
     source: str = ""
     model: str = ""  #: a known model
-    trial: bool = False  #: of a model made for trials, which stands for no other
+    trial: bool = False  #: of a test model, which represents no other model
     layers: int = Field(ge=1)
     experts: int = Field(ge=1)
     k: int = Field(ge=1)

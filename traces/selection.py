@@ -85,7 +85,7 @@ def sampled(trace: Trace, accesses: int) -> Trace:
     return memory_trace(trace.header, requests, trace.router_bias)
 
 
-LEAST = 2  #: requests of a shortened trace, if it has as many
+LEAST = 2  #: fewest requests of a shortened trace, if it has them
 
 
 def shortened(trace: Trace, accesses: int) -> Trace:

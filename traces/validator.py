@@ -28,7 +28,9 @@ SIGMAS_SHIFTED, CORRELATED = 8.0, 0.2  #: thresholds for a layer that is a token
 COMPARED = 4096  #: tokens on which layers are compared
 ALIKE = 0.9  #: share of tokens at which two layers that are not copies never agree
 FEWEST_BEGUN = 32  #: tokens of a common prefix
-ABOVE_CHANCE = 0.02  #: real traces lie 0.1 to 0.4 above tokens half a request apart, shuffled ones within 0.01
+ABOVE_CHANCE = (
+    0.02  #: real traces are 0.1 to 0.4 above the overlap of tokens half a request apart, shuffled ones within 0.01
+)
 AGREEMENT = 0.99  #: ties at low precision may fall either way
 OFF = 0.05  #: relative error of a sum of weights, more than half precision causes
 

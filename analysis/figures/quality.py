@@ -39,7 +39,7 @@ def _dots(look: Look) -> Look:
     return Look(look.colour, look.marker, width=0, size=5.0)
 
 
-# Loss against what it buys
+# Loss against its gain
 
 
 class Against(NamedTuple):

@@ -44,7 +44,7 @@ class Budget(NamedTuple):
     capacity: str
     best: str
     value: str
-    ends: str  #: the interval of its own figure; empty if there is none
+    ends: str  #: the interval of its figure; empty if there is none
     second: str
     lead: str
     sure: str

@@ -19,10 +19,10 @@ from moereplay.results.counters import COUNTERS
 from moereplay.results.read import layers
 from moereplay.results.settings import OF_CURVES
 
-MOST_SERIES = 16  #: lines that a reader can tell apart
+MOST_SERIES = 16  #: most lines that a reader can distinguish
 MOST_POINTS = 200  #: of a curve
 LONGEST = 160  #: characters that name lines on one another
-FEW_CAPACITIES = 3  #: up to so many have a figure of collisions each
+FEW_CAPACITIES = 3  #: up to this many have a figure of collisions each
 EVERY_DASH = (SOLID, *DASHES)
 THIN = (0, (0.5, 1.0))  #: dash of curves behind replays
 AGAINST = " against capacity"

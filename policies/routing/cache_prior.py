@@ -70,7 +70,7 @@ def contend(now, copies, own, ids, scores, weights, top_j, lift, row):
 def list_candidates(rows, scores, most, worst):
     """List the experts that may exceed the worst when lifted; return their number."""
     count = 0
-    for e in range(len(scores)):  # no branch: which of them are is anybody's guess
+    for e in range(len(scores)):  # no branch, because it would be unpredictable
         rows[count][CANDIDATE] = e
         count += 1 if scores[e] + most > worst else 0
     return count

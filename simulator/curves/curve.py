@@ -52,7 +52,7 @@ class Curve:
 
     policy: str  #: of POLICIES
     config: ReplayConfig  #: its `capacity` is of no account
-    platform: str | None  #: the machine that decided what the demand alone does not, if any
+    platform: str | None  #: the machine whose times decided where the demand does not, if any
     trace: str  #: digest
     model: str
     experts: int  #: of all layers

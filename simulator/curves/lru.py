@@ -35,7 +35,7 @@ class Stack(NamedTuple):
     owner: Rows  #: (pools, slots) int32: the expert
     slot: Rows  #: (pools, units) int32: of each expert, or NOWHERE
     end: Rows  #: (pools,) int64: the next free slot
-    depth: Rows  #: (experts,) int64: of those that are being looked up
+    depth: Rows  #: (experts,) int64: of experts that are being looked up
 
 
 class TimeLine(NamedTuple):

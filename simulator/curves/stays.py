@@ -26,7 +26,7 @@ class Stays(NamedTuple):
     """The n stays of one pool that need room, over P places, in the order in which they begin."""
 
     begin: np.ndarray  #: (n,) int32: the first place
-    end: np.ndarray  #: (n,) int32: the place behind the last
+    end: np.ndarray  #: (n,) int32: the place after the last
     size: np.ndarray  #: (n,) int64: bytes
     room: np.ndarray  #: (P,) int64: bytes
     always: int  #: hits that need no room

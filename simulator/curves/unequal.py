@@ -248,7 +248,7 @@ def most_hits(
 
     `sizes`: the bytes of an expert, by layer; `pool`: bytes; `warm`: experts of the model that are cached at the start.
     """
-    unit = gcd(*sizes)  # nothing else fits into what is left of it
+    unit = gcd(*sizes)  # nothing else fits in the rest
     stays = stays_of(demands, cut, [size // unit for size in sizes], pool // unit, forced, warm)
     if not len(stays.size):
         return Bracket(stays.always, stays.always)

@@ -23,7 +23,7 @@ from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Trace
 from moereplay.traces.texts import whole
 
-FIRST = 1e300  #: above every score: what the router chose comes first
+FIRST = 1e300  #: above every score, so that the router's choice comes first
 #: Shares to subtract, in halves of the share of a rule's last place.
 HALVES = (0, 1, 2)
 
@@ -214,7 +214,7 @@ def _last_share(rules: Choices) -> np.ndarray:
     last = rules.offsets[:-1] + rules.most - 1
     full = (rules.most > 0) & (last < rules.offsets[1:])
     found = np.zeros(len(rules.need), np.int64)
-    found[full] = rules.share[last[full]]  # pairs of a rule stand by falling share
+    found[full] = rules.share[last[full]]  # pairs of a rule are in order of falling share
     return found
 
 

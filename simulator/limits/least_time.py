@@ -136,7 +136,7 @@ def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
     expert = ends[demand.offsets[1:]] - ends[demand.offsets[:-1]]
     last = np.zeros(len(many), np.int64)
     times = spec.times
-    if times.has_stages and times.slows_compute:  # each stage is rounded by itself, and may be of another rate
+    if times.has_stages and times.slows_compute:  # each stage is rounded separately, and may have another rate
         expert = np.maximum(0, expert - many * (len(times.matrices) - 1))
     if len(each) and not (times.has_pieces or times.has_stages):  # else compute may begin before the last bytes
         last[many > 0] = np.minimum.reduceat(each, demand.offsets[:-1][many > 0])

@@ -45,7 +45,7 @@ def _unchanged(name: str) -> Platform:
     return _preset(name) if name in NAMES else _valid(_document(name, ()), name)
 
 
-@cache  # a sweep asks for the same preset thousands of times
+@cache  # a sweep loads the same preset thousands of times
 def _preset(name: str) -> Platform:
     return _valid(_document(name, ()), name)
 

@@ -267,7 +267,7 @@ class Gatekeeper:
             if access.served.runs:
                 demanded.tiers[access.x % self._tables.now["experts"]] = access.y % self._precisions
             if access.served.runs_here:
-                if access.n == NONE:  # a substitute; what was demanded is marked already
+                if access.n == NONE:  # a substitute; demanded experts are marked already
                     self._cache.learn(access.x, needed=1)
                 self._cache.use(access.y)
                 self._cache.protect(access.y)

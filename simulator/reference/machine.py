@@ -45,7 +45,7 @@ class Activity(simpy.Event):
         super().__init__(env)
         self.callbacks: list
         self.span: Span | None = None
-        self.first_piece: Activity | None = None  #: of a transfer: ends when compute may begin with what has arrived
+        self.first_piece: Activity | None = None  #: of a transfer: ends when compute may begin with the arrived part
         self._phase = phase
 
     def finish(self, span: Span) -> None:

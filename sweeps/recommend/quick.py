@@ -313,7 +313,7 @@ def _in_memory(load: Load, setting: Setting, hits: Hits, hit: float) -> float:
     return max(0.0, min(1.0, (hits.at(GLOBAL_LRU, held / load.expert_bytes) - hit) / (1 - hit)))
 
 
-# -- what the answer says
+# -- the answer
 
 
 def _ladder(found: Sequence[Estimate], best: Estimate) -> tuple[Estimate, ...]:

@@ -93,7 +93,7 @@ class Answer:
     known: Tried | None  #: the best set that an engine is known to have
     curve: tuple[Tried, ...]  #: in less and in more memory, rising: the fastest of the leading sets
     recall_that_pays: float | None  #: of a predictor, where nothing is prefetched in the best set; None if none pays
-    lossy: tuple[Tried, ...]  #: that keep the asked mass, fastest first
+    lossy: tuple[Tried, ...]  #: that keep the required mass, fastest first
     smallest: Tried | None  #: the best set in the least memory that reaches the target
     cut: bool = False  #: whether the budget ended the search
 

@@ -33,7 +33,7 @@ class Orders:
 
     bits: dict[nn.Module, Mapping[int, float]] = field(default_factory=dict)  #: experts module -> expert -> bits
     tiers: Tiers = field(default_factory=Tiers)  #: where weights of few bits come from
-    served: set[nn.Module] = field(default_factory=set)  #: experts modules that asked for their orders
+    served: set[nn.Module] = field(default_factory=set)  #: experts modules that have requested their orders
     #: Computes experts elsewhere: (module, hidden (T, H), ids (T, k)) to states (n, H) by expert.
     elsewhere: Callable[[nn.Module, Tensor, Tensor], Mapping[int, Tensor]] | None = None
 

@@ -20,7 +20,7 @@ from moereplay.tracegen.decoding import Stepper, nll
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.source import Emulation
 
-LARGEST_EXPONENT = math.log(sys.float_info.max)  #: a model that rules out what was said has infinite perplexity
+LARGEST_EXPONENT = math.log(sys.float_info.max)  #: a model that gives a token zero probability has infinite perplexity
 ROWS_AT_ONCE = 64  #: three float64 copies of all logits of a long prompt would not fit
 
 
@@ -110,7 +110,7 @@ def _exp(mean: float | None) -> float | None:
     return None if mean is None else math.exp(min(mean, LARGEST_EXPONENT))
 
 
-# -- A live run beside its baseline: the model under policies and the unmodified model read the same tokens.
+# -- A live run and its baseline: the model under policies and the unmodified model read the same tokens.
 
 
 class Readers:

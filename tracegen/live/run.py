@@ -53,7 +53,7 @@ class Live:
     quality: Quality | None
     header: Header  #: of the trace that the run is
     router_bias: np.ndarray | None  #: (L, E)
-    requests: tuple[Request, ...]  #: the model's own choice and logits, given what the policies did before
+    requests: tuple[Request, ...]  #: the model's own choice and logits, after the policies' earlier changes
     executed: tuple[np.ndarray, ...]  #: per request (T, L, k) int16: what each token ran, -1 dropped
     stored: tuple[Stored, ...] = ()  #: of every width at which experts ran with restored weights
 

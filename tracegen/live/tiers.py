@@ -23,7 +23,10 @@ from moereplay.tracegen.precision.registry import quantiser_at, titled
 from moereplay.tracegen.precision.store import stored
 
 ROOM = 2**30  #: bytes of restored weights in memory, and of packed ones, at least
-PACKED_SHARE, RESTORED_SHARE = 1 / 2, 1 / 4  #: of what is free when the model has been loaded, if that is more
+PACKED_SHARE, RESTORED_SHARE = (
+    1 / 2,
+    1 / 4,
+)  #: share of the memory that is free after loading the model, if that is more
 Which = tuple[nn.Module, str, int, float]  #: module, parameter, expert, bits
 
 

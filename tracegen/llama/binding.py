@@ -107,7 +107,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ggml_nbytes": (_Z, _P),
     "ggml_backend_tensor_get": (None, _P, _P, _Z, _Z),
 }
-#: Functions of newer builds: what they return says which build it is.
+#: Functions of newer builds, whose results identify the build.
 NAMES = ("llama_version", "ggml_version", "ggml_commit")
 
 
@@ -141,10 +141,10 @@ class Places(NamedTuple):
 
 #: use_extra_bufts in llama_model_params: its byte, and the flags around it as they are by default, from a byte on.
 REPACKS = ((74, 72, b"\0\0\1\0\0"), (69, 64, b"\0\1\0\0\0\1\0\0"))
-GPU_LAYERS = 16  #: byte of n_gpu_layers in llama_model_params, behind two pointers
+GPU_LAYERS = 16  #: byte of n_gpu_layers in llama_model_params, after two pointers
 LAYER_COUNTS = (-1, 0, 999)  #: its defaults: all
 SIZES = (512, 2048, 512, 1)  #: n_ctx, n_batch, n_ubatch, n_seq_max, the first of llama_context_params
-#: A threshold that is off, no callback and no data of it, and keys and values of 16 bits.
+#: A disabled threshold, no callback and no callback data, and keys and values of 16 bits.
 AROUND_CALLBACK = struct.pack("<fQQii", -1.0, 0, 0, 1, 1)
 TO_CALLBACK, TO_TYPES, TO_FLASH = 4, 20, -32  #: from the beginning of AROUND_CALLBACK
 AUTO = -1  #: default of flash attention
@@ -162,7 +162,7 @@ class Library:
         self.llama_log_set(self._on_log, None)
         self.places = self._places()
         self.name_at = self._name_at()
-        self.ggml_backend_load_all_from_path(str(path.parent).encode())  # processors' variants beside the library
+        self.ggml_backend_load_all_from_path(str(path.parent).encode())  # variants for processors, next to the library
         if not self.ggml_backend_dev_count():
             self.ggml_backend_load_all()  # where a distribution keeps them
         self.llama_backend_init()
@@ -175,7 +175,7 @@ class Library:
             parts = [c.CDLL(str(self.path), mode=c.RTLD_GLOBAL)]
             beside = sorted(each for each in self.path.parent.glob("libggml*") if "-cpu" not in each.name)
             return parts + [c.CDLL(str(each)) for each in beside]
-        except OSError as refused:  # another processor's, or one that wants a newer system
+        except OSError as refused:  # built for another processor or a newer system
             raise RecordError(f"{self.path}: cannot be loaded ({refused}); {FIT}") from None
 
     def _declare(self, parts: list[c.CDLL]) -> None:

@@ -23,7 +23,7 @@ from moereplay.tracegen.llama.sampling import nll, pick
 from moereplay.traces.documents import from_json, json_text
 
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
-SHARE_OF_MEMORY = 0.9  #: of this machine's, for what is not mapped from the file
+SHARE_OF_MEMORY = 0.9  #: share of this machine's memory, for data not mapped from the file
 
 
 def limit() -> None:

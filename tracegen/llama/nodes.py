@@ -10,7 +10,7 @@ import numpy as np
 from moereplay.tracegen.errors import RecordError
 
 PREFIX = b"ffn_moe_"
-#: Nodes that are read. Of several for logits or weights the last computed is what the model uses.
+#: Nodes that are read. If there are several for logits or weights, the model uses the last computed one.
 KINDS = {
     b"logits": "logits",
     b"logits_biased": "logits",
@@ -50,7 +50,7 @@ class Routers:
                 return not ask
             if not ask:
                 self._keep(kind, layer, self._values(tensor))
-        except Exception as wrong:  # must not cross C; raised behind the pass
+        except Exception as wrong:  # must not cross C; raised after the pass
             self._error = wrong
         return True
 

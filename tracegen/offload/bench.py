@@ -87,7 +87,7 @@ class Bench:
 
     arenas: Mapping[int, Arena]  #: by bytes of a copy
     layers: Layers
-    on_cpu: Layers  #: what the CPU beside the accelerator computes
+    on_cpu: Layers  #: the CPU's computations, in parallel with the accelerator
     slow: SlowTiers
     decisions: str = AUTO
 

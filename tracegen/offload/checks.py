@@ -101,7 +101,7 @@ class Measuring:
     def opened(self, trace: Trace, configs: Sequence[ReplayConfig]) -> Iterator[Run]:
         """Allocate memory and open the slow tier for all runs. Raises ConfigError if this machine lacks either."""
         part = self._part(trace)
-        compute_on(1)  # as `calibrate` does unless it is asked for more
+        compute_on(1)  # the default of `calibrate`
         plans = [check_measurable(part, config) for config in configs]
         with self.open_slow(part.geometry, bits_of_all(plans)) as slow:
             bench = Bench.of(plans, slow, max(1, self.prompt), self.device)

@@ -17,14 +17,14 @@ from moereplay.traces.units import MB, MS
 
 #: How the engine classifies an access, in the words of its log.
 VERDICTS = ("hits", "late", "compulsory", "collisions", "capacity")
-#: Columns of a table of runs that may be left out, first to go first, and what the others are.
+#: Columns of a table of runs that may be left out, in that order, and the meaning of the others.
 SPARE = ("alike", "decided", "closure")
 LEGEND = (
     "ms: of a decoded token (TPOT); error: simulated / measured - 1; decided: by whom, see --decisions",
     "closure: the error of a replay with the measured durations; alike: accesses of one outcome in both",
 )
 COUNTED = ("hits", "late", "misses")
-PARTS = ("dense", "expert", "stall")  #: of the time of a pass, all of it but misses that a CPU computes
+PARTS = ("dense", "expert", "stall")  #: parts of the time of a pass, without misses that a CPU computes
 
 
 def figures(ran: Ran) -> dict[str, float | int | None]:

@@ -25,7 +25,7 @@ class Shape:
 
     hidden: int
     width: int
-    dtype: str  #: of dense weights and of what is computed
+    dtype: str  #: of dense weights and activations
     dense_rows: int  #: of hidden weights each, in a layer's dense part
     head_rows: int  #: the same of what a pass does before layer 0
 

@@ -24,9 +24,9 @@ class Computed(NamedTuple):
     layer: int
     tokens: int
     beside_link: bool  #: whether a transfer was under way when it began
-    begun: int  #: the engine asked for it, ns
+    begun: int  #: time of the engine's request, ns
     taken: int  #: the engine learnt of its end
-    over: int  #: the engine asked for the next, or had nothing left to do
+    over: int  #: time of the engine's next request, or when nothing was left to do
     worked: int = 0  #: the compute thread's own time, ns
 
     @property
@@ -69,7 +69,7 @@ class OnCpu(NamedTuple):
 
     y: int
     tokens: int
-    spent: int  #: since it was asked for, or since the one before: until the engine learnt of its end, ns
+    spent: int  #: from its request, or the end of the previous one, until the engine noticed its end, ns
 
 
 @dataclass

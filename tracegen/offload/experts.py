@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, int64
 
-PAGE = 4096  #: bytes: what direct reads are aligned to, and what has a mark
+PAGE = 4096  #: bytes: alignment of direct reads, and size of a marked page
 MARK = 8  #: bytes
 SEED = 20_260_301
 WEIGHT = 0.02  #: standard deviation

@@ -24,9 +24,9 @@ from moereplay.traces.installation import install_command
 class Packed(NamedTuple):
     """A weight as stored."""
 
-    tensors: Mapping[str, Tensor]  #: values and scales, whatever the quantiser keeps
+    tensors: Mapping[str, Tensor]  #: values, scales and everything else that the quantiser stores
     shape: tuple[int, int]  #: (out, in) of the weight
-    bits: float  #: as asked for
+    bits: float  #: as requested
 
     @property
     def bytes(self) -> int:
@@ -49,7 +49,7 @@ class Quantiser:
     restore: Callable[[Packed, torch.dtype], Tensor]  #: (out, in)
     widths: tuple[int, ...] | None  #: bits that it has, most first; None: any number, fractions too
     moves: bool = True  #: whether weights are moved to a CPU to be packed
-    keeps: bool = False  #: whether packing takes so long that what was packed is kept on disk
+    keeps: bool = False  #: whether packing is so slow that packed weights are kept on disk
 
 
 # -- Libraries of other people's quantisers, imported when first used, and quietly.

@@ -74,7 +74,7 @@ class HarnessTask:
         return Answers(measures, [each for name in found["samples"] for each in _examples(name, found)])
 
     def _evaluated(self, session: Session) -> Any:
-        from lm_eval import evaluator  # seconds, and only where a task of the harness is asked
+        from lm_eval import evaluator  # takes seconds, and is needed only for tasks of the harness
 
         from moereplay.tracegen.quality.interface import UnderPolicies
 

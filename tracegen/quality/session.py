@@ -40,7 +40,7 @@ class Subject(NamedTuple):
     loaded: Loaded
     modules: MoeModules  #: of that model
     plan: Plan | None  #: None: unmodified
-    look_ahead: int  #: gates ahead that are asked at each gate, and kept
+    look_ahead: int  #: later gates that are evaluated at each gate, and kept
     tiers: Tiers | None = None  #: weights of experts at few bits; None: by `affine`
 
     def observer(self) -> Observer:
@@ -211,7 +211,7 @@ def _part(reading: Reading, place: slice) -> Reading:
     return Reading(reading.logits[place], reading.weights[place], reading.ids[place], ahead)
 
 
-# -- What attends the gates of one sequence: the policies of a set, or nobody but a recorder.
+# -- Observers of one sequence's gates: the policies of a set, or only a recorder.
 
 
 class Observer(Protocol):
@@ -266,7 +266,7 @@ class Recorder:
 
 # -- Sequences that go through one model together, each with the logits that it would have alone, rounding aside.
 
-#: By model, why its texts cannot be padded: a run of it decides, and every set of every task asks.
+#: By model, why its texts cannot be padded: found by one run, needed for every set of every task.
 _KNOWN: WeakKeyDictionary[transformers.PreTrainedModel, str | None] = WeakKeyDictionary()
 UNLIKE = 0.05  #: share of the logits' spread by which padding may change them
 

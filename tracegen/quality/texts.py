@@ -45,7 +45,7 @@ class TeacherForced:
     scored: int  #: place of the first token that is scored, at least 1
     logprob: float = 0.0  #: natural, summed over the scored tokens
     greedy: bool = True  #: whether each scored token is the likeliest
-    compared: Score = field(default_factory=Score)  #: with the unmodified model, where that was read beside
+    compared: Score = field(default_factory=Score)  #: with the unmodified model, if that read the same tokens
     read: list[int] = field(default_factory=list)
 
     @property

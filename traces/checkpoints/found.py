@@ -25,7 +25,7 @@ from moereplay.traces.schema import TraceError, shown
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 IDENTITY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-MOST_HEADER = 1 << 28  #: bytes of a safetensors header, and of what is read of a GGUF file's beginning
+MOST_HEADER = 1 << 28  #: most bytes of a safetensors header, and of the part read from a GGUF file
 MOST_FILES = 2_000
 
 

@@ -41,7 +41,7 @@ class Mix(NamedTuple):
     middle: str = ""  #: of gate and up in the layers between the first and the last eighth
     attention: float = 0  #: bits per weight outside experts; 0: the experts' mean, without replacements
     head: str = "Q6_K"
-    table: str = ""  #: of an embedding apart from the head, "": `base`
+    table: str = ""  #: of an embedding separate from the head; "": `base`
 
 
 def _more(many: str, few: str) -> Down:

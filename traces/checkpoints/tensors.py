@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
     expert_weights: tuple[int, ...]  #: (L,) their weights, 0 if unknown
     dense: tuple[int, ...]  #: (L,) the rest of the layer
     head: int  #: read by every token outside of these layers: dense layers, final norm and head
-    embedding: int  #: a table apart from the head, of which a token reads one row
+    embedding: int  #: an embedding table separate from the head, of which a token reads one row
     dense_weights: int  #: in these layers
     head_weights: int
     embedding_weights: int

@@ -94,8 +94,8 @@ def target_of(path: Path, is_folder: bool) -> Iterator[Target]:
 class Answer(NamedTuple):
     """An exporter's report of an export: the command that reads it, and notes."""
 
-    typed: str  #: what the user of the other tool types; {path} stands for the file or folder
-    notes: tuple[str, ...] = ()  #: what was assumed, and what was placed where
+    typed: str  #: the command of the other tool; {path} is replaced by the file or folder
+    notes: tuple[str, ...] = ()  #: assumptions, and the placement
 
 
 @dataclass(frozen=True)

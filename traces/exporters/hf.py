@@ -17,7 +17,7 @@ from moereplay.traces.schema import Trace, shown
 SHARD = 1 << 16  #: tokens of a shard, roughly
 SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}
 LARGER = "n>10M"
-#: Of the provenance, what the card says.
+#: Fields of the provenance that the card has.
 SAID = ("model", "revision", "dtype", "importer", "decoding", "source_sha256")
 CARD = """---
 {head}

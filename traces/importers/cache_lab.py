@@ -29,7 +29,7 @@ from moereplay.traces.schema import MOST_EXPERTS, VALUES, TraceError, shown
 
 FORMAT = "moe-cache-lab.routing-jsonl"
 START = re.compile(rb'\s*\{.*"format"\s*:\s*"' + re.escape(FORMAT).encode() + rb'"', re.DOTALL)
-LONGEST_START = 1 << 16  #: bytes: the texts of the run may stand before the format
+LONGEST_START = 1 << 16  #: bytes: the run's texts may precede the format
 PHASES = {"prompt": 0, "generated": 1, "source": 0, "decoder_prompt": 0, "decoder_generated": 1}
 ROWS = 1 << 14  #: read at a time
 SELECTION = "routing_selection"

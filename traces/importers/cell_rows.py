@@ -33,7 +33,7 @@ class CellRows:
         self._restarts = Restarts()
         self._layers = _Layers()
         self._lengths: set[int] = set()  #: of lists of experts
-        self._misfits: dict[int, TraceError] = {}  #: of lists of weights that are no row's, by their length
+        self._misfits: dict[int, TraceError] = {}  #: of lists of weights that match no row, by their length
 
     def rows(self, table: Table) -> Rows:
         """Return a row for each of the table's: requests in order of first rows, layers by the file's numbers."""

@@ -51,7 +51,7 @@ class Options(Frozen):
     prompt_length: int | None = Field(default=None, ge=0)  #: prompt tokens of every request, at most its length
     chunk: int | None = Field(default=None, ge=1)  #: tokens after which the recorder cleared its context
     columns: dict[str, tuple[str, ...]] | None = None  #: the file's names for fields, see `mapping`
-    where: tuple[str, str] | None = None  #: a column, and what it holds in the rows that are read
+    where: tuple[str, str] | None = None  #: a column, and its value in the rows to read
     shape: tuple[int, int] | None = None  #: layers and k of a token's row, where ids are flat
     ids: Literal["layer", "global"] = "layer"  #: whether they count from 0 in each layer, or on through the layers
     real_experts: int | None = Field(default=None, ge=1)  #: ids from here on are computed without weights

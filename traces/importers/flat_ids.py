@@ -19,7 +19,7 @@ from moereplay.traces.patterns import shared
 from moereplay.traces.schema import TraceError
 
 LARGEST_K = 128
-MOST_DENSE = 8  #: hidden layers without experts, beside a model's MoE layers
+MOST_DENSE = 8  #: hidden layers without experts, in addition to a model's MoE layers
 SURELY, CLEARLY = 5.0, 3.0  #: standard errors at which another reading is right, and at which none is
 SAMPLED = 1 << 20  #: ids of a response that are kept
 FIX = "pass --model NAME or --shape LAYERSxK"
@@ -32,7 +32,7 @@ class Flat(NamedTuple):
     places: tuple[int, ...]  #: ids of each answer
     sample: np.ndarray | None  #: the first ids of a lone answer
     rows: int | None  #: of all answers together, if all tokens that ran have one
-    spare: int  #: rows that may stand behind them: one for each answer
+    spare: int  #: rows that may follow them: one for each answer
     fewest: int  #: rows of the tokens that were generated alone
     stated: bool  #: whether the start is
     cached: int | None

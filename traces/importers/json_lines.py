@@ -131,7 +131,7 @@ TOKEN_LINES = Importer(
 # ---------------------------------------------------------------- a line per token and layer
 
 MOST_RESTARTS = 1 << 32  #: of one id
-FEWEST_ALIKE = 32  #: tokens of text never route alike for so long
+FEWEST_ALIKE = 32  #: more tokens than real text ever routes identically
 
 
 @dataclass(frozen=True)

@@ -181,10 +181,10 @@ def _below(requests: Iterable[Request], experts: int) -> Iterator[Request]:
 # are there.
 
 LOOKED_AT = 200  #: lines
-MOST_SMALL = 1 << 22  #: bytes of a JSON document that is read to say what it holds
+MOST_SMALL = 1 << 22  #: most bytes of a JSON document that is read to describe it
 MOST_NEAR = 3
 NEAR = 0.5  #: share of a layout's keys
-FEWEST_PLAIN = 3  #: keys of the plain formats with which their importer says what is wrong
+FEWEST_PLAIN = 3  #: keys of the plain formats, whose importer reports errors itself
 AS_CSV = "convert it to CSV with request,token,layer,expert_0,... (docs/trace-format.md)"
 
 #: Names that fields have in traces seen so far, the last part of a key; lower case.

@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
     place: str
     found: Spelled | None  #: None if the server returned none
-    head: int | None = None  #: rows of the prompt that were stored apart and now stand first
+    head: int | None = None  #: rows of the prompt that were stored separately and now come first
     prompt: int | None = None
     generated: int | None = None
     cached: int | None = None  #: tokens of the prompt that lay in the prefix cache

@@ -55,7 +55,7 @@ class Row(NamedTuple):
     request: str
     token: int
     layer: int  #: by the file's number
-    values: dict[str, np.ndarray]  #: chosen (at most k,) and perhaps weights, as many
+    values: dict[str, np.ndarray]  #: chosen (at most k,) and optional weights, the same number
 
 
 class Begin(NamedTuple):

@@ -43,7 +43,7 @@ MOST_PREAMBLE = MOST_LAYERS + 64  #: lines
 LONGEST_FACTS = 8_192  #: characters of the line that names the model
 DIGITS = r"(\d{1,18})\b"
 SIZES = f"# layer={DIGITS} expert_bytes={DIGITS}(?: dense_bytes={DIGITS})?"
-FEWEST_ROUTED = 16  #: of so many cells at least one has a row
+FEWEST_ROUTED = 16  #: at least one in this many cells has a row
 
 
 @dataclass(frozen=True)

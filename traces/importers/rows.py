@@ -93,7 +93,7 @@ class Seen:
         self.ends = Ends()
         self.k, self.highest = 0, -1
         self.logits: int | None = None  #: experts (E) that they are of
-        self.phased = False  #: whether prompts can be told
+        self.phased = False  #: whether prompts can be recognised
         self.layers = np.zeros(0, np.int64)  #: (L,) numbers in the file, rising
         for rows in pieces:
             self._add(rows)

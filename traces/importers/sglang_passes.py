@@ -135,7 +135,7 @@ class Follower:
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
         self.doubtful = 0  #: decoded tokens that several sequences waited for
-        self.cached = 0  #: sequences that begin behind the first position: their prefix was not computed
+        self.cached = 0  #: sequences that begin after the first position, because their prefix was not computed
         self._open: list[Sequence] = []  #: in the order of the batch
         self._named: dict[Any, Sequence] = {}
 

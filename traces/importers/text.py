@@ -22,7 +22,9 @@ PIECE = 1 << 20  #: characters read at a time
 BUFFER = 1 << 18  #: bytes read at a time
 LONGEST_LINE = 1 << 24  #: characters: 32,767 logits of one token take a million
 MOST_BLANK = 1 << 16  #: blank lines in a row
-MOST_JSON = 1 << 26  #: characters of one document, which is held whole; as Python's lists it takes twenty times as many
+MOST_JSON = (
+    1 << 26
+)  #: most characters of one document, which is held in memory; Python's lists take twenty times as many bytes
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".txt", ".log")
 #: Marks of the order of bytes; UTF-32's begins with UTF-16's.
 MARKS = {
@@ -92,7 +94,7 @@ def holds(file: Path, mark: str) -> bool:
     """Return True if a JSON file contains a short text; False for an unreadable file."""
     before = ""
     if file.stat().st_size > MOST_JSON:
-        return True  # `read_json` says what is wrong with it
+        return True  # `read_json` reports the error
     try:
         for piece in pieces(file):
             before += piece

@@ -27,7 +27,7 @@ ENCODE = "_codecs encode"
 PLAIN = (
     "only numbers, strings, lists, dicts and tensors are supported; remove the others and save it again with torch.save"
 )
-#: Opcodes that may stand in a program.
+#: Opcodes that a program may contain.
 READ_OPCODES = (
     "PROTO FRAME STOP NONE NEWTRUE NEWFALSE BININT1 BININT2 BININT LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINBYTES"
     " SHORT_BINBYTES MARK EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS"
@@ -292,7 +292,7 @@ def _numpy_scalar(numpy_type: Any, content: bytes) -> Any:
     return np.frombuffer(content, numpy_type.dtype)[0].item()
 
 
-#: Functions that a pickle may call; None stands for methods of the unpickler.
+#: Functions that a pickle may call; None marks methods of the unpickler.
 CALLS: dict[str, Callable[..., Any] | None] = {
     "collections OrderedDict": _empty_dict,
     "torch Size": _sizes,
