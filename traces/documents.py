@@ -93,7 +93,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for at, key in enumerate(keys) if key in keys[:at])
-        raise DocumentError(f"the key {twice[:60]!r} is given twice in one table")
+        raise DocumentError(f"the key {twice[:60]!r} is repeated in one table")
     return found
 
 
