@@ -152,7 +152,7 @@ def test_a_platform_may_be_a_file(tmp_path: Path) -> None:
 
 def test_an_unknown_platform_names_the_nearest() -> None:
     assert "did you mean h100-pcie5?" in refusal("h100_pcie5")
-    assert "give a .toml file, or choose from " in refusal("quantum")
+    assert "pass a .toml file, or choose from " in refusal("quantum")
 
 
 @every(
