@@ -194,7 +194,6 @@ class CountSample:
 
     @property
     def ranking(self) -> list[tuple[int, int]]:
-        """What a profile has."""
         return [(self.layers[layer], expert) for layer, expert in RANKING]
 
 

@@ -1,4 +1,4 @@
-"""What samples of formats are made of: every number follows from request, token, layer and rank by these formulas."""
+"""Formulas for samples of formats: every number follows from request, token, layer and rank."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def logit(request: int, token: int, layer: int, expert_id: int) -> float:
 
 
 def residency(token: int, layer: int, rank: int) -> int:
-    """What a cache would say: 0 miss, 1 hit, 2 prefetched."""
+    """Return the state of a cache: 0 miss, 1 hit, 2 prefetched."""
     return (token + layer + rank) % 3
 
 

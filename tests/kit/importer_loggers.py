@@ -35,7 +35,7 @@ Cell = tuple[int, int, int, list[int]]  #: request, token, layer, experts
 
 
 def passes(request: int, pruned: bool = True) -> Iterator[list[Cell]]:
-    """What each forward pass computes, layer by layer; `pruned`: the last layer for the last prompt token only."""
+    """Yield tokens of each forward pass, layer by layer; `pruned`: the last layer only for the last prompt token."""
     prompt, steps = WORKLOADS[request]
     for first, last in [(0, prompt), *((prompt + step, prompt + step + 1) for step in range(steps))]:
         cells = [(token, layer) for layer in range(LAYERS) for token in range(first, last)]
@@ -213,7 +213,7 @@ def write_engine_log(file: Path) -> None:
 
 
 def from_loggers() -> list[Request]:
-    """What all three hold."""
+    """Return the expected content of all three."""
     return [Request(ids(request, tokens), 0, weights(tokens)) for request, tokens in enumerate(LENGTHS)]
 
 

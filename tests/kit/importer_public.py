@@ -63,7 +63,7 @@ def write_onnx_table(file: Path) -> None:
 
 
 def last_rows(request: int) -> Request:
-    """What the table has of a request: the last token of its prompt, and the decode steps."""
+    """Return the rows of a request in the table: the last token of its prompt, and the decode steps."""
     prompt, steps = WORKLOADS[request]
     return Request(ids(request, prompt + steps)[prompt - 1 :], 0)
 
@@ -106,7 +106,7 @@ def write_layer_rows(file: Path) -> None:
 
 
 def write_flat_rows(file: Path) -> None:
-    """The same without brackets."""
+    """Write the same rows without brackets."""
     rows = [[layer, *row] for token in ids(0, 9).tolist() for layer, row in enumerate(token)]
     file.write_text(json.dumps([number for row in rows for number in row]))
 

@@ -114,7 +114,7 @@ def write_dynande(file: Path) -> None:
 
 
 def scores(token: int, layer: int) -> list[float]:
-    """Of every expert, 0 where it was not chosen; rank 1 has less than rank 0."""
+    """Return the score of every expert, 0 if not chosen; rank 1 has less than rank 0."""
     row = [0.0] * EXPERTS
     for rank in range(K):
         row[int(ids(0, token + 1)[token, layer, rank])] = share(token, layer, rank)

@@ -333,7 +333,7 @@ SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature
 
 
 def warning(platform: str, prefetch: str = "none") -> str | None:
-    """Of a replay of the sample in a cache of half of all experts, which nothing else is to be said of."""
+    """Return the only remark on a replay of the sample in a cache of half of all experts."""
     return plan(open_trace(SAMPLE), configure(capacity="50%", platform=platform, prefetch=prefetch)).warning
 
 

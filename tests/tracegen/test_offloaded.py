@@ -65,7 +65,7 @@ def run(ready: Prepared, transfers: Transfers | None = None) -> tuple[list[Tenso
 
 
 def really(ready: Prepared, rate: float | None = None) -> tuple[list[Tensor], FinishedRun]:
-    """The same with real transfers from memory."""
+    """Run with real transfers from memory."""
     with opened(ready, rate) as transfers:
         return run(ready, transfers)
 

@@ -69,7 +69,7 @@ def test_a_list_may_stand_in_several_columns(tmp_path: Path) -> None:
 
 
 def test_a_request_begins_where_the_token_falls_back(tmp_path: Path) -> None:
-    """Whether the tokens of a request come one after the other, or its layers."""
+    """In token-first and in layer-first order."""
     for layer_first in (False, True):
         head, *lines = rows(layer_first=layer_first).splitlines()
         path = written(tmp_path / "a.csv", "\n".join([head, *lines, *lines, ""]))

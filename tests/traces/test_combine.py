@@ -36,7 +36,7 @@ def stored(path: Path, requests: list[Request], header: Header = PLAIN, bias: np
 
 
 def rewritten(path: Path, trace: Trace, requests: list[Request]) -> Trace:
-    """The same requests under the same header, written request by request."""
+    """Write the same requests under the same header, request by request."""
     return write_trace(path, trace.header, requests, trace.router_bias)
 
 

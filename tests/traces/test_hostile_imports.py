@@ -23,7 +23,7 @@ NOT_FINITE = ["nan", "inf", "-inf", "1e300"]
 
 
 def run(*arguments: str) -> str:
-    """What a verb said when it refused, with exit code 2 as `moereplay` would give it."""
+    """Return the error of a verb that exits with code 2, as `moereplay` does."""
     outcome = CliRunner().invoke(entry.application(), list(arguments))
     assert outcome.exit_code != 0
     if outcome.exception is None or isinstance(outcome.exception, SystemExit):

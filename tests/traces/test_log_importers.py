@@ -100,7 +100,7 @@ def rankings(tokens: int, experts: int, k: int) -> np.ndarray:
 
 
 def routed(tokens: int, experts: int, k: int) -> np.ndarray:
-    """The same as a router that uses its experts evenly in the long run would choose them."""
+    """Return choices of a router that uses its experts evenly in the long run."""
     rng = np.random.default_rng(0)
     return np.array([rng.permutation(experts)[:k] for _ in range(tokens)])
 

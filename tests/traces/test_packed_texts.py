@@ -143,7 +143,7 @@ def test_a_packed_json_document_is_held_to_the_limit_of_a_plain_one(
 
 
 def tables(folder: Path, rows: dict[str, list[Any]]) -> tuple[Path, Path]:
-    """The same rows as arrays of numbers, and with a row that has a missing note, so that cells are read."""
+    """Yield the rows as arrays of numbers, and with a missing note in one row, so that cells are read."""
     plain, mixed = folder / "plain.parquet", folder / "mixed.parquet"
     pl.DataFrame(rows).write_parquet(plain)
     pl.DataFrame(rows).with_columns(pl.col("experts").cast(pl.List(pl.UInt64))).write_parquet(mixed)

@@ -1,4 +1,4 @@
-"""What is written comes back, what is wrong is refused, and what is unfinished can be continued."""
+"""Stored rows are read back, invalid ones are refused, and unfinished stores can be continued."""
 
 from __future__ import annotations
 
