@@ -181,6 +181,7 @@ def test_libraries_that_are_not_llama_cpp_are_refused(tmp_path):
     with pytest.raises(RecordError, match="no such file"):
         binding.library_file(tmp_path / "none.so")
     assert binding.library_file(tmp_path) == text.absolute()
+    assert binding.library_file(text.rename(tmp_path / "libllama.v0.5.0.so").parent).name == "libllama.v0.5.0.so"
 
 
 class Foreign(binding.Library):
@@ -198,7 +199,7 @@ class Foreign(binding.Library):
 
 def moved(at: int, form: str, value: Any) -> Any:
     def change(params: Any) -> Any:
-        struct.pack_into(form, params.raw, at, value)
+        struct.pack_into(form, params.raw, at, *(value if isinstance(value, tuple) else (value,)))
         return params
 
     return change
@@ -220,6 +221,13 @@ def moved(at: int, form: str, value: Any) -> Any:
 def test_builds_whose_structures_do_not_fit_are_refused_before_a_model_is_loaded(name, change, said, library):
     with pytest.raises(RecordError, match=said):
         Foreign(library, name, change)
+
+
+def test_four_bytes_before_the_callback_may_be_anything(library):
+    """Builds of July 2026: the pointer begins at the next whole 8 bytes, and nobody sets those before it."""
+    known = binding.Library(library).places
+    other = Foreign(library, "llama_context_default_params", moved(known.callback - 8, "<fi", (-1.0, 21930))).places
+    assert other == known._replace(flash=known.flash - 4)
 
 
 def test_a_file_that_is_cut_off_or_no_mixture_is_refused_by_our_own_reader(tiny, tmp_path):

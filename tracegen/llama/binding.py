@@ -25,9 +25,10 @@ PACKAGES = {
     "llama_cpp_py_sync": ("libllama.so", "libllama.dylib"),
     "llama_cpp": ("lib/libllama.so", "lib/libllama.dylib"),
 }
-LIBRARIES = ("libllama.so*", "libllama.dylib")
+LIBRARIES = ("libllama.so*", "libllama.v*.so", "libllama.dylib")
 AT_ONCE = 512  #: tokens of one decode: more than one part of a batch would be reordered
 ROOM = 2048  #: bytes, several times the parameters of any build, which pass by the stack or by reference
+ERROR = 4  #: ggml's level of a line of its log
 F32, I32 = 0, 26  #: ggml's types of the tensors that are read
 DTYPES = {F32: np.dtype("<f4"), I32: np.dtype("<i4")}
 FIT = "install the package of the extra, or pass a build of 2026 with --llama-lib"
@@ -144,9 +145,11 @@ REPACKS = ((74, 72, b"\0\0\1\0\0"), (69, 64, b"\0\1\0\0\0\1\0\0"))
 GPU_LAYERS = 16  #: byte of n_gpu_layers in llama_model_params, after two pointers
 LAYER_COUNTS = (-1, 0, 999)  #: its defaults: all
 SIZES = (512, 2048, 512, 1)  #: n_ctx, n_batch, n_ubatch, n_seq_max, the first of llama_context_params
-#: A disabled threshold, no callback and no callback data, and keys and values of 16 bits.
-AROUND_CALLBACK = struct.pack("<fQQii", -1.0, 0, 0, 1, 1)
-TO_CALLBACK, TO_TYPES, TO_FLASH = 4, 20, -32  #: from the beginning of AROUND_CALLBACK
+#: No callback and no callback data, and keys and values of 16 bits; before them a disabled threshold, and in some
+#: builds four unset bytes between.
+CALLBACK, OFF = struct.pack("<QQii", 0, 0, 1, 1), struct.pack("<f", -1.0)
+TO_TYPES = 16  #: from the callback
+TO_FLASH = -32  #: from the threshold
 AUTO = -1  #: default of flash attention
 
 
@@ -155,10 +158,10 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.said: deque[str] = deque(maxlen=20)  #: the library's last lines
+        self.said: deque[tuple[int, str]] = deque(maxlen=20)  #: levels and text of the library's last lines
         parts = self._opened()
         self._declare(parts)
-        self._on_log = ON_LOG(lambda level, line, _: self.said.append((line or b"").decode(errors="replace").strip()))
+        self._on_log = ON_LOG(lambda level, line, _: self.said.append((level, _text(line))))
         self.llama_log_set(self._on_log, None)
         self.places = self._places()
         self.name_at = self._name_at()
@@ -191,16 +194,17 @@ class Library:
         model = bytes(self.llama_model_default_params().raw)
         fits = [at for at, start, flags in REPACKS if model[start : start + len(flags)] == flags]
         layers = struct.unpack_from("<i", model, GPU_LAYERS)[0]
-        if any(model[:GPU_LAYERS]) or layers not in LAYER_COUNTS or not fits:
+        if any(model[:GPU_LAYERS]) or layers not in LAYER_COUNTS or len(fits) != 1:
             raise RecordError(f"{self.path}: llama_model_params have unknown defaults; {FIT}")
         context = bytes(self.llama_context_default_params().raw)
-        at = context.find(AROUND_CALLBACK, 32, 256)
-        once = at >= 0 and context.count(AROUND_CALLBACK, 32, 256) == 1 and (at + TO_CALLBACK) % 8 == 0
-        if struct.unpack_from("<4I", context) != SIZES or not once:
+        spots = [at for at in range(40, 256, 8) if context[at : at + len(CALLBACK)] == CALLBACK]
+        found = [(at, off) for at in spots for off in (at - 4, at - 8) if context[off : off + 4] == OFF]
+        if struct.unpack_from("<4I", context) != SIZES or len(found) != 1:
             raise RecordError(f"{self.path}: llama_context_params have unknown defaults; {FIT}")
-        if struct.unpack_from("<i", context, at + TO_FLASH)[0] != AUTO:
-            raise RecordError(f"{self.path}: the position of flash_attn differs from known builds;  {FIT}")
-        return Places(fits[0], at + TO_CALLBACK, at + TO_TYPES, at + TO_FLASH)
+        ((callback, threshold),) = found
+        if struct.unpack_from("<i", context, threshold + TO_FLASH)[0] != AUTO:
+            raise RecordError(f"{self.path}: the position of flash_attn differs from known builds; {FIT}")
+        return Places(fits[0], callback, callback + TO_TYPES, threshold + TO_FLASH)
 
     def _name_at(self) -> int:
         """Return the byte of a tensor's name; the head of a tensor must be as declared."""
@@ -208,13 +212,14 @@ class Library:
         head = TensorHead.from_address(tensor)
         found = [head.type, *head.ne, *head.nb, self.ggml_nbytes(tensor)]
         if found != [I32, 3, 5, 7, 1, 4, 12, 60, 420, 420]:
-            raise RecordError(f"{self.path}: the layout of ggml_tensor differs from known builds;  {FIT}")
+            raise RecordError(f"{self.path}: the layout of ggml_tensor differs from known builds; {FIT}")
         return self.ggml_get_name(tensor) - tensor
 
     @property
     def last_words(self) -> str:
-        """The library's last message, in one line."""
-        return " ".join(line for line in list(self.said)[-3:] if line)[-300:]
+        """The library's last message, in one line: its errors, without what it says besides, if there are any."""
+        errors = [line for level, line in self.said if level == ERROR]
+        return " ".join(errors[-2:] or [line for _, line in list(self.said)[-3:] if line])[-300:]
 
     def name(self, tensor: int) -> bytes:
         """Return the name of a node."""
@@ -233,7 +238,11 @@ class Library:
 def _text_of(part: c.CDLL, name: str) -> str:
     function = getattr(part, name)
     function.restype, function.argtypes = _S, []
-    return (function() or b"").decode(errors="replace")
+    return _text(function())
+
+
+def _text(line: bytes | None) -> str:
+    return (line or b"").decode(errors="replace").strip()
 
 
 class Model:

@@ -63,7 +63,8 @@ def opened(model: str) -> GgufModel:
         known = model_of_gguf(list(parts), path.stem, str(path))
         bias = _bias(parts, known.geometry.experts)
     except TraceError as wrong:
-        raise RecordError(str(wrong)) from None
+        said = str(wrong)
+        raise RecordError(said if path.stem in said else f"{path.name}: {said}") from None
     metadata = {key: value for part in reversed(parts) for key, value in part.metadata.items()}
     return GgufModel(parts, known, metadata, bias)
 

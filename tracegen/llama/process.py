@@ -41,7 +41,7 @@ class Engine:
         self._printed: deque[str] = deque(maxlen=4)
         self._reading = Thread(target=self._listen, daemon=True)
         self._reading.start()
-        self._library = library
+        self._library, self._asked = library, ""
         self.build: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -80,6 +80,7 @@ class Engine:
     def ask(self, question: str, **values: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return the answer to a request, and its arrays."""
         assert self._process.stdin
+        self._asked = question
         try:
             self._process.stdin.write(json_text({"ask": question} | values).encode() + b"\n")
             self._process.stdin.flush()
@@ -135,7 +136,10 @@ class Engine:
         if code == -signal.SIGKILL:
             return RecordError(f"llama.cpp's process was killed; if memory ran out, {MEMORY}")
         if code < 0:
-            return RecordError(f"llama.cpp crashed ({signal.Signals(-code).name}){said}")
+            crashed = f"crashed ({signal.Signals(-code).name})"
+            if self._asked == "library_of":
+                return RecordError(f"{self._library} {crashed} while it was loaded; is the file whole?{said}")
+            return RecordError(f"llama.cpp {crashed}{said}")
         return RecordError(f"llama.cpp's process ended ({code}){said}")
 
 
