@@ -122,7 +122,7 @@ BROKEN = [
     ("a.jsonl", '{"q": "x", "r": "y"}', "nope", r"line 1: unknown field 'nope': it has q, r"),
     ("a.jsonl", '{"q": "x", "r": "y"}', None, r"--field.* q, r"),
     ("a.jsonl", '{"q": "x"}\n{"q": ', "q", r"a\.jsonl, line 2: invalid JSON"),
-    ("a.jsonl", '{"q": "x"}\n[1]', "q", r"line 2: list found"),
+    ("a.jsonl", '{"q": "x"}\n[1]', "q", r"line 2: invalid list"),
     ("a.jsonl", '{"q": "x"}\n\n{"q": " "}', "q", r"line 3: prompt 2 is empty"),
     ("a.jsonl", '{"q": 7}', "q", r"field 'q' is int, expected text"),
     ("a.jsonl", '{"q": ["x"]}', "q", r"field 'q' is list, expected text, reach into it with dots"),
