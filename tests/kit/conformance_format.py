@@ -169,7 +169,7 @@ def _case(path: Path, number: int, document: Any, kind: type[Read]) -> Read:
 
 
 def one_line(text: str) -> str:
-    """What a file says can be of any length, and hold any character."""
+    """Shorten a file's text to one printable line."""
     return " ".join(text.split())[:300]
 
 
