@@ -26,7 +26,7 @@ Document = dict[str, Any]
 def pairs() -> list[tuple[MachineCase, Document]]:
     """Every case with its agreed result, in which the events are a digest."""
     results = json.loads(gzip.decompress((FOLDER / "machines-results.json.gz").read_bytes()))
-    return list(zip(read_cases(FOLDER / "machines.json.gz", MachineCase), results, strict=True))
+    return list(zip(read_cases(FOLDER / "machines.json.gz", lambda document: MachineCase), results, strict=True))
 
 
 def different(engine: str, chosen: list[tuple[MachineCase, Document]]) -> dict[str, Any]:

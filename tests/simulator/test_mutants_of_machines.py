@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from moereplay.policies.contract import ABSENT
 from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.cpu import CpuQueue
 from moereplay.simulator.reference.gate import Demanded, Gatekeeper
@@ -71,10 +72,10 @@ def a_prefetch_behind_the_cpu_is_lost(filled: Callable) -> Callable:
 
 def residents_leave_with_a_reset(clear: Callable) -> Callable:
     def mutant(self: Cache) -> None:
+        is_reset = hasattr(self, "_used")  # the first call is that of the constructor
         clear(self)
-        self._cleared = getattr(self, "_cleared", 0) + 1
-        for y in self._for_good if self._cleared > 1 else ():
-            self._set(y, 0)
+        for y in self._for_good if is_reset else ():
+            self._set(y, ABSENT)
 
     return mutant
 
