@@ -12,7 +12,7 @@ from moereplay.traces.profiles.contract import ranked
 from moereplay.traces.schema import LOOKAHEAD, Request, Trace, TraceError, memory_trace, shown
 from moereplay.traces.summary import uses
 
-FORM = "write numbers and ranges as 1,5,10:50; the first request is 0, and 10:50 ends with 49"
+FORM = "use numbers and ranges such as 1,5,10:50; the first request is 0, and 10:50 ends with 49"
 
 
 def listed(text: str, requests: int) -> list[int]:
@@ -85,13 +85,13 @@ def sampled(trace: Trace, accesses: int) -> Trace:
     return memory_trace(trace.header, requests, trace.router_bias)
 
 
-LEAST = 2  #: requests of a shortened trace, if it has as many
+LEAST = 2  #: fewest requests of a shortened trace, if it has them
 
 
 def shortened(trace: Trace, accesses: int) -> Trace:
-    """Return requests in memory as `sampled` does, cut where even LEAST of them have more accesses.
+    """Return requests in memory as `sampled` does, shortened if even LEAST of them have more accesses.
 
-    Of a request that is cut, the end of the prompt stays, at most half of what is kept, and the first decoded tokens.
+    A shortened request keeps the end of its prompt, as at most half of its tokens, and its first decoded tokens.
     """
     step = min(-(-accesses_of(trace) // accesses), max(1, trace.requests // LEAST))
     numbers = range(0, trace.requests, step)

@@ -1,4 +1,4 @@
-"""Segmented LRU (Karedla, Love & Wherry, 1994): what was used again is kept in segments of its own.
+"""Segmented LRU (Karedla, Love & Wherry, 1994): reused copies are kept in separate segments.
 
 A miss enters the lowest segment, the probation; a hit moves a copy one segment up, where the oldest of a segment that
 is now too large goes down again. The oldest of the lowest segment that is not empty is evicted.
@@ -64,7 +64,7 @@ def on_predict(now, experts, copies, own, y):
 
 
 def raise_to(copies, own, y, segment):
-    """Make y the newest of a segment, and send down what it has no space for."""
+    """Make y the newest of a segment, and demote the copies that no longer fit."""
     pool = copies[y]["pool"]
     move(copies, own, y, segment)
     while segment > 1:
@@ -113,7 +113,7 @@ def on_evict(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="slru",
-    summary="LRU in segments; what is used again moves up",
+    summary="LRU in segments; reused experts move up",
     source="Karedla, Love & Wherry, IEEE Computer 1994; Huang et al., SOSP 2013",
     params=PARAMS,
     memory=Memory(rows=ROW_COLUMNS + 1, regs=MOST_SEGMENTS * REGISTERS_PER_LIST),

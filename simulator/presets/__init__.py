@@ -33,7 +33,7 @@ class Setting(Frozen):
 
     value: str
     source: str
-    assumed: str = ""  #: what the source leaves open, and what was taken instead
+    assumed: str = ""  #: values that the source leaves open, with those used instead
 
 
 class Preset(Frozen):

@@ -104,7 +104,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         (f"{QUALITY} --tasks ,", "missing tasks"),
         (f"{QUALITY} --tasks perplexity:none.txt", "no file none.txt"),
         (f"{QUALITY} --tasks perplexity:", "no file given"),
-        (f"{QUALITY} --tasks perplexity:.", ". is a folder; expected a file"),
+        (f"{QUALITY} --tasks perplexity:.", ". is a folder: expected a file"),
         (f"{QUALITY} --tasks perplexity:text.txt,perplexity:text.txt", "perplexity:text.txt twice"),
         (f"{QUALITY} --tasks none.yaml", "no file none.yaml"),
         (f"{QUALITY.replace('miniature', '/none/there')}", "does not exist"),

@@ -16,7 +16,7 @@ from tests.kit.policy_models import DemandStep, Model
 
 
 class Facts(NamedTuple):
-    """What a model may know beside the demand; one-token passes, so a pass is a token."""
+    """What a model may know in addition to the demand; passes have one token."""
 
     layers: int
     experts: int
@@ -58,7 +58,6 @@ class Pool(Model):
 
     @property
     def residents(self) -> Collection[int]:
-        """What is there."""
         return self.unused_prefetch.keys()
 
     @property
@@ -96,11 +95,11 @@ class Pool(Model):
         self.arrived(x, prefetched)
 
     def too_large(self, x: int, gone: Collection[int]) -> bool:
-        """Whether x does not fit beside the residents that are not `gone`."""
+        """Return True if x does not fit with the residents that are not `gone`."""
         return sum(self.size[y] for y in self.residents if y not in gone) + self.size[x] > self.capacity
 
     def all_may_leave(self, x: int, kept: Collection[int]) -> bool:
-        """Whether x is admitted in place of every victim that it needs; those that decide once, of the first."""
+        """Return True if x is admitted in place of every victim it needs (with decides_once, of the first)."""
         gone = list[int]()
         while self.may_decline and self.too_large(x, gone) and not (gone and self.decides_once):
             gone.append(self.victim([y for y in self.residents if y not in (*kept, *gone)], x))
@@ -121,7 +120,7 @@ class Pool(Model):
         raise NotImplementedError
 
     def lets_in(self, x: int, leaving: int) -> bool:
-        """Whether x may push it out."""
+        """Return True if x may evict it."""
         raise NotImplementedError
 
     def declined(self, x: int) -> None:

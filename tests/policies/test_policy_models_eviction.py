@@ -78,7 +78,7 @@ def uses_in_residence(m: Ranked, x: int) -> int:
 
 
 def guards_current(m: Ranked, x: int, leaving: int) -> bool:
-    """What comes in for another layer than the one in progress was prefetched."""
+    """A copy that arrives for another layer than the current one was prefetched."""
     return m.layer(x) == m.now.layer or not is_current(m, leaving)
 
 
@@ -175,7 +175,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def top_k_of(trace: Trace) -> Callable[[DemandStep], list[int]]:
-    """What `top_k` suggests: the k best of the next layer by look-ahead score."""
+    """Return the suggestions of `top_k`: the k best of the next layer by look-ahead score."""
     geometry = trace.geometry
     scores = to_units(router_scores(geometry.router, trace.read("lookahead/1"))).tolist()
 

@@ -163,7 +163,7 @@ def test_a_path_that_is_no_folder_is_not_taken_for_a_hub_id(tmp_path):
     assert "without weights" in refusal("GLM-4.5-Air") and "zai-org/GLM-4.5-Air" in refusal("glm-4.5-air")
     assert "is an address" in refusal("https://example.org/a/model.gguf")
     for source in (tmp_path / "nowhere", "./nowhere", "../nowhere", "a b"):
-        assert "does not exist; expected a folder, a Hugging Face id" in refusal(source)
+        assert "does not exist: expected a folder, a Hugging Face id" in refusal(source)
 
 
 # Settings

@@ -166,9 +166,9 @@ NO_TASKS = {
     "a: [1": "expected",
     "- 1": "got list",
     "include: none.yaml": "No such file",
-    "task: mine": "names no `dataset_path`; write one",
+    "task: mine": "missing `dataset_path`: add one",
     "dataset_path: json": "names no `task`",
-    "group: mine\ntask: [arc_easy, arc_challenge]": "a list of tasks, and no task; name them one by one",
+    "group: mine\ntask: [arc_easy, arc_challenge]": "a list of tasks, not a task; pass them one by one",
 }
 
 

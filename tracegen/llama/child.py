@@ -1,7 +1,7 @@
-"""The process that runs llama.cpp: it answers its parent's questions, one at a time, until the parent is gone.
+"""The process that runs llama.cpp: it answers its parent's requests, one at a time, until the parent exits.
 
-A question is a line of JSON on standard input; an answer a line of JSON, and behind it the bytes of the arrays that the
-line lists. Files and libraries are other people's: the process writes no file and has a limit of memory.
+A request is a line of JSON on standard input; an answer is a line of JSON, followed by the bytes of the arrays that the
+line lists. Files and libraries are untrusted: the process writes no file and has a memory limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from moereplay.tracegen.llama.sampling import nll, pick
 from moereplay.traces.documents import from_json, json_text
 
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
-SHARE_OF_MEMORY = 0.9  #: of this machine's, for what is not mapped from the file
+SHARE_OF_MEMORY = 0.9  #: share of this machine's memory, for data not mapped from the file
 
 
 def limit() -> None:
@@ -136,7 +136,7 @@ class Session:
         assert self._routers
         logits = self._model.decode(tokens, start)
         if not np.isfinite(logits[-1]).all():
-            raise RecordError("the model's logits are not numbers (NaN); is the file damaged?")
+            raise RecordError("the model's logits are not numbers (NaN); the file may be damaged")
         return logits, self._routers.take(len(tokens))
 
 

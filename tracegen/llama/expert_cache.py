@@ -116,7 +116,7 @@ class CachedModel(Model):
         wall = sum(self._request(*each) for each in requests)
         library.llama_free(self._context)  # prints the counts
         tokens = sum(len(ids) - prompt for ids, prompt in requests)
-        said = [line for line in library.said if ABOUT.search(line)]
+        said = [line for _, line in library.said if ABOUT.search(line)]
         if not any(SIZED in line for line in said):
             raise RecordError(f"llama.cpp made no expert cache of {size:,} bytes: {' '.join(said)[-300:]}")
         return {"said": said, "ms": 1000 * wall / tokens if tokens else None}

@@ -46,7 +46,7 @@ def _repacked(trace: Trace) -> Iterator[str]:
 
 
 def arguments(on_cpu: Sequence[int], dense_layers: int) -> list[str]:
-    """Return words of the command line that leave these MoE layers to the CPU; none of them has a blank or a quote."""
+    """Return command-line words that leave the given MoE layers to the CPU; no word needs quotes."""
     if not on_cpu:
         return ["--n-cpu-moe", "0"]
     if list(on_cpu) == list(range(len(on_cpu))):
@@ -71,11 +71,11 @@ LLAMA_CPP = Exporter(
 
 
 def write_profile(trace: Trace, options: Options, target: Target) -> Answer:
-    """Write a routing profile for `--moe-cache-profile` of thecodacus' llama.cpp: what its llama-moe-trace writes.
+    """Write a routing profile for `--moe-cache-profile` of thecodacus' llama.cpp, in the format of its llama-moe-trace.
 
     A line `position,layer,expert,expert,...` per token and layer, no header (github.com/thecodacus/llama.cpp,
     moe-trace.cpp). Positions of a prompt are negative and end at -1, decoded ones count from 0, and start again
-    with each request. Layers are those of the model, dense ones counted. What was not routed has no line.
+    with each request. Layer numbers are the model's, with dense layers counted. Unrouted tokens have no line.
 
     """
     before, said = dense_layers(trace, options)
