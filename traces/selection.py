@@ -118,7 +118,9 @@ def split(requests: int, share: float = 0.5, seed: int = 0) -> tuple[list[int], 
     Raises TraceError if either would be empty.
     """
     if not 0 < share < 1 or requests < 2:
-        raise TraceError(f"{requests} requests at a share of {share:g}: a split needs two, and a share between 0 and 1")
+        raise TraceError(
+            f"invalid --share {share:g} for {requests} requests: expected a share between 0 and 1, and two requests"
+        )
     count = min(max(round(share * requests), 1), requests - 1)
     fitted = set(random.Random(seed).sample(range(requests), count))
     return sorted(fitted), [at for at in range(requests) if at not in fitted]

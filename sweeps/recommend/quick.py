@@ -269,11 +269,11 @@ def _placed(load: Load, machine: Machine, of: Engine, mode: Mode, fast: int, lay
     if disk and (mode.below == "none" or machine.disk_bytes_per_s is None):
         return
     share = fast / everything
-    yield Setting(of.name, mode, _flags(load, machine, mode, fast), share, layers, fast, ram, disk)
+    yield Setting(of.name, mode, _flags(load, machine, mode, fast, disk), share, layers, fast, ram, disk)
 
 
-def _flags(load: Load, machine: Machine, mode: Mode, fast: int) -> str:
-    return mode.render(placed(load.geometry, fast, (load.dense_bytes + fast) / machine.memory_bytes))
+def _flags(load: Load, machine: Machine, mode: Mode, fast: int, disk: int) -> str:
+    return mode.render(placed(load.geometry, fast, (load.dense_bytes + fast) / machine.memory_bytes), disk)
 
 
 # -- speed

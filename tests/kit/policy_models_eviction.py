@@ -218,8 +218,9 @@ class Clock(Pool):
 class Slru(Pool):
     """Segments from the lowest up, each oldest first."""
 
-    def __init__(self, *setting, segments: int = 2, protected: float = 0.5, lowest: bool = False, touch=False) -> None:
+    def __init__(self, *setting, segments=2, protected=0.5, lowest=False, touch=False, by_id=False) -> None:
         super().__init__(*setting)
+        self.by_id, self.step_of = by_id, dict[int, int]()
         upper = int(self.capacity * protected / (segments - 1))
         self.room = [self.capacity - upper * (segments - 1), *[upper] * (segments - 1)]
         self.segments, self.lowest, self.touch = [list[int]() for _ in range(segments)], lowest, touch
@@ -249,7 +250,11 @@ class Slru(Pool):
 
     def arrived(self, x: int, prefetched: bool) -> None:
         fits = [i for i in range(len(self.segments)) if self.held(i) + self.size[x] <= self.room[i]]
-        self.segments[fits[0] if self.lowest and fits else 0].append(x)
+        segment = self.segments[fits[0] if self.lowest and fits else 0]
+        self.step_of[x], at = len(self.gates), len(segment)
+        while self.by_id and at and segment[at - 1] > x and self.step_of[segment[at - 1]] == len(self.gates):
+            at -= 1
+        segment.insert(at, x)
 
     def victim(self, candidates: list[int], x: int) -> int:
         return next(y for segment in self.segments for y in segment if y in candidates)

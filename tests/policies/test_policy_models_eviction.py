@@ -99,6 +99,8 @@ MODELS: dict[str, Maker] = {
     "slru": Slru,
     "slru:segments=3:protected=.7:touch_on_predict=true": partial(Slru, segments=3, protected=0.7, touch=True),
     "slru:segments=4:protected=.75:fill=lowest": partial(Slru, segments=4, protected=0.75, lowest=True),
+    "slru:misses=by_id": partial(Slru, by_id=True),
+    "slru:protected=0:misses=by_id": partial(Slru, protected=0, by_id=True),
     "s3fifo": S3Fifo,
     "s3fifo:small=.4:ghost=.5:threshold=1": partial(S3Fifo, small=0.4, ghost=0.5, threshold=1),
     "s3fifo:small=.3:fill=main": partial(S3Fifo, small=0.3, fill_main=True),

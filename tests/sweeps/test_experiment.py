@@ -190,7 +190,7 @@ def test_yaml_is_that_of_version_1_2(text, value):
         ('"\\udcff": 1', "unpaired surrogate"),
         ("1: 2", "the key 1 "),
         ("[a]: 2", "in quotes"),
-        ("a: &a [*a]", "itself in"),
+        ("a: &a [*a]", "contains it"),
         (
             "a: &a [1, 1]\n"
             + "\n".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]" for n in range(22)),

@@ -60,10 +60,10 @@ def test_take_joins_the_passes_since_the_last_take(modules: MoeModules) -> None:
 
 def test_take_without_a_whole_pass_is_refused(modules: MoeModules) -> None:
     with Capture(modules) as capture:
-        with pytest.raises(RecordError, match=r"OlmoeForCausalLM: gates saw \[0\] tokens"):
+        with pytest.raises(RecordError, match=r"OlmoeForCausalLM: gates ran on \[0\] tokens"):
             capture.take()
         modules.sites[0].gate(torch.zeros(2, 32))
-        with pytest.raises(RecordError, match=r"gates saw \[0, 2\] tokens"):
+        with pytest.raises(RecordError, match=r"gates ran on \[0, 2\] tokens"):
             capture.take()
 
 

@@ -167,7 +167,7 @@ def test_a_link_that_takes_years_is_refused(tmp_path: Path) -> None:
 
 def test_a_range_without_a_middle_is_refused() -> None:
     for ends in [(0, float("inf")), (float("nan"), 1), (-1e308, 1e308)]:
-        with case(ends), pytest.raises(ValueError, match=r"finite|too far apart"):
+        with case(ends), pytest.raises(ValueError, match=r"finite"):
             Range(low=ends[0], high=ends[1])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes as c
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -158,9 +158,10 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.said: deque[tuple[int, str]] = deque(maxlen=20)  #: levels and text of the library's last lines
-        parts = self._opened()
-        self._declare(parts)
+        self.said: deque[tuple[int, str]] = deque(maxlen=5000)  #: levels and text of the library's last lines
+        self._parts = self._opened()
+        self.declare(FUNCTIONS)
+        self.build = {name: _text_of(part, name) for part in self._parts for name in NAMES if hasattr(part, name)}
         self._on_log = ON_LOG(lambda level, line, _: self.said.append((level, _text(line))))
         self.llama_log_set(self._on_log, None)
         self.places = self._places()
@@ -171,7 +172,7 @@ class Library:
         self.llama_backend_init()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        raise AttributeError(name)  # functions are set by _declare
+        raise AttributeError(name)  # functions are set by declare
 
     def _opened(self) -> list[c.CDLL]:
         try:
@@ -181,14 +182,14 @@ class Library:
         except OSError as refused:  # built for another processor or a newer system
             raise RecordError(f"{self.path}: cannot be loaded ({refused}); {FIT}") from None
 
-    def _declare(self, parts: list[c.CDLL]) -> None:
-        for name, (result, *arguments) in FUNCTIONS.items():
-            function = next((getattr(part, name) for part in parts if hasattr(part, name)), None)
+    def declare(self, functions: dict[str, tuple[Any, ...]]) -> None:
+        """Make functions attributes: each with its result and its arguments. Raises RecordError for a missing one."""
+        for name, (result, *arguments) in functions.items():
+            function = next((getattr(part, name) for part in self._parts if hasattr(part, name)), None)
             if function is None:
                 raise RecordError(f"{self.path}: missing function {name}: expected llama.cpp's library: {FIT}")
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
-        self.build = {name: _text_of(part, name) for part in parts for name in NAMES if hasattr(part, name)}
 
     def _places(self) -> Places:
         model = bytes(self.llama_model_default_params().raw)
@@ -218,8 +219,9 @@ class Library:
     @property
     def last_words(self) -> str:
         """The library's last message, in one line: its errors, without what it says besides, if there are any."""
-        errors = [line for level, line in self.said if level == ERROR]
-        return " ".join(errors[-2:] or [line for _, line in list(self.said)[-3:] if line])[-300:]
+        last = list(self.said)[-20:]
+        errors = [line for level, line in last if level == ERROR]
+        return " ".join(errors[-2:] or [line for _, line in last[-3:] if line])[-300:]
 
     def name(self, tensor: int) -> bytes:
         """Return the name of a node."""
@@ -251,8 +253,8 @@ class Model:
     def __init__(self, library: Library, path: Path) -> None:
         self._library = library
         params = library.llama_model_default_params()
-        struct.pack_into("<i", params.raw, GPU_LAYERS, 0)
         params.raw[library.places.repack] = 0  # experts stay in the mapped file: a copy in memory may not fit
+        self._place(params)
         self._model = library.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise RecordError(f"llama.cpp cannot load {path.name}: {library.last_words}")
@@ -262,6 +264,9 @@ class Model:
         adds = library.llama_vocab_get_add_bos(self._vocabulary)
         self.opening: int | None = library.llama_vocab_bos(self._vocabulary) if adds else None
         self.template: bytes | None = library.llama_model_chat_template(self._model, None)
+
+    def _place(self, params: Parameters) -> None:
+        struct.pack_into("<i", params.raw, GPU_LAYERS, 0)
 
     def tokens(self, text: str, special: bool) -> list[int]:
         """Return the ids of a text; with `special` the model's opening token comes before it."""
@@ -299,6 +304,10 @@ class Model:
         if exact:
             struct.pack_into("<ii", params.raw, places.types, F32, F32)
             struct.pack_into("<i", params.raw, places.flash, 0)
+        self._start(params, longest, threads)
+
+    def _start(self, params: Parameters, longest: int, threads: int) -> None:
+        library = self._library
         self._context = library.llama_init_from_model(self._model, params)
         if not self._context:
             raise RecordError(f"llama.cpp cannot create a context of {longest:,} tokens: {library.last_words}")
@@ -311,12 +320,16 @@ class Model:
 
     def decode(self, ids: list[int], start: int) -> np.ndarray:
         """Run at most AT_ONCE tokens from position `start` on; return their logits (T, V)."""
+        self._step(ids, start, range(len(ids)))  # of each: else the last layer is computed for one token alone
+        rows = [self._library.llama_get_logits_ith(self._context, at) for at in range(len(ids))]
+        return np.stack([np.ctypeslib.as_array(row, (self.vocabulary,)) for row in rows])
+
+    def _step(self, ids: list[int], start: int, asked: Collection[int]) -> None:
+        """Run tokens from position `start` on; `asked` are those whose logits are wanted."""
         batch = self._batch
         batch.n_tokens = len(ids)
         for at, token in enumerate(ids):
             batch.token[at], batch.pos[at], batch.n_seq_id[at], batch.seq_id[at][0] = token, start + at, 1, 0
-            batch.logits[at] = 1  # of each: else the last layer is computed for one token alone
+            batch.logits[at] = at in asked
         if code := self._library.llama_decode(self._context, batch):
             raise RecordError(f"llama.cpp cannot decode {len(ids)} tokens ({code}): {self._library.last_words}")
-        rows = [self._library.llama_get_logits_ith(self._context, at) for at in range(len(ids))]
-        return np.stack([np.ctypeslib.as_array(row, (self.vocabulary,)) for row in rows])

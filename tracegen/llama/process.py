@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
+from select import select
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self
@@ -77,8 +78,8 @@ class Engine:
         """The process's id."""
         return self._process.pid
 
-    def ask(self, question: str, **values: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the answer to a request, and its arrays."""
+    def tell(self, question: str, **values: Any) -> None:
+        """Put a question whose answer is not waited for."""
         assert self._process.stdin
         self._asked = question
         try:
@@ -86,6 +87,18 @@ class Engine:
             self._process.stdin.flush()
         except OSError:
             raise self._ended() from None
+
+    def check(self) -> None:
+        """Raises RecordError if a question that was told has failed."""
+        if self._process.poll() is not None:
+            raise self._ended()
+        assert self._process.stdout
+        if select([self._process.stdout], [], [], 0)[0]:
+            raise RecordError(str(self._line().get("error", "llama.cpp's process answers unasked"))[:1000])
+
+    def ask(self, question: str, **values: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the answer to a question, and its arrays."""
+        self.tell(question, **values)
         said = self._line()
         if "error" in said:
             raise RecordError(str(said["error"])[:1000])

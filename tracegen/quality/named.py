@@ -51,7 +51,7 @@ def _check_file(name: str, path: str, example: str) -> None:
     if Path(path).is_dir() and path:
         raise RecordError(f"task {name}: {path} is a folder: expected a file, for example {example}")
     if not Path(path).is_file():
-        raise RecordError(f"task {name}: missing file {path or ''}: expected for example {example}")
+        raise RecordError(f"task {name}: missing file {path or 'name'}: expected for example {example}")
 
 
 # -- A task's YAML file, as lm-evaluation-harness reads it, and the local files that its answers depend on.

@@ -11,6 +11,7 @@ from moereplay.traces.exporters.lines import Block, blocks
 from moereplay.traces.geometry import held_layers, layers_by_worth
 from moereplay.traces.schema import Trace
 from moereplay.traces.units import GB
+from moereplay.traces.weight_formats import REPACKED, named_in
 
 TENSORS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  #: of experts, as llama.cpp finds them; shared ones end in shexp
 
@@ -32,7 +33,16 @@ def write_arguments(trace: Trace, options: Options, target: Target) -> Answer:
         file.write(f"{' '.join(arguments(on_cpu, before))}\n".encode())
     size = sum(geometry.expert_bytes[layer] for layer in held) * geometry.experts
     note = f"the experts of {len(held)} of {geometry.layers} layers stay on the GPU, {size / GB:.4g} GB"
-    return Answer("llama-server -m MODEL.gguf -ngl 999 $(cat {path})", (note, *said))
+    notes = (note, *_repacked(trace), *said) if on_cpu else (note, *said)
+    return Answer("llama-server -m MODEL.gguf -ngl 999 $(cat {path})", notes)
+
+
+def _repacked(trace: Trace) -> Iterator[str]:
+    provenance = trace.header.provenance
+    stored = named_in(provenance.dtype or "") or named_in(provenance.model)
+    if stored in REPACKED:
+        what = f"llama.cpp copies {stored} experts into another layout in memory (repacks)"
+        yield f"{what}; add --no-repack if the file is larger than memory, so that they stay mapped"
 
 
 def arguments(on_cpu: Sequence[int], dense_layers: int) -> list[str]:

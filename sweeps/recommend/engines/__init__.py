@@ -75,11 +75,12 @@ class Mode(Frozen):
     copies: bool = False  #: main memory also holds the experts that are in fast memory
     #: How what main memory does not hold is read: not at all, by page faults, or whole experts at a time.
     below: Literal["none", "mmap", "direct"] = "none"
+    from_disk: str = ""  #: flags besides, where something is read that way: a copy in another layout would fill memory
     source: str
 
-    def render(self, of: Placed) -> str:
-        """Return the flags of a placement."""
-        return self.flags.format(**of._asdict())
+    def render(self, of: Placed, disk: int = 0) -> str:
+        """Return the flags of a placement that leaves `disk` bytes of experts to the disk."""
+        return " ".join(filter(None, (self.flags.format(**of._asdict()), self.from_disk if disk else "")))
 
 
 class Engine(Frozen):
