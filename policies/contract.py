@@ -186,6 +186,7 @@ class Choice:
     name: str
     default: str
     options: tuple[str, ...]
+    added: bool = False  #: as of Number
     width = 1
 
     @property

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 from moereplay import policies
-from moereplay.policies.contract import PAR_SLOTS, Number, Parameter, Policy, PolicyError
+from moereplay.policies.contract import PAR_SLOTS, Choice, Number, Parameter, Policy, PolicyError
 from moereplay.policies.declaration import check_under
 from moereplay.traces.texts import hint
 
@@ -41,7 +41,7 @@ class Chosen(Generic[PolicyT]):
 
 def is_added(param: Parameter) -> bool:
     """Return whether results of earlier versions lack the parameter."""
-    return isinstance(param, Number) and param.added
+    return isinstance(param, Number | Choice) and param.added
 
 
 def parse(kind: str, text: str) -> Chosen[Any]:

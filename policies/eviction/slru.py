@@ -34,7 +34,7 @@ PARAMS = (
     Number("protected", 0.5, 0, 1),
     Choice("fill", "probation", ("probation", "lowest")),
     Choice("touch_on_predict", "false", ("false", "true")),
-    Choice("misses", "as_they_arrive", ("as_they_arrive", "by_id")),
+    Choice("misses", "as_they_arrive", ("as_they_arrive", "by_id"), added=True),
 )
 SEGMENTS, PROTECTED = slot(PARAMS, "segments"), slot(PARAMS, "protected")
 FILL, TOUCH, MISSES = slot(PARAMS, "fill"), slot(PARAMS, "touch_on_predict"), slot(PARAMS, "misses")
