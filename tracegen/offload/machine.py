@@ -156,7 +156,7 @@ class RealMachine:
         activity.measured(lambda span: self._landed(y, span))
         return activity
 
-    def _asked_after(self, taken: int) -> bool:
+    def _requested_after(self, taken: int) -> bool:
         """Return whether compute received no request since then."""
         return self._requested is None or self._requested.begun < taken
 
