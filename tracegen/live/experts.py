@@ -73,7 +73,7 @@ def check_computable(experts: list[nn.Module]) -> None:
         stored = {parameter.dtype for parameter in module.parameters()} - PLAIN
         if len(projections(module)) != 2 or stored:
             how = f"stores experts as {', '.join(map(str, stored))}" if stored else "does not keep its experts together"
-            raise RecordError(f"{type(module).__name__} {how}: its experts cannot be dropped, rounded or moved;  {FIX}")
+            raise RecordError(f"{type(module).__name__} {how}: its experts cannot be dropped, rounded or moved; {FIX}")
 
 
 def projections(experts: nn.Module) -> list[str]:

@@ -124,7 +124,7 @@ def _check_name(name: str) -> None:
     if name in known.all_tags:
         tasks = ", ".join(sorted(known.task_index[name].tags or ()))
         raise RecordError(
-            f"{name} is a list of tasks without a score of its own; pass the tasks that you want:  {tasks}"
+            f"{name} is a list of tasks without a score of its own; pass the tasks that you want: {tasks}"
         )
 
 
