@@ -179,7 +179,7 @@ def traces_append(
     trace: Annotated[Path, typer.Argument(help="Trace to extend, NAME.zarr.", show_default=False)],
     more: Annotated[list[Path], typer.Argument(help="Traces of the same model.", show_default=False)],
 ) -> None:
-    """Append the requests of other traces to a trace in place: all of them, or none if it is killed."""
+    """Append the requests of other traces to a trace in place: all of them, or none if the process is killed."""
     from moereplay.traces.combine import appended
     from moereplay.traces.store import open_trace
 
@@ -319,8 +319,7 @@ def synthesise(
     from moereplay.traces.writer import write_trace
 
     model = _like(like, kind, reuse)
-    name = sizes.model or _model_of(model, like)
-    geometry = _stored(name, sizes)
+    geometry = _stored(name := sizes.model or _model_of(model, like), sizes)
     recall = recall or _recorded(model, geometry, logits)
     try:
         settings = Synthetic.model_validate(
@@ -367,26 +366,23 @@ def _model_of(model: RoutingModel | None, like: str) -> str:
     from moereplay.simulator.errors import ConfigError
 
     if model and not model.model:
-        raise ConfigError(f"missing --model: routing model {like} is of no known model")
+        raise ConfigError(f"missing --model: routing model {like} does not belong to a known model")
     return model.model if model else DEFAULT_MODEL
 
 
 def _recorded(model: RoutingModel | None, geometry: Geometry, logits: bool) -> str:
     """Return the look-ahead recall of a routing model as --recall takes it, and say what it is; none without one."""
-    if model is None:
-        return "none"
-    found = model.scaled(geometry.layers, geometry.experts, geometry.k).recall if logits else None
+    found = model.scaled(geometry.layers, geometry.experts, geometry.k).recall if model and logits else None
     if found:
         say(f"note: look-ahead recall {', '.join(map(str, found))}, as recorded (--recall states another)")
-        return "/".join(map(str, found))
-    if logits:
+    elif model and logits:
         known = "is known of the recorded shape alone" if model.recall else "was not recorded"
         say(f"note: no look-ahead, whose recall {known}; --recall states one")
-    return "none"
+    return "/".join(map(str, found or ())) or "none"
 
 
 def _stored(model: str, sizes: Sizes) -> Geometry:
-    """Return the geometry of a known model with its weights stored as the options say. Raises TraceError."""
+    """Return the geometry of a known model with the weight formats of the options. Raises TraceError."""
     from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.dense import with_stored
     from moereplay.traces.geometry import as_known

@@ -25,6 +25,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "previous_token",
         "coactivation",
         "frequent",
+        "missed",
         "oracle",
     ),
     "eviction": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from moereplay.policies.grammar import Chosen
 from moereplay.results.result import Event, Row
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.residents import Listed, room
 from moereplay.simulator.source import Gates
 from moereplay.simulator.times import Times
 from moereplay.traces.schema import Geometry, Trace
@@ -45,9 +46,29 @@ class RunSpec:
     config: ReplayConfig
     layout: CopyLayout
     times: Times
-    pools: tuple[int, ...]  #: bytes of each
+    pools: tuple[int, ...]  #: bytes of each, beside `resident`
     log: bool = False  #: whether events are kept
     lower: tuple[int, ...] = ()  #: bytes of each tier between the fast and the slow one, from the top down
+    resident: tuple[int, ...] = ()  #: copies y that are in the fast tier for good
+
+    def beside(self, resident: Listed) -> RunSpec:
+        """Return the run with these (layer, expert) in the fast tier for good.
+
+        Raises ConfigError if they do not fit.
+        """
+        if not resident:
+            return self
+        miss, experts = self.chosen.miss, self.layout.geometry.experts
+        fetches = not miss.policy.never_fetches(miss.params)
+        left = room(self.pools, self.pool_of, self.layout.tiers[0], resident, fetches)
+        copies = [(layer * experts + expert) * self.layout.precisions for layer, expert in resident]
+        return replace(self, pools=left, resident=tuple(copies))
+
+    @cached_property
+    def pool_of(self) -> tuple[int, ...]:
+        """Return the pool of every expert x."""
+        experts, per_layer = self.layout.geometry.experts, len(self.pools) > 1
+        return tuple(x // experts if per_layer else 0 for x in range(self.layout.experts))
 
     @cached_property
     def warm(self) -> list[int]:
@@ -65,7 +86,7 @@ class RunSpec:
         return frozenset(getattr(self.chosen, kind).policy.name for kind in KINDS)
 
     def decision_ns(self, layer: int, tokens: int) -> int:
-        """Return what the policies' decisions add to the dense time of a step."""
+        """Return the time that the policies' decisions add to the dense time of a step."""
         if not self.times.has_decisions:
             return 0
         prefetch, later = self.chosen.prefetch, self.layout.geometry.layers - 1 - layer

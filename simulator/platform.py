@@ -1,142 +1,22 @@
-"""The machine: tiers, links and compute, and their integer nanoseconds.
-
-Without calibration compute is a roofline: max(2 * params * tokens / FLOP/s, bytes / memory bandwidth) + launch.
-`simulator/times.py` derives the times of a model.
-"""
+"""The machine: tiers, links and processors. `simulator/times.py` derives the times of a model."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from moereplay.simulator.capacity import MOST_BYTES
 from moereplay.simulator.overheads import Decisions, Loading
-from moereplay.simulator.rates import bounded, by_tokens, ceilings, curve, half_even, longer
-from moereplay.simulator.wires import (
-    MOST_LINKS,
-    MOST_RATE,
-    MOST_TIERS,
-    Link,
-    LowerTier,
-    Ns,
-    Points,
-    Rate,
-    Share,
-    Wire,
-    in_order,
-)
+from moereplay.simulator.processors import OF_CPU
+from moereplay.simulator.processors import Measured as Measured  # of a platform, to its readers
+from moereplay.simulator.processors import Roofline as Roofline
+from moereplay.simulator.wires import MOST_LINKS, MOST_RATE, MOST_TIERS, Link, LowerTier, Ns, Share, Wire
 from moereplay.traces.frozen import Sparse
 from moereplay.traces.schema import canonical
 from moereplay.traces.units import GB
-from moereplay.traces.weight_formats import check_format
-
-_CEILINGS = "flops and memory_bytes_per_s"
-
-
-class Roofline(Sparse):
-    """A processor with two ceilings and a kernel launch time."""
-
-    later: ClassVar = frozenset({"by_tokens", "expert_bytes_per_s", "formats", "dense_formats", "kv_bytes_per_s"})
-
-    kind: Literal["roofline"] = "roofline"
-    flops: Rate
-    memory_bytes_per_s: Rate
-    launch_ns: Ns = 0
-    by_tokens: Points = ()  #: what many tokens take, in times of what one takes; in proportion beyond the last
-    expert_bytes_per_s: Rate | None = None  #: of routed experts, in place of `memory_bytes_per_s`
-    formats: dict[str, Rate] = Field(default_factory=dict)  #: of routed experts in a format, in place of both
-    dense_formats: dict[str, Rate] = Field(default_factory=dict)  #: of dense weights in a format
-    kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; default: no time
-
-    @field_validator("by_tokens")
-    @classmethod
-    def _from_one(cls, points: Points) -> Points:
-        return _from_one_token(points)
-
-    @field_validator("formats", "dense_formats")
-    @classmethod
-    def _known(cls, formats: dict[str, float]) -> dict[str, float]:
-        return {check_format(name): rate for name, rate in formats.items()}
-
-    def ns(self, params: int, size: int, tokens: int, weights: str = "", share: float = 1) -> int:
-        """Return the nanoseconds for `tokens` through an expert: `params` weights of `size` bytes in that format.
-
-        `share` of its rate is left to the memory.
-        """
-        return self._ns(params, size, tokens, self.expert_rate(weights), share)
-
-    def dense_ns(self, params: int, size: int, tokens: int, weights: str = "", share: float = 1) -> int:
-        """Return the nanoseconds for `tokens` through dense weights, as `ns` does for an expert."""
-        return self._ns(params, size, tokens, self.dense_rate(weights), share)
-
-    def expert_rate(self, weights: str) -> float:
-        """Return the memory rate, bytes/s, of routed experts in a format."""
-        return self.formats.get(weights, self.expert_bytes_per_s or self.memory_bytes_per_s)
-
-    def dense_rate(self, weights: str) -> float:
-        """Return the memory rate, bytes/s, of dense weights in a format."""
-        return self.dense_formats.get(weights, self.memory_bytes_per_s)
-
-    def _ns(self, params: int, size: int, tokens: int, rate: float, share: float) -> int:
-        if params == 0 or tokens == 0:
-            return 0
-        bounds = ceilings(self.flops, rate, share, params, size)
-        if not self.by_tokens:
-            return bounded(half_even(bounds.ns(tokens), bounds.unit), _CEILINGS) + self.launch_ns
-        times, unit = curve(self.by_tokens).of_tokens(tokens)
-        one = bounds.ns(1) + self.launch_ns * bounds.unit
-        return bounded(half_even(one * times, bounds.unit * unit), _CEILINGS)
-
-
-class Measured(Sparse):
-    """Compute by measured times: constants and nanoseconds per token, or curves relative to one token."""
-
-    later: ClassVar = frozenset({"kv_bytes_per_s", "dense_by_tokens", "expert_by_tokens", "expert_by_size"})
-
-    kind: Literal["measured"] = "measured"
-    dense_ns: Ns = 0
-    expert_ns: Ns = 0
-    expert_ns_per_token: Ns = 0
-    pass_ns: Ns = 0
-    dense_by_tokens: Points = ()  #: what many tokens take, in times of what one takes; in proportion beyond the last
-    expert_by_tokens: Points = ()  #: the same of an expert, in place of `expert_ns_per_token`
-    expert_by_size: Points = ()  #: by bytes of the copy, in times of `expert_ns`; constant beyond both ends
-    kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; default: no time
-
-    @field_validator("dense_by_tokens", "expert_by_tokens")
-    @classmethod
-    def _from_one(cls, points: Points) -> Points:
-        return _from_one_token(points)
-
-    @field_validator("expert_by_size")
-    @classmethod
-    def _rising(cls, points: Points) -> Points:
-        return in_order(points, "sizes")
-
-    def dense(self, tokens: int, share: float = 1) -> int:
-        """Return the nanoseconds of a layer's dense part, at a share of the processor's rate."""
-        return by_tokens(longer(self.dense_ns, share), self.dense_by_tokens, tokens)
-
-    def expert(self, tokens: int, size: int, share: float = 1) -> int:
-        """Return the nanoseconds of an expert's copy of so many bytes, at a share of the processor's rate."""
-        spent = longer(self.expert_ns, share)
-        if self.expert_by_tokens:
-            spent = by_tokens(spent, self.expert_by_tokens, tokens)
-        else:
-            each = longer(self.expert_ns_per_token, share)
-            spent = bounded(spent + each * tokens, "expert_ns_per_token", "lower")
-        if not self.expert_by_size:
-            return spent
-        times, unit = curve(self.expert_by_size).at(size)
-        return bounded(half_even(spent * times, unit), "expert_by_size")
-
-    def once(self, share: float = 1) -> int:
-        """Return the nanoseconds of what a pass costs before layer 0, at a share of the processor's rate."""
-        return longer(self.pass_ns, share)
 
 
 class Contention(Sparse):
@@ -167,7 +47,7 @@ class Band(Sparse):
 
 
 class Tried(Band):
-    """Runs that were predicted with the figures of a platform without a calibration, as they are."""
+    """Runs that were predicted with an uncalibrated platform's unchanged values."""
 
     later: ClassVar = frozenset({"expert_rate"})
 
@@ -231,7 +111,7 @@ class Platform(Sparse):
     overlap: Literal["arrival", "none"] = "arrival"  #: `none`: a step computes when all that it awaits has arrived
     #: That hold cache and dense weights; for a warning only.
     memory_bytes: float | None = Field(default=None, gt=0, le=MOST_BYTES)
-    #: That the system and other programs need of it: what a replay needs beside that must fit into the rest.
+    #: Memory that the system and other programs need: a replay must fit into the rest.
     reserve_bytes: float | None = Field(default=None, ge=0, le=MOST_BYTES)
     fault_ns: Ns = 0  #: of a major page fault, where it is known; for the same warning
     links: tuple[Link, ...] = Field(min_length=1, max_length=MOST_LINKS)
@@ -267,10 +147,26 @@ class Platform(Sparse):
             raise ValueError("dense_formats: the CPU computes experts only; use formats or expert_bytes_per_s")
         return cpu
 
+    @field_validator("compute")
+    @classmethod
+    def _is_no_cpu(cls, compute: Roofline | Measured) -> Roofline | Measured:
+        for name in sorted(OF_CPU):
+            if getattr(compute, name):
+                raise ValueError(f"{name}: only [cpu] may have it")
+        return compute
+
+    @field_validator("cpu")
+    @classmethod
+    def _reads_a_tier(cls, cpu: Roofline | Measured | None, others: ValidationInfo) -> Roofline | Measured | None:
+        names = [tier.name for tier in others.data.get("tiers", ())]
+        if cpu is not None and cpu.tier and names.count(cpu.tier) != 1:
+            raise ValueError(f"tier: expected the name of one row of [[tiers]], {_or_none(names)} (got {cpu.tier!r})")
+        return cpu
+
     @model_validator(mode="after")
     def _routers_have_a_price(self) -> Platform:
         if self.decisions.gates and not isinstance(self.compute, Roofline):
-            raise ValueError('decisions.gates requires [compute] of kind "roofline"; say ns_per_prediction instead')
+            raise ValueError('decisions.gates requires [compute] of kind "roofline"; use ns_per_prediction instead')
         return self
 
     @model_validator(mode="after")
@@ -290,6 +186,11 @@ class Platform(Sparse):
         return (*self.links, *self.tiers)
 
     @property
+    def cpu_tier(self) -> int:
+        """The lower tier that the CPU reads, from the top down; -1: the slow tier."""
+        return -1 if self.cpu is None or not self.cpu.tier else [tier.name for tier in self.tiers].index(self.cpu.tier)
+
+    @property
     def by_matrix(self) -> bool:
         """True if links read matrix by matrix over the missing experts of a step."""
         return self.links[0].by_matrix
@@ -303,10 +204,9 @@ class Platform(Sparse):
     @property
     def depends_on_model(self) -> bool:
         """True if a price or the peak depends on the model's KV cache, or a price on the format of its weights."""
-        of = self.compute
-        if self.reserve_bytes is not None:
+        if self.reserve_bytes is not None or self.compute.kv_bytes_per_s is not None:
             return True
-        return of.kv_bytes_per_s is not None or (isinstance(of, Roofline) and bool(of.formats))
+        return any(isinstance(of, Roofline) and bool(of.formats) for of in (self.compute, self.cpu))
 
     @property
     def seal(self) -> str:
@@ -362,7 +262,9 @@ class Platform(Sparse):
         rows: list[dict[str, object]] = [link.model_dump(mode="json", include=LINK_TIMES) for link in self.links]
         others: dict[str, object] = self.model_dump(mode="json", include=parts)
         if self.tiers:
-            others["tiers"] = [tier.model_dump(mode="json", include=LINK_TIMES | {"capacity"}) for tier in self.tiers]
+            others["tiers"] = [
+                tier.model_dump(mode="json", include=LINK_TIMES | {"capacity", "eviction"}) for tier in self.tiers
+            ]
         if len(rows) == 1:
             return others | {"link": rows[0]}
         for row, share in zip(rows, self.shares, strict=True):
@@ -381,15 +283,10 @@ class Platform(Sparse):
         }
 
 
+def _or_none(names: Sequence[str]) -> str:
+    return f"of {', '.join(names)}" if names else "of which there are none"
+
+
 def _each(figures: Sequence[float]) -> float | str:
-    """Return one figure as it is, or those of several links joined by +."""
+    """Return one value unchanged, or those of several links joined by +."""
     return figures[0] if len(figures) == 1 else " + ".join(f"{figure:g}" for figure in figures)
-
-
-def _from_one_token(points: Points) -> Points:
-    """Validate times relative to one token. Raises ValueError."""
-    if points and points[0] != (1, 1.0):
-        raise ValueError("expected [1, 1.0] as the first point: one token takes 1.0 times the time of one token")
-    if any(after < before for (_, before), (_, after) in pairwise(points)):
-        raise ValueError("expected times that do not fall as tokens rise")
-    return in_order(points, "tokens")

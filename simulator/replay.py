@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, chec
 from moereplay.simulator.memory import Peak, peak
 from moereplay.simulator.platform import Measured, Platform
 from moereplay.simulator.platforms import platform
+from moereplay.simulator.residents import Listed, check_experts, residents
 from moereplay.simulator.source import Source, TraceSource
 from moereplay.simulator.times import Times, times_of
 from moereplay.traces.dense import assumption
@@ -44,6 +44,7 @@ class Plan:
     capacity: Capacity
     layout: CopyLayout
     lower: tuple[int, ...]  #: bytes of the tiers between the fast and the slow one
+    resident: tuple[tuple[int, int], ...] = ()  #: (layer, expert) that are in the fast tier for good
     longest: int = 0  #: positions in the KV cache at most, if the platform asks for its peak; 0: unknown
 
     @property
@@ -73,7 +74,7 @@ class Plan:
         )
 
     def _edited(self) -> str | None:
-        """Return a warning if the figures are not those of the platform's calibration."""
+        """Return a warning if values differ from the platform's calibration."""
         if not self.machine.is_edited or self.machine.calibration is None:
             return None
         of = self.machine.calibration.device
@@ -105,7 +106,7 @@ class Plan:
         """Return a warning if reading the KV cache has a price, but its size is unknown."""
         if self.machine.compute.kv_bytes_per_s is None or self.layout.geometry.kv_bytes:
             return None
-        return "reading the KV cache takes no time: neither the trace nor its model's name says how many bytes it has"
+        return "reading the KV cache takes no time: neither the trace nor its model's name gives its bytes"
 
     def _unknown_matrices(self) -> str | None:
         """Return a warning if links read matrix by matrix, but the sizes of an expert's matrices are unknown."""
@@ -137,7 +138,7 @@ class Plan:
         if about is None:
             return None
         if not self.times_everything:
-            return "not calibrated for this trace: its dense weights are not known; say --dense"
+            return "not calibrated for this trace: its dense weights are unknown; pass --dense"
         name = "" if self.origin.synthetic or self.origin.model == UNNAMED else self.origin.model
         model = recognised(name)
         return _unlike(about.models, model.name if model else name, self._times.dense.read)
@@ -154,7 +155,8 @@ class Plan:
 
     def spec(self, log: bool) -> RunSpec:
         """Return the engine's input, besides the source."""
-        return RunSpec(self.config, self.layout, self._times, self.capacity.pools, log, self.lower)
+        spec = RunSpec(self.config, self.layout, self._times, self.capacity.pools, log, self.lower)
+        return spec.beside(self.resident)
 
 
 def plan(trace: Trace, config: ReplayConfig) -> Plan:
@@ -179,16 +181,18 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     reserved = side if prefetch.policy.side_inside(prefetch.params) else 0
     capacity = parse_capacity(config.capacity, origin.geometry, config.scope, tiers, reserved, origin.per_token)
     check_profile(config, chosen.eviction)
-    _check_experts("profile", config.profile, origin.geometry)
-    _check_experts("warm", config.warm, origin.geometry)
-    _check_warm(config, capacity, tiers[0])
+    check_experts("profile", config.profile, origin.geometry)
+    check_experts("warm", config.warm, origin.geometry)
     lower = _lower_tiers(machine, origin.geometry, tiers, chosen)
     _check_charged(machine)
     geometry = as_known(origin.geometry, origin.model) if machine.depends_on_model else origin.geometry
     geometry = with_hidden(geometry, origin.model) if machine.decisions.gates else geometry
     geometry = with_matrices(geometry, origin.model) if machine.by_matrix else geometry
     geometry = sized(geometry, origin.model, config.dense, config.dense_bits)
-    return Plan(origin, config, chosen, machine, capacity, CopyLayout(geometry, tiers), lower)
+    resident = residents(config.resident, geometry)
+    ready = Plan(origin, config, chosen, machine, capacity, CopyLayout(geometry, tiers), lower, resident)
+    _check_warm(config.warm, ready.spec(log=False))
+    return ready
 
 
 def _check_charged(machine: Platform) -> None:
@@ -336,11 +340,15 @@ def _tiers(geometry: Geometry, chosen: PolicySet) -> tuple[tuple[int, ...], ...]
 def _lower_tiers(
     machine: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...], chosen: PolicySet
 ) -> tuple[int, ...]:
-    """Return the bytes of each lower tier. Raises ConfigError if one holds no expert or a CPU would read through it."""
-    if machine.tiers and chosen.miss.policy.uses_cpu(chosen.miss.params):
+    """Return the bytes of each lower tier.
+
+    Raises ConfigError if one holds no expert, or if the CPU is not told which one to read.
+    """
+    if machine.tiers and machine.cpu_tier < 0 and chosen.miss.policy.uses_cpu(chosen.miss.params):
+        names = ", ".join(tier.name for tier in machine.tiers)
         raise ConfigError(
-            f"platform {machine.name}: miss {chosen.miss.policy.name} computes from the slow tier, which no CPU "
-            "reaches through [[tiers]]; remove them or choose another miss policy"
+            f"platform {machine.name}: miss {chosen.miss.policy.name} computes on the CPU; say which tier it reads, "
+            f"as in [cpu] tier = {machine.tiers[0].name!r} (one of {names}), or choose another miss policy"
         )
     sizes = []
     for tier in machine.tiers:
@@ -351,23 +359,14 @@ def _lower_tiers(
     return tuple(sizes)
 
 
-def _check_experts(option: str, listed: tuple[tuple[int, int], ...], geometry: Geometry) -> None:
-    for (layer, expert), times in Counter(listed).items():
-        if times > 1:
-            raise ConfigError(f"{option} lists expert {expert} of layer {layer} {times} times")
-        if not (0 <= layer < geometry.layers and 0 <= expert < geometry.experts):
+def _check_warm(warm: Listed, spec: RunSpec) -> None:
+    filled, experts = [0] * len(spec.pools), spec.layout.geometry.experts
+    for layer, expert in warm:
+        if (layer * experts + expert) * spec.layout.precisions in spec.resident:
+            raise ConfigError(f"--warm lists expert {expert} of layer {layer}, which --resident has; name it once")
+        filled[spec.pool_of[layer * experts + expert]] += spec.layout.tiers[0][layer]
+    for pool, (given, left) in enumerate(zip(filled, spec.pools, strict=True)):
+        if given > left:
             raise ConfigError(
-                f"{option} lists expert {expert} of layer {layer}; "
-                f"the model has {geometry.layers} layers of {geometry.experts}"
-            )
-
-
-def _check_warm(config: ReplayConfig, capacity: Capacity, sizes: tuple[int, ...]) -> None:
-    filled = [0] * len(capacity.pools)
-    for layer, _ in config.warm:
-        filled[layer if len(filled) > 1 else 0] += sizes[layer]
-    for pool, (given, room) in enumerate(zip(filled, capacity.pools, strict=True)):
-        if given > room:
-            raise ConfigError(
-                f"--warm fills pool {pool} with {given:,} bytes, its capacity is {room:,}; name fewer experts"
+                f"--warm fills pool {pool} with {given:,} bytes, its capacity is {left:,}; name fewer experts"
             )

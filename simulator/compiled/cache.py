@@ -39,6 +39,7 @@ from moereplay.simulator.compiled.state import (
     pinned,
     pool_of,
     pools,
+    resident,
 )
 from moereplay.simulator.compiled.uses import clear_needed, count_first_use, count_use, forget_uses, set_timestamp
 from moereplay.simulator.jit.marks import called, fast
@@ -145,9 +146,23 @@ def pin_unlisted(s, y):
 
 
 @fast
+def is_for_good(s, y):
+    """Return whether copy y never leaves."""
+    return s["n_resident"] > 0 and owned(s)[y]["for_good"] == 1
+
+
+@called
+def keep_for_good(s):
+    """Make the copies that never leave resident; they take nothing of the pools' capacity."""
+    for i in range(s["n_resident"]):
+        copy, mine = copies(s)[resident(s)[i]], owned(s)[resident(s)[i]]
+        copy["state"], copy["protected"], mine["ever"], mine["for_good"] = RESIDENT, 1, 1, 1
+
+
+@fast
 def unpin(s, y):
     copy = copies(s)[y]
-    if copy["protected"] == 1:
+    if copy["protected"] == 1 and not is_for_good(s, y):
         copy["protected"] = 0
         if owned(s)[y]["member"] == 1:
             pools(s)[pool_of(s, y)]["open"] += copy["bytes"]
@@ -312,7 +327,7 @@ def forget_evicted(s):
 
 @fast
 def leave(s, y, incoming):
-    """Count an eviction: for the layer that comes in; wasted bytes for the victim's layer."""
+    """Count an eviction for the incoming expert's layer, and wasted bytes for the victim's layer."""
     copy, mine = copies(s)[y], owned(s)[y]
     layer = layer_of(s, y)
     count(s, EVICTIONS, layer_of(s, incoming), 1)

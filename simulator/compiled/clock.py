@@ -82,6 +82,12 @@ def cpu_busy(s, spent):
 
 
 @fast
+def cpu_busy_until(s, time):
+    """Keep the CPU busy until then, ns."""
+    s["clock"]["cpu_at"] = time
+
+
+@fast
 def cpu_is_busy(s):
     """Return whether the CPU computes: transfers are slower where it shares memory with the links."""
     return s["has_resolve"] == 1 and s["clock"]["cpu_at"] != NEVER_DUE

@@ -7,13 +7,12 @@ A program counter selects the next action. Each action makes compute continue at
 from __future__ import annotations
 
 from moereplay.simulator.compiled.cache import end_step, mark_computed, unpin
-from moereplay.simulator.compiled.clock import advance, cpu_is_busy, stop, wait, wake_links
+from moereplay.simulator.compiled.clock import advance, stop, wait, wake_links
 from moereplay.simulator.compiled.costs import (
     cost_of,
     dense_cost,
     lasting,
     lasts,
-    start_cpu,
 )
 from moereplay.simulator.compiled.counters import (
     BY_COMPUTE,
@@ -29,18 +28,19 @@ from moereplay.simulator.compiled.counters import (
     open_page,
     span,
 )
+from moereplay.simulator.compiled.cpu import bring, cpu_has_work, start_cpu
 from moereplay.simulator.compiled.gate import (
     close_gate,
     look_up,
     mark_arrived,
     mark_executed,
     open_gate,
-    suggest,
     use_all,
 )
 from moereplay.simulator.compiled.link import any_announced
 from moereplay.simulator.compiled.links import any_in_flight, any_to_load, next_landing, nothing_queued
 from moereplay.simulator.compiled.loading import begin_loading, go_on_loading
+from moereplay.simulator.compiled.predictions import suggest
 from moereplay.simulator.compiled.program import (
     END,
     GATE,
@@ -221,6 +221,7 @@ def look(s, hooks):
     last = min(first + 1, s["demand"]["demanded"]) if sequential else s["demand"]["demanded"]
     compute["looked_up"], compute["turn"] = last, 0
     look_up(s, hooks, first, last)
+    bring(s)
     compute["coming"] += use_all(s, hooks)
     suggest_if(s, not sequential and s["after_demand"] == 0 and not any_announced(s), SHARE)
 
@@ -288,7 +289,7 @@ def next_turn(s):
         compute["gathered"] = 0
         return ROUND
     if compute["coming"] == 0:
-        return WAIT if cpu_is_busy(s) else NO_TURN
+        return WAIT if cpu_has_work(s) else NO_TURN
     if not has_arrived(s):
         return WAIT
     return slot(s)[expert_of(s, take_arrived(s)) - now(s)["layer"] * s["experts"]]

@@ -1,30 +1,24 @@
-"""Durations of dense parts, experts and CPU work, ns, from the platform's tables.
+"""Durations of dense parts and experts, ns, from the platform's tables.
 
 Compute is slower while a link works, if they share memory. Durations are 0 where the caller reports when work ends.
 """
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.clock import cpu_busy, part
-from moereplay.simulator.compiled.counters import BY_MISS, IS_CPU, span
+from moereplay.simulator.compiled.clock import part
 from moereplay.simulator.compiled.link import first_piece_arrived, lands_at
 from moereplay.simulator.compiled.links import any_link_is_busy
 from moereplay.simulator.compiled.state import (
-    NO_CPU,
-    ON_CPU,
     accesses,
     cost_row,
-    cpu_ns,
     dense_ns,
     dense_row,
     expert_ns,
-    fail,
     home_of,
     kind_of,
     kv_ns,
     now,
     pass_tokens,
-    slow_cpu_ns,
     slow_dense_ns,
     slow_expert_ns,
     slow_kv_ns,
@@ -81,23 +75,3 @@ def until_the_rest(s, y, spent):
     """Return how long copy y keeps compute busy, given that its remainder must arrive before the rest runs."""
     rest = part(spent, MILLION - s["links"][home_of(s, y)]["first"])
     return max(spent, lands_at(s, y) + rest - s["clock"]["time"])
-
-
-# the CPU: it runs a step's misses from the slow tier, one after the other
-
-
-@called
-def start_cpu(s):
-    """Schedule the misses that the CPU runs, one after the other, in parallel with link and compute."""
-    after, contended = 0, any_link_is_busy(s)
-    for i in range(s["gate"]["served"]):
-        access = accesses(s)[i]
-        if access["served"] == ON_CPU:
-            if s["has_cpu"] == 0:
-                fail(s, NO_CPU, 0)
-                return
-            size, tokens = cost_row(s)[kind_of(s, access["y"])], access["tokens"]
-            spent = slow_cpu_ns(s)[size, tokens] if contended else cpu_ns(s)[size, tokens]
-            span(s, IS_CPU, access["y"], after, spent, BY_MISS)
-            after += spent
-            cpu_busy(s, after)

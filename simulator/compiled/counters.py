@@ -154,8 +154,8 @@ KINDS = (
     IS_PROMOTE, IS_CANCEL, IS_DROP, IS_RESET, IS_FILL, IS_LOAD, IS_STAGE,
 ) = range(len(KINDS))  # fmt: skip
 #: A cause is negative, or the copy whose transfer evicts another.
-CAUSES = ("", "compute", "miss", "demand", "prefetch", "streamed", "gate", "reset")
-BY_COMPUTE, BY_MISS, BY_DEMAND, BY_PREFETCH, BY_STREAM, BY_GATE, BY_RESET = range(-1, -len(CAUSES), -1)
+CAUSES = ("", "compute", "miss", "demand", "prefetch", "streamed", "gate", "reset", "cpu")
+BY_COMPUTE, BY_MISS, BY_DEMAND, BY_PREFETCH, BY_STREAM, BY_GATE, BY_RESET, BY_CPU = range(-1, -len(CAUSES), -1)
 
 
 @fast

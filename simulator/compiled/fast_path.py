@@ -36,15 +36,14 @@ from moereplay.simulator.compiled.counters import (
 from moereplay.simulator.compiled.demand import begin_demand, begin_recall, recall_one, route
 from moereplay.simulator.compiled.gate import (
     cancel_overtaken,
-    count_predicted,
     count_prefetch_hit,
     mark_open,
     serve_by,
     set_absent,
-    suggest,
 )
 from moereplay.simulator.compiled.link import await_transfer, close_links, demand_may_start
 from moereplay.simulator.compiled.links import complete, fetch, next_landing, start_transfers
+from moereplay.simulator.compiled.predictions import count_predicted, suggest
 from moereplay.simulator.compiled.program import is_over, spend
 from moereplay.simulator.compiled.reset import count_unused
 from moereplay.simulator.compiled.state import (

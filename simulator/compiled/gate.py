@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from moereplay.policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT
+from moereplay.policies import contract
+from moereplay.policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, RESIDENT
 from moereplay.simulator.compiled.cache import find, free_bytes, pin, reason, use
 from moereplay.simulator.compiled.counters import (
     ACCESSES,
@@ -19,9 +20,6 @@ from moereplay.simulator.compiled.counters import (
     LATE,
     LOW_PRECISION,
     MISSES,
-    PREDICTABLE,
-    PREDICTED,
-    PREDICTED_DEMANDED,
     PREFETCH_HITS,
     PREFETCH_USED,
     count,
@@ -30,44 +28,43 @@ from moereplay.simulator.compiled.counters import (
 )
 from moereplay.simulator.compiled.demand import route
 from moereplay.simulator.compiled.link import announce, await_transfer
-from moereplay.simulator.compiled.links import cancel, fetch, prefetch, prefetches_wait
+from moereplay.simulator.compiled.links import cancel, fetch, prefetches_wait
+from moereplay.simulator.compiled.predictions import count_predicted
 from moereplay.simulator.compiled.ranking import invalidate_expert
 from moereplay.simulator.compiled.state import (
-    BAD_NAME,
     BAD_VERDICT,
     BAD_WANT,
     DELAYED,
+    DROPPED,
     FETCH,
     HAS_RUN,
     HIT,
     IN_ROUND,
     ON_CPU,
+    REPLACED,
     accesses,
     copies,
     demand_expert,
     demand_sum,
     demand_tokens,
-    expert_of,
     fail,
-    layer_of,
     missing,
     notifier,
     now,
     others,
     owned,
-    predictions,
     runs,
     runs_here,
     slot,
-    suggested,
     tier,
+    unfetched,
     verdict,
     waits,
     wants,
 )
 from moereplay.simulator.compiled.substitution import add_stand_ins, clear_substitutes, drop, rebuild_union, substitute
 from moereplay.simulator.compiled.transfers import promote
-from moereplay.simulator.compiled.uses import clear_needed, mark_needed, predict, update_next_use
+from moereplay.simulator.compiled.uses import clear_needed, mark_needed, update_next_use
 from moereplay.simulator.compiled.weights import count_assignments
 from moereplay.simulator.jit.marks import called, fast
 
@@ -87,6 +84,8 @@ def open_gate(s, hooks):
     route(s, hooks)
     cancel_overtaken(s)
     take_demand(s)
+    if s["reads_unfetched"] == 1:
+        clear_unfetched(s)
     if s["listeners_on_gate"] != 0:
         on_gate(s, hooks)
     if s["keys_read_gate"] == 1:
@@ -120,6 +119,12 @@ def clear_tiers(s):
 
 
 @called
+def clear_unfetched(s):
+    for n in range(s["demand"]["demanded"]):
+        unfetched(s)[n] = 0
+
+
+@called
 def invalidate_layer(s):
     """Invalidate the keys of this layer, after the eviction policy's `on_gate` has read the demand."""
     for x in range(now(s)["layer"] * s["experts"], (now(s)["layer"] + 1) * s["experts"]):
@@ -138,7 +143,7 @@ def choose_precisions(s, hook):
 
 @called
 def take_demand(s):
-    """Count the demand, and how much of it a prefetch policy predicted."""
+    """Count the demand, and the part of it that a prefetch policy predicted."""
     for n in range(s["demand"]["demanded"]):
         x = demand_expert(s)[n]
         mark_needed(s, x, demand_sum(s)[n])
@@ -147,14 +152,6 @@ def take_demand(s):
         count_predicted(s, x)
     count_here(s, ACCESSES, s["demand"]["demanded"])
     count_assignments(s)
-
-
-@fast
-def count_predicted(s, x):
-    """Count the predictions of expert x since its layer's last gate, and how many were possible."""
-    if s["has_suggest"] == 1:
-        count_here(s, PREDICTED_DEMANDED, predictions(s)[x])
-        count_here(s, PREDICTABLE, max(min(now(s)["layer"], s["reach"]), predictions(s)[x]))
 
 
 # look-up and misses
@@ -274,6 +271,19 @@ def apply_verdict(s, hooks, access, decided):
         access["y"] = access["x"] * s["precisions"] + decided
     else:
         fail(s, BAD_VERDICT, decided)
+    if s["reads_unfetched"] == 1:
+        note_unfetched(s, access)
+
+
+@called
+def note_unfetched(s, access):
+    """Tell policies what became of a miss that is not fetched."""
+    if access["served"] == ON_CPU:
+        unfetched(s)[access["n"]] = contract.ON_CPU
+    elif access["served"] == DROPPED:
+        unfetched(s)[access["n"]] = contract.DROPPED
+    elif access["served"] == REPLACED:
+        unfetched(s)[access["n"]] = contract.REPLACED
 
 
 # use
@@ -281,7 +291,7 @@ def apply_verdict(s, hooks, access, decided):
 
 @fast
 def use_all(s, hooks):
-    """Use and pin what runs from the fast tier and queue what is absent; return how many wait for a transfer."""
+    """Use and pin experts in the fast tier and queue the absent ones; return how many wait for a transfer."""
     base, coming = now(s)["layer"] * s["experts"], 0
     for i in range(s["gate"]["served"]):
         access = accesses(s)[i]
@@ -338,46 +348,3 @@ def mark_in_round(s, i):
 def mark_executed(s, i):
     """Exclude the i-th access from later rounds of this step."""
     accesses(s)[i]["served"] = HAS_RUN
-
-
-# prefetch
-
-
-@fast
-def suggest(s, hooks):
-    """Call the prefetch policy, and queue the absent copies that it predicts."""
-    layer = now(s)["layer"]
-    for x in range(layer * s["experts"], (layer + 1) * s["experts"]):
-        predictions(s)[x] = 0  # predictions for this gate have been counted
-    for i in range(predicted_copies(s, hooks.suggest)):
-        record_prediction(s, hooks, suggested(s)[i])
-
-
-@fast
-def predicted_copies(s, hook):
-    """Return how many copies the prefetch policy predicts; 0, with an error set, if one is invalid."""
-    if s["renews"] == 1:  # the policy suggests again what it still wants
-        cancel(s, now(s)["step"] + s["layers"])
-    total = hook(s)
-    if not 0 <= total <= s["n_copies"]:
-        fail(s, BAD_NAME, total)
-        return 0
-    for i in range(total):
-        if not 0 <= suggested(s)[i] < s["n_copies"]:
-            fail(s, BAD_NAME, suggested(s)[i])
-            return 0
-    return total
-
-
-@fast
-def record_prediction(s, hooks, y):
-    """Record the prediction of copy y, and prefetch it if it is absent."""
-    x, layer = expert_of(s, y), layer_of(s, y)
-    precision = y - x * s["precisions"]
-    count(s, PREDICTED, layer, 1)
-    predictions(s)[x] += 1
-    resident = find(s, x, precision, RESIDENT)
-    if resident != NONE:
-        predict(s, hooks, resident)
-    elif find(s, x, precision, IN_FLIGHT) == NONE and find(s, x, precision, QUEUED) == NONE:
-        prefetch(s, y, now(s)["step"] + layer - now(s)["layer"])

@@ -17,7 +17,7 @@ from moereplay.simulator.compiled.layout import ARRAYS, HEAD, MEMORIES, POSITION
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
 from moereplay.simulator.compiled.state import NEVER_LEFT, NO_KEY
 from moereplay.simulator.compiled.weights import FAMILIES
-from moereplay.simulator.config import KINDS, PolicySet, parse_reset
+from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
 from moereplay.simulator.rates import NOT_YET
 from moereplay.simulator.threads import stop_flag
@@ -87,6 +87,7 @@ def initial_state(
     state = SimulationState(numbers, arrays | costs | dict(inputs) | records)
     state["clock"]["compute_at"], state["clock"]["cpu_at"] = NEVER_DUE, NEVER_DUE
     state["counters"]["row"], state["cache"]["bypassed"] = NO_ROW, NONE
+    state["arrival"]["y"] = NONE
     _fill_tables(state, spec)
     _fill_oracle(state, oracle)
     _fill_constants(state, spec, chosen)
@@ -115,7 +116,7 @@ def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
         "precisions": layout.precisions,
         "per_layer": len(spec.pools) > 1,
         "sequential": config.contract == "sequential",
-        "after_demand": config.prefetch_at == "after_demand",
+        "after_demand": config.prefetch_at == "after_demand" or _suggests_late(config, chosen),
         "free_only": config.prefetch_admission == "free_only",
         "reset_every": parse_reset(config.reset),
         "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
@@ -125,7 +126,15 @@ def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
         "key_scope": KEY_SCOPES.index(eviction.scope(chosen.eviction.params)),
         "row_length": geometry.experts * layout.precisions,
         "has_cpu": spec.times.has_cpu,
+        "cpu_tier": spec.times.cpu_tier + 1,
+        "sync_ns": spec.times.sync_ns,
+        "next_pass": chosen.prefetch.policy.next_pass,
     } | _given(chosen)
+
+
+def _suggests_late(config: ReplayConfig, chosen: PolicySet) -> bool:
+    """Return whether the prefetch policy reads verdicts that fall after the gate."""
+    return config.contract == "sequential" and chosen.prefetch.policy.next_pass
 
 
 def _prices(spec: RunSpec) -> dict[str, int]:
@@ -182,6 +191,7 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     named = chosen.reads
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
     reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
+    reads |= {"reads_unfetched": "unfetched" in named}
     reads |= {"reads_demand": bool(named & {"rank", "mass"}), "reads_need": bool(named & {"needed", "mass_ever"})}
     return listeners | given | reads | _key_dependencies(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
 
@@ -217,7 +227,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_buckets": geometry.layers * 2 * BUCKETS,
         "n_log": lines,
         "n_members": layout.experts * layout.precisions,
-        "n_ring": _power_of_two(layout.experts * layout.precisions + 1),
+        "n_ring": _power_of_two((1 + (spec.times.cpu_tier >= 0)) * layout.experts * layout.precisions + 1),
         "n_steps": len(inputs["offsets"]),
         "n_demand": len(inputs["stream_expert"]),
         "n_passes": len(inputs["stream_pass"]),
@@ -236,6 +246,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_times": TIMES,
         "n_par": len(chosen.eviction.par()),
         "n_warm": len(spec.config.warm),
+        "n_resident": len(spec.resident),
     }
     numbers |= {
         name: numbers["n_links"] * numbers[each] for name, each in (("n_rings", "n_ring"), ("n_wires", "n_kinds"))
@@ -272,7 +283,7 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     links["depth"], links["latency_ns"] = spec.times.depth, spec.times.latency_ns
     links["first"], links["last_done"] = spec.times.first, NOT_YET
     lower = state["lower"][: state["n_tiers"]]
-    lower["capacity"], lower["oldest"], lower["newest"] = spec.lower, NONE, NONE
+    lower["fifo"], lower["capacity"], lower["oldest"], lower["newest"] = spec.times.fifo, spec.lower, NONE, NONE
     copies["bytes"] = np.array(layout.tiers, np.int64).T.ravel()[owned["kind"]]
     copies["pool"] = owned["layer"] if len(pools) > 1 else 0
     experts["layer"] = np.arange(len(experts)) // geometry.experts
@@ -284,7 +295,7 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
         arrays[name][:] = np.arange(len(arrays[name]))
     arrays["keyed_scope"][:] = 0 if state["key_scope"] == TOUCH else NEVER_LEFT
     arrays["keyed_pass"][:] = NEVER_LEFT
-    arrays["warm"][:] = spec.warm
+    arrays["warm"][:], arrays["resident"][:] = spec.warm, spec.resident
 
 
 def _fill_oracle(state: SimulationState, oracle: Oracle) -> None:
@@ -320,7 +331,7 @@ def _write_rule(rule: np.ndarray, router: Router) -> None:
 
 #: The engine computes when activities end.
 OWN_CLOCK = {"external": 0}
-#: Two tiers, and no cost term beyond a table.
+#: Two tiers, no expert for good, no prefetch for the next pass, and no cost term beyond a table.
 TWO_TIERS = dict.fromkeys(
     (
         "n_tiers",
@@ -334,6 +345,10 @@ TWO_TIERS = dict.fromkeys(
         "victim_ns",
         "by_matrix",
         "has_stages",
+        "cpu_tier",
+        "sync_ns",
+        "next_pass",
+        "n_resident",
     ),
     0,
 )

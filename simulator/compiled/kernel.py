@@ -11,8 +11,10 @@ from typing import Any
 from moereplay.simulator.compiled.clock import OF_CPU, OF_LINK, OF_NOTHING, go_on, links_are_woken, next_event, resume
 from moereplay.simulator.compiled.compute import run_compute
 from moereplay.simulator.compiled.counters import DENSE_NS, EXPERT_NS, LINK_BUSY_NS, close_row, count, count_here
+from moereplay.simulator.compiled.cpu import end_work, work_on_arrival
 from moereplay.simulator.compiled.link import close_links
 from moereplay.simulator.compiled.links import complete, next_landing, start_transfers
+from moereplay.simulator.compiled.lower_tiers import has_come_for_cpu
 from moereplay.simulator.compiled.program import GATE, RAN, is_over, spend
 from moereplay.simulator.compiled.reset import count_unused, warm_up
 from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of, now
@@ -39,6 +41,9 @@ def replay(s, hooks):
             run_compute(s, hooks)
         if links_are_woken(s):
             start_transfers(s, hooks)
+        if has_come_for_cpu(s):
+            work_on_arrival(s)
+            continue
         if s["clock"]["go"] == 1:
             continue
         if is_over(s):
@@ -47,12 +52,21 @@ def replay(s, hooks):
         if event == OF_LINK:
             complete(s, hooks)
         elif event == OF_CPU:
-            resume(s)
+            cpu_done(s)
         elif event == OF_NOTHING:
             fail(s, STUCK, 0)
     land_last(s, hooks)
     count_unused(s)
     close_row(s)
+
+
+@fast
+def cpu_done(s):
+    """Process a CPU event: the end of one work, or of all of them where the CPU reads the slow tier."""
+    if s["cpu_tier"] > 0:
+        end_work(s)
+    else:
+        resume(s)
 
 
 @fast

@@ -29,7 +29,8 @@ SETTING = (
     "reads_choice reads_ids reads_demand reads_need renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
     "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv has_pieces victim_ns by_matrix "
-    "has_stages matrices external " + "".join(f"listeners_{event} " for event in EVENTS)
+    "has_stages matrices cpu_tier sync_ns next_pass reads_unfetched external "
+    + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: Variables of a run, in records; one file writes each (OWNS, tests/simulator/test_compiled_state.py). A ring is a pair
 #: of positions that only grow; the index in its array is the remainder.
@@ -42,6 +43,10 @@ RECORDS = {
     "loading": record("next"),
     "round": record("stages stage whole"),
     "preloads": record("first end"),  # prefetches that compute has to load
+    "arrival": record("y behind"),  # what has just come where the CPU reads, and whether a prefetch goes on from there
+    # works [first, end) of the look-up, the ends of those before `planned` being known; experts that are not computed;
+    # the step after that which has paid `sync_ns`
+    "cpu": record("first end planned left synced"),
     "demand": record("demanded assignments mass changed"),
     "gate": record("served"),
     "substitution": record("substituted"),
@@ -53,7 +58,7 @@ RECORDS = {
     "link": record("ready_end closed announced"),  # of all links; what each has is a row of ROWS["links"]
     "counters": record("row page"),
     "log": record("lines"),
-    "reset": record("tokens"),
+    "reset": record("tokens passes"),
     "stepped": record("ended y elapsed"),
     "errors": record("error culprit"),
 }
@@ -65,7 +70,7 @@ LINK = record(
     "depth latency_ns first demand_first demand_end prefetch_first prefetch_end flight_first flight_end "
     "last_done pieced crossings matrices_here"
 )
-LOWER_TIER = record("capacity used complete held_bytes oldest newest")
+LOWER_TIER = record("capacity used complete held_bytes oldest newest fifo")
 ROWS = {"links": (LINK, MOST_LINKS + MOST_TIERS), "lower": (LOWER_TIER, MOST_TIERS)}
 
 #: Lengths of arrays that are not constants above.
@@ -73,8 +78,8 @@ LENGTHS = (
     "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members "
     "n_ring n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates n_lanes "
     "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
-    "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_batched "
-    "n_batch rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
+    "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
+    "n_batched n_batch rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
 #: Columns of a copy that are internal to the engine.
@@ -100,8 +105,8 @@ OWNED = np.dtype(
         ("awaited", np.int8),
         ("bypasses", np.int8),
         ("link", np.int8),  # its home link
-        ("coming", np.int8),  # 1 while it is on its way into a lower tier
-        ("onward", np.int8),  # 1 if its transfer continues from there
+        ("for_cpu", np.int8),  # 1 while it comes where the CPU reads; 2 if a prefetch goes on from there
+        ("for_good", np.int8),  # 1 if it never leaves the fast tier
         ("parts", np.int8),  # matrices that have landed, of a demand that is read matrix by matrix
     ],
     align=True,
@@ -174,7 +179,10 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "newer": (np.int64, ("n_tiered",)),
     "older": (np.int64, ("n_tiered",)),
     "is_there": (np.int8, ("n_tiered",)),
-    "held": (np.int8, ("n_tiered",)),  # 1 while its transfer upwards is queued or moving
+    "held": (np.int8, ("n_tiered",)),  # by transfers upwards that are queued or moving, and by the CPU
+    "coming": (np.int8, ("n_tiered",)),  # whether it is on its way in, and what goes on from here (lower_tiers.py)
+    "cpu_queue": (np.int64, ("n_accesses",)),  # works of the CPU: accesses, and when they end as far as it is known
+    "cpu_until": (np.int64, ("n_accesses",)),
     # lists of the step, and side buffers in the order of their transfers
     "pinned": (np.int64, ("n_copies",)),
     "done": (np.int64, ("n_copies",)),
@@ -222,6 +230,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "final_tokens": (np.int64, ("experts",)),
     "wants": (np.int64, ("experts",)),
     "missing": (np.int64, ("experts",)),
+    "unfetched": (np.int64, ("experts",)),  # what becomes of a miss that is not fetched, if a policy reads it
     "verdict": (np.int64, ("experts",)),
     "eligible": (np.int64, ("experts",)),
     "stand_ins": (np.int64, ("experts",)),  # tokens that each expert takes over from the current access
@@ -235,6 +244,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "others": (ACCESS, ("n_accesses",)),
     "kept": (np.int16, ("n_kept", "layers", "width")),  # experts that every token ran, if kept
     "warm": (np.int64, ("n_warm",)),
+    "resident": (np.int64, ("n_resident",)),
 }
 #: The demand side: a schedule of passes over recorded tokens. A pass consists of rows, numbered through the run. Unless
 #: a state is `batched`, row r is token r, the rows of a pass share a request and phase, and arrays of rows are empty.
@@ -288,12 +298,13 @@ OWNS = {
     "stages": "round",
     "cache": (
         "copies pools.used pools.open pinned done owned.counted owned.done "
-        "owned.entered_step owned.ever owned.evicted_pass owned.listed owned.member"
+        "owned.entered_step owned.ever owned.for_good owned.evicted_pass owned.listed owned.member"
     ),
     "uses": "experts",
     "space": "chosen_victims owned.aside",
     "clock": "links.last_done",
-    "lower_tiers": "lower newer older is_there held owned.coming owned.onward",
+    "lower_tiers": "lower newer older is_there held coming owned.for_cpu arrival",
+    "cpu": "cpu_queue cpu_until",
     "link": (
         "links prefetch_queue demand_queue flight lands piece_at ready "
         "owned.awaited owned.bypasses owned.prefetch owned.target"
@@ -307,7 +318,8 @@ OWNS = {
     ),
     "program": "compute.program_counter compute.running compute.spent compute.then",
     "compute": "now kept",
-    "gate": "now.absent now.gated accesses missing predictions slot tier verdict",
+    "predictions": "predictions",
+    "gate": "now.absent now.gated accesses missing slot tier unfetched verdict",
     "demand": (
         "chosen ids ran weights logits choice batch_scores batch_order batch_score union_at "
         "demand_expert demand_mass demand_next demand_pass demand_rank "

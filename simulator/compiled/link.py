@@ -9,6 +9,7 @@ from moereplay.policies.contract import ABSENT, QUEUED
 from moereplay.simulator.compiled.cache import forget_evicted, set_state
 from moereplay.simulator.compiled.clock import NEVER_DUE, first_piece, free, send
 from moereplay.simulator.compiled.counters import (
+    BY_CPU,
     BY_DEMAND,
     BY_PREFETCH,
     BY_STREAM,
@@ -28,7 +29,12 @@ from moereplay.simulator.compiled.counters import (
     span,
 )
 from moereplay.simulator.compiled.lower_tiers import (
+    GOES_ON,
+    GOES_TO_CPU,
     claim_lower,
+    copy_of,
+    is_for_cpu,
+    is_prefetch,
     read,
     release,
 )
@@ -68,11 +74,11 @@ def place(s, link, at):
 
 
 @fast
-def enqueue(s, y, is_prefetch):
+def enqueue(s, y, as_prefetch):
     """Mark copy y as queued, with a new transfer."""
     mine = owned(s)[y]
     set_state(s, y, QUEUED)
-    mine["prefetch"], mine["awaited"], mine["bypasses"] = is_prefetch, 0, 0
+    mine["prefetch"], mine["awaited"], mine["bypasses"] = as_prefetch, 0, 0
 
 
 @fast
@@ -94,14 +100,14 @@ def any_announced(s):
 
 
 @fast
-def push(s, link, y, is_prefetch):
-    """Append copy y to a link's demand queue or prefetch queue."""
+def push(s, link, entry, as_prefetch):
+    """Append an entry to a link's demand queue or prefetch queue."""
     mine = s["links"][link]
-    if is_prefetch == 1:
-        prefetch_queue(s)[place(s, link, mine["prefetch_end"])] = y
+    if as_prefetch == 1:
+        prefetch_queue(s)[place(s, link, mine["prefetch_end"])] = entry
         mine["prefetch_end"] += 1
     else:
-        demand_queue(s)[place(s, link, mine["demand_end"])] = y
+        demand_queue(s)[place(s, link, mine["demand_end"])] = entry
         mine["demand_end"] += 1
 
 
@@ -142,24 +148,25 @@ def abandon(s, y, counter, line):
 def start_on(s, hooks, link):
     """Start transfers on a link, demands first. A demand that finds no space blocks the link."""
     while may_start(s, link):
-        y = first_queued(s, link)
-        claimed = claim_on(s, hooks, link, y)
+        entry = first_queued(s, link)
+        claimed = claim_on(s, hooks, link, entry)
         if claimed != REFUSED:
-            begin(s, link, y, claimed)
-        elif owned(s)[y]["prefetch"] == 0:
+            begin(s, link, entry, claimed)
+        elif not is_prefetch(s, entry):
             return
         else:
-            drop(s, link, y)
+            drop(s, link, entry)
 
 
 @fast
-def claim_on(s, hooks, link, y):
-    """Reserve space for a copy in the tier that the link fills."""
+def claim_on(s, hooks, link, entry):
+    """Reserve space for the first queued entry in the tier that the link fills."""
     if s["victim_ns"] > 0:
         forget_evicted(s)
     if s["n_tiers"] > 0 and link >= first_fill(s):
-        return GRANTED if claim_lower(s, link - first_fill(s), y) else REFUSED
-    return claim(s, hooks, y)
+        onward = GOES_TO_CPU if is_for_cpu(s, entry) else GOES_ON
+        return GRANTED if claim_lower(s, link - first_fill(s), copy_of(s, entry), onward) else REFUSED
+    return claim(s, hooks, entry)
 
 
 @fast
@@ -178,7 +185,7 @@ def demand_may_start(s, link):
 
 @fast
 def first_queued(s, link):
-    """Return the copy whose transfer starts next."""
+    """Return the entry whose transfer starts next."""
     if demand_waits(s, link):
         return demand_queue(s)[place(s, link, s["links"][link]["demand_first"])]
     return prefetch_queue(s)[place(s, link, s["links"][link]["prefetch_first"])]
@@ -194,26 +201,26 @@ def drop(s, link, y):
 
 
 @fast
-def begin(s, link, y, claimed):
+def begin(s, link, entry, claimed):
     """Issue the first queued transfer."""
-    ends = send(s, link, y)
-    issue(s, link, y, claimed, ends)
-    note_start(s, link, y, ends)
+    ends = send(s, link, copy_of(s, entry))
+    issue(s, link, entry, claimed, ends)
+    note_start(s, link, entry, ends)
 
 
 @fast
-def issue(s, link, y, claimed, ends):
-    """Move the first queued copy to those in flight."""
-    mine = s["links"][link]
-    if s["has_admit"] == 1:
+def issue(s, link, entry, claimed, ends):
+    """Move the first queued entry to those in flight."""
+    mine, y = s["links"][link], copy_of(s, entry)
+    if s["has_admit"] == 1 and not is_for_cpu(s, entry):
         owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
     at = place(s, link, mine["flight_end"])
     never = s["link"]["closed"] == 1 or s["external"] == 1
-    flight(s)[at], lands(s)[at] = y, NEVER_DUE if never else ends
+    flight(s)[at], lands(s)[at] = entry, NEVER_DUE if never else ends
     if s["has_pieces"] == 1:
         piece_at(s)[at] = NEVER_DUE if s["link"]["closed"] == 1 else first_piece(s, link, y)
     mine["flight_end"] += 1
-    if owned(s)[y]["prefetch"] == 1:
+    if is_prefetch(s, entry):
         mine["prefetch_first"] += 1
     else:
         mine["demand_first"] += 1
@@ -228,26 +235,29 @@ def set_landing(s, link, at, time):
 
 
 @fast
-def note_start(s, link, y, ends):
+def note_start(s, link, entry, ends):
     """Count and log a transfer that starts."""
-    layer, size, kind = layer_of(s, y), copies(s)[y]["bytes"], IS_TRANSFER
+    y, kind = copy_of(s, entry), IS_TRANSFER
+    layer, size = layer_of(s, y), copies(s)[y]["bytes"]
     if s["n_tiers"] > 0 and link >= first_fill(s):
         count(s, BYTES_LOWER, layer, size)
         kind = IS_FILL
-    elif owned(s)[y]["prefetch"] == 1:
+    elif is_prefetch(s, entry):
         count(s, PREFETCH_STARTED, layer, 1)
         count(s, BYTES_PREFETCH, layer, size)
     else:
         count(s, BYTES_DEMAND, layer, size)
-    span(s, kind, y, 0, ends - s["clock"]["time"], cause(s, y))
+    span(s, kind, y, 0, ends - s["clock"]["time"], cause(s, entry))
 
 
 @fast
-def cause(s, y):
+def cause(s, entry):
     """Return the cause of a transfer for the event log."""
-    if owned(s)[y]["prefetch"] == 1:
+    if is_for_cpu(s, entry):
+        return BY_CPU
+    if owned(s)[entry]["prefetch"] == 1:
         return BY_PREFETCH
-    return BY_STREAM if owned(s)[y]["bypasses"] == 1 else BY_DEMAND
+    return BY_STREAM if owned(s)[entry]["bypasses"] == 1 else BY_DEMAND
 
 
 @fast
@@ -290,7 +300,7 @@ def first_piece_arrived(s, y):
 
 @fast
 def take_landed(s, link):
-    """Remove a link's oldest transfer, which is complete; return its copy."""
+    """Remove a link's oldest transfer, which is complete; return its entry."""
     y = flight(s)[place(s, link, s["links"][link]["flight_first"])]
     s["links"][link]["flight_first"] += 1
     if s["has_pieces"] == 1:

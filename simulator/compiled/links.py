@@ -38,17 +38,31 @@ from moereplay.simulator.compiled.link import (
     tier_below,
 )
 from moereplay.simulator.compiled.lower_tiers import (
+    CPU_WAITS,
+    GOES_ON,
+    GOES_TO_CPU,
+    NO_CPU_WAITS,
+    NOT_COMING,
+    PREFETCH_WAITS,
+    STAYS,
+    cell,
     clear_lower,
-    continue_up,
-    end_in_tier,
+    copy_of,
+    entry_for_cpu,
     fill,
     highest,
     hold,
+    note_arrival,
+    read,
     release,
+    set_for_cpu,
+    set_onward,
 )
 from moereplay.simulator.compiled.state import (
+    coming,
     flight,
     home_of,
+    is_there,
     layer_of,
     owned,
     to_load,
@@ -111,12 +125,52 @@ def send_up(s, y, is_prefetch):
     """Queue copy y on the next link of its path, or let a transfer into a lower tier continue."""
     if s["n_tiers"] == 0:
         push(s, home_of(s, y), y, is_prefetch)
-    elif owned(s)[y]["coming"] == 1:
-        continue_up(s, y)
     else:
-        tier = highest(s, y)
+        tier = highest(s, 0, y)
+        if s["cpu_tier"] > 0 and tier >= s["cpu_tier"] - 1 and owned(s)[y]["for_cpu"] != NO_CPU_WAITS:
+            set_for_cpu(s, y, PREFETCH_WAITS)
+        else:
+            send_from(s, tier, y, y, is_prefetch)
+
+
+@called
+def send_from(s, tier, y, entry, is_prefetch):
+    """Queue an entry of copy y on the link up from a tier, or let a transfer into the tier continue with it."""
+    if tier < s["n_tiers"] and coming(s)[cell(s, tier, y)] != NOT_COMING:
+        set_onward(s, tier, y, GOES_ON if entry == y else GOES_TO_CPU)
+    else:
         hold(s, tier, y)
-        push(s, home_of(s, y) if tier == 0 else first_fill(s) + tier - 1, y, is_prefetch)
+        push(s, home_of(s, y) if tier == 0 else first_fill(s) + tier - 1, entry, is_prefetch)
+
+
+# what the CPU reads
+
+
+@called
+def bring_for_cpu(s, y):
+    """Hold copy y where the CPU reads it; return False if it is not there, and queue it to come."""
+    tier = s["cpu_tier"] - 1
+    if is_there(s)[cell(s, tier, y)] == 1:
+        hold(s, tier, y)
+        read(s, tier, y)
+        return True
+    for below in range(tier, s["n_tiers"]):
+        if coming(s)[cell(s, below, y)] == GOES_ON and owned(s)[y]["prefetch"] == 1:
+            abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
+    set_for_cpu(s, y, CPU_WAITS)
+    send_from(s, highest(s, tier, y), y, entry_for_cpu(s, y), 0)
+    return False
+
+
+@called
+def land_for_cpu(s, tier, y):
+    """Hold a copy that has come for the CPU, or send it on; return whether it is where the CPU reads."""
+    if tier != s["cpu_tier"] - 1:
+        send_from(s, tier, y, entry_for_cpu(s, y), 0)
+        return False
+    set_for_cpu(s, y, NO_CPU_WAITS)
+    hold(s, tier, y)
+    return True
 
 
 @fast
@@ -133,10 +187,10 @@ def cancel(s, step):
 def stop_fills(s, link, step):
     """End prefetches for this step or an earlier one in the lower tier that they are on their way into."""
     for at in range(s["links"][link]["flight_first"], s["links"][link]["flight_end"]):
-        y = flight(s)[place(s, link, at)]
+        y, tier = copy_of(s, flight(s)[place(s, link, at)]), link - first_fill(s)
         mine = owned(s)[y]
-        if mine["onward"] == 1 and mine["prefetch"] == 1 and mine["target"] <= step:
-            end_in_tier(s, y)
+        if coming(s)[cell(s, tier, y)] == GOES_ON and mine["prefetch"] == 1 and mine["target"] <= step:
+            set_onward(s, tier, y, STAYS)
             abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
 
 
@@ -179,11 +233,11 @@ def complete(s, hooks):
         land_piece(s, link)
         return
     piece_was_here = s["has_pieces"] == 1 and s["links"][link]["pieced"] == 1
-    y = take_landed(s, link)
+    y = copy_of(s, take_landed(s, link))
     if s["n_tiers"] > 0:
         release(s, tier_below(s, link), y)
     if s["n_tiers"] > 0 and link >= first_fill(s):
-        promote_to_next_tier(s, y, fill(s, link - first_fill(s), y))
+        promote_to_next_tier(s, link - first_fill(s), y)
     else:
         land(s, hooks, y)
         if not piece_was_here and is_awaited(s, y):
@@ -209,10 +263,15 @@ def land_piece(s, link):
 
 
 @called
-def promote_to_next_tier(s, y, onward):
-    """Continue the transfer of a copy from the lower tier that it has reached, if `onward`."""
-    if onward:
+def promote_to_next_tier(s, tier, y):
+    """Continue the transfer of a copy from the lower tier that it has reached, or let the CPU have it."""
+    onward = fill(s, tier, y)
+    if onward == GOES_ON:
         send_up(s, y, owned(s)[y]["prefetch"])
+    elif s["cpu_tier"] > 0 and onward == GOES_TO_CPU:
+        behind = owned(s)[y]["for_cpu"] == PREFETCH_WAITS
+        if land_for_cpu(s, tier, y):
+            note_arrival(s, y, behind)
 
 
 @fast

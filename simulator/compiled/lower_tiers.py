@@ -1,14 +1,20 @@
 """The tiers below the fast tier: their copies and evictions, in bytes without time.
 
-A copy is held from the queueing of its transfer until it has crossed the link; held copies are not evicted. The least
-recently read copy is evicted first. `tier` is a row of `lower`; the slow tier has no row and holds every copy.
+A copy is held from the queueing of its transfer until it has crossed the link, and while the CPU reads it; held copies
+are not evicted. The least recently read copy is evicted first, or the first that came if the
+tier says so. `tier` is a row of `lower`; the slow tier has no row and holds every copy.
 """
 
 from __future__ import annotations
 
 from moereplay.policies.contract import NONE
-from moereplay.simulator.compiled.state import copies, held, is_there, newer, older, owned
+from moereplay.simulator.compiled.state import coming, copies, held, is_there, newer, older, owned
 from moereplay.simulator.jit.marks import called, fast
+
+#: A copy is not on its way into a tier, or it is and stays there, goes on up, or goes on to where the CPU reads.
+NOT_COMING, STAYS, GOES_ON, GOES_TO_CPU = range(4)
+#: `owned.for_cpu`: nothing comes for the CPU, a copy comes, or a prefetch goes on from where it will lie.
+NO_CPU_WAITS, CPU_WAITS, PREFETCH_WAITS = range(3)
 
 
 @fast
@@ -18,41 +24,43 @@ def cell(s, tier, y):
 
 
 @called
-def highest(s, y):
-    """Return the highest tier that holds a copy."""
-    tier = 0
-    while tier < s["n_tiers"] and is_there(s)[cell(s, tier, y)] == 0:
+def highest(s, first, y):
+    """Return the highest tier from `first` on that holds a copy, or that it is on its way into."""
+    tier = first
+    while tier < s["n_tiers"] and is_there(s)[cell(s, tier, y)] == 0 and coming(s)[cell(s, tier, y)] == NOT_COMING:
         tier += 1
     return tier
 
 
 @called
 def hold(s, tier, y):
-    """Protect copy y while its transfer up is queued."""
+    """Protect copy y while its transfer up is queued, or while the CPU reads it."""
     if tier < s["n_tiers"]:
-        held(s)[cell(s, tier, y)] = 1
-        s["lower"][tier]["held_bytes"] += copies(s)[y]["bytes"]
+        held(s)[cell(s, tier, y)] += 1
+        if held(s)[cell(s, tier, y)] == 1:
+            s["lower"][tier]["held_bytes"] += copies(s)[y]["bytes"]
 
 
 @called
 def release(s, tier, y):
-    """Release copy y: it has crossed the link, or will not."""
+    """Release copy y: it has crossed the link, or will not, or the CPU has read it."""
     if tier < s["n_tiers"]:
-        held(s)[cell(s, tier, y)] = 0
-        s["lower"][tier]["held_bytes"] -= copies(s)[y]["bytes"]
+        held(s)[cell(s, tier, y)] -= 1
+        if held(s)[cell(s, tier, y)] == 0:
+            s["lower"][tier]["held_bytes"] -= copies(s)[y]["bytes"]
 
 
 @called
 def read(s, tier, y):
-    """Make copy y the most recently read."""
-    if tier < s["n_tiers"]:
+    """Make copy y the most recently read, unless the tier evicts what came first."""
+    if tier < s["n_tiers"] and s["lower"][tier]["fifo"] == 0:
         take_out(s, tier, y)
         put_last(s, tier, y)
 
 
 @called
-def claim_lower(s, tier, y):
-    """Reserve space for a transfer that is about to start, with evictions.
+def claim_lower(s, tier, y, onward):
+    """Reserve space for a transfer that is about to start, with evictions; `onward`: what goes on from the tier.
 
     Return False, and evict nothing, if there is not enough.
     """
@@ -67,7 +75,7 @@ def claim_lower(s, tier, y):
             drop_copy(s, tier, victim)
         victim = following
     mine["used"] += size
-    owned(s)[y]["coming"], owned(s)[y]["onward"] = 1, 1
+    coming(s)[cell(s, tier, y)] = onward
     return True
 
 
@@ -82,24 +90,52 @@ def drop_copy(s, tier, y):
 
 @called
 def fill(s, tier, y):
-    """Complete a transfer into the tier; return whether it continues upwards."""
+    """Complete a transfer into the tier; return what goes on from there."""
     is_there(s)[cell(s, tier, y)] = 1
     s["lower"][tier]["complete"] += copies(s)[y]["bytes"]
     put_last(s, tier, y)
-    owned(s)[y]["coming"] = 0
-    return owned(s)[y]["onward"] == 1
+    onward = coming(s)[cell(s, tier, y)]
+    coming(s)[cell(s, tier, y)] = NOT_COMING
+    return onward
 
 
 @fast
-def continue_up(s, y):
-    """Let a transfer into a lower tier continue upwards."""
-    owned(s)[y]["onward"] = 1
+def set_onward(s, tier, y, onward):
+    """Set what goes on from a tier that copy y is on its way into."""
+    coming(s)[cell(s, tier, y)] = onward
 
 
 @fast
-def end_in_tier(s, y):
-    """End a transfer in the lower tier that it is on its way into."""
-    owned(s)[y]["onward"] = 0
+def set_for_cpu(s, y, waits):
+    """Set whether copy y comes for the CPU, and whether a prefetch goes on from there."""
+    owned(s)[y]["for_cpu"] = waits
+
+
+# entries of queues: a copy, or a copy that comes for the CPU
+
+
+@fast
+def entry_for_cpu(s, y):
+    """Return the entry of copy y on its way to where the CPU reads: beside it a prefetch of the copy may move."""
+    return y + s["n_copies"]
+
+
+@fast
+def is_for_cpu(s, entry):
+    """Return whether an entry is on its way to where the CPU reads."""
+    return s["cpu_tier"] > 0 and entry >= s["n_copies"]
+
+
+@fast
+def copy_of(s, entry):
+    """Return the copy of an entry."""
+    return entry - s["n_copies"] if is_for_cpu(s, entry) else entry
+
+
+@fast
+def is_prefetch(s, entry):
+    """Return whether an entry is a prefetch."""
+    return not is_for_cpu(s, entry) and owned(s)[entry]["prefetch"] == 1
 
 
 # the list of copies, least recently read first
@@ -131,6 +167,29 @@ def take_out(s, tier, y):
         older(s)[cell(s, tier, after)] = before
 
 
+# what the CPU waits for
+
+
+@fast
+def note_arrival(s, y, behind):
+    """Note that a copy has come where the CPU reads; `behind`: whether a prefetch goes on from there."""
+    s["arrival"]["y"], s["arrival"]["behind"] = y, 1 if behind else 0
+
+
+@fast
+def has_come_for_cpu(s):
+    """Return whether a copy has just come where the CPU reads."""
+    return s["cpu_tier"] > 0 and s["arrival"]["y"] != NONE
+
+
+@fast
+def take_arrival(s):
+    """Return the copy that has just come, and forget it."""
+    y = s["arrival"]["y"]
+    s["arrival"]["y"] = NONE
+    return y
+
+
 @called
 def clear_lower(s):
     """Empty the tiers and abandon their transfers."""
@@ -140,5 +199,6 @@ def clear_lower(s):
         mine["oldest"], mine["newest"] = NONE, NONE
         for y in range(s["n_copies"]):
             is_there(s)[cell(s, tier, y)], held(s)[cell(s, tier, y)] = 0, 0
+            coming(s)[cell(s, tier, y)] = NOT_COMING
     for y in range(s["n_copies"]):
-        owned(s)[y]["coming"] = 0
+        owned(s)[y]["for_cpu"] = NO_CPU_WAITS

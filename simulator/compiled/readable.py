@@ -30,6 +30,7 @@ from moereplay.simulator.compiled.state import (
     all_look_order,
     all_look_score,
     all_token_scores,
+    all_unfetched,
     all_weights,
     now,
 )
@@ -77,6 +78,7 @@ def step_of(s, demanded):
         mass(s, demanded),
         all_demand_tokens(s)[:demanded],
         weight(s),
+        unfetched(s, demanded),
     )
 
 
@@ -154,6 +156,12 @@ def rank(s, demanded):
 def mass(s, demanded):
     """Return (n,)."""
     return all_demand_mass(s)[:demanded]
+
+
+@merged
+def unfetched(s, demanded):
+    """Return (n,)."""
+    return all_unfetched(s)[:demanded]
 
 
 @merged

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from moereplay.policies.contract import RESIDENT
-from moereplay.simulator.compiled.cache import clear_cache, warm_copy
+from moereplay.simulator.compiled.cache import clear_cache, keep_for_good, warm_copy
 from moereplay.simulator.compiled.counters import BY_RESET, BYTES_UNUSED_AT_END, IS_RESET, count, note
 from moereplay.simulator.compiled.links import clear_links
+from moereplay.simulator.compiled.predictions import forget_predictions
 from moereplay.simulator.compiled.ranking import clear_queues, clear_ranking
 from moereplay.simulator.compiled.state import (
     copies,
@@ -30,6 +31,7 @@ on_insert = notifier("on_insert")
 @called
 def warm_up(s, hooks):
     """Make the initial residents resident."""
+    keep_for_good(s)
     for i in range(s["n_warm"]):
         y = warm(s)[i]
         warm_copy(s, y)
@@ -42,8 +44,10 @@ def reset_if_due(s, index):
     """Reset before pass `index` if the configuration requires it."""
     if is_due(s, index):
         note(s, IS_RESET, NO_COPY, BY_RESET)
-        s["reset"]["tokens"] = 0
+        s["reset"]["tokens"], s["reset"]["passes"] = 0, 0
         reset(s)
+    elif index > 0:
+        s["reset"]["passes"] += 1
     s["reset"]["tokens"] += pass_tokens(s)[index]
 
 
@@ -66,6 +70,9 @@ def reset(s):
     clear_ranking(s)
     clear_queues(s)
     clear_links(s)
+    keep_for_good(s)
+    if s["next_pass"] == 1:
+        forget_predictions(s)
     clear_memory(own_routing(s))
     clear_memory(own_prefetch(s))
     clear_memory(own_eviction(s))

@@ -26,7 +26,7 @@ _whole |= {
     name: array_reader(name, dtype, *axes, readonly=True, whole=True) for name, (dtype, axes) in INPUT_ARRAYS.items()
 }
 #: Arrays that are read-only for hooks: a hook that writes to one does not compile.
-_INPUTS = ("ids", "logits", "choice", "weights", "missing")
+_INPUTS = ("ids", "logits", "choice", "weights", "missing", "unfetched")
 _INPUTS += ("demand_expert", "demand_rank", "demand_mass", "demand_tokens")
 _INPUTS += ("batch_scores", "batch_order", "batch_score")
 _INPUTS += tuple(name for name in MEMORIES if name.startswith(("own_par", "own_capacity")))
@@ -85,6 +85,11 @@ newer = _reader["newer"]
 older = _reader["older"]
 is_there = _reader["is_there"]
 held = _reader["held"]
+coming = _reader["coming"]
+cpu_queue = _reader["cpu_queue"]
+cpu_until = _reader["cpu_until"]
+resident = _reader["resident"]
+unfetched = _reader["unfetched"]
 pinned = _reader["pinned"]
 done = _reader["done"]
 chosen_victims = _reader["chosen_victims"]
@@ -181,6 +186,7 @@ all_weights = _whole["weights"]
 all_chosen = _whole["chosen"]
 all_missing = _whole["missing"]
 all_verdict = _whole["verdict"]
+all_unfetched = _whole["unfetched"]
 all_wants = _whole["wants"]
 all_demand_expert = _whole["demand_expert"]
 all_demand_rank = _whole["demand_rank"]

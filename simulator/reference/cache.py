@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from moereplay.policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
@@ -28,13 +28,18 @@ class Cache:
         placement: Placement,
         side_slots: int = 0,
         free_only: bool = False,
+        resident: Sequence[int] = (),
     ) -> None:
+        """`resident` are copies that never leave; they take nothing of the pools' capacity."""
         self.tables, self._hooks, self._counters, self._log = tables, hooks, counters, log
         self._precisions, self._free_only = layout.precisions, free_only
         self._capacity = hooks.eviction.own.capacity
         self._victims = Victims(tables, hooks.eviction)
         self._side = SideBuffer(tables, side_slots)
         self._placement, self._placed = placement, dict[int, None]()  # in the order of their placing
+        self._for_good = frozenset(resident)
+        for y in resident:
+            self._placement.warmed(y)
         self.clear()
 
     def clear(self) -> None:
@@ -54,6 +59,9 @@ class Cache:
         self._counted = [False] * copies  # its arrival by a prefetch counted as its first use
         self._time = self._arrivals = self._evicted = 0
         self._bypass_buffer: int | None = None
+        for y in self._for_good:
+            self.tables.copies[y].update(state=RESIDENT, protected=1)
+            self._ever[y] = True
 
     # look-up
 
@@ -122,8 +130,8 @@ class Cache:
         self._pinned.add(y)
 
     def release(self, y: int) -> None:
-        """Unpin a copy."""
-        self.tables.copies[y]["protected"] = 0
+        """Unpin a copy, unless it is there for good."""
+        self.tables.copies[y]["protected"] = int(y in self._for_good)
         self._pinned.discard(y)
 
     def computed(self, y: int) -> None:
@@ -145,7 +153,7 @@ class Cache:
     # transfers
 
     def claim(self, transfer: Transfer) -> Claim:
-        """Take the bytes of a transfer that is about to start, evicting what is needed."""
+        """Reserve the bytes of a transfer that is about to start, evicting victims if needed."""
         before = self._evicted
         verdict = self._claim_side(transfer) if transfer.prefetch and self._side.slots else self._claim_pool(transfer)
         transfer.victims = self._evicted - before
@@ -254,7 +262,7 @@ class Cache:
         self._log.note("evict", y, f"for {cause}")
 
     def _forget_uses(self, x: int) -> None:
-        """Reset the uses of x if no copy of it is left."""
+        """Reset the uses of x if no copy remains."""
         if self.find(x, self._precisions - 1) == NONE:
             self.tables.experts[x]["uses_here"] = 0
 

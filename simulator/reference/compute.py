@@ -13,8 +13,9 @@ from moereplay.simulator.errors import LATEST_NS, too_late
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.counters import NO_EXPERT, Counters, EventLog
+from moereplay.simulator.reference.cpu import CpuQueue
 from moereplay.simulator.reference.gate import Access, Demanded, Gatekeeper, Served
-from moereplay.simulator.reference.link import Links
+from moereplay.simulator.reference.links import Links
 from moereplay.simulator.reference.machine import Activity, Machine, Span, Wakeup
 from moereplay.simulator.reference.state import Batch, Tables, Transfer
 from moereplay.simulator.source import Pass
@@ -48,7 +49,8 @@ class Compute:
         self._counters, self._log = counters, log
         self._ready: deque[int] = deque()  # copies that arrived and wait for compute
         self._awaited: Wakeup | None = None
-        self._on_cpu = 0  # experts that the CPU has not yet computed
+        self._cpu = CpuQueue(machine, spec, tables, links, counters, log, self._wake)
+        self._suggests_late = gates.suggests_when_decided and spec.config.contract == "sequential"
         self._spent_ns = 0  # since the gate of the step in progress
         self._context = 0  # positions that the pass in progress looks back at
 
@@ -66,7 +68,7 @@ class Compute:
         self._counters.end_pass(began, self._now, step_pass)
 
     def _begin_step(self, step_pass: Pass, layer: int, clock: int, position: int) -> None:
-        """Set the execution point. Raises ConfigError if it is too late for a step."""
+        """Set the execution point. Raises ConfigError if simulated time would overflow."""
         if self._now > LATEST_NS:
             raise too_late()
         self._tables.now.update(
@@ -86,7 +88,7 @@ class Compute:
         demanded = self._gates.open(step_pass, layer)
         sequential = self._config.contract == "sequential"
         yield from (self._one_by_one if sequential else self._together)(demanded, step_pass, layer)
-        if self._config.prefetch_at == "after_demand":
+        if self._config.prefetch_at == "after_demand" or self._suggests_late:
             yield from self._load_prefetches(self._suggest(demanded), layer)
         self._gates.settle(demanded, step_pass, layer)
         self._links.take_batches()  # none is left where compute takes them
@@ -106,11 +108,12 @@ class Compute:
         """Look up everything at the gate; hits run in demand order, then arrivals in the order of landing."""
         accesses = self._gates.look_up(demanded, range(len(demanded.step.expert)))
         accesses = self._gates.union_again(demanded, accesses, step_pass)
+        self._cpu.bring(accesses)
         to_load = self._gates.use(demanded, accesses, at_once=not self._loads)
         suggests, prefetches = self._config.prefetch_at == "gate", list[Transfer]()
         if suggests and not to_load:
             prefetches = self._suggest(demanded)
-        self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
+        self._cpu.start(accesses)
         self._links.wake()
         if to_load:
             yield from self._load(to_load, layer)
@@ -121,7 +124,7 @@ class Compute:
             yield from self._load_prefetches(prefetches, layer)
             self._links.wake()
         yield from self._run_together(accesses, layer)
-        yield from self._until(lambda: not self._on_cpu)
+        yield from self._until(lambda: not self._cpu.works)
 
     def _run_together(self, accesses: list[Access], layer: int) -> Process:
         if self._stages:
@@ -160,7 +163,7 @@ class Compute:
     # links that read matrix by matrix
 
     def _in_rounds(self, accesses: list[Access], layer: int) -> Process:
-        """Compute what is there, with the batches that have started, round by round."""
+        """Compute the available experts, with the batches that have started, round by round."""
         left = [access for access in accesses if access.served.runs_here]
         while left:
             yield from self._until(partial(self._round_is_due, left))
@@ -180,7 +183,7 @@ class Compute:
         return there and (self._links.all_started or not self._links.moving)
 
     def _run_round(self, runs: list[Access], batches: list[Batch], layer: int) -> Process:
-        """Run experts in one stage per matrix, each when this matrix of all of them is there."""
+        """Run experts in one stage per matrix, each as soon as this matrix of all of them has landed."""
         assert self._machine.priced is not None
         late = [access for access in runs if access.served is Served.LATE and not self._is_here(access)]
         work = [(access.y, access.tokens) for access in runs]
@@ -204,12 +207,14 @@ class Compute:
 
     def _one_by_one(self, demanded: Demanded, step_pass: Pass, layer: int) -> Process:
         """Look up each expert in its turn and pin only this one: Algorithm 1 of SpecMD."""
-        prefetches = self._suggest(demanded) if self._config.prefetch_at == "gate" else []
+        at_gate = self._config.prefetch_at == "gate" and not self._suggests_late
+        prefetches = self._suggest(demanded) if at_gate else []
         for n in range(len(demanded.step.expert)):
             accesses = self._gates.look_up(demanded, [n])
             accesses += self._gates.substitutes(accesses[0])
+            self._cpu.bring(accesses)
             to_load = self._gates.use(demanded, accesses, at_once=not self._loads)
-            self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
+            self._cpu.start(accesses)
             yield from self._load(to_load, layer)
             yield from self._load_prefetches(prefetches if n == 0 else [], layer)
             # substitutes first: they need not wait, and may have to leave before the expert is fetched for other tokens
@@ -223,7 +228,7 @@ class Compute:
                     if not self._stages:
                         yield from self._run_expert(access, layer)
                     self._cache.release(access.y)
-            yield from self._until(lambda: not self._on_cpu)
+            yield from self._until(lambda: not self._cpu.works)
         if not demanded.step.expert:
             yield from self._load_prefetches(prefetches, layer)
 
@@ -251,7 +256,7 @@ class Compute:
             self._links.fetch_announced(transfer)
 
     def _load_prefetches(self, transfers: list[Transfer], layer: int) -> Process:
-        """Spend compute's own time on loading prefetches; each is queued at the end of its own."""
+        """Spend compute's own time on loading prefetches; each is queued at the end of its load."""
         for transfer in transfers:
             yield self._loading(transfer, layer)
             self._links.prefetch_announced(transfer)
@@ -310,21 +315,9 @@ class Compute:
         if self._waits_for_all or self._stages:
             self._wake()
 
-    def _start_cpu(self, accesses: list[Access], layer: int) -> None:
-        """Start the CPU's experts, one after the other, in parallel with links and compute."""
-        contended = self._links.busy
-        self._on_cpu = len(accesses)
-        self._links.beside_cpu(bool(accesses))
-        for access in accesses:
-            activity = self._machine.cpu.expert(layer, access.y, access.tokens, contended)
-            self._log.begin("cpu", access.y, activity, "miss")
-            activity.then(self._cpu_done)
-
-    def _cpu_done(self) -> None:
-        self._on_cpu -= 1
-        if self._on_cpu == 0:
-            self._links.beside_cpu(False)
-            self._wake()
+    def landed_for_cpu(self, transfer: Transfer) -> None:
+        """Handle the arrival of a copy where the CPU reads."""
+        self._cpu.landed(transfer)
 
     @property
     def _now(self) -> int:

@@ -15,7 +15,7 @@ from moereplay.simulator.reference.compute import Compute, Process
 from moereplay.simulator.reference.counters import NO_EXPERT, Counters, EventLog
 from moereplay.simulator.reference.gate import Gatekeeper
 from moereplay.simulator.reference.hooks import BoundHooks
-from moereplay.simulator.reference.link import Links
+from moereplay.simulator.reference.links import Links
 from moereplay.simulator.reference.machine import Machine, Wakeup, simulated
 from moereplay.simulator.reference.state import NullPlacement, Placement, Tables, Transfer
 from moereplay.simulator.source import Gates, InOrder, Pass, Scheduler, Source
@@ -84,15 +84,14 @@ class Engine:
         side = chosen.prefetch.policy.side_slots(chosen.prefetch.params)
         free_only = config.prefetch_admission == "free_only"
         shared = self._counters, self._log
-        self._cache = Cache(
-            spec.layout, self._tables, self._hooks, *shared, placement or NullPlacement(), side, free_only
-        )
-        notified = self._arrived, self._moved
+        where = placement or NullPlacement()
+        self._cache = Cache(spec.layout, self._tables, self._hooks, *shared, where, side, free_only, spec.resident)
+        notified = self._arrived, self._moved, self._landed_for_cpu
         self._links = Links(
             machine.links, spec.times, spec.lower, self._cache, *shared, *notified, batches=machine.batches
         )
-        gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._links, *shared)
-        self._compute = Compute(machine, spec, self._tables, self._cache, self._links, gates, *shared)
+        self._gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._links, *shared)
+        self._compute = Compute(machine, spec, self._tables, self._cache, self._links, self._gates, *shared)
         self._previous = set[int]()  # requests of the pass before
         self._passes = self._tokens = self._tokens_since_reset = 0  # that have been run
         self._began: dict[int, int] = {}  # request -> its first token
@@ -102,6 +101,9 @@ class Engine:
 
     def _moved(self) -> None:
         self._compute.moved()
+
+    def _landed_for_cpu(self, transfer: Transfer) -> None:
+        self._compute.landed_for_cpu(transfer)
 
     def replay(self, scheduler: Scheduler) -> Process:
         """Run passes until the scheduler returns no rows."""
@@ -152,9 +154,10 @@ class Engine:
         self._hooks.clear()
         self._cache.clear()
         self._links.clear()
+        self._gates.clear()
 
     def close(self) -> FinishedRun:
-        """End the run with its last step and count what was prefetched and never used.
+        """End the run with its last step and count prefetched copies that were never used.
 
         Transfers in flight are abandoned; those whose duration is only known at their end are awaited.
         """

@@ -7,13 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from moereplay.policies.contract import CPU, DROP, IN_FLIGHT, NEVER, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
+from moereplay.policies.contract import (
+    CPU,
+    DROP,
+    DROPPED,
+    IN_FLIGHT,
+    NEVER,
+    NONE,
+    ON_CPU,
+    PER_TOKEN,
+    QUEUED,
+    REPLACED,
+    RESIDENT,
+    Step,
+)
 from moereplay.policies.files import complaint
 from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.counters import Counters, EventLog
 from moereplay.simulator.reference.fidelity import count_fidelity, weights_of
 from moereplay.simulator.reference.hooks import BoundHooks
-from moereplay.simulator.reference.link import Links
+from moereplay.simulator.reference.links import Links
 from moereplay.simulator.reference.state import Tables, Transfer
 from moereplay.simulator.source import Gate, Gates, Mixture, Pass
 from moereplay.traces.demand import Union, union_of
@@ -95,7 +108,19 @@ class Gatekeeper:
         self._precisions = tables.now["precisions"]
         self._predicted: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
         self._reach = hooks.prefetch.policy.names_ahead(hooks.prefetch.params)
+        self._next_pass = hooks.prefetch.policy.next_pass
+        self._gated = set[int]()  # layers of which a gate has run since the start or the last reset
         self._out = hooks.prefetch.output(len(tables.copies))
+
+    @property
+    def suggests_when_decided(self) -> bool:
+        """True if the prefetch policy reads the verdicts on a step's misses."""
+        return self._next_pass
+
+    def clear(self) -> None:
+        """Forget what was predicted, and that anything could have been."""
+        self._predicted.clear()
+        self._gated.clear()
 
     # 2: routing
 
@@ -118,6 +143,7 @@ class Gatekeeper:
             mass=union.mass,
             tokens=union.tokens,
             weight=weight,
+            unfetched=[0] * len(union.expert),
         )
         demanded = Demanded(step_pass, gate, union, step, [list(row) for row in ids], [])
         self._count_demand(demanded, layer)
@@ -155,7 +181,8 @@ class Gatekeeper:
             self._cache.learn(x, needed=1, mass_ever=self._tables.experts[x]["mass_ever"] + mass)
         predicted = Counter(self._predicted.pop(layer, ()))
         self._counters.count("predicted_demanded", layer, sum(predicted[x] for x in step.expert))
-        gates = min(layer, self._reach)  # that may name this layer
+        gates = int(layer in self._gated) if self._next_pass else min(layer, self._reach)  # that may name this layer
+        self._gated.add(layer)
         self._counters.count("predictable", layer, sum(max(gates, predicted[x]) for x in step.expert))
 
     # 4 and 5: look-up and misses
@@ -213,11 +240,13 @@ class Gatekeeper:
             self._substitute(demanded, access)
         elif verdict == DROP:
             access.served = Served.DROP
+            demanded.step.unfetched[access.n] = DROPPED
             self._count("dropped", access.x)
             self._replace_ids(demanded, access)
         elif verdict == CPU:
             access.served, access.y = Served.CPU, access.x * self._precisions
             self._count("cpu_executed", access.x)
+            demanded.step.unfetched[access.n] = ON_CPU
         elif verdict <= demanded.wants[access.n]:
             access.y = access.x * self._precisions + verdict
         else:
@@ -241,6 +270,7 @@ class Gatekeeper:
         access.tokens, access.y = still_needed, access.x * self._precisions
         if not still_needed:
             access.served = Served.REPLACED
+            demanded.step.unfetched[access.n] = REPLACED
 
     def _substitute_for(self, demanded: Demanded, t: int, j: int, row: list[int]) -> int:
         miss, now = self._hooks.miss, self._tables.now
@@ -267,7 +297,7 @@ class Gatekeeper:
             if access.served.runs:
                 demanded.tiers[access.x % self._tables.now["experts"]] = access.y % self._precisions
             if access.served.runs_here:
-                if access.n == NONE:  # a substitute; what was demanded is marked already
+                if access.n == NONE:  # a substitute; demanded experts are marked already
                     self._cache.learn(access.x, needed=1)
                 self._cache.use(access.y)
                 self._cache.protect(access.y)
@@ -315,7 +345,7 @@ class Gatekeeper:
     # 7: prefetch
 
     def suggest(self, demanded: Demanded, at_once: bool = True) -> list[Transfer]:
-        """Call the prefetch policy, and queue what it predicts and is absent.
+        """Call the prefetch policy, and queue its absent predictions.
 
         Unless `at_once`: returns the prefetches that compute is to queue, in their order.
         """
@@ -342,7 +372,8 @@ class Gatekeeper:
             self._cache.predict(resident)
         elif self._cache.find(x, precision, IN_FLIGHT) == NONE and self._cache.find(x, precision, QUEUED) == NONE:
             now = self._tables.now
-            return Transfer(y, layer, prefetch=True, target_step=now["step"] + layer - now["layer"])
+            ahead = now["layers"] if self._next_pass else layer - now["layer"]
+            return Transfer(y, layer, prefetch=True, target_step=now["step"] + ahead)
         return None
 
     def _count_for(self, step_pass: Pass, t: int, name: str, x: int) -> None:

@@ -45,7 +45,7 @@ class Activity(simpy.Event):
         super().__init__(env)
         self.callbacks: list
         self.span: Span | None = None
-        self.first_piece: Activity | None = None  #: of a transfer: ends when compute may begin with what has arrived
+        self.first_piece: Activity | None = None  #: of a transfer: ends when compute may begin with the arrived part
         self._phase = phase
 
     def finish(self, span: Span) -> None:
@@ -116,7 +116,7 @@ class Priced(Protocol):
     def dense(self, layer: int, tokens: int, context: int, contended: bool, decided: int) -> Activity:
         """Start a dense part that reads `context` positions of KV cache; `contended` if a link works.
 
-        `decided` is what the policies' decisions add to it, ns.
+        `decided` is the time of the policies' decisions, ns.
         """
         ...
 
@@ -136,8 +136,11 @@ class Priced(Protocol):
 class Processor(Protocol):
     """A CPU that works in parallel with the accelerator. Activities are of phase CPU."""
 
-    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
-        """Start the expert of copy y, after those started before; `contended` if a link works too."""
+    def expert(self, layer: int, y: int, tokens: int, contended: bool, extra_ns: int = 0) -> Activity:
+        """Start the expert of copy y, after those started before; `contended` if a link works too.
+
+        `extra_ns` is what a simulated CPU takes more, once per step.
+        """
         ...
 
 
@@ -227,10 +230,10 @@ class SimulatedProcessor:
         self._env, self._times, self._precisions = env, times, precisions
         self._free_at = 0
 
-    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+    def expert(self, layer: int, y: int, tokens: int, contended: bool, extra_ns: int = 0) -> Activity:
         """Queue an expert; its times are known at once."""
         began = max(int(self._env.now), self._free_at)
-        spent = self._times.cpu_ns(layer, y % self._precisions, tokens, contended)
+        spent = self._times.cpu_ns(layer, y % self._precisions, tokens, contended) + extra_ns
         self._free_at = began + spent
         return Planned(self._env, CPU, Span(began, self._free_at, spent))
 

@@ -83,6 +83,8 @@ class Transfer:
     target_step: int
     awaited: bool = False  #: a demand has met this prefetch in flight
     bypasses: bool = False  #: to the bypass buffer, not into the cache
+    for_cpu: bool = False  #: it ends in the lower tier that the CPU reads
+    onward: Transfer | None = None  #: of one for the CPU: a prefetch that goes on from there
     lands: int = 0  #: when it will be complete, if compute may begin before
     piece_here: bool = False  #: its first piece has arrived
     victims: int = 0  #: copies that left the fast tier for it when it started
@@ -95,7 +97,9 @@ class Transfer:
 
     @property
     def cause(self) -> str:
-        """Cause in the words of the event log: demand, prefetch or streamed."""
+        """Cause in the words of the event log: cpu, demand, prefetch or streamed."""
+        if self.for_cpu:
+            return "cpu"
         return "prefetch" if self.prefetch else "streamed" if self.bypasses else "demand"
 
 
@@ -119,7 +123,7 @@ class Area(Enum):
 
 
 class Placement(Protocol):
-    """Follows where copies y lie, for a holder of real bytes. Space is vacated before it is taken again."""
+    """Tracks the places of copies y, for a holder of real bytes. Space is vacated before it is reused."""
 
     def warmed(self, y: int) -> None:
         """Load copy y, which lies in the pool from the start, before returning."""

@@ -5,6 +5,7 @@ They know bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Protocol
 
 from moereplay.policies.contract import NONE, RESIDENT
@@ -46,11 +47,11 @@ class SlowTier:
 
 
 class LowerTier:
-    """A cache between the fast and the slow tier: LRU over reads and arrivals."""
+    """A cache between the fast and the slow tier: LRU over reads and arrivals, or first in, first out."""
 
-    def __init__(self, tables: Tables, capacity: int) -> None:
+    def __init__(self, tables: Tables, capacity: int, fifo: bool) -> None:
         """`capacity` in bytes."""
-        self._tables, self._capacity = tables, capacity
+        self._tables, self._capacity, self._fifo = tables, capacity, fifo
         self.clear()
 
     def clear(self) -> None:
@@ -58,24 +59,25 @@ class LowerTier:
         self._order: dict[int, None] = {}  # copies that are complete, the longest unread first
         #: Copies on their way in, in the order of their start, each with the transfer that goes on from here, if any.
         self.coming: dict[int, Transfer | None] = {}
-        self._held: set[int] = set()
+        self._held: Counter[int] = Counter()  # by links up, and by the CPU
         self._used = 0
 
     def __contains__(self, y: int) -> bool:
         return y in self._order
 
     def hold(self, y: int) -> None:
-        """Pin a copy until it is released."""
-        self._held.add(y)
+        """Pin a copy until everyone who holds it has released it."""
+        self._held[y] += 1
 
     def release(self, y: int) -> None:
         """Unpin a copy."""
-        self._held.discard(y)
+        self._held[y] -= 1
 
     def read(self, y: int) -> None:
-        """Make a copy the last to be evicted."""
-        del self._order[y]
-        self._order[y] = None
+        """Make a copy the last to be evicted, unless the first in is the first out."""
+        if not self._fifo:
+            del self._order[y]
+            self._order[y] = None
 
     def claim(self, transfer: Transfer) -> Claim:
         """Take the bytes of a transfer that is about to start, evicting enough, or nothing at all."""
@@ -96,7 +98,7 @@ class LowerTier:
         for y in self._order:
             if short <= 0:
                 break
-            if y not in self._held:
+            if not self._held[y]:
                 victims.append(y)
                 short -= self._bytes(y)
         return victims if short <= 0 else None

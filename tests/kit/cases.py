@@ -23,6 +23,7 @@ from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
 from moereplay.simulator.overheads import Decisions, Loading
 from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform, Wire
 from moereplay.simulator.reference.engine import run
+from moereplay.simulator.residents import residents
 from moereplay.simulator.source import Gate, Mixture, Pass, Row
 from moereplay.simulator.times import Times
 from moereplay.traces import routers
@@ -78,6 +79,7 @@ def machine(
     latency_ns: int = 0,
     depth: int = 1,
     cpu_ns: int = 0,
+    cpu: Mapping[str, Any] = MappingProxyType({}),
     left: float = 1,
     share: float | None = None,
     more: Sequence[Link] = (),
@@ -85,7 +87,8 @@ def machine(
     prices: Mapping[str, Any] = MappingProxyType({}),
     **spent: int,
 ) -> Platform:
-    """A platform of constant times: `dense_ns`, `expert_ns`, `expert_ns_per_token`, `pass_ns`; `cpu_ns` per expert.
+    """A platform of constant times: `dense_ns`, `expert_ns`, `expert_ns_per_token`, `pass_ns`; `cpu_ns` per expert,
+    `cpu` what else [cpu] says.
 
     `left` is the share of their rates that CPU and link keep while both work. `more` are the links after the first,
     behind which lies `share` of the experts; `tiers` are the lower tiers. `prices` are `overlap`, and figures by the
@@ -94,13 +97,14 @@ def machine(
     of = {table: dict(prices.get(table, {})) for table in ("link", "compute", "contention")}
     link = Link(bytes_per_s=1, latency_ns=latency_ns, depth=depth, share=share, **of["link"])
     link = at_rate(link, bytes_per_ns * 1e9)
-    compute, cpu = Measured.model_validate({**spent, **of["compute"]}), Measured(expert_ns=cpu_ns)
+    compute = Measured.model_validate({**spent, **of["compute"]})
+    of_cpu = Measured.model_validate({"expert_ns": cpu_ns, **cpu})
     return Platform(
         name="by hand",
         links=(link, *more),
         tiers=tuple(tiers),
         compute=compute,
-        cpu=cpu,
+        cpu=of_cpu,
         contention=Contention(cpu=left, link=left, **of["contention"]),
         loading=Loading.model_validate(prices.get("loading", {})),
         decisions=Decisions.model_validate(prices.get("decisions", {})),
@@ -188,7 +192,7 @@ class ListSource:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a replay reports, and its event log."""
+    """The result of a replay, and its event log."""
 
     totals: Counts
     layers: list[Counts]
@@ -236,7 +240,7 @@ def _by(engine: str, source: ListSource, spec: RunSpec) -> Outcome:
 def spec_of(
     geometry: Geometry, pools: int | tuple[int, ...], where: Platform, log: bool = True, **settings: object
 ) -> RunSpec:
-    """What an engine needs beside a source, for `replay_lists`."""
+    """Return an engine's inputs other than the source, for `replay_lists`."""
     pools = (pools,) if isinstance(pools, int) else pools
     config = configure(scope="per_layer" if len(pools) > 1 else "global", **settings)
     miss = config.policy_set().miss
@@ -244,7 +248,8 @@ def spec_of(
     bits = miss.policy.bits(miss.params)
     tiers = tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
     lower = tuple(int(parse_size(tier.capacity) or 0) for tier in where.tiers)
-    return RunSpec(config, CopyLayout(geometry, tiers), Times(where, geometry, tiers), pools, log, lower)
+    spec = RunSpec(config, CopyLayout(geometry, tiers), Times(where, geometry, tiers), pools, log, lower)
+    return spec.beside(residents(config.resident, geometry))
 
 
 def outcome_of(ran: FinishedRun) -> Outcome:

@@ -21,6 +21,8 @@ from moereplay.traces.schema import TraceError
 from tests.kit import cases
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists, sizes
 from tests.kit.conformance_format import Case, CaseError, one_line, read_cases
+from tests.kit.conformance_machines import MachineCase
+from tests.kit.conformance_machines import result as machine_row
 
 Row = dict[str, Any]
 #: Counters and times of a whole case, in the order in which rows have them.
@@ -82,8 +84,23 @@ def as_json(rows: Sequence[Row]) -> str:
 
 def as_text(rows: Sequence[Row]) -> str:
     """A line for each case."""
-    lines = "{name}: {accesses} accesses, {hits} hits, {late} late, {misses} misses in {time_ns} ns"
-    return "\n".join(lines.format_map(row) for row in rows)
+    return "\n".join(map(_in_words, rows))
+
+
+def _in_words(row: Row) -> str:
+    if row.get("refused"):
+        return f"{row['name']}: refused, {row['refused']}"
+    line = "{name}: {accesses} accesses, {hits} hits, {late} late, {misses} misses in {time_ns} ns"
+    return line.format_map(row | row.get("totals", {}))
+
+
+def _kind(document: Any) -> type[Case | MachineCase]:
+    """The format of a case: one of machines has a link."""
+    return MachineCase if isinstance(document, dict) and "link" in document else Case
+
+
+def _any_row(case: Case | MachineCase, engine: str) -> Row:
+    return machine_row(case, engine) if isinstance(case, MachineCase) else row(case, engine)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print rows in the form of tests/conformance/results.json")
     options = parser.parse_args(arguments)
     try:
-        rows = [row(case, options.engine) for case in read_cases(options.cases)]
+        rows = [_any_row(case, options.engine) for case in read_cases(options.cases, _kind)]
     except CaseError as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2

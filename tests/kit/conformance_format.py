@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -39,7 +41,7 @@ class Routed(Strict):
         look = [units(self.look[depth]) for depth in sorted(self.look, key=int)]
         return Cell(self.chosen, units(self.weights), look)
 
-    def fault(self, layer: int, case: Case) -> str | None:
+    def fault(self, layer: int, case: Shape) -> str | None:
         """What cannot be replayed, in words."""
         if not 1 <= len(set(self.chosen)) == len(self.chosen) <= case.k or max(self.chosen) >= case.experts:
             return f"chosen is {self.chosen}, expected 1 to {case.k} distinct experts below {case.experts}"
@@ -63,14 +65,52 @@ class CaseRequest(Strict):
         return Prompted([[routed.cell() for routed in token] for token in self.tokens], self.prompt_length)
 
 
-class Case(Strict):
-    """One replay."""
+class Shape(Strict):
+    """What every case says of its model and requests."""
 
     name: str
     layers: int = COUNT
     experts: int = COUNT
     k: int = COUNT
     expert_bytes: list[Annotated[int, Field(ge=1, le=LONGEST)]]
+    requests: list[CaseRequest] = Field(min_length=1)
+
+    @property
+    def looks_ahead(self) -> int:
+        """Layers ahead that gates have scores for, as far as layers follow."""
+        return len(self.requests[0].tokens[0][0].look)
+
+    @model_validator(mode="after")
+    def _replayable(self) -> Self:
+        for fault in self._faults():
+            raise ValueError(fault)
+        return self
+
+    def _faults(self) -> Iterator[str]:
+        if len(self.expert_bytes) != self.layers:
+            yield f"{len(self.expert_bytes)} expert_bytes for {self.layers} layers"
+        yield from self._other_faults()
+        for number, request in enumerate(self.requests):
+            yield from (f"request {number}: {fault}" for fault in self._faults_of(request))
+
+    def _other_faults(self) -> Iterator[str]:
+        """Faults of a kind of cases alone."""
+        yield from ()
+
+    def _faults_of(self, request: CaseRequest) -> Iterator[str]:
+        if request.prompt_length > len(request.tokens):
+            yield f"a prompt of {request.prompt_length} in {len(request.tokens)} tokens"
+        for at, token in enumerate(request.tokens):
+            if len(token) != self.layers:
+                yield f"token {at} has {len(token)} cells for {self.layers} layers"
+            for layer, routed in enumerate(token):
+                if fault := routed.fault(layer, self):
+                    yield f"token {at}, layer {layer}: {fault}"
+
+
+class Case(Shape):
+    """One replay."""
+
     eviction: str
     prefetch: str
     miss: Literal["fetch"]
@@ -88,7 +128,6 @@ class Case(Strict):
     dense_ns: int = AMOUNT
     expert_ns_per_token: int = AMOUNT
     pass_ns: int = AMOUNT
-    requests: list[CaseRequest] = Field(min_length=1)
 
     @property
     def pools(self) -> tuple[int, ...]:
@@ -99,58 +138,37 @@ class Case(Strict):
         count = 1 if self.scope == "global" else self.layers
         return (given,) * count if isinstance(given, int) else tuple(given)
 
-    @property
-    def looks_ahead(self) -> int:
-        """Layers ahead that gates have scores for, as far as layers follow."""
-        return len(self.requests[0].tokens[0][0].look)
-
-    @model_validator(mode="after")
-    def _replayable(self) -> Case:
-        for fault in self._faults():
-            raise ValueError(fault)
-        return self
-
-    def _faults(self) -> Iterator[str]:
-        if len(self.expert_bytes) != self.layers:
-            yield f"{len(self.expert_bytes)} expert_bytes for {self.layers} layers"
+    def _other_faults(self) -> Iterator[str]:
         largest = [max(self.expert_bytes)] if self.scope == "global" else self.expert_bytes
         if len(self.pools) != len(largest) or any(map(int.__lt__, self.pools, largest)):
             yield f"pools of {list(self.pools)} bytes, expected {len(largest)} of at least {largest}"
-        for number, request in enumerate(self.requests):
-            yield from (f"request {number}: {fault}" for fault in self._faults_of(request))
-
-    def _faults_of(self, request: CaseRequest) -> Iterator[str]:
-        if request.prompt_length > len(request.tokens):
-            yield f"a prompt of {request.prompt_length} in {len(request.tokens)} tokens"
-        for at, token in enumerate(request.tokens):
-            if len(token) != self.layers:
-                yield f"token {at} has {len(token)} cells for {self.layers} layers"
-            for layer, routed in enumerate(token):
-                if fault := routed.fault(layer, self):
-                    yield f"token {at}, layer {layer}: {fault}"
 
 
-def read_cases(path: Path) -> list[Case]:
-    """The cases of a file. Raises CaseError."""
+Read = TypeVar("Read", bound=Shape)
+
+
+def read_cases(path: Path, kind: Callable[[Any], type[Read]] = lambda document: Case) -> list[Read]:
+    """Return the cases of a file, which may be gzipped, of a kind that each may decide on. Raises CaseError."""
     try:
-        documents = TypeAdapter(list[Any]).validate_json(path.read_bytes())
-    except OSError as error:
-        raise CaseError(f"{path}: {error.strerror}; expected a file of cases") from error
+        text = path.read_bytes()
+        documents = TypeAdapter(list[Any]).validate_json(gzip.decompress(text) if path.suffix == ".gz" else text)
+    except (OSError, EOFError, zlib.error) as error:
+        raise CaseError(f"{path}: {getattr(error, 'strerror', None) or error}; expected a file of cases") from error
     except ValidationError as wrong:
         raise CaseError(f"{path}: {one_line(first_fault(wrong))}; expected a JSON list of cases") from wrong
-    return [_case(path, number, document) for number, document in enumerate(documents)]
+    return [_case(path, number, document, kind(document)) for number, document in enumerate(documents)]
 
 
-def _case(path: Path, number: int, document: Any) -> Case:
+def _case(path: Path, number: int, document: Any, kind: type[Read]) -> Read:
     try:
-        return Case.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as wrong:
         name = document.get("name", number) if isinstance(document, dict) else number
         raise CaseError(f"{path}: case {one_line(str(name))}: {one_line(first_fault(wrong))}") from wrong
 
 
 def one_line(text: str) -> str:
-    """What a file says can be of any length, and hold any character."""
+    """Shorten a file's text to one printable line."""
     return " ".join(text.split())[:300]
 
 

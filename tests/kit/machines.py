@@ -55,10 +55,10 @@ class Late:
     def dense(self, layer: int, tokens: int) -> Activity:
         return self._later(COMPUTE, lambda: self._known.accelerator.dense(layer, tokens))
 
-    def expert(self, layer: int, y: int, tokens: int, contended: bool | None = None) -> Activity:
+    def expert(self, layer: int, y: int, tokens: int, contended: bool | None = None, extra_ns: int = 0) -> Activity:
         if contended is None:
             return self._later(COMPUTE, lambda: self._known.accelerator.expert(layer, y, tokens))
-        return self._later(CPU, lambda: self._known.cpu.expert(layer, y, tokens, contended))
+        return self._later(CPU, lambda: self._known.cpu.expert(layer, y, tokens, contended, extra_ns))
 
     def _later(self, phase: EventPriority, start: Callable[[], Activity]) -> Activity:
         self._known.env._now = self._env.now  # pyright: ignore[reportAttributeAccessIssue]
@@ -92,7 +92,7 @@ class LatePriced(Late):
 
 
 class LateChannel(Late):
-    """The same for a link."""
+    """The same delay for a link."""
 
     def __init__(self, env: simpy.Environment, known: Machine, row: int) -> None:
         super().__init__(env, known)
@@ -209,5 +209,5 @@ class Spare:
     def __init__(self, worker: Worker, sleep_s: float) -> None:
         self._worker, self._sleep_s = worker, sleep_s
 
-    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+    def expert(self, layer: int, y: int, tokens: int, contended: bool, extra_ns: int = 0) -> Activity:
         return self._worker.begin(lambda: time.sleep(self._sleep_s))
