@@ -1,4 +1,4 @@
-"""Steps, stalls and transfers of an event log: when each uses its link, what it waited for, and why it was made."""
+"""Steps, stalls and transfers of an event log: link use, causes of waiting, and reasons for transfers."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Move:
     event: Event
     step: tuple[int, int]  #: pass and layer in which it starts
     size: int  #: bytes
-    link: int | None  #: its row; None if several links fill lower tiers, which the log does not tell apart
+    link: int | None  #: its row; None if several links fill lower tiers, which the log does not distinguish
     begins: int  #: first byte on the wire, after the transfer before it
     ends: int
     cut_ns: int = 0  #: time cut off by a reset

@@ -144,7 +144,7 @@ def fitted(found: list[Found], print_rows: bool) -> Iterator[str]:
             f"step {step / 1e6:+.1f} ms"
         )
     yield ""
-    yield from (_told(question, pairs) for question, pairs in sorted(questions.items()))
+    yield from (_sentence(question, pairs) for question, pairs in sorted(questions.items()))
 
 
 def fit(slow: Found, fast: Found) -> tuple[float, float]:
@@ -190,10 +190,10 @@ def changes(found: list[Found]) -> Iterator[str]:
             truth, told = point[1] / first[1], point[0] / first[0]
             questions[question].append((truth, told))
     for question, pairs in sorted(questions.items()):
-        yield _told(question, pairs)
+        yield _sentence(question, pairs)
 
 
-def _told(question: str, pairs: list[tuple[float, float]]) -> str:
+def _sentence(question: str, pairs: list[tuple[float, float]]) -> str:
     """Say how well changes, measured and predicted, agree in sign and in size."""
     moved = [(truth, told) for truth, told in pairs if abs(truth - 1) > 0.03]
     signs = sum((truth > 1) == (told > 1) and abs(told - 1) > 0.003 for truth, told in moved)

@@ -122,7 +122,7 @@ def _stored(
 
 
 def _kept_in(out: Path | None) -> str:
-    """Say what an interrupted grid has stored."""
+    """Describe what an interrupted grid has stored."""
     if not (out and any(out.glob("part-*"))):
         return "nothing was written"
     return f"finished replays are kept in {out}"

@@ -69,7 +69,7 @@ def foresight() -> Callable[[Mapping[str, Any]], bool]:
 
 
 def deciding() -> Callable[[Mapping[str, Any]], int]:
-    """Return a function of a configuration's policies, by kind: how many of them predict or score."""
+    """Return a function that counts, for a configuration's policies by kind, how many predict or score."""
     decides = cache(_decides)
     return lambda chosen: sum(decides(kind, chosen[kind]) for kind in policies.NAMES)
 
@@ -85,7 +85,7 @@ def _decides(kind: str, text: str) -> bool:
 def _needs(kind: str, text: str) -> frozenset[str]:
     try:
         return parse(kind, text).needs
-    except PolicyError:  # of a file that is not at hand, or of another version
+    except PolicyError:  # of a file that is missing or has another version
         return frozenset()
 
 

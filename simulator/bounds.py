@@ -17,7 +17,7 @@ from moereplay.simulator.replay import Plan, plan
 from moereplay.traces.schema import Trace, canonical
 
 FORCED, RELAXED = "forced", "relaxed"
-#: What a reader must know of a bound that is not forced.
+#: Remarks on a bound that is not forced.
 OTHER_DEMAND = "no belady where routing changes the demand"
 OTHER_PRECISIONS = "no belady where a pool holds experts at several precisions"
 STAYS_OUT = "belady may keep a miss out of the cache where a policy may"
@@ -38,7 +38,7 @@ class Bound:
     slots: tuple[int, ...]  #: experts that fit each pool; where they differ in bytes, as if all had the fewest
     warm: tuple[tuple[int, int], ...]
     pool: int = 0  #: bytes, of one pool of experts that differ in bytes
-    sizes: tuple[int, ...] = ()  #: their bytes, by layer; empty where the experts of each pool have as many
+    sizes: tuple[int, ...] = ()  #: their bytes, by layer; empty if the experts of each pool have equal bytes
 
     def identity(self, trace: Trace) -> str:
         """Return a hash of everything that the count depends on."""
@@ -48,7 +48,7 @@ class Bound:
 
 
 class Judged(NamedTuple):
-    """A configuration's bound. Unless it is forced, also the remark to make and the setting that causes it."""
+    """A configuration's bound and, unless the bound is forced, a remark and the setting that causes it."""
 
     bound: Bound | None
     remark: str = ""
@@ -98,8 +98,8 @@ def remarks(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
 def count(trace: Trace, bound: Bound) -> Counted:
     """Count hits that no eviction exceeds (null if unknown), accesses, and misses that no cache avoids.
 
-    Where experts of a pool differ in bytes `feasible_hits` are those of a way to evict that knows the future, under the
-    rules of the bound: the most hits lie between the two. It is null where `belady_hits` are the most hits.
+    If experts of a pool differ in bytes, `feasible_hits` are those of an eviction that knows the future, under the
+    rules of the bound: the maximum lies between the two. It is null if `belady_hits` is the maximum.
     """
     from moereplay.simulator.curves import optimum  # LLVM takes a moment to import
     from moereplay.simulator.curves.stream import Cut, demands_of

@@ -122,7 +122,7 @@ class Measured(Sparse):
         return by_tokens(longer(self.dense_ns, share), self.dense_by_tokens, tokens)
 
     def expert(self, tokens: int, size: int, share: float = 1) -> int:
-        """Return the nanoseconds of an expert's copy of so many bytes, at a share of the processor's rate."""
+        """Return the nanoseconds of an expert's copy of `size` bytes, at a share of the processor's rate."""
         spent = longer(self.expert_ns, share)
         if self.expert_by_tokens:
             spent = by_tokens(spent, self.expert_by_tokens, tokens)
@@ -135,7 +135,7 @@ class Measured(Sparse):
         return bounded(half_even(spent * times, unit), "expert_by_size")
 
     def once(self, share: float = 1) -> int:
-        """Return the nanoseconds of what a pass costs before layer 0, at a share of the processor's rate."""
+        """Return the nanoseconds of a pass before layer 0, at a share of the processor's rate."""
         return longer(self.pass_ns, share)
 
 
@@ -167,7 +167,7 @@ class Band(Sparse):
 
 
 class Tried(Band):
-    """Runs that were predicted with the figures of a platform without a calibration, as they are."""
+    """Runs that were predicted with an uncalibrated platform's unchanged values."""
 
     later: ClassVar = frozenset({"expert_rate"})
 
@@ -231,7 +231,7 @@ class Platform(Sparse):
     overlap: Literal["arrival", "none"] = "arrival"  #: `none`: a step computes when all that it awaits has arrived
     #: That hold cache and dense weights; for a warning only.
     memory_bytes: float | None = Field(default=None, gt=0, le=MOST_BYTES)
-    #: That the system and other programs need of it: what a replay needs beside that must fit into the rest.
+    #: Memory that the system and other programs need: a replay must fit into the rest.
     reserve_bytes: float | None = Field(default=None, ge=0, le=MOST_BYTES)
     fault_ns: Ns = 0  #: of a major page fault, where it is known; for the same warning
     links: tuple[Link, ...] = Field(min_length=1, max_length=MOST_LINKS)
@@ -270,7 +270,7 @@ class Platform(Sparse):
     @model_validator(mode="after")
     def _routers_have_a_price(self) -> Platform:
         if self.decisions.gates and not isinstance(self.compute, Roofline):
-            raise ValueError('decisions.gates requires [compute] of kind "roofline"; say ns_per_prediction instead')
+            raise ValueError('decisions.gates requires [compute] of kind "roofline"; use ns_per_prediction instead')
         return self
 
     @model_validator(mode="after")
@@ -382,7 +382,7 @@ class Platform(Sparse):
 
 
 def _each(figures: Sequence[float]) -> float | str:
-    """Return one figure as it is, or those of several links joined by +."""
+    """Return one value unchanged, or those of several links joined by +."""
     return figures[0] if len(figures) == 1 else " + ".join(f"{figure:g}" for figure in figures)
 
 

@@ -88,7 +88,7 @@ def until_the_rest(s, y, spent):
 
 @called
 def start_cpu(s):
-    """Schedule the misses that the CPU runs, one after the other, in parallel with link and compute."""
+    """Schedule the CPU's misses, one after the other, in parallel with link and compute."""
     after, contended = 0, any_link_is_busy(s)
     for i in range(s["gate"]["served"]):
         access = accesses(s)[i]

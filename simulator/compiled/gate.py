@@ -138,7 +138,7 @@ def choose_precisions(s, hook):
 
 @called
 def take_demand(s):
-    """Count the demand, and how much of it a prefetch policy predicted."""
+    """Count the demand, and the part of it that a prefetch policy predicted."""
     for n in range(s["demand"]["demanded"]):
         x = demand_expert(s)[n]
         mark_needed(s, x, demand_sum(s)[n])
@@ -281,7 +281,7 @@ def apply_verdict(s, hooks, access, decided):
 
 @fast
 def use_all(s, hooks):
-    """Use and pin what runs from the fast tier and queue what is absent; return how many wait for a transfer."""
+    """Use and pin experts in the fast tier and queue the absent ones; return how many wait for a transfer."""
     base, coming = now(s)["layer"] * s["experts"], 0
     for i in range(s["gate"]["served"]):
         access = accesses(s)[i]
@@ -356,7 +356,7 @@ def suggest(s, hooks):
 @fast
 def predicted_copies(s, hook):
     """Return how many copies the prefetch policy predicts; 0, with an error set, if one is invalid."""
-    if s["renews"] == 1:  # the policy suggests again what it still wants
+    if s["renews"] == 1:  # the policy repeats suggestions that it still needs
         cancel(s, now(s)["step"] + s["layers"])
     total = hook(s)
     if not 0 <= total <= s["n_copies"]:

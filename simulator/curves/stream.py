@@ -49,9 +49,9 @@ class Cut(NamedTuple):
 class Tally(NamedTuple):
     """Accesses by the smallest of G rising capacities at which they hit."""
 
-    grid: np.ndarray  #: (G,) int64, in the unit of depths; empty stands for 1, 2, ... G
+    grid: np.ndarray  #: (G,) int64, in the unit of depths; empty means 1, 2, ... G
     found: np.ndarray  #: (L, G + 2) int64; column G hits at no capacity of the grid, G + 1 is a first use
-    undecided: np.ndarray  #: (G + 1,) int64: +1 where a range of undecided capacities begins, -1 behind its end
+    undecided: np.ndarray  #: (G + 1,) int64: +1 at the start of a range of undecided capacities, -1 after its end
 
 
 def demands_of(trace: Trace, passes: str, reset: str) -> Demands:

@@ -64,7 +64,7 @@ def _access_rows(demands: Demands, layers: int, experts: int) -> tuple[np.ndarra
 
 
 def _most(hits: np.ndarray, slots: tuple[int, ...]) -> int:
-    """Return the sum of the largest of each pool's row, as many as it has slots."""
+    """Return the sum of the largest values of each pool's row, one per slot."""
     best = -np.sort(-hits, axis=1)
     return sum(int(row[:many].sum()) for row, many in zip(best, slots, strict=True))
 

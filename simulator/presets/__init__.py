@@ -21,7 +21,7 @@ from moereplay.traces.texts import hint
 SPECMD = ("specmd-baseline", "specmd-1", "specmd-2", "specmd-3", "specmd-4", "specmd-5")
 PAPERS = ("cache-prior-paper", "eliseev", "hobbit", "smoe", "moe-infinity", "fiddler")
 #: Engines, of which docs/evidence.md has measured runs.
-ENGINES = ("llama.cpp", "bigmoeonedge", "imp", "warp", "colibri")
+ENGINES = ("llama.cpp", "llama.cpp-moe-cache", "bigmoeonedge", "imp", "warp", "colibri")
 FILES = (*SPECMD, *PAPERS, *ENGINES)
 LEAST_STALE = "+ls"
 NAMES = tuple(name for file in FILES for name in ((file, file + LEAST_STALE) if file in SPECMD else (file,)))
@@ -33,7 +33,7 @@ class Setting(Frozen):
 
     value: str
     source: str
-    assumed: str = ""  #: what the source leaves open, and what was taken instead
+    assumed: str = ""  #: values that the source leaves open, with those used instead
 
 
 class Preset(Frozen):

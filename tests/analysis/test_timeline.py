@@ -64,7 +64,7 @@ FAST, LINK, FILL, ROWS = range(LINKS, LINKS + 16), range(LINKS, FILLS), range(FI
 
 
 def nests(chosen: Iterable[Slice]) -> bool:
-    """Whether any two are apart, or one lies within the other."""
+    """Return True if any two are disjoint or nested."""
     around: list[Slice] = []
     for each in sorted(chosen, key=lambda each: (each.t0, -each.t1)):
         while around and around[-1].t1 <= each.t0:

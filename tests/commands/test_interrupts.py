@@ -72,7 +72,7 @@ def command_of(pid: int) -> str:
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
-    """What it gives as soon as that is true."""
+    """Poll until the value is true, and return it."""
     deadline = time.monotonic() + seconds
     while not (found := what()) and time.monotonic() < deadline:
         time.sleep(0.01)

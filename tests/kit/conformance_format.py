@@ -40,7 +40,7 @@ class Routed(Strict):
         return Cell(self.chosen, units(self.weights), look)
 
     def fault(self, layer: int, case: Case) -> str | None:
-        """What cannot be replayed, in words."""
+        """Describe what cannot be replayed."""
         if not 1 <= len(set(self.chosen)) == len(self.chosen) <= case.k or max(self.chosen) >= case.experts:
             return f"chosen is {self.chosen}, expected 1 to {case.k} distinct experts below {case.experts}"
         if len(self.weights) != len(self.chosen):
@@ -150,7 +150,7 @@ def _case(path: Path, number: int, document: Any) -> Case:
 
 
 def one_line(text: str) -> str:
-    """What a file says can be of any length, and hold any character."""
+    """Shorten a file's text to one printable line."""
     return " ".join(text.split())[:300]
 
 

@@ -48,7 +48,7 @@ def _type(hook: str, argument: str) -> numba.types.Type:
 
 
 def _axes(hook: str, argument: str) -> int:
-    """Of a list of int64 that a hook takes beside the tables."""
+    """Return the axes of a list of int64 that a hook takes in addition to the tables."""
     return next((each.axes for each in HOOKS[hook].own_arguments if each.name == argument), 0)
 
 
@@ -76,7 +76,7 @@ def _array(values: Any, axes: int, dtype: type) -> np.ndarray:
 
 
 def duplicate(arrays: Any) -> Any:
-    """The same arrays again, for compiled code to write to."""
+    """Copy the arrays, for compiled code to write to."""
     if isinstance(arrays, tuple):
         return type(arrays)(*map(duplicate, arrays))
     return arrays.copy() if hasattr(arrays, "copy") else arrays

@@ -1,4 +1,4 @@
-"""What both engines must agree on, in scenarios drawn from everything that a replay can be asked for."""
+"""Compare both engines in random scenarios over all settings of a replay."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ EVERY_PREFETCH = with_all(
 
 
 def is_silent(chosen: Chosen) -> bool:
-    """Whether it has no hook that listens."""
+    """Return True if it has no event hook."""
     return all(getattr(chosen.policy, f"on_{event}") is None for event in ("gate", "use", "insert", "evict", "predict"))
 
 
 def is_plain_eviction(text: str) -> bool:
-    """Whether it selects victims by key alone and never rejects."""
+    """Return True if it selects victims only by key and never rejects."""
     chosen = parse("eviction", text)
     declines = chosen.policy.admit is not None and chosen.policy.declines(chosen.params)
     return is_silent(chosen) and chosen.policy.key is not None and not declines
 
 
 def is_plain_prefetch(text: str) -> bool:
-    """Whether it only answers, and into the cache."""
+    """Return True if it has only `suggest`, and prefetches into the cache."""
     chosen = parse("prefetch", text)
     return is_silent(chosen) and not chosen.policy.side_slots(chosen.params)
 
@@ -153,7 +153,7 @@ def by_matrix(draw: st.DrawFn, **fixed: Any) -> Scenario:
 
 @st.composite
 def batched(draw: st.DrawFn, **fixed: Any) -> Scenario:
-    """The same with passes of any rows: of several requests, of both phases, in any order, with tokens left out."""
+    """Return the same source with random passes: several requests, both phases, any order, omitted tokens."""
     scenario = draw(anything(**fixed))
     requests = scenario.source.requests
     lengths = [(request.prompt, len(request.tokens)) for request in requests]

@@ -96,7 +96,7 @@ def _settings() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _allowed(settings: dict[str, Any]) -> dict[str, Any]:
-    """What reads the future is refused where routing changes it."""
+    """Exclude policies that read the future if routing changes it."""
     needs = parse("eviction", settings["eviction"]).needs | parse("prefetch", settings["prefetch"]).needs
     return settings | {"routing": "standard"} if "future" in needs else settings
 

@@ -127,7 +127,7 @@ def test_hooks_keep_the_contract_in_a_replay(policy: Policy, contract: str, monk
 
 @pytest.mark.parametrize("policy", [p for p in CATALOGUE if p.reads], ids=label)
 def test_a_policy_declares_nothing_that_it_does_not_read(policy: Policy, monkeypatch: pytest.MonkeyPatch):
-    """What is kept current for no policy costs time."""
+    """Data kept up to date for no policy costs time."""
     for name in policy.reads or ():
         with monkeypatch.context() as patched, pytest.raises(PolicyError, match=f"undeclared read of '{name}'"):
             put_in_place(patched, policy, version="0" * 12, reads=(policy.reads or frozenset()) - {name})

@@ -127,7 +127,7 @@ def test_one_expert_at_a_time_is_two_lru_lists(case: tuple[list[int], int, int])
 
 
 def misses_of_lru(stream: list[int], capacity: int) -> list[int]:
-    """What a list of so many experts misses."""
+    """Count the misses of an LRU list of `size` experts."""
     held, missed = list[int](), list[int]()
     for e in stream:
         if e in held:

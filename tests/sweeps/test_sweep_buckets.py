@@ -51,7 +51,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def credentials(monkeypatch, tmp_path) -> None:
-    """What a user of S3 has in the environment, and a cache of this test's own, with the machine code that is there."""
+    """Set the environment of an S3 user, and a separate cache with the machine code that is there."""
     kept = machine_code.folder()
     for each in (kept, *kept.parent.glob("canary-*")):
         shutil.copytree(each, tmp_path / "cache" / "moereplay" / each.name)

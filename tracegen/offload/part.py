@@ -74,7 +74,7 @@ AUTO, COMPILED, REFERENCE = WAYS = ("auto", "compiled", "reference")
 
 
 def way_of(ready: Plan, wanted: str = AUTO) -> str:
-    """Return the fastest way that this run allows, or the wanted one. Raises ConfigError where it is not possible."""
+    """Return the fastest way that this run allows, or the requested one. Raises ConfigError if it is not possible."""
     if wanted not in WAYS:
         raise ConfigError(f"unknown --decisions {wanted!r}: {hint(wanted, WAYS)}")
     steps = can_step(ready.spec(True))
