@@ -86,7 +86,7 @@ def test_the_recording_gives_the_known_events(contract: str, scope: str) -> None
 
 
 POLICIES = list(dict.fromkeys(run.policies for run in EVERY))
-#: Policies of one process, which takes up to 5.2 GB: by public names alone each has kernels of its own, which stay in memory.
+#: Policies of one process: by public names alone each has kernels of its own, which stay in memory, up to 5.2 GB here.
 PART = 9
 
 
