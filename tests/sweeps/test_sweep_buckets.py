@@ -20,6 +20,7 @@ from moereplay.commands.sweep_results import sweep_show as sweep_show_verb
 from moereplay.results.parts import PROVENANCE, PartError
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.jit import machine_code
 from moereplay.sweeps.batches import Batch, compute
 from moereplay.sweeps.objects import Objects
 from moereplay.sweeps.run import left_to_do, planned
@@ -50,7 +51,10 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def credentials(monkeypatch, tmp_path) -> None:
-    """Set the environment of an S3 user, and a separate cache."""
+    """Set the environment of an S3 user, and a separate cache with the machine code that is there."""
+    kept = machine_code.folder()
+    for each in (kept, *kept.parent.glob("canary-*")):
+        shutil.copytree(each, tmp_path / "cache" / "moereplay" / each.name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, value in {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
