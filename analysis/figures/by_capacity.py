@@ -49,6 +49,7 @@ def hit_rate_by_capacity(frame: pl.DataFrame, curves: pl.DataFrame | None = None
         covered(frame),
         interval_note(frame),
         capacities.GAPS if curved else "",
+        *dict.fromkeys(capacities.dots_of(each) for each in behind),
     ]
     return Chart(
         title="Hit rate against capacity",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -27,7 +28,9 @@ GAPS = (
     "At every capacity: each whole number of experts, from one pass over the demand (stack distances). A gap: the "
     "capacity holds less than a step demands, so that hits depend on the times of a machine."
 )
-CURVES_NOTE = f"{GAPS} Passes of either phase count; nothing is prefetched. Capacity: of all expert bytes."
+FEW = 16  #: capacities of a curve that is counted at those alone: a dot each
+DOTS = "Belady, relaxed: an upper bound, counted at the dots alone; between them it may lie above the line."
+CURVES_NOTE = "Passes of either phase count; nothing is prefetched. Capacity: of all expert bytes."
 
 
 # The axis
@@ -124,6 +127,17 @@ def curve_look(policy: str) -> tuple[str, Look]:
     return f"{policy} at every capacity", Look(look_of(policy).colour)
 
 
+def _is_dotted(policy: str, many: int) -> bool:
+    """Return whether a curve is a bound that was counted at a few capacities, as experts differ in bytes."""
+    return policy == "relaxed_belady" and many <= FEW
+
+
+def dots_of(curves: pl.DataFrame) -> str:
+    """Return the sentence on a bound's dots; empty if no curve has any."""
+    many = curves.group_by("policy", "identity").len()
+    return DOTS if any(_is_dotted(*each) for each in many.select("policy", "len").iter_rows()) else ""
+
+
 def curve_series(curves: pl.DataFrame, most: int = 0) -> list[Series]:
     """Return a line per curve of `results.curves.load`, with a gap where hit rates are null.
 
@@ -135,6 +149,8 @@ def curve_series(curves: pl.DataFrame, most: int = 0) -> list[Series]:
         thin = rows.gather_every(max(1, len(rows) // most)) if most else rows
         points = [Point(*row) for row in thin.select("percent", "hit_rate").iter_rows()]
         name, look = curve_look(rows["policy"][0])
+        if _is_dotted(rows["policy"][0], len(rows)):
+            look = replace(look, marker="o", size=3.0)
         unlike = "".join(f", {each} {rows[each][0]}" for each in varying)
         found.append(Series(f"{name}{unlike}", look, points, measured=False))
     return found
@@ -196,7 +212,7 @@ def curves_alone(curves: pl.DataFrame) -> Chart:
         title="Hit rate at every capacity",
         subtitle=" · ".join(_named(curves, name) for name in keys if name not in varying),
         label=" / ".join(sorted(set(curves["label"]))),
-        note=CURVES_NOTE,
+        note=" ".join(filter(None, (GAPS, dots_of(curves), CURVES_NOTE))),
         x=Axis("capacity", scale="log", ticks=[Tick(tick, f"{tick:g}%") for tick in ROUND if tick >= lowest]),
         y=Axis("hit rate", "share", zero=True),
         rows=[", ".join(_named(rows, name) for name in varying) for rows in groups],

@@ -239,8 +239,8 @@ def versions_of_semantics(material: Material) -> list[int]:
 
 SETTINGS = ("contract", "passes", "scope", "reset", "seed")
 BOUNDS = (
-    "Belady's bound is the most hits of any eviction without prefetch, in the same bytes, knowing the future; the "
-    "compulsory limit is the most of any cache without prefetch. A policy that prefetches may exceed both. Policies "
+    "No eviction without prefetch hits more than Belady's bound, in the same bytes, even if it knows the future; no "
+    "cache without prefetch hits more than the compulsory limit. A policy that prefetches may exceed both. Policies "
     "that know the future are never named as the answer."
 )
 STATISTICS = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from moereplay.analysis.figures.capacities import behind, bounds, curve_series
+from moereplay.analysis.figures.capacities import behind, bounds, curve_series, dots_of
 from moereplay.analysis.figures.chart import Axis, Chart, Panel, Tick, coinciding, spans_a_decade
 from moereplay.analysis.figures.facets import joined, lines
 from moereplay.analysis.metrics import HIGH, LOW, with_ratios
@@ -129,6 +129,7 @@ def _behind(case: Case, curves: pl.DataFrame) -> pl.DataFrame:
 def _curves_alone(at: int, shared: Mapping[str, Any], rows: pl.DataFrame) -> Figure:
     words = ", ".join(f"{name} {value[:12] if name == 'trace' else value}" for name, value in shared.items())
     note = f"{words}. Every whole number of experts, counted in one pass over the demand; nothing is prefetched."
+    note = f"{note} {dots_of(rows)}".rstrip()
     series = curve_series(rows, MOST_POINTS)
     x = replace(_capacities([point.x for each in series for point in each.points]), ticks=())
     y = Axis("hit rate", "share", zero=True)
