@@ -60,7 +60,7 @@ def platform_file(dice: Random, path: Path) -> str:
     spent = ("dense_ns", "expert_ns", "expert_ns_per_token", "pass_ns")
     few: dict[str, Any] = {name: dice.randint(0, 7) for name in spent}
     rate, left = dice.choice((0.5, 1.0, 3.0)), dice.choice((1.0, 0.5, 0.3))
-    made = machine(rate, dice.randint(0, 7), dice.randint(1, 3), dice.randint(0, 7), left, **few)
+    made = machine(rate, dice.randint(0, 7), dice.randint(1, 3), dice.randint(0, 7), left=left, **few)
     lines = ['name = "drawn"']
     for table in ("link", "compute", "cpu", "contention"):
         figures = made.document()[table]

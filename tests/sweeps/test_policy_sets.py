@@ -63,7 +63,7 @@ WRONG = {
         "policy set base: unknown setting 'x': choose",
     ),
     "a value of another type": ("[sets.a]\nseed = 'lru'", "policy set a: seed: "),
-    "an empty list": ("[sets.a]\neviction = []", "policy set a: the list of eviction is empty; give it"),
+    "an empty list": ("[sets.a]\neviction = []", "policy set a: the list of eviction is empty"),
     "a name that a list makes": (
         "[sets.a]\neviction = ['lru', 'lfu']\n[sets.'a eviction=lfu']\nseed = 1",
         "'a eviction=lfu'",

@@ -191,10 +191,11 @@ class Foreign(binding.Library):
         self._name, self._change = name, change
         super().__init__(path)
 
-    def _declare(self, parts: Any) -> None:
-        super()._declare(parts)
-        given = getattr(self, self._name)
-        setattr(self, self._name, lambda *values: self._change(given(*values)))
+    def declare(self, functions: dict[str, tuple[Any, ...]]) -> None:
+        super().declare(functions)
+        if self._name in functions:
+            given = getattr(self, self._name)
+            setattr(self, self._name, lambda *values: self._change(given(*values)))
 
 
 def moved(at: int, form: str, value: Any) -> Any:
