@@ -27,14 +27,14 @@ NOISE = 0.03  #: smaller measured changes have no sign
 NOTED = 0.003  #: smaller predicted changes have none
 HEAD = """# Machines that use VRAM, RAM and SSD at once: closed forms and measured runs
 
-`make study-estimates` (CELLS=folder with `cells.csv`, OUT=page) writes this page. The runs are other people's and not in
-this repository. A *series* is one person's runs on one machine with one thing changed. A token's time is the closed form
-of [`recommend`](recommend.md), plus a step (dense weights of unknown size, launches, attention), with misses a factor
+`make study-estimates` (CELLS=folder with `cells.csv`, OUT=page) writes this page. The runs are other people's and not
+in this repository. A *series* is one person's runs on one machine with one thing changed. A token's time is the closed
+form of [`recommend`](recommend.md), plus a step (dense weights of unknown size, launches, attention), with misses a factor
 dearer (the unknown rate of CPU, link or disk). A prompt streams, per batch, the experts that the batch uses.
 
 **Changes**: two runs, the slowest and the fastest by prediction, fit both figures (one run, where there are but two or
-they do not differ). Engines of a series are groups of their own; signs and ratios are of all pairs of runs of a group but
-the fitted one. **Levels**: the middle run alone fits one figure (the step where RAM's rate is published, the factor
+they do not differ). Engines of a series are groups of their own; signs and ratios are of all pairs of runs of a group
+but the fitted one. **Levels**: the middle run alone fits one figure (the step where RAM's rate is published, the factor
 otherwise), and the others are predicted. A measured change below 3 % has no sign. Errors of a question are medians over
 its groups of the median error within a group.
 """

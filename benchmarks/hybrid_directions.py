@@ -1,8 +1,8 @@
 """Directions that are known of machines with VRAM, RAM and SSD, and whether closed forms or replays have them.
 
 Each function returns what is predicted, what was measured, and whether they agree, or why it cannot be asked. Machines
-are made of a card's name and published rates, models are known ones; routing that nobody recorded is that of the shipped
-routing models at the model's shape (median over them).
+are made of a card's name and published rates, models are known ones; routing that nobody recorded is that of the
+shipped routing models at the model's shape (median over them).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _plain(layers: int, experts: int, k: int) -> Geometry:
 def _ram_tier() -> Answer:
     mode = engine("crow").modes[0]
     bare, tiered = _spent(mode, 0.6, 1, 0.0), _spent(mode, 0.6, 1, 0.365)
-    told = f"{bare.total / tiered.total:.2f} times as fast; the disk is {bare.disk / bare.total:.0%} of a token without the tier"
+    told = f"{bare.total / tiered.total:.2f} times as fast; disk {bare.disk / bare.total:.0%} of a token without it"
     return told, "1.6 times, 80 %", _told(1.3 < bare.total / tiered.total < 1.8)
 
 
@@ -216,7 +216,7 @@ def _concurrency() -> Answer:
 
 def _several() -> Answer:
     one, two = (_spent(CPU, share, 1 - share).total for share in (0.4, 0.8))
-    told = f"one request computes on one card at a time: none at the same experts; {one / two:.2f} times with twice as many"
+    told = f"a request computes on one card at a time: none; {one / two:.2f} times with twice the experts"
     return told, "no gain beyond holding more", _told(one > two)
 
 
