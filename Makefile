@@ -112,13 +112,13 @@ test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make te
 test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simulator, test-commands, ...
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/$*
 
-test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast (6 minutes)
+test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast, digests by public names of Numba
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest
 
 parity: .venv/dev.stamp      ## both engines on MOEREPLAY_CASES new cases per search (1,000), with and without the compiler
-	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 \
+	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 -o faulthandler_timeout=0 \
 	    tests/simulator/test_parity.py
-	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 0 \
+	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 0 -o faulthandler_timeout=0 \
 	    tests/simulator/test_parity.py
 
 check: .venv/dev.stamp       ## ruff and pyright

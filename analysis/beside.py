@@ -27,7 +27,7 @@ MOST_COUNTED = 8  #: rows of another platform that get a remark
 
 
 class Compared(NamedTuple):
-    """A row per other configuration, and remarks on all of them."""
+    """One row per other configuration, and remarks on all of them."""
 
     one: str  #: name of the configuration that the others are compared with
     rows: list[dict[str, Any]]
@@ -138,7 +138,7 @@ def _on(made: Comparison, by: str) -> str:
     apart = ""
     if found.least_share is not None and found.most_share is not None:
         apart = f", difference {percent(found.least_share, True)} to {percent(found.most_share, True)}"
-    return f"differs in time alone, not tested: better on {better} of {counted(found.requests, 'request')}{apart}"
+    return f"differs only in time, not tested: better on {better} of {counted(found.requests, 'request')}{apart}"
 
 
 def _remarks(found: Sequence[Comparison], is_bound: Sequence[bool], ours: Entry) -> list[str]:

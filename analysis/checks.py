@@ -220,7 +220,7 @@ def _errors(checks: Sequence[Check]) -> list[str]:
 
 
 def in_words(how: How) -> str:
-    """Return what was run, on what, and on how much of a trace."""
+    """Describe what was run, on which machine, and on how much of a trace."""
     part = f"{how.tokens} tokens of {how.layers} layers each"
     if how.way == "live":
         return f"run live, {how.model} on {how.device}, time emulated ({part})"
@@ -229,7 +229,7 @@ def in_words(how: How) -> str:
 
 
 def _called(check: Check, among: Sequence[Check]) -> str:
-    """Name a check by the settings that vary; by policy and capacity if it is the only one."""
+    """Name a check by the settings that vary; by policy and capacity if there is only one."""
     varying = [name for name in NAMES if len({str(each.config.get(name)) for each in among}) > 1]
     return ", ".join(f"{name} {check.config.get(name)}" for name in varying or ("eviction", "capacity"))
 

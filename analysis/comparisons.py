@@ -156,8 +156,8 @@ def against(
 ) -> list[Comparison]:
     """Compare one configuration with each of the others, corrected by Holm's method.
 
-    With `picked`, the same requests chose it as the best of all: every pair then counts as a comparison, because any
-    configuration could have been the best. `exact` marks the others that can differ in time alone; they are counted,
+    With `picked`, the same requests chose it as the best of all: every pair then counts as a comparison, since any
+    configuration could have been the best. `exact` marks configurations that can differ only in time; they are counted,
     not tested (`by_count`).
     """
     figure = named(figure)
@@ -170,14 +170,14 @@ def against(
 
 
 def pairs_of(many: int) -> int:
-    """Return the number of pairs among so many configurations."""
+    """Return the number of pairs among `many` configurations."""
     return many * (many - 1) // 2
 
 
 def enough(family: int) -> int:
-    """Return the fewest requests that can give a significant lead among so many comparisons.
+    """Return the smallest number of requests that can give a significant lead among the given comparisons.
 
-    If neither of two is better, each request favours one of them like a coin: all agree with probability 2 ** (1 - n).
+    If two are equally good, each request favours one at random: all agree with probability 2 ** (1 - n).
     """
     return next(n for n in count(2) if family * 2.0 ** (1 - n) < SURE)
 

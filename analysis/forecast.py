@@ -1,6 +1,6 @@
 """FORECAST: quality loss of policy sets that were not run live, from the fidelity counters of their replays.
 
-Losses of live points of a model (`moereplay quality`) are fitted (`forecast_fit.py`). An interval is as wide as the
+Losses of a model's live points (`moereplay quality`) are fitted (`forecast_fit.py`). An interval is as wide as the
 errors of leaving policies out: nine in ten live runs of as many examples lie inside. Another model, a kind of change
 that no live point has, and a larger change than any live point has are refused.
 
@@ -245,7 +245,7 @@ def share_of(text: str) -> float:
 
 def _in_words(refused: str, why: str, count: int) -> str:
     return (
-        f"no FORECAST of {counted(count, 'configuration')}: {refused} (as here: {why}); run one of them live to have it"
+        f"no FORECAST of {counted(count, 'configuration')}: {refused} (as here: {why}); run one of them live to get it"
     )
 
 

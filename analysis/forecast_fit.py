@@ -1,6 +1,6 @@
-"""Fit of quality losses to what policies change, and its leave-one-out errors.
+"""Fit quality losses to the changes by policies, with leave-one-out errors.
 
-A run's fidelity counters become a `Change`; losses of live runs are fitted by a sum of rising terms of it, so that no
+A run's fidelity counters become a `Change`; losses of live runs are fitted by a sum of its rising terms, so that no
 change costs nothing and more of a figure never costs less.
 """
 
@@ -23,7 +23,7 @@ LEAST = 1e-12  #: noise if all examples are equal
 ROUNDS, SETTLED = 20, 1e-4  #: most rounds of reweighting, and the relative change that ends them
 SLACK = 1 + 1e-9  #: tolerance of a measured range, for sums in another order
 Array = NDArray[np.float64]
-#: Counters behind each figure, for messages.
+#: Counters of each figure, for messages.
 COUNTED = {
     "lost": "(mass - mass_kept)**2 per lost assignment",
     "variation": "variation / mass",
@@ -70,7 +70,7 @@ def change_of(counters: Mapping[str, int | None], miss: str, stored: float) -> C
 
 
 def tiers_of(miss: str) -> Sequence[float]:
-    """Return the precisions of a miss policy in full spelling, best first; 0 stands for the stored precision."""
+    """Return the precisions of a miss policy in full spelling, best first; 0 means the stored precision."""
     found = re.search(r":bits=([\d./]+)", miss)
     return [float(bits) for bits in found[1].split("/")] if found else [0.0]
 

@@ -1,4 +1,4 @@
-"""Misses of an eviction policy split into causes, by subtracting bounds, with what would avoid each part.
+"""Split the misses of an eviction policy into causes by subtracting bounds, with the remedy for each part.
 
 compulsory + capacity + admission + victim = misses, where *capacity* is what the relaxed bound misses beyond the
 compulsory ones, *admission* what the forced bound misses beyond the relaxed one, and *victim* what the policy misses

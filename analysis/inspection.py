@@ -52,7 +52,7 @@ def _heading(trace: Trace, summary: Summary) -> list[str]:
 def _legend(summary: Summary) -> list[str]:
     return [
         f"reuse: share of a token's experts that the token before it used; {summary.chance:.3f} by chance",
-        "entropy: 1 where all experts are used alike; busiest/mean: uses of the busiest over the mean",
+        "entropy: 1 if all experts are used equally; busiest/mean: uses of the busiest expert over the mean",
         *(["distinct in N: how many experts N tokens in a row use, mean"] if summary.layers[0].distinct else []),
         *(
             ["recall +D: share of the experts D layers on that look-ahead predicts here"]

@@ -44,9 +44,9 @@ def figures_of(frame: pl.DataFrame) -> dict[str, float | None]:
 
 
 def ranked(frame: pl.DataFrame, by: str, ends: bool = False) -> pl.DataFrame:
-    """Return every configuration, the best by one figure first: its identity, what varies, and the columns of `RANKED`.
+    """Rank configurations by one figure: identity, varying settings, and the columns of `RANKED`.
 
-    With `ends` the intervals of those that have one stand behind them (`with_ends`). Raises ResultError if `by` is none
+    With `ends`, intervals follow their columns (`with_ends`). Raises ResultError if `by` is not one
     of those columns.
     """
     by = named(by)
@@ -79,9 +79,9 @@ def _end(value: float | None, figure: str) -> float | None:
 
 
 def judged(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[str]:
-    """Return the best configurations of a frame in words (`analysis/verdict.py`).
+    """Describe the best configurations of a frame in words (`analysis/verdict.py`).
 
-    `foresees` says whether the policies of a row know the future, by kind.
+    `foresees` maps a kind of policy to whether a row's policy knows the future.
     """
     return lines(entries(frame, foresees), varying(frame))
 
@@ -121,15 +121,15 @@ def shared(frame: pl.DataFrame) -> str:
 
 
 def samples(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
-    """Return the rows of requests of a configuration, of which intervals are made.
+    """Return the request rows of a configuration, from which intervals are computed.
 
-    None where a sweep did not keep them, and none of synthetic routing, whose spread is that of its generator.
+    None if they were not stored, or for synthetic routing, whose spread is only that of its generator.
     """
     return [] if synthetic_of(frame["about"][at]) else rows_of(frame, at)
 
 
 def rows_of(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
-    """Return the rows of requests of a configuration, what comparisons read of them; none where none are kept."""
+    """Return the request rows that comparisons of a configuration need; empty if they were not stored."""
     kept = frame["per_request"][at]
     if kept is None or not len(kept):
         return []
@@ -138,7 +138,7 @@ def rows_of(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
 
 
 def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFrame:
-    """Return means over the configurations that share some settings, best group first, with how many they are.
+    """Return means over configurations that share settings, best group first, with the group sizes.
 
     Raises ResultError for a setting or a figure that does not exist.
     """
@@ -160,7 +160,7 @@ def _with_metrics(tidy: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
 
 def _times(frame: pl.DataFrame) -> list[pl.Expr]:
-    """Return the sums `TIMES` and the median TTFT from rows of requests; what a sweep kept of them has means."""
+    """Return the sums `TIMES` and the median TTFT from request rows; aggregated rows hold means."""
     if "latency" in frame.columns:
         kept = pl.col("latency").struct
         means = [(kept.field(f"ttft_{kind}_ns") / MS).alias(f"ttft_{kind}_ms") for kind in ("mean", "median")]

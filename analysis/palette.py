@@ -1,7 +1,7 @@
-"""Colours and markers: one of each per eviction policy, the same in every figure of every run.
+"""Colours and markers: one pair per eviction policy, the same in every figure of every run.
 
 Common policies have the colour-blind-safe set of Okabe and Ito (2008), the rest Paul Tol's muted set and darker shades
-of both. Markers keep lines apart in a poor print. Variants of a policy (`least_stale:order=a`) keep its hue and marker
+of both. Markers distinguish lines in a poor print. Variants of a policy (`least_stale:order=a`) keep its hue and marker
 and change dash and shade.
 """
 
@@ -40,7 +40,7 @@ class Look:
     alpha: float = 1.0
 
     def line(self) -> dict[str, Any]:
-        """Return the keyword arguments of a matplotlib line that tell policies apart."""
+        """Return the keyword arguments of a matplotlib line that distinguish policies."""
         return {"color": self.colour, "marker": self.marker, "linestyle": self.dash}
 
     def scaled(self, size: float) -> Look:
@@ -101,7 +101,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 def _apart(name: str, others: Sequence[Look]) -> Look:
-    """Choose a colour far from those of the others and a free marker for an unknown name."""
+    """Choose, for an unknown name, a free marker and a colour far from the others."""
     first, markers = look_of(name), {look.marker for look in others}
     at = UNKNOWN.index(_hashed(name.partition(":")[0]).colour)
     shape = UNKNOWN_MARKERS.index(first.marker)

@@ -63,7 +63,7 @@ def lines(found: Document) -> Iterator[str]:
 
 
 def _faster(found: Document, best: Document) -> Iterator[str]:
-    """Yield the engine that is fastest by the form alone, if it is far ahead."""
+    """Yield the engine that is fastest by the closed form alone, if it is far ahead."""
     first = max(found["by_engine"], key=lambda each: each["tokens_per_s"]["middle"])
     if first["tokens_per_s"]["middle"] > FAR * best["tokens_per_s"]["middle"]:
         borne = "in runs it was slower" if first["tried"] else "compared with no run"
@@ -139,7 +139,7 @@ def _pays(found: Document) -> Iterator[str]:
     yield from _gained("a cache of the last used experts", "experts placed for good", pays["cache"])
     prefetch = pays["prefetch"]["gain"]
     if prefetch > 0.01:
-        yield f"prefetch: at most {percent(prefetch)} more, if every transfer were hidden; none of it is certain"
+        yield f"prefetch: at most {percent(prefetch)} more, if every transfer were hidden; the gain may be zero"
     else:
         yield "prefetch: does not pay, nothing is waited for that it could hide"
     crossings = found["crossings"]

@@ -46,7 +46,7 @@ def judged(
 ) -> list[str]:
     """Return the verdict lines below that table (`analysis/sentences.py`).
 
-    `foresees` tells whether the policies of a row know the future, by kind.
+    `foresees` maps a kind of policy to whether a row's policy knows the future.
     """
     table, shown = _sorted(rows, "hit_rate", presets)
     made = {row["about"]["identity"]: bool(synthetic_of(row["about"])) for row in rows}
@@ -149,7 +149,7 @@ OPEN_LOOP = "open-loop: recorded logits do not react to a changed mixture; a liv
 
 
 def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
-    """Return the lines above the table: what was replayed, and how to read it."""
+    """Return the lines above the table: the replayed trace, and how to read the columns."""
     label = "SIMULATED, open-loop" if any("open-loop" in result.about["label"] for result in results) else "SIMULATED"
     lines = [
         *simulated(trace, label),

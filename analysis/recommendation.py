@@ -73,7 +73,7 @@ def _memory(found: Document) -> list[str]:
 
 
 def _peak(memory: Document) -> list[str]:
-    """Return the peak, where the platform states what the system needs."""
+    """Return the memory peak, if the platform states the system's memory."""
     if "peak_bytes" not in memory:
         return []
     peak = f"peak: {size(memory['peak_bytes'])} with {size(memory['reserve_bytes'])} for the system"
@@ -99,7 +99,7 @@ def _best(found: Document) -> list[str]:
 
 
 STARTS = {
-    "layers": "it begins with the experts of whole layers, the last ones first, as many as fit",
+    "layers": "it begins with the experts of whole layers, from the last, as many as fit",
     "any": "it begins with arbitrary experts of all layers, as many as fit",
     "used": "it begins with the experts that the first half of the trace's tokens used most, as many as fit",
 }
@@ -137,7 +137,7 @@ def _sure(best: Document) -> str:
 
 def _prefetch(found: Document) -> str:
     if found["all_fit"]:
-        return "every expert fits: what is evicted or prefetched makes no difference"
+        return "every expert fits: eviction and prefetch make no difference"
     pays = found["prefetch"]["pays"]
     words = "may pay or not" if pays is None else "pays" if pays else "does not pay"
     return f"prefetch {words}: {found['prefetch']['reason']}"

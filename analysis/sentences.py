@@ -58,7 +58,7 @@ NO_INTERVAL = {
     GENERATED: "no confidence interval: the routing is synthetic",
 }
 WORDS = {"passes": "schedule of passes"}
-MOST_NAMED = 3  #: winning sets that are named, and of those that know the future
+MOST_NAMED = 3  #: most winning sets that are named, and most of those that know the future
 MOST_PLACES = 6  #: capacities that are listed for one set
 
 
@@ -215,7 +215,7 @@ def _places(won: Sequence[int], labels: Sequence[str]) -> str:
 
 
 def _leads(figure: Figure, contested: Sequence[Condition], names: Sequence[str]) -> list[str]:
-    """Say how far the second is behind, under how many conditions significantly, and which set it is."""
+    """Describe the runner-up: its distance, the number of conditions with significance, and its policy set."""
     leads = [(each, each.found.lead) for each in contested if each.found.lead and len(each.found.tied) == 1]
     known = [(each, lead) for each, lead in leads if lead is not None]
     if not known:
@@ -337,7 +337,7 @@ def _has_too_few(found: Verdict) -> bool:
 
 
 def _too_few(found: Sequence[Verdict]) -> list[str]:
-    """Say how many requests could decide among so many configurations."""
+    """State how many requests are needed to decide among the configurations."""
     if not found:
         return []
     most = max(found, key=lambda each: len(each.tested))
@@ -351,7 +351,7 @@ def _too_few(found: Sequence[Verdict]) -> list[str]:
 
 
 def _caution(entries: Sequence[Entry], body: Sequence[str]) -> list[str]:
-    """Say what the intervals assume, if there are any."""
+    """State the assumptions of the intervals, if there are any."""
     if not any("95% CI" in line for line in body):
         return []
     few = any(0 < len(entry.requests()) < FEW for entry in entries)

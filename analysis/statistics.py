@@ -18,7 +18,7 @@ Pairs = Sequence[tuple[float, float]]  #: numerator and denominator of each requ
 
 LEVEL = 0.05  #: probability outside an interval
 RESAMPLES = 2000
-FEW, MANY = 10, 500  #: the bootstrap is used from and up to so many requests
+FEW, MANY = 10, 500  #: smallest and largest number of requests for the bootstrap
 ROUNDING = 1e-12  #: standard errors below this share of the figure count as zero
 
 

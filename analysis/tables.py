@@ -81,13 +81,13 @@ def width_of(stream: object = None) -> int:
 
 
 def _of_environment() -> int:
-    """Read COLUMNS alone: get_terminal_size would ask the terminal that started a pipe."""
+    """Read only COLUMNS: get_terminal_size would query the terminal that started a pipe."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) else WIDTH
 
 
 def console(stderr: bool = False) -> Console:
-    """Return a console that prints texts as they are; progress bars use it too."""
+    """Return a console that prints text unchanged; progress bars use it too."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -282,7 +282,7 @@ def _pairs(columns: Sequence[Column], at: int, width: int) -> list[str]:
     return [line for line in lines if line]
 
 
-# -- Rankings as a terminal shows them: short heads, shares in percent, and what the heads mean.
+# -- Rankings on a terminal: short headings, shares in percent, and a legend.
 
 #: Columns of a forecast.
 FORECAST = {name: f"forecast {name}" for name in ("loss", "low", "high")}

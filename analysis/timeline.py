@@ -48,7 +48,7 @@ class Timeline:
         self._tracks = _Tracks(machine)
 
     def items(self, number: int) -> Iterator[Item]:
-        """Return the items of one pass; passes must be asked for in order. An item belongs to the pass in which it
+        """Return the items of one pass; passes must be requested in order. An item belongs to the pass in which it
         starts.
         """
         steps, moves = self._passes[number], self._moves.get(number, [])
@@ -124,7 +124,7 @@ class Timeline:
 
 
 def limited(timeline: Timeline, passes: range, most: int = MOST) -> Iterator[Item]:
-    """Return the items of some passes. Raises ResultError above `most` items, saying how many passes fit."""
+    """Return the items of a range of passes. Raises ResultError above `most` items, naming how many passes fit."""
     count = 0
     for number in passes:
         for item in timeline.items(number):
@@ -146,7 +146,7 @@ INSTANTS = ("evict", "promote", "cancel", "drop", "reset")
 
 
 def _layer(step: Step) -> Iterator[Slice]:
-    """Return a layer with its dense and expert parts, and counts of what the gate demanded and the cache changed."""
+    """Return a layer with its dense and expert parts, and counts of the gate's demand and the cache's changes."""
     kinds = Counter(event.kind for event in step.events)
     found = {kind: kinds[kind] for kind in (*LOOKED_UP, *INSTANTS, "cpu") if kinds[kind]}
     yield Slice(PASSES, f"layer {step.layer}", step.begin, step.end, {"pass": step.step_pass, **found})
@@ -171,7 +171,7 @@ class _Tracks:
             yield Track(number, self._names.get(number) or _row_name(number))
 
     def queued(self, t0: int, t1: int) -> int:
-        """Return a row of the queue; items must come in the order of their starts."""
+        """Return the queue row of an item; items must be passed in the order of their starts."""
         return QUEUE + _lowest_free(self._queued, t0, t1)
 
     def fill(self, move: Move) -> int:

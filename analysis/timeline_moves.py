@@ -1,4 +1,4 @@
-"""Steps, stalls and transfers of an event log: when each uses its link, what it waited for, and why it was made."""
+"""Steps, stalls and transfers of an event log: link use, causes of waiting, and reasons for transfers."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Machine(NamedTuple):
     fills: Sequence[str]  #: names of links into lower tiers
     homes: Sequence[int]  #: the link of each expert of a layer
     sizes: Sequence[Sequence[int]]  #: [precision][layer] bytes of an expert
-    loads_together: bool = False  #: whether demands are queued when the last of their step is loaded
+    queued_together: bool = False  #: whether demands are queued when the last of their step is loaded
     warm: Sequence[tuple[int, int]] = ()  #: (layer, expert) that are resident at the start
 
     def size(self, copy: Copy) -> int:
@@ -138,7 +138,7 @@ class Move:
     event: Event
     step: tuple[int, int]  #: pass and layer in which it starts
     size: int  #: bytes
-    link: int | None  #: its row; None if several links fill lower tiers, which the log does not tell apart
+    link: int | None  #: its row; None if several links fill lower tiers, which the log does not distinguish
     begins: int  #: first byte on the wire, after the transfer before it
     ends: int
     cut_ns: int = 0  #: time cut off by a reset
@@ -171,7 +171,7 @@ class Traffic:
 
     def follow(self, step: Step) -> None:
         """Add the transfers that start in a step."""
-        asked = _asked(step, self.machine.loads_together)
+        asked = _asked(step, self.machine.queued_together)
         for event in step.events:
             copy = copy_of(event)
             if event.kind in ("transfer", "fill"):

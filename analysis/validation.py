@@ -1,4 +1,4 @@
-"""A live run compared with replays of the same requests.
+"""Compare a live run with replays of the same requests.
 
 Each live run has two replays. The *closed loop* replays what the live run recorded, so it must make the same decisions
 to the last event under any policy. The *open loop* replays the baseline trace. It must be identical as well under
@@ -71,7 +71,7 @@ class Runs(NamedTuple):
 
     live: Result
     replayed: Result  #: of the baseline trace
-    closed: Result | None = None  #: replay of what the live run recorded
+    closed: Result | None = None  #: replay of the live run's recording
     recorded: Trace | None = None  #: routing that the live run recorded under its policies
 
 
@@ -208,16 +208,16 @@ def to_frame(comparisons: Sequence[Comparison]) -> pl.DataFrame:
 
 
 def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
-    """Return the title lines: what was run, and how to read the table."""
+    """Return the title lines: the runs, and how to read the table."""
     alike = {name for name in SHOWN if len({each.config[name] for each in comparisons}) == 1}
     first = comparisons[0].config
     return [
-        f"LIVE, emulated, beside SIMULATED: {of_trace(trace)}",
+        f"LIVE, emulated, versus SIMULATED: {of_trace(trace)}",
         "; ".join(f"{name} {first[name]}" for name in SHOWN if name in alike),
         *(f"set {each.name}: {said}" for each in comparisons if (said := _settings(each, alike))),
         *capacities([(each.config, each.about) for each in comparisons]),
         "replayed: the trace, without the model; closed loop: replay of the live run's own recording",
-        "allowed 0: policies that leave the output alone must be identical; the others are replayed open loop",
+        "allowed 0: policies that do not change the output must be identical; the others are replayed open loop",
         "",
     ]
 

@@ -35,12 +35,12 @@ CONDITIONS = ("model", "trace", "passes", "capacity")
 SHOWN_TIED = 3
 
 
-#: Tells from a row's policies, by kind, whether one knows the future.
+#: Returns whether one of a row's policies, by kind, knows the future.
 Foresight = Callable[[Mapping[str, Any]], bool]
 
 
 class Entry(NamedTuple):
-    """A configuration with the figures and request rows that it is judged by."""
+    """A configuration with its figures and request rows."""
 
     settings: Mapping[str, Any]  #: those that name it, and `ALIKE`
     tokens_per_s: float | None

@@ -29,8 +29,8 @@ HEAD = """# Machines that use VRAM, RAM and SSD at once: closed forms and measur
 
 `make study-estimates` (CELLS=folder with `cells.csv`, OUT=page) writes this page. The runs are other people's and not
 in this repository. A *series* is one person's runs on one machine with one thing changed. A token's time is the closed
-form of [`recommend`](recommend.md), plus a step (dense weights of unknown size, launches, attention), with misses a factor
-dearer (the unknown rate of CPU, link or disk). A prompt streams, per batch, the experts that the batch uses.
+form of [`recommend`](recommend.md), plus a step (dense weights of unknown size, launches, attention), with misses a
+factor dearer (the unknown rate of CPU, link or disk). A prompt streams, per batch, the experts that the batch uses.
 
 **Changes**: two runs, the slowest and the fastest by prediction, fit both figures (one run, where there are but two or
 they do not differ). Engines of a series are groups of their own; signs and ratios are of all pairs of runs of a group

@@ -56,7 +56,7 @@ def directions(found: Sequence[Sample]) -> Iterator[list[str]]:
         yield [what, *told()]
 
 
-def _told(sign: bool, size: bool = True, why: str = "") -> str:
+def _verdict(sign: bool, size: bool = True, why: str = "") -> str:
     """Return whether a direction is reproduced, and if not, why."""
     if sign and size:
         return YES
@@ -103,7 +103,7 @@ def _ladder(found: Sequence[Sample]) -> Answer:
     told = {run.row["cpu_moe_layers"]: 1e9 / run.time(factor, step) for run in runs}
     ok = abs(told["36"] / 42.2 - 1) < 0.05 and abs(told["23"] / 51.7 - 1) < 0.1
     shown = ", ".join(f"{layers}: {rate:.1f}" for layers, rate in told.items())
-    return f"tok/s by CPU layers, ends fitted: {shown}", "48: 35.7, 36: 42.2, 23: 51.7, 0: 109.1", _told(ok)
+    return f"tok/s by CPU layers, ends fitted: {shown}", "48: 35.7, 36: 42.2, 23: 51.7, 0: 109.1", _verdict(ok)
 
 
 def _no_gpu() -> Answer:
@@ -114,7 +114,7 @@ def _no_gpu() -> Answer:
     return (
         f"{slower:.2f} times slower (Qwen3-Next, desktop)",
         "4.3 times",
-        _told(slower > 1.5, 3 < slower < 6, "the model differs: its dense weights are a smaller part"),
+        _verdict(slower > 1.5, 3 < slower < 6, "the model differs: its dense weights are a smaller part"),
     )
 
 
@@ -125,7 +125,7 @@ def _frequency() -> Answer:
     told = f"{gains[0]:+.1%} at 15 %, {gains[1]:+.1%} at 85 % of the experts; whole layers {whole:+.1%} at half"
     why = "the shipped routing models use few experts more often than Qwen3-Next did"
     measured = "2 to 4 %, 27 to 32 %; whole layers are better"
-    return told, measured, _told(min(gains) > 0 and whole > 0, gains[0] < 0.06 and gains[1] > 0.2, why)
+    return told, measured, _verdict(min(gains) > 0 and whole > 0, gains[0] < 0.06 and gains[1] > 0.2, why)
 
 
 def _cache_against_layers() -> Answer:
@@ -136,7 +136,7 @@ def _cache_against_layers() -> Answer:
     measured = "loses near 100 %, wins well below over a fast link, loses or ties at 10 to 15 % with CPU misses"
     ok = gains[0] < 0 < max(gains[1:]) and tie <= 0.05
     why = "it wins well below; its hits are those of other models' routing, and uploads take nothing from the CPU"
-    return f"fetching LRU {told}; CPU misses {tie:+.0%} at 12 %", measured, _told(ok, True, why)
+    return f"fetching LRU {told}; CPU misses {tie:+.0%} at 12 %", measured, _verdict(ok, True, why)
 
 
 def _order() -> Answer:
@@ -144,7 +144,7 @@ def _order() -> Answer:
     hit = _at(_desktop()[1], STATIC, 0.3)
     spread, layers = _cached(mode, 0.3, STATIC), _cached(mode, 0.97 * hit, LAYERS)
     told = f"static experts hit {hit:.0%} in {spread / 1e6:.1f} ms, whole layers {0.97 * hit:.0%} in {layers / 1e6:.1f}"
-    return told, "44 % at 9.2 tok/s, 95 % at 9.9", _told(layers < spread)
+    return told, "44 % at 9.2 tok/s, 95 % at 9.9", _verdict(layers < spread)
 
 
 def _slots() -> Answer:
@@ -173,7 +173,7 @@ def _slots() -> Answer:
     concave = falls[0] / 13 > falls[1] / 25
     ok = concave and static > lru and pinned > lru
     why = "the drawn text keeps its experts, so that a static set ages less"
-    return told, "4.7, 2.6, 23.3, 5.8 %", _told(ok, lru - best < 0.025 and static > 3 * lru, why)
+    return told, "4.7, 2.6, 23.3, 5.8 %", _verdict(ok, lru - best < 0.025 and static > 3 * lru, why)
 
 
 def _plain(layers: int, experts: int, k: int) -> Geometry:
@@ -184,7 +184,7 @@ def _ram_tier() -> Answer:
     mode = engine("crow").modes[0]
     bare, tiered = _spent(mode, 0.6, 1, 0.0), _spent(mode, 0.6, 1, 0.365)
     told = f"{bare.total / tiered.total:.2f} times as fast; disk {bare.disk / bare.total:.0%} of a token without it"
-    return told, "1.6 times, 80 %", _told(1.3 < bare.total / tiered.total < 1.8)
+    return told, "1.6 times, 80 %", _verdict(1.3 < bare.total / tiered.total < 1.8)
 
 
 def _mapped() -> Answer:
@@ -200,7 +200,7 @@ def _mapped() -> Answer:
     slower = [times[name, quarter] / times[name, half] for name in ("map", "own")]
     told = f"{ratio:.1f} times slower; half the RAM costs {slower[0]:.1f} and {slower[1]:.1f} times"
     why = "a page cache that keeps whole experts in order of use is better than a real one"
-    return told, "2.5 to 7 times; 3 and 1.3 times", _told(ratio > 1.2 and slower[0] > slower[1], 2.5 < ratio < 8, why)
+    return told, "2.5 to 7 times; 3 and 1.3 times", _verdict(ratio > 1.2 and slower[0] > slower[1], 2.5 < ratio < 8, why)
 
 
 def _concurrency() -> Answer:
@@ -211,13 +211,13 @@ def _concurrency() -> Answer:
         totals = replay(trace, configure(eviction="lru", capacity="50%", passes=f"batch:{streams}")).totals
         missed.append(totals["misses"] / totals["accesses"])
     told = ", ".join(f"{each:.1%}" for each in missed)
-    return f"misses {told} at 1, 2, 4 streams (LRU, 50 %)", "4.7, 6.3, 10.0 %", _told(missed == sorted(missed))
+    return f"misses {told} at 1, 2, 4 streams (LRU, 50 %)", "4.7, 6.3, 10.0 %", _verdict(missed == sorted(missed))
 
 
 def _several() -> Answer:
     one, two = (_spent(CPU, share, 1 - share).total for share in (0.4, 0.8))
     told = f"a request computes on one card at a time: none; {one / two:.2f} times with twice the experts"
-    return told, "no gain beyond holding more", _told(one > two)
+    return told, "no gain beyond holding more", _verdict(one > two)
 
 
 def _context(found: Sequence[Sample]) -> Answer:
@@ -227,7 +227,7 @@ def _context(found: Sequence[Sample]) -> Answer:
         steps.append(fit(runs[0], runs[-1]))
     told = "; ".join(f"factor {factor:.2f}, step {step / 1e6:+.1f} ms" for factor, step in steps)
     ok = steps[1][1] > steps[0][1] + 10e6 and 0.5 < steps[1][0] / steps[0][0] < 2
-    return f"fitted at 2K and 245K: {told}", "109 / 39, 21.6 / 14.9 tok/s", _told(ok)
+    return f"fitted at 2K and 245K: {told}", "109 / 39, 21.6 / 14.9 tok/s", _verdict(ok)
 
 
 def _crossing(found: Sequence[Sample]) -> Answer:
@@ -235,4 +235,4 @@ def _crossing(found: Sequence[Sample]) -> Answer:
     factor, step = fit(runs[0], runs[-1])
     cpu = 1e9 / 46.9  #: ns per token of the longest prompt that the CPU computed
     crossing = factor * max(run.time(1, 0) for run in runs) / (cpu - step)
-    return f"{crossing:,.0f} tokens, both ends fitted", "about 1,300 tokens", _told(650 < crossing < 2600)
+    return f"{crossing:,.0f} tokens, both ends fitted", "about 1,300 tokens", _verdict(650 < crossing < 2600)

@@ -1,7 +1,7 @@
-"""The table of predictions against measurements: every run of folders of evidence, by what it was predicted from.
+"""The table of predictions and measurements: every run in folders of evidence, with the source of its prediction.
 
 A run appears once for each calibration (or preset) that predicts it; one that no calibration covers appears once with
-the reason. Every run has its error, also one whose time is not the machine's; such errors do not count in summaries.
+the reason. Every run has an error, even if its time is not the machine's; such errors are left out of summaries.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ BOUNDS = (0.10, 0.25)  #: of |error|, whose shares a summary gives
 
 
 class Plan(NamedTuple):
-    """One calibration of a device: the platform that supplies the other figures, and the cells of the fit.
+    """One calibration of a device: the base platform for values that are not fitted, and the cells of the fit.
 
-    Without cells the platform predicts as it is; `only` restricts the predicted cells to models.
+    Without cells the platform is used unchanged; `only` restricts the predicted cells to models.
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""Fit the memory rates of compute: of dense weights, of routed experts, and of experts in a format of their own.
+"""Fit the memory rates of compute: of dense weights, of routed experts, and of experts in a separate format.
 
 A token of a run reads the same bytes of both every time, so one demand identifies one rate. Runs whose experts are
 another share of a token's bytes (other models, other numbers of experts per token) identify two. Otherwise the
@@ -58,7 +58,7 @@ def _identified(runs: Sequence[Run]) -> bool:
 
 def _one_demand(ratio: float | None, base: Platform) -> str:
     if ratio is None:
-        return "one demand per token: a single rate stands for dense weights and experts; other models may differ"
+        return "one demand per token: a single rate is used for dense weights and experts; other models may differ"
     return (
         "one demand per token: dense weights and experts share one fitted rate; "
         f"the ratio of their rates, {ratio:g}, is assumed as {base.name} states it"
@@ -66,7 +66,7 @@ def _one_demand(ratio: float | None, base: Platform) -> str:
 
 
 def _two_rates(runs: Sequence[Run], base: Platform, ratio: float | None) -> dict[str, float]:
-    """Fit both rates; a ratio that the base states keeps runs in other states from pulling them apart."""
+    """Fit both rates; the base platform's ratio, if stated, keeps noise between runs from separating them."""
     seconds = np.array([_seconds(run, base) for run in runs])
     dense = np.array([run.sizes.dense_bytes or 0 for run in runs])
     experts = np.array([run.demand_bytes for run in runs])
@@ -118,7 +118,7 @@ def _seconds(run: Run, base: Platform) -> float:
 
 
 def _median_ms(run: Run) -> float:
-    """Return the median token's time without its waits and loading, in ms.
+    """Return the median token's time without waits and loading, in ms.
 
     The parts of a token are skewed and their medians do not add up; the time of the median token is what is predicted.
     """
@@ -160,7 +160,7 @@ def _warn_of_others(timed: Sequence[Run], apart: Sequence[Run], base: Platform, 
 
     rates = sorted(rate(run) for run in inside)
     warnings.append(
-        f"excluded from the rate of compute, as they log loading inside compute: {counted(len(inside), 'run')}; "
+        f"excluded from the rate of compute, because they log loading inside compute: {counted(len(inside), 'run')}; "
         "the remainder implies "
         f"{rates[0]:.1f} to {rates[-1]:.1f} GB/s, the others {_median(rate(run) for run in apart):.1f}"
     )

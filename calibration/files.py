@@ -47,7 +47,9 @@ class Line:
             return None
         value = float(written) if NUMBER.fullmatch(written) else nan
         if not allowed.least <= value <= allowed.most or (allowed.whole and value != int(value)):
-            raise ConfigError(f"{self.where}: {column} is {written[:QUOTED]!r}; expected {allowed}, or nothing")
+            raise ConfigError(
+                f"{self.where}: invalid {column} {written[:QUOTED]!r}: expected {allowed}, or an empty cell"
+            )
         return abs(value)  # no negative zero
 
     @property
@@ -61,7 +63,7 @@ def read_lines(file: Path, kind: File) -> list[Line]:
     written = _text(file).splitlines()
     kept = [(number, line) for number, line in enumerate(written, 1) if line.strip() and not line.startswith("#")]
     if not kept:
-        raise ConfigError(f"{file}: no rows; expected a line of column names and a line per row")
+        raise ConfigError(f"{file}: no rows: expected a line of column names and a line per row")
     columns = _columns(file, *kept[0], needed(kind))
     lines = [_line(file, number, line, columns, kind) for number, line in kept[1:]]
     for line, column in product(lines, amounts(kind)):
@@ -75,23 +77,23 @@ def _text(file: Path) -> str:
     except OSError as wrong:
         raise ConfigError(f"{file}: {wrong.strerror}; check the path") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{file}: not UTF-8 text; expected CSV") from None
+        raise ConfigError(f"{file}: not UTF-8 text: expected CSV") from None
 
 
 def _columns(file: Path, number: int, line: str, wanted: tuple[str, ...]) -> list[str]:
     columns = _cells(file, number, line)
     if len(columns) > MOST_COLUMNS:
-        raise ConfigError(f"{file} line {number}: {len(columns):,} columns; expected at most {MOST_COLUMNS:,}")
+        raise ConfigError(f"{file} line {number}: {len(columns):,} columns: expected at most {MOST_COLUMNS:,}")
     for name in wanted:
         if name not in columns:
-            raise ConfigError(f"{file} line {number}: no column {name!r}: {hint(name, columns)}")
+            raise ConfigError(f"{file} line {number}: missing column {name!r}: {hint(name, columns)}")
     return columns
 
 
 def _line(file: Path, number: int, line: str, columns: list[str], kind: File) -> Line:
     cells = _cells(file, number, line)
     if len(cells) != len(columns):
-        raise ConfigError(f"{file} line {number}: {len(cells)} cells; expected {len(columns)}, as in the first line")
+        raise ConfigError(f"{file} line {number}: {len(cells)} cells: expected {len(columns)}, as in the first line")
     return Line(file, number, dict(zip(columns, cells, strict=True)), kind)
 
 
@@ -99,7 +101,7 @@ def _cells(file: Path, number: int, line: str) -> list[str]:
     try:
         return [cell.strip() for cell in next(csv.reader([line], strict=True))]
     except csv.Error as broken:
-        raise ConfigError(f"{file} line {number}: {broken}; expected cells between commas") from None
+        raise ConfigError(f"{file} line {number}: {broken}: expected cells separated by commas") from None
 
 
 # -- per-token logs
@@ -135,11 +137,11 @@ def read_series(file: Path) -> Series:
     """Read a per-token log. Raises ConfigError naming the line."""
     lines = read_lines(file, "tokens")
     if not lines:
-        raise ConfigError(f"{file}: no tokens; expected a row for each")
+        raise ConfigError(f"{file}: no tokens: expected a row per token")
     needed = [_column(lines, name) for name in NEEDED]
     for name, rows in zip(NEEDED, needed, strict=True):
         if rows is None:
-            raise ConfigError(f"{file}: {name} is empty; expected a number for each token")
+            raise ConfigError(f"{file}: empty {name}: expected a number for each token")
     wall, read = (np.zeros(0) if rows is None else rows for rows in needed)
     return Series(wall, read, *(_column(lines, name) for name in PARTS))
 
@@ -151,7 +153,9 @@ def _column(lines: list[Line], name: str) -> np.ndarray | None:
     if len(missing) == len(lines):
         return None
     if missing:
-        raise ConfigError(f"{missing[0].file} line {missing[0].number}: {name} is empty; expected all or none")
+        raise ConfigError(
+            f"{missing[0].file} line {missing[0].number}: empty {name}: expected a value in every line or in none"
+        )
     return np.array(values, float)
 
 
@@ -175,7 +179,7 @@ class Evidence:
             return None
         if not within(self.path, named):
             raise ConfigError(
-                f"{cell.where}: per_token_file {named[:QUOTED]!r} is outside the folder; expected a path inside it"
+                f"{cell.where}: per_token_file {named[:QUOTED]!r} is outside the folder: expected a path inside it"
             )
         return read_series(self.path / named) if (self.path / named).exists() else None
 
@@ -208,7 +212,7 @@ def read_folder(path: Path) -> Evidence:
             raise ConfigError(f"{cell.file} line {cell.number}: cell {name!r} repeats line {known[name].number}")
         known[name] = cell
     if not cells:
-        raise ConfigError(f"{path / CELLS}: no cells; expected a row for each run")
+        raise ConfigError(f"{path / CELLS}: no cells: expected a row per run")
     models = read_lines(path / MODELS, "models") if (path / MODELS).exists() else []
     return Evidence(path, tuple(cells), tuple(models))
 

@@ -30,7 +30,7 @@ LEAST_START = 1_000.0  #: nanoseconds; a shorter start counts as 0
 FELT = 0.02
 START_NS = 200_000.0
 STARTS_NS_PER_MIB = (20_000.0, 400_000.0)
-#: Weight of what is expected of two rates against a run's relative error: 30 % against 7 %.
+#: Weight of the expected difference of two rates relative to a run's error: 30 % against 7 %.
 TIE = 0.25
 
 
@@ -101,7 +101,7 @@ def _reading(base: Platform, by_matrix: bool) -> Platform:
 
 
 def with_link(base: Platform, figures: Mapping[str, float], serial: bool = False) -> Platform:
-    """Return the platform with these figures of its link, or with those of an engine without overlap."""
+    """Return the platform with the given link values, or with those of an engine without overlap."""
     rate = figures.get("serial_bytes_per_s") if serial else None
     known: dict[str, object] = {"bytes_per_s": rate or figures["bytes_per_s"]}
     known |= {name: round(figures.get(name, 0)) for name in ("start_ns", "start_ns_per_mib")}

@@ -120,7 +120,9 @@ def as_run(platform: Platform, run: Run) -> Platform:
 def step_prices(machine: Platform, sizes: Sizes) -> StepPrices:
     """Return the times of one step on the machine. Raises ConfigError for several links."""
     if len(machine.links) > 1:
-        raise ConfigError(f"platform {machine.name} has several links; expected one: bytes do not state the link")
+        raise ConfigError(
+            f"platform {machine.name} has several links: expected one, because byte counts do not name the link"
+        )
     link = next(iter(machine.links))
     size = round(sizes.expert_bytes)
     matrices = sizes.matrices if link.by_matrix else ()

@@ -110,7 +110,7 @@ def _difference(found: Geometry, sizes: Sizes) -> str:
         return (
             f"has {found.layers} MoE layers, the run's model {sizes.layers}: give the model that was traced (--model)"
         )
-    text = f"was recorded with k = {found.k}, and the run is said to have k = {sizes.k} (--k, column k or the model's)"
+    text = f"was recorded with k = {found.k}, but the run states k = {sizes.k} (--k, column k or the model's)"
     return f"{text}: give the routing of that run, or --k {found.k} if the run had it"
 
 
@@ -161,7 +161,7 @@ def _compared(result: Result, run: Run, sizes: Sequence[int]) -> Replayed:
         return sum(row[name] for row in decode)
 
     if not total("accesses"):
-        raise RefusalError("its routing has no decoded token with experts; record decoding")
+        raise RefusalError("its routing has no decoded tokens with experts; record decode steps")
     tpot = sum(row["decode_ns"] for row in result.per_request) / passes / MS
     tokens = _tokens(result.events, passes, sizes)
     columns = {

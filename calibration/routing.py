@@ -1,6 +1,6 @@
 """Fit a routing model to a trace: strengths by layer at which drawn routing has the real one's hit rates.
 
-Compared are the misses of LRU, LFU, Belady and a static placement at five capacities, with a pool per layer and one
+The fit compares misses of LRU, LFU, Belady and a static placement at five capacities, with a pool per layer and one
 token per pass. The search is Levenberg and Marquardt's, over the same random numbers throughout, in three parts: one
 set of strengths for all layers, by their mean misses; then each layer by itself, held near the shared strengths the
 more, the more its misses differ between two halves of what is fitted; then a correction of all layers together, by
@@ -26,7 +26,7 @@ from moereplay.traces.schema import Geometry, Trace
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  #: of the experts of a layer
 JUDGED = ("lru", "lfu:count=history", "least_stale", "static", "belady", "random")
-FITTED_TOKENS = 3072  #: at most, which bounds the time of a fit; as many are judged
+FITTED_TOKENS = 3072  #: most tokens, which bounds the time of a fit; the same number is judged
 STEPS = 3
 LEAST_TOKENS = 64
 #: Two mixtures from which the shared strengths are searched.
@@ -39,7 +39,7 @@ SHARED_LAYERS, CORRECTED_LAYERS = 6, 16  #: that stand for all
 #: Standard deviations of logarithms: of shared strengths about a start, of a layer's about the shared, of corrections.
 SHARED_SPREAD, LAYER_SPREAD, CORRECTION_SPREAD = 1.5, 0.7, 0.4
 LOW, HIGH = np.log([0.03] * 6 + [0.3] * 2), np.log([12.0] * 6 + [2000.0] * 2)
-#: Errors of hit rates and of the logarithm of misses that count alike.
+#: Errors of hit rates and of the logarithm of misses that have equal weight.
 HITS, MISSES = 0.01, 0.06
 NUDGE, FARTHEST = 0.2, 1.0  #: of logarithms, for a derivative and for a step
 LEAST_RATIO = 1e-3  #: of misses, below which differences do not matter
@@ -56,7 +56,7 @@ class Target(NamedTuple):
 
 
 def units(layers: int) -> int:
-    """Return how many units of work a fit of so many layers reports: shared, each layer, the correction, judgement."""
+    """Return the units of work of a fit, for its progress: shared, each layer, correction, judgement."""
     return layers + 5
 
 
@@ -90,7 +90,7 @@ def _rows(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     whole = (ids >= 0).all(axis=(1, 2))
     if whole.sum() < LEAST_TOKENS:
         raise ConfigError(
-            f"{int(whole.sum())} tokens have {ids.shape[2]} experts in every layer; expected {LEAST_TOKENS} or more"
+            f"{int(whole.sum())} tokens have {ids.shape[2]} experts in every layer: expected {LEAST_TOKENS} or more"
         )
     kept = np.concatenate([[0], np.cumsum(whole)])[offsets]
     return ids[whole], np.unique(kept)
@@ -149,7 +149,7 @@ def _searched(first: RoutingModel, real: Target, steps: int, seed: int, done: Ca
         return _ratios(layer.draw(np.exp(logs)), first.experts, real.capacities)
 
     def mean_search(places: Sequence[int], base: np.ndarray, spread: float, steps: int, seed: int) -> tuple:
-        """Search what is added to the logarithms (len(places), 8) by the mean misses of these layers."""
+        """Search offsets of the logarithms (len(places), 8) that match the mean misses of the given layers."""
         text = text_of(first, real.lengths, seed)
         layers = [layer_of(place, seed, text) for place in places]
         wanted = real.misses[places].mean(axis=0)
@@ -191,7 +191,7 @@ def _within(logs: np.ndarray) -> np.ndarray:
 
 
 def _spread(layers: int, most: int) -> list[int]:
-    """Return at most so many layers, evenly spread."""
+    """Return at most `most` layers, evenly spread."""
     return np.unique(np.linspace(0, layers - 1, min(layers, most)).round().astype(int)).tolist()
 
 

@@ -174,7 +174,7 @@ def sizes_of(cell: Line, model: Line | None) -> Sizes:
     experts = _whole(cell, "experts", geometry and geometry.experts)
     k = _whole(cell, "k", geometry and geometry.k)
     if k > experts:
-        raise ConfigError(f"{cell.where}: k is {k}; expected at most the {experts} experts of a layer")
+        raise ConfigError(f"{cell.where}: invalid k {k}: expected at most {experts}, the experts of a layer")
     each = _expert_bytes(cell, geometry)
     dense, source = _dense(cell, model, like, layers * experts * each, each)
     reads = int((model and model.amount("reads_per_expert")) or 0)
@@ -232,7 +232,7 @@ def _read_of(held: float, like: KnownModel | None) -> float:
 
 
 def _embedding(like: KnownModel | None) -> float:
-    """Return the bytes of a separate embedding table, of which a token reads one row."""
+    """Return the bytes of a separate embedding table; a token reads one row of it."""
     return 0.0 if like is None else like.embedding_params * TABLE_BITS / 8
 
 
@@ -261,7 +261,7 @@ def runs_of_logs(files: Sequence[Path], abouts: Sequence[Logged], fewest: int = 
         cells = _cells(about)
         series = read_series(file)
         if series.tokens < fewest:
-            raise ConfigError(f"{file}: {series.tokens} tokens; expected at least {fewest}")
+            raise ConfigError(f"{file}: {series.tokens} tokens: expected at least {fewest}")
         try:
             runs.append(run_from(Line(file, 0, {**cells, "cell": name}), None, series))
         except RefusalError as refusal:

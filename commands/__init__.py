@@ -55,6 +55,7 @@ VERBS = {
         "calibrate_folder": "Fit a platform to published runs in a folder",
         "calibrate_machine": "Measure this machine, and fit a platform to it",
         "evidence": "Compare predictions of a calibration with measured runs",
+        "verify": "Compare an engine's own hits and times with a replay",
     },
     "Look up": {
         "policies": "List or explain policies",

@@ -77,7 +77,7 @@ class Written(NamedTuple):
             check_output(self.out)
 
     def finish(self, toml: str, warnings: Sequence[str], show_tables: Callable[[], None]) -> None:
-        """Write the platform, then print the tables. Standard output takes one of them; warnings then go to stderr."""
+        """Write the platform, then print the tables. If the platform goes to standard output, warnings go to stderr."""
         from moereplay.calibration.report import warning_lines
 
         if self.out == STDOUT:
@@ -352,7 +352,7 @@ def _of_logs(files: list[Path], calibration: list[str] | None, about: AboutLogs)
     if not calibration:
         raise ConfigError("missing calibration: pass --calibration FILE, which `moereplay calibrate` writes")
     if len(calibration) > 1:
-        raise ConfigError("--calibration can be given once with logs: they are of one machine")
+        raise ConfigError("--calibration cannot be repeated with logs, which belong to one machine")
     for file in files:
         if file.is_dir():
             raise ConfigError(f"{file} is a folder: pass one folder, or logs")

@@ -71,7 +71,9 @@ def export(
         _list(as_json)
         return
     if source is None or out is None or not format:
-        raise ConfigError("missing trace, --format or --out: pass all three; `moereplay export --list` has the formats")
+        raise ConfigError(
+            "missing trace, --format or --out: pass all three; `moereplay export --list` lists the formats"
+        )
     exporter = registry.load(format)
     opened = open_trace(source)
     taken = opened if limit is None else first_requests(opened, limit)

@@ -269,7 +269,7 @@ def _run(ready: Prepared, kept: Outcome, run: Callable[..., Live]) -> Live:
 
 
 def _metered(run: Callable[..., Live], kept: Outcome, meter: LiveMeter, append: Callable[[Request], None]) -> Live:
-    """Pass each request's rows to `append` when it ends, so that they are not held in memory."""
+    """Pass each request's rows to `append` when it ends, so that they do not stay in memory."""
 
     def keep(request: Request) -> None:
         append(request)

@@ -172,7 +172,7 @@ def _progress(runs: int) -> Any:
 
 
 def _kept(out: Path | None, runs: Sequence[Measurement]) -> str:
-    """Say what an interrupted measurement has stored."""
+    """Describe what an interrupted measurement has stored."""
     if out is None or not (out / "measured.json").exists():
         return "nothing was written"
     return f"finished repeats are kept in {out}"

@@ -51,7 +51,7 @@ def _all_typed(context: typer.Context, values: dict[str, Any]) -> frozenset[str]
     return frozenset(name for name in context.params if is_typed(context, name))
 
 
-#: Argument of a verb, without an option of its own: the names of the options that the user typed.
+#: Argument of a verb that has no option: the names of the options that the user typed.
 Typed = Annotated[frozenset[str], Group([], _all_typed)]
 
 
@@ -99,7 +99,8 @@ BY_HEADING = {
     "first_pass passes_shown",
     "Sampling": "max_new_tokens temperature top_p top_k",
     "Policies": "preset eviction prefetch miss routing policy_file profile sets study top_m top_j mass min_mass_kept",
-    "Cache": "capacity scope contract reset warm prefetch_at prefetch_admission memory vram ram positions runtime",
+    "Cache": "capacity scope contract reset warm resident prefetch_at prefetch_admission memory vram ram positions "
+    "runtime",
     "Machine": "platform dense dense_bits device slow_tier throttle threads eager decisions base lanes serial layers",
     "Model": "model device_map dtype quantise quantiser revision expert_bytes expert_bits matrices quant k",
     "Trace": "passes lookahead look_ahead logits kind reuse exponent recall decode_tokens layer dense_layers",
@@ -113,7 +114,7 @@ HEADING = {name: heading for heading, names in BY_HEADING.items() for name in na
 
 
 def heading_of(name: str, options: int) -> str:
-    """Return the heading of an option in the help of a verb with so many options."""
+    """Return the help heading of an option, for a verb with this number of options."""
     return HEADINGS[-1] if options <= MOST_IN_ONE_LIST else HEADING.get(name, HEADINGS[-1])
 
 
@@ -168,7 +169,7 @@ Where = Annotated[
 Dense = Annotated[str, typer.Option(help="Bytes of all weights except routed experts, as stored: 1816MiB.")]
 DenseBits = Annotated[str, typer.Option(help="Instead of --dense: bits per weight of these, or their format: Q8_0.")]
 Quant = Annotated[
-    str, typer.Option(help="Quantisation of the model's weights, where no file of it is named: Q4_K_M, FP8, AWQ.")
+    str, typer.Option(help="Quantisation of the model's weights, unless a file is named: Q4_K_M, FP8, AWQ.")
 ]
 Matrices = Annotated[
     str,
@@ -180,7 +181,7 @@ Matrices = Annotated[
 
 
 def stored(expert_bits: str, dense: str, dense_bits: str, matrices: str = "") -> dict[str, Any]:
-    """Return the fields of importers' `Options` that say how weights are stored. Raises ConfigError."""
+    """Return the fields of importers' `Options` about stored weights. Raises ConfigError."""
     from moereplay.simulator.capacity import dense_size
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.dense import check_dense_bits
@@ -218,7 +219,7 @@ def refuse_both(**given: str) -> None:
 
 
 def named_experts(option: str, path: Path | None) -> Any:
-    """Read the list of experts that `--warm` or `--profile` names. Raises ConfigError if the file is not JSON."""
+    """Read the list of experts that an option names. Raises ConfigError if the file is not JSON."""
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.documents import DocumentError, content, from_json
 
@@ -226,7 +227,7 @@ def named_experts(option: str, path: Path | None) -> Any:
         return from_json(content(path)) if path else ()
     except (OSError, DocumentError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{option} {path}: {reason}; expected a JSON list of [layer, expert]") from None
+        raise ConfigError(f"{option} {path}: {reason}: expected a JSON list of [layer, expert]") from None
 
 
 def check_events(path: Path | None) -> None:
@@ -254,7 +255,7 @@ TYPES: dict[str, Any] = {TEXT: str, WHOLE: int, EXPERTS: Path | None}
 
 
 class Given(NamedTuple):
-    """Settings of a replay as a verb's options give them."""
+    """Settings of a replay from a verb's options."""
 
     values: Mapping[str, Any]  #: by name, defaults included
     typed: frozenset[str]  #: names that the user typed; they override a preset
@@ -302,6 +303,10 @@ def offered(settings: Iterable[Setting], blank: bool = False, preset: bool = Tru
 
 
 def _read(name: str, value: Any) -> Any:
+    if name == "resident" and str(value or "").startswith("layers:"):
+        from moereplay.simulator.residents import of_layers
+
+        return of_layers(str(value))
     return named_experts(f"--{name.replace('_', '-')}", value) if KINDS[name] == EXPERTS else value
 
 

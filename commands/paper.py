@@ -74,13 +74,13 @@ def paper(
         return
     if not traces:
         raise ConfigError(
-            f"missing trace: pass one or more, such as moereplay paper {name} miniature; --list has the requirements"
+            f"missing trace: pass one or more, such as moereplay paper {name} miniature; --list shows the requirements"
         )
     check_output(out / "part")
     opened, measured = [open_trace(path) for path in traces], [_document(path) for path in live or ()]
     each = _possible(figures, opened)
     if not any(each.values()):
-        raise ConfigError(f"these traces allow none of {', '.join(each)}; --list has the requirements")
+        raise ConfigError(f"these traces allow none of {', '.join(each)}; --list shows the requirements")
     _replay(out, [one for found in each.values() for one in found], workers)
     pages = Pages(out, load(out), published, measured)
     for one in figures:
@@ -111,7 +111,7 @@ def _document(path: Path) -> dict[str, Any]:
         return {name: found[name] for name in ("config", "about", "quality")}
     except (OSError, DocumentError, KeyError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"--live {path}: {reason}; expected the output of: moereplay live MODEL --json") from None
+        raise ConfigError(f"--live {path}: {reason}: expected the output of: moereplay live MODEL --json") from None
 
 
 def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[str, list[Each]]:

@@ -18,11 +18,11 @@ STDOUT = Path("-")
 
 
 class Parts(NamedTuple):
-    """A machine from what its owner knows of it; the rest is assumed, and said."""
+    """A machine from the parts that its owner names; the other values are assumed and listed."""
 
     gpu: Annotated[str, typer.Option(help='Card by name: "RTX 3090", "M4 Max"; none for the CPU alone.')] = ""
     vram: Annotated[str, typer.Option(help="Memory of the GPU: 24GB.")] = ""
-    ram: Annotated[str, typer.Option(help="Main memory, behind the GPU's if there is one: 64GB.")] = ""
+    ram: Annotated[str, typer.Option(help="Main memory (RAM): 64GB.")] = ""
     ram_rate: Annotated[str, typer.Option(help="Rate at which the CPU reads main memory: 60GB/s.")] = ""
     link: Annotated[str, typer.Option(help="Link of the GPU: 4.0x16, or a rate such as 25GB/s.")] = ""
     disk: Annotated[str, typer.Option(help="Rate of disk reads: 3.5GB/s; none if RAM holds every expert.")] = ""
@@ -84,7 +84,7 @@ def _check(name: str | None, here: bool, folder: Path | None, parts: Parts, card
     asked = [what for what, is_said in said.items() if is_said]
     of_parts = any(parts) and not (name is not None or here or cards)
     if len(asked) > 1 and not of_parts:
-        raise ConfigError(f"{asked[0]} cannot be combined with {asked[1]}: each describes a machine of its own")
+        raise ConfigError(f"{asked[0]} cannot be combined with {asked[1]}: each describes a machine")
     if folder is not None and not here:
         raise ConfigError("--folder requires --here")
     if folder is not None and not folder.is_dir():
@@ -92,7 +92,7 @@ def _check(name: str | None, here: bool, folder: Path | None, parts: Parts, card
     if output.out is not None and not (here or of_parts):
         raise ConfigError("--out requires --here, or parts such as --gpu; of a platform, --toml prints the file")
     if output.toml and not asked:
-        raise ConfigError("--toml requires a platform; name one, as in `moereplay platforms phone-ufs4 --toml`")
+        raise ConfigError("--toml requires a platform, as in `moereplay platforms phone-ufs4 --toml`")
     if output.toml and cards:
         raise ConfigError("--toml cannot be combined with --cards: cards are parts of platforms")
     if output.toml + output.as_json + (output.out == STDOUT) > 1:

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar or a rewritten line on a terminal, elsewhere a line of its own every ten seconds."""
+"""Progress on stderr: a bar or a rewritten line on a terminal, elsewhere a new line every ten seconds."""
 
 from __future__ import annotations
 
@@ -138,13 +138,13 @@ class LiveMeter(RequestMeter):
     """Progress of a live run, which ends passes and requests."""
 
     def __init__(self, requests: int) -> None:
-        """Start the clock of a run of so many requests."""
+        """Start the clock of a run of `requests` requests."""
         super().__init__()
         self.requests, self.done, self.tokens = requests, 0, 0
         self.began = time.monotonic()
 
     def passed(self, tokens: int) -> None:
-        """Count a pass of so many tokens."""
+        """Count a pass and its tokens."""
         from moereplay.tracegen.appending import Progress
 
         self.tokens += tokens
@@ -155,7 +155,7 @@ class QualityMeter(StatusLine):
     """Progress of `quality`, and a line for each job that ends: a task under a policy set."""
 
     def __init__(self, jobs: int) -> None:
-        """Start the clock of the first of so many jobs."""
+        """Start the clock of `jobs` jobs."""
         super().__init__()
         self._jobs, self._ended, self._tokens = jobs, 0, 0
         self._began = time.monotonic()
@@ -206,7 +206,7 @@ def sweep_status(at: SweepProgress) -> str:
 
 
 def write_recording(out: Path, record: Callable[[Callable[[Progress], None]], Trace]) -> None:
-    """Record with a meter, and print what was written. Raises RecordError, with what is left of it."""
+    """Record with a meter, and print a summary. Raises RecordError, naming what was kept."""
     from moereplay.tracegen.errors import RecordError
 
     meter = RequestMeter()

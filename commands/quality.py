@@ -43,7 +43,7 @@ class Sets(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Tasks and how they are run."""
+    """Tasks and how to run them."""
 
     tasks: Annotated[
         str,
@@ -224,7 +224,7 @@ class Foreseen(NamedTuple):
     def with_forecasts(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
         """Add forecasts to a frame of results. Return the frame and remarks; without --quality it is unchanged.
 
-        Raises ResultError if nothing can be forecast, or nothing is within the largest loss.
+        Raises ResultError if no loss can be forecast, or none is within the largest loss.
         """
         from moereplay.analysis.forecast import refusals, share_of, with_forecasts, within
         from moereplay.results.errors import ResultError

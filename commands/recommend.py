@@ -1,4 +1,4 @@
-"""`moereplay recommend`: how fast a model runs on a machine, with which settings, and what would make it faster."""
+"""`moereplay recommend`: how fast a model runs on a machine, with which settings, and which upgrades make it faster."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def recommend(
     if trace is None or "platform" not in settings.typed or engine or given.here or parts.gpu:
         for name in sorted(typed & set(Search._fields)):
             raise ConfigError(
-                f"--{name.replace('_', '-')} requires a trace and --platform: it is for searches by replays"
+                f"--{name.replace('_', '-')} requires a trace and --platform, which select a search by replays"
             )
         _quickly(subject, trace, settings, given, parts, engine, quant, as_json)
         return
     if quant:
-        raise ConfigError("--quant is for models; the trace says how its experts are stored")
+        raise ConfigError("--quant requires a model: a trace states how its experts are stored")
     _searched(trace, settings, given, parts, search, as_json)
 
 
@@ -142,7 +142,7 @@ def _searched(
 
 
 def _trace_of(subject: str) -> Path | None:
-    """Return the folder of a trace, None for a model. The bundled trace is a trace unless a model is meant."""
+    """Return the folder of a trace, None for a model. `miniature` is the bundled trace unless a model is required."""
     from moereplay.traces.installation import SAMPLE, bundled
 
     path = Path(subject)
@@ -192,7 +192,7 @@ def _machine_of(settings: options.Given, given: Given, parts: Parts) -> Machine:
         for name in ("ram_rate", "link", "cores"):
             if getattr(parts, name):
                 option = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{option} cannot be combined with --platform, which has that figure")
+                raise ConfigError(f"{option} cannot be combined with --platform, which has that value")
         fast = given.memory or parts.vram
         return of_platform(platform(str(settings.values["platform"])), fast, parts.ram, parts.disk)
     if any(parts) and not given.here:

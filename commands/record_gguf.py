@@ -44,10 +44,10 @@ def refuse_foreign(placement: Placement, look_ahead: int | None) -> None:
     from moereplay.tracegen.llama.record import NO_LOOK_AHEAD
 
     if placement.device not in ("auto", "cpu"):
-        raise RecordError(f"--device {placement.device}: a GGUF file is recorded on the CPU; leave --device out")
+        raise RecordError(f"--device {placement.device}: a GGUF file is recorded on the CPU; omit --device")
     if placement.dtype not in ("auto", "float32"):
         fix = "auto for llama.cpp's defaults, float32 for keys and values in float32 without flash attention"
-        raise RecordError(f"--dtype {placement.dtype}: weights are as the GGUF file stores them; expected {fix}")
+        raise RecordError(f"--dtype {placement.dtype}: a GGUF file fixes its weights: expected {fix}")
     for name in ("device_map", "quantise", "revision"):
         if getattr(placement, name) is not None:
             raise RecordError(f"--{name.replace('_', '-')} cannot be combined with a GGUF file")

@@ -122,7 +122,7 @@ def _stored(
 
 
 def _kept_in(out: Path | None) -> str:
-    """Say what an interrupted grid has stored."""
+    """Describe what an interrupted grid has stored."""
     if not (out and any(out.glob("part-*"))):
         return "nothing was written"
     return f"finished replays are kept in {out}"
@@ -253,7 +253,7 @@ def _machine(ready: Plan) -> Machine:
         fills=[f"{source} to {tier.name}" for source, tier in zip(below[1:], platform.tiers, strict=True)],
         homes=homes(ready.layout.geometry.experts, platform.shares),
         sizes=ready.layout.tiers,
-        loads_together=platform.by_matrix or (platform.overlap == "none" and config.contract == "atomic"),
+        queued_together=platform.queues_together(config.contract),
         warm=config.warm,
     )
 

@@ -280,7 +280,7 @@ def _check_replays(where: list[str], live: Path | None, source: str) -> None:
 
     for option, given in {"--where": where, "--quality": live}.items():
         if given:
-            raise ConfigError(f"{option} requires replays, and {source} has none")
+            raise ConfigError(f"{option} requires replays, but {source} has none")
 
 
 def _replay(folder: str) -> str:

@@ -37,8 +37,8 @@ def routing_list() -> None:
         )
     )
     show(
-        "errors are on requests that were not fitted; two real halves: the requests that were fitted, themselves, "
-        "against those; the source of one: moereplay routing show NAME"
+        "errors are on requests that were not fitted; two real halves: the same error of the fitted requests; "
+        "details: moereplay routing show NAME"
     )
 
 
@@ -63,7 +63,7 @@ def routing_fit(
     *,
     steps: Annotated[int, typer.Option(min=1, max=100, help="Steps of the search of each layer.")] = 3,
     summary: Annotated[str, typer.Option(help="What was recorded, in a line.")] = "",
-    source: Annotated[str, typer.Option(help="Where the trace comes from.")] = "",
+    source: Annotated[str, typer.Option(help="Source of the trace.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
 ) -> None:
     """Fit a routing model to half of a trace's requests, and judge it on the other half."""
@@ -87,6 +87,6 @@ def routing_fit(
     judges = f"{off.requests} requests that were" if off.requests > 1 else "a request, or half of one, that was"
     say(
         f"wrote {out}: hit rates are off by {off.hit_points:.1f} points in the mean and misses by "
-        f"{100 * off.misses:.0f}% in the median, on {judges} not fitted; what was fitted, itself, is off by "
+        f"{100 * off.misses:.0f}% in the median, on {judges} not fitted; the fitted requests themselves are off by "
         f"{off.halves:.1f} points and {100 * off.halves_misses:.0f}%"
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moereplay.analysis.figures.catalogue import Drawn
     from moereplay.traces.schema import Trace
 
-STDOUT = Path("-")  #: stands for standard output where a verb writes one text
+STDOUT = Path("-")  #: means standard output for verbs that write one text
 INTERRUPTED = 130  #: exit code of a program that Ctrl-C ended, as shells report it
 #: Time for threads to remove half-written files, or to finish a step.
 SECONDS_TO_END = 0.3
@@ -44,7 +44,7 @@ def show_json(document: object) -> None:
 
 
 def say(line: str) -> None:
-    """Print a remark to stderr, folded to the terminal or to COLUMNS; elsewhere it is one line."""
+    """Print a remark to stderr, wrapped to the terminal or to COLUMNS; without a terminal in one line."""
     from moereplay.analysis.tables import folded, width_of
     from moereplay.traces.texts import escaped_lines
 
@@ -133,7 +133,7 @@ def second_interrupt_ends() -> Iterator[None]:
 
 @contextmanager
 def keeping(kept: Callable[[], str]) -> Iterator[None]:
-    """End the verb at Ctrl-C in this block with one line: the result of `kept`, which says what was stored."""
+    """On Ctrl-C in this block, end the verb with one line: the result of `kept`, which describes what was stored."""
     try:
         yield
     except KeyboardInterrupt:
@@ -142,11 +142,11 @@ def keeping(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def left_of(out: Path, done: str) -> str:
-    """Say what an interrupted trace has stored and how to resume; `done` is a participle such as recorded."""
+    """Describe what an interrupted trace has stored and how to resume; `done` is a participle such as recorded."""
     partial = out.with_name(f"{out.name}.partial")
     if not partial.exists():
         return f"nothing was {done}"
-    return f"what was {done} is kept in {partial}; run the same command with --resume to continue"
+    return f"{done} requests are kept in {partial}; run the same command with --resume to continue"
 
 
 @contextmanager

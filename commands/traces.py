@@ -179,7 +179,7 @@ def traces_append(
     trace: Annotated[Path, typer.Argument(help="Trace to extend, NAME.zarr.", show_default=False)],
     more: Annotated[list[Path], typer.Argument(help="Traces of the same model.", show_default=False)],
 ) -> None:
-    """Append the requests of other traces to a trace in place: all of them, or none if it is killed."""
+    """Append the requests of other traces to a trace in place: all of them, or none if the process is killed."""
     from moereplay.traces.combine import appended
     from moereplay.traces.store import open_trace
 
@@ -321,7 +321,7 @@ def synthesise(
     model = _like(like, kind, reuse)
     name = sizes.model or (model.model if model else DEFAULT_MODEL)
     if not name:
-        raise ConfigError(f"missing --model: routing model {like} is of no known model")
+        raise ConfigError(f"missing --model: routing model {like} does not belong to a known model")
     try:
         settings = Synthetic.model_validate(
             {
@@ -362,7 +362,7 @@ def _like(name: str, kind: str, reuse: float | None) -> RoutingModel | None:
 
 
 def _stored(model: str, sizes: Sizes) -> Geometry:
-    """Return the geometry of a known model with its weights stored as the options say. Raises TraceError."""
+    """Return the geometry of a known model with the weight formats of the options. Raises TraceError."""
     from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.dense import with_stored
     from moereplay.traces.geometry import as_known

@@ -64,7 +64,7 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the comparison (Parquet) and figures.")] = None,
 ) -> None:
-    """Compare live runs with replays of the trace. The exit code is 1 if they differ by more than is allowed."""
+    """Compare live runs with replays of the trace. The exit code is 1 if they differ by more than the tolerance."""
     from moereplay.analysis.validation import Tolerances
     from moereplay.commands.progress import progress
     from moereplay.results.outputs import check_output

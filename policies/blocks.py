@@ -116,7 +116,7 @@ def profile(params):
 
 
 def needs(params):
-    """Return the needs: the demand of the trace itself is known in advance only where the future is."""
+    """Return the needs: the trace's own demand is known in advance only if the future is."""
     return frozenset(() if params["profile"] == "given" else ("future",))
 
 

@@ -1,4 +1,4 @@
-"""The contract between policies and engines: the tables that a policy sees and the hooks that it may give.
+"""The contract between policies and engines: the tables that a policy sees and the hooks that it may define.
 
 A policy is written once and runs in every engine. Its hooks are plain functions of fixed signature over tables:
 
@@ -70,7 +70,10 @@ EXPERT = np.dtype(
         ("mass_ever", np.int64),  # sum of the gate weights (in UNITs) of all its assignments
         ("next_use", np.int64),  # position of its next demand not yet looked up, or NEVER; needs `future`
         ("next_pass", np.int64),  # pass of that demand, or NEVER
-        ("profile", np.int64),  # bytes of what the profile ranks before it in its pool, or NEVER if it does not list it
+        (
+            "profile",
+            np.int64,
+        ),  # bytes of the experts ranked before it in its pool by the profile, or NEVER if not listed
         ("needed", np.int64),  # 1 from the gate that demands it until its compute has ended
     ],
     align=True,
@@ -183,6 +186,7 @@ class Choice:
     name: str
     default: str
     options: tuple[str, ...]
+    added: bool = False  #: as of Number
     width = 1
 
     @property
@@ -297,7 +301,8 @@ class Policy(EventHooks):
 class Routing(RoutingHooks, Policy):
     """May change which experts a token uses; weights always come from the unmodified logits.
 
-    A token's place j is its rank to drop rules and to `rank_displacement`: write what was chosen in the router's order.
+    Position j in a token's row is the rank that drop rules and `rank_displacement` use: write choices in the router's
+    order.
     """
 
     drops: bool = False  #: whether it may give a token fewer experts than its router did
@@ -315,9 +320,9 @@ class Prefetch(PrefetchHooks, Policy):
     depth: Callable[[Params], int] = lambda params: 0  #: how many layers of look-ahead it reads
     reach: Callable[[Params], int] | None = None  #: how many layers ahead it predicts; None: `depth`, at least the next
     own_scores: Callable[[Params], bool] = lambda params: False  #: whether by this layer's own scores
-    side_slots: Callable[[Params], int] = lambda params: 0  #: buffers of its own that never evict a cached expert
+    side_slots: Callable[[Params], int] = lambda params: 0  #: separate buffers that never evict a cached expert
     side_inside: Callable[[Params], bool] = lambda params: False  #: whether their bytes are taken from the capacity
-    renews_queue: bool = False  #: its queued prefetches are cancelled when it suggests anew
+    renews_queue: bool = False  #: its queued prefetches are cancelled when it suggests again
     #: whether it suggests copies of this layer for the next pass, when every miss of the step has been decided on
     next_pass: bool = False
     kind: str = field(init=False, default="prefetch")
@@ -339,12 +344,12 @@ class Prefetch(PrefetchHooks, Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Miss(MissHooks, Policy):
-    """Decides the precision wanted of each demanded expert, and what happens to each miss."""
+    """Decides the required precision of each demanded expert, and how each miss is handled."""
 
     bits: Callable[[Params], tuple[float, ...]] = (
         lambda params: ()
     )  #: precision tiers, most precise first; () = as stored
-    #: every verdict is 0 whatever the tables say, so that engines may skip `resolve`, which must not write either
+    #: every verdict is 0, so that engines may skip `resolve`, which must not write either
     fetches_all: bool = False
     changes_output: bool = False
     uses_cpu: Callable[[Params], bool] = lambda params: False  #: refused on a platform without one
@@ -362,7 +367,7 @@ class Miss(MissHooks, Policy):
 class Eviction(EvictionHooks, Policy):
     """Selects victims: by smallest key (ties by least recent timestamp, then lowest id) or by a `victim` hook.
 
-    Where one copy needs several victims, `admit` is called with each before any is evicted; one False rejects the
+    If one copy needs several victims, `admit` is called with each before any is evicted; one False rejects the
     incoming copy. Until the last call the victims selected so far are `protected`, and `victim` is called for the next;
     then they are evicted in the order of selection, each with its `on_evict`. What `victim` wrote stays written after a
     rejection, and as no eviction follows, it may be called for the same space later. Without `admit`, or if it

@@ -33,13 +33,13 @@ CAPABILITIES = frozenset({"weights", "logits", "lookahead", "future"})
 BITS = 64
 #: What columns of memory and buffers are counted up to, layers, and tokens.
 MOST, MOST_LAYERS, MOST_TOKENS = 1 << 20, 1 << 30, 1 << 62
-LONGEST, MOST_SHOWN = 500, 60  #: characters of a summary or a source, and those that an error shows of it
+LONGEST, MOST_SHOWN = 500, 60  #: most characters of a summary or a source, and of its part in an error
 #: Bits that an expert's numbers may have.
 MOST_BITS = 64
 
 
 def check(policy: object) -> Policy:
-    """Return the object if it is a policy. Raises ValueError naming what its declaration lacks."""
+    """Return the object if it is a policy. Raises ValueError naming what is missing in its declaration."""
     if not isinstance(policy, CLASSES):
         raise ValueError(
             f"invalid POLICY {policy!r}: expected Routing, Prefetch, Eviction or Miss of policies.contract"
@@ -77,9 +77,9 @@ def check_result(hook: Hook, result: object) -> None:
     name, wanted = hook.name, hook.result
     if type(result) is not wanted:
         expected = "nothing" if wanted is NoneType else f"an {wanted.__name__}" if wanted is int else "True or False"
-        raise ValueError(f"hook {name} returned {result!r}; expected {expected}")
+        raise ValueError(f"hook {name} returned {result!r}: expected {expected}")
     if wanted is int and not fits(result):
-        raise ValueError(f"hook {name} returned {result}; expected an integer of {BITS} bits")
+        raise ValueError(f"hook {name} returned {result}: expected an integer of {BITS} bits")
 
 
 def fits(number: Any) -> bool:
@@ -106,7 +106,7 @@ def _check_params(params: tuple[Parameter, ...]) -> None:
         raise ValueError(f"params declare {max(names, key=names.count)!r} twice")
     slots = sum(param.width for param in params)
     if slots > PAR_SLOTS:
-        raise ValueError(f"params need {slots} slots of own.par; expected at most {PAR_SLOTS}")
+        raise ValueError(f"params need {slots} slots of own.par: expected at most {PAR_SLOTS}")
     for param in params:
         _check_default(param)
 

@@ -1,7 +1,7 @@
-"""User policies: a file in the form of `policies/<kind>/*.py` is registered in the catalogue of this process.
+"""User policies: register a file in the form of `policies/<kind>/*.py` in the catalogue of this process.
 
-The file is code that its user asked to run. It is read once: the bytes that are hashed are those that are run, here and
-in worker processes. Files that it imports are not part of its version.
+The file is code that its user chose to run. It is read once, so that the hashed bytes are those that run, here and
+in worker processes. Files that it imports are not hashed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _registering = threading.RLock()
 def register(path: Path) -> Policy:
     """Add the policy of a file to its kind. Raises PolicyError with file, line and text, or OSError.
 
-    A file is read once in the life of a process, so that a run has one version of it. A name that exists is refused;
-    the same content again changes nothing.
+    A file is read once per process, so that a run has one version of it. An existing name is an error;
+    repeating the same content has no effect.
     """
     before = _by_version().get(_version(_contents.get(str(path), b"")))
     return before or _register(str(path), _content(path))
@@ -45,7 +45,7 @@ def registered() -> list[tuple[str, bytes]]:
 
 
 def register_all(files: Iterable[tuple[str, bytes]]) -> None:
-    """Add the policies of another process. Any thread may: they are added once."""
+    """Add the policies of another process, once. Thread-safe."""
     for path, content in files:
         _register(path, content)
 

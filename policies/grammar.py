@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 from moereplay import policies
-from moereplay.policies.contract import PAR_SLOTS, Number, Parameter, Policy, PolicyError
+from moereplay.policies.contract import PAR_SLOTS, Choice, Number, Parameter, Policy, PolicyError
 from moereplay.policies.declaration import check_under
 from moereplay.traces.texts import hint
 
@@ -41,7 +41,7 @@ class Chosen(Generic[PolicyT]):
 
 def is_added(param: Parameter) -> bool:
     """Return whether results of earlier versions lack the parameter."""
-    return isinstance(param, Number) and param.added
+    return isinstance(param, Number | Choice) and param.added
 
 
 def parse(kind: str, text: str) -> Chosen[Any]:
@@ -74,7 +74,7 @@ def foresight() -> Callable[[Mapping[str, Any]], bool]:
 
 
 def deciding() -> Callable[[Mapping[str, Any]], int]:
-    """Return a function of a configuration's policies, by kind: how many of them predict or score."""
+    """Return a function that counts, for a configuration's policies by kind, how many predict or score."""
     decides = cache(_decides)
     return lambda chosen: sum(decides(kind, chosen[kind]) for kind in policies.NAMES)
 
@@ -90,7 +90,7 @@ def _decides(kind: str, text: str) -> bool:
 def _needs(kind: str, text: str) -> frozenset[str]:
     try:
         return parse(kind, text).needs
-    except PolicyError:  # of a file that is not at hand, or of another version
+    except PolicyError:  # of a file that is missing or has another version
         return frozenset()
 
 

@@ -1,4 +1,4 @@
-"""Every hook of the policy contract, declared once: who may give it, what it takes and returns, when it is called.
+"""Every hook of the policy contract, declared once: its kind of policy, arguments, result, and when it is called.
 
 A hook is a field of one of the classes below, from which `policies/contract.py` makes the kinds of policy; `HOOKS` is
 the table of these fields. The checks of policy files, the bound hooks of both engines, the compiled adapters and the
@@ -92,7 +92,7 @@ FREE = Argument("free", "free bytes of the first one's pool")
 VERDICT = Argument("verdict", "of each of `missing`: a precision to fetch at, DROP, CPU or PER_TOKEN", 1, written=True)
 TOKEN = Argument("t", "a token of the pass")
 PLACE = Argument("j", "the place among its experts of the one that is absent")
-ELIGIBLE = Argument("eligible", "of each expert of the layer: 1 if it may stand in, else 0", axes=1)
+ELIGIBLE = Argument("eligible", "for each expert of the layer: 1 if it may substitute, else 0", axes=1)
 IDS = Argument("out", "`out[t][j]` takes the j-th expert of token t, by its number in the layer", 2, written=True)
 NAMES = Argument("out", "takes copies of later layers of this pass, first fetched first", 1, written=True)
 
@@ -146,7 +146,7 @@ class MissHooks:
         "for every demanded expert, before it is looked up",
         POSITION,
         result=int,
-        meaning="the least precision that is good enough; 0 if there is no such hook",
+        meaning="the lowest sufficient precision; 0 if there is no such hook",
         at_gate=True,
     )
     resolve: Callable[..., None] = row(
@@ -163,7 +163,7 @@ class MissHooks:
         PLACE,
         ELIGIBLE,
         result=int,
-        meaning="the expert that stands in, or NONE",
+        meaning="the substitute, or NONE",
         at_gate=True,
     )
 
@@ -188,7 +188,7 @@ class EvictionHooks:
         PREFETCHED,
         GOES_OUT,
         result=bool,
-        meaning="False rejects what would come in",
+        meaning="False rejects the incoming copy",
     )
 
 

@@ -1,4 +1,4 @@
-"""Precision ladders of miss policies: none has more bits than the trace stores, as there is no such copy to read.
+"""Precision ladders of miss policies: none has more bits than the stored experts.
 
 Ladders of papers are made for models of 8 or 16 bits: SpecMD's 8/4/2, HOBBIT's pairs 16/4 and 8/2. Their steps are
 shares of the most precise copy, so a default ladder is scaled to the stored precision, in whole bits of at least 2, the
@@ -51,7 +51,7 @@ def at_most(chosen: Chosen[Miss], stored: float) -> Chosen[Miss]:
         instead = "leave bits out" if "bits" in chosen.given else "choose another miss policy"
     raise PolicyError(
         f"miss {chosen.policy.label}: bits={_spelled(bits)} begins above the {stored:g} bits at which the trace stores "
-        f"its experts; {instead}, or import the trace with --expert-bits {bits[0]:g} if the model is stored so"
+        f"its experts; {instead}, or import the trace with --expert-bits {bits[0]:g} if the model has that precision"
     )
 
 
@@ -65,6 +65,6 @@ def note(asked: Chosen[Miss], fitted: Chosen[Miss], stored: float) -> str | None
         return None
     default, used = (_spelled(each.policy.bits(each.params)) for each in (asked, fitted))
     return (
-        f"miss {asked.policy.name} uses bits={used} in place of its default {default}: "
+        f"miss {asked.policy.name} uses bits={used} instead of its default {default}: "
         f"the trace stores its experts at {stored:g} bits"
     )

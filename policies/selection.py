@@ -30,7 +30,7 @@ def protected(now, top_j):
 def is_among(ids, count, e):
     """Return whether e is one of the first `count`."""
     found = 0
-    for i in range(count):  # no branch: which one it is, is anybody's guess
+    for i in range(count):  # no branch, because it would be unpredictable
         found += 1 if ids[i] == e else 0
     return found > 0
 
@@ -63,7 +63,7 @@ def runs(row, count, ids):
 
 
 def foreign_first(row, count, ids):
-    """Move what was not recorded to the front of the row, over the rest; returns how many."""
+    """Move experts that were not recorded to the front of the row; return their number."""
     foreign = 0
     for i in range(count):
         if row[i] >= 0 and not is_among(ids, len(ids), row[i]):
@@ -124,7 +124,7 @@ def suggest_best_of_each(now, step, d, each, out, count):
 
 
 def notes(now, out):
-    """Return where the notes of a layer's experts start, behind the suggestions: the first layer is never suggested."""
+    """Return the offset of a layer's notes, after the suggestions; the first layer is never suggested."""
     return len(out) - now["experts"]
 
 
@@ -208,9 +208,9 @@ def sort_descending(scores, ids):
 
 
 def settle(scores, ids, root, end, score, e):
-    """Put an entry into the heap below the free place `root`, whose top is what sorts last.
+    """Insert an entry into the heap below the free position `root`; the top of the heap sorts last.
 
-    Down to a leaf first, then up: what comes from the end of a heap belongs near a leaf, which halves the comparisons.
+    It sifts down to a leaf, then up: an entry from the end of a heap belongs near a leaf, which halves the comparisons.
     """
     place, child = root, 2 * root + 1
     while child < end:

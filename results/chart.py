@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-BOUND = "belady"  #: the series of Belady's bound, which is counted beside a replay and not replayed
+BOUND = "belady"  #: the series of Belady's bound, which is counted for a replay and not replayed itself
 RELATIVE = "relative"  #: begins the column of a value divided by that of another series
 
 

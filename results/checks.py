@@ -1,6 +1,7 @@
-"""The checks of a sweep: configurations that were measured or run live, beside a replay of the same tokens.
+"""The checks of a sweep: configurations that were measured or run live, each with a replay of the same tokens.
 
-OUT/checks/3f2a90c1d2e4b567-8c1d2e4f.json    one check, whole or not at all; its name is what was checked, and how
+OUT/checks/3f2a90c1d2e4b567-8c1d2e4f.json    one check, written atomically; its name gives the configuration and the
+kind of check
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Side(Frozen):
 
 
 class Check(Frozen):
-    """A configuration, what was measured of it, and its replay."""
+    """A configuration with its measured or live results and its replay."""
 
     checks_version: int = VERSION
     identity: str  #: the configuration's, in the sweep
@@ -78,7 +79,7 @@ class Check(Frozen):
 
 
 def side_of(result: Result, tokens: int) -> Side:
-    """Return the figures of a run over so many tokens."""
+    """Return the figures of a run over a number of tokens."""
     totals, own = result.totals, values_of(result)
     return Side(
         hit_rate=own["hit_rate"],
@@ -121,7 +122,7 @@ def _read(path: Path) -> Check:
     except (OSError, DocumentError, ValidationError, KeyError, TypeError, AttributeError, ValueError) as wrong:
         said = "other fields" if isinstance(wrong, ValidationError) else wrong
         raise ResultError(
-            f"invalid check {path} ({said}): expected a file that a check wrote; remove it, run the checks again"
+            f"invalid check {path} ({said}): expected a file written by a check; remove it and run the checks again"
         ) from None
 
 

@@ -1,7 +1,7 @@
 """Every counter of a replay, declared once: name, unit, definition, and the rows that have it.
 
-Both engines store and report what is declared here; the Parquet files, the tables of a sweep, the readers and the table
-in docs/semantics.md derive from it. `access` is a demanded expert of a step, after the union over tokens.
+Both engines store and report the counters declared here; the Parquet files, the tables of a sweep, the readers and the
+table in docs/semantics.md derive from it. `access` is a demanded expert of a step, after the union over tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Counter:
     unit: str
     definition: str
     per: tuple[Rows, ...] = BOTH
-    column: str = ""  #: in tables that have settings beside counters, if not its name
+    column: str = ""  #: in tables that also have settings, if it is not its name
 
     @property
     def heading(self) -> str:
@@ -54,7 +54,7 @@ _DECLARED = (
     Counter("prefetch_hits", COUNT, "hits that are the first use since a prefetch brought the expert"),
     Counter("prefetch_used", COUNT, "prefetch hits and lates"),
     Counter("predicted", COUNT, "experts that the prefetch policy suggested, each time"),
-    Counter("predicted_demanded", COUNT, "of those, how many the target step demanded"),
+    Counter("predicted_demanded", COUNT, "those that the target step demanded"),
     Counter(
         "predictable",
         COUNT,
@@ -72,18 +72,18 @@ _DECLARED = (
     Counter("bytes_demand", BYTES, "bytes of demand transfers, charged when they start"),
     Counter("bytes_prefetch", BYTES, "bytes of prefetch transfers, charged when they start"),
     Counter("bytes_lower", BYTES, "bytes of transfers into the tiers below the fast one, charged when they start"),
-    Counter("bytes_wasted", BYTES, "bytes prefetched and evicted before any use; not what a reset cleared"),
+    Counter("bytes_wasted", BYTES, "bytes prefetched and evicted before any use; without bytes cleared by a reset"),
     Counter(
         "bytes_unused_at_end",
         BYTES,
-        "bytes prefetched, resident and unused at the end; not what is in flight then or was cleared by a reset",
+        "bytes prefetched, resident and unused at the end; without bytes in flight or cleared by a reset",
     ),
     Counter(
         "link_busy_ns",
         NS,
         "time of the transfers, end_i - max(issue_i, end_(i-1)), charged when they start; the sum over all links",
     ),
-    Counter("dense_ns", NS, "dense compute, including what a pass costs before layer 0"),
+    Counter("dense_ns", NS, "dense compute, including the work of a pass before layer 0"),
     Counter("expert_ns", NS, "expert compute"),
     Counter("cpu_ns", NS, "CPU time of experts, charged when the work begins"),
     Counter("loading_ns", NS, "compute's own time to have experts loaded"),
@@ -91,7 +91,7 @@ _DECLARED = (
     Counter("assignments_kept", COUNT, "assignments of the router's own choice that were executed as chosen"),
     Counter("mass", WEIGHT, "gate weight of the router's own choice"),
     Counter("mass_kept", WEIGHT, "of that, the part executed as chosen"),
-    Counter("mass_low_precision", WEIGHT, "of what was kept, the part executed below the highest precision tier"),
+    Counter("mass_low_precision", WEIGHT, "the part of mass_kept executed below the highest precision tier"),
     Counter(
         "mass_substituted",
         WEIGHT,
@@ -100,7 +100,7 @@ _DECLARED = (
     Counter(
         "mass_dropped",
         WEIGHT,
-        "the rest of it, not executed; mass_kept + mass_substituted + mass_dropped = mass",
+        "the part not executed; mass_kept + mass_substituted + mass_dropped = mass",
     ),
     Counter("rank_displacement", COUNT, "sum over assignments of how far their rank is from the slot they fill"),
     Counter(
@@ -111,7 +111,7 @@ _DECLARED = (
 )
 #: By name, in the order of columns.
 COUNTERS: dict[str, Counter] = {counter.name: counter for counter in _DECLARED}
-#: Of a row per request, beside the counters; `ttft_ns` is null without a prompt.
+#: Columns of a row per request, in addition to the counters; `ttft_ns` is null without a prompt.
 REQUEST_TIMES = ("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens")
 PHASES = ("prefill", "decode")
 LIFETIME_BUCKETS = 24  #: bucket b counts copies evicted after [2**(b-1), 2**b) steps; bucket 0 within their own step
@@ -124,7 +124,7 @@ def reported(counts: Iterable[int], per: Rows) -> dict[str, int]:
 
 
 def heading_of(name: str) -> str:
-    """Return the column of a counter in tables that have settings beside counters; an unknown one's is its name."""
+    """Return a counter's column in tables that also have settings; for an unknown counter, its name."""
     return COUNTERS[name].heading if name in COUNTERS else name
 
 

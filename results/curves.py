@@ -56,7 +56,7 @@ def write_row(folder: Path, row: Mapping[str, Any]) -> Path:
 def load(folder: Path) -> pl.DataFrame:
     """Load every `curve-*.parquet` of `folder`, by rising capacity; the frame may be empty.
 
-    `percent` is of all expert bytes; `hit_rate` is null where a machine's times decide, and without accesses; it is
+    `percent` is of all expert bytes; `hit_rate` is null if it depends on a machine's times, or without accesses; it is
     `replayed` where those of `platform` have.
     Raises ResultError naming the file that is broken, foreign or newer than this code.
     """

@@ -8,7 +8,7 @@ from moereplay.traces.texts import hint
 
 
 class ResultError(Exception):
-    """Results cannot be read or drawn as asked; the message names the thing and the fix."""
+    """Results cannot be read or drawn; the message names the cause and the fix."""
 
 
 def unknown(kind: str, name: str, known: Collection[str]) -> ResultError:

@@ -27,7 +27,7 @@ from moereplay.traces.texts import in_csv
 
 
 def read_rows(path: Path, verb: str) -> pl.DataFrame:
-    """Return the rows of one file that `verb` wrote.
+    """Return the rows of one file written by `verb`.
 
     Raises ResultError if it is broken, foreign or newer than this code.
     """
@@ -41,13 +41,13 @@ def read_rows(path: Path, verb: str) -> pl.DataFrame:
 
 
 def check_digests(path: Path, part: pl.DataFrame, verb: str) -> None:
-    """Raises ResultError if a row is not what was written."""
+    """Raise ResultError if a row differs from the written one."""
     if any(row.get("digest") != row_digest(row) for row in part.iter_rows(named=True)):
         raise damaged(path, verb)
 
 
 def read_parquet(path: Path, verb: str) -> pl.DataFrame:
-    """Return a file that `verb` wrote, unparsed if damaged. Raises ResultError if it is, or no Parquet."""
+    """Read a Parquet file written by `verb`. Raises ResultError, before parsing, for a damaged or different file."""
     try:
         data = content(path, MOST_BYTES)
         if is_damaged(data):
@@ -66,7 +66,7 @@ def check_columns(path: Path, schema: pl.Schema, columns: Mapping[str, Collectio
 
 
 def damaged(path: Path, verb: str) -> ResultError:
-    """Return the refusal of a file that is not what was written."""
+    """Return the error for a damaged file."""
     return ResultError(f"{path} is damaged: its content does not match its digest; delete it and {verb} again")
 
 
@@ -83,13 +83,13 @@ def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int | None
 
 
 def write_events(path: Path, events: Sequence[Event]) -> None:
-    """Write the event log as Parquet, or as CSV if the name says so. Raises ResultError."""
+    """Write the event log as Parquet, or as CSV if the name ends in .csv. Raises ResultError."""
     frame = pl.DataFrame([vars(event) for event in events], schema=_event_schema(), orient="row")
     write_frame(frame.rename({"step_pass": "pass"}), path)
 
 
 def write_frame(frame: pl.DataFrame, path: Path) -> None:
-    """Write a frame as Parquet, or as CSV if the name says so. Raises ResultError."""
+    """Write a frame as Parquet, or as CSV if the name ends in .csv. Raises ResultError."""
     write_file(path, csv_text(frame).encode() if path.suffix == ".csv" else parquet(frame))
 
 
@@ -100,7 +100,7 @@ def csv_text(frame: pl.DataFrame) -> str:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file atomically: a reader sees all of it or nothing. Raises ResultError."""
+    """Write a file atomically: readers see either the complete file or none. Raises ResultError."""
     try:
         write_whole(path, data)
     except OSError as error:
@@ -108,7 +108,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def parquet(frame: pl.DataFrame) -> bytes:
-    """Return the frame as Parquet bytes, in memory: polars reports a full disk with errors of its own."""
+    """Return the frame as Parquet bytes, in memory, because polars reports a full disk with other errors."""
     file = io.BytesIO()
     frame.write_parquet(file, metadata={FILE_DIGEST: NO_DIGEST})
     return with_file_digest(file.getvalue())

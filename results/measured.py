@@ -1,4 +1,4 @@
-"""The file of `measure --out`: one JSON document of real runs beside their replays."""
+"""The file of `measure --out`: one JSON document of real runs and their replays."""
 
 from __future__ import annotations
 

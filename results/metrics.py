@@ -1,8 +1,8 @@
 """Every metric, defined once: the counters that it divides, its unit, its direction and its words.
 
-A metric is a sum of counters over a sum of counters. It is undefined, never zero or infinite, where a counter is
+A metric is a sum of counters over a sum of counters. It is undefined (not zero or infinite) if a counter is
 missing or the denominator is zero. `value` computes it for one configuration, layer or request; `expression` for a
-column of a frame. `OTHERS` declares the metrics that are no such ratio: a median and a complement.
+column of a frame. `OTHERS` declares the metrics that are not such ratios: a median and a complement.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Metric:
         return value if self.larger_is_better else -value
 
     def value(self, counters: Counters) -> float | None:
-        """Compute the metric from counters; None where it is undefined."""
+        """Compute the metric from counters; None if it is undefined."""
         over = _total(counters, self.over)
         under = _total(counters, self.under) if self.under else 1
         found = quotient(over, under)
@@ -130,12 +130,12 @@ METRICS: dict[str, Metric] = {
 }
 #: Ratios of counters alone: every tidy frame with these columns can have them, those of layers and requests too.
 RATIOS = tuple(name for name, each in METRICS.items() if each.under and not {*each.over, *each.under} & {*TIMES})
-#: Metrics that are no ratio of sums, and what they are.
+#: Metrics that are not ratios of sums, with their definitions.
 OTHERS: dict[str, str] = {
     "compulsory_limit": "1 - bound_compulsory / bound_accesses: no cache without prefetch hits more",
     "ttft_median_ms": "median over requests of the time from request start to the end of its prefill",
 }
-#: As papers state it; delayed hits are no misses. Without prefetch it is 1 - hit rate.
+#: As papers define it; delayed hits are not misses. Without prefetch it is 1 - hit rate.
 MISS_RATE = Metric(("misses",), ("accesses",), larger_is_better=False)
 #: The metrics of a result, in the order of documentation.
 DOCUMENTED = (
@@ -162,7 +162,7 @@ RANKED: dict[str, bool] = {
         "gb_moved",
     )
 }
-#: What a search can aim at, and a driver compares as results come in.
+#: Metrics that a search can optimise and a driver compares as results arrive.
 SEARCHED = ("hit_rate", "ttft_mean_ms", "tpot_ms", "gb_moved", "capacity_gb", "mass_share_kept", "choice_kept")
 #: Earlier names, which are still read.
 ALIASES = {"mass_kept": "mass_share_kept", "ttft_ms": "ttft_mean_ms"}
@@ -174,7 +174,7 @@ def named(name: str) -> str:
 
 
 def formula(name: str) -> str:
-    """Return what a metric is computed from, as text for documentation."""
+    """Return the formula of a metric for the documentation."""
     return OTHERS[name] if name in OTHERS else METRICS[name].formula
 
 
@@ -191,7 +191,7 @@ def prefill_times(requests: Sequence[Counters]) -> list[int]:
 
 
 def values(counters: Counters, requests: Sequence[Counters] = ()) -> dict[str, float | None]:
-    """Compute every metric of a configuration from its totals, with `bound_` counters where they are known.
+    """Compute every metric of a configuration from its totals, and from `bound_` counters if they are known.
 
     Metrics of time are undefined without rows of requests.
     """
@@ -205,7 +205,7 @@ def values(counters: Counters, requests: Sequence[Counters] = ()) -> dict[str, f
 
 
 def values_of(result: Result) -> dict[str, float | None]:
-    """Compute every metric of a replay but those of its bounds."""
+    """Compute every metric of a replay except those of bounds."""
     return values({**result.totals, "capacity_bytes": result.about.get("capacity_bytes")}, result.per_request)
 
 

@@ -10,11 +10,9 @@ from moereplay.traces.files import refuse_inside_trace
 
 
 def check_output(path: Path) -> None:
-    """Raises ResultError naming what is in the way of this file, folders above it included. Nothing is made."""
+    """Raise ResultError if this file or its parent folders cannot be created; create nothing."""
     if path.parts[:1] == ("-",):
-        raise ResultError(
-            "cannot write to standard output (-): the output is more than one text; pass a file or a folder"
-        )
+        raise ResultError("cannot write to standard output (-): the output has several files; pass a file or a folder")
     try:
         refuse_inside_trace(path)
     except OSError as refused:

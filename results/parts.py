@@ -1,6 +1,6 @@
-"""Parts: tables that appear whole or not at all, with the provenance that says what is in them, wherever they are kept.
+"""Parts: tables that are written atomically, with a provenance document that describes them, in a folder or a bucket.
 
-`replay --out` writes one for each configuration, `sweep run` one for a few seconds' worth, `sweep merge` one of many.
+`replay --out` writes one part per configuration, `sweep run` one per few seconds of work, `sweep merge` one in total.
 
 OUT/part-2f61c0/configurations.parquet  layers.parquet  bounds.parquet  requests.parquet  provenance.json
 
@@ -38,7 +38,7 @@ class PartError(ResultError):
 
 @dataclass(frozen=True)
 class Part:
-    """Tables as Parquet files by name, and the identities in them by what they are."""
+    """Tables as Parquet files by name, and the identities that they contain, by kind."""
 
     files: Mapping[str, bytes]  #: table -> file
     holds: Mapping[str, Sequence[str]]  #: configuration | bound | requests | error -> identities
@@ -62,13 +62,13 @@ class Part:
 
 @dataclass(frozen=True)
 class StoredPart:
-    """A part in a folder, checked; the content of a table is when it is read."""
+    """A part in a folder, already checked; the content of each table is checked when it is read."""
 
     path: Path
     provenance: Mapping[str, Any]
 
     def frame(self, name: str) -> pl.DataFrame | None:
-        """Return a table, None if the part has none. Raises PartError if it is damaged, missing, or no table."""
+        """Return a table, None if the part has none. Raises PartError if it is damaged, missing or not a table."""
         data = self._content(name)
         if data is None:
             return None
@@ -114,9 +114,9 @@ def older_files(folder: Path) -> list[Path]:
 
 
 def parsed(data: bytes, where: Path | str, there: Collection[str]) -> dict[str, Any]:
-    """Return the provenance of a part, whose folder or URL an error names. `there` are the files beside it.
+    """Return the provenance of a part; errors name `where`, its folder or URL. `there` lists the part's files.
 
-    Raises PartError if it is not what was written, of a newer version, or other files are there than it lists.
+    Raises PartError if it is damaged or of a newer version, or if the part has other files than it lists.
     """
     provenance = _document(data, where)
     version = provenance["sweep_version"]
@@ -130,7 +130,7 @@ def parsed(data: bytes, where: Path | str, there: Collection[str]) -> dict[str, 
 
 
 def check_table(data: bytes, file: str, provenance: Mapping[str, Any], where: Path | str) -> None:
-    """Raises PartError if a file is not what the part's provenance says."""
+    """Raise PartError if a file does not match the part's provenance."""
     if hashlib.sha256(data).hexdigest() != provenance["sha256"][file]:
         raise _damaged(where, file)
 
@@ -165,7 +165,7 @@ def _document(data: bytes, where: Path | str) -> dict[str, Any]:
         identities = [identity for held in found["holds"].values() for identity in held]
         texts = all(isinstance(text, str) for text in (*identities, *found["sha256"].values()))
         if not (texts and isinstance(found["sweep_version"], int)):
-            raise ValueError("its provenance has other values")
+            raise ValueError("its provenance has different values")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _no_part(where, error) from None
     return found
@@ -175,7 +175,7 @@ def _check_name(provenance: Mapping[str, Any], where: Path | str) -> None:
     expected = _name_of(provenance["holds"], provenance["sha256"])
     if str(where).replace("\\", "/").rpartition("/")[2] != expected:
         raise PartError(
-            f"{where} holds what is called {expected}: it was renamed, or its provenance is damaged; "
+            f"{where} contains results of {expected}: it was renamed, or its provenance is damaged; "
             "rename it back, or remove it and replay again"
         )
 

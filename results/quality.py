@@ -1,4 +1,4 @@
-"""The file of `quality --out`: a row per task and policy set, with what the model answered, example by example.
+"""The file of `quality --out`: a row per task and policy set, with the model's answers to each example.
 
 `quality.parquet` has nested rows, `examples.parquet` a flat row for every example and measure, so that sets can be
 compared in pairs. The set `unmodified` is the model without policies.
@@ -23,12 +23,12 @@ from moereplay.results.settings import setting_kinds
 FILE = "quality.parquet"
 EXAMPLES = "examples.parquet"
 UNMODIFIED = "unmodified"
-#: What TTFT and TPOT are made of: sums over requests, beside the counters of a run.
+#: Inputs of TTFT and TPOT: sums over requests, in addition to a run's counters.
 TIMES = ("ttft_ns", "ttft_requests", "decode_ns", "decode_passes")
 _COUNTED = pl.Struct(dict.fromkeys((*COUNTERS, "time_ns", *TIMES), pl.Int64))
 _ABOUT = ("model", "weights_sha256", "dtype", "trace", "task_sha256", "evaluator", "device", "policies", "alone")
 _MEASURE = {"name": pl.String, "value": pl.Float64, "higher_is_better": pl.Boolean}
-#: `weight` is what the example counts in the mean: tokens or words of a perplexity, else 1.
+#: `weight` is the example's weight in the mean: tokens or words of a perplexity, else 1.
 _EXAMPLE = {"example": pl.String, "prompt_sha256": pl.String, "measure": pl.String} | {
     "value": pl.Float64,
     "weight": pl.Float64,
@@ -42,7 +42,7 @@ SCHEMA: dict[str, Any] = {
     "about": pl.Struct(dict.fromkeys(_ABOUT, pl.String) | {"batch": pl.Int64, "seed": pl.Int64}),
     "texts": pl.Int64,
     "tokens": pl.Int64,
-    "live": _COUNTED,  # what the policies did to this model; null of `unmodified`
+    "live": _COUNTED,  # effects of the policies on this model; null for `unmodified`
     "replayed": _COUNTED,  # what a replay of the unmodified model's trace says, as a sweep would
     "bounds": pl.Struct(BOUNDS),  # of that replay; null where routing changes the demand
     "measures": pl.List(pl.Struct(_MEASURE)),

@@ -1,6 +1,6 @@
 """Tidy frames of results, made from the nested rows (one per configuration) that `results.stored` reads.
 
-A tidy frame has a column per configuration field, per fact of `ABOUT_FIELDS` and per counter, those of the files: one
+A tidy frame has a column per configuration field, per fact of `ABOUT_FIELDS` and per counter in the files: a counter
 that older results lack is null there, one that only newer ones have is passed on. A counter with the name of a setting
 has the column that its declaration says: `capacity` is what the user asked for, `capacity_misses` the misses.
 """
@@ -45,8 +45,8 @@ def requests(frame: pl.DataFrame) -> pl.DataFrame:
 def only(frame: pl.DataFrame, /, **wanted: str | Collection[str]) -> pl.DataFrame:
     """Return the configurations whose fields have one of the wanted values: `only(frame, contract="atomic")`.
 
-    `trace` takes the beginning of a digest, a policy of the user's own goes without the digest of its file. Raises
-    ResultError naming the field, or the values that no result has and those that some have.
+    `trace` takes the beginning of a digest; user policies are named without the digest of their file. Raises
+    ResultError naming the unknown field, or the missing values and the existing ones.
     """
     for field, values in wanted.items():
         if field not in fields(frame):
@@ -82,7 +82,7 @@ def routing_of(frame: pl.DataFrame) -> list[str]:
 
 
 def seconds_of(frame: pl.DataFrame) -> str:
-    """Describe what the rows' times rest on: calibrations, else estimates, and how far off such times were."""
+    """Describe the basis of the rows' times: calibrations or estimates, with their measured error."""
     about = frame.schema["about"]
     if not isinstance(about, pl.Struct) or "calibration" not in fields_of(about):
         return ESTIMATE

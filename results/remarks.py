@@ -15,20 +15,20 @@ SYNTHETIC = "synthetic routing"
 
 
 def with_routing(label: str, synthetic: str) -> str:
-    """Return a label that also says whether the routing is synthetic: SIMULATED, synthetic routing."""
+    """Return a label that marks synthetic routing: SIMULATED, synthetic routing."""
     return f"{label}, {SYNTHETIC}" if synthetic else label
 
 
 def synthetic_of(about: Mapping[str, Any]) -> str:
-    """Return how the routing of a result was made; empty for recorded routing.
+    """Return how the synthetic routing of a result was made; empty for recorded routing.
 
-    Results of earlier versions say it by the name of the model alone.
+    Results of earlier versions state it only in the model's name.
     """
     return about.get("synthetic") or named_synthetic(about.get("model") or "")
 
 
 def assumptions(routings: Iterable[str]) -> list[str]:
-    """Return the sentence that stands with figures of synthetic routing; none where all of it was recorded."""
+    """Return the note on synthetic routing for a figure or table; empty if all routing was recorded."""
     made = sorted(set(routings) - {""})
     if not made:
         return []
@@ -36,7 +36,7 @@ def assumptions(routings: Iterable[str]) -> list[str]:
 
 
 def seconds_in_words(about: Mapping[str, Any], calibrated: str = "calibrated, ") -> str:
-    """Return what the seconds of a result rest on, from its `about`; `calibrated` comes before the calibration."""
+    """Return the basis of a result's times, from its `about`; `calibrated` is a prefix of the calibration."""
     if about.get("seconds") == "calibrated":
         text = f"{calibrated}{about.get('calibration')}"
     else:
@@ -66,7 +66,7 @@ def idle(rows: Iterable[Rows]) -> list[str]:
 
 
 def bracketed(rows: Iterable[Rows]) -> list[str]:
-    """Return the line that says what kind of number Belady's is where experts of a pool differ in bytes, if any do."""
+    """Return the note on Belady's bound for pools whose experts differ in bytes, if there are any."""
     gaps = [gap for row in rows if (gap := _bracket(row["bounds"] or {})) is not None]
     return [f"{BRACKETED}; {within(max(gaps))}"] if gaps else []
 
@@ -77,7 +77,7 @@ def within(gap: float) -> str:
 
 
 def _bracket(bounds: Mapping[str, int | None]) -> float | None:
-    """Return the share of accesses by which the most hits are uncertain; None where they are known or have no bound."""
+    """Return the uncertainty of the most hits as a share of accesses; None if it is known exactly or has no bound."""
     most, feasible, accesses = (bounds.get(name) for name in ("belady_hits", "feasible_hits", "accesses"))
     return None if most is None or feasible is None or not accesses else (most - feasible) / accesses
 
@@ -86,7 +86,7 @@ BRACKETED = "belady: upper bound where experts of a pool differ in bytes"
 EMPTY = "nothing is ever loaded, so that a cache that starts empty stays empty; --warm FILE fills it at the start"
 USELESS = (
     "lower tiers catch {} of the bytes that the cache loads: a lower tier includes the experts of the cache above it, "
-    "so that it helps only as far as it is larger"
+    "so it helps only if it is larger"
 )
 
 

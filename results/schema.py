@@ -2,7 +2,7 @@
 
 A row of `replay --out` is nested as the JSON document is; the tables of a sweep are flat:
 
-configurations  one row per configuration: settings, totals, latencies; `error` says why there are no totals
+configurations  one row per configuration: settings, totals, latencies; `error` gives the reason for missing totals
 layers          one row per configuration, layer and phase
 requests        one row per configuration and request, if the experiment asks for them
 bounds          one row per count that bounds hit rates; `configurations.bound` points here
@@ -35,9 +35,9 @@ DTYPES: Columns = {
     "flag": pl.Boolean,
     "pairs": pl.List(pl.List(pl.Int64)),
 }
-#: What a reader must know of a result beside its configuration; `calibration` is null where seconds are estimated,
+#: Facts about a result in addition to its configuration; `calibration` is null where seconds are estimated,
 #: `synthetic` where the routing was recorded; `uncalibrated` says why they are although the platform is calibrated,
-#: `assumed` what is assumed of dense weights; `band` says how far such times were off
+#: `assumed` the assumption on dense weights; `band` the measured error of such times
 #: where they were measured, and its ends are measured / predicted.
 _TEXTS = (
     *("label", "seconds", "calibration", "trace", "model", "capacity_forms", "warning", "synthetic"),
@@ -52,7 +52,7 @@ FACTS: Columns = dict.fromkeys(_TEXTS, pl.String) | {
     "band_most": pl.Float64,
 }
 LIFETIME: Columns = {"lifetime": pl.List(pl.Int64)}
-#: What bounds the hits: null where Belady's are no bound; accesses; misses at any capacity; hits of a way to evict,
+#: Bounds of hits: null if Belady's are not a bound; accesses; misses at any capacity; hits of a way to evict,
 #: where experts of a pool differ in bytes.
 BOUNDS: Columns = dict.fromkeys(("belady_hits", "accesses", "compulsory", "feasible_hits"), pl.Int64)
 LATENCIES: Columns = {
@@ -63,7 +63,7 @@ LATENCIES: Columns = {
     "decode_passes": pl.Int64,
 }
 IN_FULL = "_in_full"  #: ends the column of a policy with every parameter, defaults included
-#: What orders a table of a sweep, and tells its rows apart.
+#: Columns that order a table of a sweep and identify its rows.
 ORDER = {
     "configurations": ["identity"],
     "layers": ["identity", "layer", "phase"],
@@ -115,12 +115,12 @@ def _counters(per: Rows, flat: bool = False) -> Columns:
 
 
 def settings_in(configurations: Sequence[str]) -> list[str]:
-    """Return the settings among the columns of that table, by their place, so that a reader needs no list of them."""
+    """Return the columns of a table that are settings, by their position in the file."""
     return _between(configurations, "error", next(iter(FACTS)))
 
 
 def counters_in(configurations: Sequence[str]) -> list[str]:
-    """Return the counters among the columns of that table, those of other versions included."""
+    """Return the columns of a table that are counters, including those of other versions."""
     # Policies in full precede the facts that the file of an earlier version lacks, and follow those that it has.
     *_, last = (name for name in configurations if name in FACTS or name.endswith(IN_FULL))
     return _between(configurations, last, "time_ns")
@@ -150,10 +150,10 @@ def with_digests(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> pl.DataFrame:
-    """Return the rows of all frames, with the columns of `base` and of every frame, null where one lacks them.
+    """Concatenate frames, with the columns of `base` and of every frame; missing values are null.
 
-    A frame comes with what an error calls it. Columns come in one order, whatever the order of the frames.
-    Raises ResultError where a column has another type.
+    Each frame comes with its name for errors. The column order does not depend on the order of the frames.
+    Raises ResultError if a column has different types.
     """
     schema, layouts = base, list[tuple[object, pl.Schema]]()
     for where, frame in found:
@@ -163,7 +163,9 @@ def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> p
         try:
             schema = _joined_fields(schema, layout)
         except TypeError as conflict:
-            raise ResultError(f"{where} has other columns than it should: {conflict}; keep versions apart") from None
+            raise ResultError(
+                f"{where} has unexpected columns: {conflict}; use separate folders for different versions"
+            ) from None
     empty = pl.DataFrame(schema=schema)
     # in one chunk: polars rounds the quotients of a chunk of one row in another way
     return pl.concat([empty, *(_filled(frame, schema) for _, frame in found)], rechunk=True)
@@ -171,14 +173,14 @@ def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> p
 
 def _filled(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     """Cast a nested column, which fills the fields that it lacks."""
-    own = frame.schema  # polars makes it anew each time
+    own = frame.schema  # polars rebuilds it each time
     lacking = [pl.lit(None, kind).alias(name) for name, kind in schema.items() if name not in own]
     other: Any = {name: kind for name, kind in schema.items() if own.get(name, kind) != kind}
     return frame.cast(other).with_columns(lacking).select(schema.names())
 
 
 def _joined_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], inside: str = "") -> pl.Schema:
-    """Return the columns of both: one that is new stands behind the one that it follows in `theirs`."""
+    """Return the columns of both; a new column is inserted after the one that it follows in `theirs`."""
     kinds = {
         name: _joined(ours[name], theirs[name], f"{inside}{name}") if name in ours and name in theirs else kind
         for name, kind in {**theirs, **ours}.items()
@@ -213,7 +215,7 @@ def _instance(kind: Any) -> pl.DataType:
     return kind() if isinstance(kind, type) else kind
 
 
-# -- Digests of what is stored: of every row, and of every file of replays, curves and validations.
+# -- Digests of stored data: of every row, and of every file of replays, curves and validations.
 
 #: In the metadata of a Parquet file: sha256 of the file, with zeros where the digest stands.
 FILE_DIGEST = "moereplay.sha256"
@@ -245,7 +247,7 @@ def is_damaged(data: bytes) -> bool:
 
 def _file_digest(data: bytes) -> tuple[int, int] | None:
     """Find the begin and end of the digest: two bytes after its name, which hold Thrift's type and length of a text."""
-    name = data.rfind(FILE_DIGEST.encode())  # metadata stand behind all rows
+    name = data.rfind(FILE_DIGEST.encode())  # metadata follow all rows
     begin = name + len(FILE_DIGEST) + 2
     return None if name < 0 else (begin, begin + len(NO_DIGEST))
 

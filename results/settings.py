@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 #: How values are stored: keys of `results.schema.DTYPES`.
 TEXT, WHOLE, EXPERTS = "text", "integer", "pairs"
-#: The four kinds of policies, in the order in which a gate asks them and columns list them: `policies.hooks.KINDS`.
+#: The four kinds of policies, in the order in which a gate calls them and columns list them: `policies.hooks.KINDS`.
 KINDS = ("routing", "prefetch", "eviction", "miss")
 
 
@@ -23,7 +23,7 @@ class Setting(NamedTuple):
 
     name: str  #: of the field, the option, the column, and in headings
     default: str | int | tuple[()]
-    help: str  #: of the option: what it decides, then the values or their form
+    help: str  #: help of the option: its effect, then its values or their form
     values: tuple[str, ...] = ()  #: all that it can have; none if they have a form instead
     kind: str = TEXT
     listed: bool = True  #: whether an option may list alternatives; in an experiment any setting may vary
@@ -105,7 +105,7 @@ SETTINGS = (
     Setting("seed", 0, "Seed of random policies, and of sampling by a live model.", kind=WHOLE, listed=False),
 )
 NAMES = tuple(each.name for each in SETTINGS)
-OF_A_FILE = "@[0-9a-f]+"  #: stands behind the name of a policy of the user's own: which version of its file
+OF_A_FILE = "@[0-9a-f]+"  #: follows the name of a user policy: the version of its file
 POLICIES = tuple(name for name in NAMES if name in KINDS)  #: in the order of options and headings
 LISTED = tuple(each.name for each in SETTINGS if each.listed)
 #: Settings that a curve of misses depends on, in the order of its columns.
@@ -117,7 +117,7 @@ LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacit
 
 
 def bare_names(spelled: Collection[str]) -> dict[str, str]:
-    """Return policies by their spelling without the version of a user's file, where no two become alike."""
+    """Return policies by their name without the digest of a user's file, unless two would become equal."""
     short = {text: re.sub(OF_A_FILE, "", text) for text in spelled}
     often = Counter(short.values())
     return {text: name if often[name] == 1 else text for text, name in short.items()}
@@ -130,9 +130,9 @@ def setting_kinds() -> dict[str, str]:
 
 
 def older() -> dict[str, str | int | tuple[()]]:
-    """Return settings that results of earlier versions lack, with the value that was theirs: the default.
+    """Return the settings that results of earlier versions lack, with their implicit value, the default.
 
-    At its default such a setting does not enter a configuration's identity, so that what is stored is found again.
+    At its default such a setting is not part of a configuration's identity, so that stored results stay valid.
     """
     return {each.name: each.default for each in SETTINGS if each.added}
 
@@ -140,7 +140,7 @@ def older() -> dict[str, str | int | tuple[()]]:
 def markdown() -> str:
     """Return the Markdown table of settings in docs/settings.md."""
     rows = [f"| `{each.name}` | {_shown(each.default)} | {each.help} | {_listed(each)} |" for each in SETTINGS]
-    return "\n".join(["| setting | default | what it is | in `replay` |", "|---|---|---|---|", *rows])
+    return "\n".join(["| setting | default | meaning | in `replay` |", "|---|---|---|---|", *rows])
 
 
 def _shown(default: str | int | tuple[()]) -> str:
@@ -161,7 +161,7 @@ LISTS = tuple(name for name, kind in setting_kinds().items() if kind == EXPERTS)
 def repeat_command(config: Mapping[str, Any], trace: str, policy_files: Sequence[str] = ()) -> str:
     """Return the command that replays a configuration. Defaults are left out; `trace` is the user's name for it.
 
-    Lists of experts are read from the files that `files` says; a user's own policy goes without the hash of its file.
+    Lists of experts are named by `files`; user policies are named without the hash of their file.
     """
     words = ["moereplay", "replay", trace]
     for each in SETTINGS:

@@ -42,7 +42,7 @@ class Source(Protocol):
         ...
 
     def frame(self, name: str) -> pl.DataFrame | None:
-        """Return a table, None if it has none. Raises ResultError if it is damaged."""
+        """Return a table, None if the source has none. Raises ResultError if it is damaged."""
         ...
 
 
@@ -79,7 +79,7 @@ def load(folder: Path) -> pl.DataFrame:
 
 
 def _with_routing(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the table with what earlier versions said of synthetic routing by the name of the model alone."""
+    """Add the synthetic routing that earlier versions stated only in the model's name."""
     named = pl.col("model").str.strip_prefix(MODEL).alias("synthetic")
     labelled = pl.col("label") + f", {SYNTHETIC}"
     older = pl.col("synthetic").is_null() & pl.col("model").str.starts_with(MODEL)
@@ -97,10 +97,10 @@ def errors(folder: Path) -> pl.DataFrame:
 
 
 def table_of(found: Iterable[Source], name: str) -> pl.DataFrame:
-    """Return a table of sources of any versions, in order, each row once; no rows where no part has the table.
+    """Return one table of all sources, of any versions, in order, without duplicate rows; empty if no part has it.
 
-    Of a row that several have, the one with the fewest nulls stays: a result rather than an error, what a newer
-    version counted rather than what an older one did not. Raises ResultError naming what is damaged or foreign.
+    Of duplicates, the row with the fewest nulls is kept: a result rather than an error, the counters of a newer
+    version rather than the nulls of an older one. Raises ResultError naming a damaged or foreign source.
     """
     read = [(each.path, table) for each in found if (table := each.frame(name)) is not None]
     rows = together(table_schemas()[name], read)

@@ -19,7 +19,7 @@ NS_PER_US = 1000
 
 
 class Track(NamedTuple):
-    """A row of the viewer, in the order of the numbers; it comes before what is on it."""
+    """A row of the viewer, ordered by number; it is declared before its events."""
 
     number: int
     name: str

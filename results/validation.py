@@ -1,4 +1,4 @@
-"""The file of `validate --out`: a row per policy set, what a live run and its replays measured beside each other."""
+"""The file of `validate --out`: a row per policy set, with the results of a live run and its replays."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig
@@ -17,7 +17,7 @@ from moereplay.simulator.replay import Plan, plan
 from moereplay.traces.schema import Trace, canonical
 
 FORCED, RELAXED = "forced", "relaxed"
-#: What a reader must know of a bound that is not forced.
+#: Remarks on a bound that is not forced.
 OTHER_DEMAND = "no belady where routing changes the demand"
 OTHER_PRECISIONS = "no belady where a pool holds experts at several precisions"
 STAYS_OUT = "belady may keep a miss out of the cache where a policy may"
@@ -38,17 +38,19 @@ class Bound:
     slots: tuple[int, ...]  #: experts that fit each pool; where they differ in bytes, as if all had the fewest
     warm: tuple[tuple[int, int], ...]
     pool: int = 0  #: bytes, of one pool of experts that differ in bytes
-    sizes: tuple[int, ...] = ()  #: their bytes, by layer; empty where the experts of each pool have as many
+    sizes: tuple[int, ...] = ()  #: their bytes, by layer; empty if the experts of each pool have equal bytes
+    resident: tuple[tuple[int, int], ...] = ()  #: experts outside the pools, which always hit
 
     def identity(self, trace: Trace) -> str:
         """Return a hash of everything that the count depends on."""
         known = {name: value for name, value in asdict(self).items() if self.sizes or name not in ("pool", "sizes")}
+        known |= {"resident": self.resident} if known.pop("resident") else {}
         document = [SEMANTICS_VERSION, trace.digest, "bound", known]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
 
 class Judged(NamedTuple):
-    """A configuration's bound. Unless it is forced, also the remark to make and the setting that causes it."""
+    """A configuration's bound and, unless the bound is forced, a remark and the setting that causes it."""
 
     bound: Bound | None
     remark: str = ""
@@ -71,7 +73,12 @@ def judge(trace: Trace, config: ReplayConfig) -> Judged:
 
 
 def _bound(ready: Plan, admission: str) -> Bound:
-    config, pools, sizes = ready.config, ready.capacity.pools, ready.layout.tiers[0]
+    config, pools, sizes = ready.config, ready.spec(log=False).pools, ready.layout.tiers[0]
+    return replace(_beside(config, admission, pools, sizes), resident=ready.resident)
+
+
+def _beside(config: ReplayConfig, admission: str, pools: tuple[int, ...], sizes: tuple[int, ...]) -> Bound:
+    """Return the bound of what residents leave of the pools."""
     how = (admission, config.passes, config.reset, config.scope, config.contract)
     if not admission:
         return Bound(*how, (), config.warm)
@@ -98,11 +105,11 @@ def remarks(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
 def count(trace: Trace, bound: Bound) -> Counted:
     """Count hits that no eviction exceeds (null if unknown), accesses, and misses that no cache avoids.
 
-    Where experts of a pool differ in bytes `feasible_hits` are those of a way to evict that knows the future, under the
-    rules of the bound: the most hits lie between the two. It is null where `belady_hits` are the most hits.
+    If experts of a pool differ in bytes, `feasible_hits` are those of an eviction that knows the future, under the
+    rules of the bound: the maximum lies between the two. It is null if `belady_hits` is the maximum.
     """
     from moereplay.simulator.curves import optimum  # LLVM takes a moment to import
-    from moereplay.simulator.curves.stream import Cut, demands_of
+    from moereplay.simulator.curves.stream import Cut, demands_of, without
     from moereplay.traces.demand import demand_of
 
     geometry = trace.geometry
@@ -110,16 +117,20 @@ def count(trace: Trace, bound: Bound) -> Counted:
     first_use = demand_of(trace, bound.passes).first_use
     warm = [layer * geometry.experts + expert for layer, expert in bound.warm]
     slots = bound.slots or (cut.units,) * cut.pools
-    demands, forced = demands_of(trace, bound.passes, bound.reset), bound.admission == FORCED
-    hits, accesses, compulsory = optimum.count(demands, cut, slots, forced, [(x, int(first_use[x])) for x in warm])
+    every, forced = demands_of(trace, bound.passes, bound.reset), bound.admission == FORCED
+    resident = [layer * geometry.experts + expert for layer, expert in bound.resident]
+    demands, place = without(every, cut, resident) if resident else (every, None)
+    uses = first_use if place is None else place[first_use.clip(max=len(place) - 1)]
+    hits, accesses, compulsory = optimum.count(demands, cut, slots, forced, [(x, int(uses[x])) for x in warm])
+    always = len(every.expert) - len(demands.expert)
     feasible = None
     if bound.sizes:
         from moereplay.simulator.curves import unequal
 
         found = unequal.most_hits(demands, cut, bound.sizes, bound.pool, forced, warm)
-        hits, feasible = min(hits, found.at_most), found.at_least
-    known = {"accesses": accesses, "compulsory": compulsory, "feasible_hits": feasible}
-    return {"belady_hits": hits if bound.admission else None} | known
+        hits, feasible = min(hits, found.at_most), found.at_least + always
+    known = {"accesses": accesses + always, "compulsory": compulsory, "feasible_hits": feasible}
+    return {"belady_hits": hits + always if bound.admission else None} | known
 
 
 def misses_of(counted: Counted) -> int:

@@ -117,7 +117,7 @@ def _token_bytes(geometry: Geometry, sizes: tuple[int, ...], per_token: tuple[fl
 def _total(text: str, geometry: Geometry) -> Fraction:
     """Return the exact bytes over all layers. Raises ConfigError for an invalid capacity."""
     if len(text) > LONGEST:
-        raise ConfigError(f"capacity {text[:LONGEST]!r}... has {len(text):,} characters; write {FORMS}")
+        raise ConfigError(f"capacity {text[:LONGEST]!r}... has {len(text):,} characters: expected {FORMS}")
     if match := re.fullmatch(rf"{NUMBER}%(?:@{NUMBER})?", text):
         bits = float(match[2]) if match[2] else geometry.expert_bits
         if bits <= 0:
@@ -209,7 +209,7 @@ class Memory(NamedTuple):
 
 
 def sized(geometry: Geometry, model: str, dense: str = "", dense_bits: str = "") -> Geometry:
-    """Return the geometry of `model` with its dense weight bytes, as far as they are known.
+    """Return the geometry of `model` with its dense weight bytes, if known.
 
     `dense` and `dense_bits` are the settings of those names; they override the trace. Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""GPUs and processors with their own memory rates, by name: `cards.toml` beside this file, with sources."""
+"""GPUs and processors with their own memory rates, by name: `cards.toml` in this folder, with sources."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Recognised(NamedTuple):
 def recognised(name: str, memory_bytes: int = 0) -> Recognised | None:
     """Return the card of a driver's name, such as `NVIDIA A100-SXM4-80GB`; None if no card is like it.
 
-    Of cards that differ in memory only, the one nearest to `memory_bytes` is meant.
+    If cards differ only in memory, the one nearest to `memory_bytes` is returned.
     """
     words = re.sub(r"[-_/,]", " ", name).split()[:12]
     for last in range(len(words), 0, -1):

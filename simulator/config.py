@@ -137,9 +137,9 @@ class ReplayConfig(Frozen):
         return self.model_dump(mode="json") | {kind: getattr(chosen, kind).text(full=True) for kind in KINDS}
 
     def stored_at(self, bits: float) -> ReplayConfig:
-        """Return the configuration for a model whose experts are stored at so many bits: no copy has more.
+        """Return the configuration for a model whose experts are stored at `bits`: no copy has more.
 
-        Raises PolicyError if the miss policy wants more.
+        Raises PolicyError if the miss policy requires more.
         """
         miss = parse("miss", self.miss)
         fitted = at_most(miss, bits)
@@ -194,7 +194,7 @@ class PolicySet:
 
     @property
     def open_loop(self) -> bool:
-        """True if these policies change what the recorded logits would have reacted to."""
+        """True if these policies change inputs of the recorded logits."""
         return self.changes_routing or self.miss.policy.changes_output or self._low_precision
 
     @property

@@ -1,7 +1,7 @@
 """This machine as its system describes it: CPU, cores, memory within a container's limits, GPUs and their links.
 
-Everything is read from files of the system or from what its tools print. Both are data: what is missing, cut off or
-strange is left out, and a GPU that cannot be used is named in a remark.
+Everything is read from system files or from the output of system tools. Both are untrusted: missing, truncated or
+invalid data is left out, and a GPU that cannot be used is named in a remark.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _text(path: str) -> str:
 
 
 def _said(*command: str) -> str:
-    """Return what a command prints; nothing if it is missing, fails or hangs."""
+    """Return the output of a command; empty if it is missing, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError):
@@ -127,7 +127,7 @@ def _ram_bytes() -> int:
 
 
 def _limited_cores(cores: int) -> int:
-    """Return the cores that a quota of processor time amounts to, rounded up, if it is less."""
+    """Return the cores allowed by a quota of processor time, rounded up, if there are fewer."""
     for group in _own_groups():
         quota, period = [*_text(f"{group}/cpu.max").split(), "", ""][:2]
         if not quota:
@@ -168,9 +168,9 @@ def _nvidia() -> Iterator[Gpu]:
 
 
 def _amd(remarks: list[str]) -> Iterator[Gpu]:
-    """Yield AMD's GPUs with memory of their own: the driver's files, and names from rocm-smi or lspci.
+    """Yield AMD's GPUs with their own memory: from the driver's files, with names from rocm-smi or lspci.
 
-    A GPU of unknown name may be the processor's, whose memory is slow: it is left out with a remark.
+    A GPU of unknown name may be integrated, with slow memory: it is left out with a remark.
     """
     names = _rocm_names()
     folders = sorted((ROOT / "sys/class/drm").glob("card[0-9]*/device"))
@@ -250,6 +250,6 @@ def _on_the_bus(remarks: list[str]) -> Iterator[Gpu]:
         name = _of_chip(chip, 0)
         known = recognised(name)
         if "NVIDIA" in vendor.upper():
-            remarks.append(f"{_name(name)} is left out: nvidia-smi does not answer (install its driver, or say --gpu)")
+            remarks.append(f"{_name(name)} is left out: nvidia-smi does not answer (install its driver, or pass --gpu)")
         elif known and known.is_exact and not known.card.is_unified:
             yield Gpu(_name(name), known.card.vram_bytes, _link_of(f"sys/bus/pci/devices/{slot}"))

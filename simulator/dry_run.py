@@ -54,7 +54,7 @@ def opening(trace: Trace) -> Trace:
 
 
 def _begin(trace: Trace, index: int, tokens: int) -> Request:
-    """Return up to `tokens` tokens of a request: half of them from its prompt, if it has as many."""
+    """Return up to `tokens` tokens of a request: half of them from its prompt, if it is long enough."""
     first, last = (int(offset) for offset in trace.request_offsets[index : index + 2])
     prompt = int(trace.prompt_lengths[index])
     decoded = min(last - first - prompt, max(tokens - prompt, tokens // 2))
@@ -88,7 +88,7 @@ def end_states(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> tuple[EndS
 
 
 def _tight(short: Trace, spec: RunSpec) -> tuple[int, ...]:
-    """Return the bytes of pools that force evictions: half of what the opening demands, at least two experts."""
+    """Return pool sizes that force evictions: half of the opening's demand, at least two experts."""
     if spec.config.warm:
         return spec.pools
     chosen, sizes = short.read("chosen"), spec.layout.tiers[0]

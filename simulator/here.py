@@ -1,4 +1,4 @@
-"""This machine as a platform: what the system says of it (`detection.py`), measured (`probes.py`), the rest assumed."""
+"""This machine as a platform: detected (`detection.py`), measured (`probes.py`), the rest assumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUSY = 0.5  #: load per core above which measured rates are doubtful
 
 
 class Survey(NamedTuple):
-    """This machine, what was found and what was measured."""
+    """This machine, with its detected and measured values."""
 
     machine: Machine
     found: Found
@@ -30,7 +30,7 @@ class Survey(NamedTuple):
     folder: Path
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return headings with what was found and measured."""
+        """Return the detected and measured values with headings."""
         found, threads = self.found, min(self.found.cores, 64)
         gpus = [f"{gpu.name}, {_memory_of(gpu)}, {_link_of(gpu)}" for gpu in found.gpus]
         ram = f"{found.ram_bytes / GB:.3g} GB, read at {self.ram_bytes_per_s / GB:.3g} GB/s"
@@ -42,7 +42,7 @@ class Survey(NamedTuple):
         return lines
 
     def document(self) -> dict[str, object]:
-        """Return what was found and measured, for JSON."""
+        """Return the detected and measured values, for JSON."""
         disk = {"folder": str(self.folder.resolve()), **self.disk._asdict()} if self.disk else None
         gpus = [gpu._asdict() for gpu in self.found.gpus]
         found = {"cpu": self.found.cpu, "cores": self.found.cores, "ram_bytes": self.found.ram_bytes, "gpus": gpus}
@@ -50,9 +50,9 @@ class Survey(NamedTuple):
 
 
 def here(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Machine:
-    """Return this machine, with the disk that `folder` is on. Raises ConfigError if its memory cannot be told.
+    """Return this machine, with the disk of `folder`. Raises ConfigError if its memory size is unknown.
 
-    `said` are options of `assembled` that take the place of what was found.
+    `said` are options of `assembled` that override detected values.
     """
     return surveyed(folder, said).machine
 
@@ -85,7 +85,7 @@ def surveyed(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Su
 
 
 def _busy(cores: int) -> str:
-    """Return the remark that other work ran beside the measurements, "" if little did."""
+    """Return a remark if other work ran during the measurements, else ""."""
     try:
         load = os.getloadavg()[0]
     except (OSError, AttributeError):
@@ -105,7 +105,7 @@ def _source(made: Machine, disk: Disk | None) -> str:
 
 
 def _of_compute(made: Machine) -> tuple[str, ...]:
-    """Return what is said of arithmetic, which is not measured."""
+    """Return the note on arithmetic rates, which are not measured."""
     cpu = made.platform.cpu or made.platform.compute
     if made.kind == "unified" or cpu.kind != "roofline":
         return ()
@@ -171,7 +171,7 @@ def _in_words(disk: Disk) -> str:
 
 
 def as_file(made: Machine) -> str:
-    """Return a machine as a platform file, with what was assumed and how to change it as comments."""
+    """Return a machine as a platform file, with comments on assumed values and how to change them."""
     comments = [f"assumed: {each}" for each in made.assumed]
     if made.platform.tiers:
         comments += [

@@ -86,7 +86,7 @@ class RunSpec:
         return frozenset(getattr(self.chosen, kind).policy.name for kind in KINDS)
 
     def decision_ns(self, layer: int, tokens: int) -> int:
-        """Return what the policies' decisions add to the dense time of a step."""
+        """Return the time that the policies' decisions add to the dense time of a step."""
         if not self.times.has_decisions:
             return 0
         prefetch, later = self.chosen.prefetch, self.layout.geometry.layers - 1 - layer

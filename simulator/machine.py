@@ -15,7 +15,7 @@ from moereplay.traces.schema import shown
 from moereplay.traces.units import GB
 
 UNIFIED = "unified memory"
-#: Rates that are assumed where nothing is said: a desktop's two channels of DDR5, of which a CPU's kernels reached
+#: Rates that are assumed if none is given: a desktop's two channels of DDR5, of which a CPU's kernels reached
 #: 63.8 GB/s (FreeToken, arXiv 2608.16157), and an NVMe drive on PCIe 3.
 RAM_BYTES_PER_S, DISK_BYTES_PER_S = 60e9, 3.5e9
 CORES = 8
@@ -30,26 +30,26 @@ class Machine(NamedTuple):
     """A platform, and what lies below its fast memory."""
 
     platform: Platform
-    ram_bytes: int  #: main memory behind the fast memory, 0 if there is none
+    ram_bytes: int  #: main memory below fast memory, 0 if there is none
     disk_bytes_per_s: float | None
     disk_latency_ns: int = READ_NS
     assumed: tuple[str, ...] = ()  #: figures that were assumed, and the options that give them
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the fast memory. Raises ConfigError if the platform does not say."""
+        """Bytes of the fast memory. Raises ConfigError if the platform does not state them."""
         if self.platform.memory_bytes is None:
             raise ConfigError(f"missing size of the {self.platform.fast_tier}: pass --vram 24GB, or --memory 4GB")
         return int(self.platform.memory_bytes)
 
     @property
     def has_main_memory(self) -> bool:
-        """True if main memory lies behind the fast memory; else the disk does."""
+        """True if main memory is the tier below fast memory; else it is the disk."""
         return self.ram_bytes > 0
 
     @property
     def kind(self) -> str:
-        """`gpu` with a memory of its own, `unified`, or `cpu`."""
+        """`gpu` (with its own memory), `unified`, or `cpu`."""
         if self.has_main_memory:
             return "gpu"
         return "unified" if self.platform.fast_tier == UNIFIED else "cpu"
@@ -82,7 +82,7 @@ def _rates(of: Roofline | Measured) -> str:
 def in_memory(made: Machine) -> Machine:
     """Return a machine with a GPU whose RAM holds every expert, without a disk. Raises ConfigError for any other."""
     if not made.has_main_memory:
-        raise ConfigError("--disk none requires a GPU with a memory of its own: here experts come from the disk alone")
+        raise ConfigError("--disk none requires a GPU with its own memory: here experts are read only from the disk")
     assumed = tuple(each for each in made.assumed if not each.endswith("(--disk)"))
     platform = made.replayable.model_copy(update={"slow_tier": "RAM"})
     return made._replace(platform=platform, disk_bytes_per_s=None, assumed=assumed)
@@ -123,11 +123,11 @@ def of_platform(platform: Platform, memory: str = "", ram: str = "", disk: str =
 def assembled(
     *, gpu: str = "", vram: str = "", ram: str = "", ram_rate: str = "", disk: str = "", cores: str = "", link: str = ""
 ) -> Machine:
-    """Return a machine from what its owner knows; the rest is assumed, and said. Raises ConfigError."""
+    """Return a machine from the parts that its owner names; other values are assumed and listed. Raises ConfigError."""
     assumed: list[str] = []
     found = _card(gpu, vram, assumed)
     if link and (found is None or found.is_unified):
-        raise ConfigError("--link requires a GPU with a memory of its own: --gpu or --vram names it")
+        raise ConfigError("--link requires a GPU with its own memory: pass --gpu or --vram")
     memory = _size(ram, found, assumed)
     reads = rate_of(disk, "disk") if disk else DISK_BYTES_PER_S
     if not disk:
@@ -155,7 +155,7 @@ def _card(gpu: str, vram: str, assumed: list[str]) -> Card | None:
     if gpu:
         found = card(gpu)
         if found.is_unified and vram:
-            raise ConfigError(f"the {found.name} has no memory of its own: pass --ram in place of --vram")
+            raise ConfigError(f"the {found.name} has no memory of its own: pass --ram instead of --vram")
         return found
     size = _memory_of(vram, "vram")
     own = [each for each in cards().values() if not each.is_unified]

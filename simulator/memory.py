@@ -15,7 +15,7 @@ class Peak(NamedTuple):
 
     parts: Mapping[str, int]
     memory_bytes: float
-    stated: bool  #: the platform says what the system needs, so that everything is counted
+    stated: bool  #: the platform states the system's memory, so that everything is counted
 
     @property
     def total(self) -> int:

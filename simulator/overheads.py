@@ -1,4 +1,4 @@
-"""Compute's own work beside the model's: having experts loaded, and what policies decide."""
+"""Compute's own work in addition to the model's: starting loads of experts, and the policies' decisions."""
 
 from __future__ import annotations
 

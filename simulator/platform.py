@@ -47,7 +47,7 @@ class Band(Sparse):
 
 
 class Tried(Band):
-    """Runs that were predicted with the figures of a platform without a calibration, as they are."""
+    """Runs that were predicted with an uncalibrated platform's unchanged values."""
 
     later: ClassVar = frozenset({"expert_rate"})
 
@@ -111,7 +111,7 @@ class Platform(Sparse):
     overlap: Literal["arrival", "none"] = "arrival"  #: `none`: a step computes when all that it awaits has arrived
     #: That hold cache and dense weights; for a warning only.
     memory_bytes: float | None = Field(default=None, gt=0, le=MOST_BYTES)
-    #: That the system and other programs need of it: what a replay needs beside that must fit into the rest.
+    #: Memory that the system and other programs need: a replay must fit into the rest.
     reserve_bytes: float | None = Field(default=None, ge=0, le=MOST_BYTES)
     fault_ns: Ns = 0  #: of a major page fault, where it is known; for the same warning
     links: tuple[Link, ...] = Field(min_length=1, max_length=MOST_LINKS)
@@ -166,7 +166,7 @@ class Platform(Sparse):
     @model_validator(mode="after")
     def _routers_have_a_price(self) -> Platform:
         if self.decisions.gates and not isinstance(self.compute, Roofline):
-            raise ValueError('decisions.gates requires [compute] of kind "roofline"; say ns_per_prediction instead')
+            raise ValueError('decisions.gates requires [compute] of kind "roofline"; use ns_per_prediction instead')
         return self
 
     @model_validator(mode="after")
@@ -194,6 +194,12 @@ class Platform(Sparse):
     def by_matrix(self) -> bool:
         """True if links read matrix by matrix over the missing experts of a step."""
         return self.links[0].by_matrix
+
+    def queues_together(self, contract: str) -> bool:
+        """Return whether all demands of a step are queued when its last one is loaded. Contract `sequential` loads and
+        queues one expert at a time.
+        """
+        return contract == "atomic" and (self.by_matrix or self.overlap == "none")
 
     @property
     def depends_on_model(self) -> bool:
@@ -256,7 +262,9 @@ class Platform(Sparse):
         rows: list[dict[str, object]] = [link.model_dump(mode="json", include=LINK_TIMES) for link in self.links]
         others: dict[str, object] = self.model_dump(mode="json", include=parts)
         if self.tiers:
-            others["tiers"] = [tier.model_dump(mode="json", include=LINK_TIMES | {"capacity"}) for tier in self.tiers]
+            others["tiers"] = [
+                tier.model_dump(mode="json", include=LINK_TIMES | {"capacity", "eviction"}) for tier in self.tiers
+            ]
         if len(rows) == 1:
             return others | {"link": rows[0]}
         for row, share in zip(rows, self.shares, strict=True):
@@ -280,5 +288,5 @@ def _or_none(names: Sequence[str]) -> str:
 
 
 def _each(figures: Sequence[float]) -> float | str:
-    """Return one figure as it is, or those of several links joined by +."""
+    """Return one value unchanged, or those of several links joined by +."""
     return figures[0] if len(figures) == 1 else " + ".join(f"{figure:g}" for figure in figures)

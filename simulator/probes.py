@@ -40,7 +40,7 @@ class Disk(NamedTuple):
 
 
 def measured_ram(threads: int, seconds: float | None = None) -> float:
-    """Return the bytes/s at which so many threads read memory, the best of the rounds of `seconds`."""
+    """Return the bytes/s at which `threads` threads read memory: the best of several rounds of `seconds`."""
     threads = max(1, min(threads, 64))
     arrays = [np.ones(ARRAY_BYTES // 8, np.int64) for _ in range(threads)]
     best, end = 0.0, time.monotonic() + (RAM_SECONDS if seconds is None else seconds)
@@ -53,7 +53,7 @@ def measured_ram(threads: int, seconds: float | None = None) -> float:
 
 
 def measured_disk(folder: Path) -> tuple[Disk | None, str]:
-    """Return how the disk of a folder reads, and a remark: why there is none, or what it may hide."""
+    """Return the read rates of a folder's disk, and a remark: why they are missing, or what may distort them."""
     try:
         stat = os.statvfs(folder)
         if stat.f_bavail * stat.f_frsize < ENOUGH * FILE_BYTES:
@@ -68,7 +68,7 @@ def measured_disk(folder: Path) -> tuple[Disk | None, str]:
 
 @contextmanager
 def _file(folder: Path) -> Iterator[tuple[IO[bytes], int, bool]]:
-    """Open a nameless file, written through: the file, its bytes, and whether it is read past the page cache."""
+    """Write an unnamed file to disk; return the file, its bytes, and whether it can be read past the page cache."""
     with TemporaryFile(dir=folder) as stream:
         block, size = np.random.default_rng(0).bytes(READ_BYTES), 0  # a disk that compresses gains nothing
         end = time.monotonic() + WRITE_SECONDS
@@ -116,7 +116,7 @@ def _read(file: int, size: int, direct: bool) -> Disk:
 
 
 def _rate(file: int, places: list[int], lanes: int) -> float:
-    """Return the bytes/s of so many readers at these places, until one of them is at its end or the time is over."""
+    """Return the bytes/s of readers at the given offsets, until one reaches its end or the time is over."""
     end = time.monotonic() + DISK_SECONDS
 
     def lane(first: int) -> int:

@@ -108,7 +108,7 @@ class Measured(Sparse):
         return by_tokens(longer(self.dense_ns, share), self.dense_by_tokens, tokens)
 
     def expert(self, tokens: int, size: int, share: float = 1) -> int:
-        """Return the nanoseconds of an expert's copy of so many bytes, at a share of the processor's rate."""
+        """Return the nanoseconds of an expert's copy of `size` bytes, at a share of the processor's rate."""
         spent = longer(self.expert_ns, share)
         if self.expert_by_tokens:
             spent = by_tokens(spent, self.expert_by_tokens, tokens)
@@ -121,7 +121,7 @@ class Measured(Sparse):
         return bounded(half_even(spent * times, unit), "expert_by_size")
 
     def once(self, share: float = 1) -> int:
-        """Return the nanoseconds of what a pass costs before layer 0, at a share of the processor's rate."""
+        """Return the nanoseconds of a pass before layer 0, at a share of the processor's rate."""
         return longer(self.pass_ns, share)
 
 

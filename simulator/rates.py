@@ -44,7 +44,7 @@ def ns_per_byte(bytes_per_s: float) -> Fraction:
 
 
 def part(ns: int, millionths: int) -> int:
-    """Return so many millionths of a time, rounded up."""
+    """Return `millionths` of a time, rounded up."""
     return ceiling(ns * millionths, MILLION)
 
 
@@ -60,7 +60,7 @@ def longer(ns: int, share: float) -> int:
 
 
 def bounded(ns: int, figure: str, change: str = "raise") -> int:
-    """Return the time itself. Raises ConfigError if it is too long for any run, naming the figure to change."""
+    """Return the time. Raises ConfigError if it is too long for any run, naming the value to change."""
     if ns > MOST_NS:
         raise ConfigError(f"the platform takes more than eleven days for one expert or pass; {change} its {figure}")
     return ns
@@ -74,7 +74,7 @@ class Ceilings(NamedTuple):
     unit: int  #: what both are divided by
 
     def ns(self, tokens: int) -> int:
-        """Return the higher ceiling for so many tokens, times `unit`."""
+        """Return the higher ceiling for `tokens` tokens, times `unit`."""
         return max(self.compute * tokens, self.memory)
 
 
@@ -105,7 +105,7 @@ class Curve:
         return (first if place <= first[0] * parts else last)[1], self._unit
 
     def of_tokens(self, tokens: int) -> tuple[int, int]:
-        """Return y at so many tokens, which grows in proportion beyond the last point."""
+        """Return y at `tokens` tokens; beyond the last point it grows in proportion."""
         last, y = self._points[-1]
         return (y * tokens, self._unit * last) if tokens > last else self.at(tokens)
 
@@ -117,7 +117,7 @@ def curve(points: tuple[tuple[int, float], ...]) -> Curve:
 
 
 def by_tokens(ns: int, points: tuple[tuple[int, float], ...], tokens: int) -> int:
-    """Return the nanoseconds of so many tokens where one takes `ns`, halves to even; `ns` itself without a curve."""
+    """Return the nanoseconds of `tokens` tokens if one takes `ns`, halves to even; `ns` without a curve."""
     if not points:
         return ns
     times, unit = curve(points).of_tokens(tokens)

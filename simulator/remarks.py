@@ -27,7 +27,7 @@ NO_PREFETCH = "nothing is prefetched"
 
 
 def remarks(trace: Trace, configs: Sequence[ReplayConfig], engine: str = "") -> list[str]:
-    """Return one line for each thing to know of these configurations' settings and bounds; the engine is that used."""
+    """Return remarks on these configurations' settings and bounds, one line each; `engine` is the engine that ran."""
     own = unchecked(configs) if engine == "compiled" else []
     about = [*adapted(trace, configs), *without_effect(trace, configs), *own, *bounds.remarks(trace, configs)]
     return [*about, *peaks(trace, configs)]
@@ -68,9 +68,9 @@ def adapted(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
 
 
 def without_effect(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
-    """Return a line for each value of a setting that changes nothing in any of these configurations on this trace.
+    """Return a line for each setting's value that has no effect in any of these configurations on this trace.
 
-    A value that has an effect in one of them is not named.
+    A value that has an effect in one of them is left out.
     """
     found: dict[tuple[str, object], list[str]] = {}
     for config in configs:
@@ -112,7 +112,7 @@ def _passes(trace: Trace, passes: str) -> str:
             return "the trace has one request"
         return "one request at a time is what `recorded` replays" if size == 1 else ""
     if name in ("recorded", "token") or longest > size:
-        return ""  # one token a pass is what `token` asks for, also where it holds without it
+        return ""  # one token per pass is what `token` means, even if the trace has it anyway
     tokens = counted(longest, "token")
     return f"no prompt of this trace has more than {tokens}" if longest else NO_PROMPTS
 

@@ -74,7 +74,7 @@ class Plan:
         )
 
     def _edited(self) -> str | None:
-        """Return a warning if the figures are not those of the platform's calibration."""
+        """Return a warning if values differ from the platform's calibration."""
         if not self.machine.is_edited or self.machine.calibration is None:
             return None
         of = self.machine.calibration.device
@@ -106,7 +106,7 @@ class Plan:
         """Return a warning if reading the KV cache has a price, but its size is unknown."""
         if self.machine.compute.kv_bytes_per_s is None or self.layout.geometry.kv_bytes:
             return None
-        return "reading the KV cache takes no time: neither the trace nor its model's name says how many bytes it has"
+        return "reading the KV cache takes no time: neither the trace nor its model's name gives its bytes"
 
     def _unknown_matrices(self) -> str | None:
         """Return a warning if links read matrix by matrix, but the sizes of an expert's matrices are unknown."""
@@ -138,7 +138,7 @@ class Plan:
         if about is None:
             return None
         if not self.times_everything:
-            return "not calibrated for this trace: its dense weights are not known; say --dense"
+            return "not calibrated for this trace: its dense weights are unknown; pass --dense"
         name = "" if self.origin.synthetic or self.origin.model == UNNAMED else self.origin.model
         model = recognised(name)
         return _unlike(about.models, model.name if model else name, self._times.dense.read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,7 +11,22 @@ from moereplay.traces.schema import Geometry
 
 #: In place of an expert: all of its layer.
 ALL = -1
+MOST_LAYERS = 1 << 20  #: of a range
 Listed = tuple[tuple[int, int], ...]
+
+
+def of_layers(text: str) -> Listed:
+    """Return what `layers:A-B,C` names: all experts of these MoE layers, both ends included. Raises ConfigError."""
+    form, layers = re.fullmatch(r"layers:(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)", text), list[int]()
+    for part in form[1].split(",") if form else ():
+        first, _, last = part.partition("-")
+        if int(last or first) - int(first) not in range(MOST_LAYERS):
+            form = None
+            break
+        layers += range(int(first), int(last or first) + 1)
+    if not form:
+        raise ConfigError(f"invalid --resident {text!r}: expected layers:A-B, as in layers:0-3,8, or a JSON file")
+    return tuple((layer, ALL) for layer in layers)
 
 
 def residents(listed: Listed, geometry: Geometry) -> Listed:

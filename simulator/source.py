@@ -71,7 +71,7 @@ class Pass(NamedTuple):
 
     @property
     def leader(self) -> tuple[int, int]:
-        """Request and phase of the first row, charged with what a pass does once for all rows."""
+        """Request and phase of the first row, which are charged with a pass's shared work."""
         return self.request, self.phase
 
     @property

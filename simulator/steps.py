@@ -22,7 +22,7 @@ def run(decisions: Decisions, machine: Machine, placement: Placement, warm: Iter
     stage.act(decisions.begin(int(machine.env.now)))
     while not decisions.is_over or stage.resume_due:
         machine.env.step()
-    while stage.under_way:  # only its end tells how long it took
+    while stage.under_way:  # its duration is known only at its end
         stage.closed = True
         machine.env.step()
     return decisions.close()

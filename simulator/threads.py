@@ -1,4 +1,4 @@
-"""Work in threads beside the main thread, so that Ctrl-C takes effect at once.
+"""Run work in threads other than the main thread, so that Ctrl-C takes effect at once.
 
 Python handles Ctrl-C between two instructions of its main thread. A replay in machine code is one instruction, and a
 compilation a few long ones, so neither runs there: the main thread only waits. On an interrupt, or when no more

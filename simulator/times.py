@@ -21,7 +21,7 @@ from moereplay.traces.schema import Geometry
 def homes(experts: int, shares: Sequence[float]) -> tuple[int, ...]:
     """Return the home link of each expert of a layer; `shares` are those of the links, in any unit.
 
-    Experts are dealt out in contiguous runs in the order of their ids. The lengths follow the shares by largest
+    Experts are assigned in contiguous runs in the order of their ids. The lengths follow the shares by largest
     remainder: every link gets the whole part of its quota, and the rest goes one each to the largest fractions, ties to
     the lower link.
     """
@@ -91,7 +91,7 @@ class Times:
 
     @cached_property
     def dense(self) -> Dense:
-        """Bytes of the dense weights, as far as they are known."""
+        """Bytes of the dense weights; 0 if unknown."""
         return dense_of(self._geometry)
 
     # links
@@ -244,7 +244,7 @@ class Times:
         if not of.hidden:
             raise ConfigError(
                 f"platform {self._platform.name}: decisions.gates requires the hidden size of the model, which neither "
-                "the trace nor its model's name gives; say decisions.ns_per_prediction"
+                "the trace nor its model's name gives; set decisions.ns_per_prediction"
             )
         assert isinstance(compute, Roofline)
         params = of.hidden * of.experts
@@ -300,6 +300,11 @@ class Times:
         return self._platform.cpu_tier
 
     @property
+    def fifo(self) -> tuple[bool, ...]:
+        """Of each lower tier: True if what came in first leaves first, whether or not it was read since."""
+        return tuple(tier.eviction == "fifo" for tier in self._platform.tiers)
+
+    @property
     def sync_ns(self) -> int:
         """What the CPU takes more, once, for a step's work that is queued at its gate."""
         return self._platform.cpu.sync_ns if self._platform.cpu else 0
@@ -339,7 +344,7 @@ class Times:
         return self._known[key]
 
 
-#: Of the last replays. Those of a grid are of few machines, and working the times out anew takes as long as the rest.
+#: Times of the last replays: a grid has few machines, and computing the times takes as long as the rest.
 _recent: deque[Times] = deque(maxlen=8)
 
 

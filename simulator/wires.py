@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import inf
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -53,7 +53,7 @@ class Wire(Sparse):
         return bounded(self.latency_ns * self.reads, "latency_ns times reads", "lower")
 
     def idle_start_ns(self, first: int) -> int:
-        """Return the additional latency on an idle wire for a first read of so many bytes, rounded up once."""
+        """Return the additional latency on an idle wire for a first read of `first` bytes, rounded up once."""
         each = exact(self.start_ns_per_mib)
         return bounded(
             self.start_ns + ceiling(first * each.numerator, MIB * each.denominator), "start_ns_per_mib", "lower"
@@ -83,7 +83,7 @@ class Link(Wire):
 
     first_piece: Share = 1.0  #: of an expert's bytes: when these are there its compute may begin
     by_matrix: bool = False  #: the first matrix of all missing experts of a step is read first, then the second, ...
-    #: How many of each layer's experts lie behind it, in proportion to the shares of the others; default: equal parts.
+    #: Its part of each layer's experts, in proportion to the shares of the others; default: equal parts.
     share: float | None = Field(default=None, ge=1e-6, le=1e6)
     tier: str = Field(default="", alias="from")  #: what it reads, a name only; default: the platform's slow tier
 
@@ -92,7 +92,9 @@ class Link(Wire):
         if self.by_matrix and self.first_piece < 1:
             raise ValueError("by_matrix cannot be combined with first_piece")
         if self.by_matrix and self.reads > 1:
-            raise ValueError("by_matrix cannot be combined with reads: the model says how many matrices an expert has")
+            raise ValueError(
+                "by_matrix cannot be combined with reads: the model gives the number of matrices per expert"
+            )
         return self
 
     @property
@@ -102,7 +104,7 @@ class Link(Wire):
         return half_even(piece.numerator * MILLION, piece.denominator)
 
     def batch_ns(self, size: int, reads: int, share: float = 1) -> int:
-        """Return the nanoseconds on the wire of `size` bytes in so many equal reads of matrices, rounded up."""
+        """Return the nanoseconds on the wire of `size` bytes in `reads` equal reads of matrices, rounded up."""
         rates = (_between(self.read_rates(share), size // reads), self.lanes_rate(reads, share))
         known = [rate for rate in rates if rate]
         return ceiling(size * NS, min(known)) if known else 0
@@ -112,7 +114,7 @@ class Link(Wire):
         return [(size, _whole(rate, share)) for size, rate in self.by_size or ((1, self.bytes_per_s),)]
 
     def lanes_rate(self, reads: int, share: float = 1) -> int:
-        """Return whole bytes/s of as many lanes as so many reads can use; 0 is an infinite rate."""
+        """Return the bytes/s of the lanes that `reads` reads can use; 0 means infinite."""
         lanes = self.lane_bytes_per_s
         return 0 if lanes is None else _whole(lanes, share, min(self.depth, reads))
 
@@ -120,8 +122,11 @@ class Link(Wire):
 class LowerTier(Wire):
     """A cache between the fast and the slow tier, and the link that fills it from the tier below."""
 
+    later: ClassVar = Wire.later | {"eviction"}
+
     name: str
     capacity: str
+    eviction: Literal["lru", "fifo"] = "lru"  #: what leaves first: what was read, or what came in, longest ago
 
     @field_validator("capacity", mode="before")
     @classmethod
@@ -148,7 +153,7 @@ def in_order(points: Points, what: str) -> Points:
 
 
 def _whole(rate: float, share: float, times: int = 1) -> int:
-    """Return a share of so many times a rate, in whole bytes per second and at least 1; 0 if it is infinite."""
+    """Return a share of a multiple of a rate, in whole bytes per second, at least 1; 0 if it is infinite."""
     top, bottom = _ratio(rate)
     left = exact(share)
     return max(1, times * top * left.numerator // (bottom * left.denominator)) if bottom else 0

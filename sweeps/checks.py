@@ -68,7 +68,7 @@ def chosen(jobs: Sequence[Job], every: int, refusal: Callable[[Job], str | None]
 
 
 class _Draw:
-    """Draw of jobs one after the other, balanced over their axes."""
+    """Draw jobs one by one, balanced over their axes."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._open = np.array([job.config.policy_set().open_loop for job in jobs], bool)

@@ -29,7 +29,7 @@ from moereplay.traces.files import temporary
 from moereplay.traces.store import files_of, open_trace
 from moereplay.traces.texts import whole
 
-LOGS = "slurm"  #: folder in the output, or beside the experiment, for submitit's scripts and logs
+LOGS = "slurm"  #: folder in the output, or next to the experiment, for submitit's scripts and logs
 
 HERE = "no SLURM on this machine (no sbatch): the shards run here"
 
@@ -131,7 +131,7 @@ class RayExecutor:
     """Executor on a Ray cluster, one CPU per batch. Ray's retries are off: the dispatcher retries."""
 
     def __init__(self, address: str, workers: int, out: Place, provenance: Mapping[str, Any]) -> None:
-        """Connect to the cluster at `address` (`auto` finds it), or start one of `workers` CPUs here if it is empty."""
+        """Connect to the cluster at `address` (`auto` finds it), or start a local one with `workers` CPUs if empty."""
         self._ray = _started(address, workers)
         self._out, self._provenance = out, provenance
         self.slots = int(self._ray.cluster_resources().get("CPU", 1))
@@ -145,7 +145,7 @@ class RayExecutor:
         return self.slots - len(self._running)
 
     def submit(self, batch: Batch, alone: bool = False) -> None:
-        """Run a batch; a Ray task always has a process of its own."""
+        """Run a batch; each Ray task has its own process."""
         traces = {job.digest: self._trace(job) for job in batch.jobs}
         self._running[self._remote.remote(batch, traces)] = batch
 

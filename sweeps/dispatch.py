@@ -129,7 +129,7 @@ class Dispatcher:
         return min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * elapsed))
 
     def _work_of(self, seconds: float) -> float:
-        """Return the work of so many seconds; 0 before the first result, so that first batches hold one job."""
+        """Convert seconds to units of work; 0 before the first result, so that first batches hold one job."""
         return seconds * self._work / self._seconds if self._seconds else 0.0
 
     def _apply(self, event: Event) -> None:

@@ -67,7 +67,7 @@ class LocalExecutor:
         return sum(worker.room for worker in self._workers)
 
     def submit(self, batch: Batch, alone: bool = False) -> None:
-        """Run a batch, in a process of its own if `alone`."""
+        """Run a batch, in a separate process if `alone`."""
         if alone:
             worker = self._start(1)
             worker.alone = True
@@ -124,7 +124,7 @@ class LocalExecutor:
         return []
 
     def _ended(self, worker: Worker, message: Message) -> Event:
-        """Return the event that ends a batch, and dismiss a worker that was started for it alone."""
+        """Return the event that ends a batch, and stop a worker that was started only for it."""
         batch = worker.batches.pop(message.batch)
         if worker.alone:
             self._workers.remove(worker)

@@ -100,7 +100,7 @@ def _advice(url: str, message: str) -> str:
 
 
 def fetched(url: str) -> Path:
-    """Fetch the trace at a URL into the user's cache, unless it is there already, and return its folder.
+    """Fetch the trace at a URL into the user's cache, unless it is cached, and return its folder.
 
     Traces in a store are assumed immutable: remove the folder to fetch one again. Raises ConfigError.
     """

@@ -38,9 +38,9 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 def provenance(
     traces: Iterable[Trace], engine: str, platforms: Iterable[str], command: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Describe where the replays of this process come from. `command` defaults to its own command line.
+    """Describe the origin of this process's replays. `command` defaults to its command line.
 
-    `platforms` are spelled as in settings. The values of each are stored without a setting's changes, which are in the
+    `platforms` are named as in settings. Their values are stored without the changes by settings, which are in the
     rows. Raises ConfigError if one cannot be read.
     """
     machines = sorted({name.partition(":")[0] for name in platforms})
@@ -107,9 +107,9 @@ def _commit() -> str | None:
 def keep(
     folder: Path, trace: Trace, configs: Sequence[ReplayConfig], outcomes: Iterable[Outcome], engine: str
 ) -> Iterator[Outcome]:
-    """Store each outcome as a part of its own, and yield it. Raises ConfigError.
+    """Store each outcome as a separate part, and yield it. Raises ConfigError.
 
-    Parts are stored in the grid's order: later results than a failing or interrupted replay are lost.
+    Parts are stored in the grid's order: results after a failed or interrupted replay are lost.
     """
     place = Folder(folder)
     origin = provenance([trace], engine, {config.platform for config in configs})

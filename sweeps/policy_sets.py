@@ -3,7 +3,7 @@
 [base]                      # settings of every set
 capacity = "25%"
 
-[sets.lru]                  # a set: settings of its own
+[sets.lru]                  # one set: its own settings
 eviction = "lru"
 
 [sets.prior]                # a list makes one set per entry, `prior routing=cache_prior:lam=0`, ...
@@ -60,7 +60,7 @@ def read_sets(path: Path) -> tuple[dict[str, Settings], Settings]:
         document = from_toml(content(path))
     except (OSError, DocumentError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"policy sets {path}: {reason}; expected TOML with [base] and [sets.NAME] tables") from None
+        raise ConfigError(f"policy sets {path}: {reason}: expected TOML with [base] and [sets.NAME] tables") from None
     sets, base = document.get("sets"), document.get("base", {})
     if unknown := document.keys() - {"base", "sets"}:
         raise ConfigError(f"policy sets {path}: unknown table {min(unknown)!r}; use [base] and [sets.NAME]")
@@ -79,7 +79,7 @@ def _check_names(where: str, settings: Settings) -> None:
 
 def _each(name: str, settings: Settings) -> Iterable[tuple[str, ReplayConfig]]:
     if empty := [key for key, value in settings.items() if value == []]:
-        raise ConfigError(f"policy set {name}: the list of {empty[0]} is empty; give it entries, or leave the line out")
+        raise ConfigError(f"policy set {name}: the list of {empty[0]} is empty: add entries, or remove the line")
     lists = {key: _comma_list(value) for key, value in settings.items() if key in LISTED}
     fixed = {key: value for key, value in settings.items() if key not in LISTED}
     try:

@@ -30,10 +30,10 @@ class Worker(NamedTuple):
 
 
 def find_own_packages() -> dict[str, str]:
-    """Set, and return, the environment in which Python processes started from here find this program's packages.
+    """Set and return an environment in which child Python processes find this program's packages.
 
-    They start in the user's folder, which may contain a `results/` or a `signal.py`; PYTHONSAFEPATH keeps Python from
-    importing them. PYTHONPATH names the folder of the packages if they are not installed.
+    Children start in the user's folder, which may contain a `results/` or a `signal.py`; PYTHONSAFEPATH prevents
+    Python from importing them. PYTHONPATH names the folder of the packages if they are not installed.
     """
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if HOME.name not in ("site-packages", "dist-packages") and str(HOME) not in paths:
@@ -80,10 +80,10 @@ def started(work: Callable[..., None], *arguments: Any) -> Worker:
 def in_processes(
     work: Callable[[T], R], items: Sequence[T], processes: int, prepare: Callable[[], None] | None = None
 ) -> Iterator[R]:
-    """Yield `work(item)` of every item, in order, from several processes, each of which first runs `prepare` if given.
+    """Yield `work(item)` for every item, in order, from several processes, each of which first runs `prepare`.
 
     Arguments and results must be picklable. Raises the error of the first item that failed, and ConfigError if a
-    process dies. The processes end with the iterator, however it ends.
+    process dies. The processes end when the iterator ends, fails or is closed.
     """
     workers: list[Worker] = []
     try:

@@ -111,7 +111,7 @@ def execute(
     stopping: Callable[[], bool] = lambda: False,
     command: Sequence[str] | None = None,
 ) -> Progress:
-    """Run jobs on an executor, and close it in any case. Raises ConfigError if parts cannot be written.
+    """Run jobs on an executor, and always close it. Raises ConfigError if parts cannot be written.
 
     `command` is the command line to record, by default that of this process.
     """

@@ -43,7 +43,7 @@ class Place(Protocol):
         ...
 
     def beside(self, otherwise: Path) -> Path:
-        """Return the folder for other files (figures, a scheduler's logs): the store itself if it is local."""
+        """Return the folder for other files (figures, a scheduler's logs): the store itself, if it is local."""
         ...
 
 
@@ -98,12 +98,15 @@ class Folder:
             _sync(self.path)
         except OSError as error:
             raise ConfigError(
-                f"cannot write {final}: {error.strerror or error}; what is stored stays, make room and run it again"
+                f"cannot write {final}: {error.strerror or error}; stored results are kept; free disk space "
+                f"and run it again"
             ) from None
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            with suppress(OSError):  # others may be writing
-                scratch.parent.rmdir()
+            try:
+                _clear(scratch)
+            except KeyboardInterrupt:  # Ctrl-C during the write
+                _clear(scratch)
+                raise
 
     def names(self) -> list[str]:
         """Return the file names of all parts, sorted."""
@@ -124,8 +127,15 @@ class Folder:
         return self.path
 
     def beside(self, otherwise: Path) -> Path:
-        """Return the store itself: it is a folder."""
+        """Return the store itself, which is a folder."""
         return self.path
+
+
+def _clear(scratch: Path) -> None:
+    """Remove a scratch folder, and its parent unless others are writing there."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    with suppress(OSError):
+        scratch.parent.rmdir()
 
 
 def _make(scratch: Path) -> None:

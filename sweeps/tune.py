@@ -189,7 +189,7 @@ def _draw_again(study: Any, across: Sequence[Choices], drawn: Round, out: Path) 
         suggested(across, trial)
         if trial.params != before.params:
             raise ConfigError(
-                f"{out / JOURNAL}: this version of optuna draws other trials than those in it; choose another --out"
+                f"{out / JOURNAL}: its trials differ from those that this version of optuna draws; choose another --out"
             )
     _tell(study, trials, [each.values for each in drawn])
 
@@ -258,7 +258,7 @@ class Journal:
             os.fsync(self._handle)
         except OSError as error:
             os.ftruncate(self._handle, end)
-            reason = f"{error.strerror or error}; what is stored stays, make room and run it again"
+            reason = f"{error.strerror or error}; stored results are kept; free disk space and run it again"
             raise ConfigError(f"cannot write {self._path}: {reason}") from None
 
     def _whole_lines(self) -> list[bytes]:

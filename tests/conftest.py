@@ -1,4 +1,4 @@
-"""What tests of both engines share."""
+"""Fixtures of both engines' tests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was not checked is said last."""
+    """Print the skipped checks at the end."""
     for line in recordings.summary(terminalreporter.stats.get("skipped", [])):
         terminalreporter.write_line(line)
 

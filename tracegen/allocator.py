@@ -1,7 +1,8 @@
-"""Memory that a model on the CPU has freed and the C library keeps.
+"""Return memory to the system that a model on the CPU has freed and the C library keeps.
 
-A key-value cache grows by a copy at every pass. The copies lie on the heap between what is kept of every gate, in holes
-that no larger copy fits: 260 MB for four texts of 100 tokens of the miniature, and with the square of their length.
+A key-value cache grows by a copy at every pass. The copies leave holes on the heap, between the data kept of every
+gate, that are too small for the next, larger copy: 260 MB for four texts of 100 tokens of the miniature, and with the
+square of their length.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ PASSES = 32  #: of a model between two calls: one takes milliseconds
 
 
 def return_freed_memory() -> None:
-    """Give what is free back to the system. Only glibc keeps it; with another C library nothing is done."""
+    """Return freed memory to the system. No effect with C libraries other than glibc."""
     _trim()(0)
 
 

@@ -1,4 +1,4 @@
-"""Append requests to a trace one by one: progress, commits at most a minute apart, and what a stop leaves. No torch."""
+"""Append requests to a trace one by one: progress, commits at most a minute apart, clean-up after a stop. No torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def appended(
     progress: Callable[[Progress], None],
     seconds: float,
 ) -> None:
-    """Append every request that is not there yet, as `run` records it; commit after `seconds` of them."""
+    """Append every missing request, recorded by `run`; commit at least every `seconds`."""
     skipped, total, tokens = writer.requests_done, len(work.sequences), 0
     began = committed = time.monotonic()
     progress(Progress(skipped, total, skipped, 0, 0.0))
@@ -53,7 +53,7 @@ def appended(
         try:
             request = run(number, work.sequences[number])
         except BaseException:
-            writer.commit()  # what was appended is whole, whatever stopped this one; Ctrl-C too
+            writer.commit()  # appended requests are complete even if this one was stopped, also by Ctrl-C
             raise
         writer.append(request)
         tokens += len(request.chosen)

@@ -1,9 +1,9 @@
 """Hooks that read each gate of a running model: its logits, its choice, and the logits of later gates (look-ahead).
 
-Hooks sit on gates and on the norms before them. They replace nothing unless told to, so a watched model computes the
-same bits as an unwatched one. Look-ahead is the target gate on the target norm of this layer's residual, that is
-gate_{l+d}(norm_{l+d}(h_l)) with h_l the input of layer l's norm: both class forwards, which trigger no hook.
-Shapes use T tokens of one pass, L gates, E experts, k chosen.
+Hooks sit on gates and on the norms before them. They change nothing unless `on_gate` returns a replacement, so a
+watched model computes the same bits as an unwatched one. Look-ahead is the target gate on the target norm of this
+layer's residual, that is gate_{l+d}(norm_{l+d}(h_l)) with h_l the input of layer l's norm: both class forwards, which
+trigger no hook. Shapes use T tokens of one pass, L gates, E experts, k chosen.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ OnGate = Callable[[int, Reading], tuple[Tensor, Tensor] | None]
 def watching(modules: MoeModules, depth: int, on_gate: OnGate, batch: int = 1) -> Iterator[None]:
     """Call `on_gate(site, reading)` after every gate, with look-ahead of `depth` gates, until the context ends.
 
-    None leaves the model alone; (ids (T, k), weights (T, k)) replace the gate's choice, cast to its dtypes. A pass has
-    `batch` sequences, whose tokens stand behind each other in T.
-    Raises RecordError inside the forward pass if the batch is another.
+    None leaves the gate's choice unchanged; (ids (T, k), weights (T, k)) replace the gate's choice, cast to its
+    dtypes. A pass has `batch` sequences, whose tokens are concatenated in T. Raises RecordError inside the forward
+    pass for another batch size.
     """
     watch = _Watch(modules, depth, on_gate, batch)
     try:
@@ -86,7 +86,9 @@ class Capture:
         seen, self._seen = self._seen, [[] for _ in self._modules.sites]
         tokens = {sum(len(reading.ids) for reading in readings) for readings in seen}
         if len(tokens) != 1 or tokens == {0}:
-            raise RecordError(f"{self._modules.name}: gates saw {sorted(tokens)} tokens; run whole passes, then take")
+            raise RecordError(
+                f"{self._modules.name}: gates ran on {sorted(tokens)} tokens; run whole passes before reading it"
+            )
         ahead = tuple(self._ahead(seen, distance) for distance in range(1, self._depth + 1))
         chosen = _rows([[each.ids for each in readings] for readings in seen], torch.int16)
         weights = _rows([[each.weights for each in readings] for readings in seen], torch.float32)
@@ -95,7 +97,7 @@ class Capture:
 
     def keep(self, site: int, reading: Reading) -> None:
         """Keep a gate's reading; inside a `with` block every gate calls this."""
-        # A later in-place operation of the model must not reach what is kept
+        # A later in-place operation of the model must not change the copy
         self._seen[site].append(reading._replace(logits=reading.logits.clone()))
 
     def _ahead(self, seen: list[list[Reading]], distance: int) -> np.ndarray:
@@ -162,7 +164,7 @@ class _Watch:
 
 
 def look(site: Site, residual: Tensor, shape: torch.Size) -> Tensor:
-    """Return logits (T, E) of a site's gate on its own norm of any residual (B, T / B, H); no hook sees this.
+    """Return logits (T, E) of a site's gate on its own norm of a residual (B, T / B, H), without calling hooks.
 
     `shape` is that of the gates' input: some models flatten the batch first.
     """

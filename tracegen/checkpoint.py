@@ -27,7 +27,7 @@ QUANTISATIONS: dict[str, Callable[[], Any]] = {
 
 
 class Loaded(NamedTuple):
-    """A model in evaluation mode, its tokenizer, and what a trace says of where they come from."""
+    """A model in evaluation mode, its tokenizer, and its origin for the trace header."""
 
     model: transformers.PreTrainedModel
     tokenizer: transformers.PreTrainedTokenizerBase
@@ -47,10 +47,10 @@ def load(
     revision: str | None = None,
     progress: bool = False,
 ) -> Loaded:
-    """Load `miniature`, a folder or a Hugging Face id, or what they were located as. `device` auto is the GPU, if any.
+    """Load `miniature`, a folder, a Hugging Face id, or a located `Folder`. `device` auto is the GPU, if any.
 
     `device_map` (accelerate's: auto, balanced, cuda:0, ...) spreads the model over devices instead. `progress` lets
-    transformers draw its bar. Raises RecordError naming the checkpoint and what is wrong with it or with a setting.
+    transformers draw its bar. Raises RecordError naming the checkpoint and the fault.
     """
     where = _device(device)
     check_placement(dtype, device_map, quantise)
@@ -109,12 +109,12 @@ def _check_known(folder: Folder) -> None:
     loaded = _loaded(folder, "config.json", lambda: transformers.AutoConfig.from_pretrained(folder.path, **_OWN_FILES))
     if type(loaded) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise RecordError(
-            f"{folder.name} ({kind}) is not a causal language model; expected a model that predicts the next token"
+            f"{folder.name} ({kind}) is not a causal language model: expected a model that predicts the next token"
         )
 
 
 def _placement(device: torch.device, device_map: str | None, quantise: str | None) -> dict[str, Any]:
-    """Return from_pretrained's arguments for where weights go and how they are stored."""
+    """Return from_pretrained's arguments for the placement and dtype of weights."""
     chosen: dict[str, Any] = {}
     if quantise is not None:
         chosen = {"quantization_config": QUANTISATIONS[quantise](), "device_map": device_map or {"": device}}
@@ -130,9 +130,7 @@ def _device(device: str) -> torch.device:
         named = torch.device(device)
         torch.empty(0, device=named)
     except (RuntimeError, AssertionError):
-        raise RecordError(
-            f"invalid --device {device!r}: torch does not find this device here; try auto or cpu"
-        ) from None
+        raise RecordError(f"invalid --device {device!r}: torch does not find this device; use auto or cpu") from None
     return named
 
 

@@ -63,7 +63,7 @@ def _own_defaults(model: transformers.PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generator and restore it afterwards: generate() takes no generator of its own."""
+    """Seed torch's global generator and restore it afterwards, because generate() takes no generator."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -79,7 +79,7 @@ class Stepper:
         """Wrap any causal language model of transformers in evaluation mode."""
         self._model = model
         self._device = input_device(model)
-        self._cache: Any = None  #: whatever cache class the model makes for itself
+        self._cache: Any = None  #: the model's own cache class
         self._length = 0
 
     @property
@@ -88,14 +88,14 @@ class Stepper:
         return self._length
 
     def prefill(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """Forget what was before, then one pass over `ids`; returns logits (T, V) in the model's dtype and device."""
+        """Clear the cache, then run one pass over `ids`; return logits (T, V) in the model's dtype and device."""
         self.reset()
         return self.step(ids)
 
     def step(self, ids: Sequence[int] | Tensor) -> Tensor:
         """Run a pass over the next `ids`, one or several, after those in the cache; return logits (len(ids), V)."""
         given = torch.as_tensor(ids, dtype=torch.long, device=self._device).reshape(1, -1)
-        # MiniMax counts from 0 at every step unless told where it is
+        # MiniMax counts from 0 at every step unless it receives positions
         at = torch.arange(self._length, self._length + given.shape[1], device=self._device)[None]
         with torch.inference_mode():
             seen = self._model(
@@ -112,7 +112,7 @@ class Stepper:
 
 
 def input_device(model: transformers.PreTrainedModel) -> torch.device:
-    """Return the device of token ids: the embedding's; the CPU if accelerate has offloaded it and moves ids itself."""
+    """Return the device for token ids: the embedding's, or the CPU if accelerate offloads the embedding."""
     device = next(model.get_input_embeddings().parameters()).device
     return torch.device("cpu") if device.type == "meta" else device
 
@@ -129,9 +129,9 @@ def nll(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class Surprise:
-    """Inside `with Surprise(model) as surprise:`, the nll of every token of every pass; `take` ends a sequence.
+    """Inside `with Surprise(model) as surprise:`, record the nll of every token of every pass; `take` ends a sequence.
 
-    It works on generate() and on plain passes alike: it sees what goes in and what comes out. Batch 1.
+    It works with generate() and with plain passes, because it hooks the model's inputs and outputs. Batch 1.
     """
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
@@ -168,7 +168,7 @@ class Surprise:
         last = logits[-1:].clone()  # a view would keep the whole prompt's logits alive
         self._next = last
         if torch.isnan(last).any():
-            raise RecordError("the model's logits are not numbers (NaN); try --dtype bfloat16 or float32")
+            raise RecordError("the model's logits are not numbers (NaN); use --dtype bfloat16 or float32")
 
 
 def last_row_as_if_alone(head: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:

@@ -45,7 +45,7 @@ FAMILIES: tuple[Family, ...] = (
         small(intermediate_size=16, num_experts=16, num_experts_per_tok=4),
         source="arXiv 2409.02060",
     ),
-    # Mixtral; gate weights stay in f32 whatever the model's dtype. 3 layers of 8 experts, top 2.
+    # Mixtral; gate weights stay in f32 for any dtype of the model. 3 layers of 8 experts, top 2.
     Family(
         ("mixtral",),
         renormalised_top_k,

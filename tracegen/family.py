@@ -13,7 +13,7 @@ from moereplay.traces.schema import Router
 
 @dataclass(frozen=True)
 class Family:
-    """Models that route alike; `router` and `shared` read a transformers config."""
+    """Models with the same routing rule; `router` and `shared` read a transformers config."""
 
     model_types: tuple[str, ...]  #: of the configs of the language models that hold the gates; the first names it
     router: Callable[[Any], Router]
@@ -58,12 +58,12 @@ def softmax_top_k(config: Any) -> Router:
 
 
 def renormalised_top_k(config: Any) -> Router:
-    """Return softmax over all experts; the k best probabilities, renormalised whatever the config says."""
+    """Return softmax over all experts; the k best probabilities are renormalised, regardless of the config."""
     return Router(family="softmax_topk", renormalise=True)
 
 
 def plain_top_k(config: Any) -> Router:
-    """Return softmax over all experts; the k best probabilities as they are, whatever the config says."""
+    """Return softmax over all experts; the k best probabilities are not renormalised, regardless of the config."""
     return Router(family="softmax_topk")
 
 
@@ -100,9 +100,9 @@ def renormalised_sigmoid(config: Any) -> Router:
 
 
 def sparse_mixer(config: Any) -> Router:
-    """Return two experts picked one after the other, whatever top k the config states.
+    """Return two experts picked in turn, regardless of the config's top k.
 
-    The band around each pick (`router_jitter_noise`) is part of the model also when it is not training.
+    The band around each pick (`router_jitter_noise`) is part of the model in evaluation mode too.
     """
     return Router(family="sparsemixer", jitter=config.router_jitter_noise)
 

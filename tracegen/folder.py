@@ -1,6 +1,6 @@
-"""A checkpoint's folder: where it is, whether it is whole, and the fingerprint of its weights. No torch is needed.
+"""A checkpoint's folder: locate it, check that it is complete, and hash its weights. Without torch.
 
-Everything in it is data: safetensors headers are parsed here, pickled weights are refused, nothing is executed.
+Its files are untrusted data: safetensors headers are parsed here, pickled weights are rejected, nothing is executed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moereplay.traces.documents import DocumentError, content, from_json, refuse
 from moereplay.traces.geometry import BY_SPELLING, KnownModel
 
 MINIATURE = Path(__file__).parent / "miniature"
-WEIGHTS = "moereplay_miniature"  #: a distribution of its own, so that the wheel stays small
+WEIGHTS = "moereplay_miniature"  #: a separate distribution, so that the wheel stays small
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 #: The files of a hub repository that are read; subfolders repeat the weights in other formats.
 READ = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
@@ -32,7 +32,7 @@ HEADER_LIMIT = 100 * 2**20  #: the safetensors format's own
 
 
 class Folder(NamedTuple):
-    """Path of a checkpoint, and its name in traces, which is no path of this machine."""
+    """Path of a checkpoint, and its name in traces, which reveals no local path."""
 
     path: Path
     name: str
@@ -40,7 +40,7 @@ class Folder(NamedTuple):
 
 
 def check_revision(source: str, revision: str | None) -> None:
-    """Raises RecordError for the revision of what has none."""
+    """Raise RecordError if a revision is passed for a source that has none."""
     if revision and (source == "miniature" or Path(source).expanduser().is_dir()):
         raise RecordError(f"--revision requires a Hugging Face id, not {source}")
 
@@ -48,7 +48,7 @@ def check_revision(source: str, revision: str | None) -> None:
 def locate(source: str, revision: str | None = None) -> Folder:
     """Locate `miniature`, a local folder or a Hugging Face id, which is downloaded if it is not cached.
 
-    Raises RecordError if it is none of these, or if the hub refuses it or cannot be reached.
+    Raises RecordError for anything else, or if the hub refuses it or cannot be reached.
     """
     path = Path(source).expanduser()
     if source == "miniature":
@@ -56,7 +56,7 @@ def locate(source: str, revision: str | None = None) -> Folder:
     if path.is_dir():
         return Folder(path, path.resolve().name, "")
     if path.exists():
-        raise RecordError(f"{source} is a file, expected the folder of a checkpoint with config.json and *.safetensors")
+        raise RecordError(f"{source} is a file: expected the folder of a checkpoint with config.json and *.safetensors")
     if source.startswith(("http://", "https://")):
         raise RecordError(
             f"{source} is an address; to record, pass owner/name of the hub, or a folder with the weights"
@@ -64,7 +64,7 @@ def locate(source: str, revision: str | None = None) -> Folder:
     if source.lower() in BY_SPELLING and "/" not in source:
         raise RecordError(_sizes_alone(BY_SPELLING[source.lower()]))
     if not HUB_ID.fullmatch(source) or source.startswith("."):
-        raise RecordError(f"{source} does not exist; expected a folder, a Hugging Face id (owner/name) or `miniature`")
+        raise RecordError(f"{source} does not exist: expected a folder, a Hugging Face id (owner/name) or `miniature`")
     return _fetched(source, revision)
 
 
@@ -99,7 +99,7 @@ def _refuse_irregular(folder: Folder) -> None:
 
 
 def require_tokenizer(folder: Folder) -> None:
-    """Raises RecordError for a checkpoint without one: transformers would make one that knows no words."""
+    """Raise RecordError for a checkpoint without a tokenizer: transformers would create an empty one."""
     if not any(path.match(pattern) for path in folder.path.iterdir() for pattern in TOKENIZERS):
         why = "text cannot be read without one"
         fix = "copy tokenizer.json and tokenizer_config.json of the model into it, or download it again"
@@ -160,7 +160,7 @@ def read_config(folder: Folder) -> dict[str, Any]:
 
 
 def check_look_ahead(folder: Folder, depth: int, usual: int = 0) -> None:
-    """Raises RecordError for look-ahead beyond the model's last layer; `usual` is what is asked of any model."""
+    """Raise RecordError for look-ahead beyond the model's last layer; `usual` is the default depth."""
     config = read_config(folder)
     inner = config.get("text_config")
     layers = (inner if isinstance(inner, dict) else config).get("num_hidden_layers")
@@ -229,10 +229,10 @@ def _header_bytes(path: Path, name: str) -> int:
 
 
 def fingerprint(files: list[Path], header_bytes: Callable[[Path], int] | None = None) -> str:
-    """Return sha256 of one file's bytes; of several, of the lines that `sha256sum` prints for their names.
+    """Return the sha256 of one file's bytes; for several files, the sha256 of the output of `sha256sum`.
 
-    Above WHOLE_HASH_BYTES `sampled-` and the sha256 of each file's name, size, header and 256 blocks spread over it.
-    `header_bytes` says where the weights begin in files of another format than safetensors.
+    Above WHOLE_HASH_BYTES: `sampled-` and the sha256 of each file's name, size, header and 256 blocks spread over it.
+    `header_bytes` is the offset of the weights in files other than safetensors.
     """
     if sum(path.stat().st_size for path in files) > WHOLE_HASH_BYTES:
         return "sampled-" + _sampled(files, header_bytes or _weights_begin)

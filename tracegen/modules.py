@@ -1,8 +1,8 @@
 """Discovery of a transformers MoE model's gates, the norms before them and its experts.
 
-Nothing is found by its name: gates are what the model itself declares as the source of `router_logits`, and a probe
-run shows the rest. The block is what holds the gate in its decoder layer, the norm is the layer's module whose output
-tensor is the block's input, the experts are what the gate's ids are given to. Sizes are in `tracegen/sizes.py`.
+Nothing is found by its name: gates are the modules that the model declares as the source of `router_logits`, and a
+probe run finds the rest. The block is what holds the gate in its decoder layer, the norm is the layer's module whose
+output tensor is the block's input, the experts are what the gate's ids are given to. Sizes are in `tracegen/sizes.py`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Site:
     norm: nn.Module
     experts: nn.Module
     block: nn.Module  #: holds gate and experts
-    extra: tuple[Tensor, ...] = ()  #: what the gate is given besides its input: tensors of the block
+    extra: tuple[Tensor, ...] = ()  #: the gate's further arguments: tensors of the block
 
 
 @dataclass(frozen=True)
 class MoeModules:
-    """The modules of a model that take part in routing. `sites` are in the order in which they run."""
+    """The modules of a model that take part in routing; `sites` in the order in which they run."""
 
     model: transformers.PreTrainedModel
     sites: tuple[Site, ...]
@@ -89,8 +89,8 @@ Calls = dict[nn.Module, list[Call]]
 def discover(model: transformers.PreTrainedModel) -> MoeModules:
     """Find every MoE layer of a model in evaluation mode, its sizes and its routing rule.
 
-    Raises RecordError naming model and layer where a layer is not one gate that gives (logits, weights, ids) to one
-    experts module behind one norm, where layers differ, or where the routing follows no known rule.
+    Raises RecordError naming model and layer if a layer is not one gate that gives (logits, weights, ids) to one
+    experts module behind one norm, if layers differ, or if the routing follows no known rule.
     """
     if model.training:
         raise RecordError(f"{name_of(model)} is in training mode; call .eval() before recording")
@@ -103,7 +103,7 @@ def discover(model: transformers.PreTrainedModel) -> MoeModules:
 
 
 def _places(model: transformers.PreTrainedModel) -> list[Place]:
-    """Return the gates in order, each in a decoder layer of its own."""
+    """Return the gates in order, each in its own decoder layer."""
     if model.config.is_encoder_decoder:
         raise RecordError("an encoder-decoder; only decoders that run on token ids alone can be recorded")
     found = [Place(*_decoder_layer(model, each.path), each) for each in gates_of(model)]
@@ -112,7 +112,7 @@ def _places(model: transformers.PreTrainedModel) -> list[Place]:
         raise RecordError(f"no MoE layers: {type(model).__name__} declares no router logits to record")
     for place in places:
         if len({other.gate.path for other in places if other.layer == place.layer}) > 1:
-            raise RecordError(f"layer {place.layer} has several gates; one is needed")
+            raise RecordError(f"layer {place.layer} has several gates: expected one")
         _check_present(place, place.gate.module)
     return places
 
@@ -130,7 +130,7 @@ def gates_of(model: transformers.PreTrainedModel) -> list[Gate]:
     """List the modules that the model, or a model inside it, declares as sources of `router_logits`."""
     owners = [(path, each) for path, each in model.named_modules() if isinstance(each, transformers.PreTrainedModel)]
     found: dict[nn.Module, Gate] = {}
-    # Inner models come later and know their own gates best
+    # Inner models come later and describe their own gates best
     for prefix, owner in owners:
         for target, index, layer_name in _recorders(owner):
             for path, module in owner.named_modules(prefix=prefix):
@@ -143,7 +143,7 @@ def _recorders(owner: transformers.PreTrainedModel) -> list[tuple[Any, int, str]
     """Return (class, index, part of the path) of each source the model declares: OutputRecorders, or bare classes."""
     declared: Any = owner.can_record_outputs.get("router_logits", [])
     several = declared if isinstance(declared, list) else [declared]
-    # A bare class stands for the second of its outputs, as transformers reads it
+    # A bare class means the second of its outputs, as in transformers
     return [
         (getattr(each, "target_class", each), getattr(each, "index", 1), getattr(each, "layer_name", None) or "")
         for each in several
@@ -156,14 +156,14 @@ def _decoder_layer(model: nn.Module, path: str) -> tuple[int, nn.Module]:
     for depth, part in enumerate(parts):
         if part.isdecimal() and isinstance(model.get_submodule(".".join(parts[:depth])), nn.ModuleList):
             return int(part), model.get_submodule(".".join(parts[: depth + 1]))
-    raise RecordError(f"{path} is in no list of decoder layers")
+    raise RecordError(f"{path} is not in a list of decoder layers")
 
 
 def _site(place: Place, calls: Calls) -> Site:
     gate = place.gate.module
     block = next((each for each in place.module.children() if gate in set(each.modules())), None)
     if block is None or any(len(calls.get(each, ())) != 1 for each in (gate, block)):
-        raise RecordError(f"layer {place.layer}: {place.gate.path} does not run once, within a module of its own")
+        raise RecordError(f"layer {place.layer}: {place.gate.path} does not run exactly once, inside its own module")
     ids = _triple(place, calls)[2]
     norm = next((each for each in place.module.children() if _makes(calls.get(each, []), calls[block][0].first)), None)
     if norm is None:
@@ -171,7 +171,7 @@ def _site(place: Place, calls: Calls) -> Site:
     _check_present(place, norm)
     experts = next((each for each in block.modules() if _takes(calls.get(each, []), ids)), None)
     if experts is None:
-        raise RecordError(f"layer {place.layer}: no module of {type(block).__name__} is given the ids of its gate")
+        raise RecordError(f"layer {place.layer}: no module of {type(block).__name__} receives the ids of its gate")
     return Site(place.layer, gate, place.gate.index, norm, experts, block, _extra(place, block, calls[gate][0]))
 
 
@@ -192,7 +192,7 @@ def _triple(place: Place, calls: Calls) -> tuple[Tensor, Tensor, Tensor]:
     fits = [isinstance(each, Tensor) and each.ndim == 2 and len(each) == PROBE_TOKENS for each in triple]
     if fits != [True] * 3 or triple[2].is_floating_point() or triple[1].shape != triple[2].shape:
         what = f"{type(place.gate.module).__name__} does not give router logits, weights and ids"
-        raise RecordError(f"layer {place.layer}: {what} in that order, one row per token; it needs an adapter")
+        raise RecordError(f"layer {place.layer}: {what} in that order, one row per token; an adapter is needed")
     return triple
 
 
@@ -201,7 +201,7 @@ def _extra(place: Place, block: nn.Module, call: Call) -> tuple[Tensor, ...]:
     held = [*block.buffers(), *block.parameters()]
     extra = tuple(part for part in call.given if part is not call.first)
     if not all(any(part is tensor for tensor in held) for part in extra):
-        raise RecordError(f"layer {place.layer}: {place.gate.path} routes by more than its input")
+        raise RecordError(f"layer {place.layer}: {place.gate.path} does not route by its input alone")
     return extra
 
 
@@ -211,7 +211,7 @@ def _describe(
     outputs = [_triple(place, calls) for place in places]
     shapes = {(logits.shape[-1], ids.shape[-1]) for logits, _, ids in outputs}
     if len(shapes) > 1:
-        raise RecordError(f"layers differ in (experts, k): {sorted(shapes)}; one shape is needed")
+        raise RecordError(f"layers differ in (experts, k): {sorted(shapes)}: expected one shape")
     ((experts, k),) = shapes
     bias = _biases(sites, experts)
     family, router, shared = routing_of(places[0].gate.owner.config, outputs, bias)

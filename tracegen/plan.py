@@ -42,7 +42,7 @@ class Plan(Frozen):
     look_ahead: int = Field(default=2, ge=0)
     logits: bool = True
     seed: int = Field(default=0, ge=0)
-    dense_bytes: int | None = None  #: of all weights that are no routed expert, if the trace is to state others
+    dense_bytes: int | None = None  #: of all weights outside the routed experts, if the trace must state others
     dense_bits: str = ""  #: instead: bits per weight of these, or a format
     matrices: tuple[int, ...] = ()  #: `Geometry.matrices`
 
@@ -56,14 +56,14 @@ class Plan(Frozen):
 
 
 def seed_of(seed: int, request: int) -> int:
-    """Return a 64-bit seed per request, so that a resumed recording draws what an undisturbed one draws."""
+    """Return a 64-bit seed per request, so that a resumed recording equals an uninterrupted one."""
     return int(np.random.SeedSequence([seed, request]).generate_state(1, np.uint64)[0])
 
 
 def refuse_taken(out: str | Path, resume: bool, resumable: bool = True) -> None:
-    """Raises TraceError for a path that cannot be recorded to: before a model is loaded, which may take minutes.
+    """Raise TraceError for a path that cannot be recorded to, before a model is loaded, which may take minutes.
 
-    `resumable` says whether the command has `--resume`.
+    `resumable`: the command has `--resume`.
     """
     out = Path(out)
     if out.exists():
@@ -82,16 +82,16 @@ def partial_of(out: Path) -> Path:
 # -- Options for dtype, quantisation and device of the weights, checked before torch is imported.
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-#: What --quantise names, and the library that it needs beside accelerate.
+#: Values of --quantise, with the library that each needs in addition to accelerate.
 QUANTISERS = {"bnb-8bit": "bitsandbytes", "bnb-4bit": "bitsandbytes", "fp8": "accelerate"}
 
-#: What torch calls devices of its own and of others' that compute.
+#: torch's names of devices that compute, its own and plug-ins'.
 DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu", "xla", "mtia", "maia", "privateuseone")
 NUMBERED = re.compile(r"([a-z]+)(:\d{1,3})?")
 
 
 def check_device(device: str) -> None:
-    """Raises RecordError for what is no name of a device; whether this machine has it, torch knows."""
+    """Raise RecordError for an invalid device name; torch checks later whether the device exists."""
     named = NUMBERED.fullmatch(device)
     if device != "auto" and not (named and named[1] in DEVICES):
         raise RecordError(f"invalid --device {device!r}: expected auto, cpu or another device of torch")

@@ -54,7 +54,7 @@ def probe(
 
 
 def random_tokens(model: transformers.PreTrainedModel, tokens: int) -> Tensor:
-    """Return seeded token ids (1, tokens) where the embedding is, or on the CPU if it is offloaded."""
+    """Return seeded token ids (1, tokens) on the embedding's device, or on the CPU if it is offloaded."""
     matrix = next(model.get_input_embeddings().parameters())
     ids = torch.randint(0, len(matrix), (1, tokens), generator=torch.Generator().manual_seed(SEED))
     return ids.to("cpu" if matrix.is_meta else matrix.device)

@@ -47,7 +47,7 @@ class Prompts(NamedTuple):
 def read_prompts(paths: Sequence[str | Path], field: str | None = None) -> Prompts:
     """Read a prompt per record of each file: .jsonl, .csv, .parquet (the named field of it) or .txt (a line); .gz too.
 
-    A field may reach into a record with dots, as in turns.0. Blank lines of .txt and .jsonl are no records. Raises
+    A field may name a nested value with dots, as in turns.0. Blank lines of .txt and .jsonl are skipped. Raises
     RecordError naming file and record if a file or field is missing, broken, empty or not text.
     """
     texts = [text for path in paths for text in _read_file(Path(path), field)]
@@ -62,14 +62,14 @@ def read_texts(paths: Sequence[str | Path]) -> Prompts:
     texts = [_text(Path(path)) for path in paths]
     for path, text in zip(paths, texts, strict=True):
         if not text.strip():
-            raise RecordError(f"{path} is empty; expected a text, which is cut into windows")
+            raise RecordError(f"{path} is empty: expected a text to cut into windows")
     return Prompts("+".join(Path(path).name for path in paths), tuple(texts))
 
 
 def read_dataset(name: str, field: str | None) -> Prompts:
     """Return the named field of every row of a Hugging Face dataset, ID[:SPLIT], split `test` unless named.
 
-    Raises RecordError if `datasets` is not installed, or says why the dataset cannot be had.
+    Raises RecordError if `datasets` is not installed or the dataset cannot be loaded.
     """
     require("datasets", f"--dataset {name}", "pass a file of it with --prompts")
     if int(version("datasets").split(".")[0]) < 4:
@@ -95,10 +95,10 @@ def _read_file(path: Path, field: str | None) -> Iterator[str]:
     number = 0
     for number, (where, text) in enumerate(reader(path, field), 1):
         if not text.strip():
-            raise RecordError(f"{path}, {where}: prompt {number} is empty; remove it, a model needs at least one token")
+            raise RecordError(f"{path}, {where}: prompt {number} is empty: expected at least one token")
         yield text
     if not number:
-        raise RecordError(f"{path} holds no prompts; expected one per {'line' if kind == '.txt' else 'record'}")
+        raise RecordError(f"{path} holds no prompts: expected one per {'line' if kind == '.txt' else 'record'}")
 
 
 def _lines(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
@@ -118,9 +118,9 @@ def _json_lines(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
         try:
             record = from_json(line)
         except DocumentError as broken:
-            raise RecordError(f"{path}, {where}: invalid JSON ({broken}); expected one object per line") from None
+            raise RecordError(f"{path}, {where}: invalid JSON ({broken}): expected one object per line") from None
         if not isinstance(record, dict):
-            raise RecordError(f"{path}, {where}: {type(record).__name__} found; expected one JSON object per line")
+            raise RecordError(f"{path}, {where}: invalid {type(record).__name__}: expected one JSON object per line")
         yield where, _value(record, _named(field, list(record), f"{path}, {where}"), f"{path}, {where}")
 
 

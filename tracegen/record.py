@@ -1,8 +1,8 @@
 """Run a model on prompts and write a trace, request by request; a kill loses at most a minute and a shard.
 
 A request is either continued by the model's own generate(), or teacher-forced. Its rows are the tokens
-that went through the model: P prompt tokens and N new ones leave P + N - 1. No request depends on another, so a
-resumed recording is the undisturbed one, byte for byte.
+that went through the model: P prompt tokens and N new ones leave P + N - 1. Requests are independent, so a
+resumed recording equals an uninterrupted one, byte for byte.
 """
 
 from __future__ import annotations

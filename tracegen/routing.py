@@ -54,7 +54,7 @@ def _inferred(config: Any, outputs: list[tuple[Tensor, Tensor, Tensor]], bias: n
     what = f"weights are {found.ulps} units in the last place off those" if not found.wrong else "choice is not that"
     raise RecordError(
         f"unknown family {config.model_type}: its gates' {what} of the nearest rule ({spelled(nearest)}), "
-        f"{found.wrong} of {found.rows} rows choose otherwise; state its rule in tracegen/families.py"
+        f"{found.wrong} of {found.rows} rows choose differently; add its rule to tracegen/families.py"
     )
 
 
@@ -135,7 +135,7 @@ def _differs(choice: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def _lifted(router: Router, logits: np.ndarray, bias: np.ndarray | None, chosen: np.ndarray) -> np.ndarray:
-    """Return choice scores with those of the chosen raised by TIE_ULPS units in the last place."""
+    """Return the choice scores, with those of chosen experts raised by TIE_ULPS units in the last place."""
     bare = router.family in ("topk_softmax", "sparsemixer")
     ranked = logits if bare else scores(router, logits, bias)
     lift = np.zeros_like(ranked)

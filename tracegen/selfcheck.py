@@ -1,4 +1,4 @@
-"""Check, before anything is written, that what is recorded is what the model does: one short probe run, every layer.
+"""Check, before writing, that the recording matches the model: one short probe run, every layer.
 
 Bit for bit: the logits are the gate's matrix on its input, and again on the norm of the residual (look-ahead at depth
 0); the experts are given the gate's own ids and weights. By `tracegen/routing.py`, with ties and rounding counted:

@@ -52,7 +52,9 @@ def _experts(module: nn.Module, count: int, at: int) -> list[Tensor]:
     tensors = list(chain(module.parameters(), module.buffers()))
     held = int(getattr(module, "num_experts", count))
     if held != count or not tensors or sum(map(_bytes, tensors)) % count or sum(map(_numbers, tensors)) % count:
-        raise RecordError(f"MoE layer {at}: {type(module).__name__} does not hold the {count} like experts of its gate")
+        raise RecordError(
+            f"MoE layer {at}: {type(module).__name__} does not hold the {count} equal experts of its gate"
+        )
     for tensor in tensors:
         if tensor.dtype in PACKED and not hasattr(tensor, "quant_state"):
             raise RecordError(f"MoE layer {at}: experts are packed as {tensor.dtype}; load the checkpoint unpacked")

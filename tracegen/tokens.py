@@ -37,14 +37,14 @@ class Room(NamedTuple):
 def check_chat(tokenizer: Any, chat: bool) -> None:
     """Raises RecordError if a chat template is wanted where there is none."""
     if chat and not tokenizer.chat_template:
-        raise RecordError("--chat: this checkpoint's tokenizer has no chat template; leave --chat out")
+        raise RecordError("--chat: this checkpoint's tokenizer has no chat template; omit --chat")
 
 
 def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = False, truncate: bool = False) -> Work:
     """Return the token ids of every prompt, with special tokens or as one user message of the chat template.
 
-    A prompt that leaves no room for `new` tokens is cut if `truncate`: its special first token and its end are kept.
-    Raises RecordError naming the prompt if it is empty or too long, or if there is no chat template.
+    A prompt that leaves no room for `new` tokens is cut if `truncate` is set: its special first token and its end are
+    kept. Raises RecordError naming the prompt if it is empty or too long, or if there is no chat template.
     """
     check_chat(tokenizer, chat)
     _refuse_no_texts(prompts)
@@ -65,7 +65,7 @@ def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = 
 
 
 def windows(texts: Prompts, tokenizer: Any, room: Room, width: int, limit: int | None = None) -> Work:
-    """Return consecutive windows of `width` tokens of each text; what is left at a text's end is not used.
+    """Return consecutive windows of `width` tokens of each text; the remainder of a text is not used.
 
     Each begins with the token that the tokenizer puts before every text, if it has one. Raises RecordError if the
     window exceeds the context or a text is shorter than a window.
@@ -94,7 +94,7 @@ def _tokenized(tokenizer: Any, text: str, **how: bool) -> list[int]:
     try:
         return tokenizer(text, verbose=False, **how)["input_ids"]
     except Exception as refused:  # foreign data in foreign code: it can be anything
-        raise RecordError(f"the checkpoint's tokenizer fails: {one_line(refused)}; download it again") from None
+        raise RecordError(f"the checkpoint's tokenizer failed: {one_line(refused)}; download it again") from None
 
 
 def _chat(tokenizer: Any, text: str) -> list[int]:
@@ -105,7 +105,7 @@ def _chat(tokenizer: Any, text: str) -> list[int]:
             message, chat_template=template, add_generation_prompt=True, return_dict=True, date_string=CHAT_DATE
         )
     except Exception as refused:  # a template is a program of the checkpoint's, in jinja's sandbox
-        raise RecordError(f"--chat: the checkpoint's chat template fails: {one_line(refused)}") from None
+        raise RecordError(f"--chat: the checkpoint's chat template failed: {one_line(refused)}") from None
     return made["input_ids"]
 
 
@@ -158,14 +158,14 @@ def _pieces(text: str) -> Iterator[str]:
 
 def _refuse_no_texts(prompts: Prompts) -> None:
     if not prompts.texts:
-        raise RecordError(f"{prompts.name}: no prompt is left; raise --limit")
+        raise RecordError(f"{prompts.name}: no prompts to run; raise --limit")
 
 
 def _refuse_no_tokens(ids: Sequence[int] | np.ndarray, text: str, called: str) -> None:
     if len(ids):
         return
     if not text.strip():
-        raise RecordError(f"{called} is empty: it has no tokens; remove it")
+        raise RecordError(f"{called} is empty: expected at least one token")
     why = "the checkpoint's tokenizer has no token for anything in it"
     raise RecordError(f"{called} has no tokens: {why}; check the tokenizer files of the checkpoint")
 

@@ -1,6 +1,6 @@
-"""Make traces of traces: merge several, take some requests of one, append to one, in memory of constant size.
+"""Combine traces: merge several, copy some requests of one, append to one, in constant memory.
 
-Rows are copied a piece at a time (`traces/pieces.py`) and checked as they are read. Readers see only committed
+Rows are copied in pieces (`traces/pieces.py`) and checked as they are read. Readers see only committed
 requests. A damaged source ends the run, and the unfinished output is removed.
 """
 
@@ -41,7 +41,7 @@ def merged(out: str | Path, traces: Sequence[Trace], resume: bool = False) -> tu
 
 
 def taken(out: str | Path, trace: Trace, requests: Sequence[int], said: str, resume: bool = False) -> Trace:
-    """Write these requests of a trace to `out`; `said` describes them in a note of the header. Raises TraceError."""
+    """Write the given requests of a trace to `out`; `said` describes them in a header note. Raises TraceError."""
     parts = [Part(trace, first, last) for first, last in runs(requests)]
     with begun(out, _noted(trace, said), trace.router_bias, resume) as writer:
         _copy(parts, sorted(trace.arrays), writer)
@@ -49,7 +49,7 @@ def taken(out: str | Path, trace: Trace, requests: Sequence[int], said: str, res
 
 
 def appended(path: str | Path, traces: Sequence[Trace]) -> tuple[Trace, list[str]]:
-    """Append all requests of the traces to the finished one at `path`; return the same as `merged`.
+    """Append all requests of the traces to the finished trace at `path`. Returns the same values as `merged`.
 
     Raises TraceError, without changing the trace, if one of them is damaged or of another model, or a write fails.
     """
@@ -99,7 +99,7 @@ def _refuse_lost(grown: Trace, shared: Joined) -> None:
     lost = [text for text in shared.left_out if text.split(",")[0] in grown.arrays]
     if lost:
         raise TraceError(
-            f"{grown.path} has {lost[0]}; `moereplay traces merge` makes a new trace of the arrays that all have"
+            f"{grown.path} has {lost[0]}; use `moereplay traces merge`, which keeps the arrays that all traces have"
         )
 
 
@@ -166,9 +166,9 @@ def _refuse_other_model(first: Trace, trace: Trace) -> None:
     if ours != theirs:
         name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
         values = f"geometry.{name} is {shown(theirs.get(name))}, that of {first.path} is {shown(ours.get(name))}"
-        raise TraceError(f"{trace.path}: {values}; expected traces of one model at one precision")
+        raise TraceError(f"{trace.path}: {values}: expected traces of one model at one precision")
     if not same_bias(first.router_bias, trace.router_bias):
-        raise TraceError(f"{trace.path}: {BIAS} differs from that of {first.path}; expected traces of one model")
+        raise TraceError(f"{trace.path}: {BIAS} differs from that of {first.path}: expected traces of one model")
 
 
 def _depth(traces: Sequence[Trace]) -> int:

@@ -85,7 +85,7 @@ COLUMNS = {
 
 
 def demand_of(trace: Trace, passes: str) -> Demand:
-    """Return the demand of a trace under a schedule; it is derived once and kept."""
+    """Return the demand of a trace under a schedule; it is derived once and cached."""
     return Demand(**derived(trace, f"demand-{passes}", COLUMNS, lambda arrays: _derive(trace, passes, arrays)))
 
 

@@ -18,7 +18,7 @@ from moereplay.traces.units import GB
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT, OF_EXPERTS, bits_of, check_format, dense_bits_of, is_number
 
 TABLE_BITS, QUANTISED = 4.5, 8  #: files below a mean of 8 bits store the embedding table in Q4_K, at 4.5 bits
-OPTIONS = "say --dense or --dense-bits"
+OPTIONS = "pass --dense or --dense-bits"
 
 
 class Dense(NamedTuple):
@@ -163,7 +163,7 @@ def in_words(geometry: Geometry, model: str) -> str:
     dense = dense_of(known)
     size = f"{dense.resident / GB:.4g} GB"
     if geometry.dense_bytes:
-        return f"dense weights have {size} as stated, of which a token reads {dense.read / GB:.4g}"
+        return f"dense weights have {size} as stated; a token reads {dense.read / GB:.4g}"
     if geometry.dense_layer_bytes:
         head = "with those outside the layers at the same bits" if dense.head else "without those outside the layers"
         return f"dense weights have {size}: as the file states them by layer, {head}"
@@ -188,7 +188,7 @@ def assumption(geometry: Geometry, recorded: bool = False) -> str | None:
     if geometry.head_bytes is not None:
         if geometry.dense_bytes or geometry.head_bytes:
             return None
-        return f"dense weights outside the MoE layers are not counted, the file states {size} inside them; say --dense"
+        return f"dense weights outside the MoE layers are not counted, the file states {size} inside them; pass --dense"
     if not dense.resident or geometry.dense_stated or geometry.dense_bits != ASSUMED_BITS or recorded:
         return None
     return f"dense weights assumed at 16 bits: {size}; {OPTIONS}"

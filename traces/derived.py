@@ -1,9 +1,9 @@
 """Arrays derived once from a trace and kept as memory-mapped .npy files, keyed by the trace's digest.
 
-They are kept next to the trace in `NAME.derived/`: a long trace has many gigabytes of them, and its disk has room. If
+They are stored next to the trace in `NAME.derived/`, because a long trace has many gigabytes of them. If
 that folder cannot be written, or holds another user's arrays, they go to the user's cache. Machine code indexes by
 these arrays, so a file is mapped only if a manifest in a private folder of this user records its sha256; damaged files
-are made again. Hashing reads about 1 GB/s, so a file whose inode, size and times are unchanged is not hashed again.
+are derived again. Hashing reads about 1 GB/s, so a file whose inode, size and times are unchanged is not hashed again.
 Arrays of a trace in memory, or of an unfinished recording, are not kept.
 """
 
@@ -38,7 +38,7 @@ Fill = Callable[[Mapping[str, Growing]], None]
 
 
 def derived(trace: Trace, what: str, columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
-    """Return the arrays named `what`; `fill` makes them a block at a time if they are not kept already.
+    """Return the arrays named `what`; `fill` computes them block by block if they are not cached.
 
     All replays of this process share them, memory-mapped where possible. Raises TraceError for damaged rows.
     """
@@ -69,7 +69,7 @@ def _found(folders: list[Path], key: str) -> dict[str, np.ndarray] | None:
         if arrays is not None:
             return arrays
         if os.path.lexists(folder):
-            LOG.warning("%s is damaged or was changed; it is derived again", folder)
+            LOG.warning("%s is damaged or was modified; deriving it again", folder)
     return None
 
 

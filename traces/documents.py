@@ -93,7 +93,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for at, key in enumerate(keys) if key in keys[:at])
-        raise DocumentError(f"the key {twice[:60]!r} is given twice in one table")
+        raise DocumentError(f"the key {twice[:60]!r} is repeated in one table")
     return found
 
 
@@ -119,7 +119,7 @@ def _refuse_constant(word: str) -> None:
 def checked(document: Any, finite: bool = False) -> Any:
     """Return the document. Raises DocumentError if it is nested too deep or has an integer that is too long.
 
-    With `finite` also for infinities and NaN. TOML and YAML allow them; there the fields of a model reject them.
+    With `finite`, infinities and NaN are errors too; TOML and YAML allow them, and the fields of models reject them.
     """
     level, depth = [document], 0
     while level:
@@ -134,7 +134,7 @@ def checked(document: Any, finite: bool = False) -> Any:
             elif isinstance(value, int) and value.bit_length() > MOST_BITS:
                 raise _too_long()
             elif finite and isinstance(value, float) and not isfinite(value):
-                raise DocumentError("a number beyond 1.8e308; expected a finite one")
+                raise DocumentError("a number beyond 1.8e308: expected a finite one")
         level, depth = below, depth + 1
     return document
 

@@ -136,7 +136,7 @@ OTHERS_WRITE = 0o022
 
 
 def claimed(path: Path) -> bool:
-    """Create a folder if needed; return True if this user owns it, can write to it, and nobody else can.
+    """Create a folder if needed; return True if only this user owns it and can write to it.
 
     A folder of this user that others could write to is emptied first.
     """
@@ -176,7 +176,7 @@ def user_cache() -> Path | None:
 def temporary() -> Path:
     """Return this user's private temporary folder, the same for all of their processes.
 
-    If another user has taken its name, it is the first of the folders that earlier processes created instead.
+    If another user occupies its name, return the first folder that an earlier process created instead.
     """
     folder = Path(tempfile.gettempdir())
     name = f"moereplay-{os.getuid()}" if _has_owners() else "moereplay"
@@ -196,7 +196,7 @@ def is_mine(found: os.stat_result) -> bool:
 
 
 def _keeps_its_folders(parent: Path) -> bool:
-    """Return True if nobody else can rename entries of `parent`; a folder of this user is closed to others first."""
+    """Return True if no other user can rename entries of `parent`; restrict a folder of this user first."""
     found = parent.stat()
     if not _has_owners() or found.st_mode & stat.S_ISVTX:
         return True

@@ -50,7 +50,7 @@ def _leaves(annotation: Any) -> set[Any]:
 
 
 def _refuse_others(value: object, listed: bool = False) -> None:
-    """Raise ValueError for `true` and `false`, and for texts in lists; the text of an option itself is a number."""
+    """Raise ValueError for `true`, `false`, and strings in lists; an option's own string may be a number."""
     if isinstance(value, bool) or (listed and isinstance(value, str)):
         raise ValueError("expected a number" if not listed else f"expected numbers, not {value!r}")
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Sizes of known models, for traces that hold ids but no bytes, and what a memory of given size holds of their experts.
+"""Sizes of known models, for traces with ids but no bytes, and how many experts fit in a given memory.
 
-`models.toml` beside this file holds numbers of each model's config.json; the formulas are here, so that a wrong number
+`models.toml` in this folder holds the numbers of each config.json; the formulas are here, so that a wrong number
 shows in the total (`KnownModel.params`, tested against the published ones). Biases, norms of queries and keys, and
-other tensors below 0.1 % of a layer are left out. `note` says what was not read from the model's own config.
+other tensors below 0.1 % of a layer are left out. `note` lists what was not read from the model's own config.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KnownModel(Frozen, Cached):
     matrices: tuple[int, ...]  #: relative sizes of an expert's matrices in reading order
     kv_bytes: int  #: KV cache per position at 16 bits, while every layer keeps all positions
     kv_windows: tuple[Window, ...] = ()  #: parts of it that stop growing
-    quant: str = ""  #: the quantisation of its weights, where one was asked for
+    quant: str = ""  #: the quantisation of its weights, if one was requested
     stored: bool = False  #: the sizes are those of a quantised file
     mtp: int = 0  #: layers that predict further tokens, which are in no size above
     source: str
@@ -79,7 +79,7 @@ class Attention(Frozen):
     kv_heads: int
     head_dim: int
     kv_projections: int = 2
-    kept: int = 0  #: how many of key and value are cached, if not as many as projections (Gemma 4 norms them apart)
+    kept: int = 0  #: cached tensors of key and value, if not as many as projections (Gemma 4 norms them separately)
     window: int = 0  #: positions that a sliding window keeps; 0 keeps all
     query_rank: int = 0
     output_rank: int = 0
@@ -183,7 +183,7 @@ class ModelNumbers(Frozen):
         return self._cached(self.mixers)
 
     def kv_windows(self) -> tuple[Window, ...]:
-        """Return the part of it that layers with a window keep."""
+        """Return the part of the KV cache that layers with an attention window keep."""
         windowed = [mixer for mixer in self.mixers if isinstance(mixer, Attention) and mixer.window]
         return tuple(Window(mixer.window, self._cached([mixer])) for mixer in windowed)
 
@@ -352,7 +352,7 @@ def experts_per_layer(geometry: Geometry, cache_bytes: int) -> int:
 
 
 def mean_experts(geometry: Geometry, cache_bytes: int) -> int:
-    """Return how many experts of mean size are held, at most all of them."""
+    """Return how many experts of mean size fit, at most all of them."""
     everything = geometry.layers * geometry.experts
     return min(cache_bytes * geometry.layers // sum(geometry.expert_bytes), everything)
 

@@ -21,7 +21,7 @@ def bundled(path: Path, folder: Path = Path()) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return what a user types for the trace at a path."""
+    """Return the name that a user types for the trace at a path."""
     return SAMPLE if path == bundled(Path(SAMPLE)) else str(path)
 
 

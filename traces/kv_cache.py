@@ -8,7 +8,7 @@ from pydantic import Field
 
 
 class Window(NamedTuple):
-    """Layers whose attention keeps only so many last positions: sliding windows and chunks."""
+    """Layers whose attention keeps only the last positions: sliding windows and chunks."""
 
     positions: Annotated[int, Field(ge=1, le=1 << 40)]
     kv_bytes: Annotated[int, Field(ge=1, le=1 << 60)]  #: per position, all such layers together

@@ -1,7 +1,7 @@
-"""One writer per store: a lock of the operating system on `X.zarr.partial.lock`, which also names its holder.
+"""Allow one writer per store, by an operating-system lock on `X.zarr.partial.lock`, which also names its holder.
 
-The system releases the lock when the holder's process ends, so the lock file of a killed writer blocks nobody. On a
-file system without locks there is no protection; the file then only names the writer.
+The system releases the lock when the holder's process ends, so the lock file of a killed writer does not block others.
+On a file system without locks there is no protection; the file then only names the writer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _taken(path: Path, partial: Path) -> int:
         except BlockingIOError:
             holder = _holder(descriptor)
             os.close(descriptor)
-            raise TraceError(f"{partial} is being written by {holder}; wait until it has ended, or stop it") from None
+            raise TraceError(f"{partial} is being written by {holder}; wait for it to finish, or stop it") from None
         except OSError:
             os.close(descriptor)
             raise

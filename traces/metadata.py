@@ -74,7 +74,9 @@ def read_attributes(path: Path) -> Attributes:
         attributes = Attributes.model_validate(stored)
     except ValidationError as invalid:
         wrong = first_fault(invalid)
-        raise TraceError(f"{path}: attributes: {wrong}; they were edited or damaged, restore the trace") from None
+        raise TraceError(
+            f"{path}: attributes: {wrong}; the trace was edited or damaged: restore it from a copy"
+        ) from None
     if metadata_digest(path, group) != attributes.digest:
         raise TraceError(f"{path}: attributes or metadata were edited or damaged; restore the trace from a copy")
     return attributes

@@ -23,7 +23,7 @@ MOST_KEPT = 1 << 16  #: ranges that are kept
 SHORTEST = 4  #: equal neighbouring tokens that are reported
 FEWEST_TOKENS = 32  #: with fewer tokens nothing is judged constant
 IMPROBABLE = 1e-6  #: probability by chance
-RARE = 100  #: row lengths that occur in fewer than one of so many rows do not determine k
+RARE = 100  #: row lengths that occur in less than one of this many rows do not determine k
 FAR = 100.0  #: factor over the usual sum of weights, larger than differences between routers and layers
 
 Level = Literal["ok", "warning", "error"]
@@ -31,7 +31,7 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check. Error: the rows cannot be right; warning: they may not mean what they seem to."""
+    """Result of one check. Error: the rows are certainly wrong; warning: they may be misleading."""
 
     check: str
     level: Level
@@ -191,7 +191,7 @@ def check_routed(trace: Trace, found: Census) -> Finding:
     starts = trace.prompt_lengths.tolist()
     decoded = sum(max(last - max(first, starts[request]) + 1, 0) for request, first, last in gone.found)
     text += f"; {decoded:,} of them are decoded" if decoded else ""
-    return Finding("routed tokens", "warning", f"{text}; they demand no experts, so bytes and times are too low")
+    return Finding("routed tokens", "warning", f"{text}; they demand no experts, which makes bytes and times too low")
 
 
 def check_repeats(trace: Trace, found: Census) -> Finding:
@@ -205,7 +205,7 @@ def check_repeats(trace: Trace, found: Census) -> Finding:
     if length < SHORTEST or found.pairs * rest ** (length - 1) > IMPROBABLE:
         return Finding("repeated rows", "ok", share)
     if _one_token(trace, request, first, last):
-        return Finding("repeated rows", "ok", f"{share}, {found.alike.words()}, where the text repeats one token")
+        return Finding("repeated rows", "ok", f"{share}, {found.alike.words()}, where the text has repeated one token")
     cause = "a stale or padded buffer, or an engine's warm-up pass"
     return Finding("repeated rows", "warning", f"{found.alike.words()} route alike in all layers: {cause}")
 
@@ -230,8 +230,10 @@ def check_windows(trace: Trace, found: Census) -> Finding:
     text = f"no id is used in two layers: {shown}{', ...' if layers > 3 else ''}"
     each = experts_per_layer(least, most)
     if each is None:
-        return Finding("id ranges", "error", f"{text}; expected ids of each layer from 0 on")
-    fix = f"ids count on through the layers, {each} in each and not {trace.geometry.experts}; import with --ids global"
+        return Finding("id ranges", "error", f"{text}: expected ids of each layer from 0 on")
+    fix = (
+        f"ids continue through the layers, {each} in each instead of {trace.geometry.experts}; import with --ids global"
+    )
     return Finding("id ranges", "error", f"{text}: {fix}")
 
 
@@ -248,7 +250,7 @@ def check_constant(trace: Trace, found: Census) -> Finding:
     ranks = np.flatnonzero(constant.sum(0) * 2 >= trace.geometry.layers)
     if len(ranks):
         text = f"rank {ranks[0]} has one expert for every token in {int(constant[:, ranks[0]].sum())} layers"
-        return Finding("constant experts", "warning", f"{text}: a shared expert that was recorded as a routed one?")
+        return Finding("constant experts", "warning", f"{text}: possibly a shared expert recorded as a routed one")
     return Finding("constant experts", "ok", "every layer's choices change")
 
 
@@ -296,8 +298,8 @@ def check_widths(trace: Trace, found: Census) -> Finding:
         return Finding(name, "warning", text)
     if fewer:
         text = f"{fewer:,} of {int(total.sum()):,} rows have fewer experts than the widest row of their layer"
-        return Finding(name, "ok", f"{text} (k = {k}), -1 in the places left", noted=True)
-    return Finding(name, "ok", "all rows of a layer have as many experts")
+        return Finding(name, "ok", f"{text} (k = {k}), -1 in the remaining places", noted=True)
+    return Finding(name, "ok", "all rows of a layer have the same number of experts")
 
 
 def check_sums(trace: Trace, found: Census) -> Finding | None:

@@ -91,9 +91,10 @@ def ranges_by_layer(rows: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]
 
 
 def experts_per_layer(least: np.ndarray, most: np.ndarray, experts: int | None = None) -> int | None:
-    """Return E if every layer's ids lie in a window of its own, of size E from a multiple of E on; else None.
+    """Return E if the ids of each layer lie in its own window [n E, (n + 1) E); else None.
 
-    Windows follow each other, and some at the start may be skipped. Without `experts` the roundest E that fits is used.
+    Windows follow each other, and some at the start may be skipped. Without `experts`, the roundest E that fits is
+    used.
     """
     if len(least) < 2 or (most < 0).any():
         return None

@@ -78,7 +78,7 @@ def _check_ranges(piece: Piece, begun: int) -> None:
     if len(piece.lengths) != len(piece.prompts) or (piece.lengths < 1).any():
         raise TraceError(f"{len(piece.lengths)} requests with {len(piece.prompts)} prompts; each needs a token")
     if ((piece.prompts < 0) | (piece.prompts > piece.lengths)).any():
-        raise TraceError("a prompt is longer than its request; expected 0 to its tokens")
+        raise TraceError("a prompt is longer than its request: expected 0 to the request's tokens")
 
 
 # -- `router_bias`, (L, E) f32: a correction that some routers add to scores for choosing experts, not for weighing them
@@ -90,7 +90,7 @@ def check_bias(bias: np.ndarray, where: str) -> None:
     if at is not None:
         layer, expert = at
         raise TraceError(
-            f"{where}: router_bias of layer {layer}, expert {expert} is {bias[at]}; "
+            f"{where}: router_bias of layer {layer}, expert {expert} is {bias[at]}: "
             f"expected a number from -{MOST_BIAS} to {MOST_BIAS}"
         )
 

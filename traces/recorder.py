@@ -30,10 +30,10 @@ from moereplay.traces.writer import TraceWriter
 
 
 class Recorder:
-    """Record the routing of a running server: rows as they are computed, of many requests at once.
+    """Record the routing of a running server: rows as they are computed, for concurrent requests.
 
-    Use it as a context manager, from any thread. Rows of open requests are in memory; a request that has ended is
-    written to `path`. It survives a kill once 512 tokens of ended requests are committed (`TraceWriter`); `resume`
+    Use it as a context manager, from any thread. Rows of open requests are held in memory; a finished request is
+    written to `path`. It survives a kill once 512 tokens of finished requests are committed (`TraceWriter`); `resume`
     continues a killed recording.
     """
 
@@ -58,11 +58,11 @@ class Recorder:
     ) -> None:
         """Record the experts that one token of a request ran at one MoE layer, both counted from 0.
 
-        ids      (k,) whole numbers, the best first; fewer where fewer were routed
-        weights  (k,) gate weights of them, for every row or for none
+        ids      (k,) whole numbers, the best first; fewer if fewer were routed
+        weights  (k,) their gate weights, for every row or for none
         logits   (E,) router logits before any bias or softmax, for every row or for none
 
-        A row that is given again replaces the earlier one: after a rejected draft, or for a preempted request.
+        A repeated row replaces the earlier one: after a rejected draft, or for a preempted request.
         Raises TraceError naming the invalid array or position, and does not record the row.
         """
         given = {"chosen": ids, "weights": weights, "logits": logits}
@@ -97,7 +97,7 @@ class Recorder:
         with self._lock, self._writer:
             trace = self._writer.finish()
         if wrong:
-            raise TraceError(f"{wrong[0]}; it is left out of {trace.path}, which has {trace.requests} requests")
+            raise TraceError(f"{wrong[0]}; it is missing in {trace.path}, which has {trace.requests} requests")
         return trace
 
     def _end_incomplete(self, request: Hashable) -> TraceError | None:
@@ -182,7 +182,7 @@ class Gathering:
             raise TraceError("no token was recorded")
         if order[-1] - order[0] != len(order) - 1:
             missing = next(token for token, after in pairwise(order) if after != token + 1) + 1
-            raise TraceError(f"token {missing} is missing between {order[0]} and {order[-1]}; record every token")
+            raise TraceError(f"missing token {missing} between {order[0]} and {order[-1]}: record every token")
         rows = np.array([self._row[token] for token in order])
         self._check_complete(order, rows)
         kept = {name: array[rows] for name, array in self._arrays.items()}
@@ -197,16 +197,16 @@ class Gathering:
 
     def _check_place(self, token: int, layer: int) -> None:
         if not 0 <= layer < self._geometry.layers:
-            raise TraceError(f"layer {layer}; expected 0 to {self._geometry.layers - 1}, MoE layers only")
+            raise TraceError(f"invalid layer {layer}: expected 0 to {self._geometry.layers - 1}, MoE layers only")
         if token < 0:
-            raise TraceError(f"token {token}; expected its position in the request, from 0 on")
+            raise TraceError(f"invalid token {token}: expected its position in the request, from 0")
 
     def _checked(self, name: str, given: np.ndarray) -> np.ndarray:
-        """Return a row as it is stored; a shorter list of experts is padded with -1."""
+        """Return a row as stored; shorter lists of experts are padded with -1."""
         (width,) = row_shape(name, self._geometry)[1:]
         check_values(given, name, name)
         if given.ndim != 1 or not 0 < len(given) <= width or (name == "logits" and len(given) < width):
-            raise TraceError(f"{name} has shape {given.shape}; expected ({width},)")
+            raise TraceError(f"{name} has shape {given.shape}: expected ({width},)")
         row = np.full(width, _fill(name), dtype_of(name))
         row[: len(given)] = given
         return row
@@ -226,7 +226,7 @@ class Gathering:
         missing_rows = np.argwhere(~self._reported[rows])
         if len(missing_rows):
             at, layer = missing_rows[0]
-            raise TraceError(f"token {order[at]} has no row at layer {layer}; record every MoE layer of every token")
+            raise TraceError(f"token {order[at]} has no row at layer {layer}: record every MoE layer of every token")
 
 
 def _fill(name: str) -> int:
@@ -262,7 +262,7 @@ def from_arrays(
     """
     ids = np.asarray(chosen)
     if ids.ndim != 3:
-        raise TraceError(f"chosen has shape {ids.shape}; expected (tokens, layers, k)")
+        raise TraceError(f"chosen has shape {ids.shape}: expected (tokens, layers, k)")
     header = _sizes_of(geometry, ids.shape[2], len(lookahead))
     optional = {"weights": weights, "logits": logits}
     rows = {name: np.asarray(array) for name, array in optional.items() if array is not None}
@@ -282,7 +282,7 @@ def from_arrays(
 
 
 def _sizes_of(geometry: Geometry | str, k: int, depth: int) -> Header:
-    """Return the header; k is that of the arrays, because a known model may have been run with another k."""
+    """Return the header; k is taken from the arrays, because a known model may have been run with another k."""
     if isinstance(geometry, Geometry):
         return Header(geometry=geometry, lookahead_depth=depth)
     model = known(geometry)
@@ -293,11 +293,13 @@ def _sizes_of(geometry: Geometry | str, k: int, depth: int) -> Header:
 def _check_lengths(lengths: Sequence[int], prompts: Sequence[int], arrays: dict[str, np.ndarray]) -> None:
     for name, rows in arrays.items():
         if len(rows) != sum(lengths):
-            raise TraceError(f"{name} has {len(rows)} tokens; the lengths of requests add up to {sum(lengths)}")
+            raise TraceError(
+                f"{name} has {len(rows)} tokens: expected {sum(lengths)}, the sum of the lengths of requests"
+            )
     if len(prompts) != len(lengths):
         raise TraceError(f"prompt_lengths has {len(prompts)} numbers for {len(lengths)} requests")
     for request, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
         if length < 1:
-            raise TraceError(f"request {request}: {length} tokens; a request needs at least one")
+            raise TraceError(f"request {request}: invalid length {length}: expected at least one token")
         if not 0 <= prompt <= length:
-            raise TraceError(f"request {request}: {prompt} prompt tokens of {length}; expected 0 to {length}")
+            raise TraceError(f"request {request}: {prompt} prompt tokens of {length}: expected 0 to {length}")

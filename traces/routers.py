@@ -1,9 +1,9 @@
 """Router rules: logits to a choice of experts and their gate weights, for every family of `schema.Router`.
 
-Choice and weight are two questions: the choice ranks *choice scores* (`choice_scores`, then `choose`), while weights
-always come from the unmodified logits (`weigh`), whoever chose the ids. The rules are those of the models' published
-code: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (2412.19437), SparseMixer in Phi-3.5-MoE (2404.14219), gpt-oss.
-The last axis is experts or ranks; leading axes (tokens, or tokens and layers) are free.
+Choice and weight are separate: the choice ranks *choice scores* (`choice_scores`, then `choose`), while weights
+always come from the unmodified logits (`weigh`), even if a policy chose the ids. The rules are those of the models'
+published code: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (2412.19437), SparseMixer in Phi-3.5-MoE (2404.14219),
+gpt-oss. The last axis is experts or ranks; leading axes (tokens, or tokens and layers) are free.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def to_units(weights: np.ndarray) -> np.ndarray:
 
 def is_shared(router: Router) -> bool:
     """Return True if the weights of a token's experts are divided by their sum."""
-    # DeepSeek-V2 scales but never renormalises, whatever its config says
+    # DeepSeek-V2 scales but never renormalises, regardless of its config
     return router.family == "topk_softmax" or (router.renormalise and router.family != "softmax_groups")
 
 
@@ -121,7 +121,7 @@ def _within_groups(router: Router, choice: np.ndarray) -> np.ndarray:
         return choice
     experts = choice.shape[-1]
     if experts % router.groups:
-        raise TraceError(f"router has {router.groups} groups for {experts} experts; expected a divisor of {experts}")
+        raise TraceError(f"router has {router.groups} groups for {experts} experts: expected a divisor of {experts}")
     grouped = choice.reshape(*choice.shape[:-1], router.groups, -1)
     # DeepSeek-V2 ranks groups by their best expert, DeepSeek-V3 by the sum of their two best
     best = 1 if router.family == "softmax_groups" else 2

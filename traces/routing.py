@@ -52,7 +52,7 @@ class RoutingModel(Frozen):
     summary: str = ""
     source: str = ""
     model: str = ""  #: a known model
-    trial: bool = False  #: of a model made for trials, which stands for no other
+    trial: bool = False  #: of a test model, which represents no other model
     layers: int = Field(ge=1)
     experts: int = Field(ge=1)
     k: int = Field(ge=1)
@@ -73,7 +73,7 @@ class RoutingModel(Frozen):
         for part in PARTS:
             values = getattr(self, part)
             if len(values) != self.layers:
-                raise ValueError(f"{part} has {len(values)} numbers; expected {self.layers}, one for each layer")
+                raise ValueError(f"{part} has {len(values)} numbers: expected {self.layers}, one for each layer")
             least = 1e-3 if part.endswith("tokens") else 0
             if not all(least <= value <= 1e6 for value in values):
                 raise ValueError(f"invalid {part}: expected numbers from {least:g} to 1e6")
@@ -142,7 +142,7 @@ class Noise:
         return np.rint(total / STEP) * STEP
 
     def _faded(self, normals: np.ndarray, tokens: float) -> np.ndarray:
-        """Return an autoregressive process (T, E) of variance 1 that starts anew with each request."""
+        """Return an autoregressive process (T, E) of variance 1 that restarts with each request."""
         from scipy.signal import lfilter
 
         keep = exp(-1 / tokens)

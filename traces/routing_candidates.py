@@ -1,4 +1,4 @@
-"""Routing models that may stand for a model: its own where someone recorded it, else those of all others, scaled."""
+"""Select routing models for a model: its own if it was recorded, else those of all other models, scaled."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class Candidate(NamedTuple):
 
 
 def routings_for(name: str, geometry: Geometry) -> list[Candidate]:
-    """Return the routing models that ship for a model of this name and shape: its own ones, else all of real models.
+    """Return the shipped routing models for a model's name and shape: its own, else those of all real models.
 
-    Own are those of the known model that `recognised` finds in the name, with as many layers and experts; there may be
-    several, of different text. Others are scaled: a layer takes the eight numbers of the layer at its relative depth,
-    and the noise keeps its scale. Strengths are kept then, not hit rates; docs/routing.md says how far off that is.
+    Its own are those of the known model that `recognised` finds in the name, with the same layers and experts; there
+    may be several, from different text. Others are scaled: a layer takes the eight numbers of the layer at its
+    relative depth, and the noise keeps its scale. This keeps the strengths, not the hit rates; docs/routing.md gives
+    the error.
     """
     known = recognised(name, geometry)
     real = {each: model for each, model in shipped().items() if not model.trial}

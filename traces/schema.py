@@ -47,7 +47,7 @@ LOOKAHEAD, LOOKAHEAD_AXES = "lookahead/", ("<f4", ("layers", "experts"))
 
 
 class Values(NamedTuple):
-    """Range of an array's values as they are given, before conversion to the stored dtype."""
+    """Range of an array's values as passed, before conversion to the stored dtype."""
 
     kinds: str  #: numpy's kinds of allowed dtypes
     least: float
@@ -278,7 +278,7 @@ class Trace:
         except (ValueError, RuntimeError, OSError) as broken:  # a crc32c, blosc, or the disk
             raise TraceError(f"{where} are damaged ({broken}); restore the trace from a copy") from broken
         except MemoryError as full:
-            raise TraceError(f"{where} do not fit in memory ({full}); the sizes are wrong, or free some") from full
+            raise TraceError(f"{where} do not fit in memory ({full}); check the sizes, or free memory") from full
 
     def request(self, index: int) -> Request:
         """Return the rows of one request, as they were appended."""
@@ -318,10 +318,10 @@ def check_values(values: np.ndarray, name: str, place: str) -> None:
     allowed = values_of(name)
     if values.dtype.kind not in allowed.kinds:
         wanted = "numbers" if "f" in allowed.kinds else "whole numbers"
-        raise TraceError(f"{place} is an array of {values.dtype}; expected {wanted}")
+        raise TraceError(f"{place} is an array of {values.dtype}: expected {wanted}")
     at = first_refused(values, allowed)
     if at is not None:
-        raise TraceError(f"{place}{list(at)} is {values[at]}; expected {allowed.expected}")
+        raise TraceError(f"{place}{list(at)} is {values[at]}: expected {allowed.expected}")
 
 
 def check_request(request: Request, header: Header, index: int) -> dict[str, np.ndarray]:
@@ -338,7 +338,7 @@ def check_request(request: Request, header: Header, index: int) -> dict[str, np.
 def _check_given(request: Request, geometry: Geometry) -> None:
     tokens = len(request.chosen)
     if tokens == 0 or not 0 <= request.prompt_length <= tokens:
-        raise TraceError(f"{request.prompt_length} prompt tokens of {tokens}; a request needs at least one token")
+        raise TraceError(f"{request.prompt_length} prompt tokens of {tokens}: expected at least one token")
     for name, rows in request.given().items():
         expected = (tokens, *row_shape(name, geometry))
         if rows.shape != expected:
@@ -357,7 +357,7 @@ def check_rows(name: str, rows: np.ndarray, geometry: Geometry, where: str = "",
         expected = f"ids are 0 to {geometry.experts - 1}, or -1 for not routed"
     at = first_refused(rows, allowed)
     if at is not None:
-        raise TraceError(f"{where}{_element(name, first, at)} is {rows[at]}{_place(first, at)}; {expected}")
+        raise TraceError(f"{where}{_element(name, first, at)} is {rows[at]}{_place(first, at)}: {expected}")
     if name == "chosen":
         _check_distinct(rows, where, first)
 

@@ -12,7 +12,7 @@ from moereplay.traces.profiles.contract import ranked
 from moereplay.traces.schema import LOOKAHEAD, Request, Trace, TraceError, memory_trace, shown
 from moereplay.traces.summary import uses
 
-FORM = "write numbers and ranges as 1,5,10:50; the first request is 0, and 10:50 ends with 49"
+FORM = "use numbers and ranges such as 1,5,10:50; the first request is 0, and 10:50 ends with 49"
 
 
 def listed(text: str, requests: int) -> list[int]:
@@ -85,13 +85,13 @@ def sampled(trace: Trace, accesses: int) -> Trace:
     return memory_trace(trace.header, requests, trace.router_bias)
 
 
-LEAST = 2  #: requests of a shortened trace, if it has as many
+LEAST = 2  #: fewest requests of a shortened trace, if it has them
 
 
 def shortened(trace: Trace, accesses: int) -> Trace:
-    """Return requests in memory as `sampled` does, cut where even LEAST of them have more accesses.
+    """Return requests in memory as `sampled` does, shortened if even LEAST of them have more accesses.
 
-    Of a request that is cut, the end of the prompt stays, at most half of what is kept, and the first decoded tokens.
+    A shortened request keeps the end of its prompt, as at most half of its tokens, and its first decoded tokens.
     """
     step = min(-(-accesses_of(trace) // accesses), max(1, trace.requests // LEAST))
     numbers = range(0, trace.requests, step)
@@ -118,7 +118,9 @@ def split(requests: int, share: float = 0.5, seed: int = 0) -> tuple[list[int], 
     Raises TraceError if either would be empty.
     """
     if not 0 < share < 1 or requests < 2:
-        raise TraceError(f"{requests} requests at a share of {share:g}: a split needs two, and a share between 0 and 1")
+        raise TraceError(
+            f"invalid --share {share:g} for {requests} requests: expected a share between 0 and 1, and two requests"
+        )
     count = min(max(round(share * requests), 1), requests - 1)
     fitted = set(random.Random(seed).sample(range(requests), count))
     return sorted(fitted), [at for at in range(requests) if at not in fitted]

@@ -58,7 +58,7 @@ def shared(trace: Trace, what: Hashable, make: Callable[[], T]) -> T:
 
 
 def stands_on(mapped: Mapped) -> None:
-    """Declare, while a value is made, that it is valid as long as these files do not change."""
+    """Declare, while a value is computed, that it depends on these files."""
     if _making:
         _making[-1].append(mapped)
 

@@ -34,15 +34,15 @@ def state(header: Header) -> str:
 
 
 def sizes_in(text: str, place: str) -> Stated:
-    """Read such an object, found at `place`. Raises TraceError for what says no sizes."""
+    """Read such an object, found at `place`. Raises TraceError if it has no sizes."""
     document = parse_json(text, place)
     fields: Any = document.get(KEY) if isinstance(document, dict) else None
     if not isinstance(fields, dict):
-        raise TraceError(f"{place}: {KEY} is not an object; expected the sizes of the model")
+        raise TraceError(f"{place}: {KEY} is not a JSON object: expected the sizes of the model")
     model, made = fields.pop("model", None), fields.pop("synthetic", "")
     model = model if isinstance(model, str | None) else shown(model)
     made = (made if isinstance(made, str) else shown(made)) or named_synthetic(model or "")
     try:
         return Stated(Geometry.model_validate(fields), model, made)
     except ValidationError as wrong:
-        raise TraceError(f"{place}: {first_fault(wrong)}; expected the sizes of the model") from wrong
+        raise TraceError(f"{place}: {first_fault(wrong)}") from wrong

@@ -109,9 +109,9 @@ def blocks(trace: Trace, name: str) -> Iterator[np.ndarray]:
 
 
 def files_of(trace: Trace) -> list[str]:
-    """Return the sorted paths of a stored trace's files relative to its folder, without other files that lie there.
+    """Return the sorted paths of a stored trace's files relative to its folder, without unrelated files.
 
-    Raises TraceError for a link, a pipe or a device in place of a file: a trace may come from somebody else.
+    Raises TraceError for a link, a pipe or a device in place of a file: a trace may come from an untrusted source.
     """
     if trace.path is None:
         return []

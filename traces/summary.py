@@ -148,7 +148,7 @@ def _layer(tally: Tally, layer: int) -> LayerSummary:
 
 # -- Use counts
 
-LOOKED_AT, PLACES = 1 << 20, 16  #: choices that are looked at for a mean, in so many places of a long trace
+LOOKED_AT, PLACES = 1 << 20, 16  #: choices sampled for a mean, at this many places of a long trace
 
 
 def uses(trace: Trace) -> np.ndarray:

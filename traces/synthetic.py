@@ -1,6 +1,6 @@
 """Synthetic traces with chosen statistics: popularity, reuse between neighbouring tokens, look-ahead recall.
 
-Logits are log-popularity plus Gumbel noise, so that the first choice follows the Zipf law exactly and the k chosen are
+Logits are log-popularity plus Gumbel noise, so that the first choice follows the Zipf law exactly and the k choices are
 a draw without replacement. Reuse comes from noise that persists: a max-autoregressive process (Davis and Resnick, 1989)
 keeps the Gumbel law at any strength. Strengths are found by bisection on measured reuse and recall. The same
 configuration gives the same bytes.
@@ -200,7 +200,7 @@ def _drawn(config: Synthetic, persistence: float) -> np.ndarray:
 
 
 def _like(config: Synthetic, model: RoutingModel) -> np.ndarray:
-    """Return the scores (T, L, E) of a routing model at the geometry's shape; bf16 would make ties of them."""
+    """Return the scores (T, L, E) of a routing model at the geometry's shape; rounding to bf16 would create ties."""
     scaled = model.scaled(config.geometry.layers, config.geometry.experts, config.geometry.k)
     return np.stack(list(scores_of(scaled, [config.length] * config.requests, config.seed)), axis=1)
 
@@ -321,7 +321,7 @@ def _recall(truth: np.ndarray, seen: np.ndarray) -> float:
 
 
 def _solve(measure: Callable[[float], float], low: float, high: float, target: float, what: str) -> float:
-    """Find by bisection where a rising measure meets the target. Raises TraceError if it is out of range."""
+    """Find the target of a rising measure by bisection. Raises TraceError if it is out of range."""
     least, most = measure(low), measure(high)
     if not least - TOLERANCE <= target <= most + TOLERANCE:
         raise TraceError(f"{what} is out of reach for this geometry: expected {least:.3f} to {most:.3f}")

@@ -162,7 +162,7 @@ def changed(text: str, most: int = MOST_TEXT) -> str:
     """Return in words why `settled` changes a text; empty if it does not."""
     reasons = []
     if not text[: most + 1].isprintable():
-        reasons.append("it holds control characters")
+        reasons.append("it contains control characters")
     if len(text) > most:
         reasons.append(f"it has {len(text):,} characters, more than {most:,}")
     return " and ".join(reasons)

@@ -1,6 +1,6 @@
 """Checks for defects that real traces have had: shuffled rows, copied layers, context resets, wrong sizes.
 
-Each check is a function of a `Sample` and returns a finding, or None where the trace lacks what it needs. The sample
+Each check is a function of a `Sample` and returns a finding, or None if the trace lacks the data for it. The sample
 is the first tokens of every request, so it is the same each time and bounded for traces of any length.
 """
 
@@ -28,7 +28,9 @@ SIGMAS_SHIFTED, CORRELATED = 8.0, 0.2  #: thresholds for a layer that is a token
 COMPARED = 4096  #: tokens on which layers are compared
 ALIKE = 0.9  #: share of tokens at which two layers that are not copies never agree
 FEWEST_BEGUN = 32  #: tokens of a common prefix
-ABOVE_CHANCE = 0.02  #: real traces lie 0.1 to 0.4 above tokens half a request apart, shuffled ones within 0.01
+ABOVE_CHANCE = (
+    0.02  #: real traces are 0.1 to 0.4 above the overlap of tokens half a request apart, shuffled ones within 0.01
+)
 AGREEMENT = 0.99  #: ties at low precision may fall either way
 OFF = 0.05  #: relative error of a sum of weights, more than half precision causes
 
@@ -148,7 +150,7 @@ def check_adjacent(sample: Sample) -> Finding:
     if seen > sample.chance * 1.1 and seen > apart + ABOVE_CHANCE:
         return Finding("adjacent overlap", "ok", text)
     if seen > 1 - ABOVE_CHANCE and apart > 1 - ABOVE_CHANCE:
-        return Finding("adjacent overlap", "ok", f"{text}: tokens route alike, whatever their order")
+        return Finding("adjacent overlap", "ok", f"{text}: tokens route alike in any order")
     batch = max(interleaved(sample.chosen[start:stop]) for start, stop in sample.spans)
     if batch > 1:
         text += f": rows {batch} apart share more, so {batch} texts alternate (sequence before batch)"
@@ -167,14 +169,14 @@ def check_same_token(sample: Sample) -> Finding | None:
     if len(again) < FEWEST_PAIRS:
         return Finding("same-token overlap", "ok", f"{len(again)} repeated tokens: too few to judge")
     seen = float(overlap(sample.chosen[order[again]], sample.chosen[order[again + 1]]).mean())
-    text = f"a token met again shares {seen:.3f} of its experts (chance {sample.chance:.3f})"
+    text = f"a repeated token shares {seen:.3f} of its experts (chance {sample.chance:.3f})"
     if seen > sample.chance + ABOVE_CHANCE:
         return Finding("same-token overlap", "ok", text)
     return Finding("same-token overlap", "warning", f"{text}: token ids and rows are not aligned")
 
 
 def check_layers(sample: Sample) -> Finding:
-    """Check that no two layers route alike; equal ones are copies, even if one is a token late or sorted by id."""
+    """Check that no two layers route alike; equal layers are copies, even if shifted by one token or sorted by id."""
     name = "identical layers"
     if len(sample.chosen) < FEWEST_PAIRS:
         return Finding(name, "ok", f"{len(sample.chosen)} tokens: too few to judge")
@@ -182,7 +184,7 @@ def check_layers(sample: Sample) -> Finding:
         return Finding(name, "ok", "every layer chooses all experts")
     for first, second, late, share in _alike(_sets(sample.chosen[:COMPARED])):
         if share == 1 and not late:
-            return Finding(name, "error", f"layers [{first}, {second}] have the same rows throughout: copies")
+            return Finding(name, "error", f"layers [{first}, {second}] have identical rows: copies")
         level: Level = "error" if share == 1 else "warning"
         when = " one token later" if late else ""
         text = f"layer {second} has the rows of layer {first}{when} in {share:.1%} of {COMPARED:,} tokens or fewer"
@@ -262,7 +264,10 @@ def check_duplicates(sample: Sample) -> Finding:
     begun, tokens, longest = _begun_before(sample)
     if tokens < FEWEST_BEGUN:
         return Finding("duplicate requests", "ok", f"no two of {len(keys)} requests are alike")
-    text = f"request {longest} begins with {tokens} rows of an earlier one; {begun:,} tokens of the sample are so"
+    text = (
+        f"request {longest} begins with {tokens} rows of an earlier one; {begun:,} tokens of the sample "
+        f"are in such prefixes"
+    )
     return Finding(
         "duplicate requests", "warning", f"{text}: a prefix that an engine with a prefix cache computes once"
     )
@@ -327,7 +332,7 @@ def check_weights(sample: Sample) -> Finding | None:
         if off > 1 - AGREEMENT:
             text = f"weights sum to {np.median(sums):.3g} where router {router.family} makes {router.scale:g}"
             return Finding("weights", "warning", f"{text}, in {off:.1%} of the rows: another model's, or raw scores")
-    return Finding("weights", "ok", "weights differ, as a gate's do")
+    return Finding("weights", "ok", "weights differ between experts")
 
 
 def check_router(sample: Sample) -> Finding | None:

@@ -41,6 +41,8 @@ MIXTURES = {
     "Q2_K": 3.35,
 }
 BITS_PER_WEIGHT = BLOCKS | MIXTURES
+#: What llama.cpp copies into another layout (repacks) on processors that gain by it (b11434, ggml-cpu/repack.cpp).
+REPACKED = frozenset({"Q4_0", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K"})
 OF_EXPERTS = ("MXFP4", "NVFP4")  #: formats that models use for experts only
 HEAD_BITS = 6.5625  #: of Q6_K's block
 _NAMED = re.compile(rf"(?<![a-z0-9])({'|'.join(sorted(BITS_PER_WEIGHT, key=len, reverse=True))})(?![a-z0-9])", re.I)

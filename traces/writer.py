@@ -105,14 +105,14 @@ class TraceWriter:
     def reopen(cls, path: str | Path, header: Header, digest: str) -> TraceWriter:
         """Continue a finished store in place; `finish` makes all appended requests visible in one step.
 
-        `header` then replaces the stored one. Until then, and after a kill, readers see the trace as it was, because
+        `header` then replaces the stored one. Before that, and after a kill, readers see the old trace, because
         they ignore uncommitted rows. Raises TraceError if it is damaged, has another digest or is being written.
         """
         path = Path(path)
         with _locked(path) as lock:
             stored = read_attributes(path)
             if stored.digest != digest:
-                raise TraceError(f"{path} has been changed meanwhile; run the command again")
+                raise TraceError(f"{path} was changed by another process; run the command again")
             trace = open_trace(path)
             writer = cls(path, stored, trace.router_bias, lock)
             writer.partial, writer.grows_in_place = path, True
@@ -173,7 +173,7 @@ class TraceWriter:
 
     def _check_open(self) -> None:
         if self._finished:
-            raise TraceError(f"{self.path} is finished; request {self._appended.requests} needs a store of its own")
+            raise TraceError(f"{self.path} is finished; write request {self._appended.requests} to a new store")
 
     def _extend(self, piece: Piece) -> None:
         self._check_names(piece.arrays, self._appended.requests)
@@ -203,7 +203,7 @@ class TraceWriter:
     def commit(self) -> None:
         """Make every appended request survive a kill. Raises TraceError if a write fails; may be retried."""
         if self._begun:
-            raise TraceError(f"{self.path}: request {self._appended.requests} has no end; append the rest of its rows")
+            raise TraceError(f"{self.path}: request {self._appended.requests} is incomplete; append its other rows")
         if self._appended == self._attributes.committed:
             return
         with self._disk_errors():
@@ -258,7 +258,9 @@ class TraceWriter:
         depth = sum(name.startswith(LOOKAHEAD) for name in arrays)
         if depth != self._attributes.header.lookahead_depth:
             expected = self._attributes.header.lookahead_depth
-            raise TraceError(f"request {index}: {depth} lookahead arrays, the header says lookahead_depth = {expected}")
+            raise TraceError(
+                f"request {index}: {depth} lookahead arrays: expected {expected}, the lookahead_depth of the header"
+            )
         first = self._columns.keys() - {OFFSETS, PROMPTS, BIAS}
         if first and first != arrays.keys():
             differing = ", ".join(sorted(first ^ arrays.keys()))

@@ -19,7 +19,7 @@ from moereplay.results.read import layers
 
 PASSES = {
     "decode": "Decode passes only.",
-    "prefill": "Prefill passes only, those of prompts.",
+    "prefill": "Prefill passes (prompts) only.",
     "both": "Prefill and decode passes, summed.",
 }
 NO_ENDS = "No intervals: per-request rows are not stored by layer."
@@ -58,7 +58,7 @@ def collisions_in_prefill(frame: pl.DataFrame, per: str) -> Chart:
     """Draw the collisions of prefill passes. Raises ResultError without a prompt, or without a collision in prefill."""
     rows = layers(frame).filter(pl.col("phase") == "prefill")
     if not rows.is_empty() and not rows["collisions"].sum():
-        raise ResultError("no miss in a prompt's pass is a collision, at any capacity; draw collisions_by_layer")
+        raise ResultError("misses in a prompt's pass are never collisions; draw collisions_by_layer")
     return collisions_by_layer(frame, phase="prefill", per=per)
 
 
@@ -73,6 +73,6 @@ def _points(frame: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
     points = with_ratios(sums.join(about, on="identity")).with_columns(pl.col(ratio).alias("value"))
     if points["value"].drop_nulls().is_empty():
         raise ResultError(
-            f"{ratio} is undefined in every layer ({phase}): nothing misses there; replay a smaller --capacity"
+            f"{ratio} is undefined in every layer ({phase}): there are no misses; replay a smaller --capacity"
         )
     return points.sort("identity", "layer")

@@ -1,4 +1,4 @@
-"""The axis of capacities, and what lies behind the points of replays: bounds, and curves of every capacity."""
+"""The axis of capacities, and the background of replay points: bounds, and curves over all capacities."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def capacity_axis(rows: pl.DataFrame, behind: Sequence[pl.DataFrame] = ()) -> Ax
 
 
 def meaning(rows: pl.DataFrame) -> str:
-    """Return a sentence on what the ticks are."""
+    """Return a sentence that explains the ticks."""
     return "Capacity: of all expert bytes." if _unit_of(rows) in ("%", "") else "Capacity: of experts, as typed."
 
 
@@ -127,7 +127,7 @@ def curve_look(policy: str) -> tuple[str, Look]:
 def curve_series(curves: pl.DataFrame, most: int = 0) -> list[Series]:
     """Return a line per curve of `results.curves.load`, with a gap where hit rates are null.
 
-    Settings that vary among the curves are part of the names. With `most`, lines are thinned to about so many points.
+    Settings that vary among the curves are part of the names. With `most`, lines are thinned to about that many points.
     """
     varying = [name for name in OF_CURVES if curves[name].n_unique() > 1]
     found = []
@@ -147,10 +147,10 @@ def limit_of(curves: pl.DataFrame) -> Series:
 
 
 def behind(curves: pl.DataFrame | None, panel: pl.DataFrame) -> pl.DataFrame:
-    """Return the curves that hold for the replays of a panel, which share all settings but eviction and capacity.
+    """Return the curves that match the replays of a panel, which share all settings but eviction and capacity.
 
-    Curves have no prefetch, no warm start, and experts as they are stored; Belady's bounds prefetching replays as well.
-    Hit rates that replays of another platform decided stay a gap.
+    Curves have no prefetch, no warm start and stored precision; Belady's curve also bounds replays with prefetch.
+    Hit rates that depend on another platform are a gap.
     """
     first = panel.row(0, named=True)
     if curves is None or first["miss"] != "fetch" or first["warm"]:
@@ -164,7 +164,7 @@ def behind(curves: pl.DataFrame | None, panel: pl.DataFrame) -> pl.DataFrame:
 
 
 def unmatched(frame: pl.DataFrame, curves: pl.DataFrame) -> str:
-    """Name the curves that hold for no replay of a frame; empty if each of them holds for some."""
+    """Return the names of curves that match no replay of a frame."""
     found = with_percents(frame)
     used = {name for setting in found.settings for name in behind(curves, found.panel(setting))["identity"]}
     left = curves.filter(~pl.col("identity").is_in(used)).unique("identity").sort("policy", "identity")
@@ -212,5 +212,5 @@ def _named(rows: pl.DataFrame, name: str) -> str:
 
 
 def panel_size(rows: int, columns: int) -> tuple[float, float]:
-    """Return inches across and down that suit so many panels."""
+    """Return the width and height in inches for a number of panels."""
     return 6.0 if columns == 1 else 3.0, 3.4 if rows == columns == 1 else 2.1

@@ -68,24 +68,24 @@ QUALITY_FIGURES = {
 
 
 class Drawn(NamedTuple):
-    """Figures with their names, and the reasons and remedies of those that the rows do not allow."""
+    """Figures by name, with the reasons and remedies for those that the rows do not support."""
 
     figures: list[tuple[str, Picture]]
     left_out: dict[str, str]
 
 
 def chart(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **options: str) -> Chart:
-    """Return the figure of that name from a frame of results of any kind, as a value.
+    """Build the named figure from a frame of results of any kind.
 
     `curves`, the rows of `results.curves.load`, are for figures that take them.
 
-    Raises ResultError for an unknown name, option or value, or saying what to replay if the rows do not suffice.
+    Raises ResultError for an unknown name, option or value, or naming the missing replays if the rows do not suffice.
     """
     known = _fed_by(frame)
     if name not in known:
         raise unknown("figure", name, known)
     if frame.is_empty():
-        raise ResultError(f"{name} has no results to draw; load a folder of them first")
+        raise ResultError(f"{name} has no results to draw; load a folder of results first")
     source = known[name]
     make = getattr(import_module(f"moereplay.analysis.figures.{source.module}"), name)
     more = {"curves": curves} if source.curves else {}

@@ -72,7 +72,7 @@ def facets(frame: pl.DataFrame, tidy: pl.DataFrame) -> Facets:
 
 
 def columned(found: Facets) -> Facets:
-    """Keep as many capacities as a page has columns: the ends and some between."""
+    """Keep as many capacities as a page has columns: both ends and some between."""
     most, many = NARROW_PANELS if is_narrow() else MOST_COLUMNS, len(found.capacities)
     if many <= most:
         return found
@@ -176,7 +176,7 @@ def bound_note(frame: pl.DataFrame) -> str:
 
 
 def interval_note(frame: pl.DataFrame) -> str:
-    """Return what the bars at points are, or why there are none."""
+    """Explain the error bars, or why there are none."""
     every = [rows_of(frame, at) for at in range(len(frame))]
     if all(synthetic_of(about) for about in frame["about"]):
         return "No intervals: the routing is synthetic."

@@ -1,4 +1,4 @@
-"""Misses by cause (SpecMD, Fig. 4): how many a policy has, and which of them it could have avoided."""
+"""Misses by cause (SpecMD, Fig. 4): a policy's misses and the avoidable part of them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def misses(frame: pl.DataFrame) -> Chart:
 
 
 def _with_ends(frame: pl.DataFrame) -> pl.DataFrame:
-    """Add the interval of the misses: from that of the smaller share of accesses, misses or the rest."""
+    """Add the interval of the misses, computed from the smaller of the shares of misses and hits."""
     table = with_ends(frame, runs(frame), ("misses_per_access", "found_per_access"))
     often = pl.col("misses") * 2 > pl.col("accesses")
     share = {

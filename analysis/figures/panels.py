@@ -33,7 +33,7 @@ from moereplay.results.errors import ResultError
 from moereplay.traces.files import write_whole
 from moereplay.traces.texts import escaped_lines
 
-MARKERS = 16  #: about so many markers on a line
+MARKERS = 16  #: approximate number of markers on a line
 MOST_STEPS = 6  #: of a percent axis
 TICK_ROOM = 0.29  #: inches between ticks of a percent axis, at least
 NEARLY = 0.4  #: part of a step by which a percent axis may be longer, to end on a tick
@@ -43,7 +43,7 @@ SMALL = 6.5  #: points: letters of a note above a panel
 ABOVE = 1.06  #: room above the highest value
 BAR = 0.72  #: height of a bar, in rows
 WIDE = 0.12  #: part of the axis from which a segment of a bar holds its label
-ROOM, NARROW_ROOM = 1.25, 1.5  #: length of the axis relative to the longest bar, whose label stands behind it
+ROOM, NARROW_ROOM = 1.25, 1.5  #: length of the axis relative to the longest bar, which its label follows
 BEHIND_TOTAL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # a rule may pass there
 
 
@@ -212,7 +212,7 @@ def _apart(
     inches: float,
     ends: tuple[float, float],
 ) -> list[float]:
-    """Return the first of the rising values, and each whose label is far enough from that of the one before."""
+    """Return the rising values whose labels are far enough apart."""
     length = (scale(ends[1]) - scale(ends[0])) or 1.0
     kept = list(values[:1])
     for value in values[1:]:
@@ -240,7 +240,7 @@ def _step(top: float, most: int) -> float:
 
 
 def _name_equals(axes: Axes, groups: list[list[str]]) -> None:
-    """Name the lines that hide one another above the panel, as far as it is wide: only the last one drawn shows."""
+    """Name coinciding lines above the panel, as space permits: only the last one drawn is visible."""
     room = axes.bbox.width / DPI / (SMALL * LETTER)
     text = "; ".join(" = ".join(names) for names in groups)
     note = text if len(text) <= room else f"{text[: int(room) - 2].rpartition(' = ')[0]} = …"

@@ -1,4 +1,4 @@
-"""Figures of `quality`: loss against what it buys, loss over a parameter, and live loss against its forecast."""
+"""Figures of `quality`: loss against its gain, loss over a parameter, and live loss against its forecast."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _dots(look: Look) -> Look:
     return Look(look.colour, look.marker, width=0, size=5.0)
 
 
-# Loss against what it buys
+# Loss against its gain
 
 
 class Against(NamedTuple):
@@ -178,7 +178,7 @@ def quality_by_parameter(frame: pl.DataFrame) -> Chart:
         title="Over one parameter",
         subtitle=_model(frame),
         label=LABEL,
-        note=f"{LOSS} Belady: lower bound on misses of any eviction, for routing that the policies leave alone.",
+        note=f"{LOSS} Belady: lower bound on misses of any eviction, for the unmodified routing.",
         x=Axis("the parameter"),
         columns=[f"{family.name}, {family.parameter}" for family in families],
         rows=[loss, "miss rate"],
@@ -234,7 +234,7 @@ def _outlined(row: Row, varied: str, each: Judged) -> Outlined | None:
 
 
 def _over_parameter(family: Family, drawn: Mapping[str, Look], bounds: Mapping[str, float]) -> tuple[Panel, Panel]:
-    """Return the panel of the loss and that of the miss rate."""
+    """Return the panels of the loss and of the miss rate."""
     above, below = [], []
     for task, look in drawn.items():
         own = sorted((point for point in family.points if point.task == task), key=lambda point: point.x)

@@ -29,8 +29,8 @@ from moereplay.results.errors import ResultError
 from moereplay.results.settings import NAMES
 from moereplay.traces.units import MB
 
-LABELS = {"measured": "MEASURED beside SIMULATED", "live": "LIVE, emulated, beside SIMULATED"}
-LABEL = "LIVE beside SIMULATED"
+LABELS = {"measured": "MEASURED versus SIMULATED", "live": "LIVE, emulated, versus SIMULATED"}
+LABEL = "LIVE versus SIMULATED"
 THROTTLES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  #: a colour per throttle
 #: A dot inside a ring means agreement.
 LIVE = Look("#0072B2", "o", width=1.3, size=3.6)
@@ -47,7 +47,7 @@ def _diagonal(ends: tuple[float, float], look: Look) -> Series:
 
 
 def checks(frame: pl.DataFrame) -> Chart:
-    """Draw replayed over checked milliseconds with the diagonal where they are equal; a look per eviction policy.
+    """Draw replayed over checked milliseconds with the diagonal of equality; one style per eviction policy.
 
     Raises ResultError if nothing was checked, or no check has a time.
     """
@@ -197,7 +197,7 @@ def predicted(rows: pl.DataFrame) -> Chart:
     return Chart(
         title=f"{len(held)} predictions of runs held out: median |error| {errors.median():.1%}",
         subtitle=f"and {len(rows) - len(held)} of runs that the figures were fitted on",
-        label="PREDICTED beside MEASURED",
+        label="PREDICTED versus MEASURED",
         note=(
             "A point for every run and calibration. Hollow: runs of the fit. On the line the prediction is right, "
             f"between the dashed lines within {BAND:.0%}. Runs whose time is not the machine's are left out."

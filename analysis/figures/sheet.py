@@ -50,7 +50,7 @@ TITLE_SIZE, TEXT_SIZE, NOTE_SIZE = 12.0, 8.5, 7.5  # points
 LETTER = 0.6 / 72  # inches: width of a DejaVu Sans letter per point of its size, rounded up
 AXIS_LABEL, ENTRY = 0.55, 0.185  # inches: below the grid, height of a legend entry
 HANDLE, NARROW_ENTRY = 0.45, 0.15  # inches: of a legend entry before its text, and its height on a narrow page
-NARROW_LETTER, NARROW_LEFT = 0.53 / 72, 0.8  # as `LETTER`; and the room for tick labels beside a wide page's
+NARROW_LETTER, NARROW_LEFT = 0.53 / 72, 0.8  # as `LETTER`; and additional space for tick labels on a wide page
 NARROW_SIZE = 7.0  # points: every text of a page whose width is given
 LEAST_HEIGHT, SHAPE = 1.3, 0.75  # inches down, and height by width, of its panels
 #: Width in inches of the pages being drawn; None for as wide as they need.
@@ -85,7 +85,7 @@ class Grid:
     scales: Literal["one", "rows", "columns", "each"] = (
         "one"  #: a vertical scale for all, or for each row, column, panel
     )
-    own_x: bool = False  #: whether each column has a horizontal scale of its own
+    own_x: bool = False  #: whether each column has its own horizontal scale
 
     @property
     def gap(self) -> float:

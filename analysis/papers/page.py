@@ -126,7 +126,7 @@ def _layout(drawn: dict[str, str], rows: pl.DataFrame) -> Layout:
 
 def _checked(layout: Layout) -> Layout:
     if len(layout.panels) > MOST_PANELS:
-        raise ResultError(f"{len(layout.panels)} panels do not fit a page of {MOST_PANELS}; name fewer traces")
+        raise ResultError(f"{len(layout.panels)} panels do not fit a page of {MOST_PANELS}; pass fewer traces")
     return layout
 
 

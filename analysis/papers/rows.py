@@ -1,4 +1,4 @@
-"""Numbers of a paper's figure from stored results: a row per cell, or per layer or lifetime of it; tables and CSV."""
+"""Numbers of a paper's figure from stored results, one row per cell, layer or lifetime; tables and CSV."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _bounded(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _relative(rows: pl.DataFrame, chart: Chart) -> pl.DataFrame:
-    """Divide each value by that of the base series, in its panel and, if the base varies over x, at its x."""
+    """Divide each value by the base series' value in its panel and, if the base varies over x, at its x."""
     base = rows.filter(pl.col("series") == chart.relative_to)
     keys = ["trace", "panel", *(["x"] if base["x"].n_unique() > 1 else [])]
     others = base.select(*keys, *(pl.col(name).alias(f"{name} of base") for name in chart.values))

@@ -1,1 +1,1 @@
-"""A sweep or a replay as one HTML page that needs no network: `page.page` is the whole of it."""
+"""A sweep or a replay as one HTML page that needs no network: `page.page` is the interface."""

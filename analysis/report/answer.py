@@ -1,4 +1,4 @@
-"""The question that results answer and the answer in sentences, those of the tables (`analysis/sentences.py`)."""
+"""The question that results answer, and the answer in the sentences of the tables (`analysis/sentences.py`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Budget(NamedTuple):
     capacity: str
     best: str
     value: str
-    ends: str  #: the interval of its own figure; empty if there is none
+    ends: str  #: the interval of its figure; empty if there is none
     second: str
     lead: str
     sure: str
@@ -152,5 +152,5 @@ def _is_said(name: str, value: Any) -> bool:
 
 
 def meaning(name: str) -> str:
-    """Return what a setting decides."""
+    """Explain what a setting controls."""
     return MEANINGS.get(name, "")

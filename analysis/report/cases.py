@@ -22,7 +22,7 @@ from moereplay.traces.schema import Trace
 
 #: Settings that all configurations of a case share; results of different cases are never compared.
 SHARED = ("model", "trace", "passes", "platform")
-#: Standing of a configuration in its case, in the order of a ranking.
+#: Place of a configuration in its case, as in a ranking.
 GROUPS = BEST, ALONE, ALIKE, UNSURE, BEHIND, BOUND = (
     "best",
     "the only one",
@@ -71,7 +71,7 @@ class Case:
 
     @cached_property
     def groups(self) -> dict[str, str]:
-        """Standing of every configuration by identity, from the first verdict at its capacity."""
+        """Place of every configuration by identity, from the first verdict at its capacity."""
         groups = {identity(entry): BOUND if entry.foresees else UNSURE for entry in self.entries}
         best = BEST if len(self.usable) > 1 else ALONE
         for first in [each.found for each in self.conditions] or self.verdicts[:1]:
@@ -97,7 +97,7 @@ class Case:
         return not all(independent(entry) for entry in self.entries)
 
     def label(self, entry: Entry) -> str:
-        """Name a configuration among those of the case."""
+        """Return the name of a configuration within its case."""
         return name_of_set(entry, self.names)
 
     def series(self, settings: Mapping[str, Any]) -> str:
@@ -151,7 +151,7 @@ def title(case: Case, all_cases: Sequence[Case]) -> str:
 
 
 class Source(NamedTuple):
-    """A trace of the results, if it is available."""
+    """A trace of the results."""
 
     name: str  #: as commands take it
     trace: Trace | None = None
@@ -168,7 +168,7 @@ class Material(NamedTuple):
     provenances: Sequence[Mapping[str, Any]]
     sources: Mapping[str, Source]  #: by digest
     remarks: Sequence[str]  #: on bounds of the available traces
-    foresees: Callable[[Mapping[str, Any]], bool]  #: tells whether policies know the future
+    foresees: Callable[[Mapping[str, Any]], bool]  #: returns whether policies know the future
     version: str  #: of the package
 
 

@@ -58,7 +58,10 @@ def _synthetic(material: Material) -> list[str]:
 def _incomplete(material: Material) -> list[str]:
     versions = versions_of_semantics(material)
     mixed = f"results of semantics {', '.join(map(str, versions))} are together here, and cannot be compared"
-    failed = f"{counted(material.failed, 'configuration')} without a result: `moereplay sweep show --errors` says why"
+    failed = (
+        f"{counted(material.failed, 'configuration')} without a result: `moereplay sweep show --errors` "
+        f"shows the reasons"
+    )
     return [*([failed] if material.failed else []), *([mixed] if len(versions) > 1 else [])]
 
 

@@ -19,10 +19,10 @@ from moereplay.results.counters import COUNTERS
 from moereplay.results.read import layers
 from moereplay.results.settings import OF_CURVES
 
-MOST_SERIES = 16  #: lines that a reader can tell apart
+MOST_SERIES = 16  #: most lines that a reader can distinguish
 MOST_POINTS = 200  #: of a curve
 LONGEST = 160  #: characters that name lines on one another
-FEW_CAPACITIES = 3  #: up to so many have a figure of collisions each
+FEW_CAPACITIES = 3  #: up to this many have a figure of collisions each
 EVERY_DASH = (SOLID, *DASHES)
 THIN = (0, (0.5, 1.0))  #: dash of curves behind replays
 AGAINST = " against capacity"
@@ -55,7 +55,7 @@ def of_curves(material: Material) -> list[Figure]:
 
 
 def series_looks(case: Case, runs: Sequence[Run]) -> dict[str, Look]:
-    """Return the looks of the best `MOST_SERIES` sets of policies: in every figure of the case each has the same.
+    """Return the styles of the best `MOST_SERIES` policy sets, the same in every figure of the case.
 
     Colour and marker tell eviction policies apart, dashes the other settings.
     """
@@ -109,7 +109,7 @@ def _capacities(places: Sequence[float]) -> Axis:
 
 
 def _with_bounds(figure: Figure, runs: Sequence[Run], curves: pl.DataFrame) -> Figure:
-    """Add bounds, and the curves behind the points."""
+    """Add bounds and curves behind the points."""
     metrics = ("belady_hit_rate", "compulsory_limit")
     schema: dict[str, Any] = dict.fromkeys(("percent", *metrics), pl.Float64)
     rows = [(percent(run), *(run["figures"][metric] for metric in metrics)) for run in runs]
@@ -169,13 +169,13 @@ def _collisions(at: int, runs: Sequence[Run], drawn: Mapping[str, Look], frame: 
 
 
 def _few(runs: Sequence[Run]) -> list[float]:
-    """Return the smallest capacity, that of the best run, and the largest."""
+    """Return the smallest capacity, the best run's, and the largest."""
     reached = sorted(set(map(percent, runs)))
     return sorted({reached[0], percent(runs[0]), reached[-1]}) if len(reached) > FEW_CAPACITIES else reached
 
 
 def _captioned(figure: Figure, left: int) -> Figure:
-    """Add to the caption what intervals are, where the axis begins, which lines hide others, and what is left out."""
+    """Add notes to the caption: intervals, start of the axis, hidden lines, and what is left out."""
     measured = [each for each in figure.panel.series if each.measured]
     ends = any("low" in point for point in figure.points)
     thing = ("Thin lines", "bars") if figure.as_bars else ("Vertical bars", "points")
@@ -193,7 +193,7 @@ def _hidden(alike: Sequence[Sequence[str]]) -> str:
     named = "; ".join(" = ".join(names) for names in alike)
     if len(named) <= LONGEST:
         return f"On one another: {named}." if named else ""
-    return f"{sum(map(len, alike))} lines lie on others; the table of points has each."
+    return f"{sum(map(len, alike))} lines coincide with others; the table of points lists each."
 
 
 def summary(figure: Figure) -> str:

@@ -1,7 +1,7 @@
 """The HTML page: contents in the template, with styles, scripts and data inside.
 
 Its content security policy loads nothing and runs only the two scripts whose hashes it names. Texts from files are
-escaped by the template, or stand in JSON without any `<`.
+escaped by the template, or put into JSON without any `<`.
 """
 
 from __future__ import annotations

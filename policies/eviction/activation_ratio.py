@@ -1,7 +1,7 @@
 """MoE-Infinity (2401.14361): the expert of smallest (n / N + e) (1 - l / L) (f / F + e) is evicted, e = 1e-6.
 
-n of the N assignments of its layer l in the request in progress were its own (1 / E where there were none yet), f of
-all F in the run. Early layers are kept, since there is least time to prefetch for them. The authors' code splits an
+Of the N assignments of its layer l in the current request, n are the expert's (1 / E before there are any), as are f of
+all F in the run. Early layers are kept, because there is least time to prefetch for them. The authors' code splits an
 encoder-decoder stack in two for its layer term, which is 1 up to the layer in progress, and adds e after it divides by
 the whole matrix; this is the decreasing half, over all layers, and the paper's normalisation. `frequency=false` leaves
 the last factor out. They never evict prefetched experts: `mask=true` evicts what a prefetch of this pass suggested or

@@ -1,7 +1,7 @@
-"""ARC (Megiddo & Modha, FAST 2003): balances recency (T1) against frequency (T2) by what their ghosts B1, B2 remember.
+"""ARC (Megiddo & Modha, FAST 2003): balances recency (T1) against frequency (T2) by hits in their ghost lists B1, B2.
 
 Sizes are bytes; the target of T1 grows by max(1, B2/B1) incoming sizes on a ghost hit in B1, and shrinks likewise.
-A prefetched copy enters T1, and its first use leaves it there: a prefetch is no use.
+A prefetched copy enters T1 and stays there at its first use: a prefetch does not count as a use.
 """
 
 from moereplay.policies.contract import Eviction, Memory

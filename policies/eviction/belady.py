@@ -26,7 +26,7 @@ def key(now, experts, copies, own, y):
 
 
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
-    """Reject what comes back later than the farthest candidate, which y_out is."""
+    """Reject a copy that is used again later than the farthest candidate, y_out."""
     incoming = seen(now, own, experts[expert_of(now, y_in)])
     farthest = seen(now, own, experts[expert_of(now, y_out)])
     if own.par[BYPASS] == FALSE or incoming < farthest:

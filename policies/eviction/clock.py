@@ -1,8 +1,9 @@
-"""CLOCK (Corbató 1968), also second chance and FIFO-reinsertion: a FIFO queue that gives what was used another round.
+"""CLOCK (Corbató 1968), also second chance and FIFO-reinsertion: a FIFO queue that gives used copies another round.
 
 The oldest is evicted unless it was used since it entered or was last passed over; then it loses one mark and goes to
-the newest end. `bits` lets a copy keep up to 2**bits - 1 marks. A prefetch is no use: its first use leaves it unmarked;
-`touch_on_predict=true` marks a resident that a prefetch suggests. A pinned copy keeps its marks as it is passed over.
+the newest end. `bits` lets a copy keep up to 2**bits - 1 marks. A prefetch does not count as a use: the first use
+leaves the copy unmarked; `touch_on_predict=true` marks a resident that a prefetch suggests. A pinned copy keeps its
+marks as it is passed over.
 """
 
 from moereplay.policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
@@ -56,7 +57,7 @@ def on_evict(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="clock",
-    summary="a FIFO queue with a second chance for what was used",
+    summary="a FIFO queue with a second chance for used experts",
     source="Corbató 1968; bits as in libCacheSim",
     params=PARAMS,
     memory=Memory(rows=ROW_COLUMNS + 1, regs=REGISTERS_PER_LIST),

@@ -1,6 +1,6 @@
 """HOBBIT's multidimensional caching (§3.4): smallest w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - d/L) is evicted.
 
-Within the request in progress: T tokens so far, R the token of the last use, F uses, H uses at the highest precision. A
+Within the current request: T tokens so far, R the token of the last use, F uses, H uses at the highest precision. A
 pass of several tokens counts as one use by its last token.
 d counts layers forward around the model, from the execution point. The weights are unpublished (fitted to calibration
 data), so each defaults to a quarter; only their proportions matter. HOBBIT never evicts predicted experts:
@@ -27,7 +27,7 @@ CLASS = 1 << 60  # larger than any order inside a class
 
 
 def on_use(now, experts, copies, own, y):
-    """Count; the first use of a request begins anew."""
+    """Count a use; counts restart with each request."""
     row = own.rows[home(now, y)]
     if row[REQUEST] != now["request"] + 1:
         row[USES], row[HIGH], row[REQUEST] = 0, 0, now["request"] + 1

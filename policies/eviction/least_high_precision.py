@@ -1,7 +1,7 @@
-"""LHU (HOBBIT §3.4): the expert least often used at the highest precision is evicted; uses at lower ones do not count.
+"""LHU (HOBBIT §3.4): the expert least often used at the highest precision is evicted; lower ones do not count.
 
-`span=sequence` counts within the request in progress, as HOBBIT does; `span=history` over the run, "like LFU" (SpecMD).
-Without precision tiers every use is at the highest, so this is an LFU. A prefetch is no use.
+`span=sequence` counts within the current request, as HOBBIT does; `span=history` over the run, "like LFU" (SpecMD).
+Without precision tiers every use is at the highest, so this is LFU. A prefetch does not count as a use.
 """
 
 from moereplay.policies.blocks import home
@@ -14,7 +14,7 @@ COUNT, REQUEST = 0, 1  # columns in the row of an expert's first copy; requests 
 
 
 def on_use(now, experts, copies, own, y):
-    """Count a use of the most precise copy; the first of a request begins anew."""
+    """Count a use of the most precise copy; counts restart with each request."""
     row = own.rows[home(now, y)]
     if own.par[SPAN] == SEQUENCE and row[REQUEST] != now["request"] + 1:
         row[COUNT], row[REQUEST] = 0, now["request"] + 1

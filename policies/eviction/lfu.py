@@ -8,7 +8,7 @@ HISTORY = 1
 
 
 def key(now, experts, copies, own, y):
-    """Return the uses, counted as `count` says."""
+    """Return the number of uses, counted by `count`."""
     expert = experts[expert_of(now, y)]
     if own.par[COUNT] == HISTORY:
         return expert["uses_ever"]

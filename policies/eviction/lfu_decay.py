@@ -1,7 +1,7 @@
 """LFU with decay: every use counts 1 when it happens and half as much per `half_life` tokens; the least is evicted.
 
 This is LRFU (Lee et al., IEEE ToC 2001) with F(t) = 2**(-t / half_life): a short half-life is LRU, a long one LFU.
-Time is counted in tokens of the run before this pass. Counts are kept through evictions; a prefetch is no use.
+Time is counted in tokens of the run before this pass. Counts survive evictions; a prefetch does not count as a use.
 """
 
 from moereplay.policies.blocks import BITS, ONE, home, left, log2

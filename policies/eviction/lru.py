@@ -1,6 +1,6 @@
 """Least recently used: the copy whose expert's last use is the oldest is evicted.
 
-SpecMD does not say whether a prefetch that suggests a resident expert refreshes it. `touch_on_predict=true` does.
+SpecMD does not specify whether suggesting a resident expert refreshes it; `touch_on_predict=true` does.
 """
 
 from moereplay.policies.contract import Choice, Eviction, expert_of, slot

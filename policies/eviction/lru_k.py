@@ -1,6 +1,6 @@
 """LRU-K (O'Neil, O'Neil & Weikum, SIGMOD 1993): the expert whose K-th most recent use is the oldest is evicted.
 
-One with fewer than K uses is infinitely old, so it is evicted before any other; among those a subsidiary policy
+An expert with fewer than K uses is infinitely old and is evicted first; among these a subsidiary policy
 decides, `among=lru` (the paper's example) or `fifo` (libCacheSim's). The paper remembers uses for a while after
 eviction: `history=kept` for ever, `resident` not at all. Its correlated reference period is zero here: an expert is
 used at most once a step. A prefetch is no use.

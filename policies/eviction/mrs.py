@@ -16,7 +16,7 @@ FINER = 1 << 16  # S is kept in UNITs / FINER
 
 
 def on_gate(now, step, experts, copies, own):
-    """Move the scores of this layer's experts towards what the gate says."""
+    """Move the scores of this layer's experts towards the gate's."""
     first = now["layer"] * now["experts"]
     fresh = top(now, step, own.par[P] * now["k"])
     for e in range(now["experts"]):

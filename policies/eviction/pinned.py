@@ -1,7 +1,7 @@
-"""Pinned: what a profile ranks highest is never evicted, as far as it fits a `share` of the pool.
+"""Pinned: the experts ranked highest by a profile are never evicted, as many as fit in a `share` of the pool.
 
-The others are evicted as `rest` says: lru, lfu (uses since arrival) or fifo. Where only pinned experts could be
-evicted, what comes in is used through the bypass buffer. The profile is that of `static`.
+The others are evicted by `rest`: lru, lfu (uses since arrival) or fifo. If only pinned experts could be
+evicted, the incoming expert uses the bypass buffer. The profile is that of `static`.
 """
 
 from moereplay.policies.blocks import PROFILE_PARAMS, is_within, needs, profile
@@ -14,12 +14,12 @@ CLASS = 1 << 60  # larger than any order inside a class
 
 
 def is_pinned(now, experts, copies, own, y):
-    """Return whether it is among the best of its pool."""
+    """Return True if the expert is among the best of its pool."""
     return is_within(now, experts, copies, y, own.capacity[copies[y]["pool"]] * own.par[SHARE])
 
 
 def key(now, experts, copies, own, y):
-    """Rank pinned copies last, by rank; the others as `rest` says."""
+    """Rank pinned copies last, by rank; the others by `rest`."""
     expert = experts[expert_of(now, y)]
     if is_pinned(now, experts, copies, own, y):
         return CLASS - expert["profile"]
@@ -29,13 +29,13 @@ def key(now, experts, copies, own, y):
 
 
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
-    """Reject what would evict a pinned copy."""
+    """Reject a copy that would evict a pinned one."""
     return not is_pinned(now, experts, copies, own, y_out)
 
 
 POLICY = Eviction(
     name="pinned",
-    summary="never evict what a profile ranks highest, the rest by lru, lfu or fifo",
+    summary="never evict the best experts of a profile; evict the others by lru, lfu or fifo",
     source="2608.07911 (pinned)",
     params=PARAMS,
     needs=needs,

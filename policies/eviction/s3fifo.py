@@ -1,6 +1,6 @@
-"""S3-FIFO (Yang et al., SOSP 2023): a small FIFO queue filters what is used once before it reaches the main one.
+"""S3-FIFO (Yang et al., SOSP 2023): a small FIFO queue keeps experts that are used once out of the main queue.
 
-What is new enters `small`. Room is made from `small` while the main queue is within its bytes: its oldest goes to the
+New copies enter `small`. Room is made from `small` while the main queue is within its bytes: its oldest goes to the
 main queue if it was used `threshold` times or more, unmarked, else it is evicted and remembered in `ghost`. In the main
 queue the oldest goes round again for one of its uses, of which three count, and is evicted without. A ghost that
 returns enters the main queue. `small` and `ghost` are shares of the pool's bytes. Where algorithm 1 trims a full main
@@ -98,7 +98,7 @@ def from_main(copies, own, pool):
 
 
 def requeue(copies, own, y, uses):
-    """Make y the newest of the main queue, with so many uses left."""
+    """Make y the newest of the main queue, with the given number of uses left."""
     move(copies, own, y, MAIN)
     own.rows[y][USES] = uses
 

@@ -1,7 +1,7 @@
 """Score-based: the expert with the smallest sum of gate weights is evicted (SpecMD's reading of Zhu et al.).
 
-SpecMD speaks of a running history and gives no window: `over=sum` takes everything since the start, `over=window` the
-last `window` passes, this one included. Weights count at the gate, kept through evictions; a prefetch adds nothing.
+SpecMD uses a running history and gives no window: `over=sum` covers everything since the start, `over=window` the
+last `window` passes, this one included. Weights are counted at the gate and survive evictions; a prefetch adds nothing.
 """
 
 from moereplay.policies.blocks import home

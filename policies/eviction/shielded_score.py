@@ -1,6 +1,6 @@
 """SMoE's score window and shield (Zhu et al. 2508.18983): evicts the smallest mean score of the last n + 1 passes.
 
-Scores are the router's probabilities of all experts, also of those that were not chosen; an iteration is a pass, over
+Scores are the router's probabilities of all experts, including those that were not chosen; an iteration is a pass, over
 several tokens their mean (in the authors' code every token of a prefill is one). n is unpublished. Ties go by least
 recent timestamp, then lowest id. Predicted experts are shielded: what a prefetch suggests or fetches is evicted after
 all others, until it is used. The shield holds half of the pool's bytes; the oldest prediction gives way. What this step
@@ -51,7 +51,7 @@ def on_insert(now, experts, copies, own, y, prefetched):
 
 
 def shield(copies, own, y):
-    """Shield a copy unless it is shielded; the oldest shielded copies give way."""
+    """Shield a copy; if needed, unshield the oldest shielded copies."""
     pool = copies[y]["pool"]
     if own.rows[y][LIST] == EXPOSED:
         move(copies, own, y, SHIELDED)

@@ -1,7 +1,7 @@
-"""SIEVE (Zhang et al., NSDI 2024): a FIFO queue and a hand that spares what was used since it last came by.
+"""SIEVE (Zhang et al., NSDI 2024): a FIFO queue and a hand that spares copies used since its last visit.
 
-The hand moves from the oldest towards the newest and stays where it stopped; a hit moves nothing. A prefetch is no use:
-its first use leaves it unmarked.
+The hand moves from the oldest towards the newest and stays where it stopped; a hit moves nothing. A prefetch does not
+count as a use: the first use leaves the copy unmarked.
 """
 
 from moereplay.policies.contract import RESIDENT, Eviction, Memory
@@ -52,7 +52,7 @@ def on_evict(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="sieve",
-    summary="a FIFO queue whose hand spares what was used",
+    summary="a FIFO queue whose hand spares used experts",
     source="Zhang et al., NSDI 2024",
     memory=Memory(rows=ROW_COLUMNS + 1, regs=REGISTERS_PER_LIST + 1),
     on_use=on_use,

@@ -1,6 +1,6 @@
-"""Static placement: what a profile ranks highest stays; the rest is used through the bypass buffer.
+"""Static placement: the experts ranked highest by a profile stay; the others use the bypass buffer.
 
-The candidate that the profile ranks lowest is evicted, and only for one that it ranks higher: once used, the best that
+The candidate with the lowest rank is evicted, and only for an expert of higher rank: once used, the best experts that
 fit stay. `--warm` puts them there from the start. `profile=trace` ranks by how often the trace to be replayed chose
 each expert, in its first `tokens` tokens (0: all, the bound of any static placement); `profile=given` is the list of
 --profile FILE, fitted elsewhere. Experts without a rank evict nothing; of several such in the cache the least recent is
@@ -23,7 +23,7 @@ def admit(now, experts, copies, own, y_in, prefetched, y_out):
 
 POLICY = Eviction(
     name="static",
-    summary="what a profile ranks highest stays",
+    summary="keep the best experts of a profile",
     source="Fiddler 2402.07033; 2608.07911 (static)",
     params=PROFILE_PARAMS,
     needs=needs,

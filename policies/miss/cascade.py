@@ -34,7 +34,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 
 def steps_down(own, below, demanded, n):
-    """Return how many of the shares at slot `below` the n-th of so many experts belongs to, largest share first."""
+    """Return how many tiers below the top the n-th of `demanded` experts is, by the shares at slot `below`."""
     degraded = 0
     for tier in range(int(own.par[below])):
         # demand order is by descending importance, so the bottom fraction is the tail

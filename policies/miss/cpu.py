@@ -19,14 +19,14 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 
 def uses_cpu(params):
-    """Return True: a platform without a CPU is refused, whatever the parameters."""
+    """Return True: the policy always requires a CPU."""
     return True
 
 
 POLICY = Miss(
     name="cpu",
     summary="execute every miss on the CPU",
-    source="llama.cpp and KTransformers: experts outside of VRAM run where they are",
+    source="llama.cpp and KTransformers: experts outside VRAM run on the CPU",
     params=PARAMS,
     resolve=resolve,
     uses_cpu=uses_cpu,

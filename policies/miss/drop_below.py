@@ -1,8 +1,8 @@
 """Drop below: a missing expert whose gate weight is less than f / k is skipped (BigMoeOnEdge's cold experts).
 
-The authors' models renormalise, so that 1 / k is the mean weight. `of=weight` takes gate weights as they are,
-`of=share` their share of the token's sum, which is the same there and meaningful elsewhere. The largest over the pass's
-tokens counts.
+The authors' models renormalise, so that 1 / k is the mean weight. `of=weight` uses unmodified gate weights,
+`of=share` their share of the token's sum, which is the same there and meaningful elsewhere. The maximum over the pass's
+tokens decides.
 """
 
 from moereplay.policies.contract import DROP, UNIT, Choice, Miss, Number, always, slot

@@ -1,8 +1,8 @@
 """Fiddler (arXiv 2402.07033): a missing expert runs on the CPU if that is faster than to load it.
 
-One load costs as much as `ratio` tokens on the CPU; the authors' constants, 70 ms and 7 ms, make it 10. `ratio=0` asks
-the platform: (transfer + one token's compute) / one token on the CPU, of the mean expert. CPU time grows with the
-tokens routed to an expert, a load's does not.
+One load costs as much as `ratio` tokens on the CPU; the authors' constants, 70 ms and 7 ms, make it 10. `ratio=0`
+takes it from the platform: (transfer + one token's compute) / one token on the CPU, of the mean expert. CPU time grows
+with the tokens routed to an expert, a load's does not.
 
 `goal=sum` decides for each expert alone, as the published code does. `goal=max`, as its comment says, takes the split
 of the step's misses that ends first when CPU and link work side by side: those of fewest tokens go to the CPU, ties by
@@ -22,7 +22,7 @@ MAX, COST = 1, 1
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """Load what is worth it."""
+    """Load the experts for which loading is faster."""
     all_on_cpu = now["phase"] == DECODE and own.par[ON_DECODE] != COST
     for m in range(len(missing)):
         cheaper = step.tokens[missing[m]] < own.par[RATIO]
@@ -53,14 +53,14 @@ def fewest(step, missing, verdict):
 
 
 def priced(params, costs):
-    """Return the ratio, if it is left to the platform."""
+    """Return the platform's ratio, if the parameter leaves it open."""
     if params["ratio"] > 0 or costs.cpu == 0:
         return params
     return {**params, "ratio": (costs.load + costs.compute) / costs.cpu}
 
 
 def uses_cpu(params):
-    """Return True: a platform without a CPU is refused, whatever the parameters."""
+    """Return True: the policy always requires a CPU."""
     return True
 
 

@@ -1,4 +1,4 @@
-"""HOBBIT's token-level dynamic loading (§3.2): the more of a token's weight lies before an expert, the fewer its bits.
+"""HOBBIT's token-level dynamic loading (§3.2): the more of a token's weight ranks before an expert, the fewer its bits.
 
 A token's experts are sorted by gate weight, ties by rank; s is the share of the token's weight before the expert. On a
 miss s <= t1 fetches the highest precision of `bits`, s <= t2 the lowest, and beyond t2 it is skipped. Over the tokens
@@ -28,7 +28,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 
 def rated(now, step, own, n):
-    """Return the precision of the n-th demanded expert, or DROP: the best that any token gives it."""
+    """Return the precision of the n-th demanded expert, or DROP: the best over all tokens."""
     e, best = step.expert[n] % now["experts"], UNRATED
     for t in range(now["tokens"]):
         for j in range(len(step.ids[t])):

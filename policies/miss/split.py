@@ -1,6 +1,6 @@
 """Split: of m misses the best round(q * m), at least one, are fetched and the rest run on the CPU (FreeToken).
 
-q = -1 asks the platform for the share that ends link and CPU together, as the authors' code takes it from the
+q = -1 uses the share with which link and CPU finish together, as the authors' code computes it from the
 bandwidths of both: B_link / (B_link + B_CPU), here of the mean expert's load and of one token on the CPU.
 """
 
@@ -18,7 +18,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 
 def priced(params, costs):
-    """Return the share, if it is left to the platform."""
+    """Return the platform's share, if the parameter leaves it open."""
     if params["q"] >= 0 or costs.cpu == 0:
         return params
     return {**params, "q": costs.cpu / (costs.load + costs.cpu)}

@@ -1,4 +1,4 @@
-"""SMoE's substitution (Zhu et al. 2508.18983): a resident expert stands in for one that is barely in the top k.
+"""SMoE's substitution (Zhu et al. 2508.18983): a resident expert replaces one that is barely in the top k.
 
 With S the token's best score outside of its choice, an expert is *top* above (1 + alpha) * S and always loaded. Below,
 a missing one is loaded anyway if it is top for another token of the pass; else the best resident expert of score in
@@ -113,7 +113,7 @@ def best_outside(step, t):
 
 
 def priced(params, costs):
-    """Return the ratio, if it is left to the platform."""
+    """Return the platform's ratio, if the parameter leaves it open."""
     if params["rest"] != "balance" or params["ratio"] > 0 or costs.cpu == 0:
         return params
     return {**params, "ratio": costs.load / costs.cpu}

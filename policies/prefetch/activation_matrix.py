@@ -26,7 +26,7 @@ REQUEST, STORED = 0, 1  # registers: 1 + the request in progress; requests store
 
 
 def on_gate(now, step, experts, copies, own):
-    """Enter this step's demand, and compare its layer anew."""
+    """Record this step's demand, and update the comparison of its layer."""
     if own.regs[0][REQUEST] != now["request"] + 1:
         begin_request(now, own)
     for n in range(len(step.expert)):
@@ -110,7 +110,7 @@ def promise(now, own, layer, past, priorities, promised, count):
 
 POLICY = Prefetch(
     name="activation_matrix",
-    summary="as the most similar past request went on",
+    summary="the continuation of the most similar past request",
     source="MoE-Infinity, arXiv 2401.14361",
     params=PARAMS,
     memory=Memory(rows=1 + MOST, regs=2, reals=MOST),

@@ -1,7 +1,7 @@
-"""Adaptive depth (HOBBIT §3.3): of the next `p` layers, the first whose predicted top k are not all there.
+"""Adaptive depth (HOBBIT §3.3): suggest from the first of `p` layers whose predicted top k are not all resident.
 
 The predicted top k of layer l + 1 are suggested; if every one of them is resident or on its way, those of l + 2 follow,
-up to l + p. Naming what is resident protects it where the eviction policy heeds predictions, as HOBBIT's does.
+up to l + p. Suggesting a resident expert protects it if the eviction policy uses predictions, as HOBBIT's does.
 
 `precision=high` fetches at the highest precision. `precision=scored` rates predictions as `miss hobbit` rates misses:
 by the share of a token's predicted weight that lies before an expert, up to `t1` the highest precision, up to `t2` the

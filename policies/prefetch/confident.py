@@ -1,4 +1,4 @@
-"""Confident (SMoE, Zhu et al. 2508.18983): what is predicted clearly above the rest, and only when this layer missed.
+"""Confident (SMoE, Zhu et al. 2508.18983): suggest experts predicted clearly above the rest, if this layer missed.
 
 Of a token's predicted top k those whose score is at least (1 + alpha) times the k+1-st. Suggested only if this layer
 has a miss left once stand-ins have taken their share: then the link or the CPU is busy anyway, and compute waits.
@@ -61,7 +61,7 @@ def depth(params):
 
 POLICY = Prefetch(
     name="confident",
-    summary="what is predicted clearly above the k+1-st, after a miss",
+    summary="experts predicted clearly above the k+1-st, after a miss",
     source="SMoE, Zhu et al. arXiv 2508.18983 (top-score online prefetch)",
     params=PARAMS,
     needs=always("lookahead"),

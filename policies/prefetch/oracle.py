@@ -1,4 +1,4 @@
-"""Oracle: a predictor of given quality, made from the demand itself; what a better predictor would be worth.
+"""Oracle: a predictor of given quality, made from the demand itself, to show the value of a better predictor.
 
 For each of the next `horizon` layers of this pass, every expert that the recorded demand will use is suggested with
 probability `recall`, in demand order, followed by as many wrong ones as make the share of right ones `precision`
@@ -48,7 +48,7 @@ def comes_before(now, experts, x, y):
 
 
 def wrong_beside(now, own, layer, right):
-    """Return how many wrong predictions accompany so many correct ones."""
+    """Return how many wrong predictions accompany a number of correct ones."""
     exact = right * (1.0 - own.par[PRECISION]) / own.par[PRECISION]
     return int(exact + counter_hash(now["seed"], now["pass"], layer, now["experts"]) / MODULUS)
 
@@ -78,7 +78,7 @@ def reach(params):
 
 POLICY = Prefetch(
     name="oracle",
-    summary="the demand itself, at a given recall and precision",
+    summary="the actual demand, at a given recall and precision",
     source="parametric; Si et al. (arXiv 2608.12103) price one-layer oracles so",
     params=PARAMS,
     needs=always("future"),

@@ -1,6 +1,6 @@
 """Score: every expert whose predicted probability lies above a percentile (SpecMD's reading of Zhu et al.).
 
-`pool=token` takes the percentile of the token's own scores, which suggests a constant count. `pool=running` takes it
+`pool=token` uses the percentile of the token's own scores, which suggests a constant count. `pool=running` computes it
 over all scores seen so far, of all layers: confident layers then name fewer experts.
 """
 

@@ -1,4 +1,4 @@
-"""Side buffer: speculative experts go into a few buffers of their own and never evict a cached one.
+"""Side buffer: speculative experts use a few separate buffers and never evict a cached one.
 
 An expert that its gate then demands moves into the cache like a fetched one; the others are overwritten in turn. The
 buffers' bytes come on top of the capacity, as in the source (`count=beside`), or are taken from it (`count=inside`).
@@ -38,7 +38,7 @@ def side_inside(params):
 
 POLICY = Prefetch(
     name="side_buffer",
-    summary="speculate into buffers of its own",
+    summary="speculate into separate buffers",
     source="Eliseev & Mazur (arXiv 2312.17238) §3.3",
     params=PARAMS,
     needs=always("lookahead"),

@@ -30,7 +30,7 @@ def depth(params):
 
 
 def own_scores(params):
-    """Return whether this layer's own scores stand for the next gates'."""
+    """Return True if this layer's own scores are used in place of the next gates'."""
     return params["source"] == "current_gate"
 
 

@@ -43,7 +43,7 @@ def choose(now, step, experts, copies, own, out):
 def contend(now, copies, own, ids, scores, weights, top_j, lift, row):
     """Select the best by lifted score; ties to recorded experts first, then to the lowest id.
 
-    They stand in the row in the order in which they were considered. A lifted expert e stands there as E + e, as long
+    The row holds them in the order in which they were considered. A lifted expert e is written as E + e, as long
     as scores are compared.
     """
     mark, count = now["experts"], 0
@@ -68,9 +68,9 @@ def contend(now, copies, own, ids, scores, weights, top_j, lift, row):
 
 
 def list_candidates(rows, scores, most, worst):
-    """List the experts that may do better than the worst if they are lifted; returns how many."""
+    """List the experts that may exceed the worst when lifted; return their number."""
     count = 0
-    for e in range(len(scores)):  # no branch: which of them are is anybody's guess
+    for e in range(len(scores)):  # no branch, because it would be unpredictable
         rows[count][CANDIDATE] = e
         count += 1 if scores[e] + most > worst else 0
     return count

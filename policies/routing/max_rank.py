@@ -1,7 +1,7 @@
 """Max Rank (arXiv 2412.00099, baseline): experts up to rank `m` may be reordered, the resident ones first.
 
-The token's first `top_j` experts stay. Of those of rank top_j + 1 to m, resident ones come first in rank order, then
-the others in rank order; the first k are chosen, and run in rank order. Nothing worse than rank m is ever promoted;
+The token's first `top_j` experts are kept. Among ranks top_j + 1 to m, resident experts come first in rank order, then
+the others in rank order; the first k are chosen, and run in rank order. No expert beyond rank m is ever promoted;
 m <= k is the recorded choice. Ranks are the recorded order, then descending choice score, ties by lowest id. The
 default of m is that of re-implementations (colibri); J is -1 for the paper's: 2, or 1 for models of two experts.
 """

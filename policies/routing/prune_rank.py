@@ -1,6 +1,6 @@
-"""Prune one rank: each token runs all of its experts but that of one rank (arXiv 2412.00099, sensitivity to ranks).
+"""Prune one rank: each token runs all of its experts except one rank (arXiv 2412.00099, sensitivity to ranks).
 
-Weights are those of a router of smaller k, as `prune` has them.
+Weights are those of a router of smaller k, as in `prune`.
 """
 
 from moereplay.policies.contract import NONE, Number, Routing, always, slot
@@ -18,7 +18,7 @@ def choose(now, step, experts, copies, own, out):
 
 POLICY = Routing(
     name="prune_rank",
-    summary="each token runs all of its experts but that of one rank",
+    summary="each token runs all of its experts except one rank",
     source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 (sensitivity experiment)",
     params=PARAMS,
     needs=always("logits"),

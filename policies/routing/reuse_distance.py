@@ -1,4 +1,4 @@
-"""CECAR (malmong/CECAR): lift resident experts by how soon they will be used again, then drop what is cold and weak.
+"""CECAR (malmong/CECAR): lift resident experts by their expected next use, then drop cold and weak experts.
 
 z' = z + delta * (1 - s / s_max) for a resident expert, where delta is the token's gap between its best and its k-th
 choice score, s the predicted reuse distance of the expert in this layer and s_max the largest among the resident. The
@@ -75,7 +75,7 @@ def lift_and_drop(now, copies, scores, ids, wanted, bonus, keep, row):
 
 POLICY = Routing(
     name="reuse_distance",
-    summary="lift what will be used soon, drop what is cold and weak",
+    summary="lift experts that will be used soon, drop cold and weak ones",
     source="CECAR, github.com/malmong/CECAR (inference simulator)",
     params=PARAMS,
     memory=Memory(reals=1),

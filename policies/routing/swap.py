@@ -1,6 +1,6 @@
-"""Swap: each token's expert of rank `rank` (1 is the router's first) gives way to one that was not chosen.
+"""Swap: each token's expert of rank `rank` (1 is the router's first) is replaced by one that was not chosen.
 
-The sensitivity experiment of arXiv 2412.00099: which ranks a model can do without. The paper does not say by which
+The sensitivity experiment of arXiv 2412.00099: which ranks matter to a model. The paper does not specify the replacing
 expert: `by=random` draws among all that the router may choose (a hash of seed, pass, layer and token), `by=next` takes
 the best that was not chosen, ties by lowest id.
 """

@@ -327,7 +327,7 @@ def forget_evicted(s):
 
 @fast
 def leave(s, y, incoming):
-    """Count an eviction: for the layer that comes in; wasted bytes for the victim's layer."""
+    """Count an eviction for the incoming expert's layer, and wasted bytes for the victim's layer."""
     copy, mine = copies(s)[y], owned(s)[y]
     layer = layer_of(s, y)
     count(s, EVICTIONS, layer_of(s, incoming), 1)

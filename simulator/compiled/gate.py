@@ -143,7 +143,7 @@ def choose_precisions(s, hook):
 
 @called
 def take_demand(s):
-    """Count the demand, and how much of it a prefetch policy predicted."""
+    """Count the demand, and the part of it that a prefetch policy predicted."""
     for n in range(s["demand"]["demanded"]):
         x = demand_expert(s)[n]
         mark_needed(s, x, demand_sum(s)[n])
@@ -291,7 +291,7 @@ def note_unfetched(s, access):
 
 @fast
 def use_all(s, hooks):
-    """Use and pin what runs from the fast tier and queue what is absent; return how many wait for a transfer."""
+    """Use and pin experts in the fast tier and queue the absent ones; return how many wait for a transfer."""
     base, coming = now(s)["layer"] * s["experts"], 0
     for i in range(s["gate"]["served"]):
         access = accesses(s)[i]

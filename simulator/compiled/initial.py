@@ -283,7 +283,7 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     links["depth"], links["latency_ns"] = spec.times.depth, spec.times.latency_ns
     links["first"], links["last_done"] = spec.times.first, NOT_YET
     lower = state["lower"][: state["n_tiers"]]
-    lower["capacity"], lower["oldest"], lower["newest"] = spec.lower, NONE, NONE
+    lower["fifo"], lower["capacity"], lower["oldest"], lower["newest"] = spec.times.fifo, spec.lower, NONE, NONE
     copies["bytes"] = np.array(layout.tiers, np.int64).T.ravel()[owned["kind"]]
     copies["pool"] = owned["layer"] if len(pools) > 1 else 0
     experts["layer"] = np.arange(len(experts)) // geometry.experts

@@ -243,7 +243,7 @@ Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.INPUT_ARRAYS`
 def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, np.ndarray]:
     """Return tables of the durations in `simulator.times.Times`, ns: a row per pass length, expert size and format.
 
-    Dense parts include what the policies' decisions take, if `decided`.
+    Dense parts include the time of the policies' decisions, if `decided`.
     """
     times, layout = spec.times, spec.layout
     tokens = int(inputs["pass_tokens"].max(initial=1))
@@ -300,7 +300,7 @@ def _kv(inputs: Inputs, times: Times) -> dict[str, np.ndarray]:
 
 
 def _batches(times: Times) -> dict[str, np.ndarray]:
-    """Return what the times of batches are made from: whole rates by the bytes and by the number of reads."""
+    """Return the rates from which batch times follow: by the bytes and by the number of reads."""
     tables = times.batch_tables() if times.by_matrix else {name: [] for name in BATCH_TABLES}
     return {name: np.array(tables[name], np.int64).ravel() for name in BATCH_TABLES}
 

@@ -117,5 +117,5 @@ def begin_load(s):
 
 @fast
 def after_load(s):
-    """Return the state that follows the load of the expert whose turn it is, contract `sequential`."""
+    """Return the state after the load of the current expert, contract `sequential`."""
     return PRELOAD if any_to_load(s) else TURN

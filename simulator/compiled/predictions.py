@@ -46,7 +46,7 @@ def suggest(s, hooks):
 @fast
 def predicted_copies(s, hook):
     """Return how many copies the prefetch policy predicts; 0, with an error set, if one is invalid."""
-    if s["renews"] == 1:  # the policy suggests again what it still wants
+    if s["renews"] == 1:  # the policy repeats suggestions that it still needs
         cancel(s, now(s)["step"] + s["layers"])
     total = hook(s)
     if not 0 <= total <= s["n_copies"]:

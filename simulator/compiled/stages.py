@@ -1,4 +1,4 @@
-"""Stages of compute where links read matrix by matrix: rounds of what is there, in one stage per matrix.
+"""Stages of compute if links read matrix by matrix: rounds of available experts, in one stage per matrix.
 
 A round has the resident experts of the step, delayed hits, and the batches that have started. Each stage waits until
 its matrix of all of them has landed.
@@ -100,7 +100,7 @@ def link_has_started(s, link):
 
 @called
 def open_round(s):
-    """Take what is there into a round; contract `sequential`: substitutes one by one, then the expert itself."""
+    """Collect available experts into a round; contract `sequential`: substitutes one by one, then the expert itself."""
     staged, hits = False, False
     for i in range(s["gate"]["served"]):
         hits = hits or accesses(s)[i]["served"] == HIT

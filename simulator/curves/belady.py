@@ -33,7 +33,7 @@ class Stack(NamedTuple):
 
 @fast
 def _doubt(top, together, nearest, undecided):
-    """Mark capacities at which the pool's last step did not fit, so that times decide which experts are left.
+    """Mark capacities at which the pool's last step did not fit, so that times decide which experts remain.
 
     That matters unless this step does not fit either, so that all of them are evicted, and uses none of them.
     """
@@ -56,7 +56,7 @@ def _exchange(carried, together, best, other):
 
 @fast
 def _carry_down(key, place, carried, together, first, last, size, bits):
-    """Carry as many as a group has through the positions [first, last); return the stack's new size.
+    """Carry the members of a group through the positions [first, last); return the stack's new size.
 
     Experts still carried at the end, because one of the group was absent, go below the last of `size`.
     """
@@ -78,7 +78,7 @@ def _carry_down(key, place, carried, together, first, last, size, bits):
 
 @fast
 def _take_out(expert, group, together, base, key, place, found):
-    """Count each of a group in the stack as it is; returns the nearest place, and how deep the group reaches."""
+    """Count each member of a group in the unchanged stack; return the nearest position, and the group's depth."""
     nearest, deepest, absent = len(key), 0, False
     for at in range(group, group + together):
         own = place[base + np.int64(expert[at])]

@@ -47,12 +47,12 @@ class Curve:
     """Misses at G rising capacities of all pools together; L layers.
 
     Per layer, capacities are split evenly over layers by count. Between two capacities nothing changes if experts share
-    a size, or a pool each layer; otherwise a curve says nothing about what lies between.
+    a size, or a pool each layer; otherwise a curve has no values between its capacities.
     """
 
     policy: str  #: of POLICIES
     config: ReplayConfig  #: its `capacity` is of no account
-    platform: str | None  #: the machine that decided what the demand alone does not, if any
+    platform: str | None  #: the machine whose times decided where the demand does not, if any
     trace: str  #: digest
     model: str
     experts: int  #: of all layers
@@ -102,7 +102,7 @@ class Curve:
         return hits / self.accesses if self.accesses else np.full(len(hits), np.nan)
 
     def misses_at(self, capacity: int) -> int:
-        """Return misses of a replay with that many bytes. Raises ConfigError if this curve does not say."""
+        """Return misses of a replay at a capacity in bytes. Raises ConfigError if the curve does not include it."""
         at = int(np.searchsorted(self.capacity_bytes, capacity, side="right")) - 1
         if at < 0 or not (self.dense or self.capacity_bytes[at] == capacity):
             raise ConfigError(f"this curve has no capacity of {capacity:,} bytes; pass it with capacities=")
@@ -161,7 +161,7 @@ def settings(
     config = configure(eviction=replayed, scope=scope, passes=passes, reset=reset, contract=contract)
     if policy not in POLICIES:
         raise ConfigError(
-            f"no curve of {policy}: it is not known to be a stack algorithm ({', '.join(POLICIES)} are); "
+            f"no curve of {policy}: it is not a known stack algorithm ({', '.join(POLICIES)} are); "
             "replay the capacities that matter"
         )
     if policy not in offered(geometry, scope):
@@ -183,7 +183,7 @@ def is_ready(policy: str) -> bool:
 
 
 def _shares_a_size(geometry: Geometry, scope: str) -> bool:
-    """Return whether all experts of a pool have as many bytes."""
+    """Return True if all experts of a pool have the same size."""
     return scope == "per_layer" or len(set(geometry.expert_bytes)) == 1
 
 
@@ -209,7 +209,7 @@ def _asked(geometry: Geometry, capacities: Sequence[int]) -> np.ndarray:
 
 
 def _bracket(trace: Trace, config: ReplayConfig, grid: np.ndarray, done: Callable[[int], None]) -> np.ndarray:
-    """Return the fewest misses at each capacity (2, G): no way has fewer, one has as many."""
+    """Return bounds on the fewest misses at each capacity (2, G): a lower bound, and a feasible number."""
     sizes, found = trace.geometry.expert_bytes, []
     steps = len(demand_of(trace, config.passes).offsets) - 1
     how = (RELAXED_BOUND, config.passes, config.reset, config.scope, config.contract)

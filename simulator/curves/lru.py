@@ -1,4 +1,4 @@
-"""LRU at every capacity: how deep each demanded expert lies in the stack of last uses, in experts or in bytes.
+"""LRU at every capacity: the depth of each demanded expert in the stack of last uses, in experts or in bytes.
 
 The stack is a time line, oldest first: a slot is used if it is some expert's last use. An expert's depth is the weight
 of all slots from its own onwards: those of its block, of the later blocks of its group, and of the later groups. Where
@@ -35,7 +35,7 @@ class Stack(NamedTuple):
     owner: Rows  #: (pools, slots) int32: the expert
     slot: Rows  #: (pools, units) int32: of each expert, or NOWHERE
     end: Rows  #: (pools,) int64: the next free slot
-    depth: Rows  #: (experts,) int64: of those that are being looked up
+    depth: Rows  #: (experts,) int64: of experts that are being looked up
 
 
 class TimeLine(NamedTuple):
@@ -87,7 +87,7 @@ def _bucket(grid, capacities, depth):
 
 @fast
 def _count(depth, together, heavy, found, grid, undecided):
-    """Count those looked up together, and the capacities at which times decide what they leave behind.
+    """Count demands that are looked up together, and the capacities at which times decide what they leave.
 
     At a capacity below their weight their own experts push each other out as they are computed, hits first. That is
     demand order, LRU's own, unless one that misses comes right before one that hits.

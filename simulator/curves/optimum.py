@@ -1,8 +1,9 @@
 """The most hits at one capacity for a given demand, by any eviction that knows the future, for experts of equal bytes.
 
-`FORCED`: what a step demands stays, as far as it fits; of the rest the nearest next uses do. `RELAXED`: after a step a
-pool keeps the best of what it held and what the step demanded, whether or not the fast tier could have held both at
-once. A heap per pool has the farthest next use on top; entries of what has left or was used since are passed over.
+`FORCED`: the demand of a step stays, as far as it fits; of the rest, the experts with the nearest next uses.
+`RELAXED`: after a step a pool keeps the best of what it held and what the step demanded, whether or not the fast tier
+could have held both at once. A heap per pool has the farthest next use on top; entries of what has left or was used
+since are passed over.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def take_out(pools, pool, x, counts):
 
 @called
 def look_up(demands, begin, end, pool, base, bits, forced, pools, counts):
-    """Look up demands [begin, end) together, evict victims if all must fit, insert as far as they are kept."""
+    """Look up demands [begin, end) together, evict victims if all must fit, and insert the ones that are kept."""
     ids, never = (1 << bits) - 1, np.int64(1) << (61 - bits)
     for at in range(begin, end):
         take_out(pools, pool, base + np.int64(demands.expert[at]), counts)
@@ -157,7 +158,7 @@ def keys(held: Sequence[tuple[int, int]], cut: Cut) -> list[int]:
 
 
 def started(cut: Cut, slots: Sequence[int], warm: Sequence[int]) -> Pools:
-    """Return pools that hold the experts of these keys, the largest first, which makes heaps of them."""
+    """Return pools with the experts of these keys in descending order, which is a heap."""
     room, experts = 4 * cut.units + 1, cut.layers * cut.experts
     held, entries = np.zeros(cut.pools, np.int64), np.zeros(cut.pools, np.int64)
     heap, key = np.zeros((cut.pools, room), np.int64), np.full(experts, OUT, np.int64)

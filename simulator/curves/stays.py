@@ -1,6 +1,6 @@
-"""The stays of a demand stream: from one use of an expert to its next, the bytes that it holds if the next is to hit.
+"""The stays of a demand stream: from one use of an expert to its next, the bytes that it occupies if the next use hits.
 
-The time line of a pool is cut into *places*, each with *room* for some bytes. Choosing stays so that those over each
+The time line of a pool is cut into *places*, each with *room* for some bytes. Choosing stays so that those at each
 place fit its room is choosing hits; `unequal.py` says how many they can be.
 
 - Relaxed: a place is what lies between two look-ups, with room for the pool's bytes.
@@ -23,10 +23,10 @@ ALWAYS = 0  #: the entry of `Line.told` that counts hits which need no room
 
 
 class Stays(NamedTuple):
-    """The stays of one pool that need room, n of them over P places, in the order in which they begin."""
+    """The n stays of one pool that need room, over P places, in the order in which they begin."""
 
     begin: np.ndarray  #: (n,) int32: the first place
-    end: np.ndarray  #: (n,) int32: the place behind the last
+    end: np.ndarray  #: (n,) int32: the place after the last
     size: np.ndarray  #: (n,) int64: bytes
     room: np.ndarray  #: (P,) int64: bytes
     always: int  #: hits that need no room

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from moereplay.simulator.threads import check_stop
 from moereplay.traces.demand import demand_of
 from moereplay.traces.passes import Passes, schedule
 from moereplay.traces.schema import Trace
+from moereplay.traces.units import NEVER
 
 STEPS_AT_ONCE = 1 << 16  #: per call of a kernel, between which it may be stopped
 FIRST_USE = 1 << 62  #: the depth of an expert that has not been used since the start or the last reset
@@ -49,9 +50,9 @@ class Cut(NamedTuple):
 class Tally(NamedTuple):
     """Accesses by the smallest of G rising capacities at which they hit."""
 
-    grid: np.ndarray  #: (G,) int64, in the unit of depths; empty stands for 1, 2, ... G
+    grid: np.ndarray  #: (G,) int64, in the unit of depths; empty means 1, 2, ... G
     found: np.ndarray  #: (L, G + 2) int64; column G hits at no capacity of the grid, G + 1 is a first use
-    undecided: np.ndarray  #: (G + 1,) int64: +1 where a range of undecided capacities begins, -1 behind its end
+    undecided: np.ndarray  #: (G + 1,) int64: +1 at the start of a range of undecided capacities, -1 after its end
 
 
 def demands_of(trace: Trace, passes: str, reset: str) -> Demands:
@@ -59,6 +60,17 @@ def demands_of(trace: Trace, passes: str, reset: str) -> Demands:
     demand = demand_of(trace, passes)
     fresh = resets(schedule(trace, passes), reset)
     return Demands(*(_locked(array) for array in (demand.offsets, demand.expert, demand.next_use, fresh)))
+
+
+def without(demands: Demands, cut: Cut, resident: Sequence[int]) -> tuple[Demands, np.ndarray]:
+    """Return the stream without the demand for some experts x, and the new place of each position; of NEVER last."""
+    offsets, steps = np.asarray(demands.offsets), len(demands.offsets) - 1
+    layer = np.repeat(np.arange(steps) % cut.layers, np.diff(offsets))
+    kept = ~np.isin(layer * cut.experts + demands.expert, list(resident))
+    place = np.append(np.cumsum(kept) - 1, NEVER)
+    next_use = place[demands.next_use[kept].clip(max=len(kept))]
+    counted = np.concatenate([[0], np.cumsum(kept)])[offsets]
+    return Demands(*map(_locked, (counted, demands.expert[kept], next_use, demands.fresh))), place
 
 
 def resets(plan: Passes, reset: str) -> np.ndarray:

@@ -46,7 +46,7 @@ class Bracket(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """Prices of a byte on each of P places, in hits, and what they depend on."""
+    """Prices of a byte at each of P places, in hits, and their inputs."""
 
     each: np.ndarray  #: (P,) f64
     until: np.ndarray  #: (P + 1,) f64: the sum over the places before
@@ -130,7 +130,7 @@ def _best_prices(stays: Stays, pool: int) -> np.ndarray:
 
 
 def _begun(stays: Stays) -> Prices:
-    """Return the best of uniform prices: the stays of fewest bytes x places are chosen, as many as all room holds."""
+    """Return the best uniform price: choose the stays with the fewest bytes x places that fit in all room."""
     area = np.sort(stays.size.astype(np.float64) * (stays.end - stays.begin))
     first_out = int(np.searchsorted(np.cumsum(area), stays.room.sum(dtype=np.float64), "right"))
     places = len(stays.room)
@@ -248,7 +248,7 @@ def most_hits(
 
     `sizes`: the bytes of an expert, by layer; `pool`: bytes; `warm`: experts of the model that are cached at the start.
     """
-    unit = gcd(*sizes)  # nothing else fits into what is left of it
+    unit = gcd(*sizes)  # nothing else fits in the rest
     stays = stays_of(demands, cut, [size // unit for size in sizes], pool // unit, forced, warm)
     if not len(stays.size):
         return Bracket(stays.always, stays.always)

@@ -30,7 +30,7 @@ WORD = ir.IntType(64)
 
 
 def reader(of: Reader) -> Any:
-    """Return the function that a reader stands for."""
+    """Return the function of a reader."""
     return array_reader(of) if of.axes else record_reader(of)
 
 

@@ -155,7 +155,7 @@ def folder() -> Path:
 
 
 def _forget_unused(home: Path) -> None:
-    """Delete folders that were not used for a week. A process that uses one meanwhile compiles again."""
+    """Delete folders that were not used for a week. A process that still uses one compiles again."""
     oldest = time.time() - KEPT_SECONDS
     for path in home.glob("compiled-*"):
         with suppress(OSError):

@@ -39,7 +39,7 @@ def pointer(typing: Any, address: Any) -> Any:
 
 
 def reader(of: Reader) -> Any:
-    """Return the function that a reader stands for, from the state to an array or a record."""
+    """Return the function of a reader, from the state to an array or a record."""
     at, dtype, axes = f"at_{of.name}", of.dtype, of.axes
     if not axes:
         return njit(inline="always")(lambda s: carray(pointer(s[at]), 1, dtype)[0])
@@ -126,7 +126,7 @@ def hook(
 
 @cache
 def absent(state: np.dtype, shape: Shape) -> Callable[..., Any]:
-    """Return a stand-in for a hook that a policy does not have: kernels refer to it but never call it."""
+    """Return a placeholder for a hook that a policy lacks: kernels refer to it but never call it."""
     result = 0 if shape.returns else None
     bodies = (lambda s: result, lambda s, a: result, lambda s, a, b: result, lambda s, a, b, c: result)
     return njit(_signature(shape, state))(bodies[shape.numbers])

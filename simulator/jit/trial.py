@@ -1,6 +1,6 @@
 """Test whether the installed Numba has the private parts on which `internals` and `calls` depend.
 
-The test program (`canary`) runs in a process of its own, because a wrong assumption may abort the process. It runs once
+The test program (`canary`) runs in a separate process, because a wrong assumption may abort the process. It runs once
 for each state of this folder and each version, and its verdict is kept next to the machine code. If it fails, `plain`
 is used. MOEREPLAY_JIT=plain selects that; MOEREPLAY_JIT=internals skips the test.
 """
@@ -52,7 +52,7 @@ def _state() -> str:
 
 
 def _tried() -> str:
-    """Run the test program in a process of its own; return `passed` or its error."""
+    """Run the test program in a separate process; return `passed` or its error."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NUMBA_DISABLE_JIT": "0"}
     command = [sys.executable, "-c", RUN]
     try:

@@ -1,8 +1,8 @@
 """Experts that a token may run instead of its router's, as arrays for `relaxation` and `strategy`.
 
-`top-m`: as many as the router chose, of its M best; the best J always. Ranks are the recorded order, then descending
-choice score, ties by lowest id, as in the policies `max_rank` and `cumulative`. `mass`: at most as many as the router
-chose, whose gate shares sum to at least so much of the sum of those that it chose.
+`top-m`: as many experts as the router chose, from its M best, always including the J best. Ranks are the recorded
+order, then descending choice score, ties by lowest id, as in the policies `max_rank` and `cumulative`. `mass`: at most
+as many as the router chose, whose gate shares sum to at least so much of the sum of those that it chose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Trace
 from moereplay.traces.texts import whole
 
-FIRST = 1e300  #: above every score: what the router chose comes first
+FIRST = 1e300  #: above every score, so that the router's choice comes first
 #: Shares to subtract, in halves of the share of a rule's last place.
 HALVES = (0, 1, 2)
 
@@ -63,7 +63,7 @@ class Choices(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Rules of some rows, (rows, L, W): W places, of which -1 is empty."""
+    """Rules of a block of rows, (rows, L, W): W places, -1 if empty."""
 
     expert: np.ndarray
     share: np.ndarray
@@ -166,7 +166,7 @@ def _rules(trace: Trace, tokens: slice | np.ndarray, free: Freedom) -> Block:
 
 
 def _best(scores: np.ndarray, wanted: np.ndarray, free: Freedom) -> Block:
-    """Return the first M of each rank order, or as many as are needed if those are more."""
+    """Return the first M of each rank order, or more if more are needed."""
     order = np.argsort(-scores, axis=-1, kind="stable")[..., : max(free.top_m, int(wanted.max(initial=0)))]
     rank, wanted = np.arange(order.shape[-1]), wanted[..., None]
     usable = np.take_along_axis(scores, order, -1) > -np.inf
@@ -194,7 +194,7 @@ def _weighty(units: np.ndarray, wanted: np.ndarray, need: np.ndarray) -> Block:
 
 
 def sharpened(rules: Choices) -> Choices:
-    """More rules that every admissible choice keeps, of which a relaxation that lets a token run many has less to gain.
+    """Derive more rules that every admissible choice satisfies, to tighten a relaxation with many experts per token.
 
     If at most k candidates have shares of at least `need` together, then for any t their shares beyond t are at least
     `need` - k t. Rules of whole experts gain nothing by that.
@@ -214,7 +214,7 @@ def _last_share(rules: Choices) -> np.ndarray:
     last = rules.offsets[:-1] + rules.most - 1
     full = (rules.most > 0) & (last < rules.offsets[1:])
     found = np.zeros(len(rules.need), np.int64)
-    found[full] = rules.share[last[full]]  # pairs of a rule stand by falling share
+    found[full] = rules.share[last[full]]  # pairs of a rule are in order of falling share
     return found
 
 

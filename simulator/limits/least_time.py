@@ -44,7 +44,7 @@ def _first_uses(demands, first, cut, coming):
 
 
 def _window(demands, origin, first, last, cut, bits, pools, steps, base, counts, ends):
-    """Raise the limits `ends` of steps [first, last), counted from `origin`, by what is fetched from `first` on.
+    """Raise the limits `ends` of steps [first, last), counted from `origin`, by the transfers from `first` on.
 
     `base`: the limit at which the window begins, and whether nothing can be fetched before its first gate; `counts` are
     those of `optimum`.
@@ -136,7 +136,7 @@ def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
     expert = ends[demand.offsets[1:]] - ends[demand.offsets[:-1]]
     last = np.zeros(len(many), np.int64)
     times = spec.times
-    if times.has_stages and times.slows_compute:  # each stage is rounded by itself, and may be of another rate
+    if times.has_stages and times.slows_compute:  # each stage is rounded separately, and may have another rate
         expert = np.maximum(0, expert - many * (len(times.matrices) - 1))
     if len(each) and not (times.has_pieces or times.has_stages):  # else compute may begin before the last bytes
         last[many > 0] = np.minimum.reduceat(each, demand.offsets[:-1][many > 0])
@@ -197,7 +197,7 @@ def _of_stretch(run: Run, first: int, last: int, warm: list[int]) -> int:
 
 
 def _nearest(run: Run, begin: int) -> list[int]:
-    """Return the keys of the experts used soonest from a pass on, as many as fit: an ideally prepared cache."""
+    """Return the keys of the experts that are used soonest from a pass on and fit: an ideally prepared cache."""
     coming = np.full(run.cut.layers * run.cut.experts, NEVER, np.int64)
     FIRST_USES(run.demands, begin * run.cut.layers, run.cut, coming)
     chosen = []

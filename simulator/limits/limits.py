@@ -64,7 +64,7 @@ def _access_rows(demands: Demands, layers: int, experts: int) -> tuple[np.ndarra
 
 
 def _most(hits: np.ndarray, slots: tuple[int, ...]) -> int:
-    """Return the sum of the largest of each pool's row, as many as it has slots."""
+    """Return the sum of the largest values of each pool's row, one per slot."""
     best = -np.sort(-hits, axis=1)
     return sum(int(row[:many].sum()) for row, many in zip(best, slots, strict=True))
 
@@ -134,6 +134,7 @@ def _pools(trace: Trace, bound: Bound, plan: Passes, rules: Choices) -> Pools:
 NOT_FETCHED = "no least time where a miss may be dropped, substituted or computed on the CPU: its bytes need not cross"
 OTHER_PRECISIONS = "no least time where misses are fetched at several precisions: a copy's bytes are not known"
 BESIDE = "no least time with side buffers: they hold experts outside the cache"
+BESIDE_RESIDENTS = "no limits beside --resident, which no strategy may evict"
 OTHER_DEMAND = "no least time where routing changes the demand"
 OTHER_BYTES = "no bound for other routing where experts of one pool differ in bytes"
 MANY_SIZES = "no fixed set: experts of one pool have too many sizes"
@@ -161,9 +162,9 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
     ready, found = plan(trace, config), judge(trace, config)
     reasons = list(_no_least_time(ready))
     bound = found.bound
-    if bound is None or not bound.admission:
+    if bound is None or not bound.admission or bound.resident:
         counted = {} if bound is None else count(trace, bound)
-        why = f"{found.remark}: {found.setting}"
+        why = BESIDE_RESIDENTS if bound is not None and bound.resident else f"{found.remark}: {found.setting}"
         unknown = dict.fromkeys(("relaxed", "forced", "fixed", "routed", "least"))
         return Limits(
             len(demand_of(trace, config.passes).expert), counted.get("compulsory"), **unknown, reasons=(why, *reasons)

@@ -26,7 +26,7 @@ from moereplay.simulator.threads import check_stop
 
 NEVER = 1 << 61  #: the cost of what cannot be
 MOMENTUM = 0.7
-PATIENCE, SHRINK = 10, 0.8  #: prices in a row that gain nothing, before a climb begins anew with smaller moves
+PATIENCE, SHRINK = 10, 0.8  #: consecutive prices without gain, before a climb restarts with smaller moves
 SHOWN_EVERY = 50  #: prices, of which ways are made
 LEAST_TURNS, MOST_TURNS, COUNTED = 100, 400, 500_000_000
 #: Where a search begins; holding is for as long as a pass takes.
@@ -66,7 +66,7 @@ class Solved(NamedTuple):
     passed: np.ndarray  #: (n,) int8: 1 if it is not used unless it is to be cached
     used: np.ndarray  #: (n,) int8
     holds: np.ndarray  #: (S,) int64: experts held over the boundary after each step
-    lacks: np.ndarray  #: (C,) int64: what each rule needs beyond what is used
+    lacks: np.ndarray  #: (C,) int64: the unmet need of each rule
     charged: np.ndarray  #: (S,) int64: the price of a slot over the boundary after each step
     brought: np.ndarray  #: (C,) int64: the worth of a share of each rule
 
@@ -102,7 +102,7 @@ def _walk(rules, pools, out):
 
 @called
 def _trace_back(rules, pools, out):
-    """Mark what the cheapest ways use and hold."""
+    """Mark what the cheapest solutions use and hold."""
     out.holds[:] = 0
     out.until[:] = -1
     for n in range(len(rules.step) - 1, -1, -1):
@@ -139,13 +139,13 @@ def _solve(rules, pools, prices, out):
 
 @called
 def _direction(way, lacking, price):
-    """Return where to move a price: up if a rule is broken, down if it is not, with momentum."""
+    """Return the direction of a price: up if a rule is violated, else down, with momentum."""
     own = 0.0 if price <= 0.0 and lacking < 0.0 else lacking
     return own + MOMENTUM * way
 
 
 def _climb(rules, pools, prices, out, far):
-    """Move all prices: `far[0]` is how much they are to gain, `far[1]` the scale of holding prices."""
+    """Move all prices: `far[0]` is the intended gain, `far[1]` the scale of holding prices."""
     norm = 0.0
     for s in range(len(out.holds)):
         over = out.holds[s] - pools.slots[s % pools.layers if pools.stride > 1 else 0]

@@ -1,4 +1,4 @@
-"""Misses of one admissible way to route and evict, which shows how close the lower limit is to a feasible result.
+"""Misses of one admissible routing and eviction, which shows how close the lower limit is to a feasible result.
 
 Every token, in the order of its pass, takes cached experts, or ones already used in this step, as far as its rule
 permits, and misses as few others as it can; of missing experts of equal share it takes those of most worth. After each
@@ -87,7 +87,7 @@ def _choose(rules, keys, c, cache):
 
 @called
 def _insert(rules, s, pool, cache):
-    """Count what was chosen and is not cached, and cache it."""
+    """Count the chosen experts that are not cached, and cache them."""
     for n in range(rules.begins[s], rules.begins[s + 1]):
         x = rules.unit[n]
         if cache.chosen[n] == 1 and cache.resident[x] == 0:

@@ -58,13 +58,13 @@ def _unchanged(name: str) -> Platform:
     return _preset(name) if name in NAMES else _valid(_document(name, ()), name)
 
 
-@cache  # a sweep asks for the same preset thousands of times
+@cache  # a sweep loads the same preset thousands of times
 def _preset(name: str) -> Platform:
     return _valid(_document(name, ()), name)
 
 
 def _document(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
-    """Return the tables of a preset or file, laid over those of its `base`."""
+    """Return the tables of a preset or file, merged over those of its `base`."""
     if name in extending:
         chain = " -> ".join((*extending, name))
         raise ConfigError(f"platform {extending[0]} extends itself: {chain}; remove one `base`")
@@ -73,7 +73,7 @@ def _document(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
     if base is None:
         return own
     if not isinstance(base, str):
-        raise ConfigError(f"platform {name}: base is {base!r}; expected the name of a preset or a .toml file")
+        raise ConfigError(f"platform {name}: invalid base {base!r}: expected the name of a preset or a .toml file")
     where = base if base in NAMES else str(Path(name).parent / base)
     below = _document(where, (*extending, name))
     source = {"source": f"own figures; the others of {base}: {below.get('source', 'no source')}"}
@@ -101,7 +101,7 @@ def _over(old: object, new: object) -> object:
 
 
 def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
-    """Return the machine with changes `table.figure=value`, without what was measured of it as it was."""
+    """Return the machine with changes `table.key=value`, without measurements of the unchanged machine."""
     document = {key: value for key, value in machine.document().items() if key not in ("calibration", "tried")}
     tables = _tables(machine, document)
     for change in changes:
@@ -152,7 +152,7 @@ def _read(name: str) -> dict[str, Any]:
     """Return the tables of a platform's file."""
     if name not in NAMES and not name.endswith(".toml"):
         called = Path(name).name
-        raise ConfigError(f"unknown platform {called!r}: {hint(called, NAMES, 'give a .toml file, or choose from')}")
+        raise ConfigError(f"unknown platform {called!r}: {hint(called, NAMES, 'pass a .toml file, or choose from')}")
     try:
         return dict(from_toml(_text(name)))
     except OSError as error:
@@ -182,7 +182,7 @@ def _with_rows(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     if "link" not in document:
         return dict(document)
     if "links" in document:
-        raise ConfigError(f"platform {name}: it has [link] and [[links]]; remove one of them")
+        raise ConfigError(f"platform {name}: [link] cannot be combined with [[links]]; remove one of them")
     others = {key: value for key, value in document.items() if key != "link"}
     return others | {"links": [document["link"]]}
 

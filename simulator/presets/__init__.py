@@ -21,7 +21,7 @@ from moereplay.traces.texts import hint
 SPECMD = ("specmd-baseline", "specmd-1", "specmd-2", "specmd-3", "specmd-4", "specmd-5")
 PAPERS = ("cache-prior-paper", "eliseev", "hobbit", "smoe", "moe-infinity", "fiddler")
 #: Engines, of which docs/evidence.md has measured runs.
-ENGINES = ("llama.cpp", "bigmoeonedge", "imp", "warp", "colibri")
+ENGINES = ("llama.cpp", "llama.cpp-moe-cache", "bigmoeonedge", "imp", "warp", "colibri")
 #: Engines of machines whose CPU computes, or that read an SSD through RAM.
 HYBRID = (
     "llama.cpp-cpu-moe",
@@ -44,7 +44,7 @@ class Setting(Frozen):
 
     value: str
     source: str
-    assumed: str = ""  #: what the source leaves open, and what was taken instead
+    assumed: str = ""  #: values that the source leaves open, with those used instead
 
 
 class Preset(Frozen):

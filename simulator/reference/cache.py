@@ -153,7 +153,7 @@ class Cache:
     # transfers
 
     def claim(self, transfer: Transfer) -> Claim:
-        """Take the bytes of a transfer that is about to start, evicting what is needed."""
+        """Reserve the bytes of a transfer that is about to start, evicting victims if needed."""
         before = self._evicted
         verdict = self._claim_side(transfer) if transfer.prefetch and self._side.slots else self._claim_pool(transfer)
         transfer.victims = self._evicted - before
@@ -262,7 +262,7 @@ class Cache:
         self._log.note("evict", y, f"for {cause}")
 
     def _forget_uses(self, x: int) -> None:
-        """Reset the uses of x if no copy of it is left."""
+        """Reset the uses of x if no copy remains."""
         if self.find(x, self._precisions - 1) == NONE:
             self.tables.experts[x]["uses_here"] = 0
 

@@ -125,7 +125,7 @@ class CheckedTables:
         self._gate = self._shown = Step(*[()] * len(Step._fields))
 
     def step(self, step: Step) -> Step:
-        """Return the arrays of a gate as read-only; the engine goes on with them."""
+        """Return the arrays of a gate as read-only; the engine keeps using the originals."""
         if step is not self._gate:
             self._gate, self._shown = step, Step(*map(_frozen, step))._replace(**self._arrays)
         return self._shown
@@ -145,7 +145,7 @@ def _frozen(rows: Any) -> Any:
 
 def undeclared(name: str) -> PolicyError:
     """Return a PolicyError at the line of a hook that reads an undeclared column or array."""
-    return complaint_here(f"undeclared read of {name!r}: add it to `reads`, or leave `reads` out")
+    return complaint_here(f"undeclared read of {name!r}: add it to `reads`, or omit `reads`")
 
 
 # results
@@ -211,7 +211,7 @@ class ResultChecks:
 
     def _within(self, what: str, value: int, allowed: Sequence[int]) -> None:
         if type(value) is not int or value not in allowed:
-            raise ValueError(f"hook {what} {value!r}; expected {_in_words(allowed)}")
+            raise ValueError(f"hook {what} {value!r}: expected {_in_words(allowed)}")
 
 
 def _in_words(allowed: Sequence[int]) -> str:

@@ -68,7 +68,7 @@ class Compute:
         self._counters.end_pass(began, self._now, step_pass)
 
     def _begin_step(self, step_pass: Pass, layer: int, clock: int, position: int) -> None:
-        """Set the execution point. Raises ConfigError if it is too late for a step."""
+        """Set the execution point. Raises ConfigError if simulated time would overflow."""
         if self._now > LATEST_NS:
             raise too_late()
         self._tables.now.update(
@@ -163,7 +163,7 @@ class Compute:
     # links that read matrix by matrix
 
     def _in_rounds(self, accesses: list[Access], layer: int) -> Process:
-        """Compute what is there, with the batches that have started, round by round."""
+        """Compute the available experts, with the batches that have started, round by round."""
         left = [access for access in accesses if access.served.runs_here]
         while left:
             yield from self._until(partial(self._round_is_due, left))
@@ -183,7 +183,7 @@ class Compute:
         return there and (self._links.all_started or not self._links.moving)
 
     def _run_round(self, runs: list[Access], batches: list[Batch], layer: int) -> Process:
-        """Run experts in one stage per matrix, each when this matrix of all of them is there."""
+        """Run experts in one stage per matrix, each as soon as this matrix of all of them has landed."""
         assert self._machine.priced is not None
         late = [access for access in runs if access.served is Served.LATE and not self._is_here(access)]
         work = [(access.y, access.tokens) for access in runs]
@@ -256,7 +256,7 @@ class Compute:
             self._links.fetch_announced(transfer)
 
     def _load_prefetches(self, transfers: list[Transfer], layer: int) -> Process:
-        """Spend compute's own time on loading prefetches; each is queued at the end of its own."""
+        """Spend compute's own time on loading prefetches; each is queued at the end of its load."""
         for transfer in transfers:
             yield self._loading(transfer, layer)
             self._links.prefetch_announced(transfer)

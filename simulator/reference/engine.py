@@ -157,7 +157,7 @@ class Engine:
         self._gates.clear()
 
     def close(self) -> FinishedRun:
-        """End the run with its last step and count what was prefetched and never used.
+        """End the run with its last step and count prefetched copies that were never used.
 
         Transfers in flight are abandoned; those whose duration is only known at their end are awaited.
         """

@@ -100,7 +100,7 @@ def _count_lost(
 ) -> None:
     """Count the weight of experts that did not run.
 
-    Each substitute stands for one of them, first for those whose own slot runs something.
+    Each substitute replaces one of them, first those whose own slot runs something.
     """
     lost = [j for j, e in enumerate(own) if e != NONE and e not in run]
     lost.sort(key=lambda j: (run[j] == NONE, j))

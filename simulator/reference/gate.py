@@ -297,7 +297,7 @@ class Gatekeeper:
             if access.served.runs:
                 demanded.tiers[access.x % self._tables.now["experts"]] = access.y % self._precisions
             if access.served.runs_here:
-                if access.n == NONE:  # a substitute; what was demanded is marked already
+                if access.n == NONE:  # a substitute; demanded experts are marked already
                     self._cache.learn(access.x, needed=1)
                 self._cache.use(access.y)
                 self._cache.protect(access.y)
@@ -345,7 +345,7 @@ class Gatekeeper:
     # 7: prefetch
 
     def suggest(self, demanded: Demanded, at_once: bool = True) -> list[Transfer]:
-        """Call the prefetch policy, and queue what it predicts and is absent.
+        """Call the prefetch policy, and queue its absent predictions.
 
         Unless `at_once`: returns the prefetches that compute is to queue, in their order.
         """

@@ -88,7 +88,7 @@ def _zeros(rows: int, columns: int, zero: float) -> list[list]:
 
 
 class Victims:
-    """Selects victims; keeps a key for as long as the policy's key scope says that it is valid."""
+    """Selects victims; caches a key while the policy's key scope keeps it valid."""
 
     def __init__(self, tables: Tables, eviction: BoundPolicy[Eviction]) -> None:
         self._tables, self._eviction = tables, eviction

@@ -45,7 +45,7 @@ class Activity(simpy.Event):
         super().__init__(env)
         self.callbacks: list
         self.span: Span | None = None
-        self.first_piece: Activity | None = None  #: of a transfer: ends when compute may begin with what has arrived
+        self.first_piece: Activity | None = None  #: of a transfer: ends when compute may begin with the arrived part
         self._phase = phase
 
     def finish(self, span: Span) -> None:
@@ -116,7 +116,7 @@ class Priced(Protocol):
     def dense(self, layer: int, tokens: int, context: int, contended: bool, decided: int) -> Activity:
         """Start a dense part that reads `context` positions of KV cache; `contended` if a link works.
 
-        `decided` is what the policies' decisions add to it, ns.
+        `decided` is the time of the policies' decisions, ns.
         """
         ...
 

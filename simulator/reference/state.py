@@ -123,7 +123,7 @@ class Area(Enum):
 
 
 class Placement(Protocol):
-    """Follows where copies y lie, for a holder of real bytes. Space is vacated before it is taken again."""
+    """Tracks the places of copies y, for a holder of real bytes. Space is vacated before it is reused."""
 
     def warmed(self, y: int) -> None:
         """Load copy y, which lies in the pool from the start, before returning."""

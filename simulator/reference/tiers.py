@@ -47,11 +47,11 @@ class SlowTier:
 
 
 class LowerTier:
-    """A cache between the fast and the slow tier: LRU over reads and arrivals."""
+    """A cache between the fast and the slow tier: LRU over reads and arrivals, or first in, first out."""
 
-    def __init__(self, tables: Tables, capacity: int) -> None:
+    def __init__(self, tables: Tables, capacity: int, fifo: bool) -> None:
         """`capacity` in bytes."""
-        self._tables, self._capacity = tables, capacity
+        self._tables, self._capacity, self._fifo = tables, capacity, fifo
         self.clear()
 
     def clear(self) -> None:
@@ -74,9 +74,10 @@ class LowerTier:
         self._held[y] -= 1
 
     def read(self, y: int) -> None:
-        """Make a copy the last to be evicted."""
-        del self._order[y]
-        self._order[y] = None
+        """Make a copy the last to be evicted, unless the first in is the first out."""
+        if not self._fifo:
+            del self._order[y]
+            self._order[y] = None
 
     def claim(self, transfer: Transfer) -> Claim:
         """Take the bytes of a transfer that is about to start, evicting enough, or nothing at all."""

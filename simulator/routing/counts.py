@@ -1,4 +1,4 @@
-"""Misses of one layer's routing at several capacities, one token per pass: what a fit compares, without replays.
+"""Count misses of one layer's routing at several capacities, one token per pass, for a fit, without replays.
 
 Equal to replays of `lru`, `belady`, `lfu:count=history` and `static` with a pool per layer: a token's experts are
 looked up together, and none of them is evicted for another. LFU evicts the least recent of equals, Belady the lowest
@@ -18,7 +18,7 @@ LRU, LFU, STATIC, BELADY = range(len(EVICTIONS))
 
 @fast
 def _worth(eviction, expert, uses, last, ahead, rank):
-    """Return what a resident expert is worth; the least is evicted."""
+    """Return the worth of a resident expert; the lowest is evicted."""
     if eviction == LRU:
         return last[expert]
     if eviction == LFU:
@@ -28,7 +28,7 @@ def _worth(eviction, expert, uses, last, ahead, rank):
 
 @fast
 def _victim(eviction, held, size, now, uses, last, ahead, rank):
-    """Return the place of the expert to be evicted, of those that this token does not use."""
+    """Return the slot of the victim, among experts that this token does not use."""
     found, least = -1, np.int64(0)
     for place in range(size):
         expert = held[place]

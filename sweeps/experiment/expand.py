@@ -86,7 +86,9 @@ def _check_size(experiment: Experiment, file: Path) -> None:
 def _in_step(file: Path, number: int, table: Mapping[str, Sequence[Any]]) -> list[Settings]:
     lengths = {name: len(values) for name, values in table.items()}
     if len(set(lengths.values())) != 1:
-        raise ConfigError(f"{file}: [[zip]] {number}: lists move in step, but their lengths are {lengths}")
+        raise ConfigError(
+            f"{file}: [[zip]] {number}: lists of equal length are required, but their lengths are {lengths}"
+        )
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 

@@ -65,7 +65,9 @@ def _document(path: Path) -> dict[str, Any]:
         document = from_yaml(data) if path.suffix in (".yaml", ".yml") else from_toml(data)
     except (OSError, DocumentError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: {reason}; expected an experiment in TOML, or YAML with the suffix .yaml") from None
+        raise ConfigError(
+            f"{path}: {reason}: expected an experiment in TOML, or in YAML with the suffix .yaml"
+        ) from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: expected tables such as [base] and [grid], found {type(document).__name__}")
     return document
@@ -87,7 +89,7 @@ def _change(document: dict[str, Any], change: str) -> None:
 
 
 def _loose_value(text: str) -> Any:
-    """Parse a TOML value, or take it as a text without quotes."""
+    """Parse a TOML value, or use it as an unquoted string."""
     try:
         return from_toml(f"value = {text}")["value"]
     except DocumentError:
@@ -154,8 +156,8 @@ def from_yaml(content: bytes) -> Any:
 def composed(content: bytes, tags: bool = True) -> Any:
     """Parse a text into PyYAML's nodes, checked before any value is built; None for an empty text.
 
-    Raises DocumentError for a damaged text, a key that a table has twice, an alias of what it is itself in, aliases of
-    millions of values, and with `tags` for tags such as `!!python/object` and for `<<`.
+    Raises DocumentError for a damaged text, a repeated key, a recursive alias, aliases that expand to
+    millions of values, and, with `tags`, for tags such as `!!python/object` and for `<<`.
     """
     yaml = extra("yaml", "yaml")
     if len(content) > MOST_BYTES:
@@ -185,14 +187,14 @@ def _value(node: Any) -> Any:
 def _key(node: Any) -> str:
     value = _scalar(node) if isinstance(node.value, str) else node.value
     if not isinstance(value, str):
-        raise DocumentError(f"the key {shown(node.value)} is not a text; write it in quotes")
+        raise DocumentError(f"the key {shown(node.value)} is not a string; put it in quotes")
     return value
 
 
 def _scalar(node: Any) -> Any:
     text = node.value
     if not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text):
-        raise DocumentError(f"{shown(text)} holds half a character (a surrogate); write the whole one")
+        raise DocumentError(f"{shown(text)} contains an unpaired surrogate; write the whole character")
     kind = _kind(node)
     if kind == "null":
         return None
@@ -239,10 +241,10 @@ def _inside(node: Any) -> list[Any]:
 def _check_node(node: Any, tags: bool) -> None:
     keys = [key.value for key, _ in node.value if isinstance(key.value, str)] if _is_table(node) else []
     if "<<" in keys and tags:
-        raise DocumentError("the key << merges tables in YAML 1.1 alone; write the keys of both tables")
+        raise DocumentError("the key << merges tables only in YAML 1.1; write out the keys of both tables")
     if len(set(keys)) < len(keys):
         twice = next(key for at, key in enumerate(keys) if key in keys[:at])
-        raise DocumentError(f"the key {shown(twice)} is given twice in one table, in line {node.start_mark.line + 1}")
+        raise DocumentError(f"the key {shown(twice)} is repeated in one table, in line {node.start_mark.line + 1}")
     if tags and node.tag not in KNOWN:
         where = f"line {node.start_mark.line + 1}"
         raise DocumentError(f"unknown tag {shown(node.tag)} in {where}: write the value without it")
@@ -253,16 +255,16 @@ def _is_table(node: Any) -> bool:
 
 
 def _check_size(root: Any) -> None:
-    """Reject texts whose aliases expand to too many values: a few letters can stand for millions."""
+    """Reject texts whose aliases expand to too many values: a few letters can expand to millions."""
     sizes: dict[int, int] = {}
     if _size(root, sizes) > MOST_VALUES:
-        raise DocumentError(f"its aliases stand for more than {MOST_VALUES:,} values")
+        raise DocumentError(f"its aliases expand to more than {MOST_VALUES:,} values")
 
 
 def _size(node: Any, sizes: dict[int, int]) -> int:
-    """Count the values that a node stands for; 0 in `sizes` marks nodes whose count is in progress."""
+    """Count the values that a node expands to; 0 in `sizes` marks nodes whose count is in progress."""
     if sizes.get(id(node)) == 0:
-        raise DocumentError("an alias stands for a list or table that it is itself in")
+        raise DocumentError("an alias refers to a list or table that contains it")
     if id(node) not in sizes:
         sizes[id(node)] = 0
         sizes[id(node)] = 1 + sum(_size(each, sizes) for each in _inside(node))

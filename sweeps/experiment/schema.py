@@ -1,7 +1,7 @@
 """Types of an experiment file, its JSON Schema for editors, and how its settings become a configuration.
 
 traces = ["runs/*.zarr"]            # paths or globs, relative to this file
-policy_files = ["newest.py"]        # policies of your own, relative to this file
+policy_files = ["newest.py"]        # user policies, relative to this file
 
 [base]                              # settings of every configuration: those of `moereplay replay`
 capacity = "5%"
@@ -69,9 +69,9 @@ class Range(Frozen):
     @model_validator(mode="after")
     def _rises(self) -> Range:
         if not self.low < self.high or (self.log and self.low <= 0):
-            raise ValueError("a range needs low < high, and low > 0 if log")
+            raise ValueError("invalid range: expected low < high, and low > 0 if log")
         if isinf(self.high / self.low if self.log else self.high - self.low):
-            raise ValueError("the ends of the range are too far apart for a number between them")
+            raise ValueError("invalid range: expected ends whose difference is a finite number")
         if self.integer and ceil(self.low) > floor(self.high):
             raise ValueError("no integer lies between the ends of the range")
         return self
@@ -108,7 +108,7 @@ class Experiment(Frozen):
     grid: dict[str, Axis | Range] = Field(default={}, description="Every combination of these lists.")
     zip: list[dict[str, Axis]] = Field(default=[], description="Lists that move in step; each table is one axis.")
     include: list[Settings] = Field(default=[], description="Further configurations.")
-    exclude: list[dict[str, Scalar | list[Scalar]]] = Field(default=[], description="Combinations to leave out.")
+    exclude: list[dict[str, Scalar | list[Scalar]]] = Field(default=[], description="Combinations to exclude.")
     random: Random | None = Field(default=None, description="Draw some of the combinations.")
     bounds: bool = Field(default=True, description="Count the bound of each hit rate.")
     requests: bool | None = Field(
@@ -182,7 +182,7 @@ def configuration(settings: Mapping[str, Any]) -> ReplayConfig:
 
 
 def whole(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings over those of their preset, dots folded."""
+    """Merge settings with those of their preset and fold dotted keys."""
     return folded(_over_preset(settings))
 
 

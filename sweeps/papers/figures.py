@@ -1,4 +1,4 @@
-"""Read a paper's figures from its TOML file, plan their cells on a trace, and replay what is not stored yet.
+"""Read a paper's figures from its TOML file, plan their cells on a trace, and replay cells without stored results.
 
 A file has the paper's settings, then a table per figure. `cells` make the configurations: for every combination of the
 values of `over`, a series, a place on the axis (`x`; the series where none is given) and settings (`set`) over those of
@@ -163,7 +163,7 @@ class PaperFigure(NamedTuple):
 
     @property
     def heading(self) -> str:
-        """The title of its page, with the paper's number where it is known."""
+        """The title of its page, with the paper's number if known."""
         return f"{self.title} ({self.where})" if self.where.startswith(("Fig.", "Table", "§")) else self.title
 
     @property
@@ -213,11 +213,11 @@ class Planned(NamedTuple):
 
 
 class LackingError(Exception):
-    """A trace lacks what a figure needs; the message says what, and how to get it."""
+    """A trace lacks data that a figure needs; the message names it and how to get it."""
 
 
 class Work(NamedTuple):
-    """Configurations of a trace: those to replay, and the number of those that are stored."""
+    """Configurations of a trace: those to replay, and the number already stored."""
 
     left: list[ReplayConfig]
     stored: int
@@ -254,7 +254,7 @@ def planned(figure: PaperFigure, trace: Trace) -> Planned:
 
 
 def facts(trace: Trace) -> frozenset[str]:
-    """Return what a trace holds that figures may need."""
+    """Return the facts of a trace that figures may require."""
     prompted = int(trace.prompt_lengths.sum())
     has = {PROMPTS: prompted > 0, DECODE: prompted < trace.tokens}
     return trace.capabilities | {name for name, held in has.items() if held}

@@ -34,14 +34,16 @@ SHORT_TRACE = (
     "makes no profile; every set here begins with a full cache, of whole layers or of arbitrary experts"
 )
 ONE = "one request only: how far another one would differ cannot be known"
-NO_DENSE = "not compared, as the bytes of dense weights are unknown and take no time here; --dense gives them"
-UNSIZED = "no memory is counted for {}: neither the trace nor its model's name says how much; take it off --memory"
+NO_DENSE = "not compared, because the bytes of dense weights are unknown and take no time here; pass --dense"
+UNSIZED = (
+    "no memory is counted for {}: neither the trace nor its model's name gives its size; subtract it from --memory"
+)
 
 
 def document(question: Question, answer: Answer, trace_name: str, whole: Trace | None = None) -> Document:
     """Return the document of an answer. `trace_name` is the trace as the user typed it. All sizes are in bytes.
 
-    `whole` is the trace, if the question is about a part of it.
+    `whole` is the complete trace if the question covers a part of it.
     """
     trace = whole or question.trace
     best = answer.best
@@ -85,7 +87,7 @@ def document(question: Question, answer: Answer, trace_name: str, whole: Trace |
 
 
 def _part(judged: Trace, trace: Trace) -> Document | None:
-    """Describe the part of the trace that figures are of, None for all of it."""
+    """Describe the part of the trace that the figures cover, None for all of it."""
     if judged.tokens == trace.tokens:
         return None
     return {
@@ -135,7 +137,7 @@ def _point(question: Question, tried: Tried) -> Document:
 
 
 def _peak(question: Question, used: int) -> Document:
-    """Describe the peak of a fast memory of `used` bytes, where the platform states what the system needs besides."""
+    """Describe the peak of a fast memory of `used` bytes, if the platform states the memory that the system needs."""
     machine = platform(question.base["platform"])
     if machine.memory_bytes is None or machine.reserve_bytes is None:
         return {}
@@ -167,7 +169,7 @@ def _prefetch(question: Question, answer: Answer) -> Document:
 def _cpu(answer: Answer) -> Document:
     """Describe whether computing misses on the CPU beats fetching them; `pays` is null if the machine has none."""
     if answer.space.miss == ("fetch",):
-        return {"pays": None, "gain": 0.0, "reason": "the machine has no CPU beside what computes, or none is needed"}
+        return {"pays": None, "gain": 0.0, "reason": "the machine has no additional CPU, or none is needed"}
     if answer.fetching is None:
         return {"pays": None, "gain": 0.0, "reason": UNSEARCHED}
     best, gain = answer.best, answer.best.tokens_per_s / answer.fetching.tokens_per_s - 1

@@ -1,7 +1,7 @@
 """Expected hits: the share of a token's experts that a memory holds in steady decoding, by how it is filled.
 
 A memory of a share of all experts holds whole layers (the same share of the demand), the experts that earlier requests
-used most (`static`), or those of the last uses (`lru`, in a pool per layer or in one for all layers).
+used most (`static`), or the most recently used ones (`lru`, in a pool per layer or one for all layers).
 
 A short trace is judged in its second half, with the first half as history. There an expert may be used for the first
 time, which says nothing about its last use in a system that has served for long: the depth of such a use in the LRU

@@ -13,7 +13,7 @@ class Pace:
     screened: int | None  #: accesses of the requests on which sets are ranked; None: a million
     kept: int  #: evictions (with scope) that pass from the first round to the second
     caches: int | None  #: evictions that later rounds try again, None for all
-    finalists: int  #: sets replayed on all requests, and half as many of each kind to compare with
+    finalists: int  #: sets replayed on all requests, and half as many of each kind for comparison
     leading: int  #: of those, from which every size of the memory takes the fastest
     shares: tuple[float, ...]  #: of the cache, in the curve over memory
     recalls: tuple[float, ...]  #: of a predictor, rising, at which prefetching is tried

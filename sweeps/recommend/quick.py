@@ -1,4 +1,4 @@
-"""The quick answer: every setting of every engine in closed form, the best of them, and what would make it faster."""
+"""The quick answer: evaluate every setting of every engine in closed form, and find the best and its upgrades."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Estimate:
 
     @property
     def scheme(self) -> tuple[str, str]:
-        """How experts are held, and what happens to the others."""
+        """Return how experts are cached and how the others are handled."""
         return self.setting.mode.holds, self.setting.mode.miss
 
 
@@ -169,7 +169,7 @@ def _may_lead(found: Estimate) -> bool:
 def _leader(found: Sequence[Estimate]) -> Estimate:
     """Return the fastest of the engines whose predictions were compared with runs, else the fastest of all.
 
-    A prediction that runs took longer than counts as so much slower, and one far off does not count.
+    A prediction that was too fast is scaled by the measured error, and one that was far off is ignored.
     """
     bands = ((each, engine(each.setting.engine).tried) for each in found if _may_lead(each))
     tried = [(each, band) for each, band in bands if band]
@@ -260,7 +260,7 @@ def _settings(load: Load, machine: Machine, of: Engine, mode: Mode) -> Iterator[
 
 
 def _placed(load: Load, machine: Machine, of: Engine, mode: Mode, fast: int, layers: int) -> Iterator[Setting]:
-    """Yield the setting with so many bytes of experts in fast memory, if the rest has a place."""
+    """Yield the setting with the given bytes of experts in fast memory, if the rest fits elsewhere."""
     everything = load.expert_bytes
     below = everything if mode.copies and fast < everything else everything - fast
     room = max(0, machine.ram_bytes - SYSTEM) if machine.has_main_memory else 0
@@ -269,11 +269,11 @@ def _placed(load: Load, machine: Machine, of: Engine, mode: Mode, fast: int, lay
     if disk and (mode.below == "none" or machine.disk_bytes_per_s is None):
         return
     share = fast / everything
-    yield Setting(of.name, mode, _flags(load, machine, mode, fast), share, layers, fast, ram, disk)
+    yield Setting(of.name, mode, _flags(load, machine, mode, fast, disk), share, layers, fast, ram, disk)
 
 
-def _flags(load: Load, machine: Machine, mode: Mode, fast: int) -> str:
-    return mode.render(placed(load.geometry, fast, (load.dense_bytes + fast) / machine.memory_bytes))
+def _flags(load: Load, machine: Machine, mode: Mode, fast: int, disk: int) -> str:
+    return mode.render(placed(load.geometry, fast, (load.dense_bytes + fast) / machine.memory_bytes), disk)
 
 
 # -- speed
@@ -313,7 +313,7 @@ def _in_memory(load: Load, setting: Setting, hits: Hits, hit: float) -> float:
     return max(0.0, min(1.0, (hits.at(GLOBAL_LRU, held / load.expert_bytes) - hit) / (1 - hit)))
 
 
-# -- what the answer says
+# -- the answer
 
 
 def _ladder(found: Sequence[Estimate], best: Estimate) -> tuple[Estimate, ...]:
@@ -327,7 +327,7 @@ def _ladder(found: Sequence[Estimate], best: Estimate) -> tuple[Estimate, ...]:
 
 
 def _prefetch_gain(best: Estimate) -> float:
-    """Return the most that hiding every transfer behind the other parts would gain."""
+    """Return the largest possible gain from overlapping every transfer with the other parts."""
     parts = best.parts
     moved = parts.link + parts.disk if best.setting.mode.miss == "fetch" else parts.disk
     rest = parts.total - moved
@@ -367,7 +367,7 @@ def _more(load: Load, machine: Machine, chosen: Sequence[Engine], best: Estimate
 
 def _warnings(load: Load, machine: Machine, best: Estimate) -> Iterator[str]:
     if not load.dense_bytes:
-        yield "the bytes of dense weights are unknown and take no time here; --dense gives them"
+        yield "the bytes of dense weights are unknown and take no time here; pass --dense"
     if best.setting.disk_bytes:
         share = best.setting.disk_bytes / load.expert_bytes
         yield f"{share:.0%} of the experts fit in no memory and are read from the disk again and again"

@@ -116,7 +116,7 @@ def fastest_first(tried: Iterable[Tried]) -> list[Tried]:
 
 @dataclass(frozen=True)
 class Runners:
-    """Runner on some requests, to rank sets, and runner on all of them, for reported figures."""
+    """A runner on some requests, to rank sets, and one on all requests, for the reported figures."""
 
     few: Runner
     whole: Runner
@@ -132,7 +132,7 @@ class Runners:
         return self.few.cut or self.whole.cut
 
     def fastest(self, sets: Iterable[ReplayConfig]) -> list[Tried]:
-        """Replay, on all requests, the set that is fastest on some of them; empty if none can be replayed."""
+        """Replay on all requests the set that is fastest on some of them; empty if none can be replayed."""
         able = [each for each in sets if can_replay(self.few.trace, each)]
         if len(able) > 1:
             able = [each.config for each in fastest_first(self.few.tried(able))]

@@ -55,7 +55,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """A trace, a memory, and what the user requires."""
+    """A trace, a memory size, and the user's requirements."""
 
     trace: Trace
     memory: Memory
@@ -93,13 +93,13 @@ class Answer:
     known: Tried | None  #: the best set that an engine is known to have
     curve: tuple[Tried, ...]  #: in less and in more memory, rising: the fastest of the leading sets
     recall_that_pays: float | None  #: of a predictor, where nothing is prefetched in the best set; None if none pays
-    lossy: tuple[Tried, ...]  #: that keep the asked mass, fastest first
+    lossy: tuple[Tried, ...]  #: that keep the required mass, fastest first
     smallest: Tried | None  #: the best set in the least memory that reaches the target
     cut: bool = False  #: whether the budget ended the search
 
 
 def judged(question: Question) -> Question:
-    """Return the question about the requests of which the figures are; it is unchanged if they are all requests."""
+    """Return the question restricted to the requests of the figures; unchanged if these are all requests."""
     most = question.pace.judged
     return question if most is None else replace(question, trace=shortened(question.trace, most))
 
@@ -255,7 +255,7 @@ def _of_engines(ranking: Sequence[Tried]) -> list[Tried]:
 
 
 def _finalists(ranking: Sequence[Tried], count: int) -> list[ReplayConfig]:
-    """Return the fastest sets, and half as many of each kind to compare with."""
+    """Return the fastest sets, and half as many of each kind for comparison."""
     kinds = (*_kinds(ranking), _of_engines(ranking)) if ranking else ()
     parts = (ranking[:count], *(kind[: max(1, count // 2)] for kind in kinds))
     return list(dict.fromkeys(each.config for part in parts for each in part))
@@ -371,7 +371,7 @@ def _smallest(run: Runner, question: Question, best: Tried) -> Tried | None:
 
 
 def _at(run: Runner, question: Question, best: Tried, size: int) -> Tried | None:
-    """Replay the set in a cache of that many bytes; None if it is too small."""
+    """Replay the set in a cache of the given bytes; None if it is too small."""
     tried = run.tried(_valid(run.trace, question.at(size), [_rebuilt(run.trace, best)]))
     return tried[0] if tried else None
 

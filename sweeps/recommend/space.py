@@ -139,7 +139,7 @@ def _planned(trace: Trace, settings: Mapping[str, object]) -> ReplayConfig | Non
 
 EMPTY, LAYERS, USED, ANY = "empty", "layers", "used", "any"
 SHORT = 0.95  #: of hits: a trace that allows fewer from an empty cache is short
-STATIC = "static:profile=given"  #: what is there from the start stays
+STATIC = "static:profile=given"  #: initial contents stay
 GIVEN = "profile=given"
 
 Experts = tuple[tuple[int, int], ...]  #: (layer, expert)

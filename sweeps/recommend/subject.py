@@ -1,4 +1,4 @@
-"""The subject of a recommendation: a model or a trace as the load of the closed form, and how well it is known."""
+"""The subject of a recommendation: a model or a trace as the load of the closed form, with the quality of its data."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _load(geometry: Geometry, model: str, asked: Asked, hits: tuple[Any, ...]) -
 
 
 def _assumed(load: Load, asked: Asked) -> tuple[str, ...]:
-    """Return what was assumed of the load, with the option that says it."""
+    """Return the assumptions about the load, each with the option that replaces it."""
     found = []
     if asked.context is None:
         found.append(f"a context of {CONTEXT:,} positions (--context)")

@@ -1,7 +1,7 @@
 """The time of one decoded token in closed form, on a machine with fast memory, main memory and a disk.
 
 A replay plays every transfer; this adds up expected times, in microseconds of computing instead of seconds, so that
-every setting of every engine can be tried. Prices are those of a replay on the same platform (`simulator/times.py`).
+every setting of every engine can be tried. Costs are those of a replay on the same platform (`simulator/times.py`).
 
 Per layer: dense weights, then the experts that are in fast memory, then those that are not, by the mode's `miss`:
 
@@ -112,7 +112,7 @@ def _dense(times: Times, geometry: Geometry, context: int) -> float:
 
 
 def token(price: Prices, mode: Mode, hit: float, missing: float, in_memory: float) -> Parts:
-    """Return the time of a token, of which launches count as synchronisation.
+    """Return the time of a token; launches count as synchronisation.
 
     `hit` is the share of its experts in fast memory, `missing` the share of layers with an expert that is not, and
     `in_memory` the share of those experts that main memory holds.
@@ -160,7 +160,7 @@ def _from_disk(price: Prices, mode: Mode, computed: float, disk: float, sync: fl
 
 
 def _disk(price: Prices, mode: Mode, read: float, steps: float) -> float:
-    """Return the nanoseconds of reading so many experts in so many layers."""
+    """Return the nanoseconds of reading a number of experts in a number of layers."""
     if read <= 0 or price.disk is None:
         return 0.0
     each = price.disk / (MAPPED if mode.below == "mmap" else 1)

@@ -1,4 +1,4 @@
-"""Machines with one part that is larger or twice as fast: what more of it would buy."""
+"""Evaluate machines with one larger or twice as fast part, to show the gain of each upgrade."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_the_best_of_several_beats_what_is_worse_and_not_what_is_alike() -> None
 
 
 def test_many_comparisons_need_more_than_one() -> None:
-    """What is sure of one pair is not of the best of thirty, and less so where the same requests picked it."""
+    """A significance for one pair does not hold for the best of thirty, least of all if the same requests picked it."""
     one, other = rows(8, 3), rows(8, 3)
     for at, row in enumerate(other):
         row["hits"] -= (5 + 9 * at) if at % 4 else -11
@@ -130,7 +130,7 @@ def test_a_correction_raises_chances_and_keeps_their_order(chances: list[float],
 
 
 def test_equal_configurations_are_seldom_said_to_differ_from_the_best() -> None:
-    """Of eight that are equally good, the best of the same requests is a matter of luck."""
+    """Among eight equal configurations the best is a matter of chance."""
     dice = np.random.default_rng(7)
     wrong = 0
     for _ in range(60):

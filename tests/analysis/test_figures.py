@@ -254,8 +254,8 @@ def test_one_capacity_makes_no_curve(single: pl.DataFrame) -> None:
 
 def test_no_misses_make_no_collisions(single: pl.DataFrame) -> None:
     answer = refusal("collisions_by_layer", by_hand({}, [{"layer": 0}]))
-    assert answer.startswith("collisions_per_miss is undefined in every layer (decode): nothing misses there; replay a")
-    assert refusal("misses", single.clear()) == "misses has no results to draw; load a folder of them first"
+    assert answer.startswith("collisions_per_miss is undefined in every layer (decode): there are no misses; replay a")
+    assert refusal("misses", single.clear()) == "misses has no results to draw; load a folder of results first"
 
 
 def test_more_panels_than_a_page_holds_are_refused_with_a_way_out() -> None:

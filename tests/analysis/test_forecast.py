@@ -1,4 +1,4 @@
-"""What is fitted to live points of known truth, how sure it is, and what it refuses."""
+"""Forecasts fitted to live points of known truth: values, intervals and refusals."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from moereplay.results.result import Row
 from moereplay.results.trace_events import Instant, Item, Level, Slice, Track, write_items
 from moereplay.simulator.times import homes
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
+from tests.kit.every import every
 from tests.kit.parity import by_matrix
 from tests.kit.scenarios import Scenario, scenarios
 from tests.simulator.test_laws import tiers_of
@@ -34,7 +35,7 @@ def machine_of(scenario: Scenario) -> Machine:
         fills=[f"tier {row}" for row in range(len(where.tiers))],
         homes=homes(scenario.source.geometry.experts, where.shares),
         sizes=tiers_of(scenario),
-        loads_together=where.by_matrix or (where.overlap == "none" and scenario.settings["contract"] == "atomic"),
+        queued_together=where.queues_together(scenario.settings["contract"]),
         warm=scenario.settings.get("warm", ()),
     )
 
@@ -63,7 +64,7 @@ FAST, LINK, FILL, ROWS = range(LINKS, LINKS + 16), range(LINKS, FILLS), range(FI
 
 
 def nests(chosen: Iterable[Slice]) -> bool:
-    """Whether any two are apart, or one lies within the other."""
+    """Return True if any two are disjoint or nested."""
     around: list[Slice] = []
     for each in sorted(chosen, key=lambda each: (each.t0, -each.t1)):
         while around and around[-1].t1 <= each.t0:
@@ -183,22 +184,44 @@ LAWS = (
 )
 
 
-@searched
-@given(scenarios())
-def test_timelines_of_any_scenario_hold_every_law(scenario: Scenario) -> None:
-    outcome = scenario.replay()
+def hold_every_law(scenario: Scenario) -> None:
+    """Replay with one engine: that the other gives the same events is the claim of test_parity."""
+    outcome = replay_lists(
+        scenario.source, scenario.pools, machine(**scenario.times), engine="reference", **scenario.settings
+    )
     items = all_items(outcome, machine_of(scenario))
     for law in LAWS if outcome.events else ():
         law(scenario, outcome, items)
+
+
+@searched
+@given(scenarios())
+def test_timelines_of_any_scenario_hold_every_law(scenario: Scenario) -> None:
+    hold_every_law(scenario)
 
 
 @searched
 @given(by_matrix())
 def test_timelines_of_links_that_read_matrix_by_matrix_hold_every_law(scenario: Scenario) -> None:
-    outcome = scenario.replay()
-    items = all_items(outcome, machine_of(scenario))
-    for law in LAWS if outcome.events else ():
-        law(scenario, outcome, items)
+    hold_every_law(scenario)
+
+
+@every(
+    "contract, prices, queued",
+    [
+        ("atomic", {"overlap": "none"}, [(0, 0), (2, 1), (4, 0)]),  # both at 2; the second starts when the first ends
+        ("sequential", {"overlap": "none"}, [(0, 0)]),  # each at the end of its own load, when the link is idle
+        ("sequential", {"link": {"by_matrix": True}}, [(0, 0)]),
+    ],
+)
+def test_demands_are_queued_when_they_are_loaded(contract: str, prices: Row, queued: list[tuple[int, int]]) -> None:
+    # two experts of 1 byte: each takes 1 ns to load and 2 on the link
+    times = {"bytes_per_ns": 0.5, "tiers": (), "prices": prices | {"loading": {"ns_per_expert": 1}}}
+    source = ListSource(sizes(1, 2, 2, 1), [Prompted(tokens([[0, 1]]))])
+    scenario = Scenario(source, (2,), times, {"contract": contract, "miss": "fetch"})
+    items = all_items(replay_lists(source, 2, machine(**times), contract=contract), machine_of(scenario))
+    levels = [item for item in items if isinstance(item, Level) and item.name == "demands queued"]
+    assert [(level.t, level.values["transfers"]) for level in levels] == queued
 
 
 def test_a_step_on_a_page() -> None:

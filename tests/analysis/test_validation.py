@@ -59,7 +59,7 @@ def trace() -> Trace:
 
 
 def altered(trace: Trace, request: int, token: int, layer: int) -> Trace:
-    """The same trace but for the first expert of one token in one layer."""
+    """Change the first expert of one token in one layer."""
     rows = [trace.request(index) for index in range(trace.requests)]
     chosen = rows[request].chosen.copy()
     chosen[token, layer, 0] = min(set(range(trace.geometry.experts)) - set(chosen[token, layer].tolist()))

@@ -178,14 +178,14 @@ def test_the_first_kind_of_time_that_was_measured_counts():
 
 
 WRONG = {
-    "cell,device,model\na,d\n": "line 2: 2 cells; expected 3",
-    "cell,device\n": "no column 'model'",
+    "cell,device,model\na,d\n": "line 2: 2 cells: expected 3",
+    "cell,device\n": "missing column 'model'",
     "": "no rows",
     'cell,device,model\n"a,b,c\n': "line 2: ",
-    "cell,device,model,k\na,d,m,four\n": "line 2: k is 'four'; expected a whole number",
-    "cell,device,model,k\na,d,m,-1\n": "line 2: k is '-1'",
-    "cell,device,model,k\na,d,m,inf\n": "line 2: k is 'inf'",
-    "cell,device,model,hit_pct\na,d,m,100.5\n": "line 2: hit_pct is '100.5'; expected a number from 0 to 100",
+    "cell,device,model,k\na,d,m,four\n": "line 2: invalid k 'four': expected a whole number",
+    "cell,device,model,k\na,d,m,-1\n": "line 2: invalid k '-1'",
+    "cell,device,model,k\na,d,m,inf\n": "line 2: invalid k 'inf'",
+    "cell,device,model,hit_pct\na,d,m,100.5\n": "line 2: invalid hit_pct '100.5': expected a number from 0 to 100",
     "cell,device,model\na,d,m\n# b\na,d,m\n": "line 4: cell 'a'",
     "cell,device,model\n": "no cells",
 }
@@ -212,10 +212,10 @@ def test_a_log_has_arrays_of_the_columns_that_it_has(tmp_path):
 @every(
     "text, said",
     [
-        (LOG.replace("2,20", "2,"), "line 3: wall_ms is empty"),
-        (LOG.replace("wall_ms", "wall"), "no column 'wall_ms'"),
-        (LOG.replace("1,10", "1,x"), "line 2: wall_ms is 'x'"),
-        ("wall_ms,read_bytes\n,\n", "wall_ms is empty; expected a number for each token"),
+        (LOG.replace("2,20", "2,"), "line 3: empty wall_ms"),
+        (LOG.replace("wall_ms", "wall"), "missing column 'wall_ms'"),
+        (LOG.replace("1,10", "1,x"), "line 2: invalid wall_ms 'x'"),
+        ("wall_ms,read_bytes\n,\n", "empty wall_ms: expected a number for each token"),
         ("wall_ms,read_bytes\n", "no tokens"),
     ],
     apart=True,

@@ -1,4 +1,4 @@
-"""What a run missed: as measured, be it nothing, or in shares of what its own tokens demand."""
+"""The misses of a run: as measured, even if none, or as shares of its tokens' demand."""
 
 from __future__ import annotations
 

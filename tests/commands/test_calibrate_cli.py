@@ -301,7 +301,7 @@ def test_absurd_numbers_in_a_row_are_refused_by_both(mine, tmp_path, column, val
     for words in (("calibrate", "folder", folder, *FIT), ("evidence", folder, "--calibration", mine["desk"], "--json")):
         ended = moereplay(*words)
         assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
-        assert f"{column} is {value!r}; expected a " in ended.stderr and "cells.csv line 9" in ended.stderr
+        assert f"invalid {column} {value!r}: expected a " in ended.stderr and "cells.csv line 9" in ended.stderr
 
 
 def test_figures_that_no_machine_has_are_no_platform(tmp_path):

@@ -180,7 +180,7 @@ def test_every_writer_is_tried(writers):
 
 def test_the_journal_of_a_search_keeps_its_rounds_when_the_disk_is_full(disk):
     folder, full = disk
-    with full(), pytest.raises(ConfigError, match="what is stored stays, make room and run it again"):
+    with full(), pytest.raises(ConfigError, match="stored results are kept; free disk space"):
         journalled(folder)
     with open_journal(folder / "tune.journal") as journal:
         rounds = journal.rounds("search")

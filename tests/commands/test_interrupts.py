@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from moereplay.results.files import write_events
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.sweeps.processes import in_processes
+from moereplay.sweeps.store import Folder
 from tests.kit.command import in_python
 from tests.kit.sweeping import ROOT, experiment, start, store_trace
 
@@ -70,7 +72,7 @@ def command_of(pid: int) -> str:
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
-    """What it gives as soon as that is true."""
+    """Poll until the value is true, and return it."""
     deadline = time.monotonic() + seconds
     while not (found := what()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -209,6 +211,23 @@ def test_what_a_grid_has_written_is_kept_and_said(tmp_path):
     assert said.splitlines()[-1] == f"interrupted: finished replays are kept in {tmp_path / 'out'}"
     assert seconds < SOON
     assert all(path.name.startswith("part-") for path in (tmp_path / "out").iterdir())  # none is half written
+
+
+@pytest.mark.parametrize("when", ["rmtree", "rmdir"])
+def test_an_interrupt_while_scratch_files_are_removed_leaves_none(when, tmp_path, monkeypatch):
+    interrupts = iter([KeyboardInterrupt])
+    owner = shutil if when == "rmtree" else Path
+    remove = getattr(owner, when)
+
+    def interrupted(*given: Any, **options: Any) -> None:
+        for interrupt in interrupts:
+            raise interrupt
+        remove(*given, **options)
+
+    monkeypatch.setattr(owner, when, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Folder(tmp_path).keep("part-0", {"a": b"1"})
+    assert [path.name for path in tmp_path.iterdir()] == ["part-0"]
 
 
 ABANDONED = """

@@ -28,7 +28,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
 
 
 def decisions(path: Path) -> set[tuple[object, ...]]:
-    """What became of every access, and what was evicted for what."""
+    """Return how every access was served, and each eviction with its cause."""
     frame = pl.read_parquet(path).filter(pl.col("kind").is_in([*VERDICTS, "evict"]))
     return set(frame.select("kind", "pass", "layer", "expert", "cause").iter_rows())
 

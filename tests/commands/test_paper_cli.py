@@ -53,7 +53,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same without anything but ids, and without prompts."""
+    """The same trace with ids only and without prompts."""
     sample = open_trace(bundled(Path("miniature")))
     header = sample.header.model_copy(update={"lookahead_depth": 0})
     path = tmp_path_factory.mktemp("papers") / "bare.zarr"
@@ -237,7 +237,7 @@ def test_no_figure_that_a_trace_allows_is_an_error(bare: Path, tmp_path: Path) -
 
 
 def live(config: ReplayConfig, trace: Trace, perplexity: float) -> str:
-    """What `live --json` prints of a run under that configuration."""
+    """Return the output of `live --json` for a configuration."""
     document = replay(trace, config).to_json()
     return json.dumps(document | {"quality": {"total": {"perplexity": perplexity, "perplexity_base": 8.0}}})
 

@@ -1,4 +1,4 @@
-"""What verbs print fits 80 columns, says what its columns are, and names no winner that cannot be used."""
+"""Printed tables fit 80 columns, explain their columns, and never name a winner that cannot be used."""
 
 from __future__ import annotations
 

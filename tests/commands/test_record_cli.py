@@ -173,7 +173,7 @@ def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(moe, tiny, questions, 
         assert not list(tmp_path.glob("a.zarr*"))
     interrupt_in_third_prompt(monkeypatch)
     said = moe(*given, "--out", tmp_path / "a.zarr")
-    kept = f"what was recorded is kept in {tmp_path}/a.zarr.partial"
+    kept = f"recorded requests are kept in {tmp_path}/a.zarr.partial"
     assert (said.code, said.stderr.splitlines()[-1]) == (
         130,
         f"interrupted: {kept}; run the same command with --resume to continue",

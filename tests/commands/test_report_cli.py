@@ -51,7 +51,7 @@ def page(grid: Path) -> Page:
 
 
 def check_form(page: Page) -> None:
-    """What holds of every page."""
+    """Check the properties of every page."""
     assert page.problems == [] and page.handlers == []
     assert len(page.ids) == len(set(page.ids))
     assert page.headings[0] == 1 and page.headings.count(1) == 1

@@ -189,7 +189,7 @@ def test_compare_refuses_what_is_not_one_configuration(several, one, options, sa
 
 
 def test_requests_are_kept_unless_the_experiment_says_otherwise(folder, tmp_path, capsys):
-    """What was stored without them stays as it is, unless the experiment asks for them."""
+    """Results stored without request rows stay unchanged, unless the experiment requires them."""
     file, out = folder / "experiment.toml", tmp_path / "out"
     sweep_run(file, str(out), workers=1, changes=["requests=false"])
     assert not list(out.glob("part-*/requests.parquet"))

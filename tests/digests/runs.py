@@ -48,7 +48,7 @@ class Replay(NamedTuple):
 
     @property
     def by_exp(self) -> bool:
-        """Whether its digest may be another on a processor with another `exp`."""
+        """Return True if the digest may differ on a processor with another `exp`."""
         chosen = self.config.policy_set()
         needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
         return bool(needs & BY_EXP) or chosen.changes_routing or chosen.miss.policy.changes_output

@@ -1,1 +1,1 @@
-"""What tests are made with, and what strangers can run of it."""
+"""Tools of the tests, some of which other projects can run."""

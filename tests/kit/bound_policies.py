@@ -76,7 +76,6 @@ class PolicyHarness:
         return self.ask("want", step, n)
 
     def substitute(self, step: Step, t: int, j: int, eligible: Sequence[int]) -> int:
-        """Who stands in."""
         marks = [int(e in eligible) for e in range(self.tables.now["experts"])]
         return self.ask("substitute", step, t, j, marks)
 

@@ -192,7 +192,7 @@ class ListSource:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a replay reports, and its event log."""
+    """The result of a replay, and its event log."""
 
     totals: Counts
     layers: list[Counts]
@@ -240,7 +240,7 @@ def _by(engine: str, source: ListSource, spec: RunSpec) -> Outcome:
 def spec_of(
     geometry: Geometry, pools: int | tuple[int, ...], where: Platform, log: bool = True, **settings: object
 ) -> RunSpec:
-    """What an engine needs beside a source, for `replay_lists`."""
+    """Return an engine's inputs other than the source, for `replay_lists`."""
     pools = (pools,) if isinstance(pools, int) else pools
     config = configure(scope="per_layer" if len(pools) > 1 else "global", **settings)
     miss = config.policy_set().miss

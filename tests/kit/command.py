@@ -33,7 +33,7 @@ def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProc
 
 
 def unfolded(text: str) -> str:
-    """What was printed with each folded line as it was before."""
+    """Return the output with folded lines joined."""
     return re.sub(r"\n +(?=\S)", " ", text)
 
 

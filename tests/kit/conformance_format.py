@@ -147,7 +147,7 @@ class Case(Shape):
 Read = TypeVar("Read", bound=Shape)
 
 
-def read_cases(path: Path, kind: type[Read] | Callable[[Any], type[Read]] = Case) -> list[Read]:
+def read_cases(path: Path, kind: Callable[[Any], type[Read]] = lambda document: Case) -> list[Read]:
     """Return the cases of a file, which may be gzipped, of a kind that each may decide on. Raises CaseError."""
     try:
         text = path.read_bytes()
@@ -156,8 +156,7 @@ def read_cases(path: Path, kind: type[Read] | Callable[[Any], type[Read]] = Case
         raise CaseError(f"{path}: {getattr(error, 'strerror', None) or error}; expected a file of cases") from error
     except ValidationError as wrong:
         raise CaseError(f"{path}: {one_line(first_fault(wrong))}; expected a JSON list of cases") from wrong
-    of = (lambda document: kind) if isinstance(kind, type) else kind
-    return [_case(path, number, document, of(document)) for number, document in enumerate(documents)]
+    return [_case(path, number, document, kind(document)) for number, document in enumerate(documents)]
 
 
 def _case(path: Path, number: int, document: Any, kind: type[Read]) -> Read:
@@ -169,7 +168,7 @@ def _case(path: Path, number: int, document: Any, kind: type[Read]) -> Read:
 
 
 def one_line(text: str) -> str:
-    """What a file says can be of any length, and hold any character."""
+    """Shorten a file's text to one printable line."""
     return " ".join(text.split())[:300]
 
 

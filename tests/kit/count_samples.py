@@ -194,7 +194,6 @@ class CountSample:
 
     @property
     def ranking(self) -> list[tuple[int, int]]:
-        """What a profile has."""
         return [(self.layers[layer], expert) for layer, expert in RANKING]
 
 
@@ -219,7 +218,7 @@ ALL = [
         "activation_matrix",
         "eamc.npy",
         write_matrices,
-        ("axes are (sequence, layer, expert): the sum of 2 sequences, 1 places are free",),
+        ("axes are (sequence, layer, expert): the sum of 2 sequences; 1 entries are empty",),
     ),
     CountSample("activation_matrix", "counts.npy", write_array, ("axes are (layer, expert)",)),
     CountSample("hot_cache", "hot.json", write_hot_cache, (NUMBERED,)),

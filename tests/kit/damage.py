@@ -1,4 +1,4 @@
-"""What can be wrong with a file: other bytes, other values, or no file at all. Seeded: a case can be repeated."""
+"""Damage a file: other bytes, other values, or no file at all. Seeded, so that a case can be repeated."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What a page says that the commands before it print, without its `...`."""
+    """The output that a page shows after commands, without its `...`."""
 
     lines: list[str]
 
@@ -60,7 +60,7 @@ def blocks(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _typed(lines: list[str]) -> list[Command | Shown]:
-    """Of ```sh: lines that go on after a backslash, and here-documents, are one command each."""
+    """Split a ```sh block into commands; lines continued by a backslash and here-documents are one command."""
     found, taken = [], iter(lines)
     for line in taken:
         text = line
@@ -82,7 +82,7 @@ def _command(text: str) -> Command:
 
 
 def _session(lines: list[str]) -> list[Command | Shown]:
-    """Of ```console: commands after a `$`, the rest is what they print."""
+    """Split a ```console block into commands after a `$` and their output."""
     typed = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
     return [*_typed(typed), *_printed([line for line in lines if not line.startswith("$ ")])]
 
@@ -133,7 +133,7 @@ def _idle(group: Any) -> Any:
 
 
 def run(command: Command, cwd: Path) -> tuple[str, Path]:
-    """What it prints, and the folder in which the next one is typed. An exit code other than 0 is an error."""
+    """Run a command; return its output and the folder of the next one. A non-zero exit code is an error."""
     if not command.words:
         return _in_shell(command.text.replace(".venv/bin/python", sys.executable), cwd)
     ended = moereplay_here(*command.words[1:], cwd=cwd)

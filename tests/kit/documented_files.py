@@ -71,7 +71,7 @@ def _live_points(folder: Path) -> None:
 
 
 def _log(folder: Path) -> None:
-    """What an engine logged: a made one."""
+    """Write a made-up engine log."""
     made(folder / "made", 0.02)
     shutil.copy(folder / "made" / "tokens" / "made-fifth-ov.csv", folder / "log.csv")
 
@@ -107,7 +107,7 @@ def _routes(folder: Path) -> None:
 
 
 def _logs(folder: Path) -> None:
-    """What other tools' loggers write, and colibri's counts of a model like the miniature."""
+    """Write logs of other tools, and colibri's counts of a model like the miniature."""
     samples = {"colibri.route": "route.txt", "cache_lab.jsonl": "lab.jsonl", "engine_log.jsonl": "moe_routes.jsonl"}
     samples |= {"onnx_routing.log": "ort.log", "layer_rows.json": "trace.json"}
     for sample, name in samples.items():

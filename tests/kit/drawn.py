@@ -1,4 +1,4 @@
-"""What tests of figures read from a figure, and rows under another policy."""
+"""Read properties of a figure for tests, and make rows of another policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def texts(figure: Figure) -> list[str]:
 
 
 def note(figure: Figure) -> str:
-    """What stands below the panels, whose lines are written from the last to the first."""
+    """Return the text below the panels, whose lines are drawn from the last to the first."""
     return " ".join(reversed(texts(figure)))
 
 

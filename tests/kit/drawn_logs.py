@@ -36,7 +36,7 @@ class Workload:
             yield [(token, layer, self.ids[token, layer].tolist()) for token, layer in kept]
 
     def request(self, pruned: bool) -> Request:
-        """What an import of these rows must give."""
+        """Return the expected import of these rows."""
         ids = self.ids.copy()
         if pruned:
             ids[: self.prompt - 1, -1] = -1

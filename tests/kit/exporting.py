@@ -1,4 +1,4 @@
-"""What tests of exporters share: a small trace with everything in it, options that a format needs, and an export."""
+"""Shared parts of exporter tests: a small trace with every array, options that a format needs, and an export."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def whole(requests: int = 3, tokens: int = 7) -> Trace:
 
 
 def options_for(exporter: Exporter, **more: object) -> Options:
-    """What the format needs, and what is given."""
+    """Return the options that the format requires, and the given ones."""
     return Options.model_validate({name: NEEDED[name] for name in exporter.needs} | more)
 
 
@@ -41,7 +41,7 @@ def exported(trace: Trace, name: str, folder: Path, **more: object) -> tuple[Pat
 
 
 def same_rows(found: list[Request], trace: Trace, *names: str) -> bool:
-    """Whether requests have the trace's, bit by bit."""
+    """Return True if the requests have the trace's rows, bit by bit."""
     lengths = [len(request.chosen) for request in found] == np.diff(trace.request_offsets).tolist()
     prompts = [request.prompt_length for request in found] == trace.prompt_lengths.tolist()
     bits = [

@@ -1,4 +1,4 @@
-"""What tests of machine code share: functions that are read from a file."""
+"""Shared by tests of machine code: functions that are read from a file."""
 
 from __future__ import annotations
 

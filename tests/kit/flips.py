@@ -41,12 +41,12 @@ def drawn() -> Trace:
 
 
 def totals(trace: Trace) -> list[dict[str, int]]:
-    """Of both engines."""
+    """Return the totals of both engines."""
     return [replay(trace, CONFIG, engine=engine).totals for engine in ENGINES]
 
 
 def in_child(work: Callable[[], int]) -> str:
-    """How work ends in a process of its own."""
+    """Return how work ends in a separate process."""
     child = os.fork()
     if child == 0:
         os._exit(ended(work))
@@ -92,7 +92,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def run(folder: Path, count: int, seed: int) -> dict[str, Counter[str]]:
-    """How replays of a trace ended, by what was flipped."""
+    """Return how replays of a trace ended, by the flipped part."""
     path, rng = folder / "a.zarr", np.random.Generator(np.random.PCG64(seed))
     work = partial(compare, path, totals(drawn()))
     assert [in_child(partial(write, path)), in_child(work)] == ["same", "same"]

@@ -1,4 +1,4 @@
-"""What cases of the fuzz damage: one good file of every kind that a verb reads."""
+"""Materials of the fuzz tests: one good file of every kind that a verb reads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ routing = ["cache_prior:lam=0", "cache_prior:lam=.25"]
 
 
 def make(folder: Path, needed: Collection[str]) -> None:
-    """What is quickly made, and of the rest what is needed."""
+    """Make the quick files, and the slow ones that are needed."""
     folder.mkdir(parents=True)
     _write_texts(folder)
     store_trace(folder / "tiny.zarr")

@@ -40,7 +40,7 @@ OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_
 
 
 class Architecture(NamedTuple):
-    """What llama.cpp calls a model type, and its own metadata, from transformers' configuration."""
+    """llama.cpp's name of a model type, and its metadata, from transformers' configuration."""
 
     name: str
     own: Callable[[Any], dict[str, Any]] = lambda config: {}

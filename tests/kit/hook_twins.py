@@ -18,11 +18,11 @@ from moereplay.simulator.jit.reached import reached_from
 
 RESULTS = {int: numba.types.int64, type(None): numba.types.void, bool: numba.types.boolean}
 #: Empty tables, from which the types of array arguments follow.
-EMPTY: dict[str, Any] = {"experts": (), "copies": (), "own": Own(*[()] * 5), "step": Step(*[()] * 11)}
+EMPTY: dict[str, Any] = {"experts": (), "copies": (), "own": Own(*[()] * 5), "step": Step(*[()] * 12)}
 STEP_AXES: dict[str, tuple[int, type]] = dict.fromkeys(("ids", "weight"), (2, np.int64))
 STEP_AXES |= dict.fromkeys(("logits", "choice"), (2, np.float64))
 STEP_AXES |= {"gate": (2, np.int32), "look_order": (3, np.int16), "look_score": (3, np.int32)}
-STEP_AXES |= dict.fromkeys(("expert", "rank", "mass", "tokens"), (1, np.int64))
+STEP_AXES |= dict.fromkeys(("expert", "rank", "mass", "tokens", "unfetched"), (1, np.int64))
 OWN_AXES = {"rows": (2, np.int64), "regs": (2, np.int64), "reals": (2, np.float64)}
 OWN_AXES |= {"par": (1, np.float64), "capacity": (1, np.int64)}
 
@@ -48,7 +48,7 @@ def _type(hook: str, argument: str) -> numba.types.Type:
 
 
 def _axes(hook: str, argument: str) -> int:
-    """Of a list of int64 that a hook takes beside the tables."""
+    """Return the axes of a list of int64 that a hook takes in addition to the tables."""
     return next((each.axes for each in HOOKS[hook].own_arguments if each.name == argument), 0)
 
 
@@ -76,7 +76,7 @@ def _array(values: Any, axes: int, dtype: type) -> np.ndarray:
 
 
 def duplicate(arrays: Any) -> Any:
-    """The same arrays again, for compiled code to write to."""
+    """Copy the arrays, for compiled code to write to."""
     if isinstance(arrays, tuple):
         return type(arrays)(*map(duplicate, arrays))
     return arrays.copy() if hasattr(arrays, "copy") else arrays

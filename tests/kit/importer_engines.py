@@ -153,7 +153,7 @@ def answered() -> list[Request]:
     return [Request(first[CACHED:], PROMPT - CACHED), Request(second[PROMPT - 1 :], 1), Request(ids(5, 7), 5)]
 
 
-LEFT_OUT = "layers 0 hold one number throughout (dense): left out"
+LEFT_OUT = "layers 0 have one constant id (dense): left out"
 ENGINES = [
     Sample(
         "sglang_recorder",
@@ -161,7 +161,7 @@ ENGINES = [
         write_sglang_recorder,
         recorded(),
         (
-            "requests were not recorded: tokens are followed by their positions, in the order of each batch",
+            "requests were not recorded: tokens are assigned by their positions, in batch order",
             "copies of experts are mapped to the model's own by last_physical_to_logical_map, as it was at the end",
             LEFT_OUT,
             "ids are padded from 2 to 8 per token; the padding is left out",
@@ -174,7 +174,8 @@ ENGINES = [
         write_sglang_response,
         [Request(ids(request, tokens), prompt) for request, prompt, tokens in ANSWERS],
         (
-            "assumed: k = 2, the largest at which no row of 6 ids per token repeats an expert; --model NAME says it",
+            "assumed: k = 2, the largest at which no row of 6 ids per token repeats an expert; pass --model "
+            "NAME to state it",
             LEFT_OUT,
             EXPERTS_UNKNOWN,
             BITS_UNKNOWN,
@@ -186,9 +187,9 @@ ENGINES = [
         write_vllm_response,
         answered(),
         (
-            "1 choices have no routed_experts (preempted, aborted, or not asked for): left out",
-            "5 prompt tokens were in the engine's prefix cache and not computed: left out, so that a request begins "
-            "behind them",
+            "1 choices have no routed_experts (preempted, aborted, or not requested): left out",
+            "5 prompt tokens came from the engine's prefix cache and were not computed: left out, so that the request "
+            "begins after them",
             EXPERTS_UNKNOWN,
             BITS_UNKNOWN,
         ),

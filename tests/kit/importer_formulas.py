@@ -1,4 +1,4 @@
-"""What samples of formats are made of: every number follows from request, token, layer and rank by these formulas."""
+"""Formulas for samples of formats: every number follows from request, token, layer and rank."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BYTES = (96, 128)
 SIZED = Options(expert_bytes=BYTES)
 METADATA = {"moereplay": {"model": "made-up", "layers": LAYERS, "experts": EXPERTS, "k": K, "expert_bytes": BYTES}}
 DECODE_ONLY = "decode steps only: rows of the prompts were not recorded"
-EXPERTS_UNKNOWN = "number of experts not recorded: 8 is the highest id + 1"
-BITS_UNKNOWN = "precision of the expert bytes not known: taken as 16 bits; --expert-bits tells it"
+EXPERTS_UNKNOWN = "number of experts was not recorded: 8 is the highest id + 1"
+BITS_UNKNOWN = "unknown precision of the expert bytes: assumed 16 bits; pass --expert-bits"
 
 
 def expert(request: int, token: int, layer: int, rank: int) -> int:
@@ -40,7 +40,7 @@ def logit(request: int, token: int, layer: int, expert_id: int) -> float:
 
 
 def residency(token: int, layer: int, rank: int) -> int:
-    """What a cache would say: 0 miss, 1 hit, 2 prefetched."""
+    """Return the state of a cache: 0 miss, 1 hit, 2 prefetched."""
     return (token + layer + rank) % 3
 
 

@@ -35,7 +35,7 @@ Cell = tuple[int, int, int, list[int]]  #: request, token, layer, experts
 
 
 def passes(request: int, pruned: bool = True) -> Iterator[list[Cell]]:
-    """What each forward pass computes, layer by layer; `pruned`: the last layer for the last prompt token only."""
+    """Yield tokens of each forward pass, layer by layer; `pruned`: the last layer only for the last prompt token."""
     prompt, steps = WORKLOADS[request]
     for first, last in [(0, prompt), *((prompt + step, prompt + step + 1) for step in range(steps))]:
         cells = [(token, layer) for layer in range(LAYERS) for token in range(first, last)]
@@ -213,7 +213,7 @@ def write_engine_log(file: Path) -> None:
 
 
 def from_loggers() -> list[Request]:
-    """What all three hold."""
+    """Return the expected content of all three."""
     return [Request(ids(request, tokens), 0, weights(tokens)) for request, tokens in enumerate(LENGTHS)]
 
 
@@ -247,8 +247,8 @@ ALL = [
         write_positions,
         PRUNED,
         (
-            "assumed: columns are position, layer, then k = 2 experts; a position below 0 is the prompt's; "
-            f"2 requests, a new one where a layer's position does not rise; {NUMBERED}; {BASIS}",
+            "assumed: columns are position, layer, then k = 2 experts; positions below 0 belong to the prompt; "
+            f"2 requests, starting where a layer's position does not rise; {NUMBERED}; {BASIS}",
             BITS_UNKNOWN,
         ),
     ),
@@ -264,7 +264,7 @@ ALL = [
         "layer_log.csv",
         write_layer_log,
         PRUNED,
-        (f"assumed: {COMPUTED}; {BEGUN}; k = 2, the most that divides every run; {BASIS}", BITS_UNKNOWN),
+        (f"assumed: {COMPUTED}; {BEGUN}; k = 2, the largest divisor of all runs; {BASIS}", BITS_UNKNOWN),
     ),
     Sample(
         "layer_log",
@@ -279,8 +279,8 @@ ALL = [
         write_records,
         [Request(ids(request, tokens), tokens) for request, tokens in enumerate(CHUNKS)],
         (
-            "assumed: a record is a layer of one pass; 3 requests, one for every pass of several tokens, as the "
-            f"context is cleared before it; k = 2; {BASIS}",
+            "assumed: a record is a layer of one pass; 3 requests, one per pass of several tokens, because the "
+            f"context is cleared before each; k = 2; {BASIS}",
             BITS_UNKNOWN,
         ),
     ),

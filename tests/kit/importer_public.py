@@ -63,7 +63,7 @@ def write_onnx_table(file: Path) -> None:
 
 
 def last_rows(request: int) -> Request:
-    """What the table has of a request: the last token of its prompt, and the decode steps."""
+    """Return the rows of a request in the table: the last token of its prompt, and the decode steps."""
     prompt, steps = WORKLOADS[request]
     return Request(ids(request, prompt + steps)[prompt - 1 :], 0)
 
@@ -106,7 +106,7 @@ def write_layer_rows(file: Path) -> None:
 
 
 def write_flat_rows(file: Path) -> None:
-    """The same without brackets."""
+    """Write the same rows without brackets."""
     rows = [[layer, *row] for token in ids(0, 9).tolist() for layer, row in enumerate(token)]
     file.write_text(json.dumps([number for row in rows for number in row]))
 
@@ -184,7 +184,7 @@ def whole(weighed: bool = True) -> list[Request]:
 
 
 ONE = "one sequence at a time, not a batch"
-DECODE_STEPS = "decode steps only: no prompts and no borders of requests were recorded"
+DECODE_STEPS = "decode steps only: prompts and request boundaries were not recorded"
 WHOLE = "every token is prompt; replay it token by token"
 
 ALL = [
@@ -208,7 +208,7 @@ ALL = [
             "assumed: column prompt_index is the request; column inference_index is the token; "
             "column node_index is the layer; column selected_expert_ids has the experts; "
             f"layers 10, 20 of the file are MoE layers 0..1; k = 2; {BASIS}",
-            "the CSV has the last row of every pass: of a prompt its last token alone; the log has all of them",
+            "the CSV has only the last row of every pass, so only the last token of a prompt; the log has all rows",
             NO_PHASE,
             BITS_UNKNOWN,
         ),
@@ -219,7 +219,7 @@ ALL = [
         write_layer_files,
         texts(),
         (
-            f"assumed: a file per layer, 7 tokens, k = 2; 2 requests, as meta.json says; {BASIS}",
+            f"assumed: a file per layer, 7 tokens, k = 2; 2 requests, as stated in meta.json; {BASIS}",
             f"whole texts, layer by layer: {WHOLE}",
             BITS_UNKNOWN,
         ),
@@ -243,10 +243,10 @@ ALL = [
         write_atlas,
         [Request(ids(at, n), n) for at, n in enumerate(TEXTS)],
         (
-            "assumed: rows are tokens, k = 2; 2 requests, by the rows of prompts; "
+            "assumed: rows are tokens, k = 2; 2 requests, split by the row ranges of prompts; "
             f"layers 3..4 of the file are MoE layers 0..1; {BASIS}",
             f"whole prompts: {WHOLE}",
-            "executed_scores are scores of selection, with the router's bias, and no gate weights: left out",
+            "executed_scores are selection scores with the router's bias, not gate weights: left out",
             BITS_UNKNOWN,
         ),
     ),
@@ -257,7 +257,7 @@ ALL = [
         [logged(0), logged(1)],
         (
             f"assumed: {ONE}; 2 requests, each a prompt (passes of several tokens) and its decode steps; k = 2; "
-            "layers 0..1; experts = 8 as its header says",
+            "layers 0..1; experts = 8 as its header states",
             BITS_UNKNOWN,
         ),
     ),
@@ -267,9 +267,11 @@ ALL = [
         write_fitz,
         [fitz()],
         (
-            "assumed: 1 requests, a new one where the token falls back; layers 0..1; experts = 8 as its header says",
-            "k = 2 experts per token are from the logits by order of size; no gate weights, as the router is not known",
-            "logits are the logarithms of the recorded softmax: equal but for a constant per token and layer",
+            "assumed: 1 requests, starting where the token number decreases; layers 0..1; experts = 8 as its "
+            "header states",
+            "k = 2 experts per token are chosen from the logits by order of size; no gate weights, because "
+            "the router is unknown",
+            "logits are the logarithms of the recorded softmax: exact up to a constant per token and layer",
             NO_PHASE,
             BITS_UNKNOWN,
         ),

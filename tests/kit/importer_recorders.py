@@ -91,7 +91,7 @@ TURNS = {0: (0, 3, 5), 1: (5, 2, 3)}
 
 
 def route_cell(turn: int, token: int, layer: int, rank: int) -> bool:
-    """Whether there is a row: llama.cpp computes the last layer for the last prompt token and for decoded ones only."""
+    """Return True if there is a row: llama.cpp computes the last layer only for the last prompt and decoded tokens."""
     return layer < LAYERS - 1 or token >= TURNS[turn][1] - 1
 
 

@@ -114,7 +114,7 @@ def write_dynande(file: Path) -> None:
 
 
 def scores(token: int, layer: int) -> list[float]:
-    """Of every expert, 0 where it was not chosen; rank 1 has less than rank 0."""
+    """Return the score of every expert, 0 if not chosen; rank 1 has less than rank 0."""
     row = [0.0] * EXPERTS
     for rank in range(K):
         row[int(ids(0, token + 1)[token, layer, rank])] = share(token, layer, rank)
@@ -136,7 +136,7 @@ RESEARCH = [
             DECODE_ONLY,
             "1 of 2 runs are cut where their text ends",
             "logits of the chosen experts only: left out",
-            "layers 1 hold one number throughout (dense): left out",
+            "layers 1 have one constant id (dense): left out",
             EXPERTS_UNKNOWN,
             BITS_UNKNOWN,
         ),
@@ -150,7 +150,8 @@ RESEARCH = [
         (
             "logits of whole texts: every token is prompt; replay it token by token",
             "rows are 2 texts of 5 tokens, as input_ids has them",
-            "k = 2 experts per token are from the logits by order of size; no gate weights, as the router is not known",
+            "k = 2 experts per token are chosen from the logits by order of size; no gate weights, because "
+            "the router is unknown",
             BITS_UNKNOWN,
         ),
     ),
@@ -160,7 +161,7 @@ RESEARCH = [
         write_dynande,
         [Request(ids(0, ROWS), ROWS, weights=grid(ROWS, share))],
         (
-            "tokens of texts that were fed to the model: every token is prompt; replay it token by token",
+            "tokens of texts fed to the model: every token is prompt; replay it token by token",
             "rows are taken as the tokens of one text: no batch was found in their order",
             BITS_UNKNOWN,
         ),

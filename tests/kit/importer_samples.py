@@ -178,7 +178,7 @@ def write_tsv(file: Path) -> None:
 
 
 def write_parquet(file: Path) -> None:
-    """The same in columns of lists."""
+    """Write the same rows in columns of lists."""
     import polars as pl
 
     names = ["pos", "moe_layer", "topk", "gate"]
@@ -205,7 +205,7 @@ def own() -> list[Request]:
 
 
 def own_notes(*more: str) -> tuple[str, ...]:
-    """What is said of these."""
+    """Return the expected notes."""
     said = ["no request column: 2 requests, a new one where the token falls back", FROM_ONE, *more, "k = 2"]
     basis = ["layers 0..1", "experts = 8 as the largest id + 1"]
     return (f"assumed: {'; '.join([OWN_TEXT, *said, *basis])}", NO_PHASE, BITS_UNKNOWN)
@@ -240,7 +240,7 @@ ALL = [
         chunks(),
         (
             "teacher-forced text: every token is prompt; replay it token by token",
-            "split into requests of 4 tokens, as told",
+            "split into requests of 4 tokens, as passed",
             BITS_UNKNOWN,
         ),
         model="made-up",
@@ -277,7 +277,7 @@ ALL = [
         logged(),
         (
             f"assumed: k = 2; {LOGGED_FROM_TWO}; layers 0..1; experts = 8 as the largest id + 1",
-            "1 rows replace others of the same token and layer",
+            "1 rows replace earlier rows of the same token and layer",
             BITS_UNKNOWN,
         ),
     ),

@@ -1,4 +1,4 @@
-"""What tests of importers share: import a file into memory, and the one-line refusal of a wrong one."""
+"""Shared by importer tests: import a file into memory, and get the one-line error of an invalid file."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def csv(requests: int) -> Lines:
 
 
 def jsonl(requests: int) -> Lines:
-    """The same as JSON lines."""
+    """Write the same rows as JSON lines."""
     for request in range(requests):
         for token, layer in by_token():
             ids = chosen(request, token, layer)
@@ -67,7 +67,7 @@ def tsv_ranks(requests: int) -> Lines:
 
 
 def logger(requests: int) -> Lines:
-    """What a logger of vLLM writes."""
+    """Write the format of a vLLM logger."""
     for request in range(requests):
         for token, layer in by_token():
             ids = chosen(request, token, layer)

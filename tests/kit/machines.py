@@ -92,7 +92,7 @@ class LatePriced(Late):
 
 
 class LateChannel(Late):
-    """The same for a link."""
+    """The same delay for a link."""
 
     def __init__(self, env: simpy.Environment, known: Machine, row: int) -> None:
         super().__init__(env, known)

@@ -35,7 +35,7 @@ def trace_of(tokens: int = 10, prompt: int = 2, seed: int = 5) -> Trace:
 
 
 def geometry(**said: object) -> Geometry:
-    """Of square experts."""
+    """Return the geometry of square experts."""
     sizes = {"layers": LAYERS, "experts": EXPERTS, "k": K, "expert_bytes": (BYTES,) * LAYERS}
     more = {"dense_params": 4 * HIDDEN * HIDDEN, "head_params": 8 * HIDDEN * HIDDEN}
     return Geometry.model_validate(sizes | more | said)
@@ -89,5 +89,4 @@ class Broken:
 
 
 def document_of(text: str) -> dict:
-    """What `--json` printed."""
     return json.loads(text)

@@ -11,7 +11,7 @@ ADDRESSES = ("src", "href", "action", "data", "poster", "srcset", "formaction")
 
 
 class Page(HTMLParser):
-    """What a page holds; `problems` are tags that do not close."""
+    """The content of a page; `problems` are unclosed tags."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        """What a reader sees."""
+        """Return the visible text."""
         return " ".join(" ".join(self.words).split())
 
     def script(self, name: str) -> Any:

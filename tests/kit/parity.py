@@ -1,4 +1,4 @@
-"""What both engines must agree on, in scenarios drawn from everything that a replay can be asked for."""
+"""Compare both engines in random scenarios over all settings of a replay."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from moereplay import policies
 from moereplay.policies.grammar import Chosen, parse
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.residents import room
 from moereplay.traces.schema import Router
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists
 from tests.kit.scenarios import (
@@ -19,6 +21,7 @@ from tests.kit.scenarios import (
     SIDE_BUFFER,
     Scenario,
     all_prices,
+    lower_tiers,
     read_by_matrix,
     scenarios,
 )
@@ -43,19 +46,19 @@ EVERY_PREFETCH = with_all(
 
 
 def is_silent(chosen: Chosen) -> bool:
-    """Whether it has no hook that listens."""
+    """Return True if it has no event hook."""
     return all(getattr(chosen.policy, f"on_{event}") is None for event in ("gate", "use", "insert", "evict", "predict"))
 
 
 def is_plain_eviction(text: str) -> bool:
-    """Whether it selects victims by key alone and never rejects."""
+    """Return True if it selects victims only by key and never rejects."""
     chosen = parse("eviction", text)
     declines = chosen.policy.admit is not None and chosen.policy.declines(chosen.params)
     return is_silent(chosen) and chosen.policy.key is not None and not declines
 
 
 def is_plain_prefetch(text: str) -> bool:
-    """Whether it only answers, and into the cache."""
+    """Return True if it has only `suggest`, and prefetches into the cache."""
     chosen = parse("prefetch", text)
     return is_silent(chosen) and not chosen.policy.side_slots(chosen.params)
 
@@ -151,9 +154,49 @@ def by_matrix(draw: st.DrawFn, **fixed: Any) -> Scenario:
     return scenario
 
 
+MISSED = ("missed", "missed", "missed:top=1", "missed:of=any:after=2", "missed:of=dropped", "missed:per_step=1")
+ON_CPU = ("cpu", "cpu:below=2", "split:q=.5", "fiddler:ratio=2:goal=max:decode=cost")
+
+
+@st.composite
+def hybrid(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Any scenario on a machine whose CPU reads a lower tier, with experts for good and misses for the next pass."""
+    scenario = draw(anything(**fixed))
+    chosen = {"prefetch": draw(st.sampled_from(MISSED)), "miss": draw(st.sampled_from(ON_CPU))}
+    scenario.settings.update({name: text for name, text in chosen.items() if name not in fixed and draw(st.booleans())})
+    tiers = draw(st.lists(lower_tiers(), min_size=1, max_size=3))
+    tiers = [
+        tier.model_copy(update={"name": f"T{n}", "eviction": draw(st.sampled_from(("lru", "lru", "fifo")))})
+        for n, tier in enumerate(tiers)
+    ]
+    cpu = {"tier": draw(st.sampled_from(tiers)).name, "sync_ns": draw(st.sampled_from((0, 0, 3)))}
+    scenario.times.update(tiers=tiers, cpu=cpu)
+    scenario.settings["resident"] = draw(_resident(scenario))
+    return scenario
+
+
+@st.composite
+def _resident(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...]:
+    """Some experts that leave room for another one, and for those that are warm."""
+    geometry, warm, chosen = scenario.source.geometry, scenario.settings["warm"], list[tuple[int, int]]()
+    pool_of = [
+        x // geometry.experts if len(scenario.pools) > 1 else 0 for x in range(geometry.layers * geometry.experts)
+    ]
+    for pair in draw(st.lists(st.sampled_from([divmod(x, geometry.experts) for x in range(len(pool_of))]), max_size=4)):
+        if pair in (*warm, *chosen):
+            continue
+        try:
+            left = room(scenario.pools, pool_of, geometry.expert_bytes, (*chosen, pair), fetches=True)
+            room(left, pool_of, geometry.expert_bytes, warm, fetches=False)
+        except ConfigError:
+            continue
+        chosen.append(pair)
+    return tuple(chosen)
+
+
 @st.composite
 def batched(draw: st.DrawFn, **fixed: Any) -> Scenario:
-    """The same with passes of any rows: of several requests, of both phases, in any order, with tokens left out."""
+    """Return the same source with random passes: several requests, both phases, any order, omitted tokens."""
     scenario = draw(anything(**fixed))
     requests = scenario.source.requests
     lengths = [(request.prompt, len(request.tokens)) for request in requests]

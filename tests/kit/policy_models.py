@@ -54,7 +54,6 @@ class Model:
         """A step's gate opens."""
 
     def has(self, x: int) -> bool:
-        """Whether x is resident."""
         raise NotImplementedError
 
     def use(self, x: int) -> None:
@@ -118,7 +117,7 @@ class Lru(Model):
 
 
 class Mru(Lru):
-    """The same list, read from its other end."""
+    """The same list, evicted from the other end."""
 
     def admit(self, x: int, kept: Collection[int]) -> None:
         if len(self.residents) == self.slots:
@@ -176,7 +175,7 @@ class Ranked(Lru):
         return (y // self.step.experts - self.step.layer) % self.step.layers
 
     def current(self, y: int) -> bool:
-        """Whether y was used in this pass."""
+        """Return True if y was used in this pass."""
         return self.pass_of[y] == self.step.step_pass
 
     def useful_again_after(self, y: int) -> int:

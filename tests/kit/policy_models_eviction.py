@@ -16,7 +16,7 @@ from tests.kit.policy_models import DemandStep, Model
 
 
 class Facts(NamedTuple):
-    """What a model may know beside the demand; one-token passes, so a pass is a token."""
+    """What a model may know in addition to the demand; passes have one token."""
 
     layers: int
     experts: int
@@ -58,7 +58,6 @@ class Pool(Model):
 
     @property
     def residents(self) -> Collection[int]:
-        """What is there."""
         return self.unused_prefetch.keys()
 
     @property
@@ -96,11 +95,11 @@ class Pool(Model):
         self.arrived(x, prefetched)
 
     def too_large(self, x: int, gone: Collection[int]) -> bool:
-        """Whether x does not fit beside the residents that are not `gone`."""
+        """Return True if x does not fit with the residents that are not `gone`."""
         return sum(self.size[y] for y in self.residents if y not in gone) + self.size[x] > self.capacity
 
     def all_may_leave(self, x: int, kept: Collection[int]) -> bool:
-        """Whether x is admitted in place of every victim that it needs; those that decide once, of the first."""
+        """Return True if x is admitted in place of every victim it needs (with decides_once, of the first)."""
         gone = list[int]()
         while self.may_decline and self.too_large(x, gone) and not (gone and self.decides_once):
             gone.append(self.victim([y for y in self.residents if y not in (*kept, *gone)], x))
@@ -121,7 +120,7 @@ class Pool(Model):
         raise NotImplementedError
 
     def lets_in(self, x: int, leaving: int) -> bool:
-        """Whether x may push it out."""
+        """Return True if x may evict it."""
         raise NotImplementedError
 
     def declined(self, x: int) -> None:
@@ -219,8 +218,9 @@ class Clock(Pool):
 class Slru(Pool):
     """Segments from the lowest up, each oldest first."""
 
-    def __init__(self, *setting, segments: int = 2, protected: float = 0.5, lowest: bool = False, touch=False) -> None:
+    def __init__(self, *setting, segments=2, protected=0.5, lowest=False, touch=False, by_id=False) -> None:
         super().__init__(*setting)
+        self.by_id, self.step_of = by_id, dict[int, int]()
         upper = int(self.capacity * protected / (segments - 1))
         self.room = [self.capacity - upper * (segments - 1), *[upper] * (segments - 1)]
         self.segments, self.lowest, self.touch = [list[int]() for _ in range(segments)], lowest, touch
@@ -250,7 +250,11 @@ class Slru(Pool):
 
     def arrived(self, x: int, prefetched: bool) -> None:
         fits = [i for i in range(len(self.segments)) if self.held(i) + self.size[x] <= self.room[i]]
-        self.segments[fits[0] if self.lowest and fits else 0].append(x)
+        segment = self.segments[fits[0] if self.lowest and fits else 0]
+        self.step_of[x], at = len(self.gates), len(segment)
+        while self.by_id and at and segment[at - 1] > x and self.step_of[segment[at - 1]] == len(self.gates):
+            at -= 1
+        segment.insert(at, x)
 
     def victim(self, candidates: list[int], x: int) -> int:
         return next(y for segment in self.segments for y in segment if y in candidates)

@@ -17,7 +17,7 @@ Name = tuple[int, int, int]  #: layer, expert, precision
 
 
 class Gate(NamedTuple):
-    """What may be known at a gate."""
+    """Information available at a gate."""
 
     step_pass: int
     request: int

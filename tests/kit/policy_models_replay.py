@@ -25,7 +25,7 @@ COUNTED = {"evict": "evictions", "cancel": "prefetch_cancelled", "drop": "prefet
 
 
 class Rules(NamedTuple):
-    """What a replay is run under; eviction is LRU."""
+    """The settings of a replay; eviction is LRU."""
 
     room: int  #: bytes of a pool
     sizes: Sequence[int]  #: bytes of a copy by precision
@@ -130,7 +130,7 @@ class Cache:
         self.counts["predicted_demanded"] += sum(e in self.step.demand for e in mine)
 
     def look_up(self, n: int) -> tuple[str, Copy]:
-        """How the n-th demanded expert is classified, and the copy that will serve it."""
+        """Return the class of the n-th demanded expert, and the copy that will serve it."""
         good = [(self.step.layer, self.step.demand[n], tier) for tier in range(self.step.wants[n] + 1)]
         kind, copy = self.classified(good)
         self.note(kind, copy)
@@ -149,7 +149,6 @@ class Cache:
 
     @property
     def taken(self) -> list[Copy]:
-        """What is resident or on the link."""
         return [*self.pool, *self.buffers]
 
     def use(self, copy: Copy) -> None:
@@ -165,7 +164,7 @@ class Cache:
         self.by_use = [*(expert for expert in self.by_use if expert != copy[:2]), copy[:2]]
 
     def names(self, queued: Collection[Copy]) -> list[Copy]:
-        """What of this step's suggestions has to be fetched: nothing that is resident, on the link or queued for it."""
+        """Return the suggestions of this step to fetch: those neither resident, on the link nor queued for it."""
         self.promised += self.step.names
         self.counts["predicted"] += len(self.step.names)
         copies = [(layer, e, 0) for layer, e in self.step.names]
@@ -180,7 +179,7 @@ class Cache:
         return self.rules.sizes[copy[2]]
 
     def beside(self, copy: Copy) -> list[Copy]:
-        """What takes room in the pool that the copy belongs to."""
+        """Return the copies that occupy the pool of the copy."""
         return [other for other in self.pool if other[0] == copy[0] or not self.rules.per_layer]
 
     def short(self, copy: Copy) -> int:

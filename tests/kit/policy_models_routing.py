@@ -20,7 +20,7 @@ class Gate(NamedTuple):
 
 
 class Token(NamedTuple):
-    """What its router said."""
+    """The router's output for a token."""
 
     scores: Sequence[float]  #: choice scores by expert
     probabilities: Sequence[int]  #: router probabilities in UNITs by expert
@@ -54,7 +54,7 @@ class MaxRank(RoutingModel):
         self.m, self.top_j = m, top_j
 
     def window(self, token: Token) -> int:
-        """How many ranks may take part."""
+        """Return the number of ranks that may take part."""
         return max(self.m, len(token.ids))
 
     def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:

@@ -17,7 +17,7 @@ PATIENCE = 100_000  #: ns, more than any replay takes; a wrong model fails inste
 
 
 class Pace(NamedTuple):
-    """What things take, in nanoseconds, at least 1 each."""
+    """Durations in nanoseconds, at least 1 each."""
 
     dense: int
     expert: int
@@ -26,7 +26,7 @@ class Pace(NamedTuple):
 
 @dataclass
 class Moving:
-    """What is on the link."""
+    """A transfer on the link."""
 
     copy: Copy
     end: int
@@ -104,7 +104,7 @@ class Ticking:
         return lambda: self.cache.now >= end
 
     def cancel(self, step: Step) -> None:
-        """What is still queued for this layer comes too late."""
+        """Cancel transfers that are still queued for this layer, because they are too late."""
         for copy in [copy for copy in self.prefetches if copy[0] <= step.layer]:
             self.prefetches.remove(copy)
             self.cache.note("cancel", copy)

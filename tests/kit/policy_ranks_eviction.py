@@ -41,7 +41,7 @@ class Ranked(Pool):
         return self._lets_in is None or self._lets_in(self, x, leaving)
 
     def declined(self, x: int) -> None:
-        """What was only streamed is forgotten as if it had left."""
+        """Forget a bypassed expert as if it had been evicted."""
         self.evicted[x] = self.time
 
     def used(self, x: int, hit: bool) -> None:
@@ -98,7 +98,7 @@ class Ranked(Pool):
         return [gate for gate in self.gates if gate.layer == self.layer(x)]
 
     def scores(self, x: int) -> list[int]:
-        """What those said of it."""
+        """Return the scores that those gates gave it."""
         layer, e = divmod(x, self.facts.experts)
         return [self.facts.scores[gate.step_pass][layer][e] for gate in self.gates_of(x)]
 
@@ -108,7 +108,7 @@ class Ranked(Pool):
         return order.index(x) if x in order else math.inf
 
     def is_pinned(self, x: int, share: float) -> bool:
-        """Whether x is among the best that fill a share of this pool."""
+        """Return True if x is among the best that fill a share of this pool."""
         better = [y for y in self.size if self.place(y) < self.place(x)]
         fits = sum(self.size[y] for y in better) + self.size[x] <= self.capacity * share
         return fits and self.place(x) < math.inf

@@ -120,7 +120,7 @@ class Outcome(NamedTuple):
 
 
 class Nanoseconds(NamedTuple):
-    """What things take."""
+    """Durations."""
 
     dense: int = 3
     expert: int = 2
@@ -137,7 +137,7 @@ def replayed(trace: Trace, slots: int, times: Nanoseconds | None = None, **setti
 
 
 def replayed_by_reference(trace: Trace, slots: int, **settings: object) -> Outcome:
-    """The same by one engine, where a test watches hooks as they are called: only Python can be watched."""
+    """Replay with the reference engine only, for tests that observe hook calls, which only Python allows."""
     return _by_reference(trace, slots, None, configure(**settings))[0]
 
 
@@ -157,7 +157,7 @@ def _by_reference(
 
 
 def _compiled(source: Recording, trace: Trace, spec: RunSpec) -> Outcome:
-    """The same by the compiled engine."""
+    """Replay with the compiled engine."""
     chosen = spec.config.policy_set()
     needs = frozenset().union(*(part.needs for part in vars(chosen).values()))
     inputs = inputs_of(trace, spec.config, needs, chosen.reads)

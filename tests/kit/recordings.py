@@ -54,7 +54,7 @@ def skip_without(item: pytest.Item) -> None:
 
 
 def summary(skipped: Sequence[pytest.TestReport]) -> Iterator[str]:
-    """How many tests were skipped for want of a recording, for each claim, and how many for other reasons."""
+    """Count the tests skipped for missing recordings, by claim, and those skipped for other reasons."""
     claims = [value for report in skipped for name, value in report.user_properties if name == UNCHECKED]
     if claims:
         yield f"{len(claims)} skipped tests need other people's recordings, which {FOLDER} lacks (see CONTRIBUTING.md)."

@@ -96,7 +96,7 @@ def _settings() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _allowed(settings: dict[str, Any]) -> dict[str, Any]:
-    """What reads the future is refused where routing changes it."""
+    """Exclude policies that read the future if routing changes it."""
     needs = parse("eviction", settings["eviction"]).needs | parse("prefetch", settings["prefetch"]).needs
     return settings | {"routing": "standard"} if "future" in needs else settings
 
@@ -155,7 +155,7 @@ def _times() -> st.SearchStrategy[dict[str, Any]]:
             "share": st.just(1.0),
             "more": st.one_of(st.just(()), st.lists(_links(), min_size=1, max_size=2)),
             "prices": st.one_of(st.just({}), _prices()),
-            "tiers": st.one_of(st.just(()), st.lists(_lower_tiers(), min_size=1, max_size=2)),
+            "tiers": st.one_of(st.just(()), st.lists(lower_tiers(), min_size=1, max_size=2)),
         }
     )
 
@@ -229,7 +229,7 @@ def _links() -> st.SearchStrategy[Link]:
     )
 
 
-def _lower_tiers() -> st.SearchStrategy[LowerTier]:
+def lower_tiers() -> st.SearchStrategy[LowerTier]:
     """A tier of the largest expert or more."""
     return st.builds(
         lambda rate, **more: at_rate(LowerTier(bytes_per_s=1, **more), rate),

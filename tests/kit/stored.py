@@ -1,4 +1,4 @@
-"""What tests of stored traces share: headers, requests of random rows, and the comparison with what was written."""
+"""Shared by tests of stored traces: headers, requests of random rows, and comparison with the written rows."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Value(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What a hook can read at some point of its text."""
+    """The names that a hook can read at some point of its text."""
 
     wholes: tuple[Value, ...]
     reals: tuple[Value, ...] = ()
@@ -70,7 +70,7 @@ class Expressions:
         return f"({self.whole(names, depth).text} % {limit})"
 
     def within(self, value: Value, limit: float) -> Value:
-        """The same value if it is surely below the limit, else its remainder."""
+        """Return the value if it is certainly below the limit, else its remainder."""
         if value.most < limit or self._lets_go():
             return value
         prime = max(prime for prime in PRIMES if prime <= limit)
@@ -216,7 +216,7 @@ class Expressions:
 
 
 def optional_in(text: str) -> frozenset[str]:
-    """What of OPTIONAL a text reads."""
+    """Return the entries of OPTIONAL that a text reads."""
     columns = {name for name in OPTIONAL if f'["{name}"]' in text}
     return frozenset(columns | {name for name in OPTIONAL if f"step.{name}" in text})
 

@@ -34,7 +34,7 @@ X = "expert_of(now, y)"
 
 
 class Sort(NamedTuple):
-    """What a file is like: honest ones keep promises, wild ones may leave 64 bits, silent ones listen to nothing."""
+    """The kind of a file: honest files keep promises, wild ones may leave 64 bits, silent ones have no event hooks."""
 
     honest: bool
     wild: bool

@@ -50,7 +50,7 @@ class EvictionAuthor(Author):
         return self.write.within(self.write.whole(names), 1 << 60).text
 
     def _key_names(self, scope: str) -> Names:
-        """What stays as long as the scope says, but for what happens to the copy or its expert."""
+        """Return names whose values are constant within the scope, except for events of the copy or its expert."""
         now = (*CONSTANT, *(OF_A_PASS if scope != "touch" else ()), *(OF_A_STEP if scope == "step" else ()))
         mine = [
             value for value in tables(X, "y") if '["state"]' not in value.text and '["protected"]' not in value.text

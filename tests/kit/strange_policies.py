@@ -42,7 +42,7 @@ SCENARIOS = {True: 6, False: 3}  #: replays of a case, with the compiler and wit
 
 
 class Case(NamedTuple):
-    """What a case is."""
+    """A case of the search."""
 
     number: int
     sort: Sort
@@ -68,7 +68,7 @@ class Finished(NamedTuple):
 
 
 class Found(NamedTuple):
-    """How one replay ended: `equal`, `refused ...`, `different` or `unnoticed`, and what there is to say of it."""
+    """The end of one replay: `equal`, `refused ...`, `different` or `unnoticed`, with a description."""
 
     ending: str
     what: str = ""
@@ -178,7 +178,7 @@ def _executed(trace: Trace, ready: Plan) -> list[Any]:
 
 
 def _refused_too(trace: Trace, config: ReplayConfig, said: str) -> Found:
-    """What a user meets who asks for the compiled engine: the dry run has a smaller cache, and may see it elsewhere."""
+    """Return True if the compiled engine refuses it too; its dry run has a smaller cache and may fail elsewhere."""
     try:
         replay(trace, config, engine="compiled")
     except PolicyError as error:
@@ -189,7 +189,7 @@ def _refused_too(trace: Trace, config: ReplayConfig, said: str) -> Found:
 
 
 def _noticed(trace: Trace, config: ReplayConfig, what: str) -> Found:
-    """Whether a user gets an error for what a broken promise, or an integer that left 64 bits, has changed."""
+    """Return True if the user gets an error for a change by a broken promise or an integer beyond 64 bits."""
     try:
         replay(trace, config, engine="compiled")
     except PolicyError as error:

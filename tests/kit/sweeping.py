@@ -1,4 +1,4 @@
-"""What tests of sweeps share: a trace of milliseconds, experiments over it, and the merged bytes of a folder."""
+"""Shared by sweep tests: a trace of milliseconds, experiments over it, and the merged bytes of a folder."""
 
 from __future__ import annotations
 

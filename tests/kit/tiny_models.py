@@ -24,7 +24,7 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, **keys: Any) -> tr
 
 @cache
 def shared_model(name: str, dtype: torch.dtype) -> transformers.PreTrainedModel:
-    """The same model for every test that leaves it as it is."""
+    """Return one shared model for tests that do not modify it."""
     return tiny_model(name, dtype)
 
 

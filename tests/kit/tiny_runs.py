@@ -1,4 +1,4 @@
-"""What tests of analysis share: small replays with their bounds, and results made by hand."""
+"""Shared by analysis tests: small replays with their bounds, and results made by hand."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ KINDS = {"<f4": "Float", "<f2": "Half", "<i8": "Long", "<i4": "Int", "<i2": "Sho
 
 
 def save(path: Path, document: Any) -> None:
-    """What torch.save writes of dicts, lists, tuples and plain values, arrays being tensors; always the same bytes."""
+    """Write dicts, lists, tuples, plain values and arrays (as tensors) like torch.save, with reproducible bytes."""
     storages: list[np.ndarray] = []
     members = {"data.pkl": b"\x80\x02" + _program(document, storages) + STOP, "byteorder": b"little"}
     members |= {f"data/{number}": array.tobytes() for number, array in enumerate(storages)}

@@ -55,7 +55,7 @@ def test_the_page_on_policies_shows_the_table() -> None:
 
 
 def test_both_engines_tell_every_event_alike(tmp_path: Path) -> None:
-    """How often, of which copies and in which steps; each event happens in this replay."""
+    """Compare number, copies and steps of events; each event occurs in this replay."""
     files.register(listener(tmp_path))
     config = configure(capacity="25%", eviction="listener", prefetch="side_buffer")
     ready = plan(TRACE, config)

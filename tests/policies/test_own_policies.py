@@ -54,7 +54,7 @@ def command() -> Callable[..., tuple[int, str]]:
 
 
 def complaints(stderr: str) -> list[str]:
-    """What is left of it without progress."""
+    """Return the error lines, without progress."""
     return [line for line in stderr.splitlines() if "replays" not in line and not line.startswith("compiling ")]
 
 

@@ -78,7 +78,7 @@ def uses_in_residence(m: Ranked, x: int) -> int:
 
 
 def guards_current(m: Ranked, x: int, leaving: int) -> bool:
-    """What comes in for another layer than the one in progress was prefetched."""
+    """A copy that arrives for another layer than the current one was prefetched."""
     return m.layer(x) == m.now.layer or not is_current(m, leaving)
 
 
@@ -99,6 +99,8 @@ MODELS: dict[str, Maker] = {
     "slru": Slru,
     "slru:segments=3:protected=.7:touch_on_predict=true": partial(Slru, segments=3, protected=0.7, touch=True),
     "slru:segments=4:protected=.75:fill=lowest": partial(Slru, segments=4, protected=0.75, lowest=True),
+    "slru:misses=by_id": partial(Slru, by_id=True),
+    "slru:protected=0:misses=by_id": partial(Slru, protected=0, by_id=True),
     "s3fifo": S3Fifo,
     "s3fifo:small=.4:ghost=.5:threshold=1": partial(S3Fifo, small=0.4, ghost=0.5, threshold=1),
     "s3fifo:small=.3:fill=main": partial(S3Fifo, small=0.3, fill_main=True),
@@ -173,7 +175,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def top_k_of(trace: Trace) -> Callable[[DemandStep], list[int]]:
-    """What `top_k` suggests: the k best of the next layer by look-ahead score."""
+    """Return the suggestions of `top_k`: the k best of the next layer by look-ahead score."""
     geometry = trace.geometry
     scores = to_units(router_scores(geometry.router, trace.read("lookahead/1"))).tolist()
 

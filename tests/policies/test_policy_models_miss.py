@@ -168,7 +168,7 @@ def test_misses_are_served_as_by_their_models(texts: tuple[str, ...], seed: int,
 
 
 class ServedInBand(ServedByModel):
-    """Who stands in for whom is decided expert by expert in demand order, token by token."""
+    """Substitutes are decided expert by expert in demand order, token by token."""
 
     def by_band(self, band: Band, layer: int, step: Step) -> None:
         """Look up, stand in, take the union again, use and fetch."""
@@ -210,7 +210,7 @@ class ServedInBand(ServedByModel):
 def test_substitution_in_a_band_runs_as_its_model(
     phase: str, ratio: str | None, seed: int, alpha: str, times: Nanoseconds
 ):
-    """What finds no stand-in is loaded, or shared between link and CPU from both ends."""
+    """Experts without a substitute are loaded, or shared between link and CPU from both ends."""
     trace, band = random_trace(seed, SIZES), Band(alpha, phase == "any", ratio)
     served = ServedInBand(trace, (8,))
     served.replay(partial(served.by_band, band))

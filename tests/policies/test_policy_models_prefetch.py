@@ -56,7 +56,7 @@ for kept, enqueue in product((1, 2), ("seen", "all")):
 
 
 class Watched:
-    """What a policy named at every gate of a replay, and what was there at that moment."""
+    """The suggestions of a policy at every gate of a replay, and the residents at that time."""
 
     def __init__(self, text: str) -> None:
         self.named: list[list[Name]] = []

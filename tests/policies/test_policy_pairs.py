@@ -89,7 +89,7 @@ def few_pairs(one: str, other: str) -> Iterator[dict[str, str]]:
 
 
 def is_refused(given: dict[str, str]) -> str:
-    """Who reads a future that the routing policy changes, or nobody."""
+    """Return the kind that reads a future changed by the routing policy, if any."""
     if given.get("routing", "standard") == "standard":
         return ""
     names = [text.split(":")[0] for text in given.values()]

@@ -1,4 +1,4 @@
-"""What policies promise so that engines need ask less, and their keys, over random tables."""
+"""Promises of policies that save hook calls, and their keys, on random tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IN_A_PASS = ("pass", "phase", "request", "tokens", "clock", "position")  #: what
 
 
 class Drawn(NamedTuple):
-    """What `key` is given before the copy."""
+    """Arguments of `key` before the copy."""
 
     now: dict[str, int]
     experts: list[dict[str, int]]

@@ -1,4 +1,4 @@
-"""What hooks read is declared and held to it: engines agree however a policy comes by a name."""
+"""Reads of hooks must be declared: engines agree however a policy obtains a name."""
 
 from __future__ import annotations
 

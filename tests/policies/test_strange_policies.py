@@ -47,7 +47,7 @@ def take(tmp_path: Path) -> Callable[..., Policy]:
 
 
 def unequal(trace: Trace, *sizes: int) -> Trace:
-    """The same with experts of other bytes, layer by layer."""
+    """Return the trace with different expert bytes by layer."""
     header = trace.header.model_copy(
         update={"geometry": trace.geometry.model_copy(update={"expert_bytes": tuple(sizes)})}
     )
@@ -197,7 +197,7 @@ def test_and_those_of_other_parameters_than_the_defaults(take: Callable[..., Pol
 
 
 def searched(*options: object) -> dict:
-    """What the search says, where nothing is compiled."""
+    """Return the output of the search without compilation."""
     command = [sys.executable, "-m", "tests.kit.strange_policies", *map(str, options)]
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=290, check=False)

@@ -89,7 +89,7 @@ def test_cecars_lifted_expert_needs_no_fetch():
 def prior(
     text: str, resident: Sequence[int], ids: Sequence[int], scores: Sequence[float], *weights: float
 ) -> list[int]:
-    """What Cache-Prior chooses of four experts."""
+    """Return Cache-Prior's choice among four experts."""
     harness = PolicyHarness("routing", f"cache_prior:delta=token_range:{text}", Sizes(layers=1, experts=4, size=8, k=2))
     harness.make_resident(*resident)
     return harness.choose(ids, scores, weights=weights)

@@ -1,4 +1,4 @@
-"""What the engines keep about residents for policies: the order of entering a pool, and uses since residence began."""
+"""Data on residents that engines keep for policies: the order of entering a pool, and uses since residence began."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ NOT_RUN = {
     "moereplay import router.bin": "it needs the file of a model of 48 layers",
     "moereplay calibrate logs log.csv": LOGS,
     "moereplay evidence other.csv": LOGS,
+    "moereplay verify chat.zarr": "llama.cpp runs, or has printed a log",
     "moereplay calibrate folder runs/": LOGS,
     "moereplay evidence runs/": LOGS,
     "moereplay measure like.zarr": REAL,

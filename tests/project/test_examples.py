@@ -1,4 +1,4 @@
-"""What the README, the API page and the notebook show runs as it stands there."""
+"""The code in the README, the API page and the notebook runs unchanged."""
 
 import json
 import re

@@ -178,7 +178,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
 
 
 def numbers(value: ast.expr | None) -> bool:
-    """Whether a row of names is given numbers."""
+    """Return True if a row of names is assigned numbers."""
     if isinstance(value, ast.Tuple):
         return all(isinstance(each, ast.Constant | ast.UnaryOp) and "'" not in ast.unparse(each) for each in value.elts)
     return isinstance(value, ast.Call) and ast.unparse(value.func) == "range"

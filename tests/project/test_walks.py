@@ -1,4 +1,4 @@
-"""What a change of each common kind touches: patches in benchmarks/walks, applied to a copy of the tree and tried."""
+"""Files that common changes touch: patches in benchmarks/walks, applied to a copy of the tree and tested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = {"Walk", "Files", "Check"}
 
 
 def ran(*command: str, cwd: Path) -> str:
-    """What a command prints; where it fails, that is the failure of the test."""
+    """Return the output of a command; its failure fails the test."""
     found = {"PYTHONPATH": str(cwd), "NUMBA_DISABLE_JIT": "1"}
     done = subprocess.run(command, cwd=cwd, env=os.environ | found, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

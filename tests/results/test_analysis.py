@@ -108,9 +108,7 @@ def test_a_newer_part_asks_for_an_upgrade(folder: Path) -> None:
 def test_a_part_with_a_column_of_another_type_is_named(folder: Path) -> None:
     part = sorted(folder.iterdir())[1]
     rewritten(part, lambda row: row["totals"].update(hits="many"))
-    assert refusal(folder) == (
-        f"{part} has other columns than it should: hits holds String, not Int64; keep versions apart"
-    )
+    assert refusal(folder).startswith(f"{part} has unexpected columns: hits holds String, not Int64")
 
 
 def test_parts_of_before_a_counter_was_added_have_null_for_it(folder: Path) -> None:

@@ -63,7 +63,7 @@ def rewrite(part: Path, change: Callable[[dict], object]) -> None:
 
 
 def readers(folder: Path, scratch: Path) -> dict[str, Callable[[], object]]:
-    """What each way of reading gets."""
+    """Return the result of each way of reading."""
     return {
         "merge": lambda: merged(scratch / str(random.random()), folder),
         "show and plot": lambda: load(folder).to_dicts(),
@@ -73,7 +73,7 @@ def readers(folder: Path, scratch: Path) -> dict[str, Callable[[], object]]:
 
 
 def refusals(folder: Path, scratch: Path) -> dict[str, str]:
-    """What each way of reading says of a folder that all must refuse."""
+    """Return the error of each way of reading a folder that all must refuse."""
     said = {}
     for name, read in readers(folder, scratch).items():
         with pytest.raises(REFUSED) as refused:

@@ -83,7 +83,7 @@ def test_a_replay_of_today_writes_the_numbers_of_then(before, tmp_path):
 
 
 def known_then(today: Any, then: Any) -> Any:
-    """What results of then say, as it is today: counters and facts that have come since are null in them."""
+    """Return old results in today's form: newer counters and facts are null."""
     if isinstance(then, dict):
         since = {name for name, value in then.items() if value is None and (name in COUNTERS or name in LATER)}
         return {name: None if name in since else known_then(today[name], value) for name, value in then.items()}

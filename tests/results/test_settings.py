@@ -81,7 +81,11 @@ def test_the_kinds_of_policies_are_those_of_the_catalogue():
 def test_every_setting_of_a_replay_is_an_option_with_its_default():
     found = {name: default for name, default in options("replay").items() if name in NAMES}
     assert list(found) == list(NAMES)
-    assert {name: default or () for name, default in found.items() if default is None} == {"warm": (), "profile": ()}
+    assert {name: default or () for name, default in found.items() if default is None} == {
+        "warm": (),
+        "profile": (),
+        "resident": (),
+    }
     assert all(default == getattr(configure(), name) for name, default in found.items() if default is not None)
 
 

@@ -40,7 +40,7 @@ def kept(held: State, demanded: State, slots: int, admission: str) -> Iterator[S
 
 
 def most_hits(steps: Sequence[State], slots: int, admission: str, start: State = frozenset()) -> int:
-    """Of all sequences of choices; only the best way to each state is followed."""
+    """Search all sequences of choices; only the best path to each state is followed."""
     best = {start: 0}
     for demanded in steps:
         after: dict[State, int] = {}
@@ -52,7 +52,7 @@ def most_hits(steps: Sequence[State], slots: int, admission: str, start: State =
 
 
 def steps_of(trace: Trace, bound: Bound) -> list[list[State]]:
-    """What each pool is asked for at once; a reset is where a new list begins."""
+    """Return the demand of each pool by step; a reset begins a new list."""
     demand, layers = demand_of(trace, bound.passes), trace.geometry.layers
     pools: dict[int, list[State]] = {}
     for step in range(len(demand.offsets) - 1):

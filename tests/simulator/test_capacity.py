@@ -125,7 +125,7 @@ def test_the_warning_is_true() -> None:
 
 
 def is_said(geometry: Geometry, capacity: int) -> bool:
-    """Whether the warning says that nothing can hit."""
+    """Return True if the warning states that nothing can hit."""
     found = parse_capacity(f"{capacity}B", geometry, "global", (geometry.expert_bytes,))
     return "hits nothing" in str(cliff(found, geometry, geometry.expert_bytes))
 

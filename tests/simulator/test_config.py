@@ -164,6 +164,7 @@ CHANGES = [
     {"warm": ((0, 2), (0, 1))},
     {"profile": ((0, 1),)},
     {"profile": ((0, 2), (0, 1))},
+    {"resident": ((0, 1),)},
     {"seed": 1},
     {"dense": "1GB"},
     {"dense_bits": "4.5"},

@@ -1,4 +1,4 @@
-"""What became of the router's own gate weight: kept, at which precision, substituted or dropped; by hand."""
+"""Accounting of the router's own gate weight (kept, at which precision, substituted or dropped), by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds in every replay, whatever the policies: searched for in small scenarios in which events coincide."""
+"""Invariants of every replay under any policies, tested in small scenarios in which events coincide."""
 
 from __future__ import annotations
 

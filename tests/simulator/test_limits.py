@@ -113,7 +113,7 @@ def machines(draw: st.DrawFn) -> Platform:
 
 
 def hits_of(accesses: list[list[tuple[int, int]]], chosen: set[tuple[int, int]], loaded: set) -> tuple[int, int]:
-    """Of a fixed set, over stretches between resets: preloaded, and with a first access of each that misses."""
+    """Count hits of a fixed set between resets: preloaded, and with a first access of each that misses."""
     free = paid = 0
     for at, stretch in enumerate(accesses):
         seen = set(loaded) if at == 0 else set()

@@ -32,7 +32,7 @@ State = frozenset[Expert]
 
 
 def relaxed(trace: Trace, slots: int, scope: str = "global", **how: str) -> Bound:
-    """Of so many slots in each pool."""
+    """Return the relaxed bound for a number of slots in each pool."""
     pools = trace.geometry.layers if scope == "per_layer" else 1
     settings: dict[str, Any] = {"passes": "token", "reset": "never", "contract": "atomic"} | how
     return Bound(RELAXED, scope=scope, slots=(slots,) * pools, warm=(), **settings)
@@ -195,7 +195,7 @@ def test_tokens_that_run_their_best_expert_alone_miss_no_less_than_what_keeps_as
 
 
 def share_of_best(trace: Trace) -> int:
-    """Of what the router chose: the least share of the gate mass that the best expert has, in millionths."""
+    """Return the smallest share of the gate mass that a chosen best expert has, in millionths."""
     ids = np.asarray(trace.arrays["chosen"]).astype(int)
     units = np.take_along_axis(to_units(shares(trace.geometry.router, trace.arrays["logits"])), ids, -1)
     return int((units[..., 0] * 1_000_000 // units.sum(-1)).min())

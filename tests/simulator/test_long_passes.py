@@ -1,4 +1,4 @@
-"""What a long trace keeps on disk of its passes is what a short one has in memory."""
+"""Passes of a long trace, kept on disk, equal those of a short one in memory."""
 
 from __future__ import annotations
 

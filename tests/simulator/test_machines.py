@@ -49,7 +49,7 @@ def spec_for(scenario: Scenario) -> RunSpec:
 
 
 def without_first_pieces(scenario: Scenario) -> Scenario:
-    """The same where compute waits for whole experts: when a first piece arrives is known before the transfer ends."""
+    """Make compute wait for whole experts: the arrival of a first piece is known before the transfer ends."""
     more = [link.model_copy(update={"first_piece": 1.0}) for link in scenario.times["more"]]
     prices = dict(scenario.times["prices"])
     prices["link"] = {name: figure for name, figure in prices.get("link", {}).items() if name != "first_piece"}
@@ -57,7 +57,7 @@ def without_first_pieces(scenario: Scenario) -> Scenario:
 
 
 def without_link_prices(scenario: Scenario) -> Scenario:
-    """The same where links have no price that depends on what they did before."""
+    """Remove link costs that depend on earlier transfers."""
     idle = {"start_ns": 0, "start_ns_per_mib": 0}
     more = [link.model_copy(update=idle | {"first_piece": 1.0}) for link in scenario.times["more"]]
     tiers = [tier.model_copy(update=idle) for tier in scenario.times["tiers"]]

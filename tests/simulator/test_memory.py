@@ -149,7 +149,7 @@ def routed(path: Path, tokens: int, layers: int, requests: int) -> Path:
 
 
 def deriving(folder: Path, tokens: int, layers: int, values: int) -> dict[str, int]:
-    """What a process of its own needed to derive the demand of one-token passes."""
+    """Return the memory that a separate process needed to derive the demand of one-token passes."""
     paths = [routed(folder / "large.zarr", tokens, layers, 10), routed(folder / "small.zarr", 40, layers, 1)]
     command = [sys.executable, "-W", "error", "-c", DERIVING, *map(str, paths), str(values)]
     done = subprocess.run(

@@ -19,7 +19,8 @@ from moereplay.simulator.reference.counters import Counters
 from moereplay.simulator.reference.engine import Engine
 from moereplay.simulator.reference.gate import Demanded, Gatekeeper
 from moereplay.simulator.reference.hooks import Victims
-from moereplay.simulator.reference.link import Link, Links
+from moereplay.simulator.reference.link import Link
+from moereplay.simulator.reference.links import Links
 from moereplay.simulator.reference.machine import Activity, SimulatedAccelerator, SimulatedChannel
 from moereplay.simulator.reference.state import Transfer
 from moereplay.simulator.reference.tiers import LowerTier

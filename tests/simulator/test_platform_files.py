@@ -152,7 +152,7 @@ def test_a_platform_may_be_a_file(tmp_path: Path) -> None:
 
 def test_an_unknown_platform_names_the_nearest() -> None:
     assert "did you mean h100-pcie5?" in refusal("h100_pcie5")
-    assert "give a .toml file, or choose from " in refusal("quantum")
+    assert "pass a .toml file, or choose from " in refusal("quantum")
 
 
 @every(
@@ -222,7 +222,7 @@ def test_a_file_that_extends_itself_is_refused_by_its_chain(tmp_path: Path) -> N
         ('base = "phone-ufs4"\n', "name: missing"),
         ('name = "m"\nbase = "fone-ufs4"\n', "unknown platform 'fone-ufs4': did you mean phone-ufs4?"),
         ('name = "m"\nbase = "absent.toml"\n', "cannot read platform file"),
-        ('name = "m"\nbase = 3\n', "base is 3; expected the name of a preset or a .toml file"),
+        ('name = "m"\nbase = 3\n', "invalid base 3: expected the name of a preset or a .toml file"),
         ('name = "m"\nbase = "phone-ufs4"\n[link]\nspeed = 1\n', "link.speed"),
     ],
 )

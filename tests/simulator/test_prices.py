@@ -333,7 +333,7 @@ SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature
 
 
 def warning(platform: str, prefetch: str = "none") -> str | None:
-    """Of a replay of the sample in a cache of half of all experts, which nothing else is to be said of."""
+    """Return the only remark on a replay of the sample in a cache of half of all experts."""
     return plan(open_trace(SAMPLE), configure(capacity="50%", platform=platform, prefetch=prefetch)).warning
 
 
@@ -358,9 +358,7 @@ def test_the_table_warns_of_the_one_platform_that_is_too_small() -> None:
 
 def test_a_cache_that_is_read_at_a_rate_but_has_no_known_bytes_is_said() -> None:
     said = warning("phone-ufs4:compute.kv_bytes_per_s=20e9")
-    assert (
-        said == "reading the KV cache takes no time: neither the trace nor its model's name says how many bytes it has"
-    )
+    assert said == "reading the KV cache takes no time: neither the trace nor its model's name gives its bytes"
 
 
 def test_what_a_trace_does_not_say_is_its_models() -> None:

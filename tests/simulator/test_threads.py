@@ -56,7 +56,6 @@ def press_ctrl_c(begun: threading.Event) -> list[float]:
 
 
 def flag_of(asked: int) -> np.ndarray:
-    """What a run reads."""
     flag = np.zeros(1, STOP)
     flag["requested"] = asked
     return flag

@@ -43,7 +43,7 @@ def subsets(of: Sequence[tuple[int, int]], room: int, each: Sequence[int]) -> It
 
 
 def most_hits(steps: Sequence[State], pool: int, each: Sequence[int], admission: str, start: State) -> int:
-    """Of all sequences of what a pool of so many bytes may hold after each step."""
+    """Search all sequences of contents that a pool of that size may have after each step."""
     best = {start: 0}
     for demanded in steps:
         after: dict[State, int] = {}

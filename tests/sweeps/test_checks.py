@@ -205,7 +205,7 @@ def test_a_damaged_check_is_refused_by_name(jobs, tmp_path, damage):
     write(tmp_path, a_check(jobs[0], side(2.0), side(2.1)))
     path = path_of(tmp_path, jobs[0].identity, HOW)
     path.write_text(DAMAGES[damage](path.read_text()))
-    with pytest.raises(ResultError, match=rf"{path.name} .*: expected a file that a check"):
+    with pytest.raises(ResultError, match=rf"{path.name} .*: expected a file written by a check"):
         load(tmp_path)
 
 

@@ -24,7 +24,7 @@ LONG = ",".join(f"{at / 1000:.3f}%" for at in range(1, 3001))
 
 @pytest.fixture(autouse=True)
 def at_once():
-    """What is refused by its count is refused in no time."""
+    """A refusal by count takes no time."""
     began = time.monotonic()
     yield
     assert time.monotonic() - began < 5

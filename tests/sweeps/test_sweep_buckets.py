@@ -50,7 +50,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def credentials(monkeypatch, tmp_path) -> None:
-    """What a user of S3 has in the environment, and a cache of this test's own."""
+    """Set the environment of an S3 user, and a separate cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, value in {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)

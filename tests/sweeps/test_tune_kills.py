@@ -107,7 +107,7 @@ def test_kills_and_a_resume_give_the_undisturbed_search(kills, file, tmp_path):
 
 
 def wait_for_workers(groups: list[int]) -> None:
-    """What a killed search started ends by itself, and may be writing until then; the next run removes what it left."""
+    """Wait for workers of a killed search: they may write until they end; the next run removes their files."""
     for group in groups:
         with suppress(ProcessLookupError):
             while True:

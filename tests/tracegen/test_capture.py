@@ -60,10 +60,10 @@ def test_take_joins_the_passes_since_the_last_take(modules: MoeModules) -> None:
 
 def test_take_without_a_whole_pass_is_refused(modules: MoeModules) -> None:
     with Capture(modules) as capture:
-        with pytest.raises(RecordError, match=r"OlmoeForCausalLM: gates saw \[0\] tokens"):
+        with pytest.raises(RecordError, match=r"OlmoeForCausalLM: gates ran on \[0\] tokens"):
             capture.take()
         modules.sites[0].gate(torch.zeros(2, 32))
-        with pytest.raises(RecordError, match=r"gates saw \[0, 2\] tokens"):
+        with pytest.raises(RecordError, match=r"gates ran on \[0, 2\] tokens"):
             capture.take()
 
 
@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "jetmoe": (
         lambda: transformers.JetMoeConfig(**small(intermediate_size=16, kv_channels=16, num_local_experts=4)),
-        "layer 0 has several gates; one is needed",
+        "layer 0 has several gates: expected one",
     ),
     "dbrx": (
         lambda: transformers.DbrxConfig(
@@ -351,7 +351,7 @@ def test_a_rule_that_cannot_be_inferred_is_refused_by_name(monkeypatch: pytest.M
     monkeypatch.setattr(families, "family_of", lambda model_type: None)
     with pytest.raises(RecordError, match="unknown family olmoe: its gates' choice is not that of the") as refusal:
         discover(model)
-    assert "32 of 96 rows choose otherwise; state its rule in tracegen/families.py" in str(refusal.value)
+    assert "32 of 96 rows choose differently; add its rule to tracegen/families.py" in str(refusal.value)
 
 
 # The yardstick

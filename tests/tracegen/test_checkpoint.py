@@ -159,11 +159,11 @@ def test_what_the_hub_refuses_is_said_with_the_way_out(error, said, monkeypatch)
 
 def test_a_path_that_is_no_folder_is_not_taken_for_a_hub_id(tmp_path):
     (tmp_path / "file.gguf").write_bytes(b"")
-    assert "is a file, expected the folder" in refusal(tmp_path / "file.gguf")
+    assert "is a file: expected the folder" in refusal(tmp_path / "file.gguf")
     assert "without weights" in refusal("GLM-4.5-Air") and "zai-org/GLM-4.5-Air" in refusal("glm-4.5-air")
     assert "is an address" in refusal("https://example.org/a/model.gguf")
     for source in (tmp_path / "nowhere", "./nowhere", "../nowhere", "a b"):
-        assert "does not exist; expected a folder, a Hugging Face id" in refusal(source)
+        assert "does not exist: expected a folder, a Hugging Face id" in refusal(source)
 
 
 # Settings

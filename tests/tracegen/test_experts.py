@@ -19,7 +19,7 @@ from tests.kit.tiny_models import FAMILIES, shared_model
 
 
 def logits(family: str, dtype: torch.dtype, cached: bool) -> Tensor:
-    """Of a prompt in one pass, or of its last token on the key-value cache."""
+    """Return the logits of a prompt in one pass, or of its last token with the key-value cache."""
     model, ids = shared_model(family, dtype), torch.tensor([tokens(12)])
     with torch.inference_mode():
         if not cached:

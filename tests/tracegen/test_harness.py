@@ -166,9 +166,9 @@ NO_TASKS = {
     "a: [1": "expected",
     "- 1": "got list",
     "include: none.yaml": "No such file",
-    "task: mine": "names no `dataset_path`; write one",
-    "dataset_path: json": "names no `task`",
-    "group: mine\ntask: [arc_easy, arc_challenge]": "a list of tasks, and no task; name them one by one",
+    "task: mine": "missing `dataset_path`: add one",
+    "dataset_path: json": "missing `task`",
+    "group: mine\ntask: [arc_easy, arc_challenge]": "a list of tasks, not a task; pass them one by one",
 }
 
 
@@ -196,5 +196,5 @@ def test_a_task_without_a_figure_is_refused_by_name(miniature, monkeypatch: pyte
         "higher_is_better": {},
     }
     monkeypatch.setattr(HarnessTask, "_evaluated", lambda self, session: found)
-    with pytest.raises(RecordError, match=r"task bare has no figure of its own .* it consists of one, two"):
+    with pytest.raises(RecordError, match=r"task bare has no numeric score of its own.* it consists of one, two"):
         HarnessTask("bare", 1, 0, None, False).answers(session(miniature))

@@ -38,7 +38,7 @@ UNCHANGING = ({}, {"routing": "cache_prior:lam=0", "prefetch": "top_k"}, {"miss"
 
 
 def logits_of(family: str, dtype: torch.dtype, settings: dict[str, Any] | None) -> list[Tensor]:
-    """Of every pass of a request of 6 prompt tokens and 4 more; without settings, of the model left alone."""
+    """Return the logits of every pass of a request with 6 prompt and 4 new tokens; without settings, unmodified."""
     model, ids = loaded(family, dtype), tokens(10)
     stepper = Stepper(model.model)
     if settings is None:
@@ -113,7 +113,7 @@ class Puppet:
     def _mixture(
         self, number: int, rows: slice, layer: int, logits: np.ndarray, weights: np.ndarray, ids: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What the text says: new experts, and fewer by routing, have the token weighed anew; otherwise dropped ones
+        """Apply the documented rule: new experts, or fewer by routing, reweight the token; otherwise dropped ones
         weigh 0 and the others stay."""
         ran = self.run.executed[number][rows, layer].astype(np.int64)
         out = np.zeros(ran.shape, np.float32)

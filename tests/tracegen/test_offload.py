@@ -171,7 +171,7 @@ def test_any_policy_set_runs_and_computes_the_right_bytes(settings, way):
 def test_an_expert_of_other_bytes_ends_the_run():
     trace, config = trace_of(), config_of()
     slow = Broken(layout_of(trace.geometry), 6, None)
-    with pytest.raises(AssertionError, match=r"the slot of expert \d+ holds other bytes"):
+    with pytest.raises(AssertionError, match=r"the slot of expert \d+ holds wrong bytes"):
         bench_of(trace, [config], slow).measured(trace, config)
 
 
@@ -181,7 +181,7 @@ def test_every_page_of_an_expert_is_checked():
     mark = marks_of(layout)[0]
     check_marks(torch.from_numpy(content), layout.size(0), mark, 0)
     content[4096] ^= 1
-    with pytest.raises(AssertionError, match="expert 0 holds other bytes"):
+    with pytest.raises(AssertionError, match="expert 0 holds wrong bytes"):
         check_marks(torch.from_numpy(content), layout.size(0), mark, 0)
 
 

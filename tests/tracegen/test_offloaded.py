@@ -65,7 +65,7 @@ def run(ready: Prepared, transfers: Transfers | None = None) -> tuple[list[Tenso
 
 
 def really(ready: Prepared, rate: float | None = None) -> tuple[list[Tensor], FinishedRun]:
-    """The same with real transfers from memory."""
+    """Run with real transfers from memory."""
     with opened(ready, rate) as transfers:
         return run(ready, transfers)
 
@@ -117,7 +117,7 @@ def test_other_bytes_than_the_models_end_the_run() -> None:
     slot = torch.from_numpy(content)
     assert weights_in(slot, module, 0).keys() == {"gate_up_proj", "down_proj"}
     slot[layout.sizes[0] - 1] ^= 1
-    with pytest.raises(ConfigError, match=r"gave other bytes than the model's for expert 0; .* remove its file"):
+    with pytest.raises(ConfigError, match=r"returned wrong bytes for expert 0; .* remove its file"):
         weights_in(slot, module, 0)
 
 

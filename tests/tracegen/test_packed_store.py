@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def file() -> Path:
-    """Of KEY, written."""
+    """Write and return the file of KEY."""
     stored(KEY, (4, 128), 4, Made())
     path = path_of(KEY)
     assert path is not None

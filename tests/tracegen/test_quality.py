@@ -200,7 +200,7 @@ def test_a_model_that_gives_no_numbers_is_refused() -> None:
 
 
 def replace_head(model: Any, factor: float) -> Any:
-    """The same model whose logits are multiplied."""
+    """Return the model with multiplied logits."""
 
     class Multiplied(torch.nn.Module):
         config = model.model.config

@@ -72,7 +72,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def on_disk(tiers: Tiers, one: Used, quantiser: str) -> Tensor:
-    """What the bytes in the file of this matrix restore, without the program's own way to read it."""
+    """Restore this matrix from its file's bytes, without the program's own reader."""
     assert one.bits is not None
     found = registry.quantiser_at(quantiser, one.bits)
     own = getattr(one.module, one.parameter).data[one.expert]

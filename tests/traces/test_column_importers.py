@@ -69,7 +69,7 @@ def test_a_list_may_stand_in_several_columns(tmp_path: Path) -> None:
 
 
 def test_a_request_begins_where_the_token_falls_back(tmp_path: Path) -> None:
-    """Whether the tokens of a request come one after the other, or its layers."""
+    """In token-first and in layer-first order."""
     for layer_first in (False, True):
         head, *lines = rows(layer_first=layer_first).splitlines()
         path = written(tmp_path / "a.csv", "\n".join([head, *lines, *lines, ""]))
@@ -106,25 +106,25 @@ def test_a_shorter_list_is_filled_up_and_said(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "token,layer,ids\n0,0,1\n": "no column experts; it has token, layer, ids; name yours with --columns experts=NAME",
-    "token,layer,experts,experts\n0,0,1,2\n": "line 1: column experts stands twice",
-    "token,layer,experts\n0,0,[3, 1]\n": "line 2: 4 columns; expected 3; a list of ids with commas stands in quotes",
-    "token,layer,experts\n0,0,3\n1,0,x\n": "line 3: experts is 'x'; expected numbers, each a whole number from -1 to",
-    "token,layer,experts\n0,0,3.5\n": "line 2: experts is 3.5; expected numbers",
-    "token,layer,experts\n0,0,99999\n": "line 2: experts is 99999; expected numbers",
-    "token,layer,experts\n0,0,[]\n": "line 2: experts is '[]'; expected numbers",
-    "token,layer,experts\n0,0,1 1\n": "line 2: expert 1 twice; expected each once",
-    "token,layer,experts\n-1,0,1\n": "line 2: token is -1; expected a whole number from 0",
-    "token,layer,experts\n0,x,1\n": "line 2: layer is 'x'; expected a whole number from 0",
+    "token,layer,ids\n0,0,1\n": "missing column experts: found token, layer, ids; pass --columns experts=NAME",
+    "token,layer,experts,experts\n0,0,1,2\n": "line 1: column experts is repeated",
+    "token,layer,experts\n0,0,[3, 1]\n": "line 2: 4 columns: expected 3; put a list of ids with commas in quotes",
+    "token,layer,experts\n0,0,3\n1,0,x\n": "line 3: invalid experts 'x': expected numbers",
+    "token,layer,experts\n0,0,3.5\n": "line 2: invalid experts 3.5",
+    "token,layer,experts\n0,0,99999\n": "line 2: invalid experts 99999",
+    "token,layer,experts\n0,0,[]\n": "line 2: invalid experts '[]': expected numbers",
+    "token,layer,experts\n0,0,1 1\n": "line 2: expert 1 is repeated",
+    "token,layer,experts\n-1,0,1\n": "line 2: invalid token -1: expected a whole number from 0",
+    "token,layer,experts\n0,x,1\n": "line 2: invalid layer 'x': expected a whole number from 0",
     "token,layer,experts\n0,0,1\n0,0,2\n1,0,2\n": "line 4: its token has 1 rows at this layer, others have 2",
     "token,layer,experts\n0,0,1 2\n0,0,2 3\n": "line 3: repeats line 2 of request 0",
     "token,layer,experts\n0,0,1\n2,0,1\n": "request 0 jumps from token 0 to 2",
     "token,layer,experts\n0,0,1\n0,1,1\n1,0,1\n": "layer 1 has 1 tokens of 2",
-    "token,layer,experts,phase\n0,0,1,maybe\n": "line 2: phase is 'maybe'; expected 0, 1, prompt",
-    "token,layer,experts,weights\n0,0,1 2,.5\n1,0,1 2,.5 .5\n": "line 2: 1 weights for 2 experts; expected as many",
+    "token,layer,experts,phase\n0,0,1,maybe\n": "line 2: invalid phase 'maybe': expected 0, 1, prompt",
+    "token,layer,experts,weights\n0,0,1 2,.5\n1,0,1 2,.5 .5\n": "line 2: 1 weights for 2 experts",
     "token,layer,experts\n0,0,1": "the last line has no line end",
-    "token,layer,experts\n": "line 1: no rows follow; expected a row per token and layer",
-    'token,layer,experts\n0,0,"1\n': "line 2: cells that cannot be read",
+    "token,layer,experts\n": "line 1: no rows follow",
+    'token,layer,experts\n0,0,"1\n': "line 2: unreadable cells",
 }
 
 
@@ -135,7 +135,7 @@ def test_what_is_wrong_is_refused_by_line_value_and_fix(tmp_path: Path) -> None:
 
 def test_columns_that_cannot_be_read_are_refused() -> None:
     for text in ["", "pos", "token=", "token=a,token=b", "token=a+b", "experts=a+", "tokens=x"]:
-        with case(text), pytest.raises(TraceError, match=r"--columns .*; write token=NAME,layer=NAME,experts=NAME"):
+        with case(text), pytest.raises(TraceError, match=r"--columns .* token=NAME,layer=NAME,experts=NAME"):
             mapping.named(text)
 
 
@@ -159,15 +159,15 @@ def test_an_array_may_lie_in_an_archive_with_its_weights(tmp_path: Path) -> None
     np.savez(tmp_path / "a.npz", chosen=IDS, gates=weights, other=np.zeros(3))
     _, (request,) = imported(tmp_path / "a.npz", options("experts=chosen,weights=gates"))
     assert request.chosen.tolist() == IDS.tolist() and request.weights is not None
-    assert "name that of the ids" in refusal(tmp_path / "a.npz", format="arrays")
+    assert "--columns experts=NAME" in refusal(tmp_path / "a.npz", format="arrays")
 
 
 def test_an_array_of_no_ids_is_refused(tmp_path: Path) -> None:
     for array, said in [
-        (IDS.astype(float), "is float64(3, 2, 2); expected three axes of whole numbers"),
-        (IDS[0], "is int64(2, 2); expected three axes"),
+        (IDS.astype(float), "invalid array float64(3, 2, 2): expected three axes"),
+        (IDS[0], "invalid array int64(2, 2): expected three axes"),
         (np.array([{}]), "holds pickled objects, which can run code"),
-        (IDS + 40_000, "[0, 0, 0] is 40003; expected a whole number"),
+        (IDS + 40_000, "[0, 0, 0] is 40003: expected a whole number"),
     ]:
         np.save(tmp_path / "a.npy", array)
         assert said in refusal(tmp_path / "a.npy", format="arrays")

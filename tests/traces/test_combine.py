@@ -36,7 +36,7 @@ def stored(path: Path, requests: list[Request], header: Header = PLAIN, bias: np
 
 
 def rewritten(path: Path, trace: Trace, requests: list[Request]) -> Trace:
-    """The same requests under the same header, written request by request."""
+    """Write the same requests under the same header, request by request."""
     return write_trace(path, trace.header, requests, trace.router_bias)
 
 
@@ -93,7 +93,7 @@ def test_a_piece_that_does_not_fit_is_refused_and_adds_nothing(tmp_path: Path) -
 
 def test_a_request_without_an_end_is_not_committed(tmp_path: Path) -> None:
     begun = Piece({"chosen": requests_of()[2].chosen}, np.zeros(0, np.int64), np.zeros(0, np.int64))
-    with pytest.raises(TraceError, match="request 1 has no end"):  # noqa: SIM117
+    with pytest.raises(TraceError, match="request 1 is incomplete"):  # noqa: SIM117
         with TraceWriter.create(tmp_path / "a.zarr", PLAIN, shard_tokens=8) as writer:
             writer.append(requests_of()[0])
             writer.append_piece(begun)
@@ -188,7 +188,9 @@ def test_arrays_that_not_all_have_are_left_out_and_said(tmp_path: Path) -> None:
     assert_holds(both, stripped)
     assert appended(tmp_path / "poor.zarr", [traces[0]])[1] == left_out
     before = traces[0].digest
-    with pytest.raises(TraceError, match=r"rich.zarr has logits, which .*poor.zarr lacks; `moereplay traces merge`"):
+    with pytest.raises(
+        TraceError, match=r"rich.zarr has logits, which .*poor.zarr lacks; use `moereplay traces merge`"
+    ):
         appended(tmp_path / "rich.zarr", [traces[1]])
     assert open_trace(tmp_path / "rich.zarr").digest == before
 
@@ -280,7 +282,7 @@ def test_a_trace_that_is_being_written_is_not_appended_to(tmp_path: Path) -> Non
         pytest.raises(TraceError, match="is being written by process"),
     ):
         appended(tmp_path / "a.zarr", [trace])
-    with pytest.raises(TraceError, match="has been changed meanwhile"):
+    with pytest.raises(TraceError, match="changed by another process"):
         TraceWriter.reopen(tmp_path / "a.zarr", trace.header, "another")
 
 

@@ -90,7 +90,7 @@ def test_damage_is_said_in_one_line(stored: Trace, caplog: pytest.LogCaptureFixt
     flip(beside(stored) / "expert.npy", 130, 0)
     derived(stored)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{beside(stored)} is damaged or was changed; it is derived again"
+        f"{beside(stored)} is damaged or was modified; deriving it again"
     ]
     derived(stored)
     assert len(caplog.records) == 1

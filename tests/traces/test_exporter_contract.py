@@ -1,4 +1,4 @@
-"""What every exporter keeps to: the same bytes, all or nothing, a block in memory at a time, and no silent loss."""
+"""The contract of exporters: reproducible bytes, atomic output, one block in memory at a time, and no silent loss."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_memory_does_not_grow_with_the_trace(name: str, tmp_path: Path, monkeypa
 
 @pytest.mark.long
 def test_parquet_of_a_long_trace_takes_no_more_of_the_process(tmp_path: Path) -> None:
-    """What polars holds shows in the process alone."""
+    """Memory of polars is visible only in the process."""
     script = (
         "import resource, sys; from pathlib import Path\n"
         "from tests.traces.test_exporter_contract import exported, long_trace\n"

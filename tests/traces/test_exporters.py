@@ -1,4 +1,4 @@
-"""What each format says, worked out again by other means: importers, regular expressions, torch, YAML."""
+"""Check the content of each format by other means: importers, regular expressions, torch, YAML."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_json_that_is_just_not_too_deep_is_refused_in_one_line(tmp_path: Path) -
     for depth in [400, 900, 990]:
         deep = "[" * depth + "]" * depth
         row = f'{{"request": 0, "token": 0, "layer": 0, "experts": {deep}}}'
-        assert "line 1: experts[0] is " in refusal(written(tmp_path / "a.jsonl", row)) or depth == 990
+        assert "line 1: invalid experts[0] " in refusal(written(tmp_path / "a.jsonl", row)) or depth == 990
         layer = router_data({"selected_experts": "D", "selected_probs": [1]}).replace('"D"', deep)
         assert "router_data" in refusal(written(tmp_path / "a.json", layer)) or depth == 990
 
@@ -96,7 +96,7 @@ def test_a_listing_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
 def test_prompt_lengths_of_other_runs_are_refused(tmp_path: Path) -> None:
     path = gptoss(tmp_path / "a.npz", pos0=np.array([4, 5]))
     written(tmp_path / "a.meta.json", '[{"n_prompt_tokens": 4}]')
-    assert "pos0 is int64(2,); expected a whole number for each of 1 runs" in refusal(path)
+    assert "invalid pos0 int64(2,)" in refusal(path)
 
 
 # ---------------------------------------------------------------- archives
@@ -193,13 +193,13 @@ def test_pickled_columns_are_refused(tmp_path: Path) -> None:
 def test_a_meta_that_is_no_text_is_refused(tmp_path: Path) -> None:
     for meta in [np.array(["{}", "{}"]), np.array(3.5), np.array(b"{}"), np.zeros(0, "U2")]:
         np.savez(tmp_path / "a.npz", experts=IDS, meta=meta)
-        assert "expected one text" in refusal(tmp_path / "a.npz")
+        assert "expected one string" in refusal(tmp_path / "a.npz")
 
 
 def test_a_text_of_no_characters_is_refused(tmp_path: Path) -> None:
     broken = npy("{'descr': '<U1', 'fortran_order': False, 'shape': (), }", b"\xff\xff\xff\x7f")
     said = refusal(npz(tmp_path / "a.npz", experts=plain(IDS), meta=broken))
-    assert "a.npz: meta" in said
+    assert "a.npz: invalid meta" in said
 
 
 def test_a_stream_of_one_token_is_read_without_a_warning(tmp_path: Path) -> None:
@@ -208,4 +208,4 @@ def test_a_stream_of_one_token_is_read_without_a_warning(tmp_path: Path) -> None
 
 
 def test_only_ids_that_were_not_routed_are_no_trace(tmp_path: Path) -> None:
-    assert "every id is -1, not routed" in refusal(gptoss(tmp_path / "a.npz", np.full((1, 1, 2), -1)))
+    assert "every id is -1" in refusal(gptoss(tmp_path / "a.npz", np.full((1, 1, 2), -1)))

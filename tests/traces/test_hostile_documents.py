@@ -85,9 +85,9 @@ def test_hostile_yaml_is_refused_with_its_fault(tmp_path: Path) -> None:
     for name, why in [
         ("numeric_setting", "the key 1 "),
         ("boolean_key", "'yes'"),
-        ("bomb", "its aliases stand for more than 1,000,000 values"),
-        ("merge_bomb", "its aliases stand for more than 1,000,000 values"),
-        ("cycle", "an alias stands for a list or table that it is itself in"),
+        ("bomb", "its aliases expand to more than 1,000,000 values"),
+        ("merge_bomb", "its aliases expand to more than 1,000,000 values"),
+        ("cycle", "an alias refers to a list or table that contains it"),
         ("bad_int", "unknown tag tag:yaml.org,2002:int in line 2"),
         ("brackets", "nested too deep"),
         ("deep", "nested deeper than 64 levels"),
@@ -104,7 +104,7 @@ def test_yaml_may_name_a_table_and_use_it_again(tmp_path: Path) -> None:
 def test_yaml_merges_no_tables(tmp_path: Path) -> None:
     """Merge keys are of YAML 1.1 alone."""
     (tmp_path / "a.yaml").write_text("base: &all {seed: 1}\ntraces: [a.zarr]\ninclude: [{<<: *all, eviction: lfu}]\n")
-    assert "the key << merges tables in YAML 1.1 alone" in refusal(read, tmp_path / "a.yaml")
+    assert "the key << merges tables only in YAML 1.1" in refusal(read, tmp_path / "a.yaml")
 
 
 def test_json_that_no_stack_or_integer_holds_is_refused() -> None:
@@ -167,7 +167,7 @@ def test_a_link_that_takes_years_is_refused(tmp_path: Path) -> None:
 
 def test_a_range_without_a_middle_is_refused() -> None:
     for ends in [(0, float("inf")), (float("nan"), 1), (-1e308, 1e308)]:
-        with case(ends), pytest.raises(ValueError, match=r"finite|too far apart"):
+        with case(ends), pytest.raises(ValueError, match=r"finite"):
             Range(low=ends[0], high=ends[1])
 
 

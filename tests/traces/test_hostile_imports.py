@@ -23,7 +23,7 @@ NOT_FINITE = ["nan", "inf", "-inf", "1e300"]
 
 
 def run(*arguments: str) -> str:
-    """What a verb said when it refused, with exit code 2 as `moereplay` would give it."""
+    """Return the error of a verb that exits with code 2, as `moereplay` does."""
     outcome = CliRunner().invoke(entry.application(), list(arguments))
     assert outcome.exit_code != 0
     if outcome.exception is None or isinstance(outcome.exception, SystemExit):
@@ -47,7 +47,7 @@ def route(**changes: str) -> str:
 def test_an_id_that_would_wrap_is_refused_by_file_line_and_value(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", CSV + "0,0,0,5,7\n0,1,0,40000,65537\n")
     said = run("import", str(path), "--expert-bytes", "1000", "--out", str(tmp_path / "a.zarr"))
-    assert said == f"{path} line 3: expert_0 is 40000; expected a whole number from -1 to 32766"
+    assert said == f"{path} line 3: invalid expert_0 40000: expected a whole number from -1 to 32766"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.csv"]
 
 
@@ -67,9 +67,9 @@ def test_an_id_out_of_range_is_refused_in_every_format(tmp_path: Path) -> None:
 def test_ids_of_archives_are_refused_before_they_are_narrowed(tmp_path: Path) -> None:
     for value, dtype in [(40_000, "u2"), (2**31, "i8"), (2**63, "u8"), (-2, "i1"), (-(2**40), "i8")]:
         ids = np.array([[[3, 1]], [[0, value]]], dtype)
-        assert f"ids[1, 0, 1] is {value}; expected a whole number" in refusal(gptoss(tmp_path / "a.npz", ids))
+        assert f"ids[1, 0, 1] is {value}: expected a whole number" in refusal(gptoss(tmp_path / "a.npz", ids))
         np.savez(tmp_path / "b.npz", experts=ids, meta="{}")
-        assert f"experts[1, 0, 1] is {value}; expected a whole number" in refusal(tmp_path / "b.npz")
+        assert f"experts[1, 0, 1] is {value}: expected a whole number" in refusal(tmp_path / "b.npz")
 
 
 def test_the_last_id_that_fits_comes_back(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_more_experts_than_a_trace_holds_are_refused_wherever_they_are_stated(tm
 
 
 def test_more_layers_than_a_trace_holds_are_refused(tmp_path: Path) -> None:
-    assert "line 2: layer is 4096; expected a whole number from 0 to 4095" in refusal(
+    assert "line 2: invalid layer 4096: expected a whole number from 0 to 4095" in refusal(
         written(tmp_path / "a.csv", f"{CSV}0,0,4096,3,1\n")
     )
     np.savez(tmp_path / "a.npz", experts=np.zeros((5000, 1, 1), np.int8), meta="{}")
@@ -99,25 +99,25 @@ def test_more_layers_than_a_trace_holds_are_refused(tmp_path: Path) -> None:
 def test_a_gate_weight_that_is_none_is_refused_by_its_line(tmp_path: Path) -> None:
     for weight in ["-0.5", *NOT_FINITE]:
         said = refusal(written(tmp_path / "a.csv", f"{WEIGHED}0,0,0,3,{weight}\n"))
-        assert "line 2: weight_0 is " in said
+        assert "line 2: invalid weight_0 " in said
         assert "expected a number from 0 to 65536" in said
         cell = weight.replace("inf", "Infinity").replace("nan", "NaN")
         row = f'{{"request": 0, "token": 0, "layer": 0, "experts": [1], "weights": [{cell}]}}'
-        assert "line 1: weights[0] is " in refusal(written(tmp_path / "a.jsonl", row))
+        assert "line 1: invalid weights[0] " in refusal(written(tmp_path / "a.jsonl", row))
         layer = router_data({"selected_experts": [1], "selected_probs": ["W"]}).replace('"W"', cell)
         assert "router_data[0] is not regular" in refusal(written(tmp_path / "a.json", layer))
         probs = np.array([[[0.5, float(weight)]]])
         assert "probs[0, 0, 1] is " in refusal(gptoss(tmp_path / "a.npz", probs=probs))
         if weight != "nan":  # the format's word for "not seen"
             said = refusal(written(tmp_path / "r.csv", route(**{",0.875,0,96": f",{weight},0,96"})), Options())
-            assert "line 7: weight is " in said
+            assert "line 7: invalid weight " in said
 
 
 def test_columns_of_no_numbers_are_refused(tmp_path: Path) -> None:
     for dtype in ["c8", "?", "M8[s]", "U3", "V4"]:
         probs = np.zeros(IDS.shape, dtype)
         assert "expected numbers" in refusal(gptoss(tmp_path / "a.npz", probs=probs))
-        assert "expected three axes of whole numbers" in refusal(
+        assert "expected three axes of integers" in refusal(
             gptoss(tmp_path / "b.npz", IDS.astype(float).astype(dtype) if dtype == "?" else probs)
         )
         assert "offsets do not divide" in refusal(gptoss(tmp_path / "c.npz", offsets=np.zeros(2, dtype)))
@@ -130,7 +130,7 @@ def test_a_cell_that_is_no_number_is_refused_by_its_line(tmp_path: Path) -> None
 
 def test_a_residency_that_is_none_is_refused_by_its_line(tmp_path: Path) -> None:
     path = written(tmp_path / "r.csv", route(**{",0.125,1,0,0": ",0.125,9,0,0"}))
-    assert "line 8: residency is 9; expected a whole number from -1 to 2" in refusal(path, Options())
+    assert "line 8: invalid residency 9: expected a whole number from -1 to 2" in refusal(path, Options())
 
 
 def test_runs_that_overlap_are_refused_in_unsigned_numbers_too(tmp_path: Path) -> None:
@@ -214,10 +214,10 @@ def test_quoted_cells_are_read(tmp_path: Path) -> None:
 
 def test_quoted_cells_that_are_wrong_are_refused_by_their_line(tmp_path: Path) -> None:
     for row, expected in [
-        ('0,0,0,"3,1",1', "line 2: expert_0 is '3,1'"),
-        ('0,0,0,"3","1","2"', "line 2: 6 columns; expected 5"),
-        ('0,0,0,"3,1\n0,1,0,"4,2', "line 2: cells that cannot be read (unexpected end of data)"),
-        ('0,0,0,"3"x,1', "line 2: cells that cannot be read"),
+        ('0,0,0,"3,1",1', "line 2: invalid expert_0 '3,1'"),
+        ('0,0,0,"3","1","2"', "line 2: 6 columns: expected 5"),
+        ('0,0,0,"3,1\n0,1,0,"4,2', "line 2: unreadable cells (unexpected end of data)"),
+        ('0,0,0,"3"x,1', "line 2: unreadable cells"),
         ("0,0,0,3," + "9" * 200_000, "line 2: "),
     ]:
         assert expected in refusal(written(tmp_path / "a.csv", f"{CSV}{row}\n"))
@@ -245,13 +245,13 @@ def test_a_table_of_several_pieces_is_read_whole(tmp_path: Path, monkeypatch: py
 def test_a_route_trace_that_ends_inside_a_token_was_cut_off(tmp_path: Path) -> None:
     lines = (SAMPLES / "route_trace.csv").read_text().splitlines(keepends=True)
     said = refusal(written(tmp_path / "r.csv", "".join(lines[:-2])), Options())
-    assert "turn 1: its last token, step 7, has 2 rows of 4; was the file cut off?" in said
+    assert "turn 1: its last token, step 7, has 2 rows of 4" in said
 
 
 def test_a_route_trace_without_rows_for_a_layer_of_experts_was_cut_off(tmp_path: Path) -> None:
     lines = (SAMPLES / "route_trace.csv").read_text().splitlines(keepends=True)
     said = refusal(written(tmp_path / "r.csv", "".join(lines[:8])), Options())
-    assert "layer 2 has experts and no rows; was the file cut off?" in said
+    assert "layer 2 has experts but no rows" in said
 
 
 def test_few_rows_that_name_many_cells_are_refused_before_they_are_spread(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What every importer keeps to, shown on a sample that was written for it: see importer_samples.py."""
+"""The contract of importers, tested on a sample for each: see importer_samples.py."""
 
 from __future__ import annotations
 

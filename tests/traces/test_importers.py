@@ -149,12 +149,12 @@ def test_gptoss_offsets_must_divide_the_rows(tmp_path: Path) -> None:
 def test_gptoss_listing_must_match_the_arrays(tmp_path: Path) -> None:
     path = gptoss_file(tmp_path / "a.npz", [0, 2, 5])
     written(tmp_path / "a.meta.json", '[{"n_decode_steps": 2}, {"n_decode_steps": 4}]')
-    assert "run 1 does not have the 3 decode steps" in refusal(path)
+    assert "run 1 has another number of decode steps: expected 3" in refusal(path)
 
 
 def test_a_json_run_with_a_lost_token_is_refused(tmp_path: Path) -> None:
     run = {"router_data": [run_entry(9, [2, 0]), run_entry(11, [1, 3])]}
-    assert "router_data[1] is token 11; expected 10" in refusal(written(tmp_path / "run.json", json.dumps(run)))
+    assert "router_data[1] is token 11: expected 10" in refusal(written(tmp_path / "run.json", json.dumps(run)))
 
 
 def test_an_irregular_json_run_is_refused(tmp_path: Path) -> None:

@@ -67,22 +67,22 @@ def inspected(path: Path) -> None:
 
 #: Array, index, value, and what is said of it.
 WRONG = {
-    "id too high": ("chosen", (7, 1, 0), 500, r"chosen\[7, 1, 0\] is 500 \(token 7, layer 1\); ids are 0 to 7"),
-    "id too low": ("chosen", (7, 1, 1), -7, r"chosen\[7, 1, 1\] is -7 \(token 7, layer 1\); ids are 0 to 7"),
+    "id too high": ("chosen", (7, 1, 0), 500, r"chosen\[7, 1, 0\] is 500 \(token 7, layer 1\): ids are 0 to 7"),
+    "id too low": ("chosen", (7, 1, 1), -7, r"chosen\[7, 1, 1\] is -7 \(token 7, layer 1\): ids are 0 to 7"),
     "repeated": ("chosen", (7, 1), 3, r"chosen\[7, 1\] repeats an expert: \[3, 3\] \(token 7, layer 1\)"),
-    "nan logit": ("logits", (4, 0, 2), np.nan, r"logits\[4, 0, 2\] is nan \(token 4, layer 0\); expected a finite"),
+    "nan logit": ("logits", (4, 0, 2), np.nan, r"logits\[4, 0, 2\] is nan \(token 4, layer 0\): expected a finite"),
     "infinite weight": ("weights", (4, 0, 1), np.inf, r"weights\[4, 0, 1\] is inf \(token 4, layer 0\)"),
     "negative weight": (
         "weights",
         (4, 0, 1),
         -0.5,
-        r"weights\[4, 0, 1\] is -0.5 .*; expected a number from 0 to 65536",
+        r"weights\[4, 0, 1\] is -0.5 .*: expected a number from 0 to 65536",
     ),
     "weight too large": (
         "weights",
         (4, 0, 1),
         1e6,
-        r"weights\[4, 0, 1\] is 1000000\.0 .*; expected a number from 0 to 65536",
+        r"weights\[4, 0, 1\] is 1000000\.0 .*: expected a number from 0 to 65536",
     ),
     "nan ahead": ("lookahead", (5, 0, 0), np.nan, r"lookahead/1\[5, 0, 0\] is nan \(token 5, layer 0\)"),
 }
@@ -115,7 +115,7 @@ def test_an_impossible_bias_is_refused_on_opening(tmp_path: Path) -> None:
         with case(value):
             bias = np.zeros((LAYERS, EXPERTS), np.float32)
             bias[1, 3] = value
-            with pytest.raises(TraceError, match=rf"router_bias of layer 1, expert 3 is {value}; expected a number"):
+            with pytest.raises(TraceError, match=rf"router_bias of layer 1, expert 3 is {value}: expected a number"):
                 stored(tmp_path / f"{value}.zarr", rows(), bias)
 
 

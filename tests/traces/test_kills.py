@@ -51,7 +51,7 @@ def committed_rows(out: Path) -> np.ndarray:
 
 
 def committed_tokens(out: Path) -> int:
-    """What the group's attributes say while the writer is at work."""
+    """Return the committed tokens from the group's attributes during writing."""
     group = out.with_name(out.name + ".partial") / "zarr.json"
     return json.loads(group.read_text())["attributes"]["committed"]["tokens"] if group.exists() else 0
 

@@ -1,4 +1,4 @@
-"""What no router produces: rows that repeat, copies of layers, weights that are none, rows wider than their layer's."""
+"""Patterns that no router produces: repeated rows, copied layers, invalid weights, rows wider than their layer's."""
 
 from __future__ import annotations
 

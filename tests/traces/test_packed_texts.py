@@ -143,7 +143,7 @@ def test_a_packed_json_document_is_held_to_the_limit_of_a_plain_one(
 
 
 def tables(folder: Path, rows: dict[str, list[Any]]) -> tuple[Path, Path]:
-    """The same rows as arrays of numbers, and with a row that has a missing note, so that cells are read."""
+    """Yield the rows as arrays of numbers, and with a missing note in one row, so that cells are read."""
     plain, mixed = folder / "plain.parquet", folder / "mixed.parquet"
     pl.DataFrame(rows).write_parquet(plain)
     pl.DataFrame(rows).with_columns(pl.col("experts").cast(pl.List(pl.UInt64))).write_parquet(mixed)
@@ -170,9 +170,9 @@ def test_numbers_of_parquet_are_read_at_once_and_as_cell_by_cell(tmp_path: Path)
 
 def test_a_number_of_parquet_that_is_not_allowed_is_named_with_its_row(tmp_path: Path) -> None:
     for column, value, said in [
-        ("layer", -1, "layer is -1"),
+        ("layer", -1, "layer -1"),
         ("experts", 40_000, "40000"),
-        ("token", 2.5, "token is 2.5"),
+        ("token", 2.5, "token 2.5"),
     ]:
         with case(column, value, said):
             rows: dict[str, list[float]] = {"token": [0, 1, 2], "layer": [0, 0, 0], "experts": [1, 2, 3]}

@@ -116,7 +116,7 @@ def test_rows_are_found_under_any_of_their_names(tmp_path: Path) -> None:
 def test_rows_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
     for document, said in [
         ([0, 1, 2, 3, 0, 4, 5, 6], "4 or 8"),
-        ([0, 5, 5, 0, 5, 5], "no width"),
+        ([0, 5, 5, 0, 5, 5], "no row width"),
         ({"top_k": 2, "trace": [0, 1, 2, 0]}, "4 numbers"),
         ([[0, 1], [0, "x"]], "row 1"),
         ([[0, 1], [0]], "row 1"),
@@ -171,14 +171,14 @@ def test_a_softmax_without_a_model_or_a_shape_is_refused_by_what_is_missing() ->
 def test_a_wrong_binary_is_refused_by_its_place(tmp_path: Path) -> None:
     for content, said in [
         (struct.pack("<4sii", b"MBLT", 2, 8), "version 2"),
-        (struct.pack("<4sii", b"MBLT", 1, 0), "0 experts"),
+        (struct.pack("<4sii", b"MBLT", 1, 0), "number of experts 0"),
         (struct.pack("<4sii", b"MBLT", 1, 8), "no records"),
         (struct.pack("<4siiiiii", b"MBLT", 1, 8, 0, 1, 1, 9), "id 9"),
         (struct.pack("<4siiiiii", b"MBLT", 1, 8, 0, 1, 1 << 30, 9), "record 0"),
         (struct.pack("<8sii", b"RTRACE01", 2, 1), "version 1"),
         (struct.pack("<8siiiiff", b"RTRACE01", 2, 0, 0, 0, 0.5, 2.0), "record 0"),
-        (struct.pack("<8siiiif", b"RTRACE01", 2, 0, 0, 0, 0.5), "cut off"),
-        (b"RTRACE01", "cut off"),
+        (struct.pack("<8siiiif", b"RTRACE01", 2, 0, 0, 0, 0.5), "truncated"),
+        (b"RTRACE01", "truncated"),
     ]:
         (tmp_path / "a.bin").write_bytes(content)
         assert said in refusal(tmp_path / "a.bin", Options(expert_bytes=9, shape=(1, 1)))

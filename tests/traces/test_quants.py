@@ -61,7 +61,7 @@ def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
     for spec, quant, said in [
         ("qwen3-30b-a3b", "Q4_K_N", "did you mean Q4_K"),
         ("qwen3-30b-a3b", "", "unknown --quant"),
-        (str(gemma(tmp_path)), "Q4_K_M", "leave --quant out"),
+        (str(gemma(tmp_path)), "Q4_K_M", "omit --quant"),
     ]:
         with pytest.raises(TraceError, match=said):
             quantised(model_of(spec), quant)

@@ -129,7 +129,7 @@ def test_rows_of_a_csv_are_chosen_and_errors_have_the_line_in_the_file(tmp_path:
     assert imported(file, chosen)[1][0].chosen.shape == (3, 2, 2)
     wrong = written(tmp_path / "b.csv", f"kind,token,layer,experts\n{rows}x,0,0,9\nr,3,zz,1\n")
     assert "line 15" in refusal(wrong, chosen)
-    assert "no column sort" in refusal(file, Options(expert_bytes=10, where=("sort", "r")))
+    assert "missing column sort" in refusal(file, Options(expert_bytes=10, where=("sort", "r")))
 
 
 def test_a_value_that_no_row_has_is_refused(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_long_word_in_place_of_a_layer_is_refused_at_once(tmp_path: Path) -> N
     """The search for a layer's name takes the square of its length."""
     columns, began = {"token": ("t",), "layer": ("node",), "experts": ("e",)}, time.monotonic()
     table = written(tmp_path / "a.csv", f"t,node,e\n0,{'x' * 100_000},1\n")
-    assert "line 2: node is 'xxx" in refusal(table, Options(expert_bytes=10, columns=columns))
+    assert "line 2: invalid node 'xxx" in refusal(table, Options(expert_bytes=10, columns=columns))
     assert time.monotonic() - began < 10
 
 

@@ -192,7 +192,7 @@ def test_an_open_request_with_a_hole_costs_no_other(tmp_path: Path) -> None:
         for token, layer in product(tokens, range(SMALL.layers)):
             recorder.append(token, layer, [token, 7], request=request)
     recorder.end("ended")
-    with pytest.raises(TraceError, match=r"'holed': token 1 is missing.*left out of .*a\.zarr, which has 2 requests"):
+    with pytest.raises(TraceError, match=r"'holed': missing token 1.*missing in .*a\.zarr, which has 2 requests"):
         recorder.close()
     assert open_trace(tmp_path / "a.zarr").tokens == 3
 
@@ -210,14 +210,14 @@ def test_a_name_is_used_again(tmp_path: Path) -> None:
 
 
 BAD_ROWS: list[tuple[tuple[Any, ...], str]] = [
-    ((0, 3, [1]), "layer 3; expected 0 to 2"),
-    ((-1, 0, [1]), "token -1; expected its position"),
-    ((0, 0, [1, 2, 3]), r"chosen has shape \(3,\); expected \(2,\)"),
+    ((0, 3, [1]), "invalid layer 3: expected 0 to 2"),
+    ((-1, 0, [1]), "invalid token -1: expected its position"),
+    ((0, 0, [1, 2, 3]), r"chosen has shape \(3,\): expected \(2,\)"),
     ((0, 0, [40_000]), "expected a whole number from -1 to 32766"),
     ((0, 0, [0.5]), "expected whole numbers"),
     ((0, 0, [[1], [2, 3]]), "cannot be read as an array"),
     ((0, 0, [1], [0.1]), "weights of token 0 at layer 0: give it for every row or for none"),
-    ((0, 0, [1], None, [1.0, 2.0]), r"logits has shape \(2,\); expected \(8,\)"),
+    ((0, 0, [1], None, [1.0, 2.0]), r"logits has shape \(2,\): expected \(8,\)"),
     ((0, 0, []), "expected whole numbers|expected \\(2,\\)"),
 ]
 
@@ -245,7 +245,7 @@ def test_a_request_with_a_hole_is_given_up(tmp_path: Path) -> None:
         for layer in range(3):
             recorder.append(0, layer, [1, 1 + layer], request="twice")
             recorder.append(0, layer, [1, 2], request="whole")
-        with pytest.raises(TraceError, match="'holed': token 2 is missing between 0 and 3"):
+        with pytest.raises(TraceError, match="'holed': missing token 2 between 0 and 3"):
             recorder.end("holed")
         with pytest.raises(TraceError, match="'silent': token 0 has no row at layer 1"):
             recorder.end("silent")
@@ -269,12 +269,12 @@ def test_what_exists_and_what_is_empty_is_refused(tmp_path: Path) -> None:
 BAD_LINES = {
     "@moe 1 0 0": "expected @moe REQUEST TOKEN LAYER",
     "@moe 1 0 0 1,": "expected @moe REQUEST TOKEN LAYER",
-    "@moe 1 0 0 1,1": "an expert stands twice",
-    "@moe 1 0 0 1,2 .5": "1 weights of 2 experts",
-    "@moe 1 0 5000 1,2": "layer 5000; expected 0 to 4095",
+    "@moe 1 0 0 1,1": "an expert is repeated",
+    "@moe 1 0 0 1,2 .5": "1 weights for 2 experts",
+    "@moe 1 0 5000 1,2": "invalid layer 5000: expected 0 to 4095",
     "@moe 1 0 0 99999": "expected a whole number from -1 to 32766",
     "@moe 1 0 0 1,2 .5,9e99": "expected a number from 0 to 65536",
-    "@moe-end 9": "no row of request 9 before its end",
+    "@moe-end 9": "request 9 ends without a row",
     "@moe-begin 9": "expected @moe REQUEST",
     "@moe-end 9 x": "expected @moe REQUEST",
 }

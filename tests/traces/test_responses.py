@@ -142,7 +142,7 @@ def test_a_turn_does_not_count_the_turns_before_it_again(tmp_path: Path) -> None
     for cached in [(0, 12, 23), (None, None, None)]:
         path, whole = saved(tmp_path, *turns(cached)), text(39)
         same(requests(path), (10, whole[:12]), (8, whole[12:23]), (13, whole[23:]))
-        assert "35 prompt tokens were in the engine's prefix cache" in notes(path)
+        assert "35 prompt tokens came from the engine's prefix cache" in notes(path)
         assert ("35 repeat the rows" in notes(path)) == (cached[0] is None)
 
 
@@ -271,7 +271,7 @@ def test_speculative_decoding_is_said(tmp_path: Path) -> None:
 
 def test_a_shape_for_rows_that_state_theirs_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", ROWS)
-    assert "--shape requires responses" in refusal(tmp_path / "a.npy", SHAPE)
+    assert "--shape requires" in refusal(tmp_path / "a.npy", SHAPE)
 
 
 # ---------------------------------------------------------------- ids that are other numbers

@@ -1,4 +1,4 @@
-"""What is written comes back, what is wrong is refused, and what is unfinished can be continued."""
+"""Stored rows are read back, invalid ones are refused, and unfinished stores can be continued."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ WRONG_ROWS = {
     "complex": (lambda r: replace(r, weights=r.weights + 0j), "request 1: weights is an array of complex"),
     "boolean": (lambda r: replace(r, weights=r.weights > 0), "request 1: weights is an array of bool"),
     "dates": (lambda r: replace(r, nll=r.nll.astype("M8[s]")), "request 1: nll is an array of datetime64"),
-    "residency": (lambda r: with_value(r, "residency", (0, 0, 1), 9), r"residency\[0, 0, 1\] is 9; .* from -1 to 2"),
-    "token id": (lambda r: with_value(r, "token_ids", (3,), 2**31), r"token_ids\[3\] is 2147483648; expected a whole"),
+    "residency": (lambda r: with_value(r, "residency", (0, 0, 1), 9), r"residency\[0, 0, 1\] is 9: .* from -1 to 2"),
+    "token id": (lambda r: with_value(r, "token_ids", (3,), 2**31), r"token_ids\[3\] is 2147483648: expected a whole"),
     "wide logit": (
         lambda r: with_value(replace(r, logits=r.logits.astype(float)), "logits", (2, 0, 7), 1e39),
-        r"request 1: logits\[2, 0, 7\] is 1e\+39; expected a finite number",
+        r"request 1: logits\[2, 0, 7\] is 1e\+39: expected a finite number",
     ),
     "repeated id": (lambda r: with_value(r, "chosen", (5, 2), 4), r"request 1: chosen\[5, 2\] repeats .*\[4, 4\]"),
     "nan": (lambda r: with_value(r, "logits", (2, 0, 7), np.nan), r"request 1: logits\[2, 0, 7\] is nan"),

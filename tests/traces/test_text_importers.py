@@ -61,16 +61,16 @@ def test_weights_that_were_not_seen_are_left_out(tmp_path: Path) -> None:
 
 def test_a_wrong_route_trace_is_refused_with_its_line(tmp_path: Path) -> None:
     for text, expected in [
-        (PREAMBLE.replace("v1", "v2") + ROUTED, "line 1: '# route_trace v2'; expected '# route_trace v1'"),
-        (PREAMBLE.replace(",expert,", ",id,") + ROUTED, "line 6: no column expert"),
+        (PREAMBLE.replace("v1", "v2") + ROUTED, "line 1: invalid preamble '# route_trace v2'"),
+        (PREAMBLE.replace(",expert,", ",id,") + ROUTED, "line 6: missing column expert"),
         (PREAMBLE, "line 6: no rows follow"),
-        (PREAMBLE + ROUTED + "0,0,8,1,0,5\n", "line 11: 6 columns; expected 9"),
-        (PREAMBLE + ROUTED.replace("7,2,1,0", "7,2,x,0"), "line 10: slot is 'x'"),
-        (PREAMBLE + ROUTED.replace("7,1,1,2", "7,1,1,2.5"), "line 8: expert is 2.5; expected a whole number"),
+        (PREAMBLE + ROUTED + "0,0,8,1,0,5\n", "line 11: 6 columns: expected 9"),
+        (PREAMBLE + ROUTED.replace("7,2,1,0", "7,2,x,0"), "line 10: invalid slot 'x'"),
+        (PREAMBLE + ROUTED.replace("7,1,1,2", "7,1,1,2.5"), "line 8: invalid expert 2.5"),
         (PREAMBLE + ROUTED + ROUTED, "line 11: repeats line 7"),
         (PREAMBLE + ROUTED + ROUTED.replace("0,0,7", "0,0,9"), "jumps from token 7 to 9"),
         (PREAMBLE + ROUTED.replace("0,0,7", "0,1,7") + ROUTED.replace("0,0,7", "0,0,8"), "returns to phase 0"),
-        (PREAMBLE.replace("used=2", "used=3") + ROUTED, "2 slots per token; expected 3"),
+        (PREAMBLE.replace("used=2", "used=3") + ROUTED, "2 slots per token: expected 3"),
     ]:
         assert expected in refusal(written(tmp_path / "r.csv", text), Options())
 
@@ -108,17 +108,20 @@ def test_without_phases_every_token_counts_as_decoded_and_the_user_may_say_other
 
 def test_a_wrong_plain_csv_is_refused_with_its_line(tmp_path: Path) -> None:
     for text, expected in [
-        ("request,token,expert_0\n0,0,1\n", "line 1: no column layer"),
-        ("request,token,layer\n0,0,1\n", "line 1: no column expert_0"),
+        ("request,token,expert_0\n0,0,1\n", "line 1: missing column layer"),
+        ("request,token,layer\n0,0,1\n", "line 1: missing column expert_0"),
         ("request,token,layer,expert_0,note\n0,0,0,1,2\n", "line 1: unknown column note"),
         ("request,token,layer,expert_0,expert_0\n0,0,0,1,2\n", "line 1: column expert_0"),
         ("request,token,layer,expert_0\n", "line 1: no rows follow"),
-        ("request,token,layer,expert_0\n0,0,0,1\n\n0,1,0,1\n", "line 3: 1 columns; expected 4"),
-        ("request,token,layer,expert_0\n0,0,0,1\n0,1,0,one\n", "line 3: expert_0 is 'one'"),
-        ("request,token,layer,expert_0\n0,0,-1,1\n", "line 2: layer is -1"),
-        ("request,token,layer,expert_0\n0,0,0,1\n0,0,2,1\n", "rows for layer 2, none for 1"),
-        ("request,token,layer,expert_0,phase\n0,0,0,1,2\n", "line 2: phase is 2; expected a whole number from 0 to 1"),
-        ("request,token,layer,expert_0,weight_0\n0,0,0,1,nan\n", "line 2: weight_0 is nan; expected a number from 0"),
+        ("request,token,layer,expert_0\n0,0,0,1\n\n0,1,0,1\n", "line 3: 1 columns: expected 4"),
+        ("request,token,layer,expert_0\n0,0,0,1\n0,1,0,one\n", "line 3: invalid expert_0 'one'"),
+        ("request,token,layer,expert_0\n0,0,-1,1\n", "line 2: invalid layer -1"),
+        ("request,token,layer,expert_0\n0,0,0,1\n0,0,2,1\n", "rows for layer 2 but none for 1"),
+        (
+            "request,token,layer,expert_0,phase\n0,0,0,1,2\n",
+            "line 2: invalid phase 2",
+        ),
+        ("request,token,layer,expert_0,weight_0\n0,0,0,1,nan\n", "line 2: invalid weight_0 nan"),
         ('# {"moereplay": {"layers": 2}}\n', "line 1: experts: missing"),
     ]:
         assert expected in refusal(written(tmp_path / "a.csv", text))
@@ -127,17 +130,17 @@ def test_a_wrong_plain_csv_is_refused_with_its_line(tmp_path: Path) -> None:
 def test_wrong_json_lines_are_refused_with_their_line(tmp_path: Path) -> None:
     for text, expected in [
         (json_row() + '{"request": 0', "line 2: not JSON"),
-        (json_row() + "[]\n", "line 2: not an object"),
+        (json_row() + "[]\n", "line 2: not a JSON object"),
         (json_row(weigths=[1, 2]), "line 1: unknown key weigths"),
         (json_row() + json_row(token=1, weights=[0.5, 0.5]), "line 2: keys request, token, layer, experts, weights"),
         (
             json_row() + json_row(token=1, experts=[1]),
-            "line 2: experts is [1]; expected 2 numbers, each",
+            "line 2: invalid experts [1]: expected 2 numbers, each",
         ),
-        (json_row(experts=[1, "2"]), "line 1: experts[1] is '2'; expected a whole number"),
-        (json_row(token=True), "line 1: token is True; expected a whole number"),
-        (json_row(weights=[float("nan"), 1]), "line 1: weights[0] is nan; expected a number from 0"),
-        (json_row(experts=[[1], [2]]), "line 1: experts[0] is [1]; expected a whole number"),
+        (json_row(experts=[1, "2"]), "line 1: invalid experts[1] '2': expected a whole number"),
+        (json_row(token=True), "line 1: invalid token True: expected a whole number"),
+        (json_row(weights=[float("nan"), 1]), "line 1: invalid weights[0] nan: expected a number from 0"),
+        (json_row(experts=[[1], [2]]), "line 1: invalid experts[0] [1]: expected"),
     ]:
         assert expected in refusal(written(tmp_path / "a.jsonl", text))
 

@@ -178,8 +178,8 @@ def test_what_is_more_than_data_is_refused_by_name(tmp_path: Path, monkeypatch: 
     ]:
         monkeypatch.chdir(tmp_path)
         said = refusal(saved(tmp_path / "a.pt", {"a": [value]}))
-        assert f"{name} is not read" in said
-        assert "numbers, texts, lists, dicts and tensors are read" in said
+        assert f"{name} is not loaded" in said
+        assert "numbers, strings, lists, dicts and tensors" in said
         assert not (tmp_path / "ran").exists()
 
 
@@ -210,8 +210,8 @@ def test_a_tensor_that_its_storage_cannot_hold_is_refused(tmp_path: Path) -> Non
         (tensor((4,), (1,), numel=5), "claims another size than the 16 bytes of its storage"),
         (tensor((4,), (1,), numel=-4), "claims another size"),
         (tensor((4,), (1,), kind="Double"), "claims another size"),
-        (tensor((4,), (1,), key="1"), "no data/1 in it"),
-        (tensor((4,), (1,), key="../../data.pkl"), "no data/../../data.pkl in it"),
+        (tensor((4,), (1,), key="1"), "missing data/1"),
+        (tensor((4,), (1,), key="../../data.pkl"), "missing data/../../data.pkl"),
         (tensor(["x"], (1,)), "broken"),
         (tensor((1.0,), (1,)), "broken"),
         (tensor((True,), (1,)), "broken"),
@@ -305,7 +305,7 @@ def test_a_pickle_that_is_too_large_is_refused_unread(tmp_path: Path, monkeypatc
 
 def test_packed_members_are_refused_unpacked(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.pt", tensor((4,), (1,), numel=10**7) + b".", packed=True, d0=b"\0" * (4 * 10**7))
-    assert "packed, which torch.save never does" in bounded(path)
+    assert "compressed, which torch.save never does" in bounded(path)
 
 
 def test_a_claim_of_many_bytes_is_refused_before_anything_is_allocated(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_any_program_is_refused_in_one_line_or_is_data(
 
 def test_files_of_old_torch_are_refused_with_what_to_do(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pt", document(), _use_new_zipfile_serialization=False)
-    with pytest.raises(TraceError, match=r"as before torch 1\.6; torch\.load it and torch\.save it again"):
+    with pytest.raises(TraceError, match=r"before torch 1\.6"):
         refuse_unreadable(path)
 
 
@@ -396,4 +396,4 @@ def test_big_endian_files_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "b.pt", "w") as opened:
         opened.writestr("x/data.pkl", b"N.")
         opened.writestr("x/byteorder", b"big")
-    assert "not of a little-endian machine" in refusal(tmp_path / "b.pt")
+    assert "big-endian machine" in refusal(tmp_path / "b.pt")

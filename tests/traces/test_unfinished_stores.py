@@ -1,4 +1,4 @@
-"""What is unfinished can be continued, by one writer at a time."""
+"""Unfinished stores can be continued, by one writer at a time."""
 
 from __future__ import annotations
 

@@ -93,14 +93,14 @@ def test_bytes_without_a_model_take_the_bits_of_the_name() -> None:
     assert imported(None, "log-Q6_K.csv")[:2] == (6.56, 1000)
     bits, _, notes = imported(None, "log.csv")
     assert bits == 16
-    assert notes[0].startswith("number of experts not recorded")
-    assert notes[1] == "precision of the expert bytes not known: taken as 16 bits; --expert-bits tells it"
+    assert notes[0].startswith("number of experts was not recorded")
+    assert notes[1] == "unknown precision of the expert bytes: assumed 16 bits; pass --expert-bits"
 
 
 def test_the_size_of_an_expert_is_said_in_full() -> None:
     """12.61 MiB = 13,219,200 / 2**20; 9.455 GiB = 24 layers of 32 of them."""
     assert size_line(known("gpt-oss-20b").geometry) == (
-        "an expert has 12.61 MiB at 4 bits, all have 9.455 GiB; --expert-bits or --expert-bytes change that"
+        "an expert has 12.61 MiB at 4 bits, all have 9.455 GiB; override with --expert-bits or --expert-bytes"
     )
 
 

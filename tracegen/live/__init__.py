@@ -1,1 +1,1 @@
-"""Live runs: the engine decides at the gates of the real model, with an optional baseline run beside it."""
+"""Live runs: the engine decides at the gates of the real model, with an optional baseline run."""

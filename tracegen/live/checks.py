@@ -1,4 +1,4 @@
-"""Checks of a sweep by live runs: the model runs a trace's first requests again, beside a replay of them."""
+"""Checks of a sweep by live runs: the model runs a trace's first requests again, and a replay of them is compared."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Running:
         )
 
     def refusal(self, trace: Trace, config: ReplayConfig) -> str | None:
-        """Return why a configuration cannot run live: first for any model, then, once it is loaded, for this one."""
+        """Return why a configuration cannot run live on any model or, once loaded, on this one."""
         try:
             check_live(config)
             plan(self._part(trace), config)
@@ -87,7 +87,7 @@ class Running:
         return self.device
 
     def _part(self, trace: Trace) -> Trace:
-        """Return the requests that are run, as a trace of their own."""
+        """Return the requests to run, as a separate trace."""
         if self.requests >= trace.requests:
             return trace
         return memory_trace(trace.header, [trace.request(at) for at in range(self.requests)], trace.router_bias)

@@ -1,7 +1,7 @@
 """Experts that policies have dropped, replaced or rounded: one function in transformers' experts interface.
 
-It computes what a model's own `eager` implementation computes, bit for bit, except that id -1 runs nothing and that an
-expert ordered at few bits runs with weights that a quantiser has stored in those and restored (`tiers`); biases are
+It equals a model's own `eager` implementation bit for bit, except that id -1 runs nothing and that an
+expert requested at few bits runs with weights that a quantiser stored and restored (`tiers`); biases are
 left alone.
 """
 
@@ -33,7 +33,7 @@ class Orders:
 
     bits: dict[nn.Module, Mapping[int, float]] = field(default_factory=dict)  #: experts module -> expert -> bits
     tiers: Tiers = field(default_factory=Tiers)  #: where weights of few bits come from
-    served: set[nn.Module] = field(default_factory=set)  #: experts modules that asked for their orders
+    served: set[nn.Module] = field(default_factory=set)  #: experts modules that have requested their orders
     #: Computes experts elsewhere: (module, hidden (T, H), ids (T, k)) to states (n, H) by expert.
     elsewhere: Callable[[nn.Module, Tensor, Tensor], Mapping[int, Tensor]] | None = None
 
@@ -68,12 +68,12 @@ def implemented(model: transformers.PreTrainedModel, name: str) -> Iterator[None
 
 
 def check_computable(experts: list[nn.Module]) -> None:
-    """Raises RecordError, naming what is in the way, unless `run_experts` can compute these modules."""
+    """Raise RecordError, naming the obstacle, unless `run_experts` can compute these modules."""
     for module in experts:
         stored = {parameter.dtype for parameter in module.parameters()} - PLAIN
         if len(projections(module)) != 2 or stored:
             how = f"stores experts as {', '.join(map(str, stored))}" if stored else "does not keep its experts together"
-            raise RecordError(f"{type(module).__name__} {how}: nothing can be dropped, rounded or moved there; {FIX}")
+            raise RecordError(f"{type(module).__name__} {how}: its experts cannot be dropped, rounded or moved; {FIX}")
 
 
 def projections(experts: nn.Module) -> list[str]:
@@ -111,7 +111,7 @@ def run_experts(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Te
 def run_expert(
     module: Any, expert: int, state: Tensor, bits: float | None = None, weights: Weights | None = None
 ) -> Tensor:
-    """Run an expert on its tokens (n, H) at so many bits; None leaves its weights as they are.
+    """Run an expert on its tokens (n, H) at `bits`; None uses its weights unchanged.
 
     `weights` are used in place of the module's own.
     """

@@ -1,6 +1,6 @@
-"""A live model with real transfers: its experts' weights lie in a slow tier, and it computes from slots.
+"""A live model with real transfers: its experts' weights are in a slow tier, and it computes from slots.
 
-The model's own thread is the accelerator. When it comes to a gate the engine goes on; when it comes to its experts it
+The model's own thread is the accelerator. At a gate the engine continues; at the experts the model
 computes what the engine asks for, as it is asked: from the slot that the expert was read into, after its bytes were
 compared with the model's. States are added in the order of the model's `eager` experts, so no bit of those changes.
 
@@ -112,7 +112,7 @@ class Transfers:
     def __init__(self, modules: MoeModules, slow: SlowTier, arena: Arena, about: Mapping[str, object]) -> None:
         """Take the slow tier with the model's experts (`contents_of`).
 
-        `close` ends its reader; `about` goes into the result.
+        `close` ends its reader thread; `about` is stored in the result.
         """
         self._layers = {site.experts: layer for layer, site in enumerate(modules.sites)}
         self._experts, self.about = modules.geometry.experts, about
@@ -131,7 +131,7 @@ class Transfers:
         self.thread.done()
 
     def serve(self, engine: Driven, module: nn.Module, hidden: Tensor, ids: Tensor) -> dict[int, Tensor]:
-        """Compute what the engine asks for, as it comes, until the step is over: states (n, H) by expert."""
+        """Compute the experts that the engine requests, in order, until the step ends: states (n, H) by expert."""
         states: dict[int, Tensor] = {}
         while (y := self._advance(engine)) >= 0:
             expert = y - self._layers[module] * self._experts
@@ -196,7 +196,7 @@ def check_movable(modules: MoeModules) -> None:
     check_computable([site.experts for site in modules.sites])
     if len(devices := _devices(modules)) > 1:
         raise RecordError(
-            f"--slow-tier requires all experts on one device, found {', '.join(devices)}; leave --device-map out"
+            f"--slow-tier requires all experts on one device, found {', '.join(devices)}; omit --device-map"
         )
 
 
@@ -239,8 +239,6 @@ def weights_in(slot: Tensor, experts: nn.Module, expert: int) -> Weights:
         own = getattr(experts, name).data[expert]
         here = slot[begin : begin + own.nbytes].view(own.dtype).view(own.shape)
         if not torch.equal(here, own):
-            raise ConfigError(
-                f"--slow-tier gave other bytes than the model's for expert {expert}; if it is a disk, remove its file"
-            )
+            raise ConfigError(f"--slow-tier returned wrong bytes for expert {expert}; if it is a disk, remove its file")
         found[name], begin = here, begin + own.nbytes
     return found

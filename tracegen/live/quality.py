@@ -1,4 +1,4 @@
-"""Quality of a policy set: the modified model's predictions beside the baseline's, given the same tokens.
+"""Quality of a policy set: the modified model's predictions compared with the baseline's, given the same tokens.
 
 Every token but a request's first is predicted twice, given the same tokens before it. All in float64, from the logits
 as float32.
@@ -20,7 +20,7 @@ from moereplay.tracegen.decoding import Stepper, nll
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.source import Emulation
 
-LARGEST_EXPONENT = math.log(sys.float_info.max)  #: a model that rules out what was said has infinite perplexity
+LARGEST_EXPONENT = math.log(sys.float_info.max)  #: a model that gives a token zero probability has infinite perplexity
 ROWS_AT_ONCE = 64  #: three float64 copies of all logits of a long prompt would not fit
 
 
@@ -64,7 +64,7 @@ class Score:
         return self.differing == 0 if self.tokens else None
 
     def row(self) -> dict[str, float | int | bool | None]:
-        """Return the sums and what follows from them."""
+        """Return the sums and the values derived from them."""
         derived = ("perplexity_base", "perplexity", "mean_kl", "top1", "identical")
         return vars(self) | {name: getattr(self, name) for name in derived}
 
@@ -110,7 +110,7 @@ def _exp(mean: float | None) -> float | None:
     return None if mean is None else math.exp(min(mean, LARGEST_EXPONENT))
 
 
-# -- A live run beside its baseline: the model under policies and the unmodified model read the same tokens.
+# -- A live run and its baseline: the model under policies and the unmodified model read the same tokens.
 
 
 class Readers:
@@ -120,7 +120,7 @@ class Readers:
     """
 
     def __init__(self, model: transformers.PreTrainedModel, emulation: Emulation, quality: bool) -> None:
-        """Take `quality`; without it there is no baseline."""
+        """Store `quality`; without it there is no baseline."""
         self._emulation = emulation
         self._modified, self._base = Stepper(model), Stepper(model) if quality else None
 
@@ -150,7 +150,7 @@ class Readers:
 
     def _judge(self, logits: Tensor, base: Tensor | None, targets: Tensor) -> None:
         if torch.isnan(logits).any():
-            raise RecordError("the model's logits are not numbers (NaN); try --dtype bfloat16 or float32")
+            raise RecordError("the model's logits are not numbers (NaN); use --dtype bfloat16 or float32")
         self._nll.append(nll(logits, targets).cpu())
         if base is not None:
             self._score += score(base, logits, targets)

@@ -35,9 +35,9 @@ def requests_of(trace: Trace, limit: int | None = None) -> list[LiveRequest]:
 
 
 def check_live(config: ReplayConfig) -> None:
-    """Raises ConfigError or PolicyError for a configuration that no model can run under, whichever it is."""
+    """Raise ConfigError or PolicyError for a configuration under which no model can run."""
     if config.passes != "recorded":
-        raise ConfigError(f"--passes {config.passes} cannot be combined with a live run; expected recorded")
+        raise ConfigError(f"--passes {config.passes} cannot be combined with a live run: expected recorded")
     if config.lookahead != "recorded":
         fix = "replay a trace of it instead"
         raise ConfigError(

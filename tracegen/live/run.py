@@ -1,6 +1,6 @@
 """The real model under a policy set: the reference engine fed by its gates; capacity, link and time are simulated.
 
-    to_run = requests_of(trace)                      # or texts and prompts of your own
+    to_run = requests_of(trace)                      # or your own texts and prompts
     live = run(loaded, to_run, config)               # live.result, live.quality, live.executed
     replay(live.trace(), config)                   # makes the same decisions: the closed loop
 
@@ -53,7 +53,7 @@ class Live:
     quality: Quality | None
     header: Header  #: of the trace that the run is
     router_bias: np.ndarray | None  #: (L, E)
-    requests: tuple[Request, ...]  #: the model's own choice and logits, given what the policies did before
+    requests: tuple[Request, ...]  #: the model's own choice and logits, after the policies' earlier changes
     executed: tuple[np.ndarray, ...]  #: per request (T, L, k) int16: what each token ran, -1 dropped
     stored: tuple[Stored, ...] = ()  #: of every width at which experts ran with restored weights
 
@@ -75,11 +75,11 @@ def check_same_model(trace: Trace, loaded: Loaded, modules: MoeModules) -> None:
     for what in ("layers", "experts", "k", "router"):
         if getattr(ours, what) != getattr(theirs, what):
             found = f"{what} {getattr(theirs, what)}, {loaded.name} has {getattr(ours, what)}"
-            raise RecordError(f"{name} is of another model: {found}")
+            raise RecordError(f"{name} belongs to another model: {found}")
     provenance = trace.header.provenance
     if provenance.source_sha256 not in ("", loaded.weights_sha256):
         was = f"was recorded from other weights ({provenance.model}) than those of {loaded.name}"
-        raise RecordError(f"{name} {was}; give the checkpoint that it was recorded from")
+        raise RecordError(f"{name} {was}; pass the checkpoint that it was recorded from")
 
 
 def run(
@@ -115,7 +115,7 @@ def prepare(
     """Check everything that can be checked before the model runs.
 
     `decoding` continues every prompt, seeded by the configuration's seed. `lookahead` gates are recorded, or as many
-    as the prefetch policy needs. `prompts` is what a trace calls the requests. `modules` is the model's, `proven`.
+    as the prefetch policy needs. `prompts` is the name of the requests in a trace. `modules` is the model's, `proven`.
     `quantiser` stores the experts that policies want at few bits (`tracegen.precision`).
     Raises ConfigError or PolicyError for what cannot run live, RecordError for what the model or the quantiser cannot.
     """
@@ -208,7 +208,7 @@ class Prepared:
         return replace(measured, about=measured.about | dict(transfers.about))
 
     def _follow(self, number: int, given: LiveRequest, readers: Readers, progress: Callable[[int], None]) -> np.ndarray:
-        """Run a request, given and continued; return the tokens (T,) that went through the model."""
+        """Run the given tokens of a request and continue it; return the tokens (T,) that went through the model."""
         readers.begin(number)
         ids = list(given.token_ids)
         for start, stop in _passes(given):
@@ -229,7 +229,7 @@ class Prepared:
 
 
 def _passes(given: LiveRequest) -> Iterator[tuple[int, int]]:
-    """Yield the tokens [start, stop) of each pass over what is given."""
+    """Yield the tokens [start, stop) of each pass over the given tokens."""
     if given.prompt_length:
         yield 0, given.prompt_length
     for start in range(given.prompt_length, len(given.token_ids)):
@@ -244,7 +244,7 @@ def _check_requests(to_run: Sequence[LiveRequest], room: Room, decoding: Decodin
         tokens = len(ids) + new - 1
         if not ids or not 0 <= prompt_length <= len(ids):
             raise RecordError(
-                f"request {number}: {prompt_length} prompt tokens of {len(ids)}; expected 1 token or more"
+                f"request {number}: {prompt_length} prompt tokens of {len(ids)}: expected 1 token or more"
             )
         if room.context is not None and tokens > room.context:
             fix = "give shorter requests or fewer --max-new-tokens"

@@ -1,7 +1,7 @@
 """A live model as a source of demand: the reference engine decides at its gates.
 
-The model drives. At each gate the engine is moved on until it has told what every token runs; it reads what the gate
-said as it would read a trace's rows, through the same code, so a replay of the rows kept here decides the same.
+The model drives. At each gate the engine advances until it has decided what every token runs; it reads the gate's
+output said as it would read a trace's rows, through the same code, so a replay of the rows kept here decides the same.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class LiveGates:
         return weigh(self._geometry.router, self._received(layer).logits if self._logits else None, ids)
 
     def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
-        """Keep what the policies decided, for the model to run."""
+        """Store the policies' decisions, for the model to run."""
         self._received(layer)
         self.verdict = mixture
 
@@ -165,7 +165,7 @@ class Emulation:
             return self._whole(model_pass) if self._transfers is None else self._timed(model_pass, self._transfers)
 
     def begin(self, tokens: int, request: int, prefill: bool) -> None:
-        """Begin a pass over `tokens` tokens: every gate calls `at_gate`, then `end` is called.
+        """Begin a pass over `tokens` tokens: every gate calls `at_gate`; call `end` afterwards.
 
         `forward` does all of it.
         """
@@ -179,7 +179,7 @@ class Emulation:
             raise RecordError(f"{self._modules.name}: a pass ran {self._next} of {len(self._modules.sites)} gates")
 
     def _timed(self, model_pass: Callable[[], Tensor], transfers: Transfers) -> Tensor:
-        """Let the clock of the transfers run meanwhile."""
+        """Run the transfers' clock during the block."""
         with undisturbed():
             transfers.begin(self._engine)
             logits = self._whole(model_pass)
@@ -249,7 +249,7 @@ class Emulation:
     def _order(self, layer: int, mixture: Mixture) -> None:
         pairs = zip(mixture.gate.ids, mixture.run, strict=True)
         if self.orders is None and any(NONE in run and NONE not in own for own, run in pairs):
-            raise PolicyError(f"routing {self._routing} dropped an expert without declaring it; expected drops=True")
+            raise PolicyError(f"routing {self._routing} dropped an expert without declaring it: expected drops=True")
         if self.orders is not None and self._bits:
             rounded = {expert: self._bits[tier] for expert, tier in mixture.tiers.items()}
             self.orders.bits[self._modules.sites[layer].experts] = {e: bits for e, bits in rounded.items() if bits}
@@ -267,10 +267,10 @@ def under_orders(modules: MoeModules, orders: Orders | None) -> Iterator[None]:
 
 
 def as_ordered(modules: MoeModules, reading: Reading, said: Said, mixture: Mixture) -> tuple[Tensor, Tensor] | None:
-    """Return the ids and weights (T, k) that the experts are given, or None if no token's set of experts has changed.
+    """Return the ids and weights (T, k) for the experts, or None if no token's set of experts has changed.
 
-    As fidelity counts it: a token that was routed to fewer experts, or runs one that its router did not choose, is
-    weighed anew from its logits; one that only lost some at a miss keeps the others' weights.
+    As in the fidelity counters, a token that was routed to fewer experts, or runs one that its router did not choose,
+    is reweighted from its logits; a token that only lost experts at a miss keeps the others' weights.
     """
     own = said.chosen.tolist()
     changed = [t for t, run in enumerate(mixture.run) if set(run) != set(own[t])]

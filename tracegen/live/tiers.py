@@ -1,7 +1,7 @@
-"""Weights of experts at few bits, as a live run computes with them: restored from what the quantiser stored.
+"""Weights of experts at few bits for a live run: restored from the quantiser's packed form.
 
-What was packed and what was restored stay in memory as far as there is room, the last used, so that a step does not do
-again what the one before did. Packing takes several times as long as restoring, and what is packed is much smaller.
+The most recently used packed and restored weights stay in memory as space permits, so that a step does not repeat
+the previous one's work. Packing takes several times as long as restoring, and packed weights are much smaller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from moereplay.tracegen.precision.registry import quantiser_at, titled
 from moereplay.tracegen.precision.store import stored
 
 ROOM = 2**30  #: bytes of restored weights in memory, and of packed ones, at least
-PACKED_SHARE, RESTORED_SHARE = 1 / 2, 1 / 4  #: of what is free when the model has been loaded, if that is more
+PACKED_SHARE, RESTORED_SHARE = (
+    1 / 2,
+    1 / 4,
+)  #: share of the memory that is free after loading the model, if that is more
 Which = tuple[nn.Module, str, int, float]  #: module, parameter, expert, bits
 
 
@@ -36,7 +39,7 @@ class Stored(NamedTuple):
 
 
 class Tiers:
-    """Restored weights of one model. The tier that is asked for is the tier that is restored, whatever was before."""
+    """Restored weights of one model, always of the requested tier."""
 
     def __init__(
         self,
@@ -53,9 +56,9 @@ class Tiers:
         self._stored: dict[tuple[float, str], tuple[int, int]] = {}
 
     def weight(self, module: Any, parameter: str, expert: int, bits: float) -> Tensor:
-        """Return an expert's matrix at so many bits, in the orientation, dtype and place of the model's own.
+        """Return an expert's matrix at `bits`, in the orientation, dtype and device of the model's own.
 
-        Raises RecordError where the quantiser lacks that width, or its library cannot be imported.
+        Raises RecordError if the quantiser lacks that width, or its library cannot be imported.
         """
         which = module, parameter, expert, bits
         return self._restored.get(which, lambda: self._restore(which), lambda weight: weight.nbytes)
@@ -114,7 +117,7 @@ class Tiers:
 
 
 def tiers_of(modules: MoeModules, quantiser: str, weights_sha256: str) -> Tiers:
-    """Return the tiers of a model; the memory left beside the model bounds packed and restored weights."""
+    """Return the tiers of a model; packed and restored weights are limited to the memory that the model leaves free."""
     free = _free_beside(modules)
     rooms = (max(ROOM, int(share * free)) for share in (RESTORED_SHARE, PACKED_SHARE))
     return Tiers(quantiser, weights_sha256, {site.experts: at for at, site in enumerate(modules.sites)}, *rooms)
@@ -153,7 +156,7 @@ class LruCache(Generic[Key, Value]):
         self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
 
     def get(self, key: Key, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
-        """Return the value of a key, made if it is not cached; `size` says its bytes."""
+        """Return the value of a key, computed if it is not cached; `size` returns its bytes."""
         if key not in self._values:
             made = make()
             self._values[key] = made, size(made)

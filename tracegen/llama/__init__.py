@@ -1,1 +1,1 @@
-"""Record GGUF files by running llama.cpp in a process of its own; no torch is needed."""
+"""Record GGUF files by running llama.cpp in a separate process; no torch is needed."""

@@ -1,4 +1,4 @@
-"""llama.cpp's library by ctypes: what depends on its binary interface is in this file, and checked before use.
+"""llama.cpp's library by ctypes: everything that depends on its binary interface is here, and checked before use.
 
 No header of a build is copied. Structures of parameters are whatever the library's own `llama_*_default_params` return,
 in a buffer larger than any of them; the few fields that are set are found between known default values. The head of
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes as c
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +25,10 @@ PACKAGES = {
     "llama_cpp_py_sync": ("libllama.so", "libllama.dylib"),
     "llama_cpp": ("lib/libllama.so", "lib/libllama.dylib"),
 }
-LIBRARIES = ("libllama.so*", "libllama.dylib")
+LIBRARIES = ("libllama.so*", "libllama.v*.so", "libllama.dylib")
 AT_ONCE = 512  #: tokens of one decode: more than one part of a batch would be reordered
 ROOM = 2048  #: bytes, several times the parameters of any build, which pass by the stack or by reference
+ERROR = 4  #: ggml's level of a line of its log
 F32, I32 = 0, 26  #: ggml's types of the tensors that are read
 DTYPES = {F32: np.dtype("<f4"), I32: np.dtype("<i4")}
 FIT = "install the package of the extra, or pass a build of 2026 with --llama-lib"
@@ -107,7 +108,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ggml_nbytes": (_Z, _P),
     "ggml_backend_tensor_get": (None, _P, _P, _Z, _Z),
 }
-#: Functions of newer builds: what they return says which build it is.
+#: Functions of newer builds, whose results identify the build.
 NAMES = ("llama_version", "ggml_version", "ggml_commit")
 
 
@@ -116,7 +117,9 @@ def library_file(given: Path | None = None) -> Path:
     if given is not None:
         found = sorted(each for pattern in LIBRARIES for each in given.glob(pattern)) if given.is_dir() else [given]
         if not found or not found[0].is_file():
-            raise RecordError(f"--llama-lib {given}: no such file; expected libllama.so, or the folder that holds it")
+            raise RecordError(
+                f"--llama-lib {given}: no such file: expected libllama.so, or the folder that contains it"
+            )
         return found[0].absolute()
     for package, patterns in PACKAGES.items():
         spec = find_spec(package)
@@ -139,12 +142,14 @@ class Places(NamedTuple):
 
 #: use_extra_bufts in llama_model_params: its byte, and the flags around it as they are by default, from a byte on.
 REPACKS = ((74, 72, b"\0\0\1\0\0"), (69, 64, b"\0\1\0\0\0\1\0\0"))
-GPU_LAYERS = 16  #: byte of n_gpu_layers in llama_model_params, behind two pointers
+GPU_LAYERS = 16  #: byte of n_gpu_layers in llama_model_params, after two pointers
 LAYER_COUNTS = (-1, 0, 999)  #: its defaults: all
 SIZES = (512, 2048, 512, 1)  #: n_ctx, n_batch, n_ubatch, n_seq_max, the first of llama_context_params
-#: A threshold that is off, no callback and no data of it, and keys and values of 16 bits.
-AROUND_CALLBACK = struct.pack("<fQQii", -1.0, 0, 0, 1, 1)
-TO_CALLBACK, TO_TYPES, TO_FLASH = 4, 20, -32  #: from the beginning of AROUND_CALLBACK
+#: No callback and no callback data, and keys and values of 16 bits; before them a disabled threshold, and in some
+#: builds four unset bytes between.
+CALLBACK, OFF = struct.pack("<QQii", 0, 0, 1, 1), struct.pack("<f", -1.0)
+TO_TYPES = 16  #: from the callback
+TO_FLASH = -32  #: from the threshold
 AUTO = -1  #: default of flash attention
 
 
@@ -153,52 +158,54 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.said: deque[str] = deque(maxlen=20)  #: the library's last lines
-        parts = self._opened()
-        self._declare(parts)
-        self._on_log = ON_LOG(lambda level, line, _: self.said.append((line or b"").decode(errors="replace").strip()))
+        self.said: deque[tuple[int, str]] = deque(maxlen=5000)  #: levels and text of the library's last lines
+        self._parts = self._opened()
+        self.declare(FUNCTIONS)
+        self.build = {name: _text_of(part, name) for part in self._parts for name in NAMES if hasattr(part, name)}
+        self._on_log = ON_LOG(lambda level, line, _: self.said.append((level, _text(line))))
         self.llama_log_set(self._on_log, None)
         self.places = self._places()
         self.name_at = self._name_at()
-        self.ggml_backend_load_all_from_path(str(path.parent).encode())  # processors' variants beside the library
+        self.ggml_backend_load_all_from_path(str(path.parent).encode())  # variants for processors, next to the library
         if not self.ggml_backend_dev_count():
             self.ggml_backend_load_all()  # where a distribution keeps them
         self.llama_backend_init()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        raise AttributeError(name)  # functions are set by _declare
+        raise AttributeError(name)  # functions are set by declare
 
     def _opened(self) -> list[c.CDLL]:
         try:
             parts = [c.CDLL(str(self.path), mode=c.RTLD_GLOBAL)]
             beside = sorted(each for each in self.path.parent.glob("libggml*") if "-cpu" not in each.name)
             return parts + [c.CDLL(str(each)) for each in beside]
-        except OSError as refused:  # another processor's, or one that wants a newer system
+        except OSError as refused:  # built for another processor or a newer system
             raise RecordError(f"{self.path}: cannot be loaded ({refused}); {FIT}") from None
 
-    def _declare(self, parts: list[c.CDLL]) -> None:
-        for name, (result, *arguments) in FUNCTIONS.items():
-            function = next((getattr(part, name) for part in parts if hasattr(part, name)), None)
+    def declare(self, functions: dict[str, tuple[Any, ...]]) -> None:
+        """Make functions attributes: each with its result and its arguments. Raises RecordError for a missing one."""
+        for name, (result, *arguments) in functions.items():
+            function = next((getattr(part, name) for part in self._parts if hasattr(part, name)), None)
             if function is None:
-                raise RecordError(f"{self.path}: no function {name}; expected llama.cpp's library: {FIT}")
+                raise RecordError(f"{self.path}: missing function {name}: expected llama.cpp's library: {FIT}")
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
-        self.build = {name: _text_of(part, name) for part in parts for name in NAMES if hasattr(part, name)}
 
     def _places(self) -> Places:
         model = bytes(self.llama_model_default_params().raw)
         fits = [at for at, start, flags in REPACKS if model[start : start + len(flags)] == flags]
         layers = struct.unpack_from("<i", model, GPU_LAYERS)[0]
-        if any(model[:GPU_LAYERS]) or layers not in LAYER_COUNTS or not fits:
-            raise RecordError(f"{self.path}: llama_model_params have other defaults than those known; {FIT}")
+        if any(model[:GPU_LAYERS]) or layers not in LAYER_COUNTS or len(fits) != 1:
+            raise RecordError(f"{self.path}: llama_model_params have unknown defaults; {FIT}")
         context = bytes(self.llama_context_default_params().raw)
-        at = context.find(AROUND_CALLBACK, 32, 256)
-        once = at >= 0 and context.count(AROUND_CALLBACK, 32, 256) == 1 and (at + TO_CALLBACK) % 8 == 0
-        if struct.unpack_from("<4I", context) != SIZES or not once:
-            raise RecordError(f"{self.path}: llama_context_params have other defaults than those known; {FIT}")
-        if struct.unpack_from("<i", context, at + TO_FLASH)[0] != AUTO:
-            raise RecordError(f"{self.path}: flash attention is not where it is in known builds; {FIT}")
-        return Places(fits[0], at + TO_CALLBACK, at + TO_TYPES, at + TO_FLASH)
+        spots = [at for at in range(40, 256, 8) if context[at : at + len(CALLBACK)] == CALLBACK]
+        found = [(at, off) for at in spots for off in (at - 4, at - 8) if context[off : off + 4] == OFF]
+        if struct.unpack_from("<4I", context) != SIZES or len(found) != 1:
+            raise RecordError(f"{self.path}: llama_context_params have unknown defaults; {FIT}")
+        ((callback, threshold),) = found
+        if struct.unpack_from("<i", context, threshold + TO_FLASH)[0] != AUTO:
+            raise RecordError(f"{self.path}: the position of flash_attn differs from known builds; {FIT}")
+        return Places(fits[0], callback, callback + TO_TYPES, threshold + TO_FLASH)
 
     def _name_at(self) -> int:
         """Return the byte of a tensor's name; the head of a tensor must be as declared."""
@@ -206,13 +213,15 @@ class Library:
         head = TensorHead.from_address(tensor)
         found = [head.type, *head.ne, *head.nb, self.ggml_nbytes(tensor)]
         if found != [I32, 3, 5, 7, 1, 4, 12, 60, 420, 420]:
-            raise RecordError(f"{self.path}: ggml_tensor is laid out otherwise than in known builds; {FIT}")
+            raise RecordError(f"{self.path}: the layout of ggml_tensor differs from known builds; {FIT}")
         return self.ggml_get_name(tensor) - tensor
 
     @property
     def last_words(self) -> str:
-        """The library's last message, in one line."""
-        return " ".join(line for line in list(self.said)[-3:] if line)[-300:]
+        """The library's last message, in one line: its errors, without what it says besides, if there are any."""
+        last = list(self.said)[-20:]
+        errors = [line for level, line in last if level == ERROR]
+        return " ".join(errors[-2:] or [line for _, line in last[-3:] if line])[-300:]
 
     def name(self, tensor: int) -> bytes:
         """Return the name of a node."""
@@ -222,7 +231,7 @@ class Library:
         """Copy a tensor of float32 or int32, slowest axis first; a view keeps its strides. Raises RecordError."""
         head = TensorHead.from_address(tensor)
         if head.type not in DTYPES:
-            raise RecordError(f"node {self.name(tensor)!r} is of ggml's type {head.type}; expected float32 or int32")
+            raise RecordError(f"node {self.name(tensor)!r} has ggml type {head.type}: expected float32 or int32")
         raw = np.empty(self.ggml_nbytes(tensor), np.uint8)
         self.ggml_backend_tensor_get(tensor, raw.ctypes.data, 0, raw.nbytes)
         return np.ndarray(tuple(head.ne)[::-1], DTYPES[head.type], raw, 0, tuple(head.nb)[::-1]).copy()
@@ -231,7 +240,11 @@ class Library:
 def _text_of(part: c.CDLL, name: str) -> str:
     function = getattr(part, name)
     function.restype, function.argtypes = _S, []
-    return (function() or b"").decode(errors="replace")
+    return _text(function())
+
+
+def _text(line: bytes | None) -> str:
+    return (line or b"").decode(errors="replace").strip()
 
 
 class Model:
@@ -240,8 +253,8 @@ class Model:
     def __init__(self, library: Library, path: Path) -> None:
         self._library = library
         params = library.llama_model_default_params()
-        struct.pack_into("<i", params.raw, GPU_LAYERS, 0)
         params.raw[library.places.repack] = 0  # experts stay in the mapped file: a copy in memory may not fit
+        self._place(params)
         self._model = library.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise RecordError(f"llama.cpp cannot load {path.name}: {library.last_words}")
@@ -251,6 +264,9 @@ class Model:
         adds = library.llama_vocab_get_add_bos(self._vocabulary)
         self.opening: int | None = library.llama_vocab_bos(self._vocabulary) if adds else None
         self.template: bytes | None = library.llama_model_chat_template(self._model, None)
+
+    def _place(self, params: Parameters) -> None:
+        struct.pack_into("<i", params.raw, GPU_LAYERS, 0)
 
     def tokens(self, text: str, special: bool) -> list[int]:
         """Return the ids of a text; with `special` the model's opening token comes before it."""
@@ -267,7 +283,7 @@ class Model:
         space = c.create_string_buffer(len(text.encode()) * 2 + (1 << 16))
         size = self._library.llama_chat_apply_template(self.template, c.byref(message), 1, True, space, len(space))
         if not 0 < size < len(space):
-            raise RecordError("llama.cpp does not know the file's chat template; leave --chat out")
+            raise RecordError("llama.cpp does not support the file's chat template; omit --chat")
         return space.raw[:size].decode(errors="replace")
 
     def ends(self, token: int) -> bool:
@@ -275,7 +291,7 @@ class Model:
         return bool(self._library.llama_vocab_is_eog(self._vocabulary, token))
 
     def make_context(self, longest: int, threads: int, exact: bool, on_node: Callable[[int, bool], bool]) -> None:
-        """Make room for sequences of `longest` tokens; `on_node` gets each node and whether it is yet to be computed.
+        """Create a context for `longest` tokens; `on_node` receives each node and whether it is yet to be computed.
 
         `exact` keeps keys and values in float32, without flash attention.
         """
@@ -288,9 +304,13 @@ class Model:
         if exact:
             struct.pack_into("<ii", params.raw, places.types, F32, F32)
             struct.pack_into("<i", params.raw, places.flash, 0)
+        self._start(params, longest, threads)
+
+    def _start(self, params: Parameters, longest: int, threads: int) -> None:
+        library = self._library
         self._context = library.llama_init_from_model(self._model, params)
         if not self._context:
-            raise RecordError(f"llama.cpp makes no context of {longest:,} tokens: {library.last_words}")
+            raise RecordError(f"llama.cpp cannot create a context of {longest:,} tokens: {library.last_words}")
         library.llama_set_n_threads(self._context, threads, threads)
         self._batch = library.llama_batch_init(AT_ONCE, 0, 1)
 
@@ -300,12 +320,16 @@ class Model:
 
     def decode(self, ids: list[int], start: int) -> np.ndarray:
         """Run at most AT_ONCE tokens from position `start` on; return their logits (T, V)."""
+        self._step(ids, start, range(len(ids)))  # of each: else the last layer is computed for one token alone
+        rows = [self._library.llama_get_logits_ith(self._context, at) for at in range(len(ids))]
+        return np.stack([np.ctypeslib.as_array(row, (self.vocabulary,)) for row in rows])
+
+    def _step(self, ids: list[int], start: int, asked: Collection[int]) -> None:
+        """Run tokens from position `start` on; `asked` are those whose logits are wanted."""
         batch = self._batch
         batch.n_tokens = len(ids)
         for at, token in enumerate(ids):
             batch.token[at], batch.pos[at], batch.n_seq_id[at], batch.seq_id[at][0] = token, start + at, 1, 0
-            batch.logits[at] = 1  # of each: else the last layer is computed for one token alone
+            batch.logits[at] = at in asked
         if code := self._library.llama_decode(self._context, batch):
             raise RecordError(f"llama.cpp cannot decode {len(ids)} tokens ({code}): {self._library.last_words}")
-        rows = [self._library.llama_get_logits_ith(self._context, at) for at in range(len(ids))]
-        return np.stack([np.ctypeslib.as_array(row, (self.vocabulary,)) for row in rows])

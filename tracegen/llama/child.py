@@ -1,7 +1,7 @@
-"""The process that runs llama.cpp: it answers its parent's questions, one at a time, until the parent is gone.
+"""The process that runs llama.cpp: it answers its parent's requests, one at a time, until the parent exits.
 
-A question is a line of JSON on standard input; an answer a line of JSON, and behind it the bytes of the arrays that the
-line lists. Files and libraries are other people's: the process writes no file and has a limit of memory.
+A request is a line of JSON on standard input; an answer is a line of JSON, followed by the bytes of the arrays that the
+line lists. Files and libraries are untrusted: the process writes no file and has a memory limit.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import numpy as np
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.llama.binding import AT_ONCE, Library, Model
+from moereplay.tracegen.llama.expert_cache import Cached, CachedModel
 from moereplay.tracegen.llama.nodes import Routers
 from moereplay.tracegen.llama.sampling import nll, pick
 from moereplay.traces.documents import from_json, json_text
 
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
-SHARE_OF_MEMORY = 0.9  #: of this machine's, for what is not mapped from the file
+SHARE_OF_MEMORY = 0.9  #: share of this machine's memory, for data not mapped from the file
 
 
 def limit() -> None:
@@ -48,6 +49,8 @@ class Session:
         self._library: Library | None = None
         self._model: Model | None = None
         self._routers: Routers | None = None
+        self._cached: Cached | None = None
+        self._cached_model: CachedModel | None = None
 
     def answer(self, asked: dict[str, Any]) -> Answer:
         """Answer one question. Raises RecordError."""
@@ -104,12 +107,36 @@ class Session:
         rows |= {"token_ids": np.array(done, np.int32), "nll": np.concatenate(surprise)}
         return {"layers": parts[0].layers}, rows
 
+    def _cache(self) -> Answer:
+        """Return the device that the library's expert cache would have; empty without one."""
+        assert self._library
+        self._cached = Cached(self._library)
+        return {"device": self._cached.device}, {}
+
+    def _serve(self, endpoint: str, threads: int) -> Answer:
+        """Be that device for another process; returns when the server has failed."""
+        assert self._library
+        Cached(self._library).serve(endpoint, threads)
+        raise RecordError(f"llama.cpp's RPC server ended: {self._library.last_words}")
+
+    def _connect(self, endpoint: str, path: str) -> Answer:
+        """Load a file for the cache, on the server at `endpoint` if there is one."""
+        assert self._cached
+        if endpoint:
+            self._cached.connect(endpoint)
+        self._cached_model = self._cached.load(Path(path))
+        return {"device": self._cached.device, "vocabulary": self._cached_model.vocabulary}, {}
+
+    def _run(self, requests: list[list[Any]], size: int, longest: int, threads: int) -> Answer:
+        assert self._cached_model
+        return self._cached_model.run(requests, size, longest, threads), {}
+
     def _passed(self, tokens: list[int], start: int) -> Any:
         assert self._model
         assert self._routers
         logits = self._model.decode(tokens, start)
         if not np.isfinite(logits[-1]).all():
-            raise RecordError("the model's logits are not numbers (NaN); is the file damaged?")
+            raise RecordError("the model's logits are not numbers (NaN); the file may be damaged")
         return logits, self._routers.take(len(tokens))
 
 

@@ -46,7 +46,7 @@ class GgufModel(NamedTuple):
 
 
 def is_named(model: str) -> bool:
-    """Return whether a model's name is that of a GGUF file."""
+    """Return True if a model's name is a GGUF file's."""
     path = Path(model).expanduser()
     return path.suffix.lower() == GGUF or (path.is_file() and is_gguf(path))
 
@@ -55,7 +55,7 @@ def opened(model: str) -> GgufModel:
     """Read the headers of a GGUF file. Raises RecordError if one is missing, cut off or no mixture of experts."""
     path = Path(model).expanduser()
     if not path.is_file():
-        raise RecordError(f"{model}: no such file; expected a GGUF file")
+        raise RecordError(f"{model}: no such file: expected a GGUF file")
     try:
         parts = tuple(read_gguf(part) for part in parts_of(path))
         for part in parts:
@@ -63,7 +63,8 @@ def opened(model: str) -> GgufModel:
         known = model_of_gguf(list(parts), path.stem, str(path))
         bias = _bias(parts, known.geometry.experts)
     except TraceError as wrong:
-        raise RecordError(str(wrong)) from None
+        said = str(wrong)
+        raise RecordError(said if path.stem in said else f"{path.name}: {said}") from None
     metadata = {key: value for part in reversed(parts) for key, value in part.metadata.items()}
     return GgufModel(parts, known, metadata, bias)
 

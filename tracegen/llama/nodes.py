@@ -10,7 +10,7 @@ import numpy as np
 from moereplay.tracegen.errors import RecordError
 
 PREFIX = b"ffn_moe_"
-#: Nodes that are read. Of several for logits or weights the last computed is what the model uses.
+#: Nodes that are read. If there are several for logits or weights, the model uses the last computed one.
 KINDS = {
     b"logits": "logits",
     b"logits_biased": "logits",
@@ -43,14 +43,14 @@ class Routers:
         self._error: Exception | None = None
 
     def on_node(self, tensor: int, ask: bool) -> bool:
-        """Before a node: return whether to stop behind it. Behind it: copy; False would end the pass."""
+        """Before a node, return whether to stop after it; after it, copy its data. False would end the pass."""
         try:
             kind, layer = _parsed(self._name(tensor))
             if kind is None:
                 return not ask
             if not ask:
                 self._keep(kind, layer, self._values(tensor))
-        except Exception as wrong:  # must not cross C; raised behind the pass
+        except Exception as wrong:  # must not cross C; raised after the pass
             self._error = wrong
         return True
 
@@ -62,14 +62,14 @@ class Routers:
             self._rows["logits", layer] = self._rows["scores", layer]
 
     def take(self, tokens: int) -> Pass:
-        """Return what the last pass of that many tokens left. Raises RecordError if a layer lacks a node or tokens."""
+        """Return the data of the last pass (`tokens` tokens). Raises RecordError if a layer lacks a node or tokens."""
         rows, self._rows = self._rows, {}
         error, self._error = self._error, None
         if error:
             raise error if isinstance(error, RecordError) else RecordError(f"a router cannot be read: {error!r}")
         layers = sorted({layer for _, layer in rows})
         if not layers:
-            raise RecordError("llama.cpp names no router in this model's graph; expected a mixture of experts")
+            raise RecordError("llama.cpp's graph of this model has no router: expected a Mixture of Experts")
         for kind, layer in ((kind, layer) for kind in ("logits", "chosen", "weights") for layer in layers):
             if (kind, layer) not in rows:
                 raise RecordError(f"llama.cpp's graph of this model has no {kind} of the router in layer {layer}")
@@ -78,7 +78,7 @@ class Routers:
                 raise RecordError(f"layer {layer} routes {found} of {tokens} tokens; such a model cannot be recorded")
         found = {kind: [rows[kind, layer] for layer in layers] for kind in ("chosen", "weights", "logits")}
         if any(len({part.shape for part in parts}) > 1 for parts in found.values()):
-            raise RecordError("layers have routers of different widths; expected the same in all of them")
+            raise RecordError("layers have routers of different widths: expected the same in all layers")
         return Pass(layers, **{kind: np.stack(parts, 1) for kind, parts in found.items()})
 
 

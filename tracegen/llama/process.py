@@ -1,4 +1,4 @@
-"""llama.cpp in a process of its own: questions go down, answers come up, its end is an error with its last words."""
+"""Run llama.cpp in a separate process: send requests, receive answers; raise its last output as an error."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
+from select import select
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self
@@ -41,7 +42,7 @@ class Engine:
         self._printed: deque[str] = deque(maxlen=4)
         self._reading = Thread(target=self._listen, daemon=True)
         self._reading.start()
-        self._library = library
+        self._library, self._asked = library, ""
         self.build: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -77,14 +78,27 @@ class Engine:
         """The process's id."""
         return self._process.pid
 
-    def ask(self, question: str, **values: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the answer to a question, and its arrays."""
+    def tell(self, question: str, **values: Any) -> None:
+        """Put a question whose answer is not waited for."""
         assert self._process.stdin
+        self._asked = question
         try:
             self._process.stdin.write(json_text({"ask": question} | values).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             raise self._ended() from None
+
+    def check(self) -> None:
+        """Raises RecordError if a question that was told has failed."""
+        if self._process.poll() is not None:
+            raise self._ended()
+        assert self._process.stdout
+        if select([self._process.stdout], [], [], 0)[0]:
+            raise RecordError(str(self._line().get("error", "llama.cpp's process answers unasked"))[:1000])
+
+    def ask(self, question: str, **values: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the answer to a question, and its arrays."""
+        self.tell(question, **values)
         said = self._line()
         if "error" in said:
             raise RecordError(str(said["error"])[:1000])
@@ -99,9 +113,9 @@ class Engine:
         try:
             said = from_json(line)
         except DocumentError:
-            raise RecordError("invalid answer of llama.cpp's process; is the file damaged?") from None
+            raise RecordError("invalid answer of llama.cpp's process; the file may be damaged") from None
         if not isinstance(said, dict):
-            raise RecordError("invalid answer of llama.cpp's process; is the file damaged?")
+            raise RecordError("invalid answer of llama.cpp's process; the file may be damaged")
         return said
 
     def _array(self, name: str, dtype: str, shape: list[int]) -> np.ndarray:
@@ -109,7 +123,7 @@ class Engine:
         assert self._process.stdout
         whole = isinstance(shape, list) and all(isinstance(each, int) and 0 <= each < 1 << 31 for each in shape)
         if EXPECTED.get(name) != dtype or not whole or len(shape) > 3 or 4 * np.prod(shape, dtype=float) > MOST_ARRAY:
-            raise RecordError("llama.cpp's process answers with an array that was not asked for; is the file damaged?")
+            raise RecordError("llama.cpp's process returned an unexpected array; the file may be damaged")
         values: Any = np.empty(shape, dtype)
         view = memoryview(values.reshape(-1)).cast("B")
         at = 0
@@ -135,7 +149,10 @@ class Engine:
         if code == -signal.SIGKILL:
             return RecordError(f"llama.cpp's process was killed; if memory ran out, {MEMORY}")
         if code < 0:
-            return RecordError(f"llama.cpp crashed ({signal.Signals(-code).name}){said}")
+            crashed = f"crashed ({signal.Signals(-code).name})"
+            if self._asked == "library_of":
+                return RecordError(f"{self._library} {crashed} while it was loaded; is the file whole?{said}")
+            return RecordError(f"llama.cpp {crashed}{said}")
         return RecordError(f"llama.cpp's process ended ({code}){said}")
 
 
@@ -152,7 +169,7 @@ class Tokenizer:
         return {"input_ids": arrays["ids"].tolist()}
 
     def get_chat_template(self) -> str:
-        """Return nothing: llama.cpp knows templates by itself."""
+        """Return nothing, because llama.cpp applies templates itself."""
         return ""
 
     def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> dict[str, list[int]]:

@@ -1,7 +1,7 @@
 """Run a GGUF file in llama.cpp on prompts or texts and write a trace, request by request, as `tracegen.record` does.
 
-One sequence goes through at a time. Rows are the tokens that went through the model. No request depends on another, so
-a resumed recording equals an undisturbed one, and whatever ends llama.cpp's process, committed requests stay.
+Sequences run one at a time. Rows are the tokens that went through the model. Requests are independent, so
+a resumed recording equals an uninterrupted one, and committed requests survive a crash of llama.cpp's process.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _header(running: Running, router: Router, work: Work, plan: Plan, way: Way) 
 
 
 class _Recorder:
-    """Runs one request at a time, and checks what comes back."""
+    """Runs one request at a time, and checks the results."""
 
     def __init__(self, running: Running, plan: Plan) -> None:
         self._running, self._plan = running, plan
@@ -146,20 +146,22 @@ UNDRAWN: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 
 def _check(rows: dict[str, np.ndarray], geometry: Geometry, given: int, new: int) -> None:
-    """Raises RecordError for rows that the file's header does not promise, or that are no numbers."""
+    """Raise RecordError for rows that contradict the file's header, or that are not numbers."""
     layers, experts, k = geometry.layers, geometry.experts, geometry.k
     tokens = len(rows.get("token_ids", ()))
     shapes = {"chosen": (tokens, layers, k), "weights": (tokens, layers, k), "logits": (tokens, layers, experts)}
     shapes |= {"token_ids": (tokens,), "nll": (tokens,)}
     if not given <= tokens <= given + max(new - 1, 0):
-        raise RecordError(f"llama.cpp ran {tokens} tokens; expected {given} to {given + new}")
+        raise RecordError(f"llama.cpp ran {tokens} tokens: expected {given} to {given + new}")
     for name, shape in shapes.items():
         if name not in rows or rows[name].shape != shape:
             found = rows[name].shape if name in rows else "nothing"
-            raise RecordError(f"llama.cpp's routers have {name} {found}; the file's header promises {shape}")
+            raise RecordError(f"llama.cpp's routers have {name} {found}; the file's header states {shape}")
     chosen = np.sort(rows["chosen"], -1)
     if chosen.min() < 0 or chosen.max() >= experts or (k > 1 and (chosen[..., 1:] == chosen[..., :-1]).any()):
-        raise RecordError(f"a router chose an expert twice, or one outside 0 to {experts - 1}; is the build damaged?")
+        raise RecordError(
+            f"a router chose an expert twice, or one outside 0 to {experts - 1}; the build may be damaged"
+        )
     for name in ("logits", "weights", "nll"):
         if not np.isfinite(rows[name]).all():
-            raise RecordError(f"{name} of a router are not numbers (NaN); is the file damaged?")
+            raise RecordError(f"{name} of a router are not numbers (NaN); the file may be damaged")

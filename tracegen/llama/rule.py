@@ -29,7 +29,7 @@ def rule_of(said: Mapping[str, Any], bias: np.ndarray | None, rows: Mapping[str,
         if _holds(router, bias, rows):
             return router
     how = "pass --no-logits to record the choice and weights alone"
-    raise RecordError(f"no known routing rule gives this model's choice and weights from its logits; {how}")
+    raise RecordError(f"no known routing rule reproduces this model's choice and weights from its logits; {how}")
 
 
 def _candidates(said: Mapping[str, Any], experts: int) -> Iterator[Router]:

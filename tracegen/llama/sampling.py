@@ -1,4 +1,4 @@
-"""Pick the next token from a row of logits, and say how surprising given ones were; in numpy, from a seed."""
+"""Pick the next token from a row of logits, and compute the nll of given ones; in numpy, from a seed."""
 
 from __future__ import annotations
 

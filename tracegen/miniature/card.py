@@ -1,7 +1,7 @@
 """Measure the miniature and write its model card: `python -m moereplay.tracegen.miniature.card`.
 
-Routing is measured on the held-out excerpts, teacher-forced, and beside it the same model as it was before training:
-random routing is a misleading stand-in for a model's, and the table shows how.
+Routing is measured on the held-out excerpts, teacher-forced, and compared with the same model before training:
+random routing is a misleading substitute for a model's, as the table shows.
 """
 
 import json
@@ -52,7 +52,7 @@ def _windows(size: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def measure(model: PreTrainedModel, windows: torch.Tensor) -> Measured:
-    """Return perplexity and routing over `windows`, each a request of its own."""
+    """Return perplexity and routing over `windows`, each a separate request."""
     modules, losses, requests = discover(model), [], []
     for window in windows:
         with Capture(modules, DEPTH) as capture:

@@ -16,7 +16,7 @@ EXCERPT_BYTES = 3000
 
 
 def main() -> None:
-    """Write `heldout.txt` and `prompts.jsonl` beside this file."""
+    """Write `heldout.txt` and `prompts.jsonl` into this file's folder."""
     folder = Path(__file__).parent
     _, held_out = train.split()
     text = "".join(map(_middle, held_out))

@@ -1,7 +1,7 @@
 """Train the miniature: `python -m moereplay.tracegen.miniature.train --out FOLDER`.
 
 The topology is OLMoE-1B-7B's (16 layers of 64 experts, top-8, softmax over all, weights not renormalised), the widths
-are not: hidden 128, expert width 32, about 15 million parameters. Balance is asked of every layer by itself: the
+are not: hidden 128, expert width 32, about 15 million parameters. Balance is required of every layer separately: the
 library's own loss sums tokens over all layers first, and a model can satisfy that with every single layer unbalanced.
 """
 
@@ -110,7 +110,7 @@ def held_out_loss(model: OlmoeForCausalLM, tokens: torch.Tensor, window: int = 5
 
 
 def _loud_experts(model: OlmoeForCausalLM) -> None:
-    """Scale up what experts add: weights of about 1/64, never renormalised, leave them nearly silent otherwise."""
+    """Scale up the experts' output: gate weights of about 1/64, never renormalised, would leave it negligible."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("experts.down_proj"):

@@ -78,7 +78,7 @@ class Slots:
         self._slot[y] = self._free[id(self._arena(y))].pop()
 
     def promoted(self, y: int) -> None:
-        """Do nothing: the copy keeps its slot, as all slots of a size are alike."""
+        """Do nothing: the copy keeps its slot, because slots of a size are interchangeable."""
 
     def vacated(self, y: int) -> None:
         """Free the slot of the copy.

@@ -1,4 +1,4 @@
-"""Runs of a trace on real threads, one after the other in the same memory."""
+"""Run a trace on real threads, one configuration after the other in the same memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_measurable(trace: Trace, config: ReplayConfig) -> Plan:
 
 
 def check_computable(ready: Plan) -> None:
-    """Raises ConfigError for experts, or precisions of them, that torch does not compute."""
+    """Raise ConfigError for experts or precisions that torch cannot compute."""
     shape_of(ready.origin.geometry)
     for bits in bits_of(ready):
         format_at(bits)
@@ -87,7 +87,7 @@ class Bench:
 
     arenas: Mapping[int, Arena]  #: by bytes of a copy
     layers: Layers
-    on_cpu: Layers  #: what the CPU beside the accelerator computes
+    on_cpu: Layers  #: the CPU's computations, in parallel with the accelerator
     slow: SlowTiers
     decisions: str = AUTO
 
@@ -128,9 +128,9 @@ class Bench:
 
 
 def _settled(result: Result, steps: Sequence[Step], leaders: Sequence[tuple[int, int]]) -> Result:
-    """Charge dense parts, experts and stalls as a replay of the run's durations does; `leaders` by pass.
+    """Charge dense parts, experts and stalls as in a replay of the run's durations; `leaders` by pass.
 
-    The engine learns only how long threads worked, and would charge what it spent itself as stalls.
+    The engine measures only the threads' work, and would charge its own time as stalls.
     """
     layers, requests = defaultdict[tuple[int, str], Counter[str]](Counter), defaultdict[int, Counter[str]](Counter)
     for step in steps:

@@ -1,4 +1,4 @@
-"""A platform of this machine for one model, by runs of the runtime itself; and the link by size and by lanes."""
+"""Fit a platform of this machine for one model, from runs of the runtime; and measure the link by size and by lanes."""
 
 from __future__ import annotations
 

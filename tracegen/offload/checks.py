@@ -1,4 +1,4 @@
-"""Checks of a sweep by real offloading on this machine, each beside a replay on the configuration's own platform."""
+"""Checks of a sweep by real offloading on this machine, each with a replay on the configuration's own platform."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Measuring:
         )
 
     def check_calibrated(self, platforms: Iterable[str], model: str) -> None:
-        """Raises ConfigError, with the command to run, for a platform that is no calibration of this machine."""
+        """Raise ConfigError, with the command to run, for a platform that is not a calibration of this machine."""
         free_memory(self.device)  # or there is no such device
         for name in sorted(set(platforms)):
             if reason := mismatch(platform(name), self._here):
@@ -101,7 +101,7 @@ class Measuring:
     def opened(self, trace: Trace, configs: Sequence[ReplayConfig]) -> Iterator[Run]:
         """Allocate memory and open the slow tier for all runs. Raises ConfigError if this machine lacks either."""
         part = self._part(trace)
-        compute_on(1)  # as `calibrate` does unless it is asked for more
+        compute_on(1)  # the default of `calibrate`
         plans = [check_measurable(part, config) for config in configs]
         with self.open_slow(part.geometry, bits_of_all(plans)) as slow:
             bench = Bench.of(plans, slow, max(1, self.prompt), self.device)
@@ -125,7 +125,7 @@ class Measuring:
 
 
 def mismatch(machine: Platform, here: Calibration) -> str | None:
-    """Return why figures are not of this device, slow tier and throttle; None if they are."""
+    """Return how figures differ from this device, slow tier or throttle; None if they match."""
     said = machine.calibration
     if said is None:
         return "has no [calibration]"
@@ -151,5 +151,5 @@ def _is_known(model: str) -> bool:
 
 
 def in_words(rate: float | None) -> str:
-    """Return the throttle as `--throttle` takes it."""
+    """Return the throttle in the form of `--throttle`."""
     return "none" if rate is None else f"{rate / MB:g}MB/s"

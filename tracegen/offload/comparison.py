@@ -1,4 +1,4 @@
-"""Measured beside simulated: figures of a run, agreement of its accesses, and how far all runs are off."""
+"""Compare measured with simulated runs: figures of a run, agreement of its accesses, and the errors of all runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from moereplay.traces.units import MB, MS
 
 #: How the engine classifies an access, in the words of its log.
 VERDICTS = ("hits", "late", "compulsory", "collisions", "capacity")
-#: Columns of a table of runs that may be left out, first to go first, and what the others are.
+#: Columns of a table of runs that may be left out, in that order, and the meaning of the others.
 SPARE = ("alike", "decided", "closure")
 LEGEND = (
     "ms: of a decoded token (TPOT); error: simulated / measured - 1; decided: by whom, see --decisions",
     "closure: the error of a replay with the measured durations; alike: accesses of one outcome in both",
 )
 COUNTED = ("hits", "late", "misses")
-PARTS = ("dense", "expert", "stall")  #: of the time of a pass, all of it but misses that a CPU computes
+PARTS = ("dense", "expert", "stall")  #: parts of the time of a pass, without misses that a CPU computes
 
 
 def figures(ran: Ran) -> dict[str, float | int | None]:
@@ -36,7 +36,7 @@ def figures(ran: Ran) -> dict[str, float | int | None]:
 
 
 def agreement(measured: Sequence[Event], simulated: Sequence[Event]) -> dict[str, int | None]:
-    """Return the number of accesses, of those classified alike, and the first pass in which one is not."""
+    """Return the numbers of all accesses and of equally classified ones, and the first pass with a difference."""
     ours, theirs = _verdicts(measured), _verdicts(simulated)
     different = [place for place, verdict in ours.items() if theirs.get(place) != verdict]
     first = min((place[0] for place in different), default=None)
@@ -92,7 +92,7 @@ def _gates(runs: Sequence[Measurement]) -> dict[str, float]:
 def _errors(runs: Sequence[Measurement]) -> dict[str, Any]:
     """Return simulated / measured - 1 of TPOT.
 
-    `r` is Pearson's over the runs, None where it is undefined.
+    `r` is Pearson's over the runs, None if undefined.
     """
     if not runs:
         return {"runs": 0, "bias": None, "mape": None, "worst": None, "r": None, "repeat_spread": None}

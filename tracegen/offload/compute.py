@@ -25,7 +25,7 @@ class Shape:
 
     hidden: int
     width: int
-    dtype: str  #: of dense weights and of what is computed
+    dtype: str  #: of dense weights and activations
     dense_rows: int  #: of hidden weights each, in a layer's dense part
     head_rows: int  #: the same of what a pass does before layer 0
 
@@ -53,7 +53,7 @@ def experts_only(geometry: Geometry) -> Geometry:
 
 
 def format_at(bits: float) -> str:
-    """Return the format of weights of so many bits, scales included. Raises ConfigError if torch cannot compute it."""
+    """Return the format of weights of `bits`, scales included. Raises ConfigError if torch cannot compute it."""
     for name, own in BITS_PER_WEIGHT.items():
         if bits == own or (name.startswith("int") and own < bits < own + SCALES):
             return name
@@ -64,7 +64,7 @@ def format_at(bits: float) -> str:
 
 
 def layout_of(geometry: Geometry, bits: float | None = None) -> Layout:
-    """Return the layout of the experts, as stored or at so many bits.
+    """Return the layout of the experts, as stored or at `bits`.
 
     Raises ConfigError if torch cannot compute them.
     """
@@ -74,7 +74,7 @@ def layout_of(geometry: Geometry, bits: float | None = None) -> Layout:
 
 
 def _hidden(geometry: Geometry, params: int) -> int:
-    """Return the residual width of the known model with such experts, else that of square matrices."""
+    """Return the residual width of the known model with these experts, else that of square matrices."""
     size = (geometry.experts, geometry.k, params)
     known = {
         model.hidden
@@ -101,7 +101,7 @@ class Layers:
         return values.to(self.device, DTYPES[self.shape.dtype])
 
     def dense(self, layer: int, tokens: int) -> None:
-        """Multiply with all dense weights of the layer; before layer 0 also with those of the head."""
+        """Multiply with all dense weights of the layer, and before layer 0 with those of the head."""
         with torch.inference_mode():
             if layer == 0:
                 linear(self._state[-1:], self._head).argmax()

@@ -24,9 +24,9 @@ class Computed(NamedTuple):
     layer: int
     tokens: int
     beside_link: bool  #: whether a transfer was under way when it began
-    begun: int  #: the engine asked for it, ns
+    begun: int  #: time of the engine's request, ns
     taken: int  #: the engine learnt of its end
-    over: int  #: the engine asked for the next, or had nothing left to do
+    over: int  #: time of the engine's next request, or when nothing was left to do
     worked: int = 0  #: the compute thread's own time, ns
 
     @property
@@ -36,12 +36,12 @@ class Computed(NamedTuple):
 
     @property
     def decided(self) -> int:
-        """Then the engine decided what came next, ns: after a dense part, the gate."""
+        """Time until the engine had decided what comes next, ns; after a dense part, the gate."""
         return self.over - self.taken
 
     @property
     def lasted(self) -> int:
-        """Until the engine went on, ns: computed, handed over and decided."""
+        """Time until the engine continued, ns: computed, handed over and decided."""
         return self.over - self.begun
 
 
@@ -69,7 +69,7 @@ class OnCpu(NamedTuple):
 
     y: int
     tokens: int
-    spent: int  #: since it was asked for, or since the one before: until the engine learnt of its end, ns
+    spent: int  #: from its request, or the end of the previous one, until the engine noticed its end, ns
 
 
 @dataclass
@@ -113,15 +113,15 @@ class Durations:
 def as_machine(durations: Durations) -> Machine:
     """Return a simulated machine that replays the measured durations.
 
-    An activity that the run did not have (a replay may prefetch what the run loaded on demand) takes the mean of its
-    kind.
+    An activity that did not occur in the run (a replay may prefetch what the run loaded on demand) takes the mean of
+    its kind.
     """
     env = simpy.Environment()
     return Machine(env, _Accelerator(env, durations), _Processor(env, durations), (_Channel(env, durations),))
 
 
 class _Accelerator:
-    """The n-th dense part lasts what the n-th did; an expert what it did after that dense part."""
+    """Replay measured durations: the n-th dense part takes its n-th time, an expert its time after that part."""
 
     def __init__(self, env: simpy.Environment, durations: Durations) -> None:
         self._env, self._at = env, -1
@@ -149,7 +149,7 @@ class _Accelerator:
 
 
 class _Channel:
-    """The n-th transfer of an expert lasts what the n-th did."""
+    """Replay measured durations: the n-th transfer of an expert takes its n-th measured time."""
 
     depth = 1
 

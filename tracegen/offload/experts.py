@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, int64
 
-PAGE = 4096  #: bytes: what direct reads are aligned to, and what has a mark
+PAGE = 4096  #: bytes: alignment of direct reads, and size of a marked page
 MARK = 8  #: bytes
 SEED = 20_260_301
 WEIGHT = 0.02  #: standard deviation
@@ -91,4 +91,4 @@ def check_marks(slot: Tensor, size: int, mark: int, y: int) -> None:
     """Raises AssertionError unless every page of the slot (n,) uint8 is of expert y of `size` bytes."""
     found = slot[: _pages(size)].view(int64)[:: PAGE // MARK]
     if not bool((found == mark).all()):
-        raise AssertionError(f"the slot of expert {y} holds other bytes; what it computes would be wrong")
+        raise AssertionError(f"the slot of expert {y} holds wrong bytes")

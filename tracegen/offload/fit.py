@@ -28,7 +28,7 @@ class Figure(NamedTuple):
 
     @property
     def apart(self) -> float:
-        """Difference of the two halves as a share of the figure."""
+        """Difference between the two halves as a share of the figure."""
         return 2 * (self.spread or 0) / self.value if self.value else 0.0
 
 
@@ -128,7 +128,7 @@ def _link(moved: Sequence[Moved]) -> dict[str, Figure]:
 
 
 def _compute(computed: Sequence[Computed]) -> dict[str, Figure]:
-    """Fit dense parts, experts and gates. Without prompts the time of n tokens is taken as n times that of one."""
+    """Fit dense parts, experts and gates. Without prompts, n tokens are assumed to take n times as long as one."""
     dense = [each for each in computed if each.y == DENSE]
     inner, first = ([each for each in dense if (each.layer == 0) is outer] for outer in (False, True))
     experts = [each for each in computed if each.y != DENSE]

@@ -30,7 +30,7 @@ from moereplay.traces.schema import Trace
 from moereplay.traces.units import SECOND
 
 
-class _Asked(NamedTuple):
+class _Requested(NamedTuple):
     """A computation whose end has not been followed by anything yet."""
 
     y: int
@@ -41,7 +41,7 @@ class _Asked(NamedTuple):
 
 
 class _Processor:
-    """The CPU beside the accelerator: computes misses from the slow tier, one after the other."""
+    """The CPU, which computes misses from the slow tier, one after the other."""
 
     def __init__(self, clock: RealClock, layers: Layers, copies: Copies, durations: Durations) -> None:
         self._clock, self._layers, self._copies, self._durations = clock, layers, copies, durations
@@ -70,7 +70,7 @@ class _Processor:
 
 
 class RealMachine:
-    """Accelerator, CPU and link of one run on one clock; `durations` is what it saw."""
+    """Accelerator, CPU and link of one run on one clock; `durations` holds the measured times."""
 
     depth = 1
 
@@ -78,12 +78,12 @@ class RealMachine:
         """Start three threads, which `close` ends."""
         self._layers, self._slots, self._copies = layers, slots, copies
         self.durations = Durations()
-        self._asked: _Asked | None = None
+        self._requested: _Requested | None = None
         self._taken: int | None = None
         self._worked = 0
         self._under_way = 0  # transfers
         self._begun: dict[int, int] = {}  # by copy, of its last transfer
-        self._in_this_turn: list[int] = []  # copies whose transfers began since compute was asked last
+        self._in_this_turn: list[int] = []  # copies whose transfers began since the last request to compute
         self.clock = RealClock(self._end_of_turn)
         self._loader, self._accelerator = Worker(self.clock, LINK), Worker(self.clock, COMPUTE)
         self._processor = _Processor(self.clock, on_cpu, copies, self.durations)
@@ -116,10 +116,12 @@ class RealMachine:
         self._layers.expert(self._copies.weights(y, slot, self._layers.shape), tokens)
 
     def _begin(self, y: int, layer: int, tokens: int, work: Callable[[], None]) -> Activity:
-        waited = self._asked is None and self.clock.taken_of_link  # for a transfer: deciding is part of what follows
+        waited = (
+            self._requested is None and self.clock.taken_of_link
+        )  # for a transfer: deciding is part of what follows
         now = self.clock.now
         self._end_of_turn(now)
-        self._asked = _Asked(y, layer, tokens, self._under_way > 0, self.clock.taken if waited else now)
+        self._requested = _Requested(y, layer, tokens, self._under_way > 0, self.clock.taken if waited else now)
         activity = self._accelerator.begin(work)
         activity.measured(self._take)
         return activity
@@ -129,9 +131,9 @@ class RealMachine:
 
     def _end_of_turn(self, now: int) -> None:
         """End the current computation; the engine starts the next or waits."""
-        if self._asked is not None and self._taken is not None:
-            self.durations.computed.append(Computed(*self._asked, self._taken, now, self._worked))
-            self._asked = self._taken = None
+        if self._requested is not None and self._taken is not None:
+            self.durations.computed.append(Computed(*self._requested, self._taken, now, self._worked))
+            self._requested = self._taken = None
         for y in self._in_this_turn:
             self._begun[y] = now
         self._in_this_turn.clear()
@@ -145,7 +147,7 @@ class RealMachine:
         starts at a gate or at the end of a computation starts once the engine has made all decisions of that moment.
         """
         slot, y = self._slots.of(transfer.y), transfer.y
-        follows = self.clock.taken_of_link and self._asked_after(self.clock.taken)
+        follows = self.clock.taken_of_link and self._requested_after(self.clock.taken)
         self._begun[y] = self.clock.taken if follows else self.clock.now
         if not follows:
             self._in_this_turn.append(y)
@@ -154,9 +156,9 @@ class RealMachine:
         activity.measured(lambda span: self._landed(y, span))
         return activity
 
-    def _asked_after(self, taken: int) -> bool:
+    def _requested_after(self, taken: int) -> bool:
         """Return whether compute received no request since then."""
-        return self._asked is None or self._asked.begun < taken
+        return self._requested is None or self._requested.begun < taken
 
     def _landed(self, y: int, span: Span) -> None:
         self._under_way -= 1
@@ -191,7 +193,7 @@ class RealClock(simpy.Environment):
         self._runs = threading.Event()
         self._runs.set()
         self._at_rest = at_rest
-        self.taken = 0  #: when what was finished last was taken up
+        self.taken = 0  #: when the last finished work was noticed
         self.taken_of_link = False  #: whether that was a transfer
 
     @property
@@ -206,7 +208,7 @@ class RealClock(simpy.Environment):
         self._stands_at = self.now
 
     def resume(self) -> None:
-        """Resume the clock from where it stands, if it is paused."""
+        """Resume the clock if it is paused."""
         if self._stands_at is not None:
             self._zero = time.perf_counter_ns() - self._stands_at
             self._stands_at = None
@@ -222,7 +224,7 @@ class RealClock(simpy.Environment):
             self.resume()
 
     def wait_until(self, moment: int) -> None:
-        """Return when the clock shows this time, whatever its pauses. Called from any thread."""
+        """Wait until the clock reaches this time, across pauses. Thread-safe."""
         while (left := moment - self.now) > 0:
             self._runs.wait()
             time.sleep(left / SECOND)
@@ -261,7 +263,7 @@ class Worker:
         return activity
 
     def close(self) -> None:
-        """Let the thread end when it has done what it was given; that is waited for as long as a user would."""
+        """End the thread after its remaining work; wait for it up to a time limit."""
         self._tasks.put(None)
         self._thread.join(SECONDS_TO_END)
 

@@ -65,6 +65,8 @@ def shallow(geometry: Geometry, layers: int) -> Geometry:
 def planned(trace: Trace, config: ReplayConfig) -> Plan:
     """Raises ConfigError or PolicyError for what cannot be replayed, and for platforms that no real run has."""
     ready = plan(trace, config)
+    if ready.resident:
+        raise ConfigError("--resident: not possible in a measured run; --warm FILE fills the cache at the start")
     if len(ready.machine.links) > 1 or ready.machine.tiers:
         raise ConfigError(f"platform {ready.machine.name}: expected one link and no lower tier in a measured run")
     return ready
@@ -74,7 +76,7 @@ AUTO, COMPILED, REFERENCE = WAYS = ("auto", "compiled", "reference")
 
 
 def way_of(ready: Plan, wanted: str = AUTO) -> str:
-    """Return the fastest way that this run allows, or the wanted one. Raises ConfigError where it is not possible."""
+    """Return the fastest way that this run allows, or the requested one. Raises ConfigError if it is not possible."""
     if wanted not in WAYS:
         raise ConfigError(f"unknown --decisions {wanted!r}: {hint(wanted, WAYS)}")
     steps = can_step(ready.spec(True))

@@ -51,7 +51,7 @@ class SlowTier(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
         ...
 
 
@@ -63,7 +63,7 @@ class Memory:
         if layout.total > (free := available_memory()):
             raise ConfigError(
                 f"--slow-tier pinned: {layout.total / GB:.3g} GB of experts in {free / GB:.3g} GB of free memory; "
-                "take disk:DIR, or a part of the model"
+                "use disk:DIR, or fewer layers"
             )
         self.layout, self._copies, self._device = layout, copier(device), device
         self.label = "memory" if device == "cpu" else "pinned memory"
@@ -177,9 +177,9 @@ class _Copier(Protocol):
 
 
 def copier(device: str) -> _Copier:
-    """Return a function that copies host memory into a slot and returns when it is done.
+    """Return a function that copies host memory into a slot and returns when done.
 
-    On CUDA it uses a stream of its own, next to that of compute.
+    On CUDA it uses a stream separate from compute.
     """
     if device == "cpu":
         return _copy
@@ -237,7 +237,7 @@ def _removed_unless_whole(path: Path) -> Iterator[None]:
 
 
 class Throttled:
-    """A slow tier that gives no more than so many bytes per second: SpecMD's throttle."""
+    """A slow tier limited to a number of bytes per second: SpecMD's throttle."""
 
     def __init__(self, slow: SlowTier, bytes_per_s: float) -> None:
         """Wrap a slow tier, which its owner closes."""
@@ -274,7 +274,7 @@ class Throttled:
 
 
 def throttled(slow: SlowTier, bytes_per_s: float | None) -> SlowTier:
-    """Return the slow tier under a throttle, or itself without one."""
+    """Return the slow tier under a throttle, or unchanged without one."""
     return slow if bytes_per_s is None else Throttled(slow, bytes_per_s)
 
 
@@ -300,7 +300,7 @@ def faults_named() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"the slow tier failed: {_words(error)}; nothing of this run is kept") from None
+        raise ConfigError(f"the slow tier failed: {_words(error)}; the results of this run are discarded") from None
 
 
 def _words(error: OSError) -> str:

@@ -1,7 +1,7 @@
-"""Configurations run for real, beside their replays: in turns, repeated, with calibrations around.
+"""Run configurations for real and replay them: interleaved, repeated, with calibrations before and after.
 
-A calibration is a run under the same policies and throttle over other tokens, at one capacity. Those before and after a
-repeat price it together; a replay on that platform is what is compared with the run.
+A calibration is a run under the same policies and throttle on other tokens, at one capacity. The calibrations around a
+repeat are fitted together; the run is compared with a replay on that platform.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """One real run beside its two replays: on the calibrated platform, and with its own durations."""
+    """One real run with its two replays: on the calibrated platform, and with the run's own durations."""
 
     cell: Cell
     repeat: int

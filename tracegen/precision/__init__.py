@@ -1,7 +1,7 @@
-"""Quantisers: one file each that stores a weight in few bits and gives it back. Importable without torch.
+"""Quantisers: one file each that packs a weight into few bits and restores it. Importable without torch.
 
-Adding one is a file here that ends in `QUANTISER = Quantiser(...)`, and its name below. `best` is no file: it is the
-one of these that was measured best at a width (`BEST`).
+Adding one is a file here that ends in `QUANTISER = Quantiser(...)`, and its name below. `best` is not a file but the
+one measured best at a width (`BEST`).
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ def check_quantiser(name: str) -> None:
 
 
 def at_width(name: str, bits: float) -> str:
-    """Return the quantiser that `name` means at so many bits."""
+    """Return the name of the quantiser that `name` selects at `bits`."""
     return BEST.get(bits, DEFAULT) if name == CHOOSING else name

@@ -1,6 +1,6 @@
 """Our own: the nearest of 2**bits evenly spaced values between the least and the greatest weight of each group of 64.
 
-A group keeps these two as they are, in the weight's own precision; so the values are exact, and bfloat16 costs half a
+A group stores these two unchanged, in the weight's own precision, so that they are exact, and bfloat16 costs half a
 bit per weight. Bits may be a fraction: 2.5 bits are 6 values, in 3 bits each.
 """
 

@@ -1,6 +1,6 @@
 """bitsandbytes: 16 values for 4 bits, spaced as normal weights are (NF4), and 256 for 8 bits, scaled by blocks of 64.
 
-Packed and restored by the library itself, as rows of one block: blocks run on from row to row of the weight, and where
+Packed and restored by the library itself, as rows of one block: blocks run on from row to row of the weight, and if
 rows are not whole blocks, its kernel for CPUs (0.50.2) takes other blocks' scales.
 """
 

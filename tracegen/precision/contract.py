@@ -22,11 +22,11 @@ from moereplay.traces.installation import install_command
 
 
 class Packed(NamedTuple):
-    """A weight as it is stored."""
+    """A weight as stored."""
 
-    tensors: Mapping[str, Tensor]  #: values and scales, whatever the quantiser keeps
+    tensors: Mapping[str, Tensor]  #: values, scales and everything else that the quantiser stores
     shape: tuple[int, int]  #: (out, in) of the weight
-    bits: float  #: as asked for
+    bits: float  #: as requested
 
     @property
     def bytes(self) -> int:
@@ -49,7 +49,7 @@ class Quantiser:
     restore: Callable[[Packed, torch.dtype], Tensor]  #: (out, in)
     widths: tuple[int, ...] | None  #: bits that it has, most first; None: any number, fractions too
     moves: bool = True  #: whether weights are moved to a CPU to be packed
-    keeps: bool = False  #: whether packing takes so long that what was packed is kept on disk
+    keeps: bool = False  #: whether packing is so slow that packed weights are kept on disk
 
 
 # -- Libraries of other people's quantisers, imported when first used, and quietly.
@@ -57,7 +57,7 @@ class Quantiser:
 
 @cache
 def imported(module: str) -> ModuleType:
-    """Import a module of such a library. Its warnings about missing kernels are suppressed, as none is used here.
+    """Import a module of a quantiser's library; suppress its warnings about missing kernels, which are not used.
 
     Raises RecordError if it is not installed or cannot be loaded.
     """

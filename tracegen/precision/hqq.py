@@ -1,6 +1,6 @@
-"""HQQ: affine groups of 64 whose offset is searched for, so that few large weights cost the others less.
+"""HQQ: affine groups of 64 with a searched offset, so that a few large weights cost the others less precision.
 
-Its `Quantizer` chooses values, scales and offsets; they are stored in our form, without gaps, where its own takes 3.2
+Its `Quantizer` chooses values, scales and offsets; they are stored in our form, without gaps; its own form takes 3.2
 bits for 3. Scales and offsets are float16, as in its layers. Restored by its formula, (value - offset) * scale.
 """
 

@@ -78,5 +78,5 @@ def grouped(weight: Tensor) -> Tensor:
 
 
 def ungrouped(groups: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return the weight (out, in), without what was filled in."""
+    """Return the weight (out, in), without padding."""
     return groups.flatten(-2)[:, : shape[1]]

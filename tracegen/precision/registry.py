@@ -15,7 +15,7 @@ def load(name: str) -> Quantiser:
 
 
 def quantiser_at(name: str, bits: float) -> Quantiser:
-    """Return the quantiser that `name` means at so many bits. Raises RecordError for a width that it lacks."""
+    """Return the quantiser that `name` selects at `bits`. Raises RecordError for a width that it lacks."""
     check_quantiser(name)
     found = load(at_width(name, bits))
     if found.widths is not None and bits not in found.widths:

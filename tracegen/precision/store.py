@@ -1,6 +1,6 @@
-"""Packed weights in the user's cache: a file each, safetensors behind its sha256, so that nothing is unpickled.
+"""Packed weights in the user's cache: one file each, safetensors after its sha256, so that nothing is unpickled.
 
-A file is whole or not there, and is made anew where a byte of it has changed. It may be removed at any time.
+Files are written atomically and recomputed if damaged. They may be removed at any time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def stored(key: Mapping[str, object], shape: tuple[int, int], bits: float, make:
 
 
 def path_of(key: Mapping[str, object]) -> Path | None:
-    """Return the file of a key; None for a user who has no place for it."""
+    """Return the file of a key; None if the user has no cache folder."""
     name = hashlib.sha256(canonical({**key, "form": FORM})).hexdigest()
     try:
         return private_folder("packed-experts") / name[:2] / f"{name}.packed"

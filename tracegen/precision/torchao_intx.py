@@ -1,6 +1,6 @@
-"""torchao's Intx weights: symmetric groups of 64 without an offset, as its Intx configurations make them by default.
+"""torchao's Intx weights: symmetric groups of 64 without an offset, the default of its Intx configurations.
 
-`IntxUnpackedToInt8Tensor` keeps a byte for each value, whatever its bits; here they are stored without gaps.
+`IntxUnpackedToInt8Tensor` keeps a byte for each value at any width; here values are packed without gaps.
 """
 
 from __future__ import annotations

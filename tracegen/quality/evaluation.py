@@ -1,7 +1,7 @@
-"""Every task under every policy set, one after the other, each kept on disk as soon as it is answered.
+"""Run every task under every policy set, in turn, and store each result as soon as it is complete.
 
-The unmodified model is asked first, and its routing recorded: the trace that it leaves is what a sweep would replay. A
-set that leaves the model's output alone gives the unmodified model's answers, so it is replayed and not run.
+The unmodified model runs first, and its routing is recorded as the trace that a sweep would replay. A
+set that does not change the model's output has the unmodified model's answers, so it is replayed and not run.
 
 OUT/parts/KEY.parquet       one row each (`results.quality`)
 OUT/traces/TASK-KEY.zarr    routing of the unmodified model in a task
@@ -80,7 +80,7 @@ class Evaluation:
         out: Path,
         quantiser: str = DEFAULT,
     ) -> None:
-        """Raises ConfigError, PolicyError or RecordError for a set that this model cannot be run under.
+        """Raises ConfigError, PolicyError or RecordError for a set under which this model cannot run.
 
         `quantiser` stores the experts that policies want at few bits.
         """
@@ -133,10 +133,10 @@ class Evaluation:
     def rows(
         self, tasks: Sequence[Task], advance: Callable[[str, int], None], done: Callable[[Job, bool], None]
     ) -> Iterator[pl.DataFrame]:
-        """Return a frame of one row for every task and set. Those that the folder has are not asked again.
+        """Return a frame with one row for every task and set. Stored results are not computed again.
 
         `advance` is called with the set's name and the tokens of every pass, `done` with every job and whether it was
-        there before.
+        stored before.
         """
         for task in tasks:
             before: pl.DataFrame | None = None

@@ -40,7 +40,7 @@ class HarnessTask:
 
     @classmethod
     def of(cls, spec: str, limit: int | None, seed: int, shots: int | None, chat: bool) -> HarnessTask:
-        """Raises RecordError for a name that the harness does not know, a list of tasks, or a file that is no task."""
+        """Raises RecordError for a name unknown to the harness, a list of tasks, or a file without a task."""
         check = check_task_file if spec.endswith(YAML) else _check_name
         with _quiet():
             check(spec)
@@ -70,11 +70,11 @@ class HarnessTask:
         measures = self._measures(found)
         if not measures:
             tasks = ", ".join(found["samples"])
-            raise RecordError(f"task {self.spec} has no figure of its own that is a number; it consists of {tasks}")
+            raise RecordError(f"task {self.spec} has no numeric score of its own; it consists of {tasks}")
         return Answers(measures, [each for name in found["samples"] for each in _examples(name, found)])
 
     def _evaluated(self, session: Session) -> Any:
-        from lm_eval import evaluator  # seconds, and only where a task of the harness is asked
+        from lm_eval import evaluator  # takes seconds, and is needed only for tasks of the harness
 
         from moereplay.tracegen.quality.interface import UnderPolicies
 
@@ -123,7 +123,9 @@ def _check_name(name: str) -> None:
         raise RecordError(f"unknown task {name!r}: {meant}")
     if name in known.all_tags:
         tasks = ", ".join(sorted(known.task_index[name].tags or ()))
-        raise RecordError(f"{name} is a list of tasks without a figure of its own; name those that you want: {tasks}")
+        raise RecordError(
+            f"{name} is a list of tasks without a score of its own; pass the tasks that you want: {tasks}"
+        )
 
 
 def _called(key: str) -> str:
@@ -185,7 +187,7 @@ def _aloud(shown: TextIO, progress: Callable[[int], None], tokens: int) -> None:
 
 
 class Task(Protocol):
-    """Something that a model is asked."""
+    """A task for a model."""
 
     @property
     def compared(self) -> bool:

@@ -39,7 +39,7 @@ class UnderPolicies(_Theirs):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        """Return the natural log-likelihood of each continuation, and whether it is what greedy decoding gives."""
+        """Return the natural log-likelihood of each continuation, and whether greedy decoding produces it."""
         texts = [self._given(context, continuation) for _, context, continuation in requests]
         self._session.read(texts)
         return [(text.logprob, text.greedy) for text in texts]
@@ -65,7 +65,9 @@ class UnderPolicies(_Theirs):
             raise RecordError(f"generation setting {unknown[0]!r} of this task is not supported; have: {sorted(KNOWN)}")
         most = int(wanted["max_gen_toks"])
         if most >= self.max_length:
-            raise RecordError(f"a task asks for {most} new tokens, the model's context is {self.max_length}")
+            raise RecordError(
+                f"a task requests {most} new tokens: expected at most {self.max_length}, the model's context"
+            )
         stops = handle_stop_sequences(
             wanted["until"], eos=self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         )

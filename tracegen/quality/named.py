@@ -49,9 +49,9 @@ def _check(name: str) -> None:
 
 def _check_file(name: str, path: str, example: str) -> None:
     if Path(path).is_dir() and path:
-        raise RecordError(f"task {name}: {path} is a folder; expected a file, for example {example}")
+        raise RecordError(f"task {name}: {path} is a folder: expected a file, for example {example}")
     if not Path(path).is_file():
-        raise RecordError(f"task {name}: no file {path or 'given'}; expected for example {example}")
+        raise RecordError(f"task {name}: missing file {path or 'name'}: expected for example {example}")
 
 
 # -- A task's YAML file, as lm-evaluation-harness reads it, and the local files that its answers depend on.
@@ -61,18 +61,18 @@ SOURCES = {"dataset_path", "custom_dataset", "class"}
 
 
 def check_task_file(path: str) -> None:
-    """Raises RecordError naming the file if the harness could make no task of it, data and functions aside."""
+    """Raise RecordError naming the file if it is not a valid task for the harness; data and functions are unchecked."""
     document = _read(path, recursive=True)
     if isinstance(document.get("task"), list):  # by its path the harness reads no group
-        raise RecordError(f"task {path}: the file holds a list of tasks, and no task; name them one by one in --tasks")
+        raise RecordError(f"task {path}: the file holds a list of tasks, not a task; pass them one by one in --tasks")
     if "task" not in document:
-        raise RecordError(f"task {path}: the file names no `task`; write one, such as task: mine")
+        raise RecordError(f"task {path}: missing `task`: add one, such as task: mine")
     if not document.keys() & SOURCES:
-        raise RecordError(f"task {path}: the file names no `dataset_path`; write one, such as dataset_path: json")
+        raise RecordError(f"task {path}: missing `dataset_path`: add one, such as dataset_path: json")
 
 
 def content_of(path: str) -> str:
-    """Return sha256 of the file, those that it includes, its data and all Python beside its functions.
+    """Return the sha256 of the file, the files it includes, its data and all Python files in its functions' folders.
 
     Raises RecordError.
     """
@@ -85,7 +85,7 @@ def content_of(path: str) -> str:
 def _read_from(path: str) -> list[str]:
     """Return the file first, then the others, each once.
 
-    A function may import what lies beside it, so that is its own too.
+    A function may import modules from its folder, so these are included.
     """
     texts = list(_texts(_read(path, recursive=True)))
     modules = [Path(module) for module in map(_module_of, texts) if _is_file(module)]
@@ -94,7 +94,7 @@ def _read_from(path: str) -> list[str]:
 
 
 def _included(path: str) -> Iterator[str]:
-    """Yield the file and all that it includes, each beside the file that names it."""
+    """Yield the file and all files that it includes, relative to the including file."""
     yield path
     included = _read(path, recursive=False).get("include") or []
     for each in [included] if isinstance(included, str) else included:

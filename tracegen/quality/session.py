@@ -1,7 +1,7 @@
-"""A model that reads texts under one policy set, or unmodified; several texts together where policies allow it.
+"""Run a model on texts under one policy set, or unmodified; several texts at once if the policies allow it.
 
-With `reset = "request"` each text has an engine of its own, which starts as any other: what a text meets depends on no
-other text, so it is the same in a batch. Otherwise one engine goes on from text to text, which come one by one.
+With `reset = "request"` each text has its own engine in the initial state: its results do not depend on any
+other text, so texts can run in a batch. Otherwise one engine continues from text to text, one at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Subject(NamedTuple):
     loaded: Loaded
     modules: MoeModules  #: of that model
     plan: Plan | None  #: None: unmodified
-    look_ahead: int  #: gates ahead that are asked at each gate, and kept
+    look_ahead: int  #: later gates that are evaluated at each gate, and kept
     tiers: Tiers | None = None  #: weights of experts at few bits; None: by `affine`
 
     def observer(self) -> Observer:
@@ -70,7 +70,7 @@ class Tally:
     requests: list[Row] = field(default_factory=list)  #: `per_request` of their results
 
     def add(self, result: Result) -> None:
-        """Add the counters, element by element where they are lists."""
+        """Add the counters, lists element by element."""
         self.totals = {name: _sum(self.totals.get(name), value) for name, value in result.totals.items()}
         self.requests += result.per_request
 
@@ -93,9 +93,9 @@ class Session:
         compare: bool = False,
         progress: Callable[[int], None] = lambda tokens: None,
     ) -> None:
-        """`keep` gets each text's rows, in order. With `compare` the unmodified model reads the same tokens beside.
+        """`keep` receives each text's rows, in order. With `compare` the unmodified model reads the same tokens too.
 
-        `progress` is called with the tokens of every pass. A batch counts where `alone_because` allows it.
+        `progress` is called with the tokens of every pass. `batch` applies if `alone_because` allows it.
         """
         self.subject, self.progress, self._keep, self._compare = subject, progress, keep, compare
         self._batch = 1 if batch == 1 or alone_because(subject) else batch
@@ -211,7 +211,7 @@ def _part(reading: Reading, place: slice) -> Reading:
     return Reading(reading.logits[place], reading.weights[place], reading.ids[place], ahead)
 
 
-# -- What attends the gates of one sequence: the policies of a set, or nobody but a recorder.
+# -- Observers of one sequence's gates: the policies of a set, or only a recorder.
 
 
 class Observer(Protocol):
@@ -237,7 +237,7 @@ class Observer(Protocol):
 
 
 class Recorder:
-    """Keeps what the gates of the unmodified model said."""
+    """Keeps the gate outputs of the unmodified model."""
 
     orders: Orders | None = None
 
@@ -249,7 +249,7 @@ class Recorder:
         self._gates = 0
 
     def at_gate(self, layer: int, reading: Reading) -> None:
-        """Keep the reading; the model goes on as it would."""
+        """Keep the reading; the model continues unchanged."""
         self._gates += 1
         self._capture.keep(layer, reading)
 
@@ -266,13 +266,13 @@ class Recorder:
 
 # -- Sequences that go through one model together, each with the logits that it would have alone, rounding aside.
 
-#: By model, why its texts cannot be padded: a run of it decides, and every set of every task asks.
+#: By model, why its texts cannot be padded: found by one run, needed for every set of every task.
 _KNOWN: WeakKeyDictionary[transformers.PreTrainedModel, str | None] = WeakKeyDictionary()
 UNLIKE = 0.05  #: share of the logits' spread by which padding may change them
 
 
 class OneByOne:
-    """One sequence as `SideBySide` takes it, read exactly as a recording reads it."""
+    """One sequence with the interface of `SideBySide`, read exactly as by a recording."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         self._stepper = Stepper(model)
@@ -283,7 +283,7 @@ class OneByOne:
 
 
 class SideBySide:
-    """B sequences with one key-value cache. Which tokens of a padded pass are whose is said by `places`."""
+    """B sequences with one key-value cache. `places` maps the tokens of a padded pass to sequences."""
 
     def __init__(self, model: transformers.PreTrainedModel, batch: int) -> None:
         self._model, self._device = model, input_device(model)
@@ -292,7 +292,7 @@ class SideBySide:
         self._lengths = [0] * batch
 
     def step(self, due: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Run a pass over the next tokens of each sequence; return logits (n, V) for each, n as many as it had."""
+        """Run a pass over the next tokens of each sequence; return logits (n, V) for each, n its number of tokens."""
         width = max(map(len, due))
         ids, mask, at = (torch.zeros(len(due), width, dtype=torch.long) for _ in range(3))
         for row, tokens in enumerate(due):

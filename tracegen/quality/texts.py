@@ -1,7 +1,7 @@
-"""Texts that are read a pass at a time: one that is given and scored, and one that is continued.
+"""Texts that are read a pass at a time: one kind is given and scored, the other is continued.
 
-The prompt goes through the model in one pass, what follows token by token, as an engine serves it: a policy that looks
-at whole passes then meets what it would meet there. The last token goes through no pass: nothing after it is asked for.
+The prompt goes through the model in one pass, the rest token by token, as in a serving engine: a policy that uses
+whole passes then sees the same passes. The last token does not run, because nothing after it is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Text(Protocol):
         ...
 
     def due(self) -> Sequence[int]:
-        """Return the tokens of its next pass; none when it is over."""
+        """Return the tokens of its next pass; empty at its end."""
         ...
 
     def receive(self, logits: Tensor, base: Tensor | None) -> None:
@@ -38,14 +38,14 @@ class Text(Protocol):
 
 @dataclass
 class TeacherForced:
-    """Tokens whose probabilities are asked for, from the one at `scored` on."""
+    """A text whose tokens are scored, from position `scored`."""
 
     ids: Sequence[int]
     prompt: int  #: tokens of the first pass, at least 1 and less than all
     scored: int  #: place of the first token that is scored, at least 1
     logprob: float = 0.0  #: natural, summed over the scored tokens
     greedy: bool = True  #: whether each scored token is the likeliest
-    compared: Score = field(default_factory=Score)  #: with the unmodified model, where that was read beside
+    compared: Score = field(default_factory=Score)  #: with the unmodified model, if that read the same tokens
     read: list[int] = field(default_factory=list)
 
     @property
@@ -75,7 +75,7 @@ class TeacherForced:
 
 @dataclass
 class Continued:
-    """A prompt and what the model adds: at most `most` tokens, fewer if `over` says so of those added."""
+    """A prompt and its continuation by the model: at most `most` tokens, fewer if `over` returns True."""
 
     prompt: Sequence[int]
     most: int
@@ -105,4 +105,4 @@ class Continued:
 def refuse_no_numbers(logits: Tensor) -> None:
     """Raises RecordError for NaN."""
     if torch.isnan(logits).any():
-        raise RecordError("the model's logits are not numbers (NaN); try --dtype bfloat16 or float32")
+        raise RecordError("the model's logits are not numbers (NaN); use --dtype bfloat16 or float32")

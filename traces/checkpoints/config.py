@@ -2,8 +2,8 @@
 
 Families spell the same sizes differently; `KEYS` lists the spellings. A layer is described by two facts: how it mixes
 tokens (attention, latent attention, a linear kind), and whether its MLP is dense or a mixture. Sums over layers follow
-from `ModelNumbers`. Linear kinds are written as Mamba-2 of about as many weights; a checkpoint's own headers
-(`traces/checkpoints/tensors.py`) are exact where they are at hand.
+from `ModelNumbers`. Linear kinds are described as Mamba-2 with about the same number of weights; a checkpoint's own
+headers (`traces/checkpoints/tensors.py`) are exact, and are used if they are available.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def _numbers(config: Config, name: str, source: str) -> ModelNumbers:
     experts, k = _size(text, "experts", name), _size(text, "k", name)
     if not experts or experts == 1:
         raise TraceError(
-            f"{name}: {shown(family or 'this model')} has no routed experts; expected a mixture of experts"
+            f"{name}: {shown(family or 'this model')} is without routed experts: expected a Mixture of Experts"
         )
     if not k:
-        raise TraceError(f"{name}: config.json has no number of active experts ({', '.join(KEYS['k'])})")
+        raise TraceError(f"{name}: missing number of active experts in config.json ({', '.join(KEYS['k'])})")
     mixing, mlps = _layers(text, name)
     width, dense_width = _widths(text, family, name)
     shared = _size(text, "shared", name) or 0
@@ -120,7 +120,7 @@ def _numbers(config: Config, name: str, source: str) -> ModelNumbers:
 
 
 def _text_part(config: Config) -> Config:
-    """Return the table of the language model; that of a multimodal config lies one or two levels down."""
+    """Return the language model's part of the config, which multimodal configs nest one or two levels down."""
     for key in TEXT:
         if isinstance(inner := config.get(key), Mapping):
             return {**{name: value for name, value in config.items() if name not in TEXT}, **_text_part(inner)}
@@ -161,7 +161,7 @@ def _widths(config: Config, family: str, name: str) -> tuple[int, int]:
 
 
 def _shared_width(config: Config, width: int, shared: int, name: str) -> int:
-    """Return the width of all shared experts together. Llama 4 has one without saying so."""
+    """Return the total width of all shared experts. Llama 4 has one that its config does not list."""
     stated = _size(config, "shared_width", name)
     if stated:
         return stated * max(shared, 1) if "share_expert_dim" not in config else stated
@@ -183,7 +183,7 @@ def _layers(config: Config, name: str) -> tuple[list[Mixer], list[bool]]:
     mixers = [_mixer(config, kind, count, name) for kind, count in sorted(kinds.items())]
     mlps = _mixtures(config, layers)
     if not any(mlps):
-        raise TraceError(f"{name}: no layer has routed experts; expected a mixture of experts")
+        raise TraceError(f"{name}: no layer has routed experts: expected a Mixture of Experts")
     return _of_mixtures(mixers, layers, sum(mlps)), mlps
 
 
@@ -317,7 +317,7 @@ def _grouped_output(config: Config) -> dict[str, int]:
 
 
 def _linear(config: Config, count: float, name: str) -> Mamba2:
-    """Return a linear layer as Mamba-2: Gated DeltaNet, KDA, lightning attention, Mamba, or Mamba-2 itself."""
+    """Describe a linear layer (Gated DeltaNet, KDA, lightning attention, Mamba or Mamba-2) as a Mamba-2 layer."""
     kernels = ("linear_conv_kernel_dim", "mamba_d_conv", "short_conv_kernel_size")
     kernel = next((config[key] for key in kernels if config.get(key)), 4)
     if config.get("linear_num_value_heads"):  # Gated DeltaNet
@@ -342,7 +342,7 @@ def _nemotron(config: Config, pattern: Any, name: str) -> tuple[list[Mixer], lis
     kinds = Counter(pattern) if isinstance(pattern, str) else Counter(_letter(str(each)) for each in pattern)
     mixtures, dense = kinds["E"], kinds["-"]
     if not mixtures:
-        raise TraceError(f"{name}: no layer has routed experts; expected a mixture of experts")
+        raise TraceError(f"{name}: no layer has routed experts: expected a Mixture of Experts")
     mamba = Mamba2(
         layers=kinds["M"],
         heads=config["mamba_num_heads"],

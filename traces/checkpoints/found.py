@@ -1,4 +1,4 @@
-"""The one door from what a user names to the model's sizes: a known name, a folder, a file, an address, or the hub."""
+"""Find a model's sizes by a known name, a folder, a file, a URL, or a repository on the hub."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from moereplay.traces.schema import TraceError, shown
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 IDENTITY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-MOST_HEADER = 1 << 28  #: bytes of a safetensors header, and of what is read of a GGUF file's beginning
+MOST_HEADER = 1 << 28  #: most bytes of a safetensors header, and of the part read from a GGUF file
 MOST_FILES = 2_000
 
 
 def model_of(spec: str, quant: str = "") -> KnownModel:
     """Return the model of a known name, a folder, `config.json`, a GGUF file, its URL, or `owner/name` of the hub.
 
-    Sizes come from the headers of the weights where they are at hand, else from `config.json`; with `quant` they are
-    those of a quantisation that is not at hand. Raises TraceError.
+    Sizes come from the headers of the weights if available, else from `config.json`; with `quant` they are
+    estimated for that quantisation. Raises TraceError.
     """
     found = _model_of(spec)
     return quantised(found, quant) if quant else found
@@ -53,7 +53,7 @@ def _model_of(spec: str) -> KnownModel:
         return _of_hub(spec)
     if "/" in spec or path.suffix in (".json", ".gguf", ".safetensors"):
         raise TraceError(
-            f"{shown(spec)}: no such file or folder; give a model's file, a known name, or owner/name of the hub"
+            f"{shown(spec)}: no such file or folder; pass a model's file, a known name, or owner/name of the hub"
         )
     return known(spec)
 
@@ -89,7 +89,7 @@ def _split_names(name: str) -> list[str]:
     assert found
     count = int(found[2])
     if not 0 < count <= MOST_FILES:
-        raise TraceError(f"{name}: {count:,} parts; expected 1 to {MOST_FILES:,}")
+        raise TraceError(f"{name}: {count:,} parts: expected 1 to {MOST_FILES:,}")
     return [f"{name[: found.start()]}-{at:05d}-of-{found[2]}.gguf" for at in range(1, count + 1)]
 
 
@@ -98,7 +98,7 @@ def _of_folder(folder: Path) -> KnownModel:
     if not (folder / CONFIG).is_file():
         if len({SPLIT.sub("", file.name) for file in ggufs}) == 1:
             return _of_file(ggufs[0])
-        several = f"{len(ggufs)} GGUF files; name one of them" if ggufs else "neither a config.json nor a GGUF file"
+        several = f"{len(ggufs)} GGUF files; pass one of them" if ggufs else "neither a config.json nor a GGUF file"
         raise TraceError(f"{folder}: the folder has {several}")
     numbers = numbers_of(_document(folder / CONFIG), str(folder), str(folder))
     model = known_of(numbers, folder.resolve().name)
@@ -117,11 +117,11 @@ def _of_folder(folder: Path) -> KnownModel:
 
 
 def _shards(index: Mapping[str, Any], name: str) -> list[str]:
-    """Return the files of an index of weights, plain names all of them. Raises TraceError."""
+    """Return the file names listed in an index of weights. Raises TraceError unless all are plain names."""
     listed = index.get("weight_map")
     files = sorted({str(file) for file in listed.values()}) if isinstance(listed, Mapping) else []
     if not files or len(files) > MOST_FILES or any("/" in file or file.startswith(".") for file in files):
-        raise TraceError(f"{name}: {INDEX} lists no weight files; is it damaged?")
+        raise TraceError(f"{name}: {INDEX} lists no weight files; it may be damaged: download it again")
     return files
 
 
@@ -138,16 +138,16 @@ def _table(text: bytes, name: str) -> Mapping[str, Any]:
     except (DocumentError, ValueError) as wrong:
         raise TraceError(f"{name}: {wrong}") from None
     if not isinstance(found, dict):
-        raise TraceError(f"{name}: {shown(found)}; expected a JSON object")
+        raise TraceError(f"{name}: invalid content {shown(found)}: expected a JSON object")
     return found
 
 
 def _safetensors(stream: BinaryIO, size: int, name: str) -> Mapping[str, Any]:
-    """Read the header of a safetensors file. Raises TraceError if it is truncated or another file."""
+    """Read the header of a safetensors file. Raises TraceError for a truncated or different file."""
     start = stream.read(8)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 2 <= length <= min(MOST_HEADER, size - 8):
-        raise TraceError(f"{name}: no safetensors file, or a truncated one; download it again")
+        raise TraceError(f"{name}: not a safetensors file, or truncated; download it again")
     return _table(stream.read(length), name)
 
 
@@ -186,7 +186,7 @@ def _of_hub(identity: str) -> KnownModel:
 
 
 def _hint(identity: str) -> str:
-    return f"for a repository of GGUF files give a file's address: {ENDPOINT}/{identity}/resolve/main/FILE.gguf"
+    return f"for a repository of GGUF files pass the address of one file: {ENDPOINT}/{identity}/resolve/main/FILE.gguf"
 
 
 def _remote_tensors(address: str) -> dict[str, Stored]:
@@ -205,7 +205,7 @@ def _of_address(address: str) -> KnownModel:
     if plain.endswith(".json"):
         return known_of(numbers_of(_table(_small(plain), plain), plain, plain), plain.rsplit("/", 2)[-2])
     if not plain.endswith(".gguf"):
-        raise TraceError(f"{shown(address)}: expected the address of a config.json or of a GGUF file")
+        raise TraceError(f"invalid address {shown(address)}: expected that of a config.json or of a GGUF file")
     folder, _, file = plain.rpartition("/")
     names = _split_names(file) if SPLIT.search(file) else [file]
     return model_of_gguf([_remote_gguf(f"{folder}/{name}") for name in names], file.removesuffix(".gguf"), plain)
@@ -253,13 +253,15 @@ class Ranged(io.RawIOBase):
     def _more(self) -> None:
         first = len(self._held)
         if first >= MOST_HEADER:
-            raise TraceError(f"{self._address}: a header of more than {MOST_HEADER:,} bytes; expected a weight file")
+            raise TraceError(f"{self._address}: a header of more than {MOST_HEADER:,} bytes: expected a weight file")
         last = first + max(BLOCK, first) - 1  # twice as much each time
         with _opened(self._address, {"Range": f"bytes={first}-{last}"}) as answer:
             stated = answer.headers.get("Content-Range", "")
             total = stated.rpartition("/")[2]
             if answer.status != 206 or not total.isdigit():
-                raise TraceError(f"{self._address}: the server sends whole files only; download it and give its path")
+                raise TraceError(
+                    f"{self._address}: the server does not support ranged requests; download the file and pass its path"
+                )
             self.size = int(total)
             got = answer.read(last - first + 1)
         if not got:
@@ -290,11 +292,11 @@ def _opened(address: str, headers: dict[str, str]) -> Any:
         raise TraceError(f"{address}: the server answers {wrong.code} {wrong.reason}{denied}") from None
     except (OSError, ValueError) as wrong:
         reason = getattr(wrong, "reason", wrong)
-        raise TraceError(f"{address}: cannot be reached ({shown(str(reason))}); give a file that is here") from None
+        raise TraceError(f"{address}: cannot be reached ({shown(str(reason))}); pass a local file") from None
 
 
 def _cache(address: str) -> Path:
-    """Return the file that keeps an answer, so that it is read once and works offline."""
+    """Return the cache file of a downloaded document."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "moereplay" / "models" / sha256(address.encode()).hexdigest()[:32]
 

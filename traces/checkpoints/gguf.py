@@ -101,16 +101,16 @@ class Gguf:
             if tensor.kind not in TYPES:
                 raise TraceError(f"{self.path}: {shown(name)} has the unknown type {tensor.kind}")
             if self.start + tensor.offset + tensor.size > size:
-                raise TraceError(f"{self.path}: tensor {shown(name)} ends beyond the file; was it cut off?")
+                raise TraceError(f"{self.path}: tensor {shown(name)} ends beyond the file: it is truncated")
 
     def floats(self, name: str) -> np.ndarray:
         """Read a float32 tensor, slowest axis first. Raises TraceError for another kind, or beyond the file's end."""
         tensor = self.tensors[name]
         count, at = math.prod(tensor.shape), self.start + tensor.offset
         if tensor.kind != FLOAT32:
-            raise TraceError(f"{self.path}: tensor {shown(name)} is of kind {tensor.kind}; expected float32 (0)")
+            raise TraceError(f"{self.path}: tensor {shown(name)} has type {tensor.kind}: expected float32 (0)")
         if at + count * 4 > self.path.stat().st_size:
-            raise TraceError(f"{self.path}: tensor {shown(name)} ends beyond the file; was it cut off? Copy it again")
+            raise TraceError(f"{self.path}: tensor {shown(name)} ends beyond the file: it is truncated Copy it again")
         return np.fromfile(self.path, "<f4", count, offset=at).reshape(tensor.shape[::-1])
 
 
@@ -130,10 +130,10 @@ def read_header(stream: BinaryIO, path: Path, size: int) -> Gguf:
     """Read metadata and places of tensors from a stream of `size` bytes. Raises TraceError as `read_gguf` does."""
     reader = _Reader(stream, path, size)
     if reader.take(len(MAGIC)) != MAGIC:
-        raise TraceError(f"{path}: does not begin with {MAGIC.decode()}; expected a GGUF file")
+        raise TraceError(f"{path}: not a GGUF file: expected {MAGIC.decode()} as its first bytes")
     version = reader.number("I")
     if version not in VERSIONS:
-        raise TraceError(f"{path}: GGUF version {version}; expected 2 or 3, little-endian")
+        raise TraceError(f"{path}: invalid GGUF version {version}: expected 2 or 3, little-endian")
     tensors, keys = reader.number("Q"), reader.number("Q")
     metadata = dict(reader.times(keys, reader.entry))
     found = dict(reader.times(tensors, reader.tensor))
@@ -142,7 +142,7 @@ def read_header(stream: BinaryIO, path: Path, size: int) -> Gguf:
 
 def _aligned(path: Path, at: int, alignment: Any) -> int:
     if not isinstance(alignment, int) or not 0 < alignment <= MOST_ALIGNMENT:
-        raise TraceError(f"{path}: {ALIGNMENT} is {shown(alignment)}; expected 1 to {MOST_ALIGNMENT}")
+        raise TraceError(f"{path}: invalid {ALIGNMENT} {shown(alignment)}: expected 1 to {MOST_ALIGNMENT}")
     return -(-at // alignment) * alignment
 
 
@@ -167,7 +167,9 @@ class _Reader:
 
     def _refuse_beyond(self, count: int) -> None:
         if count > self._size - self.at:
-            raise TraceError(f"{self._path}: byte {self.at:,} promises {count:,} more, the file ends; was it cut off?")
+            raise TraceError(
+                f"{self._path}: byte {self.at:,} promises {count:,} more bytes than the file has: it is truncated"
+            )
 
     def number(self, code: str) -> Any:
         """Read a number of a format of `struct`."""
@@ -193,7 +195,9 @@ class _Reader:
         if kind == TEXT:
             return self.text()
         if kind != LIST:
-            raise TraceError(f"{self._path}: {shown(key)} is of kind {kind}; expected 0 to 12: damaged")
+            raise TraceError(
+                f"{self._path}: invalid type {kind} of {shown(key)}: expected 0 to 12; the file is damaged"
+            )
         return self._list(self.number("I"), self.number("Q"), key)
 
     def _list(self, kind: int, count: int, key: str) -> list[Any]:
@@ -204,7 +208,9 @@ class _Reader:
             self.skip((count - len(kept)) * size)
             return kept
         if kind != TEXT:
-            raise TraceError(f"{self._path}: {shown(key)} is a list of kind {kind}; expected numbers or texts")
+            raise TraceError(
+                f"{self._path}: invalid element type {kind} of list {shown(key)}: expected numbers or strings"
+            )
         self._refuse_beyond(count)
         kept = [self.text() for _ in range(min(count, KEPT))]
         for _ in range(count - len(kept)):
@@ -215,6 +221,8 @@ class _Reader:
         """Read a tensor's name and place."""
         name, axes = self.text(), self.number("I")
         if not 0 < axes <= MOST_AXES:
-            raise TraceError(f"{self._path}: tensor {shown(name)} has {axes} axes; expected 1 to {MOST_AXES}: damaged")
+            raise TraceError(
+                f"{self._path}: tensor {shown(name)} has {axes} axes: expected 1 to {MOST_AXES}; the file is damaged"
+            )
         shape = tuple(self.number("Q") for _ in range(axes))
         return name, Tensor(shape, self.number("I"), self.number("Q"))

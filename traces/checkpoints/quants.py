@@ -1,4 +1,4 @@
-"""Bytes of a known model in a quantisation that somebody else made of it: `Q4_K_M`, `UD-Q2_K_XL`, `FP8`, `AWQ`.
+"""Estimate the bytes of a known model in a published quantisation: `Q4_K_M`, `UD-Q2_K_XL`, `FP8`, `AWQ`.
 
 llama.cpp stores an expert's down projection in a type that depends on the layer, and gate and up in the mix's own type;
 a matrix whose rows do not divide into blocks of 256 gets a larger type (src/llama-quant.cpp, read at 007dbbf3). So
@@ -34,14 +34,14 @@ Down = Callable[[int, int], str]  #: the type of a down projection by layer and 
 
 
 class Mix(NamedTuple):
-    """How a mix stores a model: experts, other weights of layers, head, and an embedding table of its own."""
+    """Types in which a mix stores experts, the other weights of layers, the head, and a separate embedding table."""
 
     base: str
     down: Down | None = None  #: None: as `base`
     middle: str = ""  #: of gate and up in the layers between the first and the last eighth
     attention: float = 0  #: bits per weight outside experts; 0: the experts' mean, without replacements
     head: str = "Q6_K"
-    table: str = ""  #: of an embedding apart from the head, "": `base`
+    table: str = ""  #: of an embedding separate from the head; "": `base`
 
 
 def _more(many: str, few: str) -> Down:
@@ -109,9 +109,9 @@ def quantised(model: KnownModel, quant: str) -> KnownModel:
     name, note = _known(quant)
     geometry = model.geometry
     if not geometry.expert_params or geometry.dense_params is None:
-        raise TraceError(f"--quant {quant}: {model.name} states its bytes but not its weights; leave --quant out")
+        raise TraceError(f"--quant {quant}: {model.name} states bytes but no number of weights; omit --quant")
     if model.stored:
-        raise TraceError(f"--quant {quant}: the weights of {model.name} are stored already; leave --quant out")
+        raise TraceError(f"--quant {quant}: the weights of {model.name} are already quantised; omit --quant")
     experts, layer_bits, head_bits, table_bits = _bits(model, name)
     if name in MIXES and model.published.bits == 4:  # four-bit weights are not stored in more bits
         experts = tuple(map(min, experts, geometry.bytes_by_bits.get(4, geometry.expert_bytes)))
@@ -143,7 +143,7 @@ def quantised(model: KnownModel, quant: str) -> KnownModel:
 
 
 def _known(quant: str) -> tuple[str, str]:
-    """Return the name of a quantisation and a note where another one stands for it. Raises TraceError."""
+    """Return the name of a quantisation, and a note if another one is used in its place. Raises TraceError."""
     spelled = quant.strip().upper().replace(" ", "_")
     if spelled in NAMES:
         return spelled, ""
@@ -152,7 +152,12 @@ def _known(quant: str) -> tuple[str, str]:
     if plain not in NAMES:
         raise TraceError(f"unknown --quant {shown(quant)}; {hint(spelled, list(NAMES))}")
     exact = spelled in SPELLINGS
-    return plain, "" if exact else f"{spelled} differs from file to file and is taken as {plain}: name the GGUF itself"
+    return (
+        plain,
+        ""
+        if exact
+        else f"{spelled} differs between files and is estimated as {plain}; pass the GGUF file itself for exact sizes",
+    )
 
 
 def _bits(model: KnownModel, name: str) -> tuple[tuple[int, ...], float, float, float]:

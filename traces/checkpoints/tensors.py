@@ -19,7 +19,7 @@ from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
 
 class Stored(NamedTuple):
-    """Bytes of a tensor as stored, and its weights, 0 if packed so that the shape does not say."""
+    """Stored bytes of a tensor, and its number of weights (0 if packed in a way that hides it)."""
 
     size: int
     weights: int = 0
@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
     expert_weights: tuple[int, ...]  #: (L,) their weights, 0 if unknown
     dense: tuple[int, ...]  #: (L,) the rest of the layer
     head: int  #: read by every token outside of these layers: dense layers, final norm and head
-    embedding: int  #: a table apart from the head, of which a token reads one row
+    embedding: int  #: an embedding table separate from the head, of which a token reads one row
     dense_weights: int  #: in these layers
     head_weights: int
     embedding_weights: int
@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
 
     @property
     def dense_total(self) -> int:
-        """Bytes of all weights that are no routed expert."""
+        """Bytes of all weights outside the routed experts."""
         return sum(self.dense) + self.head + self.embedding
 
 
@@ -87,7 +87,7 @@ def sizes_of(tensors: Mapping[str, Stored], name: str, layers: int | None = None
         else:
             _add(dense[layer], stored)
     if not experts:
-        raise TraceError(f"{name}: no tensor of routed experts; expected a mixture of experts")
+        raise TraceError(f"{name}: missing tensors of routed experts: expected a Mixture of Experts")
     if not head:  # the table is the head, which every token reads whole
         outside, embedding = [outside[0] + embedding[0], outside[1] + embedding[1]], [0, 0]
     mixtures, plain = sorted(experts), [layer for layer in dense if layer not in experts]
@@ -151,7 +151,9 @@ def with_sizes(model: KnownModel, sizes: Sizes, name: str) -> KnownModel:
 def _stored(geometry: Geometry, sizes: Sizes, name: str) -> Geometry:
     """Return the geometry with the bytes of the tensors."""
     if any(size % geometry.experts for size in sizes.experts):
-        raise TraceError(f"{name}: bytes of experts are no multiple of {geometry.experts} experts; is a file missing?")
+        raise TraceError(
+            f"{name}: the experts' bytes are not a multiple of {geometry.experts} experts; a file may be missing"
+        )
     each = tuple(size // geometry.experts for size in sizes.experts)
     params = geometry.expert_params or sum(sizes.expert_weights) // (geometry.experts * geometry.layers)
     return geometry.model_copy(
@@ -358,7 +360,9 @@ def tensors_of(header: Mapping[str, Any], name: str) -> dict[str, Stored]:
             for each in shape:
                 weights *= int(each)
         except (KeyError, TypeError, ValueError):
-            raise TraceError(f"{name}: {shown(tensor)} has no dtype, shape and data_offsets; is it damaged?") from None
+            raise TraceError(
+                f"{name}: {shown(tensor)} lacks dtype, shape or data_offsets; the file may be damaged"
+            ) from None
         if size < 0 or (dtype in DTYPES and size != -(-weights * DTYPES[dtype] // 8)):
             raise TraceError(f"{name}: {shown(tensor)} of {shown(shape)} {shown(dtype)} cannot have {size:,} bytes")
         is_plain = dtype in FLOATS and not tensor.endswith(("_scale", "_scale_inv", "_scales"))

@@ -1,4 +1,4 @@
-"""The contract of exporters: what they are given, where they write, and what they answer."""
+"""The contract of exporters: their options, the target they write to, and the result they return."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST = 96  #: characters of a licence
 
 
 class Options(Frozen):
-    """Options of a format; None, or empty, for those that the user leaves out."""
+    """Options of a format; None or empty if the user did not pass them."""
 
     cache_bytes: int | None = Field(default=None, ge=0)  #: of experts that fast memory holds
     ranking: tuple[tuple[int, int], ...] = ()  #: (layer, expert), the most valuable first, instead of counted uses
@@ -40,7 +40,7 @@ class Options(Frozen):
         return licence
 
     def given(self) -> frozenset[str]:
-        """Return the names of the options that were given."""
+        """Return the names of the options that the user passed."""
         return frozenset(name for name in type(self).model_fields if getattr(self, name) not in (None, "", ()))
 
 
@@ -76,7 +76,7 @@ class Target(NamedTuple):
 
 @contextmanager
 def target_of(path: Path, is_folder: bool) -> Iterator[Target]:
-    """Yield a target that appears at the path when the block ends, and not at all if it raises. Raises TraceError."""
+    """Yield a target that appears at the path when the block ends, or never if the block raises. Raises TraceError."""
     if path.exists() or path.is_symlink():
         raise TraceError(f"{path} exists; choose another --out or remove it")
     try:
@@ -94,8 +94,8 @@ def target_of(path: Path, is_folder: bool) -> Iterator[Target]:
 class Answer(NamedTuple):
     """An exporter's report of an export: the command that reads it, and notes."""
 
-    typed: str  #: what the user of the other tool types; {path} stands for the file or folder
-    notes: tuple[str, ...] = ()  #: what was assumed, and what was placed where
+    typed: str  #: the command of the other tool; {path} is replaced by the file or folder
+    notes: tuple[str, ...] = ()  #: assumptions, and the placement
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def fields_of(trace: Trace) -> list[str]:
 
 
 def scores(trace: Trace, options: Options) -> np.ndarray:
-    """Return (L, E) int64, more is better to hold.
+    """Return scores (L, E) int64; experts with higher scores are placed first.
 
     Raises TraceError for a ranking of experts that the model does not have.
     """
@@ -150,7 +150,7 @@ def scores(trace: Trace, options: Options) -> np.ndarray:
 
 
 def dense_layers(trace: Trace, options: Options) -> tuple[int, tuple[str, ...]]:
-    """Return the number of layers before the first one with experts, and a note if the user did not give it."""
+    """Return the number of layers before the first one with experts, and a note if the user did not pass it."""
     if options.dense_layers is not None:
         return options.dense_layers, ()
     try:

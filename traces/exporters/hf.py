@@ -1,6 +1,6 @@
 """A folder that is a data set of Hugging Face: shards of Parquet below data/, and a card with a YAML head.
 
-Prompts are in nothing of it: no token ids, and of the provenance nothing that names a file of prompts.
+It contains no prompts: neither token ids nor the name of a prompt file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moereplay.traces.schema import Trace, shown
 SHARD = 1 << 16  #: tokens of a shard, roughly
 SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}
 LARGER = "n>10M"
-#: Of the provenance, what the card says.
+#: Fields of the provenance that the card has.
 SAID = ("model", "revision", "dtype", "importer", "decoding", "source_sha256")
 CARD = """---
 {head}
@@ -66,7 +66,7 @@ def shards(trace: Trace) -> list[tuple[int, int]]:
 
 
 def card(trace: Trace, licence: str) -> str:
-    """Return README.md: the head that the hub reads, and what people read."""
+    """Return README.md: a YAML head for the hub, then text for readers."""
     geometry, provenance = trace.geometry, trace.header.provenance
     said = {name: getattr(provenance, name) for name in SAID}
     rows = [f"| {name} | {_cell(value)} |" for name, value in said.items() if value]
@@ -84,7 +84,7 @@ def card(trace: Trace, licence: str) -> str:
 
 
 def _head(trace: Trace, licence: str) -> list[str]:
-    """Return the lines of YAML; texts of others stand in the quotes of JSON, which YAML reads."""
+    """Return the lines of YAML; untrusted strings are quoted as JSON, which YAML accepts."""
     rows = trace.tokens * trace.geometry.layers
     size = next((size for most, size in SIZES.items() if rows < most), LARGER)
     features = [line for name, kind in schema_of(trace).items() for line in _feature(name, str(kind).lower())]
@@ -112,7 +112,7 @@ def _feature(name: str, kind: str) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Return a text of others as code, which neither Markdown nor HTML reads, on one line."""
+    """Return an untrusted string as one line of code, so that neither Markdown nor HTML interprets it."""
     return f"`{shown(text, 200).replace('`', '').replace('|', '')}`"
 
 

@@ -23,9 +23,9 @@ def write_counts(trace: Trace, options: Options, target: Target) -> Answer:
     """Write loads of experts for KTransformers (kt-kernel in SGLang).
 
     A file of `torch.save`, {"logical_count": int64 (1, layers of the model, E)}: with
-    `--kt-expert-placement-strategy frequency --init-expert-location FILE.pt` it makes its masks of GPU experts from
-    it: for `--kt-num-gpu-experts N` the N x layers experts of the largest counts (kvcache-ai/sglang,
-    kt_ep_wrapper.py). Files of other names are ignored there.
+    `--kt-expert-placement-strategy frequency --init-expert-location FILE.pt` KTransformers selects GPU experts from
+    it: with `--kt-num-gpu-experts N`, the N x layers experts with the largest counts (kvcache-ai/sglang,
+    kt_ep_wrapper.py). It ignores files with other suffixes.
 
     The counts are those of the trace, or the user's ranking as counts.
     """
@@ -67,11 +67,11 @@ RULE = """- match:
 def write_rules(trace: Trace, options: Options, target: Target) -> Answer:
     """Write rules of KTransformers' YAML (`--optimize_config_path`), which keep the experts of whole layers on the GPU.
 
-    A rule replaces the modules whose names its pattern matches; of several that match, the first counts. So these
-    stand before the rule for all experts of the model's own file (ktransformers/optimize/optimize_rules). Modules
-    are called `model.layers.N.mlp.experts`, as in the models that it ships rules for; dense layers count.
+    A rule replaces the modules whose names its pattern matches; the first match applies. So these
+    must come before the rule for all experts in the model's own file (ktransformers/optimize/optimize_rules). Modules
+    are called `model.layers.N.mlp.experts`, as in the models that it ships rules for; N counts dense layers.
 
-    One rule is for the layers that are worth most of what fits `cache_bytes`, one for the others.
+    One rule covers the most valuable layers that fit in `cache_bytes`, one the other layers.
     """
     geometry, (before, said) = trace.geometry, dense_layers(trace, options)
     held = held_layers(geometry, options.cache_bytes or 0, layers_by_worth(geometry, scores(trace, options)))
@@ -113,8 +113,8 @@ MARK, TUPLE, EMPTY_TUPLE, REDUCE, BINPERSID, NEWFALSE = b"(", b"t", b")", b"R", 
 def write_tensor(file: BinaryIO, name: str, array: np.ndarray) -> None:
     """Write one array of int64 under a name, as `torch.save({name: tensor}, file)` writes it, without torch.
 
-    The file is a zip of a pickle, which says shape and type, and of the numbers (torch/serialization.py). The
-    pickle is written opcode by opcode, as nothing here may need torch; readers load it with `weights_only=True`.
+    The file is a zip of a pickle with shape and type, and of the data (torch/serialization.py). The
+    pickle is written opcode by opcode, because exporters must not need torch; readers load it with `weights_only=True`.
 
     Raises OSError.
     """

@@ -1,4 +1,4 @@
-"""A trace as rows, one per token and layer, some tokens at a time; the documented CSV and JSON lines of them."""
+"""Read a trace as rows, one per token and layer, in blocks; write the documented CSV and JSON lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Block(NamedTuple):
 
 
 def blocks(trace: Trace, first: int = 0, last: int | None = None, logits: bool = True) -> Iterator[Block]:
-    """Yield tokens [first, last), a block at a time; `logits` says whether to read them.
+    """Yield tokens [first, last) in blocks; `logits` selects whether logits are read.
 
     Raises TraceError if damaged.
     """

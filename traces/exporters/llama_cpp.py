@@ -11,6 +11,7 @@ from moereplay.traces.exporters.lines import Block, blocks
 from moereplay.traces.geometry import held_layers, layers_by_worth
 from moereplay.traces.schema import Trace
 from moereplay.traces.units import GB
+from moereplay.traces.weight_formats import REPACKED, named_in
 
 TENSORS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  #: of experts, as llama.cpp finds them; shared ones end in shexp
 
@@ -32,11 +33,20 @@ def write_arguments(trace: Trace, options: Options, target: Target) -> Answer:
         file.write(f"{' '.join(arguments(on_cpu, before))}\n".encode())
     size = sum(geometry.expert_bytes[layer] for layer in held) * geometry.experts
     note = f"the experts of {len(held)} of {geometry.layers} layers stay on the GPU, {size / GB:.4g} GB"
-    return Answer("llama-server -m MODEL.gguf -ngl 999 $(cat {path})", (note, *said))
+    notes = (note, *_repacked(trace), *said) if on_cpu else (note, *said)
+    return Answer("llama-server -m MODEL.gguf -ngl 999 $(cat {path})", notes)
+
+
+def _repacked(trace: Trace) -> Iterator[str]:
+    provenance = trace.header.provenance
+    stored = named_in(provenance.dtype or "") or named_in(provenance.model)
+    if stored in REPACKED:
+        what = f"llama.cpp copies {stored} experts into another layout in memory (repacks)"
+        yield f"{what}; add --no-repack if the file is larger than memory, so that they stay mapped"
 
 
 def arguments(on_cpu: Sequence[int], dense_layers: int) -> list[str]:
-    """Return words of the command line that leave these MoE layers to the CPU; none of them has a blank or a quote."""
+    """Return command-line words that leave the given MoE layers to the CPU; no word needs quotes."""
     if not on_cpu:
         return ["--n-cpu-moe", "0"]
     if list(on_cpu) == list(range(len(on_cpu))):
@@ -61,11 +71,11 @@ LLAMA_CPP = Exporter(
 
 
 def write_profile(trace: Trace, options: Options, target: Target) -> Answer:
-    """Write a routing profile for `--moe-cache-profile` of thecodacus' llama.cpp: what its llama-moe-trace writes.
+    """Write a routing profile for `--moe-cache-profile` of thecodacus' llama.cpp, in the format of its llama-moe-trace.
 
     A line `position,layer,expert,expert,...` per token and layer, no header (github.com/thecodacus/llama.cpp,
     moe-trace.cpp). Positions of a prompt are negative and end at -1, decoded ones count from 0, and start again
-    with each request. Layers are those of the model, dense ones counted. What was not routed has no line.
+    with each request. Layer numbers are the model's, with dense layers counted. Unrouted tokens have no line.
 
     """
     before, said = dense_layers(trace, options)

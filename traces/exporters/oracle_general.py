@@ -1,8 +1,8 @@
 """libCacheSim's oracleGeneral: a record per access, with the next access of the same object.
 
 24 bytes, little-endian: timestamp u32, object u64, bytes u32, next access i64 (github.com/1a1a11a/libCacheSim,
-oracleGeneralBin.h). The next access is counted from 1 over the records, as its own converter does, and -1 means never.
-An object is an expert, layer * E + expert; the timestamp is the number of the pass. Records stand in the order in
+oracleGeneralBin.h). The next access is counted from 1 over the records, as in libCacheSim's own converter; -1 means
+never. An object is an expert, layer * E + expert; the timestamp is the number of the pass. Records are in the order in
 which a replay with contract `sequential` looks experts up.
 """
 
@@ -47,7 +47,7 @@ def _objects(geometry: Geometry, layer: int | None) -> int:
 
 
 def _records(demand: Demand, geometry: Geometry, layer: int | None) -> Iterator[np.ndarray]:
-    """Yield blocks of records; `layer` leaves the accesses of that one."""
+    """Yield blocks of records, of one `layer` if given."""
     sizes, place = np.array(geometry.expert_bytes), _Places(demand, geometry.layers, layer)
     for first in range(0, len(demand.expert), VALUES_AT_ONCE):
         last = min(first + VALUES_AT_ONCE, len(demand.expert))
@@ -61,7 +61,7 @@ def _records(demand: Demand, geometry: Geometry, layer: int | None) -> Iterator[
 
 
 class _Places:
-    """Positions in the demand, and where they stand in the file."""
+    """Positions in the demand, with their positions in the file."""
 
     def __init__(self, demand: Demand, layers: int, layer: int | None) -> None:
         self.offsets, self.layers, self.layer = np.asarray(demand.offsets), layers, layer
@@ -74,7 +74,7 @@ class _Places:
         return np.searchsorted(self.offsets, at, "right") - 1
 
     def following(self, next_use: np.ndarray) -> np.ndarray:
-        """Return the records of next uses, from 1, or NOBODY; another layer's are not meant, and anything."""
+        """Return the records of next uses, from 1, or NOBODY; entries of other layers are undefined."""
         if self.layer is None:
             return np.where(next_use == NEVER, NOBODY, next_use + 1)
         step = self.step(np.where(next_use == NEVER, 0, next_use))

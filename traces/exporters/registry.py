@@ -1,4 +1,4 @@
-"""Which exporter writes a format, and one export from the trace to the files and their sha256."""
+"""Find the exporter of a format, and run an export: write the files and return their sha256."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Written(NamedTuple):
 
 
 class Export(NamedTuple):
-    """An export that is there, whole."""
+    """A complete export."""
 
     format: str
     files: list[Written]
@@ -60,7 +60,7 @@ def markdown() -> str:
 
 
 def options(exporter: Exporter) -> str:
-    """Return the options that it takes, as they are typed; those that it needs without brackets."""
+    """Return the exporter's options as typed on the command line, the optional ones in brackets."""
     taken = [name for name in TYPED if name in exporter.takes]
     return ", ".join(TYPED[name] if name in exporter.needs else f"[{TYPED[name]}]" for name in taken)
 

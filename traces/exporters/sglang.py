@@ -1,7 +1,7 @@
 """Loads of experts for SGLang's `--init-expert-location FILE.json`, from which it places and replicates them on GPUs.
 
 {"logical_count": [[[...]]]}, (1, layers of the model, E): SGLang balances the counts itself (expert_location.py,
-init_by_eplb), so the number of GPUs and of redundant experts is said to SGLang, not here. Dense layers count 0.
+init_by_eplb), so the numbers of GPUs and redundant experts are options of SGLang. Dense layers have counts of 0.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def read_responses(
             survey.add(each.ids, f"{each.place}: {FIELD}")
     if not survey.seen:
         raise TraceError(
-            f"{path}: no response has routed_experts; start the server with --enable-return-routed-experts, and send "
+            f"{path}: missing routed_experts in every response: start the server with "
+            f"--enable-return-routed-experts, and send "
             "return_routed_experts: true with each request where the server asks for that"
         )
     notes = [*notes, *rows.notes(), *[DRAFTS] * drafts, *survey.notes()]
@@ -56,7 +57,7 @@ def read_responses(
 
 
 def _shape(found: Callable[[], Iterator[Response]], options: Options) -> tuple[tuple[int, int], list[str]]:
-    """Return (layers, k) of flat ids, and what to say of it; nothing where every response states its shape."""
+    """Return (layers, k) of flat ids and a note; empty if every response states its shape."""
     shaped: list[tuple[int, int]] = []
 
     def seen() -> Iterator[Response]:
@@ -108,7 +109,7 @@ def read_sglang(path: Path, options: Options) -> Foreign:
     """
     files = response_files(path)
     if not files:
-        raise TraceError(f"{path}: no .json or .jsonl files; expected responses with {FIELD}")
+        raise TraceError(f"{path}: missing .json or .jsonl files: expected responses with {FIELD}")
     origin = Origin(SGLANG_RESPONSE.name, path, files, decoding="served by SGLang")
     return read_responses(path, files, lambda: responses(files), options, origin)
 
@@ -141,8 +142,8 @@ def read_vllm(path: Path, options: Options) -> Foreign:
 
     `prompt_routed_experts` (prompt, L, k) once per response and `routed_experts` (generated, L, k) per choice; or,
     in other versions, `routed_experts` alone for prompt and generated tokens but the last. Dynamo has them in
-    `nvext`, NeMo-RL in `choices[].message`, prime-rl as `{"data", "shape", "start", "dtype"}`. -1 stands at tokens
-    of the prefix cache in some versions, null for a request that was preempted. An npz holds the arrays of one
+    `nvext`, NeMo-RL in `choices[].message`, prime-rl as `{"data", "shape", "start", "dtype"}`. Some
+    versions have -1 for tokens of the prefix cache, and null for a preempted request. An npz holds the arrays of one
     completion by the same names. No weights, no logits.
 
     Return a request per choice. Raises TraceError naming the response whose arrays are not as documented.
@@ -150,7 +151,7 @@ def read_vllm(path: Path, options: Options) -> Foreign:
     archives = files_of(path, NPZ)
     files = archives or response_files(path)
     if not files:
-        raise TraceError(f"{path}: no .json, .jsonl or .npz files; expected responses with {FIELD}")
+        raise TraceError(f"{path}: missing .json, .jsonl or .npz files: expected responses with {FIELD}")
     origin = Origin(VLLM_RESPONSE.name, path, files, decoding="served by vLLM")
     found = (lambda: map(_of_archive, files)) if archives else (lambda: responses(files))
     return read_responses(path, files, found, options, origin)
@@ -161,7 +162,7 @@ def _of_archive(file: Path) -> Response:
     prompt = archive.expert_ids(file, PROMPT) if PROMPT in archive.members(file) else ids[:0]
     if prompt.shape[1:] != ids.shape[1:]:
         shapes = f"(layers, k) = {prompt.shape[1:]} in {PROMPT}, {ids.shape[1:]} in {FIELD}"
-        raise TraceError(f"{file}: {shapes}; expected the same in both")
+        raise TraceError(f"{file}: {shapes}: expected the same shape in both")
     head = len(prompt) or None
     return Response(str(file), [Answer(str(file), Spelled(np.concatenate([prompt, ids])), head, head)])
 

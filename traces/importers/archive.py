@@ -46,7 +46,7 @@ def arrays(file: Path, *names: str) -> list[np.ndarray]:
     """
     missing = sorted(set(names) - members(file))
     if missing:
-        raise TraceError(f"{file}: no array {', '.join(missing)}; expected {', '.join(names)}")
+        raise TraceError(f"{file}: missing array {', '.join(missing)}: expected {', '.join(names)}")
     try:
         with zipfile.ZipFile(file) as archive, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy's, about headers as Python 2 wrote them
@@ -64,7 +64,7 @@ def expert_ids(file: Path, name: str) -> np.ndarray:
 def checked_ids(ids: np.ndarray, place: str) -> np.ndarray:
     """Return the array, if it has three axes and whole numbers that may be ids. Raises TraceError otherwise."""
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or ids.size == 0:
-        raise TraceError(f"{place} is {ids.dtype}{ids.shape}; expected three axes of whole numbers, none empty")
+        raise TraceError(f"{place}: invalid array {ids.dtype}{ids.shape}: expected three axes of integers, none empty")
     check_values(ids, "chosen", place)
     return ids
 
@@ -106,11 +106,11 @@ def text(file: Path, name: str) -> str:
     """Return an array that is one string. Raises TraceError otherwise."""
     (array,) = arrays(file, name)
     if array.dtype.kind != "U" or array.size != 1:
-        raise TraceError(f"{file}: {name} is {array.dtype}{array.shape}; expected one text")
+        raise TraceError(f"{file}: invalid {name} {array.dtype}{array.shape}: expected one string")
     try:
         return str(array.item())
     except (ValueError, SystemError) as broken:  # code points beyond Unicode
-        raise TraceError(f"{file}: {name} is not a text ({shown(broken)}); expected one") from broken
+        raise TraceError(f"{file}: invalid {name} ({shown(broken)}): expected a string") from broken
 
 
 def _array(archive: zipfile.ZipFile, name: str, file: Path) -> np.ndarray:
@@ -118,7 +118,9 @@ def _array(archive: zipfile.ZipFile, name: str, file: Path) -> np.ndarray:
     if member.compress_size > file.stat().st_size:
         raise TraceError(f"{file}: {name} claims more bytes than the file has; download or record it again")
     if member.file_size > allowance(member.compress_size):
-        raise TraceError(f"{file}: {name} expands more than {EXPANSION}-fold; save it with np.savez if that is right")
+        raise TraceError(
+            f"{file}: {name} expands more than {EXPANSION}-fold; if that is correct, save it with np.savez"
+        )
     with archive.open(member) as stream:
         _check_header(stream, member.file_size, f"{file}: {name}")
     with archive.open(member) as stream:
@@ -135,7 +137,7 @@ def _check_header(stream: IO[bytes], size: int, place: str) -> None:
     except HEADER_DAMAGE as broken:
         raise TraceError(f"{place} is a broken array ({shown(broken)}); download or record it again") from broken
     if dtype.hasobject:
-        raise TraceError(f"{place} holds pickled objects, which can run code; expected plain arrays")
+        raise TraceError(f"{place} holds pickled objects, which can run code: expected plain arrays")
     if min(shape, default=0) < 0 or stream.tell() + math.prod(shape) * dtype.itemsize != size:
         claim = f"{shown(dtype)}{shown(shape)}"
         raise TraceError(f"{place} claims to be {claim}, which is not the size of its data; record it again")

@@ -1,8 +1,8 @@
-"""Requests out of rows: where one begins and ends, its layers and tokens, its dense arrays.
+"""Group rows into requests: find where each begins and ends, its layers and tokens, and build its dense arrays.
 
-A long file is read twice. The first reading finds where every request ends, which nothing before it says, and what a
-header needs. The second holds the rows of requests that have begun and not ended, and gives them by number: one request
-where they stand one after the other, those that run side by side where they are mixed. So memory is bounded by the
+A long file is read twice. The first pass finds the end of every request and the facts that the
+header needs. The second keeps only the rows of open requests and yields requests by number: one
+at a time if they are consecutive, several at a time if their rows are interleaved. Memory is bounded by the
 requests that are open at the same time.
 """
 
@@ -36,7 +36,7 @@ class Ends:
         self.rows += len(request)
 
     def renumbered(self, numbers: np.ndarray) -> None:
-        """Request i is called `numbers[i]` from now on, several perhaps alike."""
+        """Rename request i to `numbers[i]`; several requests may get the same number."""
         last: dict[int, int] = {}
         for request, row in self.last.items():
             number = int(numbers[request])
@@ -135,7 +135,7 @@ def grids(keys: Keys) -> Iterator[Grid]:
         gaps = np.flatnonzero(np.diff(tokens) != 1)
         if len(gaps):
             jump = f"from token {tokens[gaps[0]]} to {tokens[gaps[0] + 1]}"
-            raise TraceError(f"{keys.place}: request {number} jumps {jump}; expected consecutive tokens")
+            raise TraceError(f"{keys.place}: request {number} jumps {jump}: expected consecutive tokens")
         cells = (keys.token[rows].astype(np.int64) - int(tokens[0])) * keys.width + keys.cell[rows]
         _refuse_repeats(cells, number, keys.place, keys.lines[rows])
         yield Grid(number, int(tokens[0]), len(tokens), keys.width, rows, cells)
@@ -152,7 +152,7 @@ def _rows_of_each(request: np.ndarray) -> Iterator[tuple[int, np.ndarray | slice
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
-    """Return the distinct numbers (n,) of (N,), rising; as they are where they rise already, as in most files."""
+    """Return the distinct numbers of (N,), ascending. Most files are sorted already, which is fast."""
     return values if (values[1:] > values[:-1]).all() else np.unique(values, return_index=True)[0]
 
 
@@ -163,7 +163,9 @@ def _refuse_repeats(cells: np.ndarray, request: int, place: str, lines: np.ndarr
     repeats = np.flatnonzero(np.diff(cells[order]) == 0)
     if len(repeats):
         first, second = lines[order[repeats[0]]], lines[order[repeats[0] + 1]]
-        raise TraceError(f"{place} line {second}: repeats line {first} of request {request}; expected each cell once")
+        raise TraceError(
+            f"{place} line {second}: repeats line {first} of request {request}: expected each token and layer once"
+        )
 
 
 def prompt_of(phases: np.ndarray, request: int, place: str) -> int:
@@ -174,7 +176,7 @@ def prompt_of(phases: np.ndarray, request: int, place: str) -> int:
     back = np.flatnonzero(np.diff(phases) < 0)
     if len(back):
         where = f"request {request} returns to phase 0 after its token {back[0]}"
-        raise TraceError(f"{place}: {where}; expected the prompt first, then decode")
+        raise TraceError(f"{place}: {where}: expected the prompt first, then decode steps")
     return int((phases == 0).sum())
 
 
@@ -191,7 +193,7 @@ def renumbering(numbers: np.ndarray) -> list[str]:
     """Return a note if the model's own numbers of its MoE layers (L,), rising, are not 0 and on."""
     count = len(numbers)
     if count > MOST_LAYERS:
-        raise TraceError(f"{count:,} layers; expected at most {MOST_LAYERS:,}: is the layer another column?")
+        raise TraceError(f"{count:,} layers: expected at most {MOST_LAYERS:,}; the layer may be in another column")
     if numbers[-1] == count - 1:
         return []
     listed = f"{numbers[0]}..{numbers[-1]}" if numbers[-1] - numbers[0] == count - 1 else _listed(numbers)

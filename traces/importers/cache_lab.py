@@ -1,8 +1,8 @@
 """`moe-cache-lab.routing-jsonl`, versions 1 and 2: a line that describes the run, then a line per token and layer.
 
-Version 1: phase prompt or generated; `num_experts` and `experts_per_token` may stand on the first line. Version 2 has
-the stages encoder and decoder, each with sizes of its own; layers and tokens of one are not those of the other, so the
-decoder is read, or the encoder where there is no decoder. A selection that a full expert had no room for is
+Version 1: phase prompt or generated; `num_experts` and `experts_per_token` may be on the first line. Version 2 has
+the stages encoder and decoder, each with its own sizes, layers and tokens; so only the
+decoder is read, or the encoder if there is no decoder. A selection that a full expert rejected is
 "unassigned": -1 throughout. Probabilities are the gate weights; they are left out unless every selection has them.
 Layers are the model's own numbers. A file is one request, and may be packed with gzip.
 """
@@ -29,7 +29,7 @@ from moereplay.traces.schema import MOST_EXPERTS, VALUES, TraceError, shown
 
 FORMAT = "moe-cache-lab.routing-jsonl"
 START = re.compile(rb'\s*\{.*"format"\s*:\s*"' + re.escape(FORMAT).encode() + rb'"', re.DOTALL)
-LONGEST_START = 1 << 16  #: bytes: the texts of the run may stand before the format
+LONGEST_START = 1 << 16  #: bytes: the run's texts may precede the format
 PHASES = {"prompt": 0, "generated": 1, "source": 0, "decoder_prompt": 0, "decoder_generated": 1}
 ROWS = 1 << 14  #: read at a time
 SELECTION = "routing_selection"
@@ -87,13 +87,13 @@ def _first_line(path: Path) -> bytes:
 def read(path: Path, options: Options) -> Foreign:
     """Return one request. Raises TraceError naming the line that is not as documented."""
     if not sniff(path):
-        raise TraceError(f"{path}: line 1 does not name the format; expected {FORMAT}")
+        raise TraceError(f"{path}: invalid line 1: expected the format {FORMAT}")
     metadata = _metadata(path)
     stage = metadata.stage()
     said = _Said()
     held = [rows.narrowed() for rows in _pieces(path, metadata, stage, said)]  # all of one request
     if not held:
-        raise TraceError(f"{path}: no selections of the {stage.routing_stage}; expected at least one")
+        raise TraceError(f"{path}: missing selections of the {stage.routing_stage}: expected at least one")
     held = [replace(rows, **said.lacking()) for rows in held]
     seen = Seen(held, keep=False)
     notes = [f"{ASSUMED}{each}" for each in renumbering(seen.layers)] + said.notes()
@@ -110,7 +110,7 @@ def _metadata(path: Path) -> Metadata:
     try:
         return Metadata.model_validate(parse_json(lines[0], f"{path} line 1"))
     except ValidationError as wrong:
-        raise TraceError(f"{path} line 1: {first_fault(wrong)}; expected {FORMAT} version 1 or 2") from wrong
+        raise TraceError(f"{path} line 1: {first_fault(wrong)} ({FORMAT} version 1 or 2)") from wrong
 
 
 @dataclass
@@ -136,7 +136,7 @@ class _Said:
 
     def notes(self) -> list[str]:
         """Return notes, the most important first."""
-        full = f"{self.unassigned:,} of {self.read:,} selections unassigned, their expert was full: -1"
+        full = f"{self.unassigned:,} of {self.read:,} selections unassigned because their expert was full: stored as -1"
         weights = "weights left out: not every selection has its probabilities"
         others = f"{self.others:,} selections of the {ENCODER} left out: its tokens and layers are not the {DECODER}'s"
         said = ((full, self.unassigned), (weights, self.weightless), (others, self.others))
@@ -155,10 +155,10 @@ def _selections(path: Path, metadata: Metadata, stage: Stage, said: _Said) -> It
     for at, record in _records(path):
         place = f"{path} line {at}"
         if record.get("record_type") != SELECTION:
-            raise TraceError(f"{place}: record_type is {shown(record.get('record_type'))}; expected {SELECTION}")
+            raise TraceError(f"{place}: invalid record_type {shown(record.get('record_type'))}: expected {SELECTION}")
         if metadata.format_version == 2 and record.get("routing_stage") not in (ENCODER, DECODER):
             wrong = shown(record.get("routing_stage"))
-            raise TraceError(f"{place}: routing_stage is {wrong}; expected {ENCODER} or {DECODER}")
+            raise TraceError(f"{place}: invalid routing_stage {wrong}: expected {ENCODER} or {DECODER}")
         selection = _selection(at, record, stage, place)
         if record.get("routing_stage", stage.routing_stage) == stage.routing_stage:
             said.count(selection)
@@ -172,7 +172,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for at, line in enumerate(lines, number):
             record = parse_json(line, f"{path} line {at}")
             if not isinstance(record, dict):
-                raise TraceError(f"{path} line {at}: not an object; expected a {SELECTION}")
+                raise TraceError(f"{path} line {at}: not a JSON object: expected a {SELECTION}")
             yield at, record
 
 
@@ -180,20 +180,20 @@ def _selection(at: int, record: dict[str, Any], stage: Stage, place: str) -> Sel
     """Raises TraceError naming the key whose value is none of the format."""
     phase = record.get("phase")
     if not isinstance(phase, str) or phase not in PHASES:
-        raise TraceError(f"{place}: phase is {shown(phase)}; expected one of {', '.join(PHASES)}")
+        raise TraceError(f"{place}: invalid phase {shown(phase)}: expected one of {', '.join(PHASES)}")
     for key, allowed in (("token_position", COUNT), ("layer", LAYER)):
         if not fits(record.get(key), allowed):
-            raise TraceError(f"{place}: {key} is {shown(record.get(key))}; expected {allowed.expected}")
+            raise TraceError(f"{place}: invalid {key} {shown(record.get(key))}: expected {allowed.expected}")
     experts, weights = record.get("selected_experts"), record.get("selected_probabilities", [])
     unassigned = record.get("assignment_state") == "unassigned"
     if not isinstance(experts, list) or not isinstance(weights, list) or bool(experts) == unassigned:
-        expected = "lists; no experts if it is unassigned, some if it is not"
-        raise TraceError(f"{place}: selected_experts is {shown(experts)}; expected {expected}")
+        expected = "lists: empty if unassigned, otherwise non-empty"
+        raise TraceError(f"{place}: invalid selected_experts {shown(experts)}: expected {expected}")
     own = stage.routing_stage == record.get("routing_stage", stage.routing_stage)
     _check_experts(experts, weights, stage if own else Stage(), place)
     token_id = record.get("token_id")
     if token_id is not None and not fits(token_id, VALUES["token_ids"]):
-        raise TraceError(f"{place}: token_id is {shown(token_id)}; expected {VALUES['token_ids'].expected}")
+        raise TraceError(f"{place}: invalid token_id {shown(token_id)}: expected {VALUES['token_ids'].expected}")
     return Selection(at, PHASES[phase], record["token_position"], record["layer"], experts, weights, token_id)
 
 
@@ -201,10 +201,10 @@ def _check_experts(experts: list[Any], weights: list[Any], stage: Stage, place: 
     allowed = ids_below(stage.num_experts)._replace(least=0)
     for name, values, each in (("selected_experts", experts, allowed), ("probabilities", weights, VALUES["weights"])):
         if wrong := [value for value in values if not fits(value, each)]:
-            raise TraceError(f"{place}: {name} holds {shown(wrong[0])}; expected {each.expected}")
+            raise TraceError(f"{place}: invalid {name} {shown(wrong[0])}: expected {each.expected}")
     width = stage.assigned_experts_per_token or len(experts)
     if (experts and len(experts) != width) or (weights and len(weights) != len(experts)):
-        raise TraceError(f"{place}: {len(experts)} experts, {len(weights)} probabilities; expected {width} of each")
+        raise TraceError(f"{place}: {len(experts)} experts and {len(weights)} probabilities: expected {width} of each")
 
 
 def _rows(path: Path, found: list[Selection], stage: Stage) -> Rows:

@@ -2,8 +2,8 @@
 
 The keys of Src/Train/src/save_routing_logits.py of malmong/CECAR: `routing_decode[i]` is `{"type": "full_logits",
 "logits": (T, 1, L, E)}` or `{"type": "topk", "topk", "idx": (T, 1, L, k), "val"}`, T steps over all hidden layers. Step
-t has the input token t - 1 of `gen_ids_decode[i]`, step 0 the prompt's last. Decoding went on behind the end of the
-text, so rows behind `eos_pos_in_decode[i]` are left out. Prompt rows were not recorded.
+t has the input token t - 1 of `gen_ids_decode[i]`, step 0 the prompt's last. Decoding continued after the end of the
+text, so rows after `eos_pos_in_decode[i]` are left out. Prompt rows were not recorded.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def sniff(path: Path) -> bool:
 def read(path: Path, options: Options) -> Foreign:
     """Return a request per run. Raises TraceError naming the run that is not as documented."""
     if not path.is_file():
-        raise TraceError(f"{path}: expected one torch file with {', '.join(KEYS)}")
+        raise TraceError(f"{path}: invalid CECAR recording: expected one torch file with {', '.join(KEYS)}")
     archive = Archive(path)
     runs = _runs(archive)
     refuse_bloat(archive, [run.tensor for run in runs])
@@ -79,7 +79,7 @@ def _of_logits(runs: list[Run], choice: Choice, options: Options, origin: Origin
         routes |= run.rows().any((0, 2))
     experts = runs[0].tensor.shape[3]
     dense = np.flatnonzero(~routes).tolist()
-    said = f"layers {', '.join(map(str, dense))} have no logits but 0 (dense): left out"
+    said = f"layers {', '.join(map(str, dense))} have only zero logits (dense): left out"
     notes = [*notes, choice.note, *[said] * bool(dense)]
     shape = Shape(int(routes.sum()), choice.k, experts - 1 if routes.any() else -1, experts, router=choice.router)
 
@@ -117,7 +117,9 @@ def _runs(archive: Archive) -> list[Run]:
     first = (runs[0].kind, runs[0].tensor.shape[1:])
     for run in runs:
         if (run.kind, run.tensor.shape[1:]) != first:
-            raise TraceError(f"{run.place} is {run.kind} {run.tensor.shape}; expected {first[0]} (steps, *{first[1]})")
+            raise TraceError(
+                f"{run.place}: invalid {run.kind} {run.tensor.shape}: expected {first[0]} (steps, *{first[1]})"
+            )
     return runs
 
 
@@ -125,7 +127,7 @@ def _run(columns: tuple[Any, ...], place: str, alone: bool) -> Run:
     pack, generated, prompt, end = columns
     kind = pack.get("type") if isinstance(pack, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
-        raise TraceError(f"{place} has no type {' or '.join(KINDS)}; expected a run of CECAR")
+        raise TraceError(f"{place} lacks {' or '.join(KINDS)}: expected a CECAR run")
     tensor = pack.get(KINDS[kind])
     if not isinstance(tensor, Tensor) or len(tensor.shape) != 4 or tensor.shape[1] != 1 or min(tensor.shape) < 1:
         raise TraceError(f"{place}.{KINDS[kind]} is not a tensor (steps, 1, layers, experts or k); record it again")
@@ -135,7 +137,9 @@ def _run(columns: tuple[Any, ...], place: str, alone: bool) -> Run:
     inputs = [_tokens(prompt, place)[-1:], _tokens(generated, place)[: steps - 1]]
     tokens = np.concatenate(inputs)
     if len(tokens) != steps:
-        raise TraceError(f"{place}: {len(tokens)} input tokens for {steps} steps; expected gen_ids_decode of as many")
+        raise TraceError(
+            f"{place}: {len(tokens)} input tokens for {steps} steps: expected gen_ids_decode of the same length"
+        )
     return Run(place, kind, tensor, steps, tokens if alone else None)
 
 

@@ -33,7 +33,7 @@ class CellRows:
         self._restarts = Restarts()
         self._layers = _Layers()
         self._lengths: set[int] = set()  #: of lists of experts
-        self._misfits: dict[int, TraceError] = {}  #: of lists of weights that are no row's, by their length
+        self._misfits: dict[int, TraceError] = {}  #: of lists of weights that match no row, by their length
 
     def rows(self, table: Table) -> Rows:
         """Return a row for each of the table's: requests in order of first rows, layers by the file's numbers."""
@@ -55,7 +55,7 @@ class CellRows:
         )
 
     def check(self, k: int) -> None:
-        """Raises TraceError naming a row whose weights are neither as many as its experts nor k."""
+        """Raises TraceError naming a row whose number of weights is neither that of its experts nor k."""
         for length, misfit in self._misfits.items():
             if length != k:
                 raise misfit
@@ -67,7 +67,7 @@ class CellRows:
         return None if not named or None in named else np.array(named, np.int64)
 
     def said(self, requests: int) -> list[str]:
-        """Describe what was assumed about so many requests, and about layers that have names."""
+        """Describe the assumptions about this number of requests and about named layers."""
         if REQUEST in self._columns:
             return ["requests in the order of their first rows"] * (self.numbers is None) + self._layers.said()
         how = f"{requests:,} requests, a new one where the token falls back" if requests > 1 else "one request"
@@ -118,7 +118,7 @@ class CellRows:
         found = _lists(table, names, VALUES["weights"])
         lengths, wanted = np.array(list(map(len, found))), (ids >= 0).sum(axis=1)
         for row in np.flatnonzero(lengths != wanted).tolist():
-            wrong = f"{lengths[row]} {names[0]} for {wanted[row]} experts; expected as many"
+            wrong = f"{lengths[row]} {names[0]} for {wanted[row]} experts: expected the same number"
             self._misfits.setdefault(int(lengths[row]), TraceError(f"{table.place(row)}: {wrong}"))
         return _dense(found, max(ids.shape[1], int(lengths.max())), 0)
 
@@ -166,7 +166,7 @@ class _Layers:
         self._names: dict[str, int] = {}  #: in the order of first use
 
     def numbers(self, table: Table, column: str) -> np.ndarray:
-        """Return (N,) of a table's rows. Raises TraceError for what is neither a number nor a name as those before."""
+        """Return (N,) of a table's rows. Raises TraceError for anything but numbers, or names like the earlier ones."""
         cells = table.columns[column]
         named = [cell for cell in dict.fromkeys(cells) if _is_name(cell)] if isinstance(cells, list) else []
         if not named and not self._names:
@@ -179,14 +179,14 @@ class _Layers:
         by_number = len(set(self._names.values())) == len(self._names) and -1 not in self._names.values()
         order = self._names if by_number else {name: at for at, name in enumerate(self._names)}
         if self.by_number is not None and self.by_number != by_number:
-            raise TraceError(f"{table.place(0)}: {column} names layers without a number of their own; number them")
+            raise TraceError(f"{table.place(0)}: {column} names layers without numbers; number the layers")
         self.by_number = by_number
         return np.array([order[cell] for cell in cells], np.int64)
 
     by_number: bool | None = None  #: None while no layer has a name
 
     def said(self) -> list[str]:
-        """Describe what was assumed about layers that have names."""
+        """Describe the assumption about named layers."""
         how = "the numbers in their names" if self.by_number else "the order of first use"
         return [f"layers by {how}"] if self._names else []
 
@@ -210,7 +210,7 @@ def _refuse_crowd(table: Table, request: np.ndarray, token: np.ndarray, layer: n
     at = int(np.argmax(np.diff(edges)))
     if edges[at + 1] - edges[at] > MOST_EXPERTS:
         wrong = f"more than {MOST_EXPERTS:,} rows of token {token[edges[at]]} at layer {layer[edges[at]]}"
-        raise TraceError(f"{table.place(int(edges[at]))}: {wrong}; expected each expert once")
+        raise TraceError(f"{table.place(int(edges[at]))}: {wrong}: expected each expert once")
 
 
 def _array(table: Table, names: tuple[str, ...], allowed: Values) -> np.ndarray | None:

@@ -13,7 +13,7 @@ PLAIN = re.compile(rf"\d{{1,{DIGITS}}}(?: \d{{1,{DIGITS}}})*", re.ASCII)
 
 
 def number(cell: Any) -> float | None:
-    """Return a finite number, an int if it is whole; None for anything else, true and false among it."""
+    """Return a finite number, as int if it is an integer; None for anything else, including true and false."""
     if isinstance(cell, str):
         if len(cell) <= DIGITS and cell.isascii() and cell.isdigit():
             return int(cell)
@@ -26,7 +26,7 @@ def number(cell: Any) -> float | None:
 
 
 def whole(cell: Any) -> int | None:
-    """Return a whole number, also written 5.0 as by programs that know no missing integers; None for anything else."""
+    """Return an integer, which may be written as 5.0; None for anything else."""
     found = number(cell)
     return found if isinstance(found, int) else None
 

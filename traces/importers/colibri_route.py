@@ -4,10 +4,10 @@
     0 1 3 9:0.3812 17:0.3011
     1 0 4 22:0.5120 3:0.1820
 
-`call` counts MoE layers as they are computed, `row` the tokens of one call; a call of no rows takes a number and writes
-no line. Experts stand in rank order with the gate
-weights that the layer applies, to four digits. A new pass begins where the layer does not ascend; tokens and requests
-follow from the passes (`by_request.py`). Layers are the model's own numbers.
+`call` counts MoE layers as they are computed, `row` the tokens of one call; a call without rows uses up a number but
+writes no line. Experts are in rank order with the gate weights that the layer applies, to four digits. A new pass
+begins where the layer does not ascend; tokens and requests follow from the passes (`by_request.py`). Layers are the
+model's own numbers.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """Return a request per prompt and what was decoded after it. Raises TraceError naming the line that is wrong."""
+    """Return one request per prompt with its decoded tokens. Raises TraceError naming the line that is wrong."""
     if not sniff(path):
-        raise TraceError(f"{path}: does not begin with numbers as 0 0 3 17:0.4120; expected {FORM}")
+        raise TraceError(f"{path}: invalid first line: expected {FORM}, such as 0 0 3 17:0.4120")
     empty = _Empty()
     seen = Seen(_pieces(path, empty))
     shape = seen.shape(options)
@@ -69,11 +69,11 @@ class _Empty:
         self._last = int(call[-1])
 
     def said(self) -> list[str]:
-        """Describe them for a note."""
+        """Describe the calls without lines, for a note."""
         if not self._count:
             return []
         listed = ", ".join(map(str, self._found[:LISTED])) + (", ..." if self._count > LISTED else "")
-        return [f"{self._count:,} calls ({listed}) have no lines: taken as calls of no rows"]
+        return [f"{self._count:,} calls ({listed}) have no lines: treated as calls without rows"]
 
 
 def _pieces(path: Path, empty: _Empty | None = None) -> Iterator[Rows]:
@@ -89,7 +89,8 @@ def _blocks(path: Path, empty: _Empty | None) -> Iterator[Columns]:
         k = k or len(parsed[0][1])
         if wrong := [at for at, (_, each, _) in enumerate(parsed) if len(each) != k]:
             raise TraceError(
-                f"{path} line {number + wrong[0]}: {shown(lines[wrong[0]])!r}; expected {FORM}, {k} experts"
+                f"{path} line {number + wrong[0]}: invalid line {shown(lines[wrong[0]])!r}: expected {FORM}, "
+                f"{k} experts"
             )
         places, experts, weights = map(np.array, zip(*parsed, strict=True))
         _check(path, number, places[:, :2], COUNT, "call or row")
@@ -107,7 +108,7 @@ def _line(line: str, k: int, place: str) -> tuple[list[int], list[int], list[flo
     """Call, row and layer; the experts; their weights."""
     found = LINE.fullmatch(line)
     if found is None:
-        raise TraceError(f"{place}: {shown(line)!r}; expected {FORM}{f', {k} experts' if k else ''}")
+        raise TraceError(f"{place}: invalid line {shown(line)!r}: expected {FORM}{f', {k} experts' if k else ''}")
     choices = [choice.split(":") for choice in found[4].split()]
     places = [int(found[group]) for group in (1, 2, 3)]
     return places, [int(expert) for expert, _ in choices], [float(weight) for _, weight in choices]
@@ -117,7 +118,9 @@ def _check(path: Path, first: int, values: np.ndarray, allowed: Values, name: st
     wrong = np.argwhere((values < allowed.least) | (values > allowed.most))
     if len(wrong):
         row, column = wrong[0]
-        raise TraceError(f"{path} line {first + row}: {name} is {values[row, column]}; expected {allowed.expected}")
+        raise TraceError(
+            f"{path} line {first + row}: invalid {name} {values[row, column]}: expected {allowed.expected}"
+        )
 
 
 def _check_rows(path: Path, first: int, places: np.ndarray) -> None:
@@ -131,7 +134,7 @@ def _check_rows(path: Path, first: int, places: np.ndarray) -> None:
     if len(wrong):
         at = wrong[0]
         fix = f"expected row {expected[at]}" if row[at] != expected[at] else "expected a later call than before"
-        fix += ": does the file hold two runs?"
+        fix += "; the file may hold two runs"
         raise TraceError(f"{path} line {first + at}: call {call[at]}, row {row[at]}; {fix}")
 
 

@@ -1,9 +1,9 @@
 """Tables with columns of any names: CSV, TSV, JSON or Parquet, with a row per token and layer, or per expert.
 
-`--columns token=pos,layer=moe_layer,experts=topk` says which columns are read; those that it leaves out go by the names
-of their fields: request, token, layer, experts (or expert_0, expert_1, ...), weights and phase. Experts stand in one
+`--columns token=pos,layer=moe_layer,experts=topk` selects columns; the others are found by the names
+of their fields: request, token, layer, experts (or expert_0, expert_1, ...), weights and phase. Experts are in one
 cell as a list, `[3, 17]`, `3 17` or `3;17`, in several columns, or one on each row, ranks in the order of rows.
-Requests may be called by any text. Without a column of them a request begins where the token's number falls back.
+Requests may have any name. Without a request column, a request begins where the token number decreases.
 Layers may have any numbers, which are taken in ascending order, or names as /model/layers.3/moe. Keys of objects within
 a row of JSON are named with dots, and `--where KEY=VALUE` takes some of the rows, as of events of many kinds. An object
 on the first line that has other keys than the lines after it, and comments before a CSV, are left out. `phase` is 0 or
@@ -49,12 +49,12 @@ def sniff(path: Path) -> bool:
 def read(path: Path, options: Options) -> Foreign:
     """Return requests by number, or by first appearance. Raises TraceError naming the row that cannot be read."""
     if not path.is_file() or suffix_of(path) not in SUFFIXES:
-        raise TraceError(f"{path}: expected a file ending in {', '.join(SUFFIXES)}")
+        raise TraceError(f"{path}: invalid suffix: expected a file ending in {', '.join(SUFFIXES)}")
     return read_as(path, options, options.columns or {}, COLUMNS.name)
 
 
 def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], name: str, said: str = "") -> Foreign:
-    """Read a file whose columns are known, for the importer called `name`, which notes what is `said`."""
+    """Read a file with known columns for the importer `name`; `said` becomes a note."""
     columns: mapping.Columns = {}
 
     def choose(found: tuple[str, ...]) -> list[str]:
@@ -89,7 +89,7 @@ def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], 
 
 
 def _renumbered(columns: mapping.Columns, found: Iterable[Table], numbers: np.ndarray | None) -> Iterator[Rows]:
-    """Yield the rows of a second reading, requests by the numbers that they are called by, if they all are."""
+    """Yield the rows of the second reading; requests keep their own numbers if all of them have one."""
     for rows in map(CellRows(columns).rows, found):
         yield rows if numbers is None else replace(rows, request=np.take(numbers, rows.request, mode="clip"))
 
@@ -110,8 +110,8 @@ def width_of(requests: Iterable[Rows], unit: str) -> int:
     k = max(first)
     if short := [(count, place) for count, place in first.items() if count != k]:
         count, place = short[0]
-        fix = "expected as many of every token at every layer; add rows with expert -1 where fewer were routed"
-        raise TraceError(f"{place}: its token has {count} rows at this layer, others have {k}; {fix}")
+        fix = "expected the same number for every token and layer; add rows with expert -1 where fewer were routed"
+        raise TraceError(f"{place}: its token has {count} rows at this layer, others have {k}: {fix}")
     return k
 
 
@@ -144,7 +144,7 @@ def _groups(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 
 COLUMNS = Importer(
     name="columns",
-    summary="tables with columns of any names, which `--columns` says",
+    summary="tables whose column names are passed with `--columns`",
     formats="FILE.tsv or FILE.parquet, and with --columns FILE.csv, .jsonl or .json, with token, layer, experts",
     sniff=sniff,
     read=read,

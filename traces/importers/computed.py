@@ -1,8 +1,8 @@
-"""Which rows of a response belong to tokens that a pass computed, and to which tokens.
+"""Match the rows of a response to the tokens that a pass computed.
 
 A server returns rows for tokens [start, tokens - 1): the last generated token went through no pass. Tokens of the
-prompt that lay in its prefix cache were not computed for this request, though SGLang and newer versions of vLLM return
-their rows; a request begins behind them. Tokens that ran and have no row are kept as not routed (-1).
+prompt in the prefix cache were not computed for this request, although SGLang and newer versions of vLLM return
+their rows; the request begins after them. Tokens that ran but have no row are kept as not routed (-1).
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _misfit(answer: Answer, rows: int, expected: str) -> str:
     counts = f"{answer.prompt:,} prompt tokens"
     counts += "" if answer.generated is None else f" and {answer.generated:,} generated ones"
     counts += "" if answer.start is None else f" from token {answer.start:,} (routed_experts_start_len) on"
-    fix = "save the response unchanged, and see whether routed_experts_start_len was set"
-    return f"{answer.place}: {rows:,} rows of routed experts for {counts}; expected {expected} rows; {fix}"
+    fix = "save the response unchanged, and check whether routed_experts_start_len was set"
+    return f"{answer.place}: {rows:,} rows of routed experts for {counts}: expected {expected} rows; {fix}"
 
 
 class Rows:
@@ -103,7 +103,7 @@ class Rows:
         return Placed(answer.place, ids, max(min(prompt - begin - blank, len(ids)), 0), begin + blank)
 
     def _known_beginning(self, ids: np.ndarray, prompt: int) -> int:
-        """Return tokens of the prompt whose rows an earlier response began with; those of this one are remembered."""
+        """Return how many prompt tokens have the same rows as an earlier response; remember the rows of this one."""
         hashes = beginnings(ids)
         known = 0
         for at, value in enumerate(hashes[: max(prompt - 1, 0)].tolist()):
@@ -118,17 +118,17 @@ class Rows:
     def notes(self) -> list[str]:
         """Return notes about rows that were left out."""
         said = {
-            "missing": "{} choices have no routed_experts (preempted, aborted, or not asked for): left out",
-            "cached": "{} prompt tokens were in the engine's prefix cache and not computed: left out, "
-            "so that a request begins behind them",
+            "missing": "{} choices have no routed_experts (preempted, aborted, or not requested): left out",
+            "cached": "{} prompt tokens came from the engine's prefix cache and were not computed: left out, "
+            "so that the request begins after them",
             "repeated": "of these, {} repeat the rows with which an earlier response begins; the responses do not "
             "state cached_tokens",
             "assumed": "of these, {} have no row, and the responses do not state cached_tokens",
             "lacking": "{} tokens ran and have no row (routed_experts_start_len): kept as not routed (-1), "
-            "so that demand is too low by theirs",
-            "surplus": "{} rows stand behind the last token that a pass computed: left out",
+            "which makes demand too low",
+            "surplus": "{} rows follow the last token that a pass computed: left out",
             "padding": "{} rows at the ends of responses are padding, with the same ids in all layers: left out",
-            "uncounted": "responses without a count of prompt tokens: every token of theirs counts as decoded",
+            "uncounted": "responses lack a prompt token count: all of their tokens count as decoded",
         }
         return [text.format(f"{self.left[name]:,}") for name, text in said.items() if self.left[name]]
 
@@ -141,14 +141,14 @@ def _shaped(answer: Answer, shape: tuple[int, int]) -> np.ndarray:
     layers, k = shape
     if len(ids) % (layers * k):
         said = f"{len(ids):,} ids do not divide into rows of {layers} layers and {k} experts"
-        raise TraceError(f"{answer.place}: {said}; give the model that it was recorded with, or --shape LAYERSxK")
+        raise TraceError(f"{answer.place}: {said}; pass --model with the recorded model, or --shape LAYERSxK")
     return ids.reshape(-1, layers, k)
 
 
 def _shares(response: Response) -> list[int | None]:
-    """Return cached tokens of each answer; where they are counted over all answers, the later ones have most of them.
+    """Return the cached tokens of each answer; if they are counted over all answers, the later ones get most of them.
 
-    Answers of one prompt share it: it is computed once, but for the last token, which each of them starts from.
+    Answers share their prompt: it is computed once, except its last token, from which each answer starts.
     """
     own = [answer.cached for answer in response.answers]
     if len(own) == 1 or any(known is not None for known in own):

@@ -32,7 +32,7 @@ from moereplay.traces.texts import MOST_NAME, changed, settled
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT, named_in
 
 SAME_FORMAT, NEAR_FORMAT = 0.003, 0.25  #: bits of a block format are exact, those of a mixture differ by model
-NO_PHASE = "no phase recorded: every token counts as decoded; pass --prompt-length if the first tokens are a prompt"
+NO_PHASE = "no phase was recorded: every token counts as decoded; pass --prompt-length if the first tokens are a prompt"
 DECODE_ONLY = "decode steps only: rows of the prompts were not recorded"
 ASSUMED = "assumed: "  #: how a note begins that says how a file was read
 
@@ -51,7 +51,7 @@ class Options(Frozen):
     prompt_length: int | None = Field(default=None, ge=0)  #: prompt tokens of every request, at most its length
     chunk: int | None = Field(default=None, ge=1)  #: tokens after which the recorder cleared its context
     columns: dict[str, tuple[str, ...]] | None = None  #: the file's names for fields, see `mapping`
-    where: tuple[str, str] | None = None  #: a column, and what it holds in the rows that are read
+    where: tuple[str, str] | None = None  #: a column, and its value in the rows to read
     shape: tuple[int, int] | None = None  #: layers and k of a token's row, where ids are flat
     ids: Literal["layer", "global"] = "layer"  #: whether they count from 0 in each layer, or on through the layers
     real_experts: int | None = Field(default=None, ge=1)  #: ids from here on are computed without weights
@@ -137,12 +137,12 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     """Return the header of an imported trace.
 
     Sizes: `--expert-bytes`, else the file's, else the model's. Raises TraceError if there are none, or if the model
-    asked for contradicts the file; only k may differ, as it can be set at run time, and then the file's is taken.
-    Files of a folder that were not read are noted; a set of files that says how many there are is complete.
+    passed contradicts the file; only k may differ, because it can be set at run time: the file's value is used.
+    Files of a folder that were not read are noted.
     """
     sources.refuse_missing(origin.source, origin.files)
     if shape.highest_id < 0:
-        raise TraceError(f"{origin.source}: every id is -1, not routed; expected experts")
+        raise TraceError(f"{origin.source}: every id is -1 (not routed): expected expert ids")
     base = options.geometry or shape.stated
     if base is not None:
         _check_agreement(shape, base, options, origin.source)
@@ -181,7 +181,7 @@ def _check_agreement(shape: Shape, base: Geometry, options: Options, source: Pat
         return
     model = options.model or ("the geometry given" if options.geometry else "its metadata")
     theirs = f"{base.layers} layers, {base.k} of {base.experts} experts"
-    fix = "choose the model it was recorded with"
+    fix = "pass the model that it was recorded with"
     if shape.layers == base.layers and shape.highest_id >= base.experts:
         fix += f"; or, if ids from {base.experts} on have no weights, add --real-experts {base.experts}"
         fix += "; if ids count on through the layers, --ids global" if base.layers > 1 else ""
@@ -189,7 +189,7 @@ def _check_agreement(shape: Shape, base: Geometry, options: Options, source: Pat
 
 
 def _named_bits(base: Geometry | None, options: Options, origin: Origin) -> float | None:
-    """Return the weight format in the name of the file or model, and the model's figure of as many whole bits."""
+    """Return the weight format in the file's or model's name, and the model's bits if they agree with it."""
     named = options.weight_format or named_in(origin.model or "") or named_in(origin.source.name)
     if not named:
         return None
@@ -203,12 +203,12 @@ def _sizes(shape: Shape, base: Geometry | None, options: Options, named: float |
         return (given,) * shape.layers
     if given is not None and len(given) != shape.layers:
         raise TraceError(
-            f"{source} has {shape.layers} layers, --expert-bytes {len(given)} values; give one, or one per layer"
+            f"{source} has {shape.layers} layers, --expert-bytes {len(given)} values: pass one value, or one per layer"
         )
     sizes = given or shape.expert_bytes or (base and base.bytes_at(options.expert_bits or named or base.expert_bits))
     if sizes is None:
         known = f"--model NAME (the nearest known is {_nearest(shape)})"
-        raise TraceError(f"{source} has no expert sizes ({shape}); add {known} or --expert-bytes BYTES")
+        raise TraceError(f"{source} has no expert size ({shape}); add {known} or --expert-bytes BYTES")
     return sizes
 
 
@@ -226,7 +226,7 @@ def _nearest(shape: Shape) -> str:
 def _bits(
     shape: Shape, base: Geometry, options: Options, named_bits: float | None, sizes: tuple[int, ...]
 ) -> float | None:
-    """Return the precision of `sizes`: the option's, the model's, that of its parameter count, or None."""
+    """Return the precision of `sizes` from the option, the model or its parameter count, or None."""
     if options.expert_bits:
         return options.expert_bits
     if options.expert_bytes is None and (shape.expert_bytes is None or shape.stated is not None):
@@ -246,7 +246,7 @@ def _own_bits(
 
 
 def _per_parameter(sizes: tuple[int, ...], known: Geometry) -> float | None:
-    """Return the bits of a parameter; None where their number is not known, or no weights have so many."""
+    """Return the bits per parameter; None if the number of parameters is unknown or the result is implausible."""
     if known.expert_params is None:
         return None
     bits = round(sum(sizes) / len(sizes) * 8 / known.expert_params, 3)
@@ -261,9 +261,9 @@ def _geometry(fields: dict[str, object], source: Path) -> Geometry:
 
 
 def _format(stored: str, bits: float | None, sizes: tuple[int, ...], options: Options, origin: Origin) -> str:
-    """Return the format of the experts: as said, or as the file's or model's name says where their bits are near it.
+    """Return the experts' format: the option, or the format in the file's or model's name if the bits are close to it.
 
-    A model whose experts have the bits of its own checkpoint's format keeps that one: files named Q4_K_M hold MXFP4.
+    Experts with the bits of the model's own checkpoint keep its format: files named Q4_K_M may hold MXFP4.
     """
     if options.weight_format or not stored or bits is None:
         return options.weight_format
@@ -276,7 +276,7 @@ def _format(stored: str, bits: float | None, sizes: tuple[int, ...], options: Op
 
 
 def _dense(geometry: Geometry, shape: Shape, options: Options, origin: Origin, stored: str) -> Geometry:
-    """Return the geometry with what options, the file or the weight format say of dense weights.
+    """Return the geometry with the dense weights from options, the file or the weight format.
 
     Raises TraceError for bits where the weights are not known.
     """
@@ -296,7 +296,7 @@ def _dense(geometry: Geometry, shape: Shape, options: Options, origin: Origin, s
 def dense_line(geometry: Geometry, model: str) -> str:
     """Describe the dense weights, which are read for every token."""
     said = in_words(geometry, model)
-    return said if "--dense" in said else f"{said}; --dense or --dense-bits change that"
+    return said if "--dense" in said else f"{said}; override with --dense or --dense-bits"
 
 
 def _size_notes(
@@ -306,17 +306,17 @@ def _size_notes(
     if base is not None and base.k != shape.k:
         notes.append(f"the file routes to {shape.k} experts per token where the model's default is {base.k}")
     if base is None and shape.experts is None and not options.renumbers:
-        notes.append(f"number of experts not recorded: {geometry.experts} is the highest id + 1")
+        notes.append(f"number of experts was not recorded: {geometry.experts} is the highest id + 1")
     if bits is None:
-        notes.append("precision of the expert bytes not known: taken as 16 bits; --expert-bits tells it")
+        notes.append("unknown precision of the expert bytes: assumed 16 bits; pass --expert-bits")
     return notes
 
 
 def _text_notes(origin: Origin, options: Options) -> list[str]:
-    """Say which texts of the file do not become part of the header as they are."""
+    """Describe which of the file's strings were changed for the header."""
     texts = {"model": (not options.model and origin.model) or "", "revision": origin.revision}
     found = {name: changed(text, MOST_NAME) for name, text in texts.items()}
-    fix = {"model": "; --model names a known one"}
+    fix = {"model": "; pass --model for a known one"}
     return [
         f"the {name} of the file is kept as '{settled(texts[name], MOST_NAME)}': {told}{fix.get(name, '')}"
         for name, told in found.items()
@@ -335,7 +335,7 @@ def shape_of(layers: int, k: int, highest: int, options: Options) -> Shape:
 
 
 def assumed(said: list[str], shape: Shape, options: Options, basis: str = "the largest id + 1") -> str:
-    """Return the note that says how a file without a header of its own was read; `basis` of its number of experts."""
+    """Return a note on how a file without a header was read; `basis` is the source of its number of experts."""
     said = [*said, f"layers 0..{shape.layers - 1}"]
     if options.renumbers:
         return "; ".join([f"{ASSUMED}{said[0]}", *said[1:]])
@@ -350,14 +350,14 @@ def size_line(geometry: Geometry) -> str:
     total = sum(geometry.expert_bytes) * geometry.experts
     mean = total / (geometry.layers * geometry.experts)
     each = f"{mean / 2**20:.4g} MiB at {geometry.expert_bits:g} bits"
-    return f"an expert has {each}, all have {total / 2**30:.4g} GiB; --expert-bits or --expert-bytes change that"
+    return f"an expert has {each}, all have {total / 2**30:.4g} GiB; override with --expert-bits or --expert-bytes"
 
 
 def phase_note(options: Options) -> list[str]:
-    """Return the note of a file that does not say which tokens are prompt; none with --prompt-length."""
+    """Return the note for a file that does not mark prompt tokens; empty with --prompt-length."""
     return [NO_PHASE] if options.prompt_length is None else []
 
 
 def prompt_tokens(options: Options, tokens: int, recorded: int) -> int:
-    """Return the prompt tokens of a request of `tokens`: the option's, at most all of them, else as recorded."""
+    """Return the number of prompt tokens: the option's, at most `tokens`, else the recorded number."""
     return recorded if options.prompt_length is None else min(options.prompt_length, tokens)

@@ -2,9 +2,9 @@
 
     layer_id,token_id,expert_0,...,expert_{E-1}        0 where an expert was not chosen
 
-or a dict of `indices` (T, k), `scores` (T, k) and, if they are there, `samples` (T,) token ids and `layer`. A file is a
-layer, whose number stands in its name (`_layer11_`) or in the dict, as `layer_id` is 0 throughout; or it holds several
-by their `layer_id`. Megatron has the sequence before the batch, so row s * B + b is token s of text b: B is found where
+or a dict of `indices` (T, k), `scores` (T, k) and, if they are there, `samples` (T,) token ids and `layer`. A file
+holds one layer, numbered in its name (`_layer11_`) or in the dict (`layer_id` is always 0); or it holds several by
+their `layer_id`. Megatron has the sequence before the batch, so row s * B + b is token s of text b: B is found where
 rows that far from each other share most experts, and rows are put into B requests.
 """
 
@@ -28,7 +28,7 @@ from moereplay.traces.schema import VALUES, Request, TraceError, check_values
 
 START = b"layer_id,token_id,expert_0"
 NUMBERED = re.compile(r"layer[_-]?(\d{1,4})", re.IGNORECASE)
-FORCED = "tokens of texts that were fed to the model: every token is prompt; replay it token by token"
+FORCED = "tokens of texts fed to the model: every token is prompt; replay it token by token"
 
 
 class Layer(NamedTuple):
@@ -55,7 +55,7 @@ def read(path: Path, options: Options) -> Foreign:
     """
     files = files_of(path, ".csv") or torch_files(path)
     if not files:
-        raise TraceError(f"{path}: no .csv or .pt files; expected {START.decode()},..., or indices and scores")
+        raise TraceError(f"{path}: missing .csv or .pt files: expected {START.decode()},..., or indices and scores")
     layers = sorted((layer for file in files for layer in _of_file(file)), key=lambda layer: layer.number)
     ids, scores = _together(path, layers)
     batch = interleaved(ids)
@@ -96,14 +96,14 @@ def _together(path: Path, layers: list[Layer]) -> tuple[np.ndarray, np.ndarray]:
     first, k = layers[0], max(layer.ids.shape[1] for layer in layers)
     for before, layer in itertools.pairwise(layers):
         if layer.number == before.number:
-            raise TraceError(f"{layer.file} is layer {layer.number}, as {before.file.name}; import one of them")
+            raise TraceError(f"{layer.file} is layer {layer.number}, as is {before.file.name}; import one of them")
         if (len(layer.ids), layer.experts) != (len(first.ids), first.experts):
             said = f"{len(layer.ids)} tokens, {layer.experts or 'any number of'} experts"
             raise TraceError(
                 f"{layer.file} has {said}; {first.file.name} has {len(first.ids)}, {first.experts or 'any'}"
             )
     if int(max(layer.ids.max() for layer in layers)) < 0:
-        raise TraceError(f"{path}: no score but 0; expected the scores of the chosen experts")
+        raise TraceError(f"{path}: all scores are 0: expected the scores of the chosen experts")
     ids = np.stack([_wide(layer.ids, k, -1) for layer in layers], 1)
     return ids, np.stack([_wide(layer.scores, k, 0) for layer in layers], 1)
 
@@ -121,7 +121,7 @@ def _of_table(file: Path) -> list[Layer]:
     table = read_table(file, ("layer_id", "token_id", "expert_0"))
     names = [name for name in table.columns if name not in ("layer_id", "token_id")]
     if names != [f"expert_{number}" for number in range(len(names))]:
-        raise TraceError(f"{file} line 1: columns are not expert_0, expert_1 and so on behind layer_id,token_id")
+        raise TraceError(f"{file} line 1: invalid columns: expected layer_id,token_id,expert_0,expert_1,...")
     layer, token = table.checked(LAYER, "layer_id"), table.checked(COUNT, "token_id")
     scores = table.checked(VALUES["weights"], *names).reshape(len(layer), -1)
     numbers = np.unique(layer)
@@ -139,7 +139,9 @@ def _check_tokens(file: Path, tokens: np.ndarray, lines: np.ndarray) -> None:
     wrong = np.flatnonzero(np.diff(tokens) != 1)
     if len(wrong):
         line, token = lines[wrong[0] + 1], tokens[wrong[0] + 1]
-        raise TraceError(f"{file} line {line}: token_id {token} follows {tokens[wrong[0]]}; expected one more")
+        raise TraceError(
+            f"{file} line {line}: invalid token_id {token} after {tokens[wrong[0]]}: expected the next number"
+        )
 
 
 def _ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -155,10 +157,10 @@ def _of_torch(file: Path) -> Layer:
     ids, scores, tokens = (fields.get(name) for name in ("indices", "scores", "samples"))
     for tensor in (ids, scores):
         if not isinstance(tensor, Tensor) or len(tensor.shape) != 2 or min(tensor.shape) < 1:
-            raise TraceError(f"{file}: no indices and scores (tokens, k); expected tensors of one layer")
+            raise TraceError(f"{file}: missing indices and scores (tokens, k): expected tensors of one layer")
     rows, weights = ids.array(), scores.array()  # type: ignore[union-attr]
     if rows.shape != weights.shape:
-        raise TraceError(f"{file}: indices are {rows.shape}, scores {weights.shape}; expected the same")
+        raise TraceError(f"{file}: indices are {rows.shape}, scores {weights.shape}: expected the same shape")
     check_values(rows, "chosen", f"{file}: indices")
     check_values(weights, "weights", f"{file}: scores")
     layer, named = fields.get("layer"), _number(file)

@@ -1,7 +1,7 @@
 """Parquet of `moereplay export`: a file, or the folder of a data set with its shards below data/.
 
-The metadata of each file has the sizes of the model, columns are those of `traces/exporters/parquet.py`, and rows
-stand by request, token and layer. They are read some at a time: memory is that of the longest request.
+The metadata of each file has the sizes of the model, columns are those of `traces/exporters/parquet.py`, and rows are
+ordered by request, token and layer. They are read in pieces: memory is that of the longest request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def read(path: Path, options: Options) -> Foreign:
     """Return requests in the order of the rows. Raises TraceError naming the file and row that is not as documented."""
     files = _files(path)
     if not files:
-        raise TraceError(f"{path}: no {SUFFIX} file; expected one that `moereplay export` wrote, or their folder")
+        raise TraceError(
+            f"{path}: missing {SUFFIX} file: expected one that `moereplay export` wrote, or a folder of them"
+        )
     stated, model, made = sizes_in(_metadata(files[0]) or "", f"{files[0]}: metadata {KEY}")
     highest = stated.experts - 1  # ids are held to it as they are read
     shape = Shape(stated.layers, stated.k, highest, stated.experts, stated.expert_bytes, stated)
@@ -81,7 +83,7 @@ def _requests(files: list[Path], geometry: Geometry, options: Options) -> Iterat
 
 
 def _request(pieces: list[Columns], geometry: Geometry, options: Options, file: Path) -> Request:
-    """Return rows as (T, L, ...). Raises TraceError unless they stand token by token, every layer of each."""
+    """Return rows as (T, L, ...). Raises TraceError unless they are ordered by token, with every layer of each."""
     rows = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     number, layers = int(rows["request"][0]), geometry.layers
     tokens = len(rows["layer"]) // layers
@@ -89,7 +91,7 @@ def _request(pieces: list[Columns], geometry: Geometry, options: Options, file: 
     for name, expected in zip(("token", "layer"), place, strict=True):
         if not np.array_equal(rows[name], expected):
             fix = f"expected its tokens in order, each with layers 0 to {layers - 1}; export the trace again"
-            raise TraceError(f"{file}: request {number} has rows that are missing, repeated or out of order; {fix}")
+            raise TraceError(f"{file}: request {number} has rows that are missing, repeated or out of order: {fix}")
     prompt = prompt_of(rows["phase"][::layers], number, str(file))
     dense = {array: rows[name].reshape(tokens, layers, -1) for name, array in LISTS.items() if name in rows}
     chosen, weights, logits = dense["chosen"], dense.get("weights"), dense.get("logits")
@@ -105,29 +107,29 @@ def _batches(file: Path, geometry: Geometry) -> Iterator[Columns]:
         lazy = pl.scan_parquet(file)
         names = [name for name in (*KEYS, *LISTS) if name in lazy.collect_schema().names()]
         if missing := {*KEYS, "experts"} - {*names}:
-            raise TraceError(f"{file}: no column {min(missing)}; expected {', '.join((*KEYS, *LISTS))}")
+            raise TraceError(f"{file}: missing column {min(missing)}: expected {', '.join((*KEYS, *LISTS))}")
         rows = int(lazy.select(pl.len()).collect().item())
         _refuse_bloat(file, rows * (len(KEYS) + geometry.k))
         for first in range(0, rows, ROWS):
             frame = lazy.select(names).slice(first, ROWS).collect()
             yield {name: _column(frame[name], geometry, f"{file}, rows from {first + 1}") for name in names}
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as broken:
-        raise TraceError(f"{file}: no readable Parquet ({shown(broken)}); export it again") from None
+        raise TraceError(f"{file}: unreadable Parquet ({shown(broken)}); export it again") from None
 
 
 def _refuse_bloat(file: Path, numbers: int) -> None:
     if not numbers:
-        raise TraceError(f"{file}: no rows; expected a row per token and layer")
+        raise TraceError(f"{file}: no rows: expected a row per token and layer")
     if numbers * CELL > allowance(file.stat().st_size):
-        raise TraceError(f"{file}: expands more than {EXPANSION}-fold; export it as CSV if that is right")
+        raise TraceError(f"{file}: expands more than {EXPANSION}-fold; if that is correct, export it as CSV")
 
 
 def _column(series: Any, geometry: Geometry, place: str) -> np.ndarray:
-    """Return a column's numbers, held to what they may be. Raises TraceError naming the column."""
+    """Return a column's numbers. Raises TraceError naming the column if one is out of range."""
     width = {"experts": geometry.k, "weights": geometry.k, "logits": geometry.experts}.get(series.name)
     numbers = series if width is None else _flat(series, width, place)
     if numbers.null_count() or not numbers.dtype.is_numeric():
-        raise TraceError(f"{place}: {series.name} has no numbers in places; expected one everywhere")
+        raise TraceError(f"{place}: {series.name} has missing values: expected a number in every row")
     values = numbers.to_numpy()
     if width is not None:
         values = values.reshape(-1, width)
@@ -135,18 +137,18 @@ def _column(series: Any, geometry: Geometry, place: str) -> np.ndarray:
         return values
     at = first_refused(values, KEYS[series.name]) if values.dtype.kind in "iu" else (0,)
     if at is not None:
-        raise TraceError(f"{place}: {series.name} is {values[at]}; expected {KEYS[series.name].expected}")
+        raise TraceError(f"{place}: invalid {series.name} {values[at]}: expected {KEYS[series.name].expected}")
     return values.astype(np.int64)
 
 
 def _flat(series: Any, width: int, place: str) -> Any:
-    """Return the numbers of lists, each of the same length, one after the other."""
+    """Return the concatenated numbers of lists of equal length."""
     import polars as pl
 
     if not isinstance(series.dtype, pl.List):
-        raise TraceError(f"{place}: {series.name} is {shown(series.dtype)}; expected lists of {width} numbers")
+        raise TraceError(f"{place}: invalid {series.name} {shown(series.dtype)}: expected lists of {width} numbers")
     if series.null_count() or not (series.list.len() == width).all():
-        raise TraceError(f"{place}: {series.name} has lists of other lengths; expected {width} numbers in each")
+        raise TraceError(f"{place}: invalid list length in {series.name}: expected {width} numbers")
     return series.explode()
 
 

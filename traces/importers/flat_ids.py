@@ -1,8 +1,8 @@
-"""Layers and k of flat ids, which are stated nowhere: by --shape, by the model, or by the counts of the responses.
+"""Find layers and k of flat ids, which state neither: from --shape, the model, or the token counts of responses.
 
 With `routed_experts_start_len` a response has the rows of its last tokens only. Flat ids of half the tokens are as long
-as those of all tokens with half the layers, so a response shows the number of ids per token only if its rows are known
-to be all of them: by another response of the file, or as neighbouring tokens share experts at the right number alone.
+as those of all tokens with half the layers. A response gives the number of ids per token only if its rows are known
+to be complete: by another response in the file, or because neighbouring tokens share experts only at the right number.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from moereplay.traces.patterns import shared
 from moereplay.traces.schema import TraceError
 
 LARGEST_K = 128
-MOST_DENSE = 8  #: hidden layers without experts, beside a model's MoE layers
+MOST_DENSE = 8  #: hidden layers without experts, in addition to a model's MoE layers
 SURELY, CLEARLY = 5.0, 3.0  #: standard errors at which another reading is right, and at which none is
 SAMPLED = 1 << 20  #: ids of a response that are kept
-FIX = "add --model NAME or --shape LAYERSxK"
+FIX = "pass --model NAME or --shape LAYERSxK"
 
 
 class Flat(NamedTuple):
@@ -32,7 +32,7 @@ class Flat(NamedTuple):
     places: tuple[int, ...]  #: ids of each answer
     sample: np.ndarray | None  #: the first ids of a lone answer
     rows: int | None  #: of all answers together, if all tokens that ran have one
-    spare: int  #: rows that may stand behind them: one for each answer
+    spare: int  #: rows that may follow them: one for each answer
     fewest: int  #: rows of the tokens that were generated alone
     stated: bool  #: whether the start is
     cached: int | None
@@ -48,14 +48,14 @@ class Flat(NamedTuple):
         return next((self.total // each for each in rows if each > 0 and self.total % each == 0), None)
 
     def fits(self, width: int) -> bool:
-        """Return whether a response may have as many rows of that width."""
+        """Return True if a response can consist of rows of that width."""
         if any(each % width for each in self.places):
             return False
         return self.rows is None or self.fewest <= self.total // width <= self.rows + self.spare
 
 
 def flat_in(found: Iterable[Response]) -> list[Flat]:
-    """Return every response with flat ids; the first of each number of ids per token keeps some of them."""
+    """Return the responses with flat ids; the first of each number of ids per token keeps a sample of them."""
     flat: list[Flat] = []
     sampled: set[int | None] = set()
     for response in found:
@@ -96,9 +96,9 @@ def _flat(response: Response) -> Flat | None:
 def shape_of_flat(
     found: Iterable[Response], flat: list[Flat], shaped: tuple[int, int] | None, options: Options
 ) -> tuple[tuple[int, int], str]:
-    """Return (layers, k) of flat ids, and the note that says where they are from.
+    """Return (layers, k) of flat ids, and a note on their source.
 
-    Raises TraceError if nothing says it.
+    Raises TraceError if they cannot be determined.
     """
     if options.shape is not None:
         return options.shape, f"{ASSUMED}{_named(options.shape)} as --shape says"
@@ -111,9 +111,11 @@ def shape_of_flat(
     fitting = _fitting(width, (ids.reshape(-1, width) for ids in _ids_of(found)))
     if not fitting:
         said = f"{width} ids per token, every layer repeats an expert"
-        raise TraceError(f"{flat[0].place}: {said}; expected routed_experts of SGLang: were rows left out? {FIX}")
+        raise TraceError(
+            f"{flat[0].place}: {said}: expected SGLang's routed_experts; rows may have been omitted, {FIX}"
+        )
     k = max(fitting)
-    how = f"the largest at which no row of {width} ids per token repeats an expert; --model NAME says it"
+    how = f"the largest at which no row of {width} ids per token repeats an expert; pass --model NAME to state it"
     return (width // k, k), f"{ASSUMED}k = {k}, {how}"
 
 
@@ -127,7 +129,7 @@ def _named(shape: tuple[int, int]) -> str:
 
 
 def _of_model(found: list[Flat], layers: int, k: int) -> int:
-    """Return hidden layers: the model's, or more where all of them are stored; the counts decide. Raises TraceError."""
+    """Return the number of layers: MoE layers, or all hidden layers if only that fits the counts. Raises TraceError."""
     full = {width // k for each in found if (width := each.width()) and width % k == 0}
     for hidden in [*sorted(each for each in full if each >= layers), *range(layers, layers + MOST_DENSE + 1)]:
         if all(each.fits(hidden * k) for each in found):
@@ -136,7 +138,7 @@ def _of_model(found: list[Flat], layers: int, k: int) -> int:
     said = (
         f"{wrong.total:,} ids for {_counted(wrong)}, which do not divide into rows of {layers} layers and {k} experts"
     )
-    raise TraceError(f"{wrong.place}: {said}; choose the model it was recorded with, or say --shape LAYERSxK")
+    raise TraceError(f"{wrong.place}: {said}; pass the model that it was recorded with, or --shape LAYERSxK")
 
 
 def _counted(each: Flat) -> str:
@@ -155,7 +157,7 @@ def _width(found: list[Flat]) -> int:
     uncounted = next((each for each in found if each.rows is None), None)
     if not widths and uncounted is not None:
         raise TraceError(
-            f"{uncounted.place}: no prompt_tokens or completion_tokens with {uncounted.total:,} ids; "
+            f"{uncounted.place}: missing prompt_tokens and completion_tokens for {uncounted.total:,} ids; "
             f"save the whole response, or {FIX}"
         )
     best = max(widths, default=0)
@@ -177,7 +179,7 @@ def _partial(wrong: Flat, why: str) -> str:
 
 
 def _judged(each: Flat, width: int) -> str | None:
-    """Return why the ids may be of fewer tokens with more ids each; None if they are not.
+    """Return why the ids may belong to fewer tokens with more ids each; None if they do not.
 
     Neighbouring tokens share experts. Read at a wrong width, a row holds parts of two tokens and shares none.
     """
@@ -196,7 +198,7 @@ def _judged(each: Flat, width: int) -> str | None:
         doubtful |= apart < CLEARLY
     if not doubtful or not each.cached:
         return None
-    return f"{each.cached:,} prompt tokens were cached, and whether rows of theirs are here cannot be told"
+    return f"{each.cached:,} prompt tokens were cached, and it is unknown whether their rows are included"
 
 
 class Likeness(NamedTuple):
@@ -244,7 +246,7 @@ class Repeats:
         self._most: np.ndarray | float = -np.inf
 
     def add(self, ids: np.ndarray) -> None:
-        """Look at the rows of another response, but for those of padding."""
+        """Add the rows of another response, without padding."""
         one = (ids == ids[:, :1, :1]).all((1, 2))
         ids = ids[~one] if not one.all() else ids
         ordered = np.sort(ids, -1)

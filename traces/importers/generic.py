@@ -1,4 +1,4 @@
-"""The plain formats to bring any other trace into: CSV, or JSON lines, with one line per request, token and layer.
+"""Read the plain formats to which any trace can be converted: CSV or JSON lines, one line per request, token and layer.
 
 CSV, the names on the first line, whole numbers except the weights:
 
@@ -8,7 +8,7 @@ JSON lines, one object each, the same keys on every line:
 
     {"request": 0, "token": 0, "layer": 0, "experts": [5, 1], "weights": [0.6, 0.4], "logits": [...], "phase": 0}
 
-`weights`, `logits` and `phase` may be left out. Experts stand in rank order, -1 for "not routed"; `logits` are raw, one
+`weights`, `logits` and `phase` are optional. Experts are in rank order, -1 for "not routed"; `logits` are raw, one
 per expert. Tokens of a request are consecutive, layers count from 0 over MoE layers only, and every token has a line
 for every layer; lines may come in any order. `phase` is 0 for prompt tokens and 1 for decoded ones; without it every
 token counts as decoded. Either file may be packed with gzip. Cells of a CSV may stand in quotes, and its last line has
@@ -36,7 +36,7 @@ from moereplay.traces.stated import KEY, Stated, sizes_in
 
 SUFFIXES = (".csv", ".jsonl")
 COMMENT = b"# "
-FIX = "; name the file's own with --columns token=NAME,layer=NAME,experts=NAME"
+FIX = "; map other column names with --columns token=NAME,layer=NAME,experts=NAME"
 
 
 def sniff(path: Path) -> bool:
@@ -52,13 +52,15 @@ def sniff(path: Path) -> bool:
 def read(path: Path, options: Options) -> Foreign:
     """Return requests by number. Raises TraceError naming the line that is not as documented."""
     if not path.is_file() or suffix_of(path) not in SUFFIXES:
-        raise TraceError(f"{path}: expected a file ending in {' or '.join(SUFFIXES)}, or in either and .gz")
+        raise TraceError(
+            f"{path}: invalid suffix: expected a file ending in {' or '.join(SUFFIXES)}, or in either and .gz"
+        )
     _, lines = next(blocks(path), (1, [""]))
     said = _metadata(path, lines[0])
     stated = said.geometry if said else None
     skip, experts = (1, stated.experts) if stated else (_header(path), None)
     if next(blocks(path, skip), None) is None:
-        raise TraceError(f"{path}: no rows; expected a line per request, token and layer")
+        raise TraceError(f"{path}: no rows: expected a line per request, token and layer")
     seen = Seen(_pieces(path, skip, experts))
     notes = ["line 1 describes the others: left out"] if skip and not stated else []
     notes += [] if seen.phased else phase_note(options)
@@ -98,10 +100,10 @@ def _columns(found: tuple[str, ...], single: bool, place: str) -> mapping.Column
         columns |= {name: (name,) for name in ("experts", "weights", "logits") if name in found or name == "experts"}
     columns |= {"phase": ("phase",)} if "phase" in found else {}
     known = [name for names in columns.values() for name in names]
-    for wrong, names in (("no", set(known) - set(found)), ("unknown", set(found) - set(known))):
+    for wrong, names in (("missing", set(known) - set(found)), ("unknown", set(found) - set(known))):
         if names:
             column = f"{'column' if single else 'key'} {', '.join(map(shown, sorted(names)))}"
-            raise TraceError(f"{place}: {wrong} {column}; expected {','.join(KEYS)},{known[3]},...{FIX}")
+            raise TraceError(f"{place}: {wrong} {column}: expected {','.join(KEYS)},{known[3]},...{FIX}")
     return columns
 
 
@@ -117,7 +119,9 @@ def _shape(path: Path, seen: Seen, stated: Geometry | None) -> Shape:
     experts, found = seen.logits or (stated.experts if stated else None), seen.layers
     if found[-1] != len(found) - 1:
         missing = np.setdiff1d(np.arange(len(found)), found)[0]
-        raise TraceError(f"{path}: rows for layer {found[-1]}, none for {missing}; expected layers from 0 on")
+        raise TraceError(
+            f"{path}: rows for layer {found[-1]} but none for {missing}: expected consecutive layers from 0"
+        )
     layers = max(len(found), stated.layers if stated else 0)
     sizes = stated.expert_bytes if stated else None
     return Shape(layers, seen.k, seen.highest, experts, sizes, stated)

@@ -37,7 +37,7 @@ START = re.compile(
 LOOKED_AT = 1 << 13  #: bytes
 WIDEST = 65  #: numbers of a row whose width is looked for
 FORM = "[[layer, expert, ...], ...], alone or under trace, entries or data, or a flat list and top_k"
-DECODED = "decode steps only: no prompts and no borders of requests were recorded"
+DECODED = "decode steps only: prompts and request boundaries were not recorded"
 
 
 def sniff_rows(path: Path) -> bool:
@@ -52,15 +52,15 @@ def read_rows(path: Path, options: Options) -> Foreign:
         {"top_k": 3, "trace": [[0, 6, 10, 8], ...]}
         [0, 6, 10, 8, 1, 3, 2, 0, ...]
 
-    The rows may stand under `trace`, `entries` or `data`. They are decode steps: a token begins where the layer
-    does not rise, and nothing marks requests. A flat list has rows of `top_k` + 1 numbers; without `top_k` the
-    width is found, if only one makes the layers come round. In imp a slot of the cache is one of an expert's three
+    The rows may be under `trace`, `entries` or `data`. They are decode steps: a token begins where the layer
+    does not rise; requests are not marked. A flat list has rows of `top_k` + 1 numbers; without `top_k` the
+    width is inferred, if exactly one makes the layers repeat. In imp a slot of the cache is one of an expert's three
     matrices: its 186 slots per layer are 62 experts here. Source: kekzl/imp, tools/analysis/expert_cache_sim.py.
 
     Return one request. Raises TraceError naming the row that is wrong.
     """
     if not path.is_file():
-        raise TraceError(f"{path}: expected a JSON document of {FORM}")
+        raise TraceError(f"{path}: invalid document: expected JSON of {FORM}")
     rows, said = _rows(path)
     layer, experts = rows[:, 0], rows[:, 1:]
     token = np.cumsum(np.concatenate([[False], np.diff(layer) <= 0]))
@@ -83,15 +83,17 @@ def _rows(path: Path) -> tuple[np.ndarray, list[str]]:
     if isinstance(document, dict):
         k = document.get("top_k")
         if k is not None and not fits(k, LAYER._replace(least=1, most=MOST_EXPERTS)):
-            raise TraceError(f"{path}: top_k is {shown(k)}; expected the experts of a token")
+            raise TraceError(f"{path}: invalid top_k {shown(k)}: expected the number of experts per token")
         document = next((document[name] for name in LISTS if isinstance(document.get(name), list)), None)
     if not isinstance(document, list) or not document:
-        raise TraceError(f"{path}: no rows; expected {FORM}")
+        raise TraceError(f"{path}: no rows: expected {FORM}")
     said = []
     if not isinstance(document[0], list):
         width = k + 1 if k else _width(document, path)
         if len(document) % width:
-            raise TraceError(f"{path}: {len(document):,} numbers do not divide into rows of {width}: was it cut off?")
+            raise TraceError(
+                f"{path}: {len(document):,} numbers do not divide into rows of {width}: the file may be truncated"
+            )
         said = [f"a flat list of rows of {width} numbers"]
         document = [document[at : at + width] for at in range(0, len(document), width)]
     for at, row in enumerate(document):
@@ -103,27 +105,29 @@ def _rows(path: Path) -> tuple[np.ndarray, list[str]]:
 def _check(row: Any, place: str) -> None:
     """Raises TraceError for anything but a layer with its experts."""
     if not isinstance(row, list) or len(row) < 2:
-        raise TraceError(f"{place}: {shown(row)}; expected [layer, expert, ...]")
+        raise TraceError(f"{place}: invalid row {shown(row)}: expected [layer, expert, ...]")
     if not fits(row[0], LAYER) or not all(fits(each, ids_below(None)) for each in row[1:]):
-        raise TraceError(f"{place}: {shown(row)}; expected a layer, then experts, {ids_below(None).expected}")
+        raise TraceError(
+            f"{place}: invalid row {shown(row)}: expected a layer, then experts, {ids_below(None).expected}"
+        )
 
 
 def _width(numbers: list[Any], path: Path) -> int:
     """Return the width of rows whose layers come round. Raises TraceError if there is none, or more than one."""
     if not all(type(each) is int for each in numbers):
-        raise TraceError(f"{path}: not a flat list of whole numbers; expected {FORM}")
+        raise TraceError(f"{path}: not a flat list of integers: expected {FORM}")
     flat = np.array(numbers, np.float64)
     fitting = [
         width for width in range(2, WIDEST + 1) if len(flat) % width == 0 and _comes_round(flat.reshape(-1, width))
     ]
     if len(fitting) != 1:
-        found = f"rows of {' or '.join(map(str, fitting))} numbers fit" if fitting else "no width of rows fits"
-        raise TraceError(f'{path}: a flat list without top_k: {found}; write {{"top_k": k, "trace": [...]}}')
+        found = f"rows of {' or '.join(map(str, fitting))} numbers fit" if fitting else "no row width fits"
+        raise TraceError(f'{path}: a flat list without top_k: {found}; use {{"top_k": k, "trace": [...]}}')
     return fitting[0]
 
 
 def _comes_round(rows: np.ndarray) -> bool:
-    """Return whether layers (the first of 1 + k numbers) rise and begin again alike, and experts differ in each row."""
+    """Return True if layers (the first of 1 + k numbers) repeat one rising sequence, and experts differ in each row."""
     layer = rows[:, 0]
     falls = np.flatnonzero(np.diff(layer) <= 0) + 1
     period = int(falls[0]) if len(falls) else len(layer)
@@ -148,7 +152,7 @@ ATLAS_START = 1 << 20  #: bytes of a document in which the first layer begins
 STARTS, ENDS = ("row_start", "start_row", "row_begin", "start"), ("row_end", "end_row", "end")
 RANGES, LENGTHS = ("row_range", "rows"), ("prompt_tokens", "n_rows", "tokens")
 FORCED = "whole prompts: every token is prompt; replay it token by token"
-SCORES = "executed_scores are scores of selection, with the router's bias, and no gate weights: left out"
+SCORES = "executed_scores are selection scores with the router's bias, not gate weights: left out"
 
 
 def sniff_atlas(path: Path) -> bool:
@@ -163,8 +167,8 @@ def read_atlas(path: Path, options: Options) -> Foreign:
          "layers": {"3": {"executed_topk": [[17, 40, ...], ...], "executed_scores": ...}, ...},
          "conditional": {"prompts": [{"row_start": 0, "row_end": 37, "category": "math"}, ...]}}
 
-    Rows are tokens of prompts, one after the other; `conditional.prompts` says where each begins. Scores are what
-    the router selects by (a sigmoid and its correction bias) and not gate weights: they are left out. The document
+    Rows are the tokens of consecutive prompts; `conditional.prompts` gives the start of each. Scores are those that
+    the router selects by (a sigmoid plus its correction bias), not gate weights, so they are left out. The document
     is described by its author in words; where its prompts have other keys than those known here, all rows are one
     request, with a note.
 
@@ -173,9 +177,9 @@ def read_atlas(path: Path, options: Options) -> Foreign:
     document = read_json(path)
     layers = document.get("layers") if isinstance(document, dict) else None
     if not isinstance(layers, dict) or not layers:
-        raise TraceError(f'{path}: no layers; expected {{"layers": {{"3": {{"{IDS}": [[ids], ...]}}}}}}')
+        raise TraceError(f'{path}: missing layers: expected {{"layers": {{"3": {{"{IDS}": [[ids], ...]}}}}}}')
     if wrong := [name for name in layers if not name.isdecimal() or len(name) > 4 or not fits(int(name), LAYER)]:
-        raise TraceError(f"{path}: layers has {shown(wrong[0])!r}; expected numbers of layers")
+        raise TraceError(f"{path}: invalid key {shown(wrong[0])!r} in layers: expected layer numbers")
     numbers = sorted(map(int, layers))
     k = document["routing"].get("k") if isinstance(document.get("routing"), dict) else None
     ids = np.stack(_alike([_ids(layers[str(number)], number, k, path) for number in numbers], numbers, path), 1)
@@ -198,11 +202,11 @@ def _ids(layer: Any, number: int, k: Any, path: Path) -> np.ndarray:
     rows = layer.get(IDS) if isinstance(layer, dict) else None
     place = f"{path}: layer {number}: {IDS}"
     if not isinstance(rows, list) or not rows or not isinstance(rows[0], list):
-        raise TraceError(f"{place} is {shown(rows)}; expected [[ids of a token], ...]")
+        raise TraceError(f"{place} is {shown(rows)}: expected [[ids of a token], ...]")
     width = k if isinstance(k, int) else len(rows[0])
     for at, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != width or not all(fits(each, ids_below(None)) for each in row):
-            raise TraceError(f"{place}[{at}] is {shown(row)}; expected {width} ids, each {ids_below(None).expected}")
+            raise TraceError(f"{place}[{at}] is {shown(row)}: expected {width} ids, each {ids_below(None).expected}")
     found = np.array(rows, np.int64)
     refuse_twice(path, np.arange(len(found)), found)
     return found
@@ -228,21 +232,21 @@ def _ends(document: dict[str, Any], tokens: int) -> tuple[list[int], str]:
         lengths = [_length(prompt) for prompt in prompts]
         if sum(lengths) != tokens or not all(lengths):
             keys = shown(", ".join(prompts[0]) if isinstance(prompts[0], dict) else prompts[0])
-            return [0, tokens], f"prompts have {keys}, no rows that are known: one request"
-        return [0, *np.cumsum(lengths).tolist()], f"{len(lengths):,} requests, as the lengths of prompts say"
+            return [0, tokens], f"prompts have {keys} but no known row ranges: one request"
+        return [0, *np.cumsum(lengths).tolist()], f"{len(lengths):,} requests, split by the lengths of prompts"
     ends = [0, *(last for _, last in ranges)]
     if [first for first, _ in ranges] != ends[:-1] or ends[-1] != tokens or min(np.diff(ends)) < 1:
         wrong = next(
             (at for at, (first, last) in enumerate(ranges) if first != ends[at] or last <= first), len(ranges) - 1
         )
         raise TraceError(
-            f"conditional.prompts[{wrong}] has rows {ranges[wrong]}; expected ranges up to {tokens:,} without gaps"
+            f"conditional.prompts[{wrong}] has rows {ranges[wrong]}: expected ranges up to {tokens:,} without gaps"
         )
-    return ends, f"{len(ranges):,} requests, by the rows of prompts"
+    return ends, f"{len(ranges):,} requests, split by the row ranges of prompts"
 
 
 def _length(prompt: Any) -> int:
-    """Return the rows of a prompt, 0 if its keys do not say it."""
+    """Return the number of rows of a prompt, 0 if no key gives it."""
     found = [prompt.get(name) for name in LENGTHS] if isinstance(prompt, dict) else []
     return next((int(each) for each in found if each is not None and fits(each, COUNT)), 0)
 
@@ -289,7 +293,7 @@ def read_gptoss(path: Path, options: Options) -> Foreign:
     """
     files = files_of(path, ".json")
     if not files:
-        raise TraceError(f"{path}: no .json files; expected runs with router_data")
+        raise TraceError(f"{path}: missing .json files: expected runs with router_data")
     ids, _ = _run(files[0])
     others = [] if options.geometry else files[1:]  # whose ids say how many experts there are, if nothing else does
     highest = max(int(ids.max()), *(int(_run(file)[0].max()) for file in others), -1)
@@ -309,7 +313,7 @@ def _run(file: Path) -> tuple[np.ndarray, np.ndarray]:
     document = read_json(file)
     entries = document.get("router_data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise TraceError(f"{file}: router_data is missing or empty; expected a list of {ENTRY}")
+        raise TraceError(f"{file}: missing or empty router_data: expected a list of {ENTRY}")
     positions, ids, probs = [], [], []
     for step, entry in enumerate(entries):
         try:
@@ -318,7 +322,7 @@ def _run(file: Path) -> tuple[np.ndarray, np.ndarray]:
             probs.append([_numbers(layer["selected_probs"], "weights") for layer in layers])
         except (KeyError, TypeError, ValueError, AttributeError) as wrong:
             place = f"{file}: router_data[{step}] is not regular ({shown(wrong, 160)})"
-            raise TraceError(f"{place}; expected {ENTRY} everywhere") from None
+            raise TraceError(f"{place}: expected {ENTRY} everywhere") from None
         positions.append(position)
     _refuse_gaps(file, positions)
     return _dense(file, ids, np.int64), _dense(file, probs, np.float32)
@@ -331,7 +335,7 @@ def _step(entry: dict[str, dict[str, Any]]) -> tuple[int, list[dict[str, list[fl
 
 
 def _numbers(cells: Any, name: str) -> list[float]:
-    """Return a list of what the trace's array `name` may hold. Raises ValueError saying which is not."""
+    """Return a list of valid values of the trace's array `name`. Raises ValueError naming an invalid one."""
     for cell in cells:
         if not fits(cell, VALUES[name]):
             raise ValueError(f"{shown(cell)} is not {VALUES[name].expected}")
@@ -341,7 +345,7 @@ def _numbers(cells: Any, name: str) -> list[float]:
 def _refuse_gaps(file: Path, positions: list[int]) -> None:
     for step, (before, position) in enumerate(itertools.pairwise(positions), 1):
         if position != before + 1:
-            raise TraceError(f"{file}: router_data[{step}] is token {shown(position)}; expected {shown(before + 1)}")
+            raise TraceError(f"{file}: router_data[{step}] is token {shown(position)}: expected {shown(before + 1)}")
 
 
 def _dense(file: Path, steps: list[list[list[float]]], dtype: type) -> np.ndarray:
@@ -349,9 +353,7 @@ def _dense(file: Path, steps: list[list[list[float]]], dtype: type) -> np.ndarra
     first = [len(layer) for layer in steps[0]]
     for step, layers in enumerate(steps):
         if [len(layer) for layer in layers] != first or len(set(first)) != 1 or not first[0]:
-            raise TraceError(
-                f"{file}: router_data[{step}] does not have the layers and k of the first; expected {ENTRY}"
-            )
+            raise TraceError(f"{file}: router_data[{step}] has other layers or k than the first: expected {ENTRY}")
     return np.array(steps, dtype)
 
 

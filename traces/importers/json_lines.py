@@ -46,14 +46,14 @@ def read_tokens(path: Path, options: Options) -> Foreign:
 
         {"tok": 0, "layers": [[5, 1], [3, 7]]}
 
-    `tok` counts from any number on, one more on every line; `layers` has the experts of every MoE layer in order,
-    -1 for "not routed". Neither weights nor prompts are recorded, and ids may stand in their own order instead of
-    that of rank. The file is one request, and may be packed with gzip.
+    `tok` starts at any number and rises by one on every line; `layers` has the experts of every MoE layer in order,
+    -1 for "not routed". Neither weights nor prompts are recorded, and ids may be sorted instead of
+    in rank order. The file is one request, and may be packed with gzip.
 
     Return one request. Raises TraceError naming the line that is not as documented.
     """
     if not sniff_tokens(path):
-        raise TraceError(f"{path}: does not begin with a token's line; expected {LINE} on each")
+        raise TraceError(f"{path}: invalid first line: expected {LINE} on each line")
     ids, tokens = _read(path)
     layers, k = ids.shape[1:]
     notes = phase_note(options)
@@ -64,7 +64,7 @@ def read_tokens(path: Path, options: Options) -> Foreign:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids (T, L, k) in few bytes, as they are all of one request, and tokens (T,)."""
+    """Return ids (T, L, k), compact because all belong to one request, and tokens (T,)."""
     records, parts = _Records(path), []
     for number, lines in blocks(path, ended=True):
         ids, tokens = records.read(number, lines)
@@ -76,21 +76,21 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _requests(path: Path, ids: np.ndarray, tokens: np.ndarray, options: Options) -> Iterator[Request]:
-    """Yield the one, its tokens in order. Raises TraceError if one is missing or stands twice."""
+    """Yield the request. Raises TraceError if one of its tokens is missing or repeated."""
     zero = np.zeros_like(tokens)
     for grid in grids(Keys(zero, tokens, zero, 1, 1 + np.arange(len(tokens)), str(path))):
         yield Request(grid.dense(ids, -1)[:, 0], prompt_tokens(options, grid.tokens, 0))
 
 
 class _Records:
-    """Lines held to the first one: so many layers of so many experts."""
+    """Read lines that must have the same layers and k as the first line."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._id = path, ids_below(None)
         self._layers = self._k = 0
 
     def read(self, number: int, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids (N, L, k) and tokens (N,) of lines, the first of which has this number."""
+        """Return ids (N, L, k) and tokens (N,) of lines numbered from the given number."""
         found = [self._record(line, f"{self._path} line {at}") for at, line in enumerate(lines, number)]
         ids, tokens = zip(*found, strict=True)
         return np.array(ids, np.int64), np.array(tokens, np.int64)
@@ -98,19 +98,21 @@ class _Records:
     def _record(self, line: str, place: str) -> tuple[list[list[int]], int]:
         record = parse_json(line, place)
         if not isinstance(record, dict) or set(record) != {"tok", "layers"} or not fits(record["tok"], COUNT):
-            raise TraceError(f"{place}: not a token's line; expected {LINE}")
+            raise TraceError(f"{place}: invalid line: expected {LINE}")
         layers = record["layers"]
         if not isinstance(layers, list) or not layers or len(layers) != (self._layers or len(layers)):
-            raise TraceError(f"{place}: not {self._layers or 'any'} layers; expected as many as on the first line")
+            raise TraceError(
+                f"{place}: not {self._layers or 'any'} layers: expected the same number as on the first line"
+            )
         self._layers = len(layers)
         for number, ids in enumerate(layers):
             if not self._are_ids(ids):
                 expected = f"{self._k or 'some'} ids, each {self._id.expected}"
-                raise TraceError(f"{place}: layers[{number}] is {shown(ids)}; expected {expected}")
+                raise TraceError(f"{place}: layers[{number}] is {shown(ids)}: expected {expected}")
         return layers, record["tok"]
 
     def _are_ids(self, ids: Any) -> bool:
-        """Return whether this is a list of experts, as many as in every layer before."""
+        """Return True if this is a list of ids with the same k as every earlier layer."""
         if not isinstance(ids, list) or not ids or len(ids) != (self._k or len(ids)):
             return False
         self._k = len(ids)
@@ -129,7 +131,7 @@ TOKEN_LINES = Importer(
 # ---------------------------------------------------------------- a line per token and layer
 
 MOST_RESTARTS = 1 << 32  #: of one id
-FEWEST_ALIKE = 32  #: tokens of text never route alike for so long
+FEWEST_ALIKE = 32  #: more tokens than real text ever routes identically
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def sniff_named(path: Path) -> bool:
 
 
 def read_named(path: Path, options: Options) -> Foreign:
-    """Read the JSON lines of loggers that write one per token and layer, each with names of its own (`FORMS`).
+    """Read the JSON lines of loggers that write one per token and layer, each with its own key names (`FORMS`).
 
         {"layer_idx": 3, "token_idx": 0, "selected_ids": [17, 3], "gate_weights": [0.7, 0.3]}
         {"dataset": "a", "problem_id": 0, "layer": 3, "token_idx": 0, "experts": [6, 5], "gating_probs": [0.7, 0.3]}
@@ -200,7 +202,7 @@ def read_named(path: Path, options: Options) -> Foreign:
     form, keys, meta = _form(path)
     if form is None:
         listed = "; ".join(", ".join(each.needed.values()) for each in FORMS)
-        raise TraceError(f"{path}: a line has {shown(', '.join(keys))}; expected one of: {listed}")
+        raise TraceError(f"{path}: unknown keys {shown(', '.join(keys))}: expected one of: {listed}")
     columns = form.columns(keys)
     skip = int(meta is not None)
     cells = CellRows(columns)
@@ -228,7 +230,7 @@ def read_named(path: Path, options: Options) -> Foreign:
 
 
 def _pieces(path: Path, cells: CellRows, columns: mapping.Columns, skip: int, warm: bool = False) -> Iterator[Rows]:
-    """Yield some rows at a time, without those of the first request if it is the engine's `warm`-up."""
+    """Yield rows in pieces, without the first request if it is the engine's `warm`-up."""
     names, split = [name for each in columns.values() for name in each], _Split()
     for table in tables(path, lambda found: names, skip):
         rows = split.parted(cells.rows(table))
@@ -252,7 +254,7 @@ def _form(path: Path) -> tuple[Form | None, tuple[str, ...], dict[str, Any] | No
 def _object(line: str, place: str) -> dict[str, Any]:
     found = parse_json(line, place)
     if not isinstance(found, dict):
-        raise TraceError(f"{place}: not an object; expected a token at a layer")
+        raise TraceError(f"{place}: not a JSON object: expected one token at one layer")
     return found
 
 
@@ -280,14 +282,14 @@ def _numbered(values: np.ndarray, numbers: dict[int, int]) -> np.ndarray:
 
 
 def _warm_up(path: Path, columns: mapping.Columns, skip: int, seen: Seen) -> list[str]:
-    """Return a note about a first request whose many tokens all route alike, none if there is none."""
+    """Return a note if the first request has many tokens with identical routing; else none."""
     first = next(streamed(path, _pieces(path, CellRows(columns), columns, skip), seen))
     ids = [first.experts[first.layer == layer] for layer in range(len(seen.layers))]
     alike = all(len(each) >= FEWEST_ALIKE and (each == each[0]).all() for each in ids)
     if alike and len(seen.ends.last) == 1:
-        wrong = f"all {len(ids[0]):,} tokens route alike, as in an engine's warm-up pass"
-        raise TraceError(f"{path}: {wrong}; expected requests after it: was the file cut off?")
-    return [f"left out: the first {len(ids[0]):,} tokens, a warm-up pass that routes all alike"] * alike
+        wrong = f"all {len(ids[0]):,} tokens have identical routing, as in an engine's warm-up pass"
+        raise TraceError(f"{path}: {wrong}: expected requests after it; the file may be truncated")
+    return [f"left out: the first {len(ids[0]):,} tokens, a warm-up pass with identical routing"] * alike
 
 
 NAMED_JSONL = Importer(

@@ -3,10 +3,10 @@
     trace/layer0.npz: indices (T, k), weights (T, k), token (T,)
     meta.json: {"seqs": [{"id": "a", "n": 120}, ...]}
 
-`meta.json`, beside the files or above them, says how many tokens each text has, one after the other; a text is then a
-request, all of it prompt, as a recorder that goes through a model layer by layer reads whole texts. Without it there is
-one request of decoded tokens. Scores of a gate that adds a bias are no weights and are left out. Source of the npz:
-0xBakeer/deepseek-v41-flash-spark, tools/expert_trace.py.
+`meta.json`, in the same folder or the one above, lists the tokens of each text in order; a text is then a
+request, all of it prompt, because such recorders run whole texts through one layer after another. Without it there is
+one request of decoded tokens. Scores of a gate that adds a bias are not gate weights and are left out. Source of the
+npz: 0xBakeer/deepseek-v41-flash-spark, tools/expert_trace.py.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read(path: Path, options: Options) -> Foreign:
     """Return a request per text. Raises TraceError naming the file whose tokens or k are not the first's."""
     files = _files(path)
     if not files:
-        raise TraceError(f"{path}: no files named by layers; expected a folder of {FORM}")
+        raise TraceError(f"{path}: missing files named by layer: expected a folder of {FORM}")
     numbers, paths = np.array(list(files)), list(files.values())
     ids = np.stack([_array(file, _ids_in(file), 2, "iu") for file in _alike(paths)], 1)
     check_values(ids, "chosen", str(path))
@@ -66,10 +66,10 @@ def read(path: Path, options: Options) -> Foreign:
     ends = [0, len(ids)] if meta is None else _ends(meta, len(ids))
     shape = counted(ids, len(paths), options)
     said = [f"a file per layer, {len(ids):,} tokens, k = {ids.shape[2]}", *renumbering(numbers)]
-    said += [f"{len(ends) - 1:,} requests, as {META} says" if meta else "one request"]
+    said += [f"{len(ends) - 1:,} requests, as stated in {META}" if meta else "one request"]
     gaps = sorted(set(range(int(numbers[0]), int(numbers[-1]))) - set(files))
     notes = [assumed(said, shape, options), *([FORCED] if meta else phase_note(options))]
-    notes += [f"no file of layers {', '.join(map(str, gaps[:8]))}: left out of every token"] if gaps else []
+    notes += [f"no file of layers {', '.join(map(str, gaps[:8]))}: left out"] if gaps else []
     origin = Origin(LAYER_FILES.name, path, paths, beside=(meta,) if meta else ())
     return Foreign(header_for(shape, options, origin, notes), _requests(paths, ids, ends, meta is not None, options))
 
@@ -108,16 +108,16 @@ def _alike(paths: list[Path]) -> Iterator[Path]:
         found = _array(file, _ids_in(file), 2, "iu").shape
         wanted = wanted or found
         if found != wanted:
-            raise TraceError(f"{file}: ids are {found}; expected {wanted} (tokens, k), as in {paths[0].name}")
+            raise TraceError(f"{file}: invalid ids {found}: expected {wanted} (tokens, k), as in {paths[0].name}")
         yield file
 
 
 def _array(file: Path, name: str, axes: int, kinds: str) -> np.ndarray:
     if not name:
-        raise TraceError(f"{file}: no array of ids; expected {FORM}")
+        raise TraceError(f"{file}: missing array of ids: expected {FORM}")
     found = archive.lone(file) if file.suffix == ".npy" else archive.arrays(file, name)[0]
     if found.ndim != axes or found.dtype.kind not in kinds or not found.size:
-        raise TraceError(f"{file}: {name} is {shown(found.dtype)}{found.shape}; expected {FORM}")
+        raise TraceError(f"{file}: invalid {name} {shown(found.dtype)}{found.shape}: expected {FORM}")
     return found
 
 
@@ -129,7 +129,7 @@ def _weights(paths: list[Path], shape: tuple[int, ...]) -> np.ndarray | None:
     found = [_array(file, name, 2, "f") for file, name in zip(paths, named, strict=True)]
     for file, name, each in zip(paths, named, found, strict=True):
         if each.shape != (shape[0], shape[2]):
-            raise TraceError(f"{file}: {name} has shape {each.shape}; expected {(shape[0], shape[2])}, as the ids")
+            raise TraceError(f"{file}: {name} has shape {each.shape}: expected {(shape[0], shape[2])}, as the ids")
         check_values(each, "weights", f"{file}: {name}")
     return np.stack(found, 1).astype(np.float32)
 
@@ -142,7 +142,7 @@ def _tokens(file: Path, count: int) -> np.ndarray | None:
     found = _array(file, name, 1, "iu")
     check_values(found, "token_ids", f"{file}: {name}")
     if len(found) != count:
-        raise TraceError(f"{file}: {name} has {len(found):,} tokens; expected {count:,}, as the ids")
+        raise TraceError(f"{file}: {name} has {len(found):,} tokens: expected {count:,}, as the ids")
     return found
 
 
@@ -151,15 +151,15 @@ def _members(file: Path) -> frozenset[str]:
 
 
 def _ends(meta: Path, tokens: int) -> list[int]:
-    """Return where texts begin and the last ends. Raises TraceError if they do not have so many tokens."""
+    """Return the offsets of texts, and the end of the last. Raises TraceError if they do not have so many tokens."""
     document = read_json(meta)
     texts: Any = document.get("seqs", document.get("lengths")) if isinstance(document, dict) else None
     given = texts if isinstance(texts, list) else []
     lengths: list[Any] = [each.get("n") if isinstance(each, dict) else each for each in given]
     if not lengths or not all(fits(each, COUNT._replace(least=1)) for each in lengths):
-        raise TraceError(f'{meta}: no lengths of texts; expected {{"seqs": [{{"n": tokens}}, ...]}}')
+        raise TraceError(f'{meta}: missing lengths of texts: expected {{"seqs": [{{"n": tokens}}, ...]}}')
     if sum(lengths) != tokens:
-        raise TraceError(f"{meta}: its texts have {sum(lengths):,} tokens; the files of layers have {tokens:,}")
+        raise TraceError(f"{meta}: its texts have {sum(lengths):,} tokens; the layer files have {tokens:,}")
     return [0, *np.cumsum(lengths).tolist()]
 
 

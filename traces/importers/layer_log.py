@@ -3,8 +3,8 @@
     layer,expert            as llama.cpp's `moe-trace` (pull request 28544) writes it: a row per expert
     layer_id,expert_ids     as a logging llama-server writes it: a row per token, `3,52 40 85`
 
-Tokens follow from the order (`by_request.py`). Rows of one expert each are as many per token as the model named by
-`--model` routes to; else as the shortest run of one layer has, which a decode step shows.
+Tokens follow from the order (`by_request.py`). Rows of one expert: k per token is that of
+`--model`, else the length of the shortest run of one layer, which is a decode step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError
 SINGLE, LISTS = ("layer", "expert"), ("layer_id", "expert_ids")
 START = re.compile(rb"(layer,expert|layer_id,expert_ids)\r?\n")
 LONGEST_START = 32  #: bytes
-LONE_LAYER = "one layer alone shows no passes: every row counts as a decoded token"
+LONE_LAYER = "with one layer, passes cannot be recognised: every row counts as a decoded token"
 
 
 def sniff(path: Path) -> bool:
@@ -39,10 +39,10 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """Return a request per prompt and what was decoded after it. Raises TraceError naming the line that is wrong."""
+    """Return one request per prompt with its decoded tokens. Raises TraceError naming the line that is wrong."""
     found = START.match(start_of(path, LONGEST_START)) if path.is_file() else None
     if found is None:
-        raise TraceError(f"{path}: does not begin with {','.join(SINGLE)} or {','.join(LISTS)}; expected a layer log")
+        raise TraceError(f"{path}: invalid first line: expected {','.join(SINGLE)} or {','.join(LISTS)}")
     log = _log(path, found[1].decode() == ",".join(SINGLE), options)
     prompts = np.zeros(MOST_EXPERTS, np.int64)
     seen = Seen(_counted(_pieces(path, log), int(log.layers[0]), prompts))
@@ -77,7 +77,7 @@ def _log(path: Path, single: bool, options: Options) -> _Log:
         return _Log(single, np.flatnonzero(found), k, f"k = {k}")
     k = options.geometry.k if options.geometry else runs.divisor
     runs.check(path, k)
-    how = f"as {options.model or 'the geometry given'} has" if options.geometry else "the most that divides every run"
+    how = f"as {options.model or 'the geometry given'} has" if options.geometry else "the largest divisor of all runs"
     return _Log(single, np.flatnonzero(found), k, f"k = {k}, {how}")
 
 
@@ -112,7 +112,7 @@ class _Runs:
 
     @property
     def divisor(self) -> int:
-        """The most that divides every run; the last may have been cut off, and then says nothing."""
+        """The largest divisor of every run, except the last run if it may be truncated."""
         return math.gcd(*self._first) or self._open[2]
 
     def check(self, path: Path, k: int) -> None:
@@ -123,12 +123,12 @@ class _Runs:
         )
         if wrong:
             line, layer, length = wrong
-            found = f"{length} rows of layer {layer} begin here, not {k} per token"
-            raise TraceError(f"{path} line {line}: {found}; was it cut off, or is it another model's?")
+            found = f"{length} rows of layer {layer} begin here: expected a multiple of {k} per token"
+            raise TraceError(f"{path} line {line}: {found}; the file may be truncated or from another model")
 
 
 def _read_as(log: _Log, requests: int) -> list[str]:
-    """Describe what is assumed about the order of rows."""
+    """Describe the assumption about the order of rows."""
     if len(log.layers) == 1:
         return [LONE_LAYER]
     begun = f"{requests:,} requests, each a prompt (passes of several tokens) and its decode steps"

@@ -1,7 +1,7 @@
 """Binary records of an offline `moe-trace` of llama.cpp: int32 layer, n_tokens, k, then n_tokens * k int32 ids.
 
-A record is a layer of one pass. The recorder clears its context before each chunk of text and asks for every token's
-output, so that a pass of several tokens is a request of its own, all of it prompt; single tokens are decode steps.
+A record is a layer of one pass. The recorder clears its context before each chunk of text and requests every token's
+output, so that a pass of several tokens is a separate request, all of it prompt; single tokens are decode steps.
 Little-endian. The file is read a request at a time.
 """
 
@@ -38,7 +38,7 @@ RECORD = "int32 layer, tokens, k, then tokens * k ids"
 
 @dataclass(frozen=True)
 class Record:
-    """A layer of a pass; `offset` is that of its ids in the file."""
+    """One layer of a pass; `offset` is the position of its ids in the file."""
 
     layer: int
     tokens: int
@@ -69,7 +69,7 @@ def read(path: Path, options: Options) -> Foreign:
     highest = max(int(_ids(path, each).max()) for each in passes) if options.geometry is None else int(first.max())
     shape = Shape(first.shape[1], first.shape[2], highest, None if options.geometry else highest + 1)
     requests = [(chunk, sum(each[0].tokens > 1 for each in chunk)) for chunk in _requests(passes)]
-    begun = f"{len(requests):,} requests, one for every pass of several tokens, as the context is cleared before it"
+    begun = f"{len(requests):,} requests, one per pass of several tokens, because the context is cleared before each"
     notes = [assumed(["a record is a layer of one pass", begun, *said, f"k = {shape.k}"], shape, options)]
     notes += [NOTE] if read_flat(first, highest + 1) else []
     return Foreign(
@@ -84,13 +84,13 @@ def _records(path: Path) -> list[Record]:
             layer, tokens, k = HEAD.unpack(head.ljust(HEAD.size, CUT))
             at += HEAD.size
             if not _is_possible(layer, tokens, k, size - at):
-                wrong = f"record {len(found)} at byte {at - HEAD.size:,} is cut off or none"
-                raise TraceError(f"{path}: {wrong}; expected {RECORD}, all little-endian")
+                wrong = f"record {len(found)} at byte {at - HEAD.size:,} is truncated or invalid"
+                raise TraceError(f"{path}: {wrong}: expected {RECORD}, little-endian")
             found.append(Record(layer, tokens, k, at))
             at += tokens * k * ID.itemsize
             stream.seek(at)
     if not found:
-        raise TraceError(f"{path}: no records; expected {RECORD}")
+        raise TraceError(f"{path}: no records: expected {RECORD}")
     return found
 
 
@@ -104,7 +104,7 @@ def _passes(path: Path, records: list[Record]) -> list[list[Record]]:
         if [(record.layer, record.k) for record in each] != wanted or len(tokens) > 1:
             has = f"pass {number} has {len(each)} layers and {' or '.join(map(str, sorted(tokens)))} tokens"
             expected = f"the {len(wanted)} layers and k of the first, all of its tokens at each"
-            raise TraceError(f"{path}: {has}; expected {expected}: was the file cut off?")
+            raise TraceError(f"{path}: {has}: expected {expected}; the file may be truncated")
     return passes
 
 
@@ -114,7 +114,7 @@ def _requests(passes: list[list[Record]]) -> Iterator[list[list[Record]]]:
 
 
 def _ids(path: Path, records: list[Record]) -> np.ndarray:
-    """Return (T, L, k) of one pass. Raises TraceError for numbers that are no ids."""
+    """Return (T, L, k) of one pass. Raises TraceError for invalid ids."""
     parts = []
     for record in records:
         found = np.fromfile(path, ID, record.tokens * record.k, offset=record.offset)

@@ -44,7 +44,7 @@ def read_positions(path: Path, options: Options) -> Foreign:
     Return a request per workload. Raises TraceError naming the line that is not as documented.
     """
     if not sniff_positions(path):
-        raise TraceError(f"{path}: does not begin with numbers; expected {FORM}")
+        raise TraceError(f"{path}: invalid first line: expected {FORM}")
     seen = Seen(_positions(path))
     shape = seen.shape(options)
     header = header_for(shape, options, Origin(LLAMA_POSITIONS.name, path, [path]), _notes(path, seen, shape, options))
@@ -62,13 +62,13 @@ def _positions(path: Path) -> Iterator[Rows]:
 
 def _names(columns: int) -> tuple[str, ...]:
     if columns < 3:
-        raise TraceError(f"{columns} columns; expected {FORM}")
+        raise TraceError(f"{columns} columns: expected {FORM}")
     return ("pos", "layer", *(f"expert {rank}" for rank in range(columns - 2)))
 
 
 def _notes(path: Path, seen: Seen, shape: Shape, options: Options) -> list[str]:
-    how = f"columns are position, layer, then k = {shape.k} experts; a position below 0 is the prompt's"
-    begun = f"{len(seen.ends.last):,} requests, a new one where a layer's position does not rise"
+    how = f"columns are position, layer, then k = {shape.k} experts; positions below 0 belong to the prompt"
+    begun = f"{len(seen.ends.last):,} requests, starting where a layer's position does not rise"
     said = renumbering(seen.layers)
     flat = read_flat(
         _first_prompt(next(streamed(path, _positions(path), seen)), shape.layers), shape.experts or shape.highest_id + 1
@@ -77,7 +77,7 @@ def _notes(path: Path, seen: Seen, shape: Shape, options: Options) -> list[str]:
 
 
 def _first_prompt(rows: Rows, count: int) -> np.ndarray:
-    """Return (T, L - 1, k) of a request's prompt at all layers but the last of so many."""
+    """Return ids (T, L - 1, k) of a request's prompt at all layers except the last."""
     layers = [rows.experts[(rows.token < 0) & (rows.layer == layer)] for layer in range(count - 1)]
     tokens = min((len(each) for each in layers), default=0)
     return np.stack([each[:tokens] for each in layers], 1) if tokens else np.empty((0, 1, 1), np.int64)
@@ -89,7 +89,10 @@ def _first_prompt(rows: Rows, count: int) -> np.ndarray:
 FEWEST_PER_EXPERT = 8  #: choices of each expert: with fewer, even use may be chance
 FEWEST_EXPERTS = 16
 SPREAD = 0.25  #: of the mean; of even random choices a layer's most and least used differ by more than the mean
-NOTE = "every expert is chosen equally often at each layer, as in no model: a strided view was read flat; record again"
+NOTE = (
+    "every expert is chosen equally often at each layer, which no model does: a strided view was probably "
+    "read as flat; record it again"
+)
 
 
 def read_flat(ids: np.ndarray, experts: int) -> bool:
@@ -99,7 +102,7 @@ def read_flat(ids: np.ndarray, experts: int) -> bool:
 
 
 def equally_often(counts: Sequence[np.ndarray]) -> bool:
-    """Return whether the experts (E,) of every layer were chosen about equally often, and often enough to tell."""
+    """Return True if every layer's experts (E,) were chosen about equally often, with enough choices to decide."""
     return all(
         len(each) >= FEWEST_EXPERTS
         and each.sum() >= FEWEST_PER_EXPERT * len(each)
@@ -130,16 +133,16 @@ def sniff_ranks(path: Path) -> bool:
 
 
 def read_ranks(path: Path, options: Options) -> Foreign:
-    """Read what a fork's `moe-trace` example of llama.cpp writes: `phase,token,layer,rank,expert`, a row per expert.
+    """Read the output of `moe-trace` in a llama.cpp fork: `phase,token,layer,rank,expert`, a row per expert.
 
     `phase` is prefill or decode, `token` the position in the one sequence of the file, `rank` the expert's place in
-    the top-k. Ranks of a token at a layer stand together and count from 0. llama.cpp computes the last layer for
+    the top-k. Ranks of a token at a layer are consecutive and count from 0. llama.cpp computes the last layer for
     the last prompt token only; the others have -1 there. Layers are the model's own numbers. No weights.
 
     Return one request. Raises TraceError naming the line that is not as documented.
     """
     if not sniff_ranks(path):
-        raise TraceError(f"{path}: does not begin with {','.join(NAMES)}; expected a llama.cpp routing trace")
+        raise TraceError(f"{path}: invalid first line: expected {','.join(NAMES)}, as in a llama.cpp routing trace")
     held = [rows.narrowed() for rows in _ranks(path)]  # all of one request
     seen = Seen(held, keep=False)
     shape = seen.shape(options)
@@ -183,8 +186,8 @@ def _check_ranks(path: Path, columns: Columns, k: int) -> None:
     if len(rank) % k or not same.all():
         row = int(np.flatnonzero(~same)[0]) if not same.all() else len(rank) - 1
         raise TraceError(
-            f"{path} line {columns['lines'][row]}: rank {rank[row]}; expected ranks 0 to {k - 1} of each token at a "
-            "layer, line by line; was the file cut off?"
+            f"{path} line {columns['lines'][row]}: invalid rank {rank[row]}: expected 0 to {k - 1} of each token at a "
+            "layer, in order; the file may be truncated"
         )
 
 

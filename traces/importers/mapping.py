@@ -1,4 +1,4 @@
-"""Which columns of a file are the request, token, layer, experts, weights and phase: as named, or by their names."""
+"""Find a file's columns of request, token, layer, experts, weights and phase: as passed, or by their names."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ def named(text: str) -> Columns:
         field, _, names = part.partition("=")
         field = field.strip()
         if field not in (*FIELDS, COUNTS):
-            raise TraceError(f"--columns {shown(part)}: no field {shown(field)!r}, {hint(field, FIELDS)}; write {FORM}")
+            raise TraceError(
+                f"--columns {shown(part)}: unknown field {shown(field)!r}, {hint(field, FIELDS)}; expected {FORM}"
+            )
         columns = tuple(name.strip() for name in names.split("+"))
         if not all(columns) or field in found or (len(columns) > 1 and field not in LISTS):
-            raise TraceError(f"--columns {shown(part)}: expected one name for {field}, once; write {FORM}")
+            raise TraceError(f"--columns {shown(part)}: expected one name for {field}, given once, as in {FORM}")
         found[field] = columns
     return found
 
@@ -47,11 +49,11 @@ def chosen(file: Path, found: tuple[str, ...], asked: Mapping[str, tuple[str, ..
     mapped: Columns = {field: asked.get(field) or _by_name(field, found) for field in FIELDS}
     for field, names in mapped.items():
         if missing := [name for name in names if name not in found]:
-            fix = f"it has {shown(', '.join(found), 200)}; correct --columns {field}="
-            raise TraceError(f"{file}: no column {shown(missing[0])}; {fix}")
+            fix = f"found {shown(', '.join(found), 200)}; correct --columns {field}="
+            raise TraceError(f"{file}: missing column {shown(missing[0])}: {fix}")
         if not names and field in NEEDED:
-            fix = f"it has {shown(', '.join(found), 200)}; name yours with --columns {field}=NAME"
-            raise TraceError(f"{file}: no column {field}; {fix}")
+            fix = f"found {shown(', '.join(found), 200)}; pass --columns {field}=NAME"
+            raise TraceError(f"{file}: missing column {field}: {fix}")
     return {field: names for field, names in mapped.items() if names}
 
 
@@ -64,7 +66,7 @@ def _by_name(field: str, found: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def words(columns: Columns) -> list[str]:
-    """Describe columns whose names are not those of their fields."""
+    """Describe the columns whose names differ from their fields'."""
     others = {field: names for field, names in columns.items() if names != (field,)}
     return [_words(field, names) for field, names in others.items()]
 
@@ -72,5 +74,5 @@ def words(columns: Columns) -> list[str]:
 def _words(field: str, names: tuple[str, ...]) -> str:
     first, *_, last = (*names, *names)
     if first != last:
-        return f"columns {shown(first)} to {shown(last)} have the {field}"
+        return f"columns {shown(first)} to {shown(last)} hold the {field}"
     return f"column {shown(first)} {'has' if field in LISTS else 'is'} the {field}"

@@ -1,8 +1,8 @@
 """MoE-Beyond's tables: `Layer ID,Batch Number,Token,Activated Expert IDs`, layer by layer, a file per prompt.
 
-`Token` is its text and `Activated Expert IDs` a list in quotes, `"[8, 26, 31]"`, in rank order. Positions are not
-written: rows of a layer stand in the order of the text. Other columns, such as the embeddings of tokens, are not read.
-A prompt is read whole, nothing is generated: every token is prompt.
+`Token` is the token's text and `Activated Expert IDs` a list in quotes, `"[8, 26, 31]"`, in rank order. Positions are
+not recorded: the rows of a layer are in the order of the text. Other columns, such as the embeddings of tokens, are
+not read. Nothing is generated: every token is prompt.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read(path: Path, options: Options) -> Foreign:
     """Return a request per file, by name, and per batch number. Raises TraceError naming the line that is wrong."""
     files = files_of(path, ".csv")
     if not files:
-        raise TraceError(f"{path}: no .csv files; expected columns {START.decode()}")
+        raise TraceError(f"{path}: missing .csv files: expected columns {START.decode()}")
     first = _File(files[0])
     others = [] if options.geometry else files[1:]  # whose ids say how many experts there are, if nothing else does
     highest = max(first.seen.highest, *(_File(file).seen.highest for file in others), -1)
@@ -57,12 +57,12 @@ def _requests(files: list[Path], geometry: Geometry, options: Options) -> Iterat
         one = _File(file)
         found = len(one.seen.layers), one.seen.k
         if found != (geometry.layers, geometry.k):
-            raise TraceError(f"{file}: {found} (layers, k); expected {(geometry.layers, geometry.k)}, as in the first")
+            raise TraceError(f"{file}: {found} (layers, k): expected {(geometry.layers, geometry.k)}, as in the first")
         yield from requests_in(streamed(file, emptied(one.rows), one.seen), geometry, options)
 
 
 class _File:
-    """The rows of one file, held: prompts that stand layer by layer end together."""
+    """The rows of one file, held in memory because prompts written layer by layer end together."""
 
     def __init__(self, file: Path) -> None:
         """Raises TraceError naming the line that is wrong."""
@@ -73,7 +73,7 @@ class _File:
         self.seen = Seen(self.rows, keep=False)
 
     def said(self) -> list[str]:
-        """Describe what was assumed."""
+        """Describe the assumptions."""
         requests = self.cells.said(len(self.seen.ends.last))
         return [*requests, *renumbering(self.seen.layers), self.cells.width(self.seen.k)]
 

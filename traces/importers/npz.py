@@ -33,9 +33,9 @@ SUFFIXES = (".npy", ".npz")
 
 
 def sniff_arrays(path: Path) -> bool:
-    """Return True for an npy file, or an npz archive of one array; of several, --columns says which.
+    """Return True for an npy file, or an npz archive with one array, or with several of which --columns selects one.
 
-    Not what other importers read.
+    False for files of other importers.
     """
     if not path.is_file() or router_logits.sniff(path) or answers.sniff_vllm(path):
         return False
@@ -46,12 +46,12 @@ def read_arrays(path: Path, options: Options) -> Foreign:
     """Read an array of expert ids (tokens, layers, k) in rank order, in an npy file or an npz archive: one request.
 
     An archive with several such arrays, or with gate weights of the same shape, is read with `--columns
-    experts=NAME,weights=NAME`. Nothing says which tokens are prompt; `--prompt-length` does.
+    experts=NAME,weights=NAME`. Prompt tokens are not marked; pass `--prompt-length`.
 
-    Return one request. Raises TraceError for arrays that hold no ids.
+    Return one request. Raises TraceError for arrays without valid ids.
     """
     if not path.is_file() or path.suffix not in SUFFIXES:
-        raise TraceError(f"{path}: expected a file ending in {' or '.join(SUFFIXES)}")
+        raise TraceError(f"{path}: invalid suffix: expected a file ending in {' or '.join(SUFFIXES)}")
     ids, weights, said = _arrays(path, options)
     padded = padding_of(ids)
     ids, weights = ids[: len(ids) - padded], None if weights is None else weights[: len(ids) - padded]
@@ -66,11 +66,11 @@ def read_arrays(path: Path, options: Options) -> Foreign:
 
 
 def _arrays(path: Path, options: Options) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
-    """Return ids, weights if they are named, and what was assumed."""
+    """Return ids, weights if they are named, and notes."""
     asked = options.columns or {}
     if others := [field for field in asked if field not in ("experts", "weights")]:
         raise TraceError(
-            f"{path}: --columns {others[0]}= cannot be combined with arrays; name experts and weights only"
+            f"{path}: --columns {others[0]}= cannot be combined with arrays; pass only experts= and weights="
         )
     if path.suffix == ".npy":
         if asked:
@@ -79,7 +79,7 @@ def _arrays(path: Path, options: Options) -> tuple[np.ndarray, np.ndarray | None
     experts = asked["experts"][0] if "experts" in asked else _only(path)
     ids = archive.expert_ids(path, experts)
     weights = _weights(path, asked["weights"][0], ids) if "weights" in asked else None
-    return ids, weights, [f"array {shown(experts)} has the experts"]
+    return ids, weights, [f"array {shown(experts)} holds the experts"]
 
 
 def _only(path: Path) -> str:
@@ -87,14 +87,14 @@ def _only(path: Path) -> str:
     found = sorted(archive.members(path))
     if len(found) != 1:
         listed = shown(", ".join(found), 200) or "none"
-        raise TraceError(f"{path}: its arrays are {listed}; name that of the ids with --columns experts=NAME")
+        raise TraceError(f"{path}: its arrays are {listed}; pass the array of ids with --columns experts=NAME")
     return found[0]
 
 
 def _weights(path: Path, name: str, ids: np.ndarray) -> np.ndarray:
     (weights,) = archive.arrays(path, name)
     if weights.shape != ids.shape:
-        raise TraceError(f"{path}: {name} has shape {weights.shape}; expected {ids.shape}, as the experts")
+        raise TraceError(f"{path}: {name} has shape {weights.shape}: expected {ids.shape}, as the experts")
     check_values(weights, "weights", f"{path}: {name}")
     return weights
 
@@ -104,7 +104,7 @@ def _check_axes(path: Path, ids: np.ndarray, options: Options) -> None:
     layers = options.geometry.layers if options.geometry else None
     if layers == ids.shape[0] != ids.shape[1]:
         fix = "expected (tokens, layers, k); save it with array.transpose(1, 0, 2)"
-        raise TraceError(f"{path}: shape {ids.shape} begins with the {layers} layers of {options.model}; {fix}")
+        raise TraceError(f"{path}: shape {ids.shape} begins with the {layers} layers of {options.model}: {fix}")
 
 
 def _parts(ids: np.ndarray, weights: np.ndarray | None, options: Options) -> Iterator[Request]:
@@ -138,7 +138,7 @@ def read_gptoss(path: Path, options: Options) -> Foreign:
     Arrays: `ids` (N, L, k) expert ids in rank order, `probs` (N, L, k) softmax over the chosen, `offsets` (R + 1,)
     first row of each run, optional `pos0` (R,) prompt length of each run. A sibling `NAME.meta.json` may list the
     runs (`n_prompt_tokens`, `n_decode_steps`); it is checked against the arrays. Prompt rows were not recorded, so
-    every request starts at its first decoded token. Token texts beside the file are not ids and are left out.
+    every request starts at its first decoded token. Files of token texts in the folder are ignored.
 
     Return a request per run, weights = probs. Raises TraceError if the arrays or the list of runs disagree.
     """
@@ -158,20 +158,20 @@ def read_gptoss(path: Path, options: Options) -> Foreign:
 def _only_archive(path: Path) -> Path:
     files = files_of(path, ".npz")
     if len(files) != 1:
-        raise TraceError(f"{path}: {len(files)} npz files; expected one with {', '.join(sorted(GPTOSS_ARRAYS))}")
+        raise TraceError(f"{path}: {len(files)} npz files: expected one with {', '.join(sorted(GPTOSS_ARRAYS))}")
     return files[0]
 
 
 def _checked(file: Path, ids: np.ndarray, probs: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Return the offsets as int64."""
     if probs.shape != ids.shape:
-        raise TraceError(f"{file}: probs has shape {probs.shape}; expected that of ids, {ids.shape}")
+        raise TraceError(f"{file}: probs has shape {probs.shape}: expected that of ids, {ids.shape}")
     check_values(probs, "weights", f"{file}: probs")
     rows = len(ids)
     fine = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu"
     fine = fine and offsets.min() == offsets[0] == 0 and offsets.max() == offsets[-1] == rows
     if not fine or (np.diff(offsets.astype(np.int64)) < 1).any():
-        raise TraceError(f"{file}: offsets do not divide {rows} rows into runs; expected 0 rising to {rows}")
+        raise TraceError(f"{file}: offsets do not divide {rows} rows into runs: expected 0 rising to {rows}")
     return offsets.astype(np.int64)
 
 
@@ -183,16 +183,20 @@ def _check_listing(file: Path, listing: Path, offsets: np.ndarray) -> None:
     prompts = _prompts(file, len(steps)) if "pos0" in archive.members(file) else [None] * len(steps)
     for index, run in enumerate(runs):
         if not isinstance(run, dict) or run.get("n_decode_steps", steps[index]) != steps[index]:
-            raise TraceError(f"{listing}: run {index} does not have the {steps[index]} decode steps of {file.name}")
+            raise TraceError(
+                f"{listing}: run {index} has another number of decode steps: expected {steps[index]}, as in {file.name}"
+            )
         if prompts[index] is not None and run.get("n_prompt_tokens", prompts[index]) != prompts[index]:
-            raise TraceError(f"{listing}: run {index} does not have the prompt length {prompts[index]} of {file.name}")
+            raise TraceError(
+                f"{listing}: run {index} has another prompt length: expected {prompts[index]}, as in {file.name}"
+            )
 
 
 def _prompts(file: Path, runs: int) -> list[int]:
     (prompts,) = archive.arrays(file, "pos0")
     if prompts.shape != (runs,) or prompts.dtype.kind not in "iu":
         raise TraceError(
-            f"{file}: pos0 is {prompts.dtype}{prompts.shape}; expected a whole number for each of {runs} runs"
+            f"{file}: invalid pos0 {prompts.dtype}{prompts.shape}: expected an integer for each of {runs} runs"
         )
     return prompts.tolist()
 
@@ -240,13 +244,13 @@ def read_layers(path: Path, options: Options) -> Foreign:
     `meta` keys read: `model`, `num_experts`, `n_moe_layers`, `k`, `chunk`, `source`. A file is a stream of text; a
     folder is one stream per file, by name. The recorder of these files clears its context every so many tokens
     (`--chunk`, else `chunk`, else found where the overlap of adjacent tokens keeps falling to chance); a request is
-    the text between two resets. Nothing was generated: a whole request is prompt.
+    the text between two resets. Nothing was generated: every token is prompt.
 
     Return the requests between context resets, file after file. Raises TraceError if a file contradicts its meta.
     """
     files = files_of(path, ".npz")
     if not files:
-        raise TraceError(f"{path}: no .npz files; expected arrays {', '.join(sorted(LAYER_ARRAYS))}")
+        raise TraceError(f"{path}: missing .npz files: expected arrays {', '.join(sorted(LAYER_ARRAYS))}")
     rows, meta = _stream(files[0])
     _, layers, k = rows.shape
     others = [] if meta.num_experts or options.geometry else files[1:]  # whose ids say how many experts there are
@@ -264,26 +268,26 @@ def _stream(file: Path) -> tuple[np.ndarray, Meta]:
     try:
         meta = Meta.model_validate(parse_json(archive.text(file, "meta"), f"{file}: meta"))
     except ValidationError as wrong:
-        raise TraceError(f"{file}: meta: {first_fault(wrong)}; expected a JSON object") from wrong
+        raise TraceError(f"{file}: invalid meta: {first_fault(wrong)}") from wrong
     for key, said, found in (("n_moe_layers", meta.n_moe_layers, rows.shape[1]), ("k", meta.k, rows.shape[2])):
         if said not in (None, found):
             told = f"meta says {key} = {shown(said)}, but experts has {found}"
-            raise TraceError(f"{file}: {told}; expected (layers, tokens, k)")
+            raise TraceError(f"{file}: {told}: expected (layers, tokens, k)")
     if meta.num_experts is not None and rows.max() >= meta.num_experts:
         raise TraceError(f"{file}: experts has id {rows.max()}, but meta says num_experts = {meta.num_experts}")
     return rows, meta
 
 
 def _chunk(files: list[Path], meta: Meta, options: Options) -> tuple[int | None, str]:
-    """Return tokens between context resets, None if there are none, and the note that says how it is known."""
+    """Return tokens between context resets, None if there are none, and a note on the source of this number."""
     told = options.chunk or meta.chunk
     if told:
-        return told, f"split into requests of {told} tokens, as told"
+        return told, f"split into requests of {told} tokens, as passed"
     strides = (_found_stride(file) for file in files)
     found = next((stride for stride in strides if stride), None)
     if found is None:
         return None, "no context resets found: one request per file"
-    return found, f"split into requests of {found} tokens: there the overlap of adjacent tokens falls to chance"
+    return found, f"split into requests of {found} tokens, where the overlap of adjacent tokens falls to chance"
 
 
 def _found_stride(file: Path) -> int | None:
@@ -298,7 +302,7 @@ def _chunks(files: list[Path], sizes: tuple[int, int], chunk: int | None, option
     for file in files:
         rows, _ = _stream(file)
         if rows.shape[1:] != sizes:
-            raise TraceError(f"{file}: {rows.shape[1:]} (layers, k); expected {sizes}, as in {files[0].name}")
+            raise TraceError(f"{file}: {rows.shape[1:]} (layers, k): expected {sizes}, as in {files[0].name}")
         for start in range(0, len(rows), chunk or len(rows)):
             part = rows[start : start + (chunk or len(rows))]
             yield Request(part, prompt_tokens(options, len(part), len(part)))

@@ -33,7 +33,7 @@ LOOKED_AT = 1 << 18  #: bytes of a log in which a first line is looked for
 TABLE = re.compile(rb"prompt_index,prompt,inference_index,(?:node_index,|qmoe,)[^\r\n]*selected_expert_ids")
 SIZE = Values("iu", 1, 1 << 24)
 FORM = 'lines with moe_routing {"node_name", "num_rows", "top_k", "expert_ids"}'
-LAST_ROWS = "the CSV has the last row of every pass: of a prompt its last token alone; the log has all of them"
+LAST_ROWS = "the CSV has only the last row of every pass, so only the last token of a prompt; the log has all rows"
 
 
 def sniff(path: Path) -> bool:
@@ -47,10 +47,10 @@ def sniff(path: Path) -> bool:
 def read(path: Path, options: Options) -> Foreign:
     """Return a request per prompt.
 
-    Raises TraceError naming the line that is wrong, or that says that others are missing.
+    Raises TraceError naming an invalid line, or one that shows that others are missing.
     """
     if not path.is_file():
-        raise TraceError(f"{path}: expected a log with {FORM}")
+        raise TraceError(f"{path}: invalid log: expected {FORM}")
     if table := TABLE.match(start_of(path, LOOKED_AT)):
         layer = "node_index" if b",node_index," in table[0] else "qmoe"
         names = {
@@ -73,7 +73,7 @@ def read(path: Path, options: Options) -> Foreign:
 
 
 class _Log:
-    """The rows of a log, and what is known when all have been read."""
+    """The rows of a log, and the facts known after reading all of it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,7 +94,7 @@ class _Log:
                 wide = [{name: _widened(name, each, widest) for name, each in rows.items()} for rows in found]
                 yield Rows(self.path, **{name: np.concatenate([rows[name] for rows in wide]) for name in wide[0]})
         if not self._records:
-            raise TraceError(f"{self.path}: no rows; expected {FORM}")
+            raise TraceError(f"{self.path}: no rows: expected {FORM}")
 
     def _line(self, line: str, at: int) -> dict[str, np.ndarray] | None:
         place = f"{self.path} line {at}"
@@ -111,12 +111,13 @@ class _Log:
         return None
 
     def _check_footer(self, text: str, place: str) -> None:
-        """Raises TraceError if the log says that it has more or fewer lines."""
+        """Raises TraceError if the log's footer states another number of lines."""
         footer = parse_json(text, place)
         count = footer.get("routing_records") if isinstance(footer, dict) else None
         if count != self._records:
             raise TraceError(
-                f"{place}: {shown(count)} records; expected the {self._records:,} before it: was it cut off?"
+                f"{place}: {shown(count)} records: expected {self._records:,}, those before it; the file may "
+                f"be truncated"
             )
 
     def _rows_of(self, event: dict[str, Any], at: int, place: str) -> dict[str, np.ndarray]:
@@ -130,17 +131,17 @@ class _Log:
         found |= {"layer": np.full(rows, self._layer), "experts": ids.astype(np.int64)}
         weighed = "router_weights" in event
         if self._weighed not in (None, weighed):
-            raise TraceError(f"{place}: router_weights on some lines only; expected them on every line or on none")
+            raise TraceError(f"{place}: router_weights on some lines only: expected on every line or on none")
         self._weighed = weighed
         if weighed:
             found["weights"] = _numbers(event, "router_weights", rows, k, VALUES["weights"], place)
         return found | {"phase": np.full(rows, int(self._decoding))}
 
     def _begin(self, event: dict[str, Any], rows: int, place: str) -> None:
-        """Begin a request or a pass, where the node is not behind the one before it."""
+        """Begin a request or a pass if the node does not follow the previous one."""
         node = event.get("node_index"), event.get("node_name")
         if not all(isinstance(each, str | int | None) for each in node) or len(self.nodes) > MOST_LAYERS:
-            raise TraceError(f"{place}: node {shown(node)}; expected node_index and node_name")
+            raise TraceError(f"{place}: invalid node {shown(node)}: expected node_index and node_name")
         layer = self.nodes.setdefault(node, len(self.nodes))
         if layer <= self._layer or self._fresh:
             begins = self._fresh or (not self.marked and rows > 1 and self._decoding)
@@ -150,7 +151,7 @@ class _Log:
             self._rows, self._fresh = rows, False
         if rows != self._rows:
             raise TraceError(
-                f"{place}: num_rows is {rows:,}; expected {self._rows:,}, as in the first layer of the pass"
+                f"{place}: invalid num_rows {rows:,}: expected {self._rows:,}, as in the first layer of the pass"
             )
         self._layer = layer
 
@@ -164,7 +165,9 @@ def _widened(name: str, values: np.ndarray, width: int) -> np.ndarray:
 def _number(event: dict[str, Any], key: str, place: str) -> int:
     allowed = SIZE._replace(most=MOST_EXPERTS) if key == "top_k" else SIZE
     if not fits(event.get(key), allowed):
-        raise TraceError(f"{place}: {key} is {shown(event.get(key))}; expected {allowed.least} to {allowed.most:,}")
+        raise TraceError(
+            f"{place}: invalid {key} {shown(event.get(key))}: expected {allowed.least} to {allowed.most:,}"
+        )
     return event[key]
 
 
@@ -173,9 +176,9 @@ def _numbers(event: dict[str, Any], key: str, rows: int, k: int, allowed: Values
     found = event.get(key)
     if not isinstance(found, list) or len(found) != rows * k:
         has = f"{len(found):,} numbers" if isinstance(found, list) else shown(found)
-        raise TraceError(f"{place}: {key} has {has}; expected num_rows * top_k = {rows * k:,}")
+        raise TraceError(f"{place}: {key} has {has}: expected num_rows * top_k = {rows * k:,}")
     if wrong := [each for each in found if not fits(each, allowed)]:
-        raise TraceError(f"{place}: {key} has {shown(wrong[0])}; expected {allowed.expected}")
+        raise TraceError(f"{place}: invalid {key} {shown(wrong[0])}: expected {allowed.expected}")
     return np.array(found).reshape(rows, k)
 
 

@@ -1,7 +1,7 @@
-"""Packed files, by their first bytes and not by their names: gzip, bzip2, xz, zstd, and a zip of one file.
+"""Read packed files, recognised by their first bytes: gzip, bzip2, xz, zstd, and a zip of one file.
 
-A packed file may expand to `FREE` bytes, or to `EXPANSION` times the bytes that have been read of it: routing traces
-expand 5 to 20 times, a bomb a thousand times or more. A bomb is refused after `FREE` bytes, whatever follows.
+A packed file may expand to `FREE` bytes, or to `EXPANSION` times the bytes read so far: routing traces
+expand 5 to 20 times, a bomb a thousand times or more. A bomb is rejected after `FREE` bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _zip(source: BinaryIO, file: Path) -> Readable:
     if len(names) != 1:
         listed = shown(", ".join(names), 200) or "none"
         archive.close()
-        raise TraceError(f"{file}: a zip of {len(names):,} files ({listed}); expected one file, so unpack it first")
+        raise TraceError(f"{file}: a zip of {len(names):,} files ({listed}): expected one file; unpack it first")
     return archive.open(names[0])
 
 
@@ -136,7 +136,7 @@ def allowance(size: int) -> int:
 
 
 class Unpacked(io.RawIOBase):
-    """The bytes of a file, unpacked if it is packed. Raises TraceError for no file, damage, and bombs."""
+    """The bytes of a file, unpacked if it is packed. Raises TraceError for a missing or damaged file and for bombs."""
 
     def __init__(self, file: Path) -> None:
         try:
@@ -170,7 +170,7 @@ class Unpacked(io.RawIOBase):
         buffer[: len(found)] = found
         self.count += len(found)
         if self.packing and self.count > allowance(self._source.tell()):
-            fix = f"unpack it with {self.packing.unpack} if that is right"
+            fix = f"if that is correct, unpack it with {self.packing.unpack}"
             raise TraceError(f"{self.file}: expands more than {EXPANSION}-fold; {fix}")
         return len(found)
 

@@ -1,7 +1,7 @@
-"""Read a foreign trace by the importer that is named, or the first that recognises it.
+"""Read a foreign trace with the named importer, or with the first one that recognises it.
 
-Ids that are not experts of their layer are renumbered here: those that count on through the layers (`--ids global`),
-and those of experts without weights (`--real-experts`).
+Ids that are not experts of their layer are renumbered here: ids that continue through the layers (`--ids global`),
+and ids of experts without weights (`--real-experts`).
 """
 
 from __future__ import annotations
@@ -76,12 +76,14 @@ def read(path: Path, options: Options, format: str | None = None) -> Foreign:
         raise TraceError(explain(path))
     if options.where and importer.name != COLUMNS:
         raise TraceError(
-            f"{path}: --where requires --columns, of a CSV or JSON; importer {importer.name} reads all rows"
+            f"{path}: --where requires --columns and a CSV or JSON file; importer {importer.name} reads all rows"
         )
     if options.columns and not importer.columns:
-        raise TraceError(f"{path}: --columns cannot be combined with importer {importer.name}, which names its own")
+        raise TraceError(f"{path}: --columns cannot be combined with importer {importer.name}, whose columns are fixed")
     if options.shape and not importer.flat:
-        raise TraceError(f"{path}: --shape requires responses of a server; importer {importer.name} reads the shape")
+        raise TraceError(
+            f"{path}: --shape requires a server's responses; importer {importer.name} reads the shape from the file"
+        )
     if options.renumbers:
         return remapped(path, lambda: importer.read(path, options), options)
     return importer.read(path, options)
@@ -104,7 +106,7 @@ def remapped(path: Path, read: Callable[[], Foreign], options: Options) -> Forei
 def _with(header: Header, experts: int, path: Path, *notes: str) -> Header:
     if header.geometry.k > experts:
         raise TraceError(
-            f"{path}: {header.geometry.k} experts per token; expected at most {experts}, which a layer has"
+            f"{path}: {header.geometry.k} experts per token: expected at most {experts}, the experts of a layer"
         )
     provenance = header.provenance.model_copy(update={"notes": (*header.provenance.notes, *notes)})
     geometry = header.geometry.model_copy(update={"experts": experts})
@@ -119,7 +121,7 @@ def _local(path: Path, foreign: Foreign, read: Callable[[], Foreign], options: O
         seen = ", ".join(f"{low} to {high}" for low, high in zip(least[:3].tolist(), most[:3].tolist(), strict=True))
         raise TraceError(
             f"{path}: the ids do not count on through the layers (layers 0, 1, ... have {seen}, ...); "
-            "leave out --ids global, or give the model that it was recorded with"
+            "omit --ids global, or pass the model that it was recorded with"
         )
     first = least // experts * experts
     note = f"{ASSUMED}ids count on through the layers (--ids global): {experts} in each, layer 0 from {first[0]} on"
@@ -133,9 +135,9 @@ def _local(path: Path, foreign: Foreign, read: Callable[[], Foreign], options: O
 
 
 def _real(path: Path, foreign: Foreign, read: Callable[[], Foreign], experts: int, model: Geometry | None) -> Foreign:
-    """Keep the ids below `experts`; set those without weights to -1 behind the others, with weight 0.
+    """Keep the ids below `experts`; set the others to -1 with weight 0 and move them to the end.
 
-    Reads the file once more. Raises TraceError if the model has another number of experts, or if no id is that high.
+    Reads the file once more. Raises TraceError if the model has another number of experts, or if no id reaches it.
     """
     if model is not None and model.experts != experts:
         raise TraceError(
@@ -179,11 +181,11 @@ def _below(requests: Iterable[Request], experts: int) -> Iterator[Request]:
 # are there.
 
 LOOKED_AT = 200  #: lines
-MOST_SMALL = 1 << 22  #: bytes of a JSON document that is read to say what it holds
+MOST_SMALL = 1 << 22  #: most bytes of a JSON document that is read to describe it
 MOST_NEAR = 3
 NEAR = 0.5  #: share of a layout's keys
-FEWEST_PLAIN = 3  #: keys of the plain formats with which their importer says what is wrong
-AS_CSV = "write it as CSV with request,token,layer,expert_0,... (docs/trace-format.md)"
+FEWEST_PLAIN = 3  #: keys of the plain formats, whose importer reports errors itself
+AS_CSV = "convert it to CSV with request,token,layer,expert_0,... (docs/trace-format.md)"
 
 #: Names that fields have in traces seen so far, the last part of a key; lower case.
 FIELD_NAMES = {
@@ -228,7 +230,7 @@ LAYOUTS = (
 
 
 def explain(path: Path) -> str:
-    """Return what the file or folder holds and what to do, as one line."""
+    """Describe the file or folder and what to do, in one line."""
     if path.is_dir():
         fix = "import one of its files, or see docs/trace-format.md"
         return f"{path}: no importer recognises this folder of {_folder(path)}; {fix}"
@@ -237,7 +239,7 @@ def explain(path: Path) -> str:
     try:
         records = _records(path)
     except (TraceError, RecursionError, csv.Error) as broken:
-        return f"{path}: no importer recognises it: no text that can be read ({shown(broken, 200)}); {AS_CSV}"
+        return f"{path}: no importer recognises it: unreadable text ({shown(broken, 200)}); {AS_CSV}"
     if not records:
         return f"{path}: no importer recognises it: {_lines(path)}; {AS_CSV}"
     return f"{path}: no importer recognises it: {_of_records(path, records)}"
@@ -290,11 +292,11 @@ def _of_records(path: Path, records: list[dict[str, Any]]) -> str:
         header = "; line 1 is a header" if path.suffix != ".json" else ""
     keys = f"rows have {shown(', '.join(rows), 300)}{header}"
     if {"token", "layer", "experts"} <= set(found):
-        return f"{keys}; if these are a token at a layer each, add {_options(records, best, found)}"
+        return f"{keys}; if each row is one token at one layer, pass {_options(records, best, found)}"
     near = _near(set(rows))
     lacking = [field for field in ("token", "layer", "experts") if field not in found]
     told = f"{keys}; the nearest formats: {near}" if near else keys
-    return f"{told}; no key looks like {' or '.join(lacking)}: name it with --columns, or {AS_CSV}"
+    return f"{told}; no key resembles {' or '.join(lacking)}: pass it with --columns, or {AS_CSV}"
 
 
 def _near(keys: set[str]) -> str:
@@ -360,8 +362,8 @@ def _lines(path: Path) -> str:
 def _arrays(path: Path) -> str:
     names = sorted(archive.members(path))
     listed = shown(", ".join(names), 200) or "no arrays"
-    fix = "name that of the ids (tokens, layers, k) with --columns experts=NAME[,weights=NAME]"
-    return f"its arrays are {listed}; {fix}; a file per layer is read as a folder"
+    fix = "pass the array of ids (tokens, layers, k) with --columns experts=NAME[,weights=NAME]"
+    return f"its arrays are {listed}; {fix}; if there is one file per layer, pass their folder"
 
 
 def _folder(path: Path) -> str:

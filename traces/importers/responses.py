@@ -1,7 +1,7 @@
 """Saved responses of inference servers, and of trainers that keep them: JSON documents, JSON lines, lists, envelopes.
 
-A response is an object with `choices`, `meta_info` or routed experts; where it lies inside other objects (a batch's
-`response.body`, a session's `records`, a trainer's steps) it is found there. Counts of tokens are where each server
+A response is an object with `choices`, `meta_info` or routed experts; it may be nested in other objects (a batch's
+`response.body`, a session's `records`, a trainer's steps). Token counts are where each server
 puts them: `meta_info`, `usage` with `prompt_tokens_details`, or the lengths of lists of token ids.
 """
 
@@ -33,11 +33,11 @@ SPECULATIVE = ("spec_verify_ct", "spec_accept_token_num", "spec_accept_length")
 
 
 class Answer(NamedTuple):
-    """One completion: ids, and how many tokens there were, as far as it is stated."""
+    """One completion: its ids, and its token counts if stated."""
 
     place: str
     found: Spelled | None  #: None if the server returned none
-    head: int | None = None  #: rows of the prompt that were stored apart and now stand first
+    head: int | None = None  #: rows of the prompt that were stored separately and now come first
     prompt: int | None = None
     generated: int | None = None
     cached: int | None = None  #: tokens of the prompt that lay in the prefix cache
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 
 class Response(NamedTuple):
-    """The completions of one prompt, and what is counted over all of them."""
+    """The completions of one prompt, and the counts that cover all of them."""
 
     place: str
     answers: list[Answer]
@@ -62,18 +62,18 @@ def response_files(path: Path) -> list[Path]:
 
 
 def sniff_for(path: Path, present: tuple[str, ...], absent: tuple[str, ...]) -> bool:
-    """Return whether there are JSON files, and the first has all marks of `present` and none of `absent`."""
+    """Return True if the first JSON file has all keys of `present` and none of `absent`."""
     files = response_files(path)
     return bool(files) and all(_has(files[0], mark) for mark in present) and not any(_has(files[0], m) for m in absent)
 
 
 def has_ids(path: Path) -> bool:
-    """Return whether the first of the files holds routed experts under any of their names."""
+    """Return True if the first file holds routed experts under one of their names."""
     return any(sniff_for(path, (name,), ()) for name in FIELDS)
 
 
 def of_sglang(path: Path) -> bool:
-    """Return whether the first of the files has an object that SGLang alone writes."""
+    """Return True if the first file has an object that only SGLang writes."""
     return any(sniff_for(path, (name,), ()) for name in SGLANG)
 
 
@@ -96,7 +96,7 @@ def responses(files: Sequence[Path]) -> Iterator[Response]:
 
 
 def documents(file: Path) -> Iterator[tuple[str, Document]]:
-    """Yield each object, after the place where it stands. Raises TraceError for anything but JSON objects."""
+    """Yield each object with its place in the file. Raises TraceError for anything but JSON objects."""
     if suffix_of(file) == ".jsonl":
         for number, lines in blocks(file):
             for at, line in enumerate(lines, number):
@@ -110,15 +110,15 @@ def _objects(document: Any, place: str) -> Iterator[tuple[str, Document]]:
         yield place, document
         return
     if not isinstance(document, list) or not document:
-        raise TraceError(f"{place}: no response of a server; expected an object, or a list of them")
+        raise TraceError(f"{place}: not a server's response: expected a JSON object, or a list of objects")
     for number, each in enumerate(document):
         if not isinstance(each, dict):
-            raise TraceError(f"{place}: [{number}] is not an object; expected the response of a server")
+            raise TraceError(f"{place}: [{number}] is not a JSON object: expected a server's response")
         yield f"{place}: [{number}]", each
 
 
 def _within(document: Document, place: str) -> Iterator[tuple[str, Document]]:
-    """Yield the object itself if it is a response, else those inside it, else itself."""
+    """Yield the object if it is a response, else the responses nested in it, else the object."""
     found = list(_inside(document, place, DEEPEST))
     yield from found or [(place, document)]
 
@@ -163,7 +163,7 @@ def _choices(document: Document, place: str) -> list[Document]:
     """Return the objects in `choices`, or the response itself where it has none. Raises TraceError."""
     choices = document.get("choices", [document])
     if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
-        raise TraceError(f"{place}: choices is not a list of objects; expected the response of a server")
+        raise TraceError(f"{place}: choices is not a list of objects: expected a server's response")
     return choices
 
 
@@ -203,7 +203,7 @@ def _answer(sources: list[Document], inner: list[Document], place: str, asked: i
 def _joined(prompt: np.ndarray, generated: np.ndarray, place: str) -> np.ndarray:
     if prompt.shape[1:] != generated.shape[1:]:
         shapes = f"(layers, k) = {prompt.shape[1:]} in {PROMPT}, {generated.shape[1:]} in {FIELD}"
-        raise TraceError(f"{place}: {shapes}; expected the same in both")
+        raise TraceError(f"{place}: {shapes}: expected the same shape in both")
     return np.concatenate([prompt, generated])
 
 
@@ -222,7 +222,7 @@ def _cached_in(usage: Any, place: str) -> int | None:
 
 
 def _count_of(stated: tuple[Any, str], objects: list[Document], lists: tuple[str, ...], place: str) -> int | None:
-    """Return tokens as `stated`, or as an object counts them, or as many as it lists."""
+    """Return a token count: `stated`, else an object's count, else the length of its list."""
     name = "prompt_tokens" if lists is PROMPT_IDS else "completion_tokens"
     given = [count(*stated, place), *(count(each, name, place) for each in objects)]
     return _first(*given, *(_length(each.get(key)) for each in objects for key in lists))
@@ -242,5 +242,5 @@ def count(document: Any, name: str, place: str) -> int | None:
     """Return a number of tokens, None where it is missing. Raises TraceError for any other value."""
     value = document.get(name) if isinstance(document, dict) else None
     if value is not None and (type(value) is not int or not 0 <= value < 2**31):
-        raise TraceError(f"{place}: {name} is not a number of tokens; expected a whole number from 0 on")
+        raise TraceError(f"{place}: invalid {name}: expected a number of tokens, an integer of at least 0")
     return value

@@ -4,9 +4,9 @@
     2026-11-23 10:00:01 decode @moe chat-7 0 3 17,3,60,5 .4,.3,.2,.1
     @moe-end chat-7
 
-What stands before a mark is passed over. REQUEST is a word, TOKEN counts the tokens of the request, LAYER has any
+Text before a mark is ignored. REQUEST is a word, TOKEN counts the tokens of the request, LAYER has any
 numbers that rise with the layers, IDS are experts, the best first, and WEIGHTS their gate weights. Lines of many
-requests may be mixed. `@moe-begin REQUEST PROMPT_TOKENS` says how long the prompt is, and ends an earlier request of
+requests may be mixed. `@moe-begin REQUEST PROMPT_TOKENS` gives the prompt length, and ends an earlier request of
 that name; `@moe-end REQUEST [TOKENS]` says that one is complete, and keeps so many of its tokens. Both may be left out.
 A token at a layer that is printed again replaces what was printed before.
 """
@@ -46,7 +46,7 @@ ANY = re.compile(r"@moe(?:-begin|-end)? ")
 ANY_BYTES = re.compile(ANY.pattern.encode())
 FORM = "@moe REQUEST TOKEN LAYER ID,ID,... [WEIGHT,WEIGHT,...]"
 FORMS = f"{FORM}, @moe-begin REQUEST PROMPT_TOKENS or @moe-end REQUEST [TOKENS]"
-NO_PROMPTS = "no @moe-begin says how long a prompt is: every token counts as decoded"
+NO_PROMPTS = "no @moe-begin line states a prompt length: every token counts as decoded"
 
 
 class Row(NamedTuple):
@@ -55,7 +55,7 @@ class Row(NamedTuple):
     request: str
     token: int
     layer: int  #: by the file's number
-    values: dict[str, np.ndarray]  #: chosen (at most k,) and perhaps weights, as many
+    values: dict[str, np.ndarray]  #: chosen (at most k,) and optional weights, the same number
 
 
 class Begin(NamedTuple):
@@ -83,7 +83,7 @@ def sniff(path: Path) -> bool:
 def read(path: Path, options: Options) -> Foreign:
     """Return requests in the order in which they end. Raises TraceError naming the line that is not as documented."""
     if not path.is_file():
-        raise TraceError(f"{path}: expected a text file with lines {FORM}")
+        raise TraceError(f"{path}: invalid file: expected a text file with lines {FORM}")
     survey = Survey(path)
     shape = Shape(len(survey.numbers), survey.k, survey.highest, None if options.geometry else survey.highest + 1)
     origin = Origin(ROUTE_LINES.name, path, [path])
@@ -93,7 +93,7 @@ def read(path: Path, options: Options) -> Foreign:
 
 
 class Survey:
-    """A first reading of the file, as nothing at the start of a log says what follows."""
+    """A first reading of the file, because the start of a log does not describe its content."""
 
     def __init__(self, path: Path) -> None:
         """Raises TraceError naming the line that is not as documented."""
@@ -105,7 +105,7 @@ class Survey:
         for number, line in _lines(path):
             self._add(line, f"{path} line {number}")
         if not self._layers:
-            raise TraceError(f"{path}: no line {FORM}; expected one per token and layer")
+            raise TraceError(f"{path}: missing lines {FORM}: expected one per token and layer")
 
     @property
     def numbers(self) -> list[int]:
@@ -120,12 +120,12 @@ class Survey:
         if isinstance(line, Begin):
             self._prompts, self._open[line.request] = True, {}
         elif not found:
-            raise TraceError(f"{place}: no row of request {shown(line.request)} before its end")
+            raise TraceError(f"{place}: request {shown(line.request)} ends without a row")
 
     def _add_row(self, row: Row, place: str) -> None:
         self._arrays = self._arrays or set(row.values)
         if set(row.values) != self._arrays:
-            raise TraceError(f"{place}: weights on some lines only; expected them on every line or on none")
+            raise TraceError(f"{place}: weights on some lines only: expected on every line or on none")
         ids, bit = row.values["chosen"], 1 << row.layer
         self.k, self.highest = max(self.k, len(ids)), max(self.highest, int(ids.max()))
         tokens = self._open.setdefault(row.request, {})
@@ -139,7 +139,7 @@ class Survey:
         rising = f"layers {found[0]}..{found[-1]} of the file are MoE layers" if found[-1] >= len(found) else ""
         said = [assumed([f"k = {self.k}", *([rising] if rising else [])], shape, options)]
         said += [] if self._prompts else [NO_PROMPTS]
-        said += [f"{self.again:,} rows replace others of the same token and layer"] if self.again else []
+        said += [f"{self.again:,} rows replace earlier rows of the same token and layer"] if self.again else []
         cut = sum(tokens[max(tokens)] != self._layers for tokens in self._open.values() if tokens)
         said += [f"{cut:,} requests without an end stop inside a token, which is left out"] if cut else []
         return said
@@ -159,13 +159,13 @@ def _line(text: str, place: str) -> Line:
         return Begin(begin[1], int(begin[2]))
     if end := END.fullmatch(text):
         return End(end[1], None if end[2] is None else int(end[2]))
-    raise TraceError(f"{place}: {shown(text)!r}; expected {FORMS}")
+    raise TraceError(f"{place}: invalid line {shown(text)!r}: expected {FORMS}")
 
 
 def _row(found: re.Match[str], place: str) -> Row:
     request, token, layer, ids, weights = found.groups()
     if int(layer) >= MOST_LAYERS:
-        raise TraceError(f"{place}: layer {layer}; expected 0 to {MOST_LAYERS - 1}")
+        raise TraceError(f"{place}: invalid layer {layer}: expected 0 to {MOST_LAYERS - 1}")
     values = {"chosen": np.array([int(each) for each in ids.split(",")])}
     if weights is not None:
         values["weights"] = np.array([float(each) for each in weights.split(",")])
@@ -178,10 +178,10 @@ def _check_lists(values: dict[str, np.ndarray], place: str) -> None:
     for name, given in values.items():
         check_values(given, name, f"{place}: {name}")
         if len(given) != len(ids):
-            raise TraceError(f"{place}: {len(given)} weights of {len(ids)} experts; expected one each")
+            raise TraceError(f"{place}: {len(given)} weights for {len(ids)} experts: expected one each")
     routed = ids[ids >= 0]
     if len(set(routed.tolist())) < len(routed):
-        raise TraceError(f"{place}: an expert stands twice; expected each once")
+        raise TraceError(f"{place}: an expert is repeated: expected each once")
 
 
 @dataclass
@@ -209,7 +209,7 @@ def _requests(path: Path, layers: dict[int, int], geometry: Geometry, options: O
 
 
 def _ended(path: Path, name: str, found: _Open, tokens: int | None, options: Options) -> Iterator[Request]:
-    """Yield the request, none where no token of it is complete."""
+    """Yield the request unless it has no complete token."""
     if tokens == 0:
         return
     try:
@@ -222,7 +222,7 @@ def _ended(path: Path, name: str, found: _Open, tokens: int | None, options: Opt
 
 ROUTE_LINES = Importer(
     name="route_lines",
-    summary="lines that any engine prints among its own: ids, gate weights, requests mixed",
+    summary="lines that any engine can print in its log: ids, gate weights, interleaved requests",
     formats=f"a text with lines {FORM}",
     sniff=sniff,
     read=read,

@@ -43,7 +43,7 @@ MOST_PREAMBLE = MOST_LAYERS + 64  #: lines
 LONGEST_FACTS = 8_192  #: characters of the line that names the model
 DIGITS = r"(\d{1,18})\b"
 SIZES = f"# layer={DIGITS} expert_bytes={DIGITS}(?: dense_bytes={DIGITS})?"
-FEWEST_ROUTED = 16  #: of so many cells at least one has a row
+FEWEST_ROUTED = 16  #: at least one in this many cells has a row
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def sniff(path: Path) -> bool:
 def read(path: Path, options: Options) -> Foreign:
     """Return a request per turn, with gate weights and residency. Raises TraceError naming the line that is wrong."""
     if not sniff(path):
-        raise TraceError(f"{path}: does not begin with {MAGIC!r}; expected a BigMoeOnEdge route trace")
+        raise TraceError(f"{path}: invalid first line: expected {MAGIC!r}, as in a BigMoeOnEdge route trace")
     lines = first_lines(path, "#", MOST_PREAMBLE)
     preamble = _preamble(path, lines)
     seen = _Seen(_pieces(path, len(lines), preamble.experts))
@@ -78,7 +78,7 @@ def read(path: Path, options: Options) -> Foreign:
 
 
 def _pieces(path: Path, skip: int, experts: int) -> Iterator[Columns]:
-    """Yield some rows at a time after so many lines, by column."""
+    """Yield rows by column, in pieces, after the given number of lines."""
     for table in tables(path, lambda found: (*NEEDED, *(name for name in OPTIONAL if name in found)), skip):
         yield _columns(table, experts)
 
@@ -111,7 +111,7 @@ class _Seen:
 
 def _preamble(path: Path, lines: list[str]) -> Preamble:
     if lines[0].split()[-1] != VERSION:
-        raise TraceError(f"{path} line 1: {shown(lines[0])!r}; expected '{MAGIC} {VERSION}'")
+        raise TraceError(f"{path} line 1: invalid preamble {shown(lines[0])!r}: expected '{MAGIC} {VERSION}'")
     told = next((line for line in lines if line.startswith("# model=")), "")[:LONGEST_FACTS]
     facts = re.match(rf"# model=(.*) arch=.* n_expert={DIGITS} n_expert_used={DIGITS}", told, re.ASCII)
     sizes = [found.groups() for line in lines if (found := re.match(SIZES, line, re.ASCII))]
@@ -127,13 +127,15 @@ def _preamble(path: Path, lines: list[str]) -> Preamble:
 def _refuse_silent_layers(preamble: Preamble, layers: np.ndarray, path: Path) -> None:
     silent = sorted({layer for layer, size in preamble.expert_bytes.items() if size} - set(layers.tolist()))
     if silent:
-        raise TraceError(f"{path}: layer {silent[0]} has experts and no rows; was the file cut off? Record it again")
+        raise TraceError(
+            f"{path}: layer {silent[0]} has experts but no rows; the file may be truncated: record it again"
+        )
 
 
 def _shape(preamble: Preamble, seen: _Seen, path: Path) -> Shape:
     if seen.slots != preamble.k:
         raise TraceError(
-            f"{path}: {seen.slots} slots per token; expected {preamble.k}, the n_expert_used of the preamble"
+            f"{path}: {seen.slots} slots per token: expected {preamble.k}, the n_expert_used of the preamble"
         )
     layers = seen.layers.tolist()
     sizes = tuple(preamble.expert_bytes.get(layer, 0) for layer in layers)
@@ -154,7 +156,7 @@ def _notes(seen: _Seen, silent_layers: int) -> list[str]:
     if silent_layers > 0:
         notes.append(f"{silent_layers} layers of the preamble have no rows (dense): left out")
     if seen.weightless:
-        notes.append("weights left out: the recorder could not see them all")
+        notes.append("weights left out: the recorder did not see all of them")
     if seen.dropped:
         notes.append(f"{seen.dropped} experts were dropped by the recorder's policy; kept among the chosen")
     return notes
@@ -163,7 +165,7 @@ def _notes(seen: _Seen, silent_layers: int) -> list[str]:
 def _columns(table: Table, experts: int) -> Columns:
     """Return the columns that are used, by name; rows with expert -1 weigh 0 and have no residency.
 
-    Turns are requests. `unseen` is there instead of the weights if one of them could not be seen.
+    Turns are requests. `unseen` replaces the weights if one of them was not seen.
     """
     allowed = {"turn": COUNT, "phase": FLAG, "step": COUNT, "layer": LAYER, "slot": COUNT, "expert": ids_below(experts)}
     columns = {name: table.checked(allowed[name], name) for name in NEEDED}
@@ -198,10 +200,12 @@ def _refuse_cut(grid: Grid, place: str) -> None:
     last = int((grid.cells >= (grid.tokens - 1) * grid.width).sum())
     if last < grid.width:
         where = f"turn {grid.request}: its last token, step {grid.first_token + grid.tokens - 1}"
-        raise TraceError(f"{place}: {where}, has {last} rows of {grid.width}; was the file cut off? Remove its rows")
+        raise TraceError(
+            f"{place}: {where}, has {last} rows of {grid.width}; the file may be truncated: remove this turn"
+        )
     if len(grid.cells) * FEWEST_ROUTED < grid.tokens * grid.width:
         cells = f"{grid.tokens * grid.width:,} cells of token, layer and slot"
-        raise TraceError(f"{place}: turn {grid.request}: {len(grid.cells):,} rows for {cells}; expected most of them")
+        raise TraceError(f"{place}: turn {grid.request}: {len(grid.cells):,} rows for {cells}: expected most of them")
 
 
 def _request(columns: Columns, grid: Grid, shape: Shape, place: str, options: Options) -> Request:

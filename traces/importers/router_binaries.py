@@ -1,10 +1,10 @@
 """Binary traces that patched builds of llama.cpp write, by their magic numbers; both little-endian.
 
-`MBLT` (mbolt): int32 version 1, int32 experts, then records of int32 layer, k, tokens and tokens * k ids, a layer of a
-pass each, in the order of computation. The last layer of a prompt's pass is computed for its last token alone.
+`MBLT` (mbolt): int32 version 1, int32 experts, then records of int32 layer, k, tokens and tokens * k ids, one layer of
+a pass each, in the order of computation. The last layer of a prompt's pass is computed for its last token alone.
 
 `RTRACE01` (fitz-tec's llama-router-trace): int32 experts, int32 version 0, then records of int32 token, int32 layer
-and a float32 for each expert, the softmax of its logits. Their logarithms are the logits but for a constant, which no
+and a float32 for each expert, the softmax of its logits. Their logarithms are the logits up to a constant, which no
 softmax router sees; they are kept, and the experts follow by the router of `--model`, or are the largest k of
 `--shape LAYERSxK`.
 
@@ -57,7 +57,7 @@ def sniff(path: Path) -> bool:
 def read(path: Path, options: Options) -> Foreign:
     """Return requests that follow from passes or tokens. Raises TraceError naming the byte that is wrong."""
     if not sniff(path):
-        raise TraceError(f"{path}: does not begin with MBLT or RTRACE01; expected a trace of mbolt or fitz-tec")
+        raise TraceError(f"{path}: invalid first bytes: expected MBLT or RTRACE01, as written by mbolt or fitz-tec")
     with path.open("rb") as stream:
         is_fitz = stream.read(len(FITZ)) == FITZ
     return _of_fitz(path, options) if is_fitz else _of_mbolt(path, options)
@@ -68,13 +68,13 @@ def _head(path: Path, form: struct.Struct, version_at: int, version: int) -> int
     with path.open("rb") as stream:
         head = stream.read(form.size)
     if len(head) < form.size:
-        raise TraceError(f"{path}: cut off inside its header; record it again")
+        raise TraceError(f"{path}: truncated header; record it again")
     fields = form.unpack(head)
     if fields[version_at] != version:
-        raise TraceError(f"{path}: version {fields[version_at]}; expected {version}, the one that is known")
+        raise TraceError(f"{path}: unknown version {fields[version_at]}: expected {version}")
     experts = fields[3 - version_at]
     if not 1 <= experts <= MOST_EXPERTS:
-        raise TraceError(f"{path}: {experts:,} experts; expected 1 to {MOST_EXPERTS:,}")
+        raise TraceError(f"{path}: invalid number of experts {experts:,}: expected 1 to {MOST_EXPERTS:,}")
     return experts
 
 
@@ -87,7 +87,7 @@ def _of_mbolt(path: Path, options: Options) -> Foreign:
     shape = Shape(len(seen.layers), seen.k, seen.highest, experts)
     begun = f"{len(seen.ends.last):,} requests, each a prompt (passes of several tokens) and its decode steps"
     said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers), f"k = {seen.k}"]
-    notes = [assumed(said, shape, options, "its header says")]
+    notes = [assumed(said, shape, options, "its header states")]
     header = header_for(shape, options, Origin(ROUTER_BINARIES.name, path, [path]), notes)
     found = streamed(path, _mbolt_rows(path, experts), seen)
     return Foreign(header, requests_in(found, header.geometry, options, pruned=True))
@@ -119,17 +119,17 @@ def _mbolt_records(path: Path, experts: int) -> Iterator[Columns]:
             layer, width, tokens = RECORD.unpack(head.ljust(RECORD.size, b"\xff"))
             fine = 0 <= layer < MOST_LAYERS and 0 < width <= MOST_EXPERTS and k in (0, width) and tokens > 0
             if not fine or tokens * width * 4 > size - at - RECORD.size:
-                wrong = f"record {number} at byte {at:,} is cut off or wrong"
-                raise TraceError(f"{path}: {wrong}; expected {FORM}")
+                wrong = f"record {number} at byte {at:,} is truncated or invalid"
+                raise TraceError(f"{path}: {wrong}: expected {FORM}")
             ids = np.frombuffer(stream.read(tokens * width * 4), "<i4").reshape(tokens, width).astype(np.int64)
             check_values(ids, "chosen", f"{path}: record {number} at byte {at:,}")
             if ids.max() >= experts:
-                raise TraceError(f"{path}: record {number} has id {ids.max()}; expected less than {experts}")
+                raise TraceError(f"{path}: record {number} has invalid id {ids.max()}: expected less than {experts}")
             full = np.full(tokens, number)
             yield {"lines": full, "run": full, "layer": np.full(tokens, layer), "experts": ids}
             k, number, at = width, number + 1, at + RECORD.size + ids.size * 4
     if not number:
-        raise TraceError(f"{path}: no records; expected {FORM}")
+        raise TraceError(f"{path}: no records: expected {FORM}")
 
 
 # ---------------------------------------------------------------- fitz-tec
@@ -138,19 +138,23 @@ def _mbolt_records(path: Path, experts: int) -> Iterator[Columns]:
 def _of_fitz(path: Path, options: Options) -> Foreign:
     experts = _head(path, FITZ_HEAD, 2, 0)
     if options.geometry is None and options.shape is None:
-        raise TraceError(f"{path}: it does not say how many experts a token has; add --model NAME, or --shape LAYERSxK")
+        raise TraceError(
+            f"{path}: the file does not state the experts per token; pass --model NAME, or --shape LAYERSxK"
+        )
     choice = choice_for(options, str(path), options.shape[1] if options.shape else None)
     if choice.router.family not in SOFTMAX:
-        raise TraceError(f"{path}: it has the softmax of all logits; a router {choice.router.family} needs the logits")
+        raise TraceError(
+            f"{path}: the file has the softmax of all logits, but router {choice.router.family} needs the logits"
+        )
     seen = Seen(_fitz_rows(path, experts, choice))
     shape = Shape(len(seen.layers), seen.k, experts - 1, experts, router=choice.router)
-    said = [f"{len(seen.ends.last):,} requests, a new one where the token falls back", *renumbering(seen.layers)]
-    kept = "logits are the logarithms of the recorded softmax: equal but for a constant per token and layer"
+    said = [f"{len(seen.ends.last):,} requests, starting where the token number decreases", *renumbering(seen.layers)]
+    kept = "logits are the logarithms of the recorded softmax: exact up to a constant per token and layer"
     header = header_for(
         shape,
         options,
         Origin(ROUTER_BINARIES.name, path, [path]),
-        [assumed(said, shape, options, "its header says"), choice.note, kept, *phase_note(options)],
+        [assumed(said, shape, options, "its header states"), choice.note, kept, *phase_note(options)],
     )
     return Foreign(
         header, requests_in(streamed(path, _fitz_rows(path, experts, choice), seen), header.geometry, options)
@@ -162,7 +166,9 @@ def _fitz_rows(path: Path, experts: int, choice: Choice) -> Iterator[Rows]:
     count, rest = divmod(path.stat().st_size - FITZ_HEAD.size, record.itemsize)
     if rest or not count:
         wrong = f"{rest} bytes after record {count:,}" if rest else "no records"
-        raise TraceError(f"{path}: {wrong}; expected whole records of {record.itemsize:,} bytes: was it cut off?")
+        raise TraceError(
+            f"{path}: {wrong}: expected whole records of {record.itemsize:,} bytes; the file may be truncated"
+        )
     restarts = Restarts()
     for first in range(0, count, ROWS):
         found = np.fromfile(path, record, min(ROWS, count - first), offset=FITZ_HEAD.size + first * record.itemsize)
@@ -173,7 +179,7 @@ def _fitz_rows(path: Path, experts: int, choice: Choice) -> Iterator[Rows]:
         )
         if len(wrong):
             expected = "expected token, layer and probabilities of 0 to 1"
-            raise TraceError(f"{path}: record {first + wrong[0]}: {expected}; record it again")
+            raise TraceError(f"{path}: invalid record {first + wrong[0]}: {expected}; record it again")
         logits = np.log(np.maximum(shares, LEAST))
         ids = choose(choice_scores(choice.router, logits), choice.k).astype(np.int64)
         numbers = first + np.arange(len(found))

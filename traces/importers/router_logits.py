@@ -1,7 +1,7 @@
 """Router logits as transformers returns them (`output_router_logits=True`), saved with torch or numpy.
 
-`router_logits`: (layers, tokens, E), or a tuple over MoE layers of (tokens, E) or (batch, tokens, E); beside it, if one
-likes, `k`, `input_ids` (batch, tokens), which divides rows into texts, and `attention_mask`, whose zeros are padding:
+`router_logits`: (layers, tokens, E), or a tuple over MoE layers of (tokens, E) or (batch, tokens, E); optionally
+with `k`, `input_ids` (batch, tokens), which divides rows into texts, and `attention_mask`, whose zeros are padding:
 
     out = model(**batch, output_router_logits=True)
     torch.save({"router_logits": out.router_logits, "k": model.config.num_experts_per_tok, **batch}, "a.pt")
@@ -31,7 +31,7 @@ FORCED = "logits of whole texts: every token is prompt; replay it token by token
 
 
 class Saved(NamedTuple):
-    """Logits or ids of a file, and the facts beside them."""
+    """Logits or ids of a file, and the facts stored with them."""
 
     layers: list[np.ndarray]  #: (T, E) each
     k: int | None
@@ -50,7 +50,7 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Foreign:
-    """Return a request per text. Raises TraceError for arrays that are no logits, or of different lengths."""
+    """Return a request per text. Raises TraceError for arrays that are not logits, or of different lengths."""
     saved = _saved(path)
     tokens, experts = saved.layers[0].shape
     choice = choice_for(options, str(path), saved.k)
@@ -68,7 +68,7 @@ def _requests(path: Path, saved: Saved, choice: Choice, options: Options) -> Ite
         rows = np.arange(text * length, (text + 1) * length)
         rows = rows if saved.mask is None else rows[saved.mask[text] != 0]
         if not len(rows):
-            raise TraceError(f"{path}: {MASK} leaves no token of text {text}; expected some of each")
+            raise TraceError(f"{path}: {MASK} leaves no token of text {text}: expected at least one")
         logits = np.stack([layer[rows] for layer in saved.layers], 1)
         ids = saved.tokens.reshape(-1)[rows] if saved.tokens is not None else None
         yield choice.request(logits, prompt_tokens(options, len(rows), len(rows)), f"{path}: {FIELD}", ids)
@@ -107,7 +107,7 @@ def _of_numpy(path: Path) -> dict[str, Any]:
         return {FIELD: archive.lone(path)}
     present = archive.members(path)
     if path.suffix != ".npz" or FIELD not in present:
-        raise TraceError(f"{path}: expected .pt, .npz or .npy with {FIELD} {AXES}")
+        raise TraceError(f"{path}: invalid file: expected .pt, .npz or .npy with {FIELD} {AXES}")
     names = [name for name in (FIELD, K, TOKENS, MASK) if name in present]
     fields: dict[str, Any] = dict(zip(names, archive.arrays(path, *names), strict=True))
     if K in fields:
@@ -116,15 +116,15 @@ def _of_numpy(path: Path) -> dict[str, Any]:
 
 
 def _layers(value: Any, place: str) -> list[np.ndarray]:
-    """Return (T, E) per layer, however they are put together. Raises TraceError."""
+    """Return (T, E) per layer, from any of the layouts. Raises TraceError."""
     parts = list(value) if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim == 3) else []
     layers = [_flat(part) for part in parts]
     first = layers[0] if layers else None
     if first is None or not first.size:
-        raise TraceError(f"{place} is not an array of logits; expected {AXES}")
+        raise TraceError(f"{place} is not an array of logits: expected {AXES}")
     for at, layer in enumerate(layers):
         if layer is None or layer.dtype.kind != "f" or layer.shape != first.shape:
-            raise TraceError(f"{place}: layer {at} is not {first.shape} real numbers as the first; expected {AXES}")
+            raise TraceError(f"{place}: layer {at} differs from the first, {first.shape} real numbers: expected {AXES}")
     return [layer for layer in layers if layer is not None]
 
 
@@ -136,7 +136,7 @@ def _flat(part: Any) -> np.ndarray | None:
 
 
 def _table(value: Any, tokens: int, place: str) -> np.ndarray | None:
-    """Return (batch, S) of as many tokens, or (S,) as one text. Raises TraceError."""
+    """Return (batch, S) with the same number of tokens, or (S,) for one text. Raises TraceError."""
     if value is None:
         return None
     if (
@@ -176,16 +176,19 @@ def choice_for(options: Options, place: str, k: int | None = None, model: str = 
     geometry = options.geometry or _known(model)
     router = geometry.router if geometry else Router()
     if router.family == "sigmoid_groups":
-        raise TraceError(f"{place}: this model's router adds a bias that is not recorded; record ids with `record`")
-    if geometry is None and k is None:
         raise TraceError(
-            f"{place}: logits do not say how many experts a token has; add --model NAME, or save k with them"
+            f"{place}: this model's router adds a bias that was not recorded; record ids with `moereplay record`"
         )
+    if geometry is None and k is None:
+        raise TraceError(f"{place}: logits do not state the experts per token; pass --model NAME, or save k with them")
     count = k or (geometry.k if geometry else 1)
     source = f"the router {router.family} of the model" if geometry else "order of size"
-    weights = ", as are gate weights" if geometry else "; no gate weights, as the router is not known"
+    weights = ", and so are gate weights" if geometry else "; no gate weights, because the router is unknown"
     return Choice(
-        count, router, geometry is not None, f"k = {count} experts per token are from the logits by {source}{weights}"
+        count,
+        router,
+        geometry is not None,
+        f"k = {count} experts per token are chosen from the logits by {source}{weights}",
     )
 
 

@@ -49,7 +49,7 @@ class Rows:
     token_ids: np.ndarray | None = None  #: of the row's token, the same at every layer
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Return the arrays that are there, by name, in few bytes: each number has been checked."""
+        """Return the recorded arrays by name, in compact types; each number has been checked."""
         given = {name: getattr(self, name) for name in ("lines", *KEYS, *NARROW)}
         there = {name: rows for name, rows in given.items() if rows is not None}
         return {name: rows.astype(NARROW.get(name) or _narrow(rows), copy=False) for name, rows in there.items()}
@@ -59,30 +59,32 @@ class Rows:
         return Rows(self.file, **self.columns())
 
     def __post_init__(self) -> None:
-        """Raises TraceError naming the line on which an expert stands twice."""
+        """Raises TraceError naming the line on which an expert is repeated."""
         refuse_twice(self.file, self.lines, self.experts)
 
 
 def _narrow(keys: np.ndarray) -> np.dtype:
-    """Return the type in which numbers of lines, requests, tokens and layers are held: few of them need 8 bytes."""
+    """Return the smallest type for numbers of lines, requests, tokens or layers."""
     if not len(keys) or keys.dtype.kind != "i":
         return keys.dtype
     return np.promote_types(np.min_scalar_type(-1 - int(keys.max())), np.min_scalar_type(min(int(keys.min()), -1)))
 
 
 def refuse_twice(file: Path, lines: np.ndarray, experts: np.ndarray) -> None:
-    """Raises TraceError naming the line (N,) on which an expert (N, k) stands twice."""
+    """Raises TraceError naming the line (N,) on which an expert (N, k) is repeated."""
     if experts.shape[-1] < 2:
         return
     ordered = np.sort(experts, axis=-1)
     twice = np.argwhere((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))
     if len(twice):
         row, rank = twice[0]
-        raise TraceError(f"{file} line {lines[row]}: expert {ordered[row, rank]} twice; expected each once")
+        raise TraceError(
+            f"{file} line {lines[row]}: expert {ordered[row, rank]} is repeated: expected each expert once"
+        )
 
 
 class Seen:
-    """Facts that a first reading of a file finds, and its rows, if they are few enough to be kept."""
+    """The facts found by a first reading of a file, and its rows if they are few enough to keep."""
 
     def __init__(self, pieces: Iterable[Rows], keep: bool = True) -> None:
         """Raises TraceError naming a line that cannot be read."""
@@ -91,18 +93,18 @@ class Seen:
         self.ends = Ends()
         self.k, self.highest = 0, -1
         self.logits: int | None = None  #: experts (E) that they are of
-        self.phased = False  #: whether prompts can be told
+        self.phased = False  #: whether prompts can be recognised
         self.layers = np.zeros(0, np.int64)  #: (L,) numbers in the file, rising
         for rows in pieces:
             self._add(rows)
             self._keep(rows)
 
     def again(self, pieces: Iterable[Rows]) -> Iterable[Rows]:
-        """Return the rows once more: those that were kept, else those of a second reading."""
+        """Return the rows again: the kept ones, else a second reading."""
         return pieces if self._kept is None else self._kept
 
     def renumber(self, numbers: np.ndarray) -> None:
-        """Request i is called `numbers[i]` from now on."""
+        """Rename request i to `numbers[i]`."""
         self.ends.renumbered(numbers)
         self._kept = self._kept and [replace(rows, request=numbers[rows.request]) for rows in self._kept]
 
@@ -130,7 +132,7 @@ class Seen:
 
 
 class Survey:
-    """Ids (T, L, k) of a whole source, seen a part at a time: which layers route, and how many ranks are used.
+    """Find which layers route and how many ranks are used, from ids (T, L, k) added in parts.
 
     Engines dump ids for every hidden layer. One without experts keeps what its buffer was filled with, the same number
     in every place, and so does a rank beyond the model's k.
@@ -140,15 +142,15 @@ class Survey:
         self._least = self._most = np.zeros((0, 0), np.int64)  #: (L, k) each
 
     def add(self, ids: np.ndarray, place: str) -> None:
-        """Look at some tokens. Raises TraceError for other layers or another k than before, or for invalid ids."""
+        """Add tokens. Raises TraceError for different layers or k, or for invalid ids."""
         if ids.ndim != 3 or ids.dtype.kind not in "iu" or not ids.size:
-            raise TraceError(f"{place} is {ids.dtype}{ids.shape}; expected ids on the axes token, layer, rank")
+            raise TraceError(f"{place} is {ids.dtype}{ids.shape}: expected ids with axes token, layer, rank")
         check_values(ids, "chosen", place)
         least, most = ids.min(0).astype(np.int64), ids.max(0).astype(np.int64)
         if not self._least.size:
             self._least, self._most = least, most
         if least.shape != self._least.shape:
-            raise TraceError(f"{place} has (layers, k) = {least.shape}; the first has {self._least.shape}")
+            raise TraceError(f"{place} has (layers, k) = {least.shape}: expected {self._least.shape}, as the first")
         self._least, self._most = np.minimum(self._least, least), np.maximum(self._most, most)
 
     @property
@@ -158,7 +160,7 @@ class Survey:
 
     @property
     def routes(self) -> np.ndarray:
-        """(L,) whether a layer routes: not if every place of every token holds the same number."""
+        """(L,) bool: True if a layer routes, that is, if its ids differ."""
         least, most = self._least[:, : self.k].min(1), self._most[:, : self.k].max(1)
         return (least < most) | ((self.k == 1) & (most >= 0))
 
@@ -181,7 +183,7 @@ class Survey:
         """Return notes about layers and ranks that are left out."""
         dense, width = np.flatnonzero(~self.routes).tolist(), self._least.shape[1]
         ranks = f"ids are padded from {self.k} to {width} per token; the padding is left out"
-        layers = f"layers {', '.join(map(str, dense))} hold one number throughout (dense): left out"
+        layers = f"layers {', '.join(map(str, dense))} have one constant id (dense): left out"
         return [layers] * bool(dense) + [ranks] * (self.k < width)
 
 
@@ -199,7 +201,7 @@ def streamed(file: Path, pieces: Iterable[Rows], seen: Seen) -> Iterator[Rows]:
 
 
 def emptied(held: list[Rows]) -> Iterator[Rows]:
-    """Yield the rows of a list, which keeps none of them."""
+    """Yield the rows of a list and empty it."""
     held.reverse()
     while held:
         yield held.pop()
@@ -248,7 +250,7 @@ def requests_of(rows: Rows, geometry: Geometry, options: Options, pruned: bool =
 
 
 def _by_token(grid: Grid, values: np.ndarray) -> np.ndarray:
-    """Return (T,) what the last of a token's rows says."""
+    """Return the value (T,) of the last row of each token."""
     found = np.zeros(grid.tokens, values.dtype)
     found[grid.cells // grid.width] = values[grid.rows]
     return found
@@ -272,5 +274,5 @@ def _refuse_holes(grid: Grid, place: str, pruned: int) -> None:
         missing = np.setdiff1d(np.arange(first, grid.tokens), present)[0]
         raise TraceError(
             f"{place}: request {grid.request}: layer {lacking} has {len(present)} tokens of {grid.tokens} "
-            f"(token {grid.first_token + missing} is missing); expected every token at every layer"
+            f"(token {grid.first_token + missing} is missing): expected every token at every layer"
         )

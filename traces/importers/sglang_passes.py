@@ -1,8 +1,8 @@
 """Forward passes of SGLang's recorder, and the sequences whose tokens they computed.
 
-A pass that extends sequences says how many tokens each has in it (`extend_seq_lens`); a pass without such a list
-decodes one token of each. Which sequence a token belongs to was not recorded (older forks have `rids`): it is the one
-whose next position it is, and where several wait for the same position, they stand in the order of the batch.
+A pass that extends sequences lists their tokens (`extend_seq_lens`); a pass without such a list
+decodes one token of each. The sequence of a token was not recorded (older forks have `rids`): it is the one
+whose next position matches; if several match, batch order decides.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def passes_of(archive: Archive) -> list[Pass]:
     """
     root = archive.root
     if isinstance(root, dict) and "logical_count" in root:
-        said = "it holds logical_count, how often each expert was used and by no token in particular"
-        fix = "that is a profile and no trace; record with --expert-distribution-recorder-mode per_token"
-        raise TraceError(f"{archive.file}: {said}; {fix}")
+        said = "it holds logical_count, the use count of each expert, without tokens"
+        fix = "which is a profile, not a trace: record with --expert-distribution-recorder-mode per_token"
+        raise TraceError(f"{archive.file}: {said}, {fix}")
     records = root.get("records") if isinstance(root, dict) else None
     if not isinstance(records, list) or not records:
-        raise TraceError(f"{archive.file}: no records; expected a dump of SGLang's expert distribution recorder")
+        raise TraceError(f"{archive.file}: no records: expected a dump of SGLang's expert distribution recorder")
     found = [_pass(record, f"{archive.file}: records[{number}]") for number, record in enumerate(records)]
     passes = [each for each in found if each is not None]
     refuse_bloat(archive, [each.ids for each in passes])
@@ -73,7 +73,7 @@ def passes_of(archive: Archive) -> list[Pass]:
 
 
 def _pass(record: Any, place: str) -> Pass | None:
-    """Return none for a pass without tokens. Raises TraceError naming what is not as recorded."""
+    """Return the pass, or None if it has no tokens. Raises TraceError naming an invalid entry."""
     if not isinstance(record, dict) or not set(DETAIL) <= record.keys():
         said = f"{place} has no {DETAIL[0]}: a dump of mode per_pass counts experts without tokens"
         raise TraceError(f"{said}; record with --expert-distribution-recorder-mode per_token")
@@ -84,10 +84,10 @@ def _pass(record: Any, place: str) -> Pass | None:
     if mode == IDLE or not len(tokens):
         return None
     if not isinstance(ids, Tensor) or len(ids.shape) != 3 or ids.kind not in "iu" or min(ids.shape) < 1:
-        raise TraceError(f"{place}: {DETAIL[0]} is not a tensor of ids; expected axes layer, token, rank")
+        raise TraceError(f"{place}: {DETAIL[0]} is not a tensor of ids: expected axes layer, token, rank")
     if not ids.shape[1] == len(tokens) == len(positions):
         lengths = f"{ids.shape[1]} tokens in {DETAIL[0]}, {len(tokens)} input_ids, {len(positions)} positions"
-        raise TraceError(f"{place}: {lengths}; expected as many of each")
+        raise TraceError(f"{place}: {lengths}: expected the same number of each")
     pieces, decodes = _pieces(record, len(tokens), place)
     return Pass(ids, tokens, positions, pieces, decodes, mode == MIXED, _names(record, len(pieces)))
 
@@ -101,7 +101,7 @@ def _column(record: dict[Any, Any], name: str, place: str) -> np.ndarray:
     if not isinstance(values, list) or any(
         type(value) is not int or not limits.least <= value <= limits.most for value in values
     ):
-        raise TraceError(f"{place}: {name} is not a list of whole numbers from 0 on; record it again")
+        raise TraceError(f"{place}: {name} is not a list of integers of at least 0; record it again")
     return np.array(values, np.int64)
 
 
@@ -115,7 +115,9 @@ def _pieces(record: dict[Any, Any], tokens: int, place: str) -> tuple[tuple[tupl
     if not isinstance(lengths, list) or any(type(length) is not int or length < 0 for length in lengths):
         raise TraceError(f"{place}: extend_seq_lens is not a list of lengths; record it again")
     if sum(lengths) != tokens:
-        raise TraceError(f"{place}: extend_seq_lens sums to {shown(sum(lengths))}; expected its {tokens} tokens")
+        raise TraceError(
+            f"{place}: extend_seq_lens sums to {shown(sum(lengths))}: expected {tokens}, the tokens of the pass"
+        )
     ends = np.cumsum(lengths).tolist()
     return tuple((end - length, end) for end, length in zip(ends, lengths, strict=True) if length), False
 
@@ -133,7 +135,7 @@ class Follower:
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
         self.doubtful = 0  #: decoded tokens that several sequences waited for
-        self.cached = 0  #: sequences that begin behind the first position: their prefix was not computed
+        self.cached = 0  #: sequences that begin after the first position, because their prefix was not computed
         self._open: list[Sequence] = []  #: in the order of the batch
         self._named: dict[Any, Sequence] = {}
 
@@ -199,6 +201,6 @@ def logical(ids: np.ndarray, mapping: np.ndarray | None, place: str) -> np.ndarr
         return ids.transpose(1, 0, 2)
     if ids.shape[0] != mapping.shape[0] or int(ids.max()) >= mapping.shape[1]:
         said = f"{ids.shape[0]} layers and id {ids.max()}, last_physical_to_logical_map {mapping.shape}"
-        raise TraceError(f"{place} has {said}; expected ids of that map: are shared experts fused?")
+        raise TraceError(f"{place} has {said}: expected ids of that map; shared experts may be fused")
     layer = np.arange(len(mapping))[:, None, None]
     return np.where(ids >= 0, mapping[layer, ids], -1).transpose(1, 0, 2)

@@ -3,7 +3,8 @@
 `{"records": [{"input_ids", "positions", "extend_seq_lens", "forward_mode", "topk_ids_of_layer", ...}, ...],
 "last_physical_to_logical_map"}` as python/sglang/srt/eplb/expert_distribution.py of sgl-project/sglang writes it. Ids
 are of physical experts, which the map turns into the model's; 8 columns wide whatever k is; neither weights nor ids of
-requests are recorded. Ranks of data-parallel attention compute different sequences; others the same, read once.
+requests are recorded. Ranks of data-parallel attention compute different sequences; other ranks compute the same ones,
+which are read once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, tor
 from moereplay.traces.schema import MOST_EXPERTS, Request, TraceError
 
 MAP = "last_physical_to_logical_map"
-ORDER = "requests were not recorded: tokens are followed by their positions, in the order of each batch"
+ORDER = "requests were not recorded: tokens are assigned by their positions, in batch order"
 COUNTS = "logical_count"
 
 
@@ -60,7 +61,7 @@ def read(path: Path, options: Options) -> Foreign:
     """
     files = torch_files(path)
     if not files:
-        raise TraceError(f"{path}: no torch files; expected expert_distribution_recorder_TIME_RANK.pt")
+        raise TraceError(f"{path}: missing torch files: expected expert_distribution_recorder_TIME_RANK.pt")
     survey, kept, notes, experts = Survey(), dict[str, Path](), [ORDER], None
     for file in files:
         dump = _dump(file)
@@ -87,7 +88,7 @@ def _mapping(archive: Archive) -> np.ndarray | None:
     if tensor is None:
         return None
     if not isinstance(tensor, Tensor) or len(tensor.shape) != 2 or tensor.kind not in "iu" or min(tensor.shape) < 1:
-        raise TraceError(f"{archive.file}: {MAP} is not a table of experts; expected (layers, physical experts)")
+        raise TraceError(f"{archive.file}: {MAP} is not a table of experts: expected (layers, physical experts)")
     mapping = tensor.array().astype(np.int64)
     if mapping.min() < 0 or mapping.max() >= MOST_EXPERTS:
         raise TraceError(f"{archive.file}: {MAP} has expert {mapping.max()}, or one below 0; record it again")
@@ -95,7 +96,7 @@ def _mapping(archive: Archive) -> np.ndarray | None:
 
 
 def _surveyed(dump: Dump, survey: Survey) -> str:
-    """Return a hash of all that the dump says, which is the same for ranks that computed the same."""
+    """Return a hash of the dump's content; it is equal for ranks that computed the same passes."""
     seen = hashlib.blake2b()
     for number, each in enumerate(dump.passes):
         ids = dump.ids(number)
@@ -107,14 +108,14 @@ def _surveyed(dump: Dump, survey: Survey) -> str:
 
 def _notes(dump: Dump, twin: Path | None) -> Iterator[str]:
     if twin is not None:
-        yield f"{dump.file.name} has the passes of {twin.name}: read once"
+        yield f"{dump.file.name} has the same passes as {twin.name}: read once"
         return
     if dump.following.cached:
         count = dump.following.cached
-        yield f"{dump.file.name}: {count} requests begin behind a cached or unrecorded prefix, which has no rows"
+        yield f"{dump.file.name}: {count} requests begin after a cached or unrecorded prefix, which has no rows"
     if dump.following.doubtful:
         count = dump.following.doubtful
-        yield f"{dump.file.name}: {count} decoded tokens fit several requests; taken in the order of the batch"
+        yield f"{dump.file.name}: {count} decoded tokens match several requests; assigned in batch order"
     if dump.mapping is not None and dump.mapping.shape[1] != dump.mapping.max() + 1:
         yield f"copies of experts are mapped to the model's own by {MAP}, as it was at the end"
 

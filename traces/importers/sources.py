@@ -1,8 +1,8 @@
-"""Files of a foreign trace: whether they can be read, what they are, which are missing, and their hash.
+"""Check the files of a foreign trace: whether they are readable, their kind, which are missing, and their hash.
 
-A file that begins as a format which no importer reads is refused with what the user can do. A folder is complete if
-its files say so: `train-00001-of-00002.parquet` says how many there are, and without the others it is refused. Plain
-numbers (`part-3.csv`, `layer7.npz`) do not say how many there are: a gap between the first and the last is named.
+A file in a format that no importer reads is rejected with advice. A folder is complete if
+its file names confirm it: `train-00001-of-00002.parquet` gives the number of files, and a partial set is rejected.
+Plain numbers (`part-3.csv`, `layer7.npz`) do not give the total: a gap between the first and the last is reported.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def files_of(path: Path, suffix: str) -> list[Path]:
 def refuse_unreadable(path: Path) -> None:
     """Raises TraceError for what no importer can read: nothing there, empty, pickled, or a truncated archive."""
     if not path.exists():
-        raise TraceError(f"{path}: no such file or folder; give the path of a trace to import")
+        raise TraceError(f"{path}: no such file or folder; pass the path of a trace to import")
     if not (path.is_file() or path.is_dir()):
-        raise TraceError(f"{path}: it is a pipe or a device; expected a file or a folder")
+        raise TraceError(f"{path}: a pipe or a device: expected a file or a folder")
     found = [path] if path.is_file() else _checked_in(path)
     if path.is_dir() and not any(path.iterdir()):
-        raise TraceError(f"{path}: the folder is empty; expected the files of a trace")
+        raise TraceError(f"{path}: the folder is empty: expected the files of a trace")
     for file in found:
         _refuse_file(file)
 
@@ -58,7 +58,7 @@ def _refuse_file(file: Path) -> None:
     with file.open("rb") as stream:
         start = stream.read(len(OLD_TORCH))
     if not start:
-        raise TraceError(f"{file}: the file is empty; expected a trace, so download or record it again")
+        raise TraceError(f"{file}: the file is empty: expected a trace; download or record it again")
     refuse_known(file)
     if suffix_of(file) in (".json", ".jsonl"):
         refuse_bomb(file)
@@ -66,14 +66,16 @@ def _refuse_file(file: Path) -> None:
     if file.suffix in TORCH_SUFFIXES and any(name.endswith(TORCH_DOCUMENT) for name in names or ()):
         return
     if start == OLD_TORCH:
-        raise TraceError(f"{file}: a torch file as before torch 1.6; torch.load it and torch.save it again")
+        raise TraceError(
+            f"{file}: a torch file from before torch 1.6; load it with torch.load and save it again with torch.save"
+        )
     if (
         file.suffix in PICKLE_SUFFIXES
         or start.startswith(PICKLE_STARTS)
         or any(name.endswith(".pkl") for name in names or ())
     ):
-        cut = " (or a torch archive that was cut off)" if start.startswith(b"PK") else ""
-        raise TraceError(f"{file}: pickled data{cut} can run code and is not read; convert it to npz or jsonl")
+        cut = " (or a truncated torch archive)" if start.startswith(b"PK") else ""
+        raise TraceError(f"{file}: pickled data{cut} can run code and is never loaded; convert it to npz or jsonl")
     if file.suffix == ".npz" and names is None:
         raise TraceError(f"{file}: truncated or not an npz archive; download or record it again")
 
@@ -109,7 +111,7 @@ class Kind(NamedTuple):
 
 UNPACK = "unpack it, and import what it holds"
 KINDS = (
-    Kind("Parquet", (b"PAR1",), "name it NAME.parquet", (".parquet",)),
+    Kind("Parquet", (b"PAR1",), "rename it to NAME.parquet", (".parquet",)),
     Kind("an Arrow file", (b"ARROW1",), "write it as Parquet: polars.read_ipc(FILE).write_parquet('a.parquet')"),
     Kind("HDF5", (b"\x89HDF\r\n\x1a\n",), "read it with h5py and save the ids (tokens, layers, k) with numpy.save"),
     Kind(
@@ -117,21 +119,21 @@ KINDS = (
         (b"SQLite format 3\0",),
         "write its table as CSV: sqlite3 -header -csv FILE 'select ...'",
     ),
-    Kind("an array of numpy", (b"\x93NUMPY",), "name it NAME.npy", (".npy",)),
+    Kind("an array of numpy", (b"\x93NUMPY",), "rename it to NAME.npy", (".npy",)),
     Kind(
         "GGUF",
         (b"GGUF",),
-        "weights or an importance matrix (llama-imatrix) and no trace; name it NAME.gguf",
+        "weights or an importance matrix (llama-imatrix), not a trace; rename it to NAME.gguf",
         (".gguf",),
     ),
-    Kind("a PDF", (b"%PDF-",), "give the data that it was made from"),
+    Kind("a PDF", (b"%PDF-",), "import the data that it was made from"),
     Kind("a 7z archive", (b"7z\xbc\xaf\x27\x1c",), UNPACK),
     Kind("a RAR archive", (b"Rar!\x1a\x07",), UNPACK),
     Kind("packed with lz4", (b"\x04\x22\x4d\x18",), "run lz4 -d FILE"),
     Kind("packed with Snappy", (b"\xff\x06\x00\x00sNaPpY",), UNPACK),
     Kind("packed with compress", (b"\x1f\x9d",), "run uncompress FILE"),
-    Kind("a program", (b"\x7fELF", b"MZ\x90"), "give the file that it writes"),
-    Kind("an image", (b"\x89PNG\r\n", b"\xff\xd8\xff"), "give the data that it was made from"),
+    Kind("a program", (b"\x7fELF", b"MZ\x90"), "import the file that it writes"),
+    Kind("an image", (b"\x89PNG\r\n", b"\xff\xd8\xff"), "import the data that it was made from"),
     Kind("an old Excel file", (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",), "save it as CSV"),
     Kind("Avro", (b"Obj\x01",), "write it as Parquet or JSON lines"),
     Kind("ORC", (b"ORC",), "write it as Parquet"),
@@ -148,11 +150,11 @@ def refuse_known(file: Path) -> None:
         start = stream.read(LOOKED_AT)
     kind = kind_of(start, file) or _unpacked_kind(file)
     if kind and file.suffix not in kind.suffixes:
-        raise TraceError(f"{file}: it is {kind.name}, by its first bytes; {kind.fix.replace('FILE', file.name)}")
+        raise TraceError(f"{file}: {kind.name}, by its first bytes; {kind.fix.replace('FILE', file.name)}")
 
 
 def kind_of(start: bytes, file: Path) -> Kind | None:
-    """Return the format of a file that begins so, None if it is none of those that are known."""
+    """Return the format of a file by its first bytes, None if unknown."""
     for kind in KINDS:
         if start.startswith(kind.starts):
             return kind
@@ -170,7 +172,7 @@ def kind_of(start: bytes, file: Path) -> Kind | None:
 
 
 def _unpacked_kind(file: Path) -> Kind | None:
-    """Return the format of what is packed in the file."""
+    """Return the format of the packed content."""
     try:
         with Unpacked(file) as stream:
             start = stream.read(LOOKED_AT) if stream.packing and file.suffix not in (".npz", ".pt") else b""
@@ -192,7 +194,7 @@ def _zip_kind(file: Path) -> Kind:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
         return Kind("a zip archive that is damaged", (), "download it again")
     if any(name.endswith(".npy") for name in names):
-        return Kind("an archive of numpy", (), "name it NAME.npz")
+        return Kind("an archive of numpy", (), "rename it to NAME.npz")
     if any(name.startswith("xl/") for name in names):
         return Kind("an Excel file", (), "save it as CSV")
     return Kind(f"a zip archive of {shown(', '.join(names), 100)}", (), UNPACK)
@@ -255,7 +257,7 @@ def _gaps(files: list[Path]) -> list[str]:
         missing = sorted(set(range(first, max(numbers))) - set(numbers)) if max(numbers) < 2 * len(numbers) + 1 else []
         if missing and len(numbers) > 1:
             listed = _listed([str(number) for number in missing])
-            said.append(f"no file {listed} of {pattern.partition('/')[2]}: is it missing?")
+            said.append(f"no file {listed} of {pattern.partition('/')[2]}; it may be missing")
     return said
 
 

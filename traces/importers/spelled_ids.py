@@ -48,7 +48,7 @@ def spelled(value: Any, place: str, dtype: Any = None) -> Spelled | None:
     if isinstance(value, list) and set(map(type, value)) == {int}:
         return Spelled(_checked(_numbers(value, place), place))
     if not _nested(value):
-        raise TraceError(f"{place} is not an array; expected lists of lists of lists of whole numbers")
+        raise TraceError(f"{place} is not an array: expected three nested lists of integers")
     return Spelled(archive.checked_ids(_numbers(value, place), place))
 
 
@@ -56,11 +56,11 @@ def _numbers(value: list[Any], place: str) -> np.ndarray:
     try:
         return np.array(value)
     except (ValueError, OverflowError):
-        raise TraceError(f"{place} is ragged; expected as many layers of every token, and k ids of each") from None
+        raise TraceError(f"{place} is ragged: expected the same layers and k for every token") from None
 
 
 def _nested(tokens: Any) -> bool:
-    """Return whether it is lists of tokens, layers and whole numbers; numpy would accept other things too."""
+    """Return True for lists of tokens of layers of integers; numpy would accept other types too."""
     if not isinstance(tokens, list) or not all(isinstance(layers, list) for layers in tokens):
         return False
     rows = (ids for layers in tokens for ids in layers)
@@ -78,7 +78,7 @@ def _of_text(text: str, place: str, dtype: Any) -> np.ndarray:
     size = np.dtype(kind).itemsize
     if not content or len(content) % size:
         said = f"{len(content):,} bytes, which are neither an npy file nor a whole number of {kind}"
-        raise TraceError(f"{place} has {said}; expected what the server sent, unchanged")
+        raise TraceError(f"{place} has {said}: expected the server's output, unchanged")
     return _checked(np.frombuffer(content, np.dtype(kind).newbyteorder("<")), place)
 
 
@@ -92,16 +92,16 @@ def _of_object(value: dict[str, Any], place: str) -> Spelled:
         or not plain
         or not isinstance(text, str)
     ):
-        raise TraceError(f"{place} is spelled in an unknown way; {PACKED}")
+        raise TraceError(f"{place} has an unknown encoding: {PACKED}")
     if start is not None and (type(start) is not int or not 0 <= start < 2**31):
-        raise TraceError(f"{place}: start is not a number of tokens; expected a whole number from 0 on")
+        raise TraceError(f"{place}: invalid start: expected a number of tokens, an integer of at least 0")
     assert isinstance(shape, list)
     content = unbased(text, place) if encoding == "base64" else _unbased85(text, place)
     return Spelled(_shaped(content, dtype or None, shape, place), start)
 
 
 def _shaped(content: bytes, dtype: str | None, shape: list[int], place: str) -> np.ndarray:
-    """Return raw numbers of that shape; without a dtype the unsigned or signed whole numbers of as many bytes."""
+    """Return raw numbers of that shape; without a dtype, integers of the matching size."""
     places = prod(shape)
     known = dtype or BY_SIZE.get(len(content) // places if places and len(content) % places == 0 else 0)
     if known is None or not places or len(content) != places * np.dtype(known).itemsize:
@@ -120,11 +120,11 @@ def unbased(text: str, place: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise TraceError(f"{place} is not base64; expected what the server sent, unchanged") from None
+        raise TraceError(f"{place} is not base64: expected the server's output, unchanged") from None
 
 
 def _unbased85(text: str, place: str) -> bytes:
     try:
         return base64.b85decode(text)
     except ValueError:
-        raise TraceError(f"{place} is not base85; expected what the server sent, unchanged") from None
+        raise TraceError(f"{place} is not base85: expected the server's output, unchanged") from None

@@ -35,7 +35,7 @@ DEEPEST = 4  #: objects within each other whose keys are named with dots
 CELL = 8  #: bytes of a number
 ROWS = 1 << 14  #: read at a time
 ROWS_OF_NUMBERS = 1 << 18  #: read at a time where every chosen column is an array of numbers
-NO_ROWS = "no rows; expected a row per token and layer, or per token, layer and expert"
+NO_ROWS = "no rows: expected a row per token and layer, or per token, layer and expert"
 
 MISSING = object()  #: in place of a value that a row lacks
 
@@ -63,12 +63,12 @@ class Table:
         return np.asarray(self.numbers)
 
     def place(self, row: int) -> str:
-        """Return where row i stands."""
+        """Return the place of row i in the file, for messages."""
         return f"{self.file} {self.unit} {self.numbers[row]}"
 
     def misfit(self, row: int, column: str, cell: Any, expected: str) -> TraceError:
-        """Make the error for a cell that is not what was expected."""
-        return TraceError(f"{self.place(row)}: {column} is {_spelled(cell)}; expected {expected}")
+        """Return the error for an invalid cell."""
+        return TraceError(f"{self.place(row)}: invalid {column} {_spelled(cell)}: expected {expected}")
 
     def numeric(self, column: str, expected: str = "a number") -> np.ndarray:
         """Return a column (N,) as numbers, nan and infinities among them. Raises TraceError for any other cell."""
@@ -117,7 +117,7 @@ def _spelled(cell: Any) -> str:
 
 
 def ids_below(experts: int | None) -> Values:
-    """Return which ids a layer of so many experts may have, of an unknown number if None."""
+    """Return the range of valid ids in a layer of `experts`, which may be unknown (None)."""
     allowed = VALUES["chosen"]
     return allowed if experts is None else allowed._replace(most=min(experts, MOST_EXPERTS) - 1)
 
@@ -131,10 +131,10 @@ def tables(
     names: Callable[[int], tuple[str, ...]] | None = None,
     alike: bool = False,
 ) -> Iterator[Table]:
-    """Yield some rows at a time, at least one, of the columns that `choose` takes of those there are.
+    """Yield rows in pieces of at least one, with the columns that `choose` selects.
 
-    The first `skip` lines of a text are not read, nor rows whose column `where[0]` is not `where[1]`. `names` names the
-    columns of a text that has no header; `alike` refuses objects with other keys than the first. Raises TraceError
+    The first `skip` lines of a text and rows whose column `where[0]` is not `where[1]` are skipped. `names` names the
+    columns of a text that has no header; `alike` rejects objects whose keys differ from the first. Raises TraceError
     naming the line that cannot be read.
     """
     suffix = suffix_of(file)
@@ -188,7 +188,7 @@ def _has(record: dict[str, Any], choose: Choose) -> bool:
 
 
 def flat(record: dict[str, Any], depth: int = DEEPEST) -> dict[str, Any]:
-    """Return the values of an object by their keys, those of objects in it by keys with dots."""
+    """Return the values of an object by key; keys of nested objects are joined with dots."""
     found: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, dict) and depth > 1:
@@ -231,7 +231,7 @@ def _of_text(
             chosen = _chosen(names, choose, place)
             if where and where[0] not in names:
                 there = shown(", ".join(names), 200)
-                raise TraceError(f"{place}: no column {shown(where[0])} for --where; found {there}")
+                raise TraceError(f"{place}: missing column {shown(where[0])} for --where; found {there}")
         if not lines:
             continue
         values = None if where else _at_once(lines, delimiter, len(names))
@@ -248,7 +248,7 @@ def _of_text(
             yield Table(file, "line", numbers, {name: values[:, names.index(name)] for name in chosen})
             empty = False
     if empty:
-        raise TraceError(f"{file} line {skip + 1}: no rows follow; expected a row per token and layer, or per expert")
+        raise TraceError(f"{file} line {skip + 1}: no rows follow: expected a row per token and layer, or per expert")
 
 
 def _at_once(lines: list[str], delimiter: str, columns: int) -> np.ndarray | None:
@@ -269,20 +269,20 @@ def _text_rows(file: Path, delimiter: str, names: list[str], first: int, lines: 
     for at, line in enumerate(lines, first):
         cells = _cells(line, delimiter, f"{file} line {at}")
         if len(cells) != len(names):
-            quoted = "; a list of ids with commas stands in quotes" if delimiter == "," else ""
-            raise TraceError(f"{file} line {at}: {len(cells)} columns; expected {len(names)}{quoted}")
+            quoted = "; put a list of ids with commas in quotes" if delimiter == "," else ""
+            raise TraceError(f"{file} line {at}: {len(cells)} columns: expected {len(names)}{quoted}")
         yield at, cells
 
 
 def _chosen(names: list[str], choose: Choose, place: str) -> list[str]:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise TraceError(f"{place}: column {shown(twice)} stands twice; expected each name once")
+        raise TraceError(f"{place}: column {shown(twice)} is repeated: expected each name once")
     if len(names) > MOST_COLUMNS:
-        raise TraceError(f"{place}: {len(names):,} columns; expected at most {MOST_COLUMNS:,}")
+        raise TraceError(f"{place}: {len(names):,} columns: expected at most {MOST_COLUMNS:,}")
     chosen = list(choose(tuple(names)))
     if missing := [name for name in chosen if name not in names]:
-        raise TraceError(f"{place}: no column {shown(missing[0])}; found {shown(', '.join(names), 200)}")
+        raise TraceError(f"{place}: missing column {shown(missing[0])}; found {shown(', '.join(names), 200)}")
     return chosen
 
 
@@ -290,7 +290,7 @@ def _cells(line: str, delimiter: str, place: str) -> list[str]:
     try:
         return next(csv.reader([line], delimiter=delimiter, strict=True, skipinitialspace=True), None) or [""]
     except csv.Error as broken:
-        raise TraceError(f"{place}: cells that cannot be read ({broken}); close every quote") from broken
+        raise TraceError(f"{place}: unreadable cells ({broken}); close every quote") from broken
 
 
 def _json_lines(file: Path, skip: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -300,7 +300,7 @@ def _json_lines(file: Path, skip: int) -> Iterator[tuple[int, str, dict[str, Any
             place = f"{file} line {at}"
             record = parse_json(line, place)
             if not isinstance(record, dict):
-                raise TraceError(f"{place}: not an object; expected one with the same keys on every line")
+                raise TraceError(f"{place}: not a JSON object: expected one with the same keys on every line")
             yield at, place, record
 
 
@@ -324,12 +324,12 @@ def _json_rows(
             keys = record.keys()
             yield at, chosen
         if alike and record.keys() != keys:
-            raise TraceError(f"{place}: keys {shown(', '.join(record), 200)}; expected {', '.join(keys)}, as before")
+            raise TraceError(f"{place}: keys {shown(', '.join(record), 200)}: expected {', '.join(keys)}, as before")
         values = [_value(record, name) for name in chosen]
         if MISSING in values:
             name = chosen[values.index(MISSING)]
             fix = "expected the keys of the first on every line" + ("" if where else ", or --where KEY=VALUE")
-            raise TraceError(f"{place}: no {shown(name)!r}; {fix}")
+            raise TraceError(f"{place}: missing {shown(name)!r}: {fix}")
         yield at, values
     if not chosen:
         raise TraceError(f"{file}: " + (f"no row has {where[0]} = {where[1]}; correct --where" if where else NO_ROWS))
@@ -354,7 +354,7 @@ def _of_parquet(file: Path, choose: Choose) -> Iterator[Table]:
         chosen = list(choose(tuple(lazy.collect_schema().names())))
         rows, size = lazy.select(pl.len()).collect().item(), file.stat().st_size
         if rows * max(len(chosen), 1) * CELL > allowance(size):
-            raise TraceError(f"{file}: expands more than {EXPANSION}-fold; write it as CSV if that is right")
+            raise TraceError(f"{file}: expands more than {EXPANSION}-fold; if that is correct, write it as CSV")
         plain = all(_is_plain(dtype) for name, dtype in lazy.collect_schema().items() if name in chosen)
         step = ROWS_OF_NUMBERS if plain else ROWS
         for first in range(0, rows, step):
@@ -363,7 +363,7 @@ def _of_parquet(file: Path, choose: Choose) -> Iterator[Table]:
                 file, "row", range(first + 1, first + 1 + len(frame)), {name: _numbers(frame[name]) for name in chosen}
             )
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as broken:
-        raise TraceError(f"{file}: no readable Parquet ({shown(broken)}); write it again") from None
+        raise TraceError(f"{file}: unreadable Parquet ({shown(broken)}); write it again") from None
     if not rows:
         raise TraceError(f"{file}: {NO_ROWS}")
 

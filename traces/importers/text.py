@@ -1,6 +1,6 @@
-"""Text files, packed or not, in UTF-8, UTF-16 or UTF-32, read a piece at a time; damage and bombs are refused.
+"""Text files, packed or not, in UTF-8, UTF-16 or UTF-32, read in pieces; damaged files and bombs are rejected.
 
-The first bytes say how a file is packed and encoded: PowerShell's `>` writes UTF-16, its `Out-File -Encoding utf8` a
+The first bytes show how a file is packed and encoded: PowerShell's `>` writes UTF-16, its `Out-File -Encoding utf8` a
 byte order mark. Every importer of text reads files through this module.
 """
 
@@ -22,7 +22,9 @@ PIECE = 1 << 20  #: characters read at a time
 BUFFER = 1 << 18  #: bytes read at a time
 LONGEST_LINE = 1 << 24  #: characters: 32,767 logits of one token take a million
 MOST_BLANK = 1 << 16  #: blank lines in a row
-MOST_JSON = 1 << 26  #: characters of one document, which is held whole; as Python's lists it takes twenty times as many
+MOST_JSON = (
+    1 << 26
+)  #: most characters of one document, which is held in memory; Python's lists take twenty times as many bytes
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".txt", ".log")
 #: Marks of the order of bytes; UTF-32's begins with UTF-16's.
 MARKS = {
@@ -67,7 +69,7 @@ def encoding_of(start: bytes) -> str:
 
 
 def start_of(file: Path, length: int) -> bytes:
-    """Return the first bytes of the text, unpacked, as UTF-8 without a mark; fewer if it is shorter or damaged."""
+    """Return the first bytes of the unpacked text as UTF-8 without a mark; fewer if it is shorter or damaged."""
     try:
         with Unpacked(file) as stream:
             found = _read(stream, LONGEST_MARK * (length + 1))
@@ -81,7 +83,7 @@ def start_of(file: Path, length: int) -> bytes:
 
 
 def _read(stream: Unpacked, length: int) -> bytes:
-    """Read so many bytes, fewer at the end of the file."""
+    """Read `length` bytes, fewer at the end of the file."""
     found = b""
     while more := stream.read(length - len(found)):
         found += more
@@ -89,10 +91,10 @@ def _read(stream: Unpacked, length: int) -> bytes:
 
 
 def holds(file: Path, mark: str) -> bool:
-    """Return whether a short text stands somewhere in a JSON file; False for an unreadable one."""
+    """Return True if a JSON file contains a short text; False for an unreadable file."""
     before = ""
     if file.stat().st_size > MOST_JSON:
-        return True  # `read_json` says what is wrong with it
+        return True  # `read_json` reports the error
     try:
         for piece in pieces(file):
             before += piece
@@ -130,14 +132,14 @@ def pieces(file: Path) -> Iterator[str]:
     except UnicodeError as broken:
         name = encoding.removesuffix("-sig").upper()
         reason = broken.reason if isinstance(broken, UnicodeDecodeError) else str(broken)
-        raise TraceError(f"{file}: not {name} text ({reason}); expected text, saved as UTF-8") from broken
+        raise TraceError(f"{file}: not {name} text ({reason}): expected UTF-8 text") from broken
 
 
 def blocks(file: Path, skip: int = 0, ended: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of the first, lines) many lines at a time, without the first `skip` and the blank ones at the end.
+    """Yield (number of the first line, lines) in blocks, without the first `skip` lines and trailing blank ones.
 
-    Of blank lines between rows, which no format has, the first is given. `ended` refuses a last line without its line
-    end, of which the rest may be missing. Raises TraceError.
+    Of consecutive blank lines between rows, only the first is yielded. `ended` rejects a last line without a line
+    end, which may be truncated. Raises TraceError.
     """
     number, blank = 1, 0
     for lines in _lines(file, ended):
@@ -153,7 +155,7 @@ def blocks(file: Path, skip: int = 0, ended: bool = False) -> Iterator[tuple[int
         if kept < len(lines):
             blank = blank or number + kept
             if number + len(lines) - blank > MOST_BLANK:
-                raise TraceError(f"{file}: more than {MOST_BLANK:,} blank lines from line {blank:,} on; expected rows")
+                raise TraceError(f"{file}: more than {MOST_BLANK:,} blank lines from line {blank:,} on: expected rows")
         number += len(lines)
 
 
@@ -162,10 +164,12 @@ def _lines(file: Path, ended: bool) -> Iterator[list[str]]:
     for piece in pieces(file):
         *lines, rest = (rest + piece).split("\n")
         if max(len(rest), *map(len, lines), 0) > LONGEST_LINE:
-            raise TraceError(f"{file}: a line of more than {LONGEST_LINE:,} characters; expected a line per row")
+            raise TraceError(f"{file}: a line of more than {LONGEST_LINE:,} characters: expected one line per row")
         yield lines
     if ended and rest.strip():
-        raise TraceError(f"{file}: the last line has no line end; was the file cut off? End it with one if it is whole")
+        raise TraceError(
+            f"{file}: the last line has no line end: the file may be truncated; if it is complete, append a line end"
+        )
     yield [rest]
 
 
@@ -178,12 +182,12 @@ def first_lines(file: Path, mark: str, most: int) -> list[str]:
                 return found
             found.append(line)
             if len(found) > most:
-                raise TraceError(f"{file}: more than {most:,} lines begin with {mark!r}; expected rows after them")
+                raise TraceError(f"{file}: more than {most:,} lines begin with {mark!r}: expected rows after them")
     return found
 
 
 def read_json(file: Path) -> Any:
-    """Return the file as one JSON document. Raises TraceError saying where it breaks."""
+    """Return the file as one JSON document. Raises TraceError with the position of an error."""
     parts, count = [], 0
     if file.stat().st_size > MOST_JSON:
         raise _too_long(file)
@@ -200,12 +204,12 @@ def _too_long(file: Path) -> TraceError:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """Return a JSON document found at `place` (for the message). Raises TraceError if it is broken or cut off."""
+    """Parse a JSON document; `place` is for the message. Raises TraceError if it is invalid."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as broken:
-        raise TraceError(f"{place}: not JSON ({broken.msg} at character {broken.pos}); expected all of it") from broken
+        raise TraceError(f"{place}: not JSON ({broken.msg} at character {broken.pos})") from broken
     except ValueError as broken:  # an integer of thousands of digits
-        raise TraceError(f"{place}: JSON with a number of thousands of digits; expected a routing trace") from broken
+        raise TraceError(f"{place}: JSON with a number of thousands of digits: expected a routing trace") from broken
     except RecursionError as broken:
-        raise TraceError(f"{place}: JSON nested too deep; expected a routing trace") from broken
+        raise TraceError(f"{place}: JSON nested too deeply: expected a routing trace") from broken

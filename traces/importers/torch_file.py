@@ -1,7 +1,7 @@
 """Files of `torch.save`, read without torch: the archive's pickle as data, and tensors as arrays of numpy.
 
-The archive is a zip whose members are stored as they are: `NAME/data.pkl` says what there is, `NAME/data/0`, `/1` and
-so on hold the numbers. Tensors are read when asked for; what they claim is checked against their storage before.
+The archive is a zip of uncompressed members: `NAME/data.pkl` describes the document, `NAME/data/0`, `/1` and
+so on hold the numbers. Tensors are read on demand, after checking their claimed size against their storage.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tensor(Sealed):
         return math.prod(self.shape) * _plain(self.layout.dtype).itemsize
 
     def array(self) -> np.ndarray:
-        """Return a view of the storage that cannot be written to, bfloat16 as float32.
+        """Return a read-only view of the storage, bfloat16 as float32.
 
         Raises TraceError if it is damaged.
         """
@@ -67,12 +67,12 @@ class Archive:
     """An open archive and its document, `root`."""
 
     def __init__(self, file: Path) -> None:
-        """Raises TraceError for what `torch.save` does not write, or what is more than data."""
+        """Raises TraceError for a file that `torch.save` does not write, or that holds more than data."""
         self.file = file
         self._kept: dict[str, bytes] = {}
         names = [name for name in names_in_zip(file) or () if name.endswith(TORCH_DOCUMENT)]
         if len(names) != 1:
-            raise TraceError(f"{file}: no file of torch.save; expected a zip archive with one {TORCH_DOCUMENT[1:]}")
+            raise TraceError(f"{file}: not a torch.save file: expected a zip archive with one {TORCH_DOCUMENT[1:]}")
         self._folder = names[0].removesuffix(TORCH_DOCUMENT)
         try:
             self._zip = zipfile.ZipFile(file)
@@ -95,10 +95,10 @@ class Archive:
         try:
             info = self._zip.getinfo(f"{self._folder}/{name}")
             if info.compress_type != zipfile.ZIP_STORED or info.file_size > self.file.stat().st_size:
-                raise TraceError(f"{self.file}: {name} is packed, which torch.save never does; {AGAIN}")
+                raise TraceError(f"{self.file}: {name} is compressed, which torch.save never does; {AGAIN}")
             return self._zip.read(info)
         except KeyError:
-            raise TraceError(f"{self.file}: no {name} in it; was the file cut off? {AGAIN}") from None
+            raise TraceError(f"{self.file}: missing {name}: the file may be truncated; {AGAIN}") from None
         except DAMAGE as broken:
             raise TraceError(f"{self.file}: {name} is damaged ({shown(broken)}); {AGAIN}") from broken
 
@@ -107,12 +107,14 @@ class Archive:
         try:
             return self._zip.getinfo(f"{self._folder}/{name}").file_size
         except KeyError:
-            raise TraceError(f"{self.file}: no {shown(name)} in it; was the file cut off? {AGAIN}") from None
+            raise TraceError(f"{self.file}: missing {shown(name)}: the file may be truncated; {AGAIN}") from None
 
     def _refuse_big_endian(self) -> None:
         name = f"{self._folder}/byteorder"  # older files lack it
         if name in self._zip.namelist() and self.member("byteorder") != b"little":
-            raise TraceError(f"{self.file}: not of a little-endian machine; load it and torch.save it on another one")
+            raise TraceError(
+                f"{self.file}: written on a big-endian machine; load it and save it again on a little-endian one"
+            )
 
     def _tensor(self, layout: Layout) -> Tensor:
         wrong = self._fault(layout)
@@ -121,7 +123,7 @@ class Archive:
         return Tensor(self, layout)
 
     def _fault(self, layout: Layout) -> str | None:
-        """Return what is wrong with a tensor that the pickle describes, or None."""
+        """Return a description of an invalid tensor in the pickle, or None."""
         numbers, shape, strides = (layout.offset, *layout.shape, *layout.strides), layout.shape, layout.strides
         if min(numbers) < 0 or len(shape) != len(strides) or len(shape) > MOST_AXES:
             return "has impossible sizes or strides"
@@ -142,7 +144,7 @@ def _plain(dtype: str) -> np.dtype:
 
 
 def _widened(halves: np.ndarray) -> np.ndarray:
-    """Return bfloat16 as float32, whose upper half it is."""
+    """Convert bfloat16, the upper half of a float32, to float32."""
     return (halves.astype(np.uint32) << 16).view(np.float32)
 
 

@@ -3,7 +3,7 @@
 A pickle is a program, so it is checked twice. `_scan` walks through its opcodes before any of them runs and refuses
 those that are not in `READ`, memo indices that no pickler writes, and containers as keys of dicts. Then the standard
 library's `pickle.Unpickler` runs it; `find_class` resolves only the names in `TYPES` and `CALLS`, to stand-ins from
-this file: nothing that a pickle names is imported. The document holds integers, floats, texts, bytes, None, lists,
+this file: nothing that a pickle names is ever imported. The document holds integers, floats, texts, bytes, None, lists,
 tuples, dicts (also for OrderedDict) and what `tensor` makes of tensors.
 """
 
@@ -24,8 +24,10 @@ MOST_STEPS = 1 << 23  #: opcodes; a recording of a million tokens has about four
 INTEGERS = 1 << 63  #: below it, and from its negative on
 MOST_SIZES = 64
 ENCODE = "_codecs encode"
-PLAIN = "numbers, texts, lists, dicts and tensors are read; keep only these and torch.save them again"
-#: Opcodes that may stand in a program.
+PLAIN = (
+    "only numbers, strings, lists, dicts and tensors are supported; remove the others and save it again with torch.save"
+)
+#: Opcodes that a program may contain.
 READ_OPCODES = (
     "PROTO FRAME STOP NONE NEWTRUE NEWFALSE BININT1 BININT2 BININT LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINBYTES"
     " SHORT_BINBYTES MARK EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS"
@@ -166,7 +168,7 @@ def interpret(program: bytes, place: str, tensor: Callable[[Layout], Any]) -> An
 
 
 def _refuse(place: str, found: str) -> NoReturn:
-    raise TraceError(f"{place}: {found} is not read, as a pickle can run code; {PLAIN}")
+    raise TraceError(f"{place}: {found} is not loaded, because a pickle can run code; {PLAIN}")
 
 
 def _scan(program: bytes, place: str) -> None:
@@ -204,7 +206,7 @@ def _scan(program: bytes, place: str) -> None:
 
 
 def _check(name: str, argument: Any, stack: list[str], marks: list[int], place: str) -> None:
-    """Refuse values that take time or memory without bound, and what is more than data."""
+    """Reject values of unbounded time or memory, and everything that is not data."""
     if name not in READ:
         _refuse(place, f"opcode {name}")
     if name == "LONG1" and not -INTEGERS <= argument < INTEGERS:
@@ -290,7 +292,7 @@ def _numpy_scalar(numpy_type: Any, content: bytes) -> Any:
     return np.frombuffer(content, numpy_type.dtype)[0].item()
 
 
-#: Functions that a pickle may call; None stands for methods of the unpickler.
+#: Functions that a pickle may call; None marks methods of the unpickler.
 CALLS: dict[str, Callable[..., Any] | None] = {
     "collections OrderedDict": _empty_dict,
     "torch Size": _sizes,

@@ -1,4 +1,4 @@
-"""Libraries of traces: their index `traces.json`, and where they are: bundled, a folder, or a data set of a hub."""
+"""Libraries of traces: their index `traces.json` and their location: bundled, a folder, or a data set on the hub."""
 
 from __future__ import annotations
 
@@ -192,8 +192,8 @@ class Hub:
     def __init__(self, identity: str) -> None:
         """Raise TraceError if huggingface_hub is not installed."""
         if not find_spec("huggingface_hub"):
-            fix = "pip install huggingface_hub, or download the data set and give its folder"
-            raise TraceError(f"{identity} is not a folder, and a data set of the hub requires huggingface_hub: {fix}")
+            fix = "pip install huggingface_hub, or download the data set and pass its folder"
+            raise TraceError(f"{identity} is not a folder, and a data set from the hub requires huggingface_hub: {fix}")
         self.where = f"{HUB}{identity}"
         self._identity = identity
 
@@ -221,10 +221,10 @@ class Hub:
                 f"{self.where} is gated: accept its terms on huggingface.co, then `hf auth login`"
             ) from None
         except errors.RepositoryNotFoundError:
-            raise TraceError(f"{self._identity} is neither a folder nor a public data set of the hub") from None
+            raise TraceError(f"{self._identity} is neither a folder nor a public data set on the hub") from None
         except errors.LocalEntryNotFoundError:
             fix = f"download it on a connected machine (hf download {self._identity} --repo-type dataset)"
-            raise TraceError(f"{self.where}: the hub cannot be reached; {fix}, and give its folder") from None
+            raise TraceError(f"{self.where}: the hub cannot be reached; {fix}, and pass its folder") from None
         except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as refused:
             raise TraceError(f"{self.where}: error of the hub: {shown(' '.join(str(refused).split()), 200)}") from None
 
@@ -233,4 +233,4 @@ def _read(file: Path) -> bytes:
     try:
         return content(file, MOST_BYTES)
     except OSError as wrong:
-        raise TraceError(f"{file}: {wrong.strerror}; expected the index of a library of traces") from None
+        raise TraceError(f"{file}: {wrong.strerror}: expected the index of a trace library") from None

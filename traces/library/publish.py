@@ -79,7 +79,7 @@ def _kept(path: Path, trace: Trace) -> Trace | None:
         raise TraceError(f"{path} exists and cannot be read ({damaged}); remove it, or choose another --name") from None
     rows = {array: digest for array, digest in trace.array_digests.items() if array != PROMPT_ARRAY}
     if made.header != trace.header or dict(made.array_digests) != rows:
-        raise TraceError(f"the library has a trace {path.stem} already, of other rows; choose another --name")
+        raise TraceError(f"the library has a trace {path.stem} already, with other rows; choose another --name")
     return made
 
 
@@ -88,7 +88,7 @@ def checked_licence(licence: str) -> str:
     try:
         return canonicalize_license_expression(licence)
     except InvalidLicenseExpression:
-        fix = "write Apache-2.0, CC-BY-4.0, or another identifier of https://spdx.org/licenses"
+        fix = "such as Apache-2.0, CC-BY-4.0, or another identifier of https://spdx.org/licenses"
         raise TraceError(f"invalid --licence {licence[:60]!r}: expected an SPDX licence expression; {fix}") from None
 
 
@@ -116,7 +116,7 @@ def _index(out: Path) -> Index:
     except FileNotFoundError:
         return Index()
     except OSError as wrong:
-        raise TraceError(f"{out / INDEX}: {wrong.strerror}; expected the index of a library of traces") from None
+        raise TraceError(f"{out / INDEX}: {wrong.strerror}: expected the index of a trace library") from None
 
 
 def _files(made: Trace) -> Iterator[File]:

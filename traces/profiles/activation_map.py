@@ -52,15 +52,15 @@ def _layers(each: Any, place: str) -> list[tuple[int, list[float]]]:
     """Return layer numbers and their counts."""
     layers = each.get("layers") if isinstance(each, dict) else None
     if not isinstance(layers, dict) or not layers:
-        raise TraceError(f"{place}: no layers with hits; expected {FORM_LINE}")
+        raise TraceError(f"{place}: missing layers with hits: expected {FORM_LINE}")
     found = []
     for name, layer in layers.items():
         number = int(name) if name.isascii() and name.isdecimal() and len(name) < 6 else -1
         hits = layer.get("hits") if isinstance(layer, dict) else None
         if not fits(number, LAYER) or not isinstance(hits, list) or not 0 < len(hits) <= MOST_EXPERTS:
-            raise TraceError(f"{place}: layers.{shown(name)}.hits is {shown(hits)}; expected a count per expert")
+            raise TraceError(f"{place}: layers.{shown(name)}.hits is {shown(hits)}: expected a count per expert")
         if wrong := [count for count in hits if not fits(count, COUNT)]:
-            raise TraceError(f"{place}: layers.{number}.hits has {shown(wrong[0])}; expected counts, each 0 or more")
+            raise TraceError(f"{place}: layers.{number}.hits has {shown(wrong[0])}: expected counts of at least 0")
         found.append((number, hits))
     return found
 

@@ -1,7 +1,7 @@
 """Arrays of counts: (layers, experts), or MoE-Infinity's activation matrices, (sequences, layers, experts).
 
 MoE-Infinity saves the choices of each sequence as a float array in .npy; rows of zeros are unused. Layers of
-an encoder stand before those of its decoder. Source: EfficientMoE/MoE-Infinity, moe_infinity/memory/expert_tracer.py.
+an encoder come before those of its decoder. Source: EfficientMoE/MoE-Infinity, moe_infinity/memory/expert_tracer.py.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def read(path: Path) -> Counts:
     found = archive.lone(path)
     if found.ndim not in (2, 3) or found.dtype.kind not in "fiu" or not found.size:
         expected = "expected (sequences, layers, experts) or (layers, experts)"
-        raise TraceError(f"{path}: {shown(found.dtype)}{found.shape}; {expected}")
+        raise TraceError(f"{path}: invalid array {shown(found.dtype)}{found.shape}: {expected}")
     if found.ndim == 2:
         return checked(path, found, ("axes are (layer, expert)",))
     if not np.isfinite(found).all() or found.min() < 0:
-        raise TraceError(f"{path}: not all of its numbers are counts; expected 0 or more")
+        raise TraceError(f"{path}: invalid counts: expected integers of at least 0")
     used = int(found.any((1, 2)).sum())
-    note = f"axes are (sequence, layer, expert): the sum of {used:,} sequences, {len(found) - used:,} places are free"
+    note = f"axes are (sequence, layer, expert): the sum of {used:,} sequences; {len(found) - used:,} entries are empty"
     return checked(path, found.sum(0, dtype=np.float64), (note,))
 
 

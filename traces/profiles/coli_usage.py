@@ -1,6 +1,6 @@
 """The use counts that colibri keeps next to a model, `.coli_usage`: `layer expert count` per line, no zeros.
 
-Two lines may stand before them: `-1 layers experts`, and `-2 version engine`, the engine as an FNV-1a hash. Its
+Two lines may precede them: `-1 layers experts`, and `-2 version engine`, the engine as an FNV-1a hash. Its
 inkling engine writes the same as numbers instead: "IKU1", layers and experts as uint32, then a uint32 per layer and
 expert. Source: JustVugg/colibri, route_trace.h. Layers are the model's own numbers.
 """
@@ -49,8 +49,8 @@ def read(path: Path) -> Counts:
         elif layer == WRITER:
             notes.append(_writer(path, at, expert, count))
         elif (layer, expert) in cells or len(cells) == MOST_CELLS:
-            wrong = f"layer {layer}, expert {expert} a second time" if (layer, expert) in cells else "too many lines"
-            raise TraceError(f"{path} line {at}: {wrong}; expected each expert of a model once")
+            wrong = f"layer {layer}, expert {expert} is repeated" if (layer, expert) in cells else "too many lines"
+            raise TraceError(f"{path} line {at}: {wrong}: expected each expert of a model once")
         else:
             cells[layer, expert] = count
     if sizes:
@@ -66,14 +66,14 @@ def _lines(path: Path) -> Iterator[tuple[int, tuple[int, int, int]]]:
         for at, line in enumerate(lines, number):
             found = LINE.fullmatch(line)
             if found is None:
-                raise TraceError(f"{path} line {at}: {shown(line)!r}; expected {FORM_LINE}")
+                raise TraceError(f"{path} line {at}: invalid line {shown(line)!r}: expected {FORM_LINE}")
             layer, expert, count = map(int, found.groups())
             yield at, (layer, expert, count)
 
 
 def _writer(path: Path, at: int, version: int, engine: int) -> str:
     if version > VERSION:
-        raise TraceError(f"{path} line {at}: version {version}; expected {VERSION}, the newest known")
+        raise TraceError(f"{path} line {at}: unknown version {version}: expected {VERSION}")
     names = {hash_of(name): name for name in ENGINES}
     return f"written by colibri's engine {names.get(engine, f'{engine:08x}')}"
 
@@ -89,12 +89,12 @@ def hash_of(name: str) -> int:
 def _check_sizes(path: Path, cells: dict[tuple[int, int], float], layers: int, experts: int) -> None:
     """Check cells against the stated sizes; one more layer is allowed, for multi-token prediction."""
     if not 0 < experts <= MOST_EXPERTS or layers > MOST_LAYERS:
-        raise TraceError(f"{path}: {layers} layers of {experts} experts; expected a model's sizes")
+        raise TraceError(f"{path}: invalid sizes of {layers} layers of {experts} experts: expected a model's sizes")
     beyond = [place for place in cells if place[0] > layers or place[1] >= experts]
     if beyond:
         layer, expert = beyond[0]
         raise TraceError(
-            f"{path}: layer {layer}, expert {expert}; its first lines say {layers} layers, {experts} experts"
+            f"{path}: layer {layer}, expert {expert}: its first lines state {layers} layers, {experts} experts"
         )
 
 
@@ -103,7 +103,9 @@ def _dense(path: Path) -> Counts:
     layers, experts = (int(word) for word in head[1:]) if len(head) == 3 else (0, 0)
     check_size(path, layers, experts)
     if path.stat().st_size != WORD.itemsize * (len(head) + layers * experts):
-        raise TraceError(f"{path}: {layers} layers of {experts} experts are not the size of the file; was it cut off?")
+        raise TraceError(
+            f"{path}: {layers} layers of {experts} experts do not match the size of the file: it may be truncated"
+        )
     chosen = np.fromfile(path, WORD, offset=head.nbytes).reshape(layers, experts)
     return checked(path, chosen, ("written by colibri's engine inkling",))
 

@@ -19,7 +19,7 @@ from moereplay.traces.importers.sources import refuse_unreadable
 from moereplay.traces.profiles import NAMES
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
 
-NO_ORDER = "counts have no order of tokens: no hit rate follows from them without a trace"
+NO_ORDER = "counts have no token order: they give no hit rate without a trace"
 EVEN = 0.95  #: a layer with a smaller share of the choices of the busiest one is named
 MOST_CELLS = 1 << 22  #: layers x experts: the largest models known have 1 << 16
 MOST_COUNT = 2**53  #: of one expert: whole up to here as a float
@@ -50,18 +50,18 @@ class Form:
 
 
 def tabulated(path: Path, cells: dict[tuple[int, int], float], experts: int | None, notes: tuple[str, ...]) -> Counts:
-    """Return counts from cells by (the model's layer, expert); layers without counts are taken for dense layers.
+    """Return counts from cells by (the model's layer, expert); layers without counts are treated as dense.
 
-    `experts` of a layer if the file says it, else the highest id + 1.
+    `experts` is the number per layer if the file states it, else the highest id + 1.
     """
     if not cells or not any(cells.values()):
-        raise TraceError(f"{path}: no expert was counted; expected at least one")
+        raise TraceError(f"{path}: no expert was counted: expected at least one")
     places = np.array(list(cells), np.int64)
     most = np.array([MOST_LAYERS, experts or MOST_EXPERTS])
     beyond = places[(places >= most).any(1)]
     if len(beyond):
         expected = f"layers below {most[0]:,} and experts below {most[1]:,}"
-        raise TraceError(f"{path}: layer {beyond[0, 0]}, expert {beyond[0, 1]}; expected {expected}")
+        raise TraceError(f"{path}: layer {beyond[0, 0]}, expert {beyond[0, 1]}: expected {expected}")
     layer, said = moe_layers(places[:, 0])
     size = int(layer.max()) + 1, experts or int(places[:, 1].max()) + 1
     check_size(path, *size)
@@ -79,7 +79,7 @@ def checked(path: Path, chosen: np.ndarray, notes: tuple[str, ...]) -> Counts:
         layer, expert = wrong[0]
         raise TraceError(f"{path}: layer {layer}, expert {expert}: invalid count {chosen[layer, expert]}")
     if not values.any():
-        raise TraceError(f"{path}: every count is 0; expected how often experts were chosen")
+        raise TraceError(f"{path}: every count is 0: expected how often experts were chosen")
     kept = values[values.any(1)]
     left = [f"{len(values) - len(kept)} layers without choices left out: dense"] if len(kept) < len(values) else []
     return Counts(kept, (*notes, *left, *_uneven(kept)))
@@ -88,7 +88,7 @@ def checked(path: Path, chosen: np.ndarray, notes: tuple[str, ...]) -> Counts:
 def check_size(path: Path, layers: int, experts: int) -> None:
     """Raise TraceError for sizes that no model has, before memory is allocated."""
     if not 0 < layers <= MOST_LAYERS or not 0 < experts <= MOST_EXPERTS or layers * experts > MOST_CELLS:
-        raise TraceError(f"{path}: {layers:,} layers of {experts:,} experts; expected the sizes of a model")
+        raise TraceError(f"{path}: invalid sizes of {layers:,} layers of {experts:,} experts: expected a model's sizes")
 
 
 def _uneven(chosen: np.ndarray) -> list[str]:
@@ -106,7 +106,7 @@ def same_shape(path: Path, names: list[str], arrays: list[np.ndarray]) -> list[n
     for name, array in zip(names, arrays, strict=True):
         if array.shape != arrays[0].shape:
             theirs = f"{shown(names[0])} has {arrays[0].shape}"
-            raise TraceError(f"{path}: {shown(name)} has shape {array.shape}, {theirs}; name one of them")
+            raise TraceError(f"{path}: {shown(name)} has shape {array.shape}, {theirs}; pass one of them")
     return arrays
 
 
@@ -117,7 +117,7 @@ def check_model(path: Path, counts: Counts, model: KnownModel) -> None:
     known = counts.layers[-1] < geometry.layers if counts.layers else layers == geometry.layers
     if not known or experts > geometry.experts:
         theirs = f"{model.name} has {geometry.layers} of {geometry.experts}"
-        raise TraceError(f"{path} has {counts}, {theirs}; choose the model that was counted")
+        raise TraceError(f"{path} has {counts}, {theirs}; pass the model that was counted")
 
 
 def ranked(chosen: np.ndarray, layers: Sequence[int] | None = None) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Counts in an npz archive, of several models and texts: arrays `MODEL/TEXTS/counts`, (layers, experts), or `counts`.
 
 OLMoE publishes such counts, of three layers that its script chooses: 0, 7 and 15. Source: allenai/OLMoE,
-scripts/run_routing_analysis.py, whose pickled Counters are the rows. Arrays of other names, such as its counts of two
-layers at once or of the best expert alone, are read where they are named and have two axes.
+scripts/run_routing_analysis.py, whose pickled Counters are the rows. Other arrays, such as its counts of two
+layers at once or of the best expert only, are read if they are named and have two axes.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def _chosen(path: Path, found: frozenset[str], named: str | None) -> list[str]:
         return [named]
     ours = [name for name in _ours(found) if named is None or name.startswith(f"{named}/")]
     if not ours:
-        wrong = f"no counts {shown(named)}" if named else f"no array {COUNTS}"
+        wrong = f"missing counts {shown(named)}" if named else f"missing array {COUNTS}"
         listed = _listed(_ours(found) or sorted(found)) or "none"
-        raise TraceError(f"{path}: {wrong}; its arrays are {listed}: name one with --columns counts=NAME")
+        raise TraceError(f"{path}: {wrong}; found {listed}: pass one with --columns counts=NAME")
     models = Counter(map(_model, ours))
     if len(models) > 1:
         raise TraceError(f"{path}: {_ambiguous(ours, models)}")
@@ -84,7 +84,7 @@ def _ambiguous(ours: list[str], models: Counter[str]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """Return as many names as fit in a line."""
+    """Return the names that fit in one line."""
     kept = [name for name, end in zip(names, accumulate(len(name) + 2 for name in names), strict=True) if end <= ROOM]
     return shown(", ".join(kept), ROOM) + (", ..." if len(kept) < len(names) else "")
 

@@ -31,7 +31,7 @@ def read(path: Path) -> Counts:
     """Add up the counts of all files. Raises TraceError naming the first invalid line."""
     files = files_of(path, ".csv")
     if not files or not sniff(path):
-        raise TraceError(f"{path}: does not begin with layer,expert,count; expected that in every .csv file")
+        raise TraceError(f"{path}: invalid first line: expected layer,expert,count in every .csv file")
     cells: dict[tuple[int, int], float] = {}
     for file in files:
         for place, count in _cells(file).items():
@@ -54,7 +54,7 @@ def _cells(file: Path) -> dict[tuple[int, int], float]:
         _, first = np.unique(places, axis=0, return_index=True)
         row = int(np.setdiff1d(np.arange(len(counts)), first)[0])
         where = f"{file} line {table.lines[row]}: layer {layer[row]}, expert {expert[row]}"
-        raise TraceError(f"{where} is listed twice; expected each once")
+        raise TraceError(f"{where} is listed twice: expected each once")
     return cells
 
 

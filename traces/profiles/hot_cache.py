@@ -30,10 +30,12 @@ def read(path: Path) -> Counts:
     """Read the counts of all layers. Raises TraceError naming the layer with invalid counts."""
     document = read_json(path)
     if not isinstance(document, dict) or document.get("schema") not in SCHEMAS:
-        raise TraceError(f"{path}: schema is not {' or '.join(SCHEMAS)}; expected a report of that fork")
+        raise TraceError(f"{path}: invalid schema: expected {' or '.join(SCHEMAS)}, as in a report of that fork")
     layers, experts = document.get("layers"), document.get("n_expert")
     if not isinstance(layers, list) or not layers:
-        raise TraceError(f"{path}: no layers, as where counting is off; expected a report with expert counts")
+        raise TraceError(
+            f"{path}: missing layers, perhaps because counting was off: expected a report with expert counts"
+        )
     cells: dict[tuple[int, int], float] = {}
     for index, layer in enumerate(layers):
         cells |= _cells(layer, f"{path}: layers[{index}]")
@@ -43,7 +45,7 @@ def read(path: Path) -> Counts:
 def _cells(layer: Any, place: str) -> dict[tuple[int, int], float]:
     """Return the counts of one layer; without `experts`, hot and cold counts are added up."""
     if not isinstance(layer, dict) or not fits(layer.get("layer"), LAYER):
-        raise TraceError(f"{place}: missing layer; expected its number, and [expert, count] pairs")
+        raise TraceError(f"{place}: missing layer: expected its number, and [expert, count] pairs")
     all_of, *parts = (_pairs(layer.get(key, []), f"{place}.{key}") for key in PAIRS)
     cells: dict[tuple[int, int], float] = {}
     for expert, count in all_of or [pair for part in parts for pair in part]:
@@ -52,13 +54,13 @@ def _cells(layer: Any, place: str) -> dict[tuple[int, int], float]:
 
 
 def _pairs(pairs: Any, place: str) -> list[tuple[int, int]]:
-    """Return the pairs. Raises TraceError unless it is a list of [expert, count]."""
+    """Return [expert, count] pairs. Raises TraceError for anything else."""
     if not isinstance(pairs, list):
-        raise TraceError(f"{place} is {shown(pairs)}; expected [expert, count] pairs")
+        raise TraceError(f"{place} is {shown(pairs)}: expected [expert, count] pairs")
     for pair in pairs:
         fine = isinstance(pair, list) and len(pair) == 2 and fits(pair[0], ids_below(None)._replace(least=0))
         if not fine or not fits(pair[1], COUNT):
-            raise TraceError(f"{place} holds {shown(pair)}; expected [expert, count] pairs")
+            raise TraceError(f"{place} holds {shown(pair)}: expected [expert, count] pairs")
     return [(expert, count) for expert, count in pairs]
 
 

@@ -1,8 +1,8 @@
 """Importance matrices of llama.cpp (`llama-imatrix`) in GGUF: the tokens of each expert.
 
-`blk.N.ffn_{gate,up,down}_exps.weight.counts` is float32 with an element per expert; gate, up and down of a layer say
-the same. Source: ggml-org/llama.cpp tools/imatrix/imatrix.cpp. Matrices of the older `.dat` form, and those converted
-from it, hold one count per tensor: they say nothing of experts.
+`blk.N.ffn_{gate,up,down}_exps.weight.counts` is float32 with an element per expert; gate, up and down of a layer have
+the same counts. Source: ggml-org/llama.cpp tools/imatrix/imatrix.cpp. Matrices of the older `.dat` form, and those
+converted from it, hold one count per tensor and none per expert.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ def read(path: Path) -> Counts:
     gguf = read_gguf(path)
     if gguf.metadata.get(KIND) != "imatrix":
         is_kind = f"{KIND} is {shown(gguf.metadata.get(KIND))}"
-        raise TraceError(f"{path}: {is_kind}; expected imatrix, as llama-imatrix writes: weights do not count experts")
+        raise TraceError(
+            f"{path}: {is_kind}: expected imatrix, as written by llama-imatrix; weights do not count experts"
+        )
     layers = _layers(gguf)
     if not layers:
-        raise TraceError(f"{path}: no counts of blk.N.ffn_*_exps; expected those of a Mixture-of-Experts model")
+        raise TraceError(f"{path}: missing counts of blk.N.ffn_*_exps: expected those of a Mixture-of-Experts model")
     experts = {len(found) for found in layers.values()}
     if experts == {1}:
-        raise TraceError(f"{path}: a count per tensor, none per expert, as of the .dat form; run llama-imatrix anew")
+        raise TraceError(f"{path}: counts per tensor, not per expert, as in the .dat form; run llama-imatrix again")
     if len(experts) > 1:
         raise TraceError(
-            f"{path}: layers of {' and '.join(map(str, sorted(experts)))} experts; expected as many in each"
+            f"{path}: layers of {' and '.join(map(str, sorted(experts)))} experts: expected the same number in each"
         )
     _, said = moe_layers(np.array(list(layers)))
     return checked(path, np.stack(list(layers.values())), (*_notes(gguf, len(layers)), *said))
@@ -59,7 +61,7 @@ def _layers(gguf: Gguf) -> dict[int, np.ndarray]:
     for layer, _, name in names:
         counts = gguf.floats(name).ravel()
         if layer in layers and not np.array_equal(layers[layer], counts):
-            raise TraceError(f"{gguf.path}: {name} is not what the layer's other tensors count; expected equal counts")
+            raise TraceError(f"{gguf.path}: {name} differs from the layer's other tensors: expected equal counts")
         layers.setdefault(layer, counts)
     return layers
 

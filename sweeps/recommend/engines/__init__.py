@@ -62,7 +62,7 @@ def placed(geometry: Geometry, size: int, vram_share: float) -> Placed:
 
 
 class Mode(Frozen):
-    """One way in which an engine places experts, and what it does with those that are not in fast memory."""
+    """One way in which an engine places experts and handles those outside fast memory."""
 
     name: str
     flags: str  #: a template over the quantities of Placed
@@ -70,16 +70,17 @@ class Mode(Frozen):
     #: Where an expert lies: whole layers, the most used of each layer, or the last used.
     holds: Literal["layers", "static", "lru", "lru in one pool"]
     miss: Literal["cpu", "fetch", "split"]  #: computed by the CPU, awaited over the link, or whichever ends first
-    overlap: bool = False  #: in a layer the CPU, or the link, works beside the fast processor
+    overlap: bool = False  #: within a layer, the CPU or the link works in parallel with the fast processor
     layer_us: Us = Field(default=0, ge=0, le=1e6)  #: more for each layer with a miss: submissions and waiting
     copies: bool = False  #: main memory also holds the experts that are in fast memory
     #: How what main memory does not hold is read: not at all, by page faults, or whole experts at a time.
     below: Literal["none", "mmap", "direct"] = "none"
+    from_disk: str = ""  #: flags besides, where something is read that way: a copy in another layout would fill memory
     source: str
 
-    def render(self, of: Placed) -> str:
-        """Return the flags of a placement."""
-        return self.flags.format(**of._asdict())
+    def render(self, of: Placed, disk: int = 0) -> str:
+        """Return the flags of a placement that leaves `disk` bytes of experts to the disk."""
+        return " ".join(filter(None, (self.flags.format(**of._asdict()), self.from_disk if disk else "")))
 
 
 class Engine(Frozen):
@@ -99,7 +100,7 @@ class Engine(Frozen):
         for mode in modes:
             unknown = {name for _, name, _, _ in Formatter().parse(mode.flags) if name} - set(Placed._fields)
             if unknown:
-                raise ValueError(f"flags of {mode.name}: unknown {min(unknown)}; expected {', '.join(Placed._fields)}")
+                raise ValueError(f"flags of {mode.name}: unknown {min(unknown)}: expected {', '.join(Placed._fields)}")
         return modes
 
 

@@ -1,0 +1,167 @@
+"""`moereplay verify` compares an engine's own counts and times with replays of the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from moereplay.commands import options
+from moereplay.commands.options import grouped
+from moereplay.commands.terminal import say, say_when_compiling, show, show_json
+
+if TYPE_CHECKING:
+    from moereplay.calibration.engine_log import EngineRun
+    from moereplay.calibration.verify import Verified
+    from moereplay.tracegen.llama.file import GgufModel
+    from moereplay.traces.schema import Trace
+
+
+class Engine(NamedTuple):
+    """llama.cpp, run here with its expert cache."""
+
+    model: Annotated[Path | None, typer.Option(help="GGUF file that the trace was recorded from, to run here.")] = None
+    moe_cache: Annotated[str, typer.Option(help="With --model: comma list of sizes of llama.cpp's cache.")] = (
+        "25%,50%,75%"
+    )
+    llama_lib: Annotated[
+        Path | None, typer.Option(help="With --model: your own libllama.so (default: that of the package).")
+    ] = None
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=512, help="With --model: threads (default: all processors).")
+    ] = None
+    repeats: Annotated[
+        int, typer.Option(min=1, max=1000, help="With --model: runs of each size; the shortest time counts.")
+    ] = 1
+
+
+class Reported(NamedTuple):
+    """Where the comparison goes."""
+
+    row: Annotated[Path | None, typer.Option(help="CSV file to append a line per capacity and quantity to.")] = None
+    device: Annotated[str, typer.Option(help="Name of the machine in these lines.")] = "this machine"
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+
+
+@grouped
+def verify(
+    trace: options.TracePath,
+    *,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(help="What the engine printed: FILE, or FILE@SIZE with its cache's size (repeatable)."),
+    ] = None,
+    engine: Engine,
+    preset: Annotated[
+        str, typer.Option(help="Preset to replay; `moereplay presets` lists them.")
+    ] = "llama.cpp-moe-cache",
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N requests.")] = None,
+    reported: Reported,
+) -> None:
+    """Compare an engine's own hits and times with a replay: run llama.cpp, or read what an engine printed."""
+    from moereplay.calibration.engine_log import runs_of
+    from moereplay.calibration.verify import Verifier, check_counted
+    from moereplay.results.outputs import check_output
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.selection import first_requests
+    from moereplay.traces.store import open_trace
+
+    if bool(log) == bool(engine.model):
+        raise ConfigError(
+            "pass either --log FILE, what the engine printed, or --model FILE.gguf, to run llama.cpp here"
+        )
+    if reported.row:
+        check_output(reported.row.with_name(f"{reported.row.name}.part"))
+    opened = open_trace(trace)
+    opened = opened if limit is None else first_requests(opened, limit)
+    if engine.model:
+        opened, runs = _run(opened, engine)
+    else:
+        runs = [run for each in log or () for run in runs_of(each)]
+    check_counted(runs)
+    say_when_compiling()
+    found = Verifier(opened, preset).verify(runs)
+    if reported.row:
+        _append(found, reported)
+    if reported.as_json:
+        show_json(found.document())
+    else:
+        _show(found)
+
+
+def _run(trace: Trace, asked: Engine) -> tuple[Trace, list[EngineRun]]:
+    """Run llama.cpp at each size; return the trace as of the file, and the runs."""
+    from moereplay.calibration.engine_log import runs_of_lines
+    from moereplay.commands.progress import progress
+    from moereplay.simulator.capacity import parse_capacity
+    from moereplay.tracegen.llama.binding import library_file
+    from moereplay.tracegen.llama.cache_runs import cache_runs, requests_of
+    from moereplay.tracegen.llama.file import opened
+    from moereplay.tracegen.llama.record import processors
+
+    assert asked.model
+    file = opened(str(asked.model))
+    trace = _of_file(trace, file)
+    geometry = trace.geometry
+    each = max(geometry.expert_bytes)  # one slot is kept empty
+    texts = [text.strip() for text in asked.moe_cache.split(",")]
+    sizes = [parse_capacity(text, geometry, "global", (geometry.expert_bytes,)).total for text in texts]
+    sizes = [size + each if text.endswith("%") else size for text, size in zip(texts, sizes, strict=True)]
+    library = library_file(asked.llama_lib)
+    threads, found = asked.threads or processors(), []
+    with progress(len(sizes) * asked.repeats, "runs of llama.cpp") as done:
+        for run in cache_runs(library, file.path, requests_of(trace), sizes, threads, asked.repeats):
+            done()
+            found += [each.with_time(run.ms) for each in runs_of_lines(f"llama.cpp of {library.name}", run.said)]
+    return trace, found
+
+
+def _of_file(trace: Trace, file: GgufModel) -> Trace:
+    """Return the trace with the file's bytes. Raises RecordError for a file of another shape."""
+    from dataclasses import replace
+
+    from moereplay.tracegen.errors import RecordError
+
+    mine, its = trace.geometry, file.known.geometry
+    for name in ("layers", "experts", "k"):
+        if getattr(mine, name) != getattr(its, name):
+            has = f"{getattr(its, name)} {name}, and the trace {getattr(mine, name)}"
+            raise RecordError(f"{file.path.name} is another model: it has {has}")
+    if trace.header.provenance.source_sha256 != file.sha256:
+        say(f"the trace was not recorded from {file.path.name}, whose routing may differ")
+    geometry = mine.model_copy(update={"expert_bytes": its.expert_bytes, "expert_bits": its.expert_bits})
+    return replace(trace, header=trace.header.model_copy(update={"geometry": geometry}))
+
+
+def _append(found: Verified, to: Reported) -> None:
+    """Append the rows, below the heading if the file is new. Raises ConfigError for another kind of file."""
+    from moereplay.analysis.tables import csv
+    from moereplay.calibration.comparison import as_records
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.documents import content
+    from moereplay.traces.files import write_whole
+
+    assert to.row
+    heading, _, lines = csv(as_records(found.records(to.device))).partition("\n")
+    try:
+        before = content(to.row).decode() if to.row.exists() else f"{heading}\n"
+    except UnicodeDecodeError:
+        before = ""
+    if before.split("\n", 1)[0] != heading:
+        raise ConfigError(f"--row {to.row}: expected a CSV file whose first line is {heading}")
+    write_whole(to.row, f"{before.rstrip()}\n{lines}\n".encode())
+    say(f"appended {len(lines.splitlines())} lines to {to.row}")
+
+
+def _show(found: Verified) -> None:
+    from moereplay.analysis.tables import table
+
+    show(f"replayed: {found.rule}", "", table(found.counts()), "", table(found.times()))
+    if found.line:
+        base, slope = found.line
+        show(
+            "", f"time per token = {base:.3f} ms + {1000 * slope:.1f} us x misses, from the fewest and the most misses"
+        )
+    for remark in found.remarks:
+        say(remark)

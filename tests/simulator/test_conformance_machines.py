@@ -1,0 +1,72 @@
+"""Machines with a CPU, lower tiers and residents: cases on which two implementations agree, events included."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit import conformance
+from tests.kit.cases import ENGINES
+from tests.kit.conformance_format import read_cases
+from tests.kit.conformance_machines import MachineCase, result
+from tests.kit.every import every
+
+FOLDER = Path(__file__).resolve().parents[1] / "conformance"
+SHARE = 5  #: `make test` tries one case in so many
+Document = dict[str, Any]
+
+
+@cache
+def pairs() -> list[tuple[MachineCase, Document]]:
+    """Every case with its agreed result, in which the events are a digest."""
+    results = json.loads(gzip.decompress((FOLDER / "machines-results.json.gz").read_bytes()))
+    return list(zip(read_cases(FOLDER / "machines.json.gz", lambda document: MachineCase), results, strict=True))
+
+
+def different(engine: str, chosen: list[tuple[MachineCase, Document]]) -> dict[str, Any]:
+    """Cases, and what differs."""
+    found = {}
+    for case, agreed in chosen:
+        assert case.name == agreed["name"]
+        if wrong := {name for name, value in shortened(result(case, engine)).items() if value != agreed.get(name)}:
+            found[case.name] = wrong
+    return found
+
+
+def shortened(row: Document) -> Document:
+    """A result as it is stored."""
+    if row["refused"]:
+        return row | {"refused": True}
+    events = json.dumps(row.pop("events"), separators=(",", ":"))
+    return row | {"events_sha256": hashlib.sha256(events.encode()).hexdigest()}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_share_of_the_cases_gives_the_agreed_result(engine: str) -> None:
+    assert different(engine, pairs()[::SHARE]) == {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_case_gives_the_agreed_result(engine: str) -> None:
+    assert len(pairs()) == 553
+    assert different(engine, pairs()) == {}
+
+
+@every("name", ["draft", "arrivals_ns"])
+def test_what_no_replay_has_yet_is_refused_by_name(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = json.loads(gzip.decompress((FOLDER / "machines.json.gz").read_bytes()))[0]
+    asked = {"draft": {"n": 1, "accept": [0.5], "rejected": "own"}, "arrivals_ns": [0]}[name]
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps([case | {name: asked}]))
+    assert conformance.main([str(path), "--engine", "reference", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row == {"name": case["name"], "refused": f"{name.partition('_')[0]}: not supported yet"}
