@@ -37,6 +37,10 @@ they do not differ). Engines of a series are groups of their own; signs and rati
 but the fitted one. **Levels**: the middle run alone fits one figure (the step where RAM's rate is published, the factor
 otherwise), and the others are predicted. A measured change below 3 % has no sign. Errors of a question are medians over
 its groups of the median error within a group.
+
+**What these figures are not.** Groups, the run that fits, and which runs are refused were settled with the results in
+view, so none of this is a blind test. A factor of 1e-06, or a negative step, is no rate of a machine: there the form
+fits a constant or a slope. With few runs to a group, small errors say little.
 """
 
 

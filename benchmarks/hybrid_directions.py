@@ -60,7 +60,7 @@ def _verdict(sign: bool, size: bool = True, why: str = "") -> str:
     """Return whether a direction is reproduced, and if not, why."""
     if sign and size:
         return YES
-    return f"{SIGN if sign else NO}{': ' if why else ''}{why}"
+    return f"{SIGN if sign else NO}{'; supposed cause, not tested: ' if why else ''}{why}"
 
 
 @cache
@@ -200,7 +200,11 @@ def _mapped() -> Answer:
     slower = [times[name, quarter] / times[name, half] for name in ("map", "own")]
     told = f"{ratio:.1f} times slower; half the RAM costs {slower[0]:.1f} and {slower[1]:.1f} times"
     why = "a page cache that keeps whole experts in order of use is better than a real one"
-    return told, "2.5 to 7 times; 3 and 1.3 times", _verdict(ratio > 1.2 and slower[0] > slower[1], 2.5 < ratio < 8, why)
+    return (
+        told,
+        "2.5 to 7 times; 3 and 1.3 times",
+        _verdict(ratio > 1.2 and slower[0] > slower[1], 2.5 < ratio < 8, why),
+    )
 
 
 def _concurrency() -> Answer:
@@ -217,7 +221,7 @@ def _concurrency() -> Answer:
 def _several() -> Answer:
     one, two = (_spent(CPU, share, 1 - share).total for share in (0.4, 0.8))
     told = f"a request computes on one card at a time: none; {one / two:.2f} times with twice the experts"
-    return told, "no gain beyond holding more", _verdict(one > two)
+    return told, "no gain beyond holding more", f"{_verdict(one > two)}, by construction"
 
 
 def _context(found: Sequence[Sample]) -> Answer:
@@ -227,7 +231,8 @@ def _context(found: Sequence[Sample]) -> Answer:
         steps.append(fit(runs[0], runs[-1]))
     told = "; ".join(f"factor {factor:.2f}, step {step / 1e6:+.1f} ms" for factor, step in steps)
     ok = steps[1][1] > steps[0][1] + 10e6 and 0.5 < steps[1][0] / steps[0][0] < 2
-    return f"fitted at 2K and 245K: {told}", "109 / 39, 21.6 / 14.9 tok/s", _verdict(ok)
+    verdict = "described by a fit, not predicted" if ok else NO
+    return f"fitted at 2K and 245K: {told}", "109 / 39, 21.6 / 14.9 tok/s", verdict
 
 
 def _crossing(found: Sequence[Sample]) -> Answer:
@@ -235,4 +240,5 @@ def _crossing(found: Sequence[Sample]) -> Answer:
     factor, step = fit(runs[0], runs[-1])
     cpu = 1e9 / 46.9  #: ns per token of the longest prompt that the CPU computed
     crossing = factor * max(run.time(1, 0) for run in runs) / (cpu - step)
-    return f"{crossing:,.0f} tokens, both ends fitted", "about 1,300 tokens", _verdict(650 < crossing < 2600)
+    told = f"{crossing:,.0f} tokens; both ends, and the CPU's longest prompt, are measured"
+    return told, "about 1,300 tokens", _verdict(650 < crossing < 2600)
