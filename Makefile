@@ -200,7 +200,7 @@ study-quants: .venv/base.stamp  ## bytes of known models in quantisations compar
 	$(BIN)/python benchmarks/quant_sizes.py $(or $(CELLS),../shared/data/hybrid/cells.csv)
 
 study-estimates: .venv/base.stamp  ## the closed form of `recommend` compared with measured runs (CELLS=folder with cells.csv)
-	$(BIN)/python benchmarks/hybrid_cells.py $(or $(CELLS),../shared/data/hybrid)
+	$(BIN)/python -m benchmarks.hybrid_cells $(or $(CELLS),../shared/data/hybrid) $(if $(OUT),--out $(OUT))
 
 study-recommend: .venv/base.stamp  ## recommend compared with a full grid (CASES="a.zarr:phone-ufs4:4GB", PASSES=token)
 	$(BIN)/python benchmarks/recommend_against_grid.py $(or $(CASES),miniature:phone-ufs4:510MB miniature:rtx4090-pcie4:510MB) \

@@ -21,7 +21,20 @@ from moereplay.traces.documents import DocumentError, content, from_toml, json_t
 from moereplay.traces.frozen import Sparse, first_fault
 from moereplay.traces.texts import hint
 
-NAMES = ("a100-5gbps", "rtx4090-pcie4", "h100-pcie5", "h200-pcie5", "phone-ufs4", "mac-nvme", "jetson-orin")
+NAMES = (
+    "a100-5gbps",
+    "rtx4090-pcie4",
+    "h100-pcie5",
+    "h200-pcie5",
+    "phone-ufs4",
+    "mac-nvme",
+    "jetson-orin",
+    "desktop-ram",
+    "desktop-24gb",
+    "desktop-mmap",
+    "laptop-8gb",
+    "workstation-8ch",
+)
 
 
 CHARGES = "decisions.by_policy"  #: the table that may be given any policy's name in place

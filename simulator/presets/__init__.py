@@ -22,7 +22,18 @@ SPECMD = ("specmd-baseline", "specmd-1", "specmd-2", "specmd-3", "specmd-4", "sp
 PAPERS = ("cache-prior-paper", "eliseev", "hobbit", "smoe", "moe-infinity", "fiddler")
 #: Engines, of which docs/evidence.md has measured runs.
 ENGINES = ("llama.cpp", "llama.cpp-moe-cache", "bigmoeonedge", "imp", "warp", "colibri")
-FILES = (*SPECMD, *PAPERS, *ENGINES)
+#: Engines of machines whose CPU computes, or that read an SSD through RAM.
+HYBRID = (
+    "llama.cpp-cpu-moe",
+    "llama.cpp-mmap",
+    "ik_llama.cpp",
+    "ktransformers",
+    "freetoken",
+    "freetoken-cpu",
+    "freetoken-hybrid",
+    "crow",
+)
+FILES = (*SPECMD, *PAPERS, *ENGINES, *HYBRID)
 LEAST_STALE = "+ls"
 NAMES = tuple(name for file in FILES for name in ((file, file + LEAST_STALE) if file in SPECMD else (file,)))
 ALWAYS = (*KINDS, "capacity", "platform")  #: settings that every preset names; the others have their defaults

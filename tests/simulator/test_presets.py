@@ -41,6 +41,14 @@ KNOWN_FOR = {
     "imp": {"eviction": "lru", "scope": "per_layer", "contract": "atomic"},
     "warp": {"eviction": "lfru", "scope": "global", "contract": "atomic"},
     "colibri": {"eviction": "pinned", "scope": "per_layer", "contract": "atomic"},
+    "llama.cpp-cpu-moe": {"prefetch": "none", "miss": "cpu", "platform": "desktop-ram"},
+    "llama.cpp-mmap": {"prefetch": "none", "miss": "cpu", "platform": "desktop-mmap"},
+    "ik_llama.cpp": {"prefetch": "none", "miss": "cpu"},
+    "ktransformers": {"eviction": "static", "scope": "per_layer", "miss": "cpu"},
+    "freetoken": {"eviction": "lru", "scope": "global", "miss": "fetch"},
+    "freetoken-cpu": {"eviction": "lru", "scope": "global", "miss": "cpu"},
+    "freetoken-hybrid": {"eviction": "lru", "scope": "global", "miss": "split"},
+    "crow": {"eviction": "lru", "miss": "fetch", "platform": "desktop-24gb"},
 }
 
 
@@ -115,7 +123,15 @@ def test_cache_prior_holds_half_of_each_layer() -> None:
 
 @every(
     "name, overlap, lanes",
-    [("bigmoeonedge", "arrival", 4), ("imp", "none", 1), ("warp", "none", 8), ("colibri", "none", 1)],
+    [
+        ("bigmoeonedge", "arrival", 4),
+        ("imp", "none", 1),
+        ("warp", "none", 8),
+        ("colibri", "none", 1),
+        ("llama.cpp-cpu-moe", "none", 1),
+        ("ktransformers", "arrival", 1),
+        ("freetoken-hybrid", "arrival", 1),
+    ],
 )
 def test_an_engines_preset_has_its_overlap_and_its_lanes(name: str, overlap: str, lanes: int) -> None:
     machine = platform(preset(name).values()["platform"])

@@ -1,0 +1,359 @@
+"""A measured run as a setting of an engine, and its time in closed form: what one or two runs of a series fit.
+
+A *series* is one person's runs on one machine with one thing changed (a row of a table per run). Of a decoded token the
+form is that of `recommend`; `factor` makes misses so many times as dear, which is the unknown rate of the CPU, link or
+disk, and `step` adds a fixed time, which is what else a token costs. Of a prompt each batch streams the experts of the
+layers that lie in main memory, at `factor` times the link's price, and a token of it takes `step`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import NamedTuple
+
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.machine import Machine, assembled
+from moereplay.sweeps.recommend.engines import Mode, engine
+from moereplay.sweeps.recommend.hits import Hits, of_model
+from moereplay.sweeps.recommend.quick import Load, without_gpu
+from moereplay.sweeps.recommend.token_time import Parts, prices, token
+from moereplay.traces.checkpoints.found import model_of
+from moereplay.traces.routing import shipped
+from moereplay.traces.schema import Geometry, TraceError
+
+MIB, GIB = 1 << 20, 1 << 30
+RUNTIME = 500_000_000  #: bytes, as `recommend` assumes
+BATCH = 2048  #: tokens of a batch of a prompt, where it is not published
+NOMINAL = 0.7  #: of a nominal rate of RAM that CPU kernels reach
+#: Known models by their names in the table.
+NAMED = {
+    "Qwen3-Next-80B-A3B": "qwen3-next-80b-a3b",
+    "Qwen3-Coder-Next-80B-A3B": "qwen3-next-80b-a3b",
+    "DeepSeek-R1/V3": "deepseek-v3",
+    "Qwen3-235B-A22B": "qwen3-235b-a22b",
+    "Qwen3-30B-A3B": "qwen3-30b-a3b",
+    "gpt-oss-120b": "gpt-oss-120b",
+    "Gemma-4-26B-A4B": "gemma-4-26b-a4b",
+    "Qwen3.6-35B-A3B": "qwen3.6-35b-a3b",
+    "Qwen3.5-35B-A3B": "qwen3.5-35b-a3b",
+    "Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
+    "Qwen3.5-122B-A10B": "qwen3.5-122b-a10b",
+    "DeepSeek-V4-Flash": "deepseek-v4-flash",
+    "MiniMax-M2.1": "minimax-m2.1",
+}
+Row = Mapping[str, str]
+Routings = dict[tuple[int, int, int], list[Hits]]
+
+
+#: What no closed form has, by how a row begins to name what was varied, or how weights are loaded.
+REFUSED = {
+    "threads": "a change of threads",
+    "what is in VRAM": "a change of where dense weights lie",
+    "lookup table": "a change of where dense weights lie",
+    "concurrency": "drafts or several requests",
+    "madvise": "advice to the kernel about pages",
+    "user cache": "advice to the kernel about pages",
+}
+
+
+class RefusedError(Exception):
+    """A run that the closed form cannot express."""
+
+
+class Expressed(NamedTuple):
+    """A run as a setting: mode of an engine, machine, model, and what fast memory holds."""
+
+    engine: str
+    mode: Mode
+    machine: Machine
+    geometry: Geometry
+    hit: float
+    missing: float
+    in_memory: float
+
+
+class Sample(NamedTuple):
+    """A measured run: its time at a factor and a step, what was measured, and how often the step counts."""
+
+    row: Row
+    time: Callable[[float, float], float]
+    measured: float  #: nanoseconds
+    steps: float = 1
+
+
+def samples(rows: Iterable[Row], routings: Routings, strict: bool) -> tuple[list[Sample], list[tuple[Row, str]]]:
+    """Return the runs that can be expressed, and the others with the reason; `strict` if all of the time is known."""
+    found, refused = [], []
+    for row in rows:
+        try:
+            found.append(prompt(row) if row["question"] == "prefill" and not strict else decoded(row, routings, strict))
+        except (RefusedError, ConfigError) as why:
+            refused.append((row, str(why)))
+    return found, refused
+
+
+def decoded(row: Row, routings: Routings, strict: bool) -> Sample:
+    """Return the time of a decoded token. Raises RefusedError or ConfigError."""
+    run = expressed(row, routings, strict)
+    measured = 1e9 / _number(row, "decode_tok_s")
+    return Sample(row, lambda factor, step: spent(run, _context(row), factor, step).total, measured)
+
+
+def prompt(row: Row) -> Sample:
+    """Return the time of a prompt of which each batch streams the experts that it uses. Raises RefusedError."""
+    tokens, rate = _number(row, "prompt_tokens"), _number(row, "prefill_tok_s")
+    if not tokens or not rate:
+        raise RefusedError("no prefill rate, or no length of the prompt")
+    if "working set" in row["notes"]:
+        raise RefusedError("a change of the mapping's working set in a prompt")
+    if "cpu +" in row["notes"] or (row["series"] == "kt-codernext" and tokens < 2048):
+        raise RefusedError("a prompt that the CPU computes")
+    if row["placement"] == "cpu_layers" and not row["cpu_moe_layers"]:
+        raise RefusedError("placement cpu_layers without their number")
+    batch = _number(row, "ubatch", BATCH)
+    used = 1 - (1 - _number(row, "top_k", 1) / _number(row, "experts", 1)) ** min(batch, tokens)
+    streamed = -(-tokens // batch) * used * _streamed(row)
+    return Sample(row, lambda factor, step: factor * streamed + tokens * step, tokens / rate * 1e9, tokens)
+
+
+def _streamed(row: Row) -> float:
+    """Return the ns of moving every expert of the layers outside of VRAM, or all experts of VRAM where none is."""
+    machine, geometry = _machine(row, False), _geometry(row, False)
+    layers = _number(row, "cpu_moe_layers", geometry.layers)
+    size = geometry.experts * (sum(geometry.expert_bytes) / geometry.layers) * (layers or geometry.layers)
+    platform = machine.platform
+    rate = platform.links[0].bytes_per_s if layers else getattr(platform.compute, "memory_bytes_per_s", 1e12)
+    return size / min(rate, (machine.disk_bytes_per_s or rate) if "ssd" in row["load"] else rate) * 1e9
+
+
+def fit(slow: Sample, fast: Sample) -> tuple[float, float]:
+    """Return the factor on the price of misses, and the step in ns, with which both runs are as measured."""
+
+    def step_of(factor: float) -> float:
+        return (fast.measured - fast.time(factor, 0)) / fast.steps
+
+    low, high = 1e-6, 1e3
+    for _ in range(80):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if slow.time(middle, step_of(middle)) < slow.measured else (low, middle)
+    return low, step_of(low)
+
+
+def fit_one(run: Sample) -> tuple[float, float]:
+    """Return factor and step by one run: the step, where rates are known and it is not negative, or the factor."""
+    step = (run.measured - run.time(1, 0)) / run.steps
+    alike = run.time(2, 0) == run.time(1, 0)
+    if alike or (step >= 0 and (run.steps > 1 or run.row["ram_bw_gbs"])):
+        return 1, step
+    low, high = 1e-6, 1e3
+    for _ in range(80):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if run.time(middle, 0) < run.measured else (low, middle)
+    return low, 0.0
+
+
+def spent(run: Expressed, context: int, factor: float = 1, step: float = 0) -> Parts:
+    """Return the parts of a token, with misses `factor` times as dear and `step` ns more."""
+    price = prices(run.machine, run.geometry, context)
+    dearer = {name: of and of * factor for name in ("cpu", "link", "disk") for of in [getattr(price, name)]}
+    price = replace(price, **dearer, dense=price.dense + step)
+    return token(price, run.mode, run.hit, run.missing, run.in_memory)
+
+
+def _context(row: Row) -> int:
+    return int(_number(row, "ctx", 4096))
+
+
+# -- a run as a setting
+
+
+def expressed(row: Row, routings: Routings, strict: bool) -> Expressed:
+    """Return a run as a setting; `strict` if all of its time is to be known. Raises RefusedError, or ConfigError."""
+    if row["clean"] == "C":
+        raise RefusedError("incomplete, or several things changed")
+    if strict and row["model"] == "Qwen3.8-Flash-Next":
+        raise RefusedError("a file with embedding tables per layer, of which a token reads a few rows")
+    if "dense trunk on CPU" in row["notes"]:
+        raise RefusedError(REFUSED["lookup table"])
+    for varied, what in REFUSED.items():
+        if row["varied"].startswith(varied) or row["load"].startswith(varied):
+            raise RefusedError(what)
+    if row["draft"] not in ("", "none") or row["concurrency"] not in ("", "1"):
+        raise RefusedError("drafts or several requests")
+    if not _number(row, "decode_tok_s"):
+        raise RefusedError("no decode rate")
+    geometry, machine = _geometry(row, strict), _machine(row, strict)
+    if not geometry.dense_bytes and row["gpu"].startswith("none") and not geometry.dense_params:
+        raise RefusedError("no GPU, and dense weights of unknown size")
+    shape = geometry.layers, geometry.experts, geometry.k
+    if shape not in routings:
+        models = [each for name, each in shipped().items() if name != "miniature"]
+        routings[shape] = [of_model(each.scaled(*shape)) for each in models]
+    hits = routings[shape]
+    name, mode = _mode(row, machine)
+    if row["gpu"].startswith("none"):
+        machine = without_gpu(machine) if machine.has_main_memory else machine
+    layers = _number(row, "cpu_moe_layers", geometry.layers if "cpu" in row["placement"] else 0)
+    share = _share(row, geometry)
+    if row["hit_pct"] and row["gpu"].startswith("none"):
+        hit = float(row["hit_pct"]) / 100
+        return Expressed(name, mode, machine, geometry, hit, 1 - hit**geometry.k, 0.0)
+    if share is None and (row["placement"] == "expert_share" or name in ("freetoken", "colibri")):
+        share = _left(machine, geometry, _context(row), _number(row, "n_gpu", 1))
+    if row["placement"] in ("all_cpu", "all experts on cpu"):
+        hit = _cached(row, geometry, hits) if row["gpu"].startswith("none") else 0.0
+        missing = 1 - hit**geometry.k
+    elif split := re.match(r"(\d+) of 10 rows by the GPU", row["on_miss"]):
+        if split[1] == "0":
+            raise RefusedError("rows of the CPU beside which the GPU reads none")
+        hit, missing = 1 - layers / geometry.layers * int(split[1]) / 10, layers / geometry.layers
+    elif row["placement"] == "cpu_layers":
+        hit, missing = 1 - layers / geometry.layers, layers / geometry.layers
+    elif share is not None:
+        held = _held(row, share, hits)
+        hit, missing = held, 1 - held**geometry.k
+    else:
+        raise RefusedError(f"placement {row['placement']} without a share")
+    in_memory = 0.0 if row["placement"] == "ssd_slots" else _in_memory(row, geometry, hit, hits)
+    return Expressed(name, mode, machine, geometry, hit, missing, in_memory)
+
+
+def _held(row: Row, share: float, hits: list[Hits]) -> float:
+    policy = row["policy"]
+    if row["hit_pct"]:
+        return float(row["hit_pct"]) / 100
+    filled = "layers" if ("random" in policy or "uniform" in policy or "front" in policy) else "static"
+    if "lru" in policy or "upload" in row["on_miss"] or "admit" in policy:
+        filled = "lru in one pool"
+    return median(each.at(filled, share) for each in hits)
+
+
+def _share(row: Row, geometry: Geometry) -> float | None:
+    if row["gpu_expert_share"]:
+        share = float(row["gpu_expert_share"])
+        return share / 100 if share > 1 else share
+    if row["slots_per_layer"]:
+        return min(1.0, float(row["slots_per_layer"]) / geometry.experts)
+    if row["cache_gib"]:
+        return min(1.0, float(row["cache_gib"]) * GIB / (geometry.experts * sum(geometry.expert_bytes)))
+    return None
+
+
+def _left(machine: Machine, geometry: Geometry, context: int, gpus: float) -> float:
+    """Return the share of the experts that fit where dense weights, KV cache and runtime leave room."""
+    room = machine.memory_bytes * gpus - Load(geometry, context, RUNTIME, ()).fixed_bytes
+    return min(1.0, max(0, room) / (geometry.experts * sum(geometry.expert_bytes)))
+
+
+def _cached(row: Row, geometry: Geometry, hits: list[Hits]) -> float:
+    """Return the hits of what RAM holds beside dense weights, without a GPU."""
+    size = _number(row, "ram_limit_gib") or max(0, _number(row, "ram_gib") - 2)
+    share = (size * GIB - (geometry.dense_bytes or 0)) / (geometry.experts * sum(geometry.expert_bytes))
+    return 1.0 if share >= 1 or not size else median(each.at("lru in one pool", max(0.0, share)) for each in hits)
+
+
+def _in_memory(row: Row, geometry: Geometry, hit: float, hits: list[Hits]) -> float:
+    """Return the share of experts outside of VRAM that RAM holds."""
+    everything = geometry.experts * sum(geometry.expert_bytes)
+    size = _number(row, "ram_limit_gib") or max(0, _number(row, "ram_gib") - 2)
+    if not size or (row["placement"] == "cpu_layers" and not row["ram_limit_gib"] and size * GIB > everything):
+        return 1.0
+    layers = _number(row, "cpu_moe_layers", geometry.layers)
+    below = everything * (layers / geometry.layers if row["placement"] == "cpu_layers" else 1)
+    share = min(1.0, size * GIB / below)
+    return 1.0 if share >= 1 else median(each.at("lru in one pool", share) for each in hits)
+
+
+def _mode(row: Row, machine: Machine) -> tuple[str, Mode]:
+    """Return the engine and the mode that come closest to a run's. Raises RefusedError."""
+    name, placement, miss = row["engine"].split()[0].lower(), row["placement"], row["on_miss"]
+    known = {
+        "kt-kernel": "ktransformers",
+        "ktransformers": "ktransformers",
+        "freetoken": "freetoken",
+        "vllm": "vllm-expert-cache",
+    }
+    known |= {"llama.cpp": "llama.cpp", "ik_llama.cpp": "ik_llama.cpp", "colibri": "colibri", "plugin": "llama.cpp"}
+    if placement == "ssd_slots":
+        return "crow", engine("crow").modes[0]
+    if "rows by the GPU" in miss:
+        return name, engine("freetoken").modes[0]
+    if name not in known or "ssd" in placement or "tier" in placement or "+" in placement:
+        raise RefusedError(f"{name}, {placement or 'no placement'}{', ' + miss if miss else ''}")
+    modes = {mode.name: mode for mode in engine(known[name]).modes}
+    mode = next(iter(modes.values()))
+    if name == "freetoken" and ("hybrid" in miss or "cpu" in miss):
+        mode = modes["hybrid"]
+    if row["gpu"].startswith("none"):
+        mode = {each.name: each for each in engine("llama.cpp").modes}["CPU only"]
+    if "lru" in row["policy"] or "direct" in row["load"]:
+        mode = mode.model_copy(update={"below": "direct"})
+    if name in ("llama.cpp", "colibri") and placement in ("slots", "expert_share") and "cpu" in miss:
+        mode = mode.model_copy(update={"holds": "static", "overlap": True})
+    return known[name], mode
+
+
+def _geometry(row: Row, strict: bool) -> Geometry:
+    sizes = [row[name] for name in ("moe_layers", "experts", "top_k", "expert_mib", "model_gib")]
+    if row["model"] in NAMED and row["quant"] and not all(sizes):
+        return _known(row)
+    if not all(sizes if strict else sizes[:4]):
+        if strict or not (row["hit_pct"] and all(sizes[:3])):
+            raise RefusedError("shape or bytes of the model not published")
+        sizes[3] = "1"  # any size: a factor is fitted
+    layers, experts, k, expert, model = (float(each or 0) for each in sizes)
+    size = round(expert * MIB)
+    dense = round(model * GIB) - int(layers * experts) * size
+    if not strict and (not model or row["model"] == "Qwen3.8-Flash-Next"):
+        dense = 0  # a part of the fitted step
+    elif dense <= 0:
+        raise RefusedError("experts larger than the file")
+    bits = _number(row, "bits", 4.5)
+    return Geometry(
+        layers=int(layers),
+        experts=int(experts),
+        k=int(k),
+        expert_bytes=(size,) * int(layers),
+        expert_bits=bits,
+        dense_bytes=dense,
+    )
+
+
+def _known(row: Row) -> Geometry:
+    """Return the geometry of a known model in the row's quantisation. Raises RefusedError."""
+    quant = re.split(r"[ ,]|_R4\b", row["quant"])[0]
+    try:
+        return model_of(NAMED[row["model"]], "" if quant == "BF16" else quant).geometry
+    except TraceError:
+        raise RefusedError(f"quantisation {quant} of a known model") from None
+
+
+def _machine(row: Row, strict: bool) -> Machine:
+    gpu = re.sub(r"\b\d+G\b.*|\d+ ?W\b|,.*", "", row["gpu"].replace("Laptop 8G", "Laptop")).strip()
+    gpu = {"RTX 2060": "RTX 2060 12GB", "RTX 4090D": "RTX 4090"}.get(gpu, gpu)
+    gpu = gpu if strict else gpu.partition(" + ")[0]
+    if not gpu or "+" in gpu or (strict and _number(row, "n_gpu", 1) > 1):
+        raise RefusedError("several GPUs, or none named")
+    rate = _number(row, "ram_bw_gbs")
+    if each := re.match(r"(\d) socket\(s\).*\((\d+) GB/s each", row["ram_bw_kind"]):
+        rate = float(each[1]) * float(each[2])
+    if strict and not rate and row["on_miss"] != "fetch":
+        raise RefusedError("rate of RAM not published")
+    said = f"{rate * (1 if 'measured' in row['ram_bw_kind'] else NOMINAL):.3f}GB/s" if rate else ""
+    disk = f"{_number(row, 'ssd_gbs')}GB/s" if row["ssd_gbs"] else ""
+    pcie = row["pcie"] if re.fullmatch(r"[345]\.0 x\d+", row["pcie"]) else ""
+    if gpu.startswith("none") or gpu in ("Radeon 780M iGPU", "GB10", "M3 Max"):
+        gpu = "RTX 3090" if gpu.startswith("none") else "none"
+        if gpu == "none":
+            raise RefusedError("memory shared with the GPU")
+    return assembled(gpu=gpu, vram="", ram=f"{_number(row, 'ram_gib', 128)}GiB", ram_rate=said, disk=disk, link=pcie)
+
+
+def _number(row: Row, name: str, default: float = 0) -> float:
+    try:
+        return float(row[name])
+    except ValueError:
+        return default
