@@ -148,7 +148,11 @@ def test_open_loop_results_are_labelled() -> None:
 
 
 def test_unusual_settings_are_told_and_the_usual_ones_are_the_defaults() -> None:
-    assert ReplayConfig().model_dump(include=set(OMITTED_AT)) == OMITTED_AT | {"warm": (), "profile": ()}
+    assert ReplayConfig().model_dump(include=set(OMITTED_AT)) == OMITTED_AT | {
+        "warm": (),
+        "profile": (),
+        "resident": (),
+    }
     figure = draw("misses", frame_of(small_trace(), eviction=["lru"], reset=["request"], capacity=["25%"]))
     assert any("reset request" in text for text in texts(figure))
 

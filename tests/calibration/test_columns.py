@@ -111,5 +111,5 @@ def test_a_log_within_the_folder_is_read(tmp_path):
 
 def test_a_log_of_absurd_bytes_is_refused_by_line(tmp_path):
     (tmp_path / "log.csv").write_text("wall_ms,read_bytes\n1,2\n3,1e308\n")
-    with pytest.raises(ConfigError, match=r"log.csv line 3: read_bytes is '1e308'"):
+    with pytest.raises(ConfigError, match=r"log.csv line 3: invalid read_bytes '1e308'"):
         read_series(tmp_path / "log.csv")

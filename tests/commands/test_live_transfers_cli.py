@@ -88,7 +88,7 @@ def test_a_run_that_ends_in_the_middle_leaves_nothing(
         monkeypatch.setattr("moereplay.tracegen.live.offloaded.weights_in", weights_in)
     ended = moereplay("live", *tiny, "--slow-tier", "pinned", "--record", tmp_path / "run.zarr")
     code, said = (
-        (2, "moereplay: the slow tier failed: experts.bin: Input/output error; nothing of this run is kept")
+        (2, "moereplay: the slow tier failed: experts.bin: Input/output error; the results of this run are discarded")
         if isinstance(error, OSError)
         else (130, "interrupted: nothing was written")
     )

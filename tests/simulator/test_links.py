@@ -180,7 +180,7 @@ def test_only_the_ratio_of_shares_and_no_name_is_part_of_the_figures(tmp_path: P
         (TWO, ":links.2.depth=2", "platform two has no figure 'links.2.depth': did you mean links.1.depth=?"),
         (TWO, ":link.depth=2", "platform two has no figure 'link.depth': did you mean links.1.depth=?"),
         (TWO, ":links.0.depth=0", "links.0.depth: expected at least 1"),
-        (TWO + "[link]\nbytes_per_s = 1\n", "", "it has [link] and [[links]]; remove one of them"),
+        (TWO + "[link]\nbytes_per_s = 1\n", "", "[link] cannot be combined with [[links]]"),
         (TWO.replace("share = 1\n", ""), "", "links: expected a share"),
         (TWO.replace("share = 1\n", "share = 0\n"), "", "links.1.share: expected at least "),
         (ONE.replace("[[links]]", "[links]"), "", "links: expected a list"),

@@ -192,7 +192,7 @@ def test_a_full_disk_leaves_no_part_and_says_what_to_do(sweep, tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ConfigError, match="No space left on device; what is stored stays"):
+    with pytest.raises(ConfigError, match="No space left on device; stored results are kept"):
         Folder(tmp_path).store(part, ABOUT)
     assert not list(tmp_path.iterdir())
 
