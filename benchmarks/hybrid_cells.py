@@ -19,15 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.machine import Machine, assembled, without_gpu
-from moereplay.sweeps.recommend.engines import Mode, engine
-from moereplay.sweeps.recommend.hits import Hits, of_model
-from moereplay.sweeps.recommend.quick import Load
-from moereplay.sweeps.recommend.token_time import Parts, prices, token
-from moereplay.traces.checkpoints.found import model_of
-from moereplay.traces.routing import shipped
-from moereplay.traces.schema import Geometry, TraceError
+from benchmarks.hybrid_directions import directions
+from moereplay.sweeps.recommend.measured import Routings, Sample, fit, fit_one, samples
+from moereplay.traces.files import write_whole
 
 NOISE = 0.03  #: smaller measured changes have no sign
 NOTED = 0.003  #: smaller predicted changes have none
@@ -157,37 +151,21 @@ def _alone(alone: Sequence[Sample]) -> Iterator[list[str]]:
         ]
 
 
-def _known(row: Row) -> Geometry:
-    """Return the geometry of a known model in the row's quantisation. Raises RefusedError."""
-    quant = re.split(r"[ ,]|_R4\b", row["quant"])[0]
-    try:
-        found = model_of(NAMED[row["model"]], "" if quant == "BF16" else quant).geometry
-    except TraceError:
-        raise RefusedError(f"quantisation {quant} of a known model") from None
-    return found.model_copy(update={"k": int(_number(row, "top_k", found.k))})
+def _questions(every: Sequence[Judged]) -> Iterator[list[str]]:
+    for question in sorted({each.question for each in every}):
+        yield [question, *_summary([each for each in every if each.question == question])]
+    yield ["all", *_summary(every)]
 
 
-def _machine(row: Row, strict: bool) -> Machine:
-    gpu = re.sub(r"\b\d+G\b.*|\d+ ?W\b|,.*", "", row["gpu"].replace("Laptop 8G", "Laptop")).strip()
-    gpu = {"RTX 2060": "RTX 2060 12GB", "RTX 4090D": "RTX 4090"}.get(gpu, gpu)
-    if not gpu or "+" in row["gpu"] or (strict and _number(row, "n_gpu", 1) > 1):
-        raise RefusedError("several GPUs, or none named")
-    rate = _number(row, "ram_bw_gbs")
-    if each := re.match(r"(\d) socket\(s\).*\((\d+) GB/s each", row["ram_bw_kind"]):
-        rate = float(each[1]) * float(each[2])
-    if strict and not rate and row["on_miss"] != "fetch":
-        raise RefusedError("rate of RAM not published")
-    said = f"{rate * (1 if 'measured' in row['ram_bw_kind'] else NOMINAL):.3f}GB/s" if rate else ""
-    disk = f"{_number(row, 'ssd_gbs')}GB/s" if row["ssd_gbs"] else ""
-    pcie = row["pcie"] if re.fullmatch(r"[345]\.0 x\d+", row["pcie"]) else ""
-    if gpu.startswith("none") or gpu in ("Radeon 780M iGPU", "GB10", "M3 Max"):
-        gpu = "RTX 3090" if gpu.startswith("none") else "none"
-        if gpu == "none":
-            raise RefusedError("memory shared with the GPU")
-    counted = re.search(r"(?:(\d)x )?.*? (\d+)c\b", row["cpu"])
-    cores = str(int(counted[1] or 1) * int(counted[2])) if counted else ""
-    ram = f"{_number(row, 'ram_gib', 128)}GiB"
-    return assembled(gpu=gpu, vram="", ram=ram, ram_rate=said, disk=disk, link=pcie, cores=cores)
+def _summary(these: Sequence[Judged]) -> list[str]:
+    changes = [pair for each in these for pair in each.changes]
+    moved = [(true, told) for true, told in changes if abs(true - 1) > NOISE]
+    right = sum((true > 1) == (told > 1) and abs(told - 1) > NOTED for true, told in moved)
+    ratios = [median(abs(told / true - 1) for true, told in each.changes) for each in these if each.changes]
+    levels = [median(map(abs, each.levels)) for each in these if each.levels]
+    held = [median(map(abs, each.held)) for each in these if each.held]
+    middles = (f"{median(of):.1%}" if of else "" for of in (ratios, levels, held))
+    return [str(len(these)), str(len(changes)), f"{right} of {len(moved)}", *middles]
 
 
 def _series(each: Judged) -> list[str]:

@@ -181,9 +181,7 @@ def test_trials_that_would_be_drawn_otherwise_are_refused(file, tmp_path):
     tmp_path.joinpath(JOURNAL).touch()
     with open_journal(tmp_path / JOURNAL) as journal:
         journal.append(identity(search(file)), [Drawn({"0 capacity": 0.123}, [1.0, 1.0])])
-    with pytest.raises(
-        ConfigError, match=r"tune\.journal: its trials differ from those that this version of optuna draws; choose anot"
-    ):
+    with pytest.raises(ConfigError, match=r"tune\.journal: its trials differ from those that this version"):
         run(file, tmp_path, 4)
 
 
