@@ -39,13 +39,13 @@ otherwise), and the others are predicted. A measured change below 3 % has no sig
 its groups of the median error within a group.
 
 **What these figures are not.** Groups, the run that fits, and which runs are refused were settled with the results in
-view, so none of this is a blind test. A factor of 1e-06, or a negative step, is no rate of a machine: there the form
+view, so none of this is a blind test. A factor of 1e-06, or a negative step, is not a rate of a machine: there the form
 fits a constant or a slope. With few runs to a group, small errors say little.
 """
 
 
 class Judged(NamedTuple):
-    """What was predicted of one group of runs that differ in one thing."""
+    """Predictions for one group of runs that differ in one setting."""
 
     series: str
     question: str

@@ -1,4 +1,4 @@
-"""What engines print of their expert cache and time: llama.cpp's log, its server's and bench's JSON, CSV of tokens."""
+"""Read what engines print about their expert cache and time: llama.cpp's log, server and bench JSON, CSV of tokens."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:  # 1.2.3
-        raise ConfigError(f"{shown(text)} in a log of llama.cpp is no number; is the log damaged?") from None
+        raise ConfigError(f"{shown(text)} in a log of llama.cpp is not a number; is the log damaged?") from None
 
 
 def _of_json(path: Path, raw: bytes) -> Iterator[EngineRun]:

@@ -1,6 +1,6 @@
-"""What llama.cpp's expert cache sees of a trace: batches of few tokens; prompts of more leave it out.
+"""Cut a trace to the batches that llama.cpp's expert cache sees: those of few tokens; longer prompts bypass it.
 
-Read in llama.cpp's src/llama-moe-cache.cpp of October 2026, and confirmed by its own counts (docs/evidence.md).
+Read in llama.cpp's src/llama-moe-cache.cpp of October 2026, and confirmed by its own counts (docs/logs.md).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from moereplay.traces.units import UNIT as UNIT
 ABSENT, QUEUED, IN_FLIGHT, RESIDENT = 0, 1, 2, 3
 #: Verdicts of a miss policy: a precision index (0, 1, ...) up to the wanted one to fetch at, or one of these.
 DROP, CPU, PER_TOKEN = -1, -2, -3
-#: What becomes of a miss that is not fetched (`step.unfetched`); 0: it is no miss, or is fetched.
+#: What becomes of a miss that is not fetched (`step.unfetched`); 0: a hit, or a miss that is fetched.
 ON_CPU, DROPPED, REPLACED = 1, 2, 3
 #: Logical timestamps that a queue may be ordered by: none, `experts[x]["last_use"]`, `copies[y]["entered"]`.
 QUEUES = ("", "last_use", "entered")

@@ -301,12 +301,12 @@ class Times:
 
     @property
     def fifo(self) -> tuple[bool, ...]:
-        """Of each lower tier: True if what came in first leaves first, whether or not it was read since."""
+        """Return for each lower tier whether it evicts in order of arrival (fifo) instead of last use (lru)."""
         return tuple(tier.eviction == "fifo" for tier in self._platform.tiers)
 
     @property
     def sync_ns(self) -> int:
-        """What the CPU takes more, once, for a step's work that is queued at its gate."""
+        """Return the CPU time added once to the work that a step queues at its gate."""
         return self._platform.cpu.sync_ns if self._platform.cpu else 0
 
     @property

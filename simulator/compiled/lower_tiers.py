@@ -116,7 +116,7 @@ def set_for_cpu(s, y, waits):
 
 @fast
 def entry_for_cpu(s, y):
-    """Return the entry of copy y on its way to where the CPU reads: beside it a prefetch of the copy may move."""
+    """Return the entry of copy y on its way to the CPU's tier; a prefetch of the copy may move at the same time."""
     return y + s["n_copies"]
 
 

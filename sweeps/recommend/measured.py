@@ -15,10 +15,10 @@ from statistics import median
 from typing import NamedTuple
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.machine import Machine, assembled
+from moereplay.simulator.machine import Machine, assembled, without_gpu
 from moereplay.sweeps.recommend.engines import Mode, engine
 from moereplay.sweeps.recommend.hits import Hits, of_model
-from moereplay.sweeps.recommend.quick import Load, without_gpu
+from moereplay.sweeps.recommend.quick import Load
 from moereplay.sweeps.recommend.token_time import Parts, prices, token
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.routing import shipped
@@ -326,9 +326,10 @@ def _known(row: Row) -> Geometry:
     """Return the geometry of a known model in the row's quantisation. Raises RefusedError."""
     quant = re.split(r"[ ,]|_R4\b", row["quant"])[0]
     try:
-        return model_of(NAMED[row["model"]], "" if quant == "BF16" else quant).geometry
+        found = model_of(NAMED[row["model"]], "" if quant == "BF16" else quant).geometry
     except TraceError:
         raise RefusedError(f"quantisation {quant} of a known model") from None
+    return found.model_copy(update={"k": int(_number(row, "top_k", found.k))})
 
 
 def _machine(row: Row, strict: bool) -> Machine:
@@ -349,7 +350,10 @@ def _machine(row: Row, strict: bool) -> Machine:
         gpu = "RTX 3090" if gpu.startswith("none") else "none"
         if gpu == "none":
             raise RefusedError("memory shared with the GPU")
-    return assembled(gpu=gpu, vram="", ram=f"{_number(row, 'ram_gib', 128)}GiB", ram_rate=said, disk=disk, link=pcie)
+    counted = re.search(r"(?:(\d)x )?.*? (\d+)c\b", row["cpu"])
+    cores = str(int(counted[1] or 1) * int(counted[2])) if counted else ""
+    ram = f"{_number(row, 'ram_gib', 128)}GiB"
+    return assembled(gpu=gpu, vram="", ram=ram, ram_rate=said, disk=disk, link=pcie, cores=cores)
 
 
 def _number(row: Row, name: str, default: float = 0) -> float:

@@ -181,7 +181,7 @@ def test_requests_of_a_server_are_averaged_and_runs_follow_each_other():
 
 
 def test_what_the_cache_sees_of_a_prompt():
-    """Of a prompt of 40 its last token, in the last layer; of 3 all, but in the last layer the last; then all."""
+    """A prompt of 40 tokens counts one row in the last layer; one of 3 counts all, but one row in the last layer."""
     rng = np.random.Generator(np.random.PCG64(0))
     requests = [Request(rng.random((n, 2, 8)).argsort(-1)[..., :2].astype(np.int16), p) for n, p in [(42, 40), (5, 3)]]
     header = Header(geometry=Geometry(layers=2, experts=8, k=2, expert_bytes=(10, 10)))

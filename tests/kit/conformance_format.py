@@ -66,7 +66,7 @@ class CaseRequest(Strict):
 
 
 class Shape(Strict):
-    """What every case says of its model and requests."""
+    """Model and requests of a case."""
 
     name: str
     layers: int = COUNT

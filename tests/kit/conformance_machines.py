@@ -59,7 +59,7 @@ class Draft(Strict):
 
 
 class Shares(Strict):
-    """What contention leaves."""
+    """Return the shares that contention leaves."""
 
     cpu: Annotated[float, Field(gt=0, le=1)]
     link: Annotated[float, Field(gt=0, le=1)]

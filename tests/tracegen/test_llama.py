@@ -225,7 +225,7 @@ def test_builds_whose_structures_do_not_fit_are_refused_before_a_model_is_loaded
 
 
 def test_four_bytes_before_the_callback_may_be_anything(library):
-    """Builds of July 2026: the pointer begins at the next whole 8 bytes, and nobody sets those before it."""
+    """Builds of July 2026: the pointer begins at the next multiple of 8 bytes; the bytes before it are not set."""
     known = binding.Library(library).places
     other = Foreign(library, "llama_context_default_params", moved(known.callback - 8, "<fi", (-1.0, 21930))).places
     assert other == known._replace(flash=known.flash - 4)

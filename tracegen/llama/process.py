@@ -89,7 +89,7 @@ class Engine:
             raise self._ended() from None
 
     def check(self) -> None:
-        """Raises RecordError if a question that was told has failed."""
+        """Raise RecordError if an earlier request to the child failed."""
         if self._process.poll() is not None:
             raise self._ended()
         assert self._process.stdout
