@@ -112,7 +112,7 @@ def test_the_shipped_sets_agree_and_the_first_two_to_the_last_event(
     identical = [line for line in unfolded(ran.out).splitlines() if "closed loop identical" in line]
     assert [line.partition(" (")[0] for line in identical[:2]] == ["lru: identical", "least_stale: identical"]
     assert identical[2].startswith("cache_prior: ")
-    assert ran.out.startswith("LIVE, emulated, beside SIMULATED: tiny, 2 requests, 40 tokens")
+    assert ran.out.startswith("LIVE, emulated, versus SIMULATED: tiny, 2 requests, 40 tokens")
     rows = pl.read_parquet(tmp_path / "validation.parquet")
     assert rows["exact"].to_list() == [True, True, False]
     assert min(rows["events"].to_list()) > 100
@@ -257,7 +257,7 @@ def test_a_trace_without_tokens_cannot_be_run(recorded: Recorded, run: Callable[
 def test_another_model_is_named_by_what_differs(recorded: Recorded, run: Callable[..., Ran], tmp_path: Path) -> None:
     smaller = saved(tmp_path / "smaller", num_experts=8)
     sizes = run("validate", recorded.trace, "--model", smaller)
-    assert "is of another model: experts 16, smaller has 8" in refused(sizes)
+    assert "another model: experts 16, smaller has 8" in refused(sizes)
     other = saved(tmp_path / "other", initializer_range=0.5)
     weights = run("validate", recorded.trace, "--model", other)
     assert "was recorded from other weights (tiny)" in refused(weights)

@@ -48,6 +48,7 @@ QUESTIONS = {
     "side_slots",
     "side_inside",
     "uses_cpu",
+    "never_fetches",
     "priced",
     "bits",
     "key_scope",
@@ -106,6 +107,14 @@ def test_parameters_fit_their_slots(policy: Policy):
 def test_every_hook_of_the_contract_is_tested_here():
     asked = {field.name for kind in KINDS.values() for field in fields(kind) if "Callable" in str(field.type)}
     assert asked - QUESTIONS <= set(HOOKS)
+
+
+@of_kind("miss")
+def test_a_policy_that_never_fetches_brings_nothing_on_demand(policy: Policy):
+    assert isinstance(policy, Miss)
+    for chosen in variants(policy):
+        demanded = replay_with(chosen, 7, prefetch="none").totals["bytes_demand"]
+        assert demanded == 0 or not policy.never_fetches(chosen.params)
 
 
 # -- hooks in replays -------------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def test_a_part_under_another_name_is_refused(copy, tmp_path):
     part = first_part(copy)
     part.rename(copy / "part-0123456789abcdef")
     for said in refusals(copy, tmp_path).values():
-        assert f"{copy}/part-0123456789abcdef holds what is called {part.name}" in said
+        assert f"{copy}/part-0123456789abcdef contains results of {part.name}" in said
 
 
 def test_a_table_under_the_right_digest_that_is_no_table_is_refused(copy, tmp_path):

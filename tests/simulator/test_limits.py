@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from moereplay.results.result import Result
 from moereplay.simulator.bounds import RELAXED, Bound, bound_of, count
+from moereplay.simulator.capacity import size_of
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.limits.least_time import LeastTime, carried, least_time
 from moereplay.simulator.limits.limits import fixed_set
@@ -47,7 +48,8 @@ class Case(NamedTuple):
 
     @property
     def ready(self) -> Any:
-        return replace(plan(self.trace, self.config), machine=self.where)
+        lower = tuple(size_of(tier.capacity, "capacity") for tier in self.where.tiers)
+        return replace(plan(self.trace, self.config), machine=self.where, lower=lower)
 
     def least(self) -> LeastTime:
         return least_time(self.trace, self.ready, self.relaxed)

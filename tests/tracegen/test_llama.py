@@ -215,7 +215,7 @@ def moved(at: int, form: str, value: Any) -> Any:
         ("llama_context_default_params", moved(0, "<I", 4096), "llama_context_params"),
         ("llama_context_default_params", moved(88, "<Q", 1), "llama_context_params"),  # a callback is there already
         ("llama_context_default_params", moved(108, "<i", 0), "llama_context_params"),
-        ("llama_context_default_params", moved(52, "<i", 3), "flash attention"),
+        ("llama_context_default_params", moved(52, "<i", 3), "flash_attn"),
         ("ggml_nbytes", lambda size: size + 4, "ggml_tensor"),
     ],
 )
@@ -238,7 +238,7 @@ def test_a_file_that_is_cut_off_or_no_mixture_is_refused_by_our_own_reader(tiny,
         "cut.gguf": (data[:-100], "ends beyond the file"),
         "header.gguf": (data[:3000], "truncated"),
         "empty.gguf": (b"", "truncated"),
-        "text.gguf": (b"not a gguf file", "expected a GGUF file"),
+        "text.gguf": (b"not a gguf file", "expected GGUF"),
         "old.gguf": (b"GGUF" + struct.pack("<I", 1) + data[8:], "version 1"),
         "dense.gguf": (
             packed({"general.architecture": "llama", "llama.block_count": 1}, {}),

@@ -303,7 +303,7 @@ def numbered(count: int) -> Work:
 
 FAILURES = [
     (lambda _: torch.empty(2**60), r"request 2 \(5 tokens given\) ran out of memory; use --device-map auto, shorter"),
-    (lambda output: output * float("nan"), r"request 2: .*(NaN|no numbers).*try --dtype bfloat16 or float32"),
+    (lambda output: output * float("nan"), r"request 2: .*(NaN|not numbers).*--dtype bfloat16 or float32"),
 ]
 
 
