@@ -20,7 +20,7 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.hybrid_directions import directions
-from moereplay.sweeps.recommend.measured import Routings, Sample, fit, fit_one, samples
+from benchmarks.hybrid_rows import Routings, Sample, fit, fit_one, samples
 from moereplay.traces.files import write_whole
 
 NOISE = 0.03  #: smaller measured changes have no sign

@@ -1,0 +1,92 @@
+"""Measured runs of a table as settings of an engine: what is expressed, what is refused, and what two runs fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from benchmarks.hybrid_rows import Routings, Row, Sample, decoded, fit, fit_one, prompt, samples
+
+#: 40 layers of 64 experts of 2 MiB, 4 of them active, on a machine with known rates; other columns are empty.
+KNOWN = {
+    "engine": "llama.cpp b1",
+    "model": "a model",
+    "bits": "4.5",
+    "moe_layers": "40",
+    "experts": "64",
+    "top_k": "4",
+    "expert_mib": "2",
+    "model_gib": "6",
+    "gpu": "RTX 3090",
+    "n_gpu": "1",
+    "cpu": "EPYC 32c",
+    "ram_gib": "64",
+    "ram_bw_gbs": "50",
+    "ram_bw_kind": "measured",
+    "pcie": "4.0 x16",
+    "placement": "cpu_layers",
+    "cpu_moe_layers": "20",
+    "on_miss": "cpu",
+    "load": "ram",
+    "decode_tok_s": "20",
+    "question": "cpu-share",
+    "clean": "A",
+}
+
+
+def row(**said: str) -> Row:
+    return defaultdict(str, KNOWN | said)
+
+
+def time_of(**said: str) -> float:
+    routings: Routings = {}
+    return decoded(row(**said), routings, strict=True).time(1, 0)
+
+
+def test_a_layer_on_the_cpu_takes_the_time_of_its_active_bytes():
+    # 4 experts of 2 MiB per layer: at 50 instead of 100 GB/s, 20 layers take 20 x 8 MiB x (1/50 - 1/100) ns longer
+    spent = [time_of(cpu_moe_layers=str(layers)) for layers in (10, 20, 40)]
+    assert (spent[2] - spent[1]) / 20 == pytest.approx((spent[1] - spent[0]) / 10)
+    slower = spent[1] - time_of(ram_bw_gbs="100")
+    assert slower == pytest.approx(20 * 8 * 2**20 * (1 / 50 - 1 / 100), rel=1e-3)
+
+
+def test_a_prompt_streams_the_experts_that_each_batch_uses():
+    # 1,000 tokens in 2 batches of 512: all 64 experts are used, so 20 layers x 64 x 2 MiB cross PCIe 4.0 x16 twice
+    sample = prompt(row(prompt_tokens="1000", ubatch="512", prefill_tok_s="500"))
+    assert sample.measured == 2e9
+    assert sample.time(1, 0) == pytest.approx(2 * 20 * 64 * 2 * 2**20 / 25.1, rel=1e-3)
+    assert sample.time(1, 7) - sample.time(1, 0) == pytest.approx(1000 * 7, rel=1e-3)
+
+
+@pytest.mark.parametrize(("factor", "step"), [(0.8, 3e6), (2.5, 40e6)])
+def test_two_runs_fit_the_factor_and_the_step_that_made_them(factor: float, step: float):
+    """Times are made by a known factor and step; one run with a known rate of RAM fits the step alone."""
+
+    def made(misses: float) -> Sample:
+        return Sample(row(), lambda f, s: 5e6 + misses * f + s, 5e6 + misses * factor + step)
+
+    assert fit(made(60e6), made(10e6)) == pytest.approx((factor, step), rel=1e-6)
+    assert fit_one(Sample(row(), lambda f, s: 5e6 + 1e6 * f + s, 9e6)) == (1, pytest.approx(3e6))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"clean": "C"}, "incomplete"),
+        ({"draft": "mtp"}, "drafts or several requests"),
+        ({"concurrency": "4"}, "drafts or several requests"),
+        ({"decode_tok_s": ""}, "no decode rate"),
+        ({"expert_mib": ""}, "shape or bytes of the model not published"),
+        ({"model_gib": "4"}, "experts larger than the file"),
+        ({"varied": "threads"}, "a change of threads"),
+        ({"ram_bw_gbs": ""}, "rate of RAM not published"),
+        ({"n_gpu": "2"}, "several GPUs"),
+        ({"placement": "ssd"}, "llama.cpp, ssd"),
+    ],
+)
+def test_what_no_closed_form_has_is_refused_by_name(said: dict[str, str], why: str):
+    found, refused = samples([row(), row(**said)], {}, strict=True)
+    assert (len(found), len(refused)) == (1, 1)
+    assert why in refused[0][1]
