@@ -59,7 +59,7 @@ class Draft(Strict):
 
 
 class Shares(Strict):
-    """Return the shares that contention leaves."""
+    """Share of its rate that contention leaves to each."""
 
     cpu: Annotated[float, Field(gt=0, le=1)]
     link: Annotated[float, Field(gt=0, le=1)]
@@ -116,7 +116,7 @@ def result(case: MachineCase, engine: str) -> dict[str, Any]:
         found = _outcome(case, source, engine)
     except (ConfigError, PolicyError, TraceError, ValueError) as error:
         return {"name": case.name, "refused": " ".join(str(error).split())}
-    return {"name": case.name, "refused": None, **_told(found, source)}
+    return {"name": case.name, "refused": None, **_figures(found, source)}
 
 
 def _outcome(case: MachineCase, source: ListSource, engine: str) -> Outcome:
@@ -164,7 +164,7 @@ def _platform(case: MachineCase) -> Platform:
     )
 
 
-def _told(found: Outcome, source: ListSource) -> dict[str, Any]:
+def _figures(found: Outcome, source: ListSource) -> dict[str, Any]:
     decoded = [0] * len(source.requests)
     for step in source.passes():
         for row in step.rows:
