@@ -2,15 +2,15 @@
 
 The search starts from a full cache (`space.py`) and goes by rounds, the most promising sets first: sets of engines and
 static placements; every eviction alone; the best of them with every prefetch and miss policy; then every eviction with
-the best of those. A budget ends it early, with the best set so far. A long trace is searched on some of its requests,
-and the best sets are replayed on all of them. `docs/recommend.md` compares the search with trying everything.
+the best two of those. A budget ends it early, with the best set so far. A long trace is searched on some of its
+requests, and the best sets are replayed on all of them. `docs/recommend.md` compares the search with trying everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from moereplay.simulator.capacity import Memory
@@ -41,6 +41,7 @@ from moereplay.traces.selection import sampled, shortened
 
 SCREENED = 1_000_000  #: accesses of the requests on which a long trace is searched
 LEADING = 4  #: sets with a predictor, and lossy ones, that are replayed on all requests
+NEXT_PASS = "missed"  #: a prefetch for the next pass, which one for the next layer does not bound
 COSTLY = "activation_matrix"  #: a prefetch whose replay takes as long as twenty others
 WORTH = 0.01  #: smaller gains do not count
 SMALLEST = 12  #: steps of the search for the smallest memory
@@ -116,7 +117,7 @@ def most_replays(question: Question) -> int:
     placed = len(known_sets()) + 2 * len(space.miss)
     pace = question.pace
     again = len(space.scope) * pace.caches if pace.caches else alone
-    rounds = placed + alone + 2 * again + pace.kept * len(space.prefetch) * len(space.miss)
+    rounds = placed + alone + 3 * again + pace.kept * len(space.prefetch) * len(space.miss)
     target = SMALLEST + 1 if question.target_tokens_per_s is not None else 0
     return (
         rounds
@@ -198,14 +199,22 @@ def _rounds(run: Runner, base: Settings, space: Space, pace: Pace) -> list[Tried
     ahead = [{name: chosen(each)[name] for name in ("scope", "eviction")} for each in leaders]
     prefetches = [each for each in space.prefetch if not (pace.bounded and each.startswith(COSTLY))]
     if pace.bounded and not _may_gain(run, base, leaders):
-        prefetches = ["none"]
+        prefetches = ["none", *(each for each in prefetches if each.startswith(NEXT_PASS))]
     pairs = [{"prefetch": prefetch, "miss": miss} for prefetch, miss in product(prefetches, space.miss)]
     second = ({**cache, **pair} for cache, pair in product(ahead, pairs))
     tried = [*placed, *alone, *run.tried(_valid(run.trace, base, second))]
-    leading = chosen(fastest_first([each for each in tried if each.config.eviction != STATIC] or tried)[0])
-    again = _again(fastest_first(tried), space, pace)
-    last = run.tried(_valid(run.trace, base, ({**leading, **cache} for cache in again)))
+    ranking = fastest_first(tried)
+    again = _again(ranking, space, pace)
+    last = run.tried(_valid(run.trace, base, ({**pair, **cache} for pair in _leading(ranking) for cache in again)))
     return list({each.config: each for each in (*tried, *last)}.values())
+
+
+def _leading(ranking: Sequence[Tried]) -> list[dict[str, str]]:
+    """Return the fastest set, and the fastest that prefetches in another way, which may suit another eviction."""
+    moving = [each for each in ranking if each.config.eviction != STATIC] or ranking
+    first = moving[0]
+    others = (each for each in moving if each.config.prefetch not in ("none", first.config.prefetch))
+    return [chosen(each) for each in (first, *islice(others, 1))]
 
 
 def _may_gain(run: Runner, base: Settings, leaders: Sequence[Tried]) -> bool:
