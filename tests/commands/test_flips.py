@@ -27,7 +27,7 @@ def test_a_flipped_bit_changes_no_result_or_is_named(tmp_path: Path) -> None:
     check(tmp_path, 6, seed=1)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(1800)
 def test_no_flip_of_200_changes_a_result(tmp_path: Path) -> None:
     check(tmp_path, 200, seed=2)

@@ -109,9 +109,14 @@ def replayed(folder: Path, kind: str, *options: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "options", [("--passes", "token"), ("--prefetch", "top_k", "--eviction", "least_stale", "--miss", "fetch")]
+    "options",
+    [
+        pytest.param(("--passes", "token"), marks=pytest.mark.long),
+        pytest.param(
+            ("--prefetch", "top_k", "--eviction", "least_stale", "--miss", "fetch"), marks=pytest.mark.longest
+        ),
+    ],
 )
 def test_replays_without_private_names_have_the_same_bytes(options: tuple[str, ...], tmp_path: Path) -> None:
     """The fast path, and the general kernel with its log."""

@@ -39,7 +39,7 @@ def cases(column: int) -> list:
     """(model, experts per layer, hits, engine) for one column of HITS; the reference, being slow, has the first row."""
     every = [(model, slots, row[column], "compiled") for model, rows in HITS.items() for slots, row in rows.items()]
     firsts = {model: (model, slots, hits, "reference") for model, slots, hits, _ in reversed(every)}
-    return [*every, *(pytest.param(*first, marks=pytest.mark.long) for first in firsts.values())]
+    return [*every, *(pytest.param(*first, marks=pytest.mark.longest) for first in firsts.values())]
 
 
 @cache
