@@ -269,7 +269,7 @@ tables: .venv/base.stamp     ## write the tables of cards, policies, importers, 
 	sed -i -e '/<!-- hooks:/,/<!-- end -->/{//!d}' -e '/<!-- hooks:/r hooks.table' docs/policies.md && rm hooks.table
 	$(BIN)/python -c 'from moereplay.results.settings import markdown; print(markdown())' > settings.table
 	sed -i -e '/<!-- settings:/,/<!-- end -->/{//!d}' -e '/<!-- settings:/r settings.table' docs/settings.md && rm settings.table
-	for file in tokens cells models; do \
+	for file in tokens cells models series; do \
 	  $(BIN)/python -c "from moereplay.calibration.columns import markdown; print(markdown('$$file'))" > $$file.table; \
 	  sed -i -e "/<!-- $$file:/,/<!-- end -->/{//!d}" -e "/<!-- $$file:/r $$file.table" docs/logs.md && rm $$file.table; \
 	done
