@@ -3,8 +3,9 @@
     python -m benchmarks.cuda_study --out runs/cuda            # make study-cuda: 8 minutes, 30 GB of disk
     python -m benchmarks.cuda_study --out runs/cuda --small --device cpu
 
-Weights are random at OLMoE's sizes (nothing is downloaded), besides the bundled miniature, whose routing is real. Each step
-is a command with a time limit; its output is kept under `--out`, also if it fails, and `steps.json` has status and seconds.
+Weights are random at OLMoE's sizes (nothing is downloaded), besides the bundled miniature, whose routing is real. Each
+step is a command with a time limit; its output is kept under `--out`, also if it fails, and `steps.json` has status and
+seconds.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def make(folder: Path, device: str, small: bool) -> None:
 
 
 def agree(first: Path, second: Path) -> dict[str, object]:
-    """Compare two recordings of the same tokens: share of equal sets and of equal ranks, largest difference of logits."""
+    """Compare two recordings of the same tokens: equal sets, equal ranks, largest difference of logits."""
     import numpy as np
 
     from moereplay.traces.store import open_trace
@@ -112,6 +113,7 @@ def run(step: Step, out: Path) -> dict[str, object]:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 timeout=step.seconds,
+                check=False,
                 cwd=ROOT,
                 env=os.environ | {"COLUMNS": "140"},
             ).returncode
@@ -133,9 +135,11 @@ def main(
 ) -> None:
     """Run all steps, or the part of one."""
     if folder is not None:
-        return make(folder, device, small)
+        make(folder, device, small)
+        return
     if first is not None and second is not None:
-        return print(json.dumps(agree(first, second), indent=1))
+        print(json.dumps(agree(first, second), indent=1))
+        return
     out, models = out.resolve(), models.resolve()
     out.mkdir(parents=True, exist_ok=True)
     models.mkdir(parents=True, exist_ok=True)
