@@ -20,8 +20,8 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.hybrid_directions import directions
-from moereplay.sweeps.recommend.measured import Routings, Sample, fit_one, samples
-from moereplay.sweeps.recommend.series import Group, fitted, groups
+from moereplay.sweeps.recommend.measured import Routings, Sample, samples
+from moereplay.sweeps.recommend.series import Group, fit_one, fitted, groups
 from moereplay.traces.files import write_whole
 
 NOISE = 0.03  #: smaller measured changes have no sign

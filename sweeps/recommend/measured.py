@@ -149,36 +149,6 @@ def _streamed(row: Row) -> float:
     return size / min(rate, (machine.disk_bytes_per_s or rate) if "ssd" in row["load"] else rate) * 1e9
 
 
-def fit(slow: Sample, fast: Sample) -> tuple[float, float]:
-    """Return the factor on the price of misses, and the step in ns, with which both runs are as measured."""
-
-    def step_of(factor: float) -> float:
-        return (fast.measured - fast.time(factor, 0)) / fast.steps
-
-    low, high = 1e-6, 1e3
-    for _ in range(80):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if slow.time(middle, step_of(middle)) < slow.measured else (low, middle)
-    return low, step_of(low)
-
-
-def fit_one(run: Sample) -> tuple[float, float]:
-    """Return factor and step by one run: the step, where rates are known and it is not negative, or the factor.
-
-    A published rate of RAM is that of the CPU's reads; how fast a disk serves page faults or experts is not published.
-    """
-    step = (run.measured - run.time(1, 0)) / run.steps
-    alike = run.time(2, 0) == run.time(1, 0)
-    known = run.steps > 1 or (run.row["ram_bw_gbs"] and not reads_disk(run))  # no rate of faults and files is published
-    if alike or (step >= 0 and known):
-        return 1, step
-    low, high = 1e-6, 1e3
-    for _ in range(80):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if run.time(middle, 0) < run.measured else (low, middle)
-    return low, 0.0
-
-
 def spent(run: Expressed, context: int, factor: float = 1, step: float = 0) -> Parts:
     """Return the parts of a token, with misses `factor` times as dear and `step` ns more."""
     price = prices(run.machine, run.geometry, context)
@@ -194,11 +164,6 @@ def positions(row: Row) -> int:
 
 def _allocated(row: Row) -> int:
     return int(_number(row, "ctx", POSITIONS))
-
-
-def reads_disk(run: Sample) -> bool:
-    """Return whether a token of the run waits for the disk."""
-    return run.run is not None and spent(run.run, positions(run.row)).disk > 0
 
 
 def _is_kt(row: Row) -> bool:

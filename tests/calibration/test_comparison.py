@@ -87,7 +87,9 @@ def test_series_of_runs_are_a_section_of_the_page_with_every_refusal(tmp_path, m
     table_of_series(folder, law("drafted", cpu_moe_layers="20") | {"draft": "mtp"}).rename(folder / "cells.csv")
     monkeypatch.setattr("sys.argv", ["predicted_vs_measured", str(folder), "--out", str(tmp_path)])
     command.main()
-    written = {row["id"]: row for row in csv.DictReader((tmp_path / "predicted-vs-measured.csv").open())}
+    written = {
+        row["id"]: row for row in csv.DictReader((tmp_path / "predicted-vs-measured.csv").read_text().splitlines())
+    }
     assert written["drafted"]["role"] == "refused" and written["drafted"]["remark"] == "drafts or several requests"
     told = written["desk-20"]
     assert (told["role"], told["basis"], told["predicted_from"]) == ("held out", "closed form", "desk-40 and desk-0")

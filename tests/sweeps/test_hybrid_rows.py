@@ -11,14 +11,12 @@ from moereplay.sweeps.recommend.measured import (
     Row,
     Sample,
     decoded,
-    fit,
-    fit_one,
     positions,
     prompt,
-    reads_disk,
     samples,
     spent,
 )
+from moereplay.sweeps.recommend.series import fit, fit_one, reads_disk
 from moereplay.sweeps.recommend.token_time import MAPPED
 
 #: 40 layers of 64 experts of 2 MiB, 4 of them active, on a machine with known rates; other columns are empty.
