@@ -16,7 +16,7 @@ from moereplay.traces.units import GB
 
 Document = Mapping[str, Any]
 MS = 1e6
-MOST_BARS = 8
+MOST_BARS = 12
 OUTLINED = Look(OUTLINE, "s", width=0, size=9.0, hollow=True)
 ALONE = ("RAM", "DRAM")  #: fast memory of a processor without a GPU, whose computing is the CPU's
 #: Part of a token's time -> its legend and colour, in the order of the stack.
