@@ -7,7 +7,7 @@ lacks is computed by the CPU, fetched, or divided between both. Main memory and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,11 +105,6 @@ def placements(load: Load, machine: Machine) -> Placements | None:
         expert_us={name: of / 1000 for name, of in each.items() if of},
         turns=tuple(_turns(load, machine)),
     )
-
-
-def best_of(choices: Sequence[Choice], cache: bool) -> Choice | None:
-    """Return the fastest way that caches, or that places for good."""
-    return next((each for each in choices if each.scheme.is_cache == cache), None)
 
 
 def _at(load: Load, machine: Machine, size: int) -> list[Choice]:
