@@ -129,6 +129,10 @@ class Platform(Sparse):
     def _shares(cls, links: tuple[Link, ...]) -> tuple[Link, ...]:
         if len({link.share is None for link in links}) > 1:
             raise ValueError("expected a share for every link, or for none")
+        if len({link.layers == "" for link in links}) > 1:
+            raise ValueError("expected layers for every link, or for none")
+        if any(link.layers and link.share is not None for link in links):
+            raise ValueError("layers cannot be combined with share: name the layers of every link, or give shares")
         if len({link.by_matrix for link in links}) > 1:
             raise ValueError("expected by_matrix for every link, or for none")
         return links
@@ -239,6 +243,7 @@ class Platform(Sparse):
         several = len(self.links) > 1
         rows = [
             link.model_dump(include=LINK_TIMES | ({"share"} if several else set()))
+            | ({"layers": link.layers} if link.layers else {})
             | ({"from": link.tier} if link.tier else {})
             for link in self.links
         ]
@@ -267,8 +272,8 @@ class Platform(Sparse):
             ]
         if len(rows) == 1:
             return others | {"link": rows[0]}
-        for row, share in zip(rows, self.shares, strict=True):
-            row["share"] = share / sum(self.shares)
+        for row, link, share in zip(rows, self.links, self.shares, strict=True):
+            row.update({"layers": link.layers} if link.layers else {"share": share / sum(self.shares)})
         return others | {"links": rows}
 
     def row(self) -> dict[str, object]:

@@ -34,6 +34,7 @@ NAMES = (
     "desktop-mmap",
     "laptop-8gb",
     "workstation-8ch",
+    "two-gpus",
 )
 
 
