@@ -22,7 +22,7 @@ from moereplay.simulator.remarks import without_effect
 from moereplay.simulator.replay import plan, replay
 from moereplay.simulator.times import homes_of
 from moereplay.traces.schema import Trace, memory_trace
-from tests.kit.cases import ListSource, Prompted, machine, replay_lists, sizes, tokens
+from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.simulator.test_curves import searched
@@ -60,7 +60,7 @@ class TestByHand:
     SOURCE = [[[0], [0]], [[1], [-1]], [[0], [-1]], [[-1], [0]]]
     WHERE: dict[str, Any] = {"dense_ns": 1, "expert_ns": 1, "layers": "0"}
 
-    def replayed(self, pools: int | tuple[int, ...], **settings: object):
+    def replayed(self, pools: int | tuple[int, ...], **settings: Any) -> Outcome:
         where = machine(**self.WHERE, more=(Link(bytes_per_s=0.5e9, layers="1"),))
         source = ListSource(sizes(2, 2, 1), [Prompted(tokens(*self.SOURCE))])
         return replay_lists(source, pools, where, **settings)
