@@ -163,16 +163,10 @@ def rank_invalid(s, keys):
 def key_or_leave_row(s, y, count):
     """Return 1 and add copy y to the batch at `count` if it is a candidate; else remove it from its row."""
     if is_candidate(s, y):
-        request_key(s, count, y)
+        eval_copies(s)[count] = y
         return 1
     leave_row(s, y)
     return 0
-
-
-@fast
-def request_key(s, at, y):
-    """Add copy y to the next batch of keys, at position `at`."""
-    eval_copies(s)[at] = y
 
 
 @called
@@ -293,7 +287,7 @@ def key_untouched(s, row, count):
     for at in range(first, first + row_count(s)[row]):
         y = copy_of_order(s, row_order(s)[at])
         if owned(s)[y]["invalid"] == 0:
-            request_key(s, count, y)
+            eval_copies(s)[count] = y
             return 1
     return 0
 
