@@ -132,8 +132,6 @@ def smallest(s, keys, pool):
         rank_invalid(s, keys)
     if s["ranking"]["rows_marked"] > 0:
         compare_rows(s)
-    if s["pool_rows"] == 1:
-        return copy_of_order(s, least_order(s)[pool])
     first = pool * s["pool_rows"]
     return copy_of_order(s, smallest_entry(least_key(s), least_order(s), first, first + s["pool_rows"])[1])
 
@@ -163,10 +161,16 @@ def rank_invalid(s, keys):
 def key_or_leave_row(s, y, count):
     """Return 1 and add copy y to the batch at `count` if it is a candidate; else remove it from its row."""
     if is_candidate(s, y):
-        eval_copies(s)[count] = y
+        request_key(s, count, y)
         return 1
     leave_row(s, y)
     return 0
+
+
+@fast
+def request_key(s, at, y):
+    """Add copy y to the next batch of keys, at position `at`."""
+    eval_copies(s)[at] = y
 
 
 @called
@@ -283,11 +287,10 @@ def refresh_row(s, keys, row, scope):
 @fast
 def key_untouched(s, row, count):
     """Return 1 and add a valid copy of the row to the batch at `count`; 0 if there is none."""
-    first = row * s["row_length"]
-    for at in range(first, first + row_count(s)[row]):
+    for at in range(row * s["row_length"], row * s["row_length"] + row_count(s)[row]):
         y = copy_of_order(s, row_order(s)[at])
         if owned(s)[y]["invalid"] == 0:
-            eval_copies(s)[count] = y
+            request_key(s, count, y)
             return 1
     return 0
 
@@ -324,8 +327,7 @@ def compare_rows(s):
     """Search marked rows for their smallest keys."""
     for i in range(s["ranking"]["rows_marked"]):
         row = marked_rows(s)[i]
-        row_marked(s)[row] = 0
-        first = row * s["row_length"]
+        row_marked(s)[row], first = 0, row * s["row_length"]
         key, order = smallest_entry(row_key(s), row_order(s), first, first + row_count(s)[row])
         least_key(s)[row] = key if order == NO_KEY else key + row_shift(s)[row]
         least_order(s)[row] = order
