@@ -29,6 +29,18 @@ class Contention(Sparse):
     compute: Share = 1  #: of the accelerator's, for what begins while a link works
 
 
+Watts = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class Power(Sparse):
+    """Watts of a machine: idle, and what each part takes beyond that. They change no replay (`results/energy.py`)."""
+
+    idle_w: Watts = 0
+    compute_w: Watts = 0
+    cpu_w: Watts = 0
+    link_w: Watts = 0
+
+
 Ratio = Annotated[float, Field(gt=0, le=1e6)]
 
 
@@ -101,7 +113,7 @@ class Platform(Sparse):
     """One machine, with the source of its figures."""
 
     later: ClassVar = frozenset({"overlap", "memory_bytes", "fault_ns", "tiers", "loading", "calibration", "tried"})
-    later |= {"decisions", "reserve_bytes"}
+    later |= {"decisions", "reserve_bytes", "power"}
 
     name: str
     summary: str = ""
@@ -121,6 +133,7 @@ class Platform(Sparse):
     contention: Contention | None = None
     loading: Loading = Loading()
     decisions: Decisions = Decisions()
+    power: Power | None = None  #: for joules; times do not depend on it
     calibration: Calibration | None = None
     tried: Tried | None = None  #: without a calibration: how far off the figures are
 

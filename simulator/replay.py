@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from moereplay import policies
 from moereplay.policies.contract import PolicyError
+from moereplay.results.energy import facts
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
@@ -274,7 +275,7 @@ def report_measured(ran: FinishedRun, ready: Plan) -> Result:
     seconds: Row = {"seconds": "measured", "calibration": None, "uncalibrated": None, "assumed": None}
     seconds |= {"warning": ready.capacity_warning}
     config = result.config | {"platform": "this machine"}
-    about = {name: value for name, value in result.about.items() if not name.startswith("band")}
+    about = {name: value for name, value in result.about.items() if not name.startswith(("band", "power"))}
     return replace(result, config=config, about=about | {"label": label, **seconds})
 
 
@@ -296,6 +297,7 @@ def _about(ready: Plan) -> Row:
         "warning": ready.warning,
         "synthetic": ready.origin.synthetic or None,
         **_memory(ready),
+        **facts(ready.machine.power and ready.machine.power.model_dump()),
     }
 
 
