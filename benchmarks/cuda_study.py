@@ -76,9 +76,9 @@ def make(folder: Path, device: str, small: bool) -> None:
     import torch
     import transformers
 
-    shape = (
-        {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 128} if small else {"intermediate_size": 1024}
-    )
+    shape: dict[str, Any] = {"intermediate_size": 1024}
+    if small:
+        shape = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 128}
     config = transformers.OlmoeConfig(**shape)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
