@@ -224,6 +224,16 @@ class PolicySet:
                     "replay it with --routing standard"
                 )
 
+    def check_no_future(self) -> None:
+        """Raises PolicyError naming a policy that needs the future, where that depends on times."""
+        for kind in KINDS:
+            chosen: Chosen = getattr(self, kind)
+            if FUTURE in chosen.needs:
+                raise PolicyError(
+                    f"{kind} {chosen.text()} needs the future, which under --arrivals depends on times; choose another "
+                    "policy, or --arrivals all"
+                )
+
 
 def _lacking(need: str) -> str:
     record = {"weights": "weights", "logits": "router logits", "lookahead": "look-ahead logits"}

@@ -50,6 +50,7 @@ class RunSpec:
     log: bool = False  #: whether events are kept
     lower: tuple[int, ...] = ()  #: bytes of each tier between the fast and the slow one, from the top down
     resident: tuple[int, ...] = ()  #: copies y that are in the fast tier for good
+    arrivals: tuple[int, ...] = ()  #: when each request arrives, ns; empty if all are there at the start
 
     def beside(self, resident: Listed) -> RunSpec:
         """Return the run with these (layer, expert) in the fast tier for good.
