@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from itertools import accumulate, groupby, repeat
+from itertools import accumulate, groupby, pairwise, repeat
 
 from moereplay.simulator.errors import LATEST_NS, ConfigError
 from moereplay.simulator.rates import NS
@@ -105,7 +105,7 @@ def hash53(seed: int, number: int) -> int:
 def _checked(text: str, seconds: Iterable[Fraction]) -> tuple[int, ...]:
     """Round each time to nanoseconds, half to even. Raises ConfigError if they fall or are too late."""
     times = tuple(round(each * NS) for each in seconds)
-    if any(later < earlier for earlier, later in zip(times, times[1:], strict=False)):
+    if any(later < earlier for earlier, later in pairwise(times)):
         raise ConfigError(f"invalid arrivals {shortened(text)!r}: expected times that do not decrease")
     if times and times[-1] > LATEST_NS:
         raise ConfigError(f"invalid arrivals {shortened(text)!r}: the last is after 146 years")

@@ -12,6 +12,7 @@ from moereplay.policies.contract import Eviction, Miss, PolicyError, Prefetch, R
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.policies.precisions import at_most
 from moereplay.results.settings import KINDS, older
+from moereplay.simulator.arrivals import check_arrivals
 from moereplay.simulator.capacity import check_readable, dense_size
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
@@ -75,6 +76,7 @@ class ReplayConfig(Frozen):
     contract: Literal["atomic", "sequential"] = "atomic"
     scope: Literal["global", "per_layer"] = "global"
     passes: str = "recorded"
+    arrivals: str = "all"
     reset: str = "never"
     prefetch_at: Literal["gate", "after_demand"] = "gate"
     prefetch_admission: Literal["evict", "free_only"] = "evict"
@@ -96,6 +98,12 @@ class ReplayConfig(Frozen):
     @classmethod
     def _passes(cls, text: str) -> str:
         parse_passes(text)
+        return text
+
+    @field_validator("arrivals")
+    @classmethod
+    def _arrivals(cls, text: str) -> str:
+        check_arrivals(text)
         return text
 
     @field_validator("reset")

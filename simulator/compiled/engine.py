@@ -12,11 +12,12 @@ import numpy as np
 from moereplay.policies.contract import RESIDENT
 from moereplay.simulator.compiled import hooks
 from moereplay.simulator.compiled.fast_path import FastHooks, fast_path
-from moereplay.simulator.compiled.initial import FROZEN, OWN_CLOCK, PLAIN, STEPPED, SimulationState, initial_state
+from moereplay.simulator.compiled.initial import SimulationState, initial_state
 from moereplay.simulator.compiled.inputs import Inputs, inputs_from, inputs_of
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel, stepped_kernel
 from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.outcome import check, counters_of, events_of
+from moereplay.simulator.compiled.variants import FROZEN, OWN_CLOCK, PLAIN, STEPPED
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, oracle_of, oracle_of_trace
 from moereplay.simulator.jit.calls import caller, flat
@@ -63,12 +64,14 @@ class Run(NamedTuple):
 
     ran: FinishedRun
     kept: np.ndarray
+    lengths: list[int]  #: rows of each pass, if requests arrived over time
+    tokens: list[int]  #: of all rows
 
 
 def run_source(source: Source, spec: RunSpec, keep: bool = True) -> Run:
     """Replay a source whose gates do not depend on earlier results."""
     oracle = oracle_of(source, spec.config, spec.chosen.eviction)
-    return run_inputs(inputs_from(source), oracle, spec, keep)
+    return run_inputs(inputs_from(source, bool(spec.arrivals)), oracle, spec, keep)
 
 
 def run_inputs(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False) -> Run:
@@ -78,7 +81,8 @@ def run_inputs(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False
 
 def _run(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool) -> Run:
     state = _finished(inputs, oracle, spec, keep)
-    return Run(_ran(state, spec), state.arrays["kept"])
+    lengths, tokens = (state.arrays[name].tolist() if spec.arrivals else [] for name in ("pass_tokens", "row_token"))
+    return Run(_ran(state, spec), state.arrays["kept"], [length for length in lengths if length], tokens)
 
 
 def _finished(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False) -> SimulationState:
@@ -94,7 +98,7 @@ def _finished(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False)
 
 
 def _ran(state: SimulationState, spec: RunSpec) -> FinishedRun:
-    return FinishedRun(counters_of(state), int(state["clock"]["time"]), events_of(state, spec))
+    return FinishedRun(counters_of(state, spec), int(state["clock"]["time"]), events_of(state, spec))
 
 
 def _start(state: SimulationState, chosen: PolicySet) -> None:
