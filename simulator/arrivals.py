@@ -11,10 +11,12 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import accumulate, groupby, pairwise, repeat
+from pathlib import Path
 
 from moereplay.simulator.errors import LATEST_NS, ConfigError
 from moereplay.simulator.rates import NS
 from moereplay.simulator.source import Idle, Pass, Row
+from moereplay.traces.documents import DocumentError, content, from_json
 from moereplay.traces.passes import Slots, slots_of
 
 ALL = "all"  #: every request is there at the start: the order of passes is known before the run
@@ -27,9 +29,12 @@ PRECISE = 40  #: decimal digits of a logarithm before it is rounded to a double
 # -- times
 
 
-def check_arrivals(text: str) -> None:
-    """Raises ConfigError for a setting that has none of the forms."""
+def parse_arrivals(text: str) -> str:
+    """Return a checked setting, with the times of a file in its place. Raises ConfigError."""
+    if text.endswith(".json"):
+        text = _listed_in(text)
     arrival_times(text, 0, 1 if text.partition(":")[0] != LISTED else text.count("/") + 1)
+    return text
 
 
 def check_together(arrivals: str, passes: str) -> None:
@@ -38,14 +43,17 @@ def check_together(arrivals: str, passes: str) -> None:
         raise ConfigError(f"--arrivals {shortened(arrivals)} requires --passes batch:N")
 
 
-def listed(seconds: Sequence[float]) -> str:
-    """Return the setting for times from a file, in seconds. Raises ConfigError if they are not rising times."""
-    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in seconds)
-    if not isinstance(seconds, list) or not seconds or not numbers:
-        raise ConfigError("invalid --arrivals file: expected a JSON list of seconds, one per request")
-    text = f"{LISTED}:{'/'.join(repr(each) for each in seconds)}"
-    check_arrivals(text)
-    return text
+def _listed_in(path: str) -> str:
+    """Return the setting for a file of times, in seconds. Raises ConfigError."""
+    try:
+        seconds = from_json(content(Path(path)))
+    except (OSError, DocumentError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"arrivals {path}: {reason}: expected a JSON list of seconds, one per request") from None
+    numbers = isinstance(seconds, list) and all(type(each) in (int, float) for each in seconds)
+    if not numbers or not seconds:
+        raise ConfigError(f"invalid arrivals {path}: expected a JSON list of seconds, one per request")
+    return f"{LISTED}:{'/'.join(repr(each) for each in seconds)}"
 
 
 def shortened(text: str) -> str:

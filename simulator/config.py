@@ -12,7 +12,7 @@ from moereplay.policies.contract import Eviction, Miss, PolicyError, Prefetch, R
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.policies.precisions import at_most
 from moereplay.results.settings import KINDS, older
-from moereplay.simulator.arrivals import check_arrivals
+from moereplay.simulator.arrivals import ALL, check_together, parse_arrivals
 from moereplay.simulator.capacity import check_readable, dense_size
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
@@ -103,8 +103,7 @@ class ReplayConfig(Frozen):
     @field_validator("arrivals")
     @classmethod
     def _arrivals(cls, text: str) -> str:
-        check_arrivals(text)
-        return text
+        return parse_arrivals(text)
 
     @field_validator("reset")
     @classmethod
@@ -134,6 +133,16 @@ class ReplayConfig(Frozen):
         if self.dense and self.dense_bits:
             raise ValueError("--dense cannot be combined with --dense-bits")
         return self
+
+    @model_validator(mode="after")
+    def _slots_for_arrivals(self) -> ReplayConfig:
+        check_together(self.arrivals, self.passes)
+        return self
+
+    @property
+    def arrive(self) -> bool:
+        """True if requests arrive over time, so that the order of passes depends on times."""
+        return self.arrivals != ALL
 
     def policy_set(self) -> PolicySet:
         """Parse the four policies. Raises PolicyError."""

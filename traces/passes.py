@@ -118,9 +118,15 @@ def slots_of(passes: str) -> Slots | None:
     return Slots(int(many), int(chunk or 0))
 
 
-def longest_context(trace: Trace, passes: str) -> int:
-    """Return the most positions that a pass looks back at, summed over its requests. Raises TraceError."""
-    plan, offsets = schedule(trace, passes), np.asarray(trace.request_offsets)
+def longest_context(trace: Trace, passes: str, arrive: bool = False) -> int:
+    """Return the most positions that a pass looks back at, summed over its requests. Raises TraceError.
+
+    `arrive`: which requests run together depends on time, so it is the sum of the longest.
+    """
+    offsets = np.asarray(trace.request_offsets)
+    if arrive and (slots := slots_of(passes)):
+        return int(np.sort(np.diff(offsets))[-min(slots.many, trace.requests) :].sum())
+    plan = schedule(trace, passes)
     if plan.rows is None:
         return int(np.diff(offsets).max(initial=0))
     at = np.repeat(np.arange(len(plan)), plan.stop - plan.start)

@@ -24,7 +24,7 @@ from moereplay.simulator.jit.calls import caller, flat
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.jit.trial import is_sound
-from moereplay.simulator.source import Source, TraceSource
+from moereplay.simulator.source import Source, source_of_trace
 from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Trace
 
@@ -55,7 +55,8 @@ def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
 def prepare_inputs(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
     config, chosen = spec.config, spec.chosen
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
-    source = partial(TraceSource, trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
+    look = (config.lookahead, config.seed)
+    source = partial(source_of_trace, trace, config.passes, config.arrive, chosen.prefetch, needs, look)
     return inputs_of(trace, config, needs, chosen.reads), oracle_of_trace(trace, source, config, chosen.eviction)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from moereplay.policies.contract import NONE, UNIT, Prefetch
 from moereplay.policies.grammar import Chosen, parse
-from moereplay.simulator.arrivals import ALL
 from moereplay.simulator.compiled.layout import INPUT_ARRAYS
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.interface import RunSpec
@@ -62,7 +61,7 @@ def inputs_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: 
     """
     depths = _depths(config)
     control = (config.lookahead, config.seed if config.lookahead != "recorded" else 0) if depths else ("", 0)
-    slots = slots_of(config.passes) if config.arrivals != ALL else None
+    slots = slots_of(config.passes) if config.arrive else None
     passes = slots.alone if slots else config.passes
     wanted = Demanded(passes, "logits" in needs, "next_pass" in reads, depths, control, slots is not None)
     return shared(trace, wanted, lambda: _inputs_of(trace, wanted))
