@@ -7,17 +7,20 @@ falls in does. Section *Arrivals* of `docs/semantics.md`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import accumulate, groupby, pairwise, repeat
 from pathlib import Path
 
+from moereplay.policies.contract import Prefetch
+from moereplay.policies.grammar import Chosen
 from moereplay.simulator.errors import LATEST_NS, ConfigError
 from moereplay.simulator.rates import NS
-from moereplay.simulator.source import Idle, Pass, Row
+from moereplay.simulator.source import Idle, Pass, Row, TraceGates, TraceSource
 from moereplay.traces.documents import DocumentError, content, from_json
-from moereplay.traces.passes import Slots, slots_of
+from moereplay.traces.passes import Slots, schedule, slots_of
+from moereplay.traces.schema import Trace
 
 ALL = "all"  #: every request is there at the start: the order of passes is known before the run
 LISTED = "at"  #: times that were given in a file, one per request
@@ -144,3 +147,36 @@ class Arriving:
         if not rows and self._coming:
             return Idle(self._arrivals[self._coming[-1][0]])
         return rows
+
+
+class ShareSource(TraceGates):
+    """A recorded trace whose requests arrive over time: its passes are what each of them gives to a pass."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        passes: str,
+        prefetch: Chosen[Prefetch],
+        needs: frozenset[str],
+        look: tuple[str, int] = ("recorded", 0),
+    ) -> None:
+        super().__init__(trace, prefetch, needs, look)
+        slots = slots_of(passes)
+        assert slots is not None  # checked with the configuration
+        self._plan = schedule(trace, slots.alone)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the shares of every request, in trace order."""
+        return (Pass.planned(index, self._plan) for index in range(len(self._plan)))
+
+
+def source_of_trace(
+    trace: Trace,
+    passes: str,
+    arrive: bool,
+    prefetch: Chosen[Prefetch],
+    needs: frozenset[str],
+    look: tuple[str, int] = ("recorded", 0),
+) -> ShareSource | TraceSource:
+    """Return the demand of a trace; `arrive`: its requests arrive over time."""
+    return (ShareSource if arrive else TraceSource)(trace, passes, prefetch, needs, look)

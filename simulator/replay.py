@@ -10,7 +10,7 @@ from moereplay.policies.contract import PolicyError
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
-from moereplay.simulator.arrivals import arrival_times
+from moereplay.simulator.arrivals import arrival_times, source_of_trace
 from moereplay.simulator.capacity import Capacity, cliff, parse_capacity, sized, surplus
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, PolicySet, ReplayConfig, origin_of
 from moereplay.simulator.errors import ConfigError
@@ -19,7 +19,7 @@ from moereplay.simulator.memory import Peak, peak
 from moereplay.simulator.platform import Measured, Platform
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.residents import Listed, check_experts, residents
-from moereplay.simulator.source import Source, source_of_trace
+from moereplay.simulator.source import Source
 from moereplay.simulator.times import Times, times_of
 from moereplay.traces.dense import assumption
 from moereplay.traces.geometry import as_known, recognised, with_hidden, with_matrices

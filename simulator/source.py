@@ -14,7 +14,7 @@ from moereplay.policies.contract import PolicyError, Prefetch
 from moereplay.policies.grammar import Chosen
 from moereplay.traces import routers
 from moereplay.traces.demand import Union, demand_of, union_of
-from moereplay.traces.passes import Passes, schedule, slots_of
+from moereplay.traces.passes import Passes, schedule
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry, Router, Trace
 from moereplay.traces.token_arrays import Predicted, predicted
@@ -372,36 +372,3 @@ class TraceSource(TraceGates):
     def pass_of(self, position: int) -> int:
         """Bisect the positions at which passes begin."""
         return NEVER if position == NEVER else bisect_right(self._begins, position) - 1
-
-
-class ShareSource(TraceGates):
-    """A recorded trace whose requests arrive over time: its passes are what each of them gives to a pass."""
-
-    def __init__(
-        self,
-        trace: Trace,
-        passes: str,
-        prefetch: Chosen[Prefetch],
-        needs: frozenset[str],
-        look: tuple[str, int] = ("recorded", 0),
-    ) -> None:
-        super().__init__(trace, prefetch, needs, look)
-        slots = slots_of(passes)
-        assert slots is not None  # checked with the configuration
-        self._plan = schedule(trace, slots.alone)
-
-    def passes(self) -> Iterator[Pass]:
-        """Yield the shares of every request, in trace order."""
-        return (Pass.planned(index, self._plan) for index in range(len(self._plan)))
-
-
-def source_of_trace(
-    trace: Trace,
-    passes: str,
-    arrive: bool,
-    prefetch: Chosen[Prefetch],
-    needs: frozenset[str],
-    look: tuple[str, int] = ("recorded", 0),
-) -> ShareSource | TraceSource:
-    """Return the demand of a trace; `arrive`: its requests arrive over time."""
-    return (ShareSource if arrive else TraceSource)(trace, passes, prefetch, needs, look)

@@ -207,23 +207,28 @@ def batch(trace: Trace, size: int, chunk: int = 0) -> Passes:
     A prompt enters whole, or in pieces of `chunk` tokens, one per pass. A slot that is free takes the next request of
     the trace, the lowest slot first. Rows go by slot.
     """
+    return _together(trace, *_in_slots(_passes_of_requests(trace, chunk).tolist(), size), chunk)
+
+
+def _pieces(trace: Trace, chunk: int) -> np.ndarray:
+    """Return the number of passes of each prompt, in pieces of `chunk` tokens (0: whole)."""
     prompts = np.asarray(trace.prompt_lengths, np.int64)
-    pieces = -(-prompts // chunk) if chunk else (prompts > 0).astype(np.int64)
-    passes = np.diff(trace.request_offsets) - prompts + pieces
-    return _together(trace, pieces, chunk, *_in_slots(passes.tolist(), size))
+    return -(-prompts // chunk) if chunk else (prompts > 0).astype(np.int64)
 
 
-def _together(trace: Trace, pieces: np.ndarray, chunk: int, begins: np.ndarray, slots: np.ndarray) -> Passes:
-    """Return the passes of requests that begin at `begins` (n,) in `slots` (n,); rows are ordered by slot.
+def _passes_of_requests(trace: Trace, chunk: int = 0) -> np.ndarray:
+    """Return the number of passes of each request: those of its prompt, and one for every other token."""
+    return np.diff(trace.request_offsets) - np.asarray(trace.prompt_lengths, np.int64) + _pieces(trace, chunk)
 
-    Each prompt takes `pieces` (n,) passes, of `chunk` tokens each (0: all).
-    """
+
+def _together(trace: Trace, begins: np.ndarray, slots: np.ndarray, chunk: int = 0) -> Passes:
+    """Return the passes of requests that begin at `begins` (n,) in `slots` (n,); rows are ordered by slot."""
     prompts = np.asarray(trace.prompt_lengths, np.int64)
     request = np.repeat(np.arange(trace.requests), np.diff(trace.request_offsets))
     inside = np.arange(trace.tokens) - np.asarray(trace.request_offsets)[request]
     decoded = inside - prompts[request]  # below 0 in the prompt
     piece = inside // chunk if chunk else 0
-    passes = begins[request] + np.where(decoded < 0, piece, decoded + pieces[request])
+    passes = begins[request] + np.where(decoded < 0, piece, decoded + _pieces(trace, chunk)[request])
     order = np.lexsort((slots[request], passes))  # stable: tokens of a request stay in order
     rows = Rows(order.astype(np.int64), request[order], np.where(decoded < 0, PREFILL, DECODE)[order].astype(np.int8))
     return Passes.of_rows(np.bincount(passes), rows)

@@ -56,7 +56,7 @@ def route(s, hooks):
         choose(s, hooks.choose)
     if s["demand"]["changed"] == 0:
         if s["arrives"] == 1:
-            unite(s)
+            take_union(s)
         else:
             recall(s)
 
@@ -174,7 +174,7 @@ def recall(s):
 
 
 @called
-def unite(s):
+def take_union(s):
     """Build the recorded demand of rows that are not known before the run."""
     take_weights(s)
     s["demand"]["demanded"] = union_of(

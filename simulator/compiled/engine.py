@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.policies.contract import RESIDENT
+from moereplay.simulator.arrivals import source_of_trace
 from moereplay.simulator.compiled import hooks
 from moereplay.simulator.compiled.fast_path import FastHooks, fast_path
 from moereplay.simulator.compiled.initial import SimulationState, initial_state
@@ -24,7 +25,7 @@ from moereplay.simulator.jit.calls import caller, flat
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.jit.trial import is_sound
-from moereplay.simulator.source import Source, source_of_trace
+from moereplay.simulator.source import Source
 from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Trace
 
