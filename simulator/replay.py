@@ -175,14 +175,14 @@ def plan(trace: Trace, config: ReplayConfig) -> Plan:
 def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     """Check a configuration against any origin of demand. Raises ConfigError or PolicyError."""
     config = config.stored_at(origin.geometry.expert_bits)
-    if config.arrive and origin.live:
-        raise ConfigError("--arrivals requires a recorded trace; a live run has all requests at the start")
     chosen, machine = config.policy_set(), platform(config.platform)
     chosen.check(origin.capabilities, origin.lookahead_depth)
     if chosen.miss.policy.uses_cpu(chosen.miss.params) and machine.cpu is None:
         raise PolicyError(
             f"miss {chosen.miss.policy.name} requires a CPU; add a table [cpu] to platform {machine.name}"
         )
+    if config.arrive and origin.live:
+        raise ConfigError("--arrivals requires a recorded trace; a live run has all requests at the start")
     tiers = _tiers(origin.geometry, chosen)
     prefetch, side = chosen.prefetch, _side_bytes(chosen, tiers)
     reserved = side if prefetch.policy.side_inside(prefetch.params) else 0
