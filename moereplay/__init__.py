@@ -88,9 +88,9 @@ def __getattr__(name: str) -> Any:
 
 def _imported(name: str) -> Any:
     if name == "__version__":
-        from moereplay.traces.installation import version
+        from moereplay.traces.documents import package_version
 
-        return version()
+        return package_version()
     if name == "contract":
         return import_module("moereplay.contract")
     module, _, other = _HOME[name].partition(":")

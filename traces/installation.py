@@ -13,17 +13,6 @@ SAMPLE = "miniature"  #: name of the bundled trace
 DISTRIBUTION = "moereplay"
 
 
-def version() -> str:
-    """Return the version of this installation; of a checkout that is on the path, that of its project file."""
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        import tomllib
-
-        project = Path(__file__).parents[1] / "pyproject.toml"
-        return tomllib.loads(project.read_text("utf-8"))["project"]["version"]
-
-
 def bundled(path: Path, folder: Path = Path()) -> Path:
     """Return the bundled trace for its name, unless the folder has a file of that name; else the path in the folder."""
     if str(path) != SAMPLE or (folder / path).exists():
