@@ -88,13 +88,45 @@ def parse_passes(text: str) -> Schedule:
     name, _, number = text.partition(":")
     if name in NUMBERED and (size := whole(number)):
         return partial(NUMBERED[name], size=size)
+    if slots := slots_of(text):
+        return partial(batch, size=slots.many, chunk=slots.chunk)
     *others, last = (*NAMED, *(f"{name}:N" for name in NUMBERED))
-    raise TraceError(f"unknown passes {text!r}: expected {', '.join(others)} or {last}, with N of at least 1")
+    raise TraceError(
+        f"unknown passes {text!r}: expected {', '.join(others)} or {last}, with N of at least 1 "
+        f"(batch:N:chunk=C for prompts in pieces)"
+    )
 
 
-def longest_context(trace: Trace, passes: str) -> int:
-    """Return the most positions that a pass looks back at, summed over its requests. Raises TraceError."""
-    plan, offsets = schedule(trace, passes), np.asarray(trace.request_offsets)
+class Slots(NamedTuple):
+    """A schedule of requests that run together, `batch:N[:chunk=C]`."""
+
+    many: int  #: N, requests at a time
+    chunk: int  #: C, tokens of a prompt per pass at most; 0: all of them
+
+    @property
+    def alone(self) -> str:
+        """The schedule in which a request's passes are its shares of these passes."""
+        return f"batch:1:chunk={self.chunk}" if self.chunk else "batch:1"
+
+
+def slots_of(passes: str) -> Slots | None:
+    """Return the slots of a schedule by its name, or None if it is another one."""
+    name, _, numbers = passes.partition(":")
+    many, has_chunk, chunk = numbers.partition(":chunk=")
+    if name != "batch" or not whole(many) or (has_chunk and not whole(chunk)):
+        return None
+    return Slots(int(many), int(chunk or 0))
+
+
+def longest_context(trace: Trace, passes: str, arrive: bool = False) -> int:
+    """Return the most positions that a pass looks back at, summed over its requests. Raises TraceError.
+
+    `arrive`: which requests run together depends on time, so it is the sum of the longest.
+    """
+    offsets = np.asarray(trace.request_offsets)
+    if arrive and (slots := slots_of(passes)):
+        return int(np.sort(np.diff(offsets))[-min(slots.many, trace.requests) :].sum())
+    plan = schedule(trace, passes)
     if plan.rows is None:
         return int(np.diff(offsets).max(initial=0))
     at = np.repeat(np.arange(len(plan)), plan.stop - plan.start)
@@ -169,28 +201,34 @@ class InTurn(NamedTuple):
         return {"start": start, "stop": start + tokens, "request": request, "phase": phase}
 
 
-def batch(trace: Trace, size: int) -> Passes:
-    """Schedule `size` requests at a time, each in a slot: its whole prompt, then one token per pass.
+def batch(trace: Trace, size: int, chunk: int = 0) -> Passes:
+    """Schedule `size` requests at a time, each in a slot: its prompt, then one token per pass.
 
-    A slot that is free takes the next request of the trace, the lowest slot first. Rows go by slot.
+    A prompt enters whole, or in pieces of `chunk` tokens, one per pass. A slot that is free takes the next request of
+    the trace, the lowest slot first. Rows go by slot.
     """
-    return _together(trace, *_in_slots(_passes_of_requests(trace).tolist(), size))
+    return _together(trace, *_in_slots(_passes_of_requests(trace, chunk).tolist(), size), chunk)
 
 
-def _passes_of_requests(trace: Trace) -> np.ndarray:
-    """Return the number of passes of each request: one for its prompt, one for every other token."""
+def _pieces(trace: Trace, chunk: int) -> np.ndarray:
+    """Return the number of passes of each prompt, in pieces of `chunk` tokens (0: whole)."""
     prompts = np.asarray(trace.prompt_lengths, np.int64)
-    return np.diff(trace.request_offsets) - prompts + (prompts > 0)
+    return -(-prompts // chunk) if chunk else (prompts > 0).astype(np.int64)
 
 
-def _together(trace: Trace, begins: np.ndarray, slots: np.ndarray) -> Passes:
+def _passes_of_requests(trace: Trace, chunk: int = 0) -> np.ndarray:
+    """Return the number of passes of each request: those of its prompt, and one for every other token."""
+    return np.diff(trace.request_offsets) - np.asarray(trace.prompt_lengths, np.int64) + _pieces(trace, chunk)
+
+
+def _together(trace: Trace, begins: np.ndarray, slots: np.ndarray, chunk: int = 0) -> Passes:
     """Return the passes of requests that begin at `begins` (n,) in `slots` (n,); rows are ordered by slot."""
     prompts = np.asarray(trace.prompt_lengths, np.int64)
     request = np.repeat(np.arange(trace.requests), np.diff(trace.request_offsets))
     inside = np.arange(trace.tokens) - np.asarray(trace.request_offsets)[request]
     decoded = inside - prompts[request]  # below 0 in the prompt
-    later = np.where(decoded < 0, 0, decoded + (prompts[request] > 0))  # passes of its request before this token's
-    passes = begins[request] + later
+    piece = inside // chunk if chunk else 0
+    passes = begins[request] + np.where(decoded < 0, piece, decoded + _pieces(trace, chunk)[request])
     order = np.lexsort((slots[request], passes))  # stable: tokens of a request stay in order
     rows = Rows(order.astype(np.int64), request[order], np.where(decoded < 0, PREFILL, DECODE)[order].astype(np.int8))
     return Passes.of_rows(np.bincount(passes), rows)

@@ -34,8 +34,14 @@ def dense_cost(s, index, layer):
     if s["external"] == 1:
         return 0
     if s["slows_compute"] == 1 and any_link_is_busy(s):
-        return slow_dense_ns(s)[row, layer] + (slow_kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
-    return dense_ns(s)[row, layer] + (kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
+        return slow_dense_ns(s)[row, layer] + (slow_kv_ns(s)[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+    return dense_ns(s)[row, layer] + (kv_ns(s)[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+
+
+@fast
+def kv_row(s, index):
+    """Return the index of a pass in tables of KV-cache reads: by pass, or where requests arrive by context."""
+    return s["arrivals"]["context"] if s["arrives"] == 1 else index
 
 
 @fast

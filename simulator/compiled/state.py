@@ -9,7 +9,7 @@ import numpy as np
 
 from moereplay.policies.contract import NOW, Own
 from moereplay.policies.hooks import HOOKS, KINDS
-from moereplay.simulator.compiled.layout import ARRAYS, INPUT_ARRAYS, MEMORIES, RULE, STOP
+from moereplay.simulator.compiled.layout import ARRAYS, INPUT_ARRAYS, MEMORIES, PLAN_ARRAYS, RULE, STOP
 from moereplay.simulator.jit.marks import array_reader, called, fast, merged, record_reader
 
 #: Larger than every key.
@@ -20,6 +20,8 @@ rule = record_reader("rule", RULE)
 stop_flag = record_reader("stop", STOP)
 _reader = {name: array_reader(name, dtype, *axes) for name, (dtype, axes) in ARRAYS.items()}
 _reader |= {name: array_reader(name, dtype, *axes, readonly=True) for name, (dtype, axes) in INPUT_ARRAYS.items()}
+#: Where requests arrive: writers of the passes.
+_reader |= {name: array_reader(of, INPUT_ARRAYS[of][0], *INPUT_ARRAYS[of][1]) for name, of in PLAN_ARRAYS.items()}
 #: Readers of whole arrays, for policies.
 _whole = {name: array_reader(name, dtype, *axes, whole=True) for name, (dtype, axes) in (ARRAYS | MEMORIES).items()}
 _whole |= {
@@ -154,6 +156,26 @@ row_token = _reader["row_token"]
 row_number = _reader["row_number"]
 row_phase = _reader["row_phase"]
 row_opens = _reader["row_opens"]
+requests = _reader["requests"]
+first_share = _reader["first_share"]
+share_start = _reader["share_start"]
+share_token = _reader["share_token"]
+share_phase = _reader["share_phase"]
+slot_number = _reader["slot_number"]
+slot_next = _reader["slot_next"]
+slot_end = _reader["slot_end"]
+arrival_ns = _reader["arrival_ns"]
+plan_start = _reader["plan_start"]
+plan_tokens = _reader["plan_tokens"]
+plan_phase = _reader["plan_phase"]
+plan_request = _reader["plan_request"]
+plan_number = _reader["plan_number"]
+plan_position = _reader["plan_position"]
+plan_apart = _reader["plan_apart"]
+plan_token = _reader["plan_token"]
+plan_row_number = _reader["plan_row_number"]
+plan_row_phase = _reader["plan_row_phase"]
+plan_opens = _reader["plan_opens"]
 offsets = _reader["offsets"]
 stream_expert = _reader["stream_expert"]
 stream_rank = _reader["stream_rank"]

@@ -16,16 +16,17 @@ def laid(lengths: Lengths, passes: str) -> list[list[Row]]:
     """The rows of every pass of a schedule by its name."""
     name, _, number = passes.partition(":")
     if name == "batch":
-        return in_slots(lengths, int(number))
+        slots, _, chunk = number.partition(":chunk=")
+        return in_slots(lengths, int(slots), int(chunk or 0))
     if name == "decode":
         return laid([(min(prompt, int(number)), tokens) for prompt, tokens in lengths], "recorded")
     size = {"recorded": 0, "token": 1}.get(name, int(number or 0))
     return [rows for request in range(len(lengths)) for rows in _alone(lengths, request, size)]
 
 
-def in_slots(lengths: Lengths, slots: int) -> list[list[Row]]:
+def in_slots(lengths: Lengths, slots: int, chunk: int = 0) -> list[list[Row]]:
     """Requests in slots: pass by pass, each slot gives the next rows of its request, or else of the next request."""
-    waiting = [rows for request in range(len(lengths)) if (rows := _alone(lengths, request, 0))]
+    waiting = [rows for request in range(len(lengths)) if (rows := _alone(lengths, request, chunk))]
     held: list[list[list[Row]]] = [[] for _ in range(slots)]
     passes = []
     while waiting or any(held):
