@@ -11,7 +11,7 @@ from moereplay.traces.texts import digits, percent, size
 Document = Mapping[str, Any]
 HOLDS = {"layers": "whole layers", "static": "most used, listed", "lru in one pool": "cache of last used"}
 MISSES = {"cpu": "on the CPU", "fetch": "fetched", "split": "divided"}
-SERVED = {"cpu": "computed by the CPU", "fetch": "fetched", "split": "divided between both"}
+SERVED = {"cpu": "computed by the CPU", "fetch": "fetched", "split": "divided between CPU and link"}
 USES = {
     "layers": "whole layers of experts",
     "static": "the most used experts of each layer by a list, placed for good",
@@ -52,7 +52,8 @@ def _fastest(choices: Sequence[Document]) -> str:
     has = f"which {best['engines'][0]} has" if best["engines"] else "which no engine listed here has"
     speed, whole = (digits(each["tokens_per_s"]["middle"], 3) for each in (best, layers))
     more = "" if best is layers else f"; whole layers with the rest on the CPU reach {whole}"
-    return f"by this form the fastest use of VRAM: {USES[best['holds']]}, misses {SERVED[best['miss']]}, {has}: {speed} tokens/s{more}"
+    way = f"{USES[best['holds']]}, misses {SERVED[best['miss']]}, {has}"
+    return f"by this form the fastest use of VRAM: {way}: {speed} tokens/s{more}"
 
 
 def _row(each: Document, tier: str, preferred: str) -> dict[str, object]:
