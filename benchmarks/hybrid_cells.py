@@ -35,22 +35,24 @@ factor dearer (the unknown rate of CPU, link or disk). A prompt streams, per bat
 
 **Changes**: two runs, the slowest and the fastest by prediction, fit both figures (one run, where there are but two
 or they do not differ). Engines of a series are groups of their own; signs and ratios are of all pairs of runs of a
-group but the fitted one. **Levels**: the middle run alone fits one figure (the step where RAM's rate is published and
-nothing is read from a disk, the factor otherwise), and the others are predicted. A measured change below 3 % has no
-sign. Errors of a question are medians over its groups of the median error within a group. `moereplay calibrate
-series` does the same with [runs of yours](logs.md#runs-of-a-machine-with-vram-ram-and-a-disk); every run beside its
-prediction is in [predicted-vs-measured](predicted-vs-measured.md).
+group but the fitted one. **Levels**: the middle run alone fits one figure (the step where the rates of all that it
+waits for are published: RAM's for the CPU, the link's for fetches; the factor otherwise), and the others are
+predicted. A measured change below 3 % has no sign. Errors of a question are medians over its groups of the median
+error within a group. `moereplay calibrate series` does the same with [runs of
+yours](logs.md#runs-of-a-machine-with-vram-ram-and-a-disk); every run beside its prediction is in
+[predicted-vs-measured](predicted-vs-measured.md).
 
 **What these figures are not.** Groups, the run that fits, and which runs are refused were settled with the results in
-view, so none of this is a blind test. So were five corrections of November 2026, which halved both medians (13.2 %
-and 18.5 % before): ktransformers places experts uniformly by default, not by use, keeps 3.6 GB of each card for
-prompts, and takes 16,384 tokens of a prompt at once (all three from its tutorials); a token reads the positions of
-the cache that are filled, not all that are allocated; a process's memory limit also holds its runtime, and without a
-GPU what RAM lacks comes from the disk (it was counted against RAM twice); a published rate of RAM says nothing of a
-disk, so one run that waits for a disk fits the factor. None was fitted to a number of a row, but each was looked for
-where errors were large. A factor of 1e-06, or a negative step, is not a rate of a machine: there the form fits a
-constant or a slope. With few runs to a group, small errors say little, and six of the groups are pairs of one
-document: the last line of the next table counts each series once.
+view, so none of this is a blind test. So were the corrections of November 2026 (medians of 13.2 % and 18.5 % before):
+ktransformers places experts uniformly by default, not by use, keeps 3.6 GB of each card for prompts, and takes 16,384
+tokens of a prompt at once (all three from its tutorials); a token reads the positions of the cache that are filled,
+not all that are allocated; a process's memory limit also holds its runtime, and without a GPU what RAM lacks comes
+from the disk (it was counted against RAM twice); a measured rate of the link replaces that of its generation (of cold
+slices, where it is published); and one run fits what is not published, where a rate of RAM says nothing of a disk.
+None was fitted to a number of a row, but each was looked for where errors were large. A factor of 1e-06, or a
+negative step, is not a rate of a machine: there the form fits a constant or a slope. With few runs to a group, small
+errors say little, and six of the groups are pairs of one document: the last line of the next table counts each series
+once.
 """
 
 

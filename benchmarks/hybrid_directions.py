@@ -138,9 +138,8 @@ def _cache_against_layers() -> Answer:
     measured = "loses near 100 %, wins well below over a fast link, loses or ties at 10 to 15 % with CPU misses"
     near, below = gains[0] < 0, min(gains[1:]) > 0
     why = "with CPU misses at 12 % its hits are those of other models' routing, and every upload is on time"
-    verdict = (
-        _verdict(near and below and tie <= 0.05) if tie <= 0.05 or not (near and below) else f"two of three; {why}"
-    )
+    two = f"two of three; supposed cause, not tested: {why}"
+    verdict = two if near and below and tie > 0.05 else _verdict(near and below)
     return f"fetching LRU {told}; CPU misses {tie:+.0%} at 12 %", measured, verdict
 
 

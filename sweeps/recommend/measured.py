@@ -353,7 +353,7 @@ def _machine(row: Row, strict: bool) -> Machine:
         raise RefusedError("rate of RAM not published")
     said = f"{rate * (1 if 'measured' in row['ram_bw_kind'] else NOMINAL):.3f}GB/s" if rate else ""
     disk = f"{_number(row, 'ssd_gbs')}GB/s" if row["ssd_gbs"] else ""
-    pcie = row["pcie"] if re.fullmatch(r"[345]\.0 x\d+", row["pcie"]) else ""
+    pcie = _link(row["pcie"])
     if gpu.startswith("none") or gpu in ("Radeon 780M iGPU", "GB10", "M3 Max"):
         gpu = "RTX 3090" if gpu.startswith("none") else "none"
         if gpu == "none":
@@ -362,6 +362,14 @@ def _machine(row: Row, strict: bool) -> Machine:
     cores = str(int(counted[1] or 1) * int(counted[2])) if counted else ""
     ram = f"{_number(row, 'ram_gib', 128)}GiB"
     return assembled(gpu=gpu, vram="", ram=ram, ram_rate=said, disk=disk, link=pcie, cores=cores)
+
+
+def _link(said: str) -> str:
+    """Return a link's generation and width, or the rate that was measured of it: of cold slices, if it says so."""
+    if re.fullmatch(r"[345]\.0 x\d+", said):
+        return said
+    rates = (re.search(rf"([\d.]+) ?{of}", said) for of in ("cold", "gather", "GB/s"))
+    return next((f"{rate[1]}GB/s" for rate in rates if rate), "")
 
 
 def _number(row: Row, name: str, default: float = 0) -> float:

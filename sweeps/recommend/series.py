@@ -68,14 +68,10 @@ def fit(slow: Sample, fast: Sample) -> tuple[float, float]:
 
 
 def fit_one(run: Sample) -> tuple[float, float]:
-    """Return factor and step by one run: the step, where rates are known and it is not negative, or the factor.
-
-    A published rate of RAM is that of the CPU's reads; how fast a disk serves page faults or experts is not published.
-    """
+    """Return factor and step by one run: the step, where rates are known and it is not negative, or the factor."""
     step = (run.measured - run.time(1, 0)) / run.steps
     alike = run.time(2, 0) == run.time(1, 0)
-    known = run.steps > 1 or (run.row["ram_bw_gbs"] and not reads_disk(run))  # no rate of faults and files is published
-    if alike or (step >= 0 and known):
+    if alike or (step >= 0 and (run.steps > 1 or rates_known(run))):
         return 1, step
     low, high = 1e-6, 1e3
     for _ in range(80):
@@ -84,9 +80,17 @@ def fit_one(run: Sample) -> tuple[float, float]:
     return low, 0.0
 
 
-def reads_disk(run: Sample) -> bool:
-    """Return whether a token of the run waits for the disk."""
-    return run.run is not None and spent(run.run, positions(run.row)).disk > 0
+#: Column in which the rate is published of what a token waits for; how fast a disk serves faults never is.
+PUBLISHED = {"cpu": "ram_bw_gbs", "link": "pcie"}
+
+
+def rates_known(run: Sample) -> bool:
+    """Return whether the rates of all that a token of the run waits for are published."""
+    if run.run is None:
+        return bool(run.row["ram_bw_gbs"])
+    parts = spent(run.run, positions(run.row))
+    waited = [name for name in ("cpu", "link", "disk") if getattr(parts, name)]
+    return all(name in PUBLISHED and run.row[PUBLISHED[name]] for name in waited)
 
 
 def groups(found: Sequence[Sample]) -> list[Group]:

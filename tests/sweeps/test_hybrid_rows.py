@@ -16,7 +16,7 @@ from moereplay.sweeps.recommend.measured import (
     samples,
     spent,
 )
-from moereplay.sweeps.recommend.series import fit, fit_one, reads_disk
+from moereplay.sweeps.recommend.series import fit, fit_one, rates_known
 from moereplay.sweeps.recommend.token_time import MAPPED
 
 #: 40 layers of 64 experts of 2 MiB, 4 of them active, on a machine with known rates; other columns are empty.
@@ -80,7 +80,7 @@ def test_what_ram_lacks_without_a_gpu_comes_from_the_disk():
     assert spent_at.disk == pytest.approx(
         misses * 2 * 2**20 / 2 / MAPPED, rel=0.05
     )  # 2 GB/s, by page faults, and latencies
-    assert reads_disk(decoded(row(gpu="none", placement="all_cpu", ram_limit_gib="4", ssd_gbs="2"), {}, strict=True))
+    assert not rates_known(decoded(row(gpu="none", placement="all_cpu", ram_limit_gib="4"), {}, strict=True))
 
 
 def test_ktransformers_places_experts_uniformly_unless_it_is_told_their_use():
@@ -105,6 +105,36 @@ def test_one_run_that_waits_for_a_disk_fits_the_rate_of_its_misses():
     factor, step = fit_one(decoded(over, {}, strict=True))
     assert factor > 1 and step == 0
     assert fit_one(decoded(row(decode_tok_s="1"), {}, strict=True))[0] == 1  # in RAM, whose rate is known
+
+
+def test_one_run_of_fetches_fits_the_step_where_the_links_rate_is_published():
+    fetched = {
+        "engine": "FreeToken",
+        "placement": "slots",
+        "slots_per_layer": "16",
+        "on_miss": "fetch",
+        "policy": "lru",
+    }
+    of = row(**fetched, decode_tok_s="1", ram_bw_gbs="", cpu_moe_layers="")
+    factor, step = fit_one(decoded(of, {}, strict=False))
+    assert factor == 1 and step > 0.5e9
+    factor, step = fit_one(decoded(row(**of | {"pcie": ""}), {}, strict=False))
+    assert factor > 1 and step == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "rate"),
+    [
+        ("4.0 x16 (21.9 GB/s hot, 3.1 cold in the access pattern)", 3.1e9),
+        ("25.2 linear, 24.9 gather, 23.9 beside CPU", 24.9e9),
+        ("12.5 GB/s measured", 12.5e9),
+        ("3.0 x16, 13.17 GB/s", 13.17e9),
+        ("4.0 x16", 25.1e9),
+    ],
+)
+def test_a_measured_rate_of_the_link_is_taken_and_that_of_cold_slices_first(said: str, rate: float):
+    run = decoded(row(pcie=said), {}, strict=True).run
+    assert run is not None and run.machine.platform.links[0].bytes_per_s == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(("factor", "step"), [(0.8, 3e6), (2.5, 40e6)])
