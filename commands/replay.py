@@ -209,7 +209,7 @@ def timeline(
     check_output(out)
     opened = open_trace(trace)
     config = _only(settings)
-    passes = schedule(opened, config.passes)
+    passes = schedule(opened, config.schedule)
     shown = _shown(len(passes), first_pass, passes_shown)
     ready = plan(opened, config)
     say_when_compiling()

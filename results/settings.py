@@ -52,6 +52,13 @@ SETTINGS = (
         "Tokens per forward pass: recorded, token, chunk:N, decode:N (decode from position N), batch:N (N requests).",
         of_recording=True,
     ),
+    Setting(
+        "draft",
+        "0",
+        "Draft tokens that a decode pass verifies, per request: N[:accept=A1/A2/...][:rejected=other|own].",
+        of_recording=True,
+        added=True,
+    ),
     Setting("reset", "never", "When to empty the cache: never, request, or after a number of tokens."),
     Setting(
         "prefetch_at",

@@ -17,8 +17,9 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.times import Times
 from moereplay.traces.dense import check_dense_bits, recorded
+from moereplay.traces.drafts import OFF, parse_drafts
 from moereplay.traces.frozen import first_fault
-from moereplay.traces.passes import parse_passes
+from moereplay.traces.passes import named_schedule, parse_passes
 from moereplay.traces.schema import Frozen, Geometry, Trace, TraceError, canonical
 from moereplay.traces.summary import experts_per_token
 from moereplay.traces.synthetic import synthetic
@@ -75,6 +76,7 @@ class ReplayConfig(Frozen):
     contract: Literal["atomic", "sequential"] = "atomic"
     scope: Literal["global", "per_layer"] = "global"
     passes: str = "recorded"
+    draft: str = OFF
     reset: str = "never"
     prefetch_at: Literal["gate", "after_demand"] = "gate"
     prefetch_admission: Literal["evict", "free_only"] = "evict"
@@ -97,6 +99,11 @@ class ReplayConfig(Frozen):
     def _passes(cls, text: str) -> str:
         parse_passes(text)
         return text
+
+    @field_validator("draft")
+    @classmethod
+    def _draft(cls, text: str) -> str:
+        return parse_drafts(text).text
 
     @field_validator("reset")
     @classmethod
@@ -126,6 +133,11 @@ class ReplayConfig(Frozen):
         if self.dense and self.dense_bits:
             raise ValueError("--dense cannot be combined with --dense-bits")
         return self
+
+    @property
+    def schedule(self) -> str:
+        """The name of the schedule of passes, its drafts included, for `traces.passes.schedule`."""
+        return named_schedule(self.passes, self.draft, self.seed)
 
     def policy_set(self) -> PolicySet:
         """Parse the four policies. Raises PolicyError."""

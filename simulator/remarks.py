@@ -124,7 +124,7 @@ def _reset(trace: Trace, config: ReplayConfig) -> str:
         return ""
     if every < 0 and trace.requests == 1:
         return "the trace has one request"
-    plan = schedule(trace, config.passes)
+    plan = schedule(trace, config.schedule)
     if every > 0:
         last = int(plan.start[-1])
         return f"the last pass begins after {last:,} tokens" if last < every else ""

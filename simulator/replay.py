@@ -164,7 +164,7 @@ def plan(trace: Trace, config: ReplayConfig) -> Plan:
     ready = plan_for(origin_of(trace), config)
     if ready.machine.reserve_bytes is None:
         return ready
-    return replace(ready, longest=longest_context(trace, config.passes))
+    return replace(ready, longest=longest_context(trace, config.schedule))
 
 
 def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
@@ -223,7 +223,7 @@ def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = 
 def source_of(trace: Trace, ready: Plan) -> TraceSource:
     """Return the demand of a trace as a plan reads it."""
     config = ready.config
-    return TraceSource(trace, config.passes, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
+    return TraceSource(trace, config.schedule, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
 
 
 def _run_compiled(trace: Trace, ready: Plan, log: bool) -> FinishedRun:

@@ -225,6 +225,15 @@ class Times:
         return self._once(key, compute, self._dense_params[0][layer], self._geometry.dense_format) + gate_ns
 
     @property
+    def has_drafting(self) -> bool:
+        """True if drafts take time before their pass."""
+        return self._platform.draft.ns_per_token > 0
+
+    def draft_ns(self, drafts: int) -> int:
+        """Return what the drafts of a pass take before layer 0. Contention does not change it."""
+        return self._platform.draft.ns(drafts)
+
+    @property
     def has_decisions(self) -> bool:
         """True if `decision_ns` may be more than 0."""
         return self._platform.decisions.of_steps

@@ -97,7 +97,7 @@ def left_to_do(sweep: Sweep, out: Place, jobs: Iterable[Job]) -> list[Job]:
 def derive(sweep: Sweep, jobs: Sequence[Job]) -> None:
     """Derive the demand of the jobs' traces once, so that workers only map it. Raises TraceError."""
     for trace in sweep.traces:
-        for passes in {job.config.passes for job in jobs if job.digest == trace.digest}:
+        for passes in {job.config.schedule for job in jobs if job.digest == trace.digest}:
             demand_of(trace, passes)
 
 

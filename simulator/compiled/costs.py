@@ -13,6 +13,7 @@ from moereplay.simulator.compiled.state import (
     cost_row,
     dense_ns,
     dense_row,
+    draft_ns,
     expert_ns,
     home_of,
     kind_of,
@@ -33,9 +34,10 @@ def dense_cost(s, index, layer):
     row = dense_row(s)[pass_tokens(s)[index]]
     if s["external"] == 1:
         return 0
+    drafted = draft_ns(s)[index] if s["has_drafting"] == 1 and layer == 0 else 0
     if s["slows_compute"] == 1 and any_link_is_busy(s):
-        return slow_dense_ns(s)[row, layer] + (slow_kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
-    return dense_ns(s)[row, layer] + (kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
+        return drafted + slow_dense_ns(s)[row, layer] + (slow_kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
+    return drafted + dense_ns(s)[row, layer] + (kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
 
 
 @fast

@@ -54,7 +54,7 @@ def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
 def prepare_inputs(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
     config, chosen = spec.config, spec.chosen
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
-    source = partial(TraceSource, trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
+    source = partial(TraceSource, trace, config.schedule, chosen.prefetch, needs, (config.lookahead, config.seed))
     return inputs_of(trace, config, needs, chosen.reads), oracle_of_trace(trace, source, config, chosen.eviction)
 
 

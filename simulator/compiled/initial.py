@@ -67,7 +67,7 @@ def initial_state(
     only input to policies.
     """
     chosen = spec.chosen.priced(spec.times)
-    numbers = _scalars(spec, chosen) | _prices(spec) | _lengths(inputs, spec, chosen, lines, keep)
+    numbers = _scalars(spec, chosen) | _prices(inputs, spec) | _lengths(inputs, spec, chosen, lines, keep)
     numbers |= STEPPED if stepped else OWN_CLOCK
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"batched": numbers["n_batched"] > 0}
@@ -137,7 +137,7 @@ def _suggests_late(config: ReplayConfig, chosen: PolicySet) -> bool:
     return config.contract == "sequential" and chosen.prefetch.policy.next_pass
 
 
-def _prices(spec: RunSpec) -> dict[str, int]:
+def _prices(inputs: Inputs, spec: RunSpec) -> dict[str, int]:
     """Return which costs need code and not only a table."""
     times = spec.times
     return {
@@ -147,6 +147,7 @@ def _prices(spec: RunSpec) -> dict[str, int]:
         "has_start": times.has_start,
         "slows_compute": times.slows_compute,
         "reads_kv": times.reads_kv,
+        "has_drafting": times.has_drafting and len(inputs["pass_drafts"]) > 0,
         "has_pieces": times.has_pieces,
         "victim_ns": times.victim_ns,
         "by_matrix": times.by_matrix,
@@ -256,6 +257,8 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
     numbers |= {"n_starts": numbers["n_wires"] if spec.times.has_start else 0}
     numbers |= {"n_to_load": numbers["n_copies"] if spec.times.loads_prefetches else 0}
     numbers |= {"n_contexts": numbers["passes"] if spec.times.reads_kv else 0}
+    numbers |= {"n_drafting": len(inputs["pass_drafts"])}
+    numbers |= {"n_draft_costs": numbers["n_drafting"] if spec.times.has_drafting else 0}
     for i, kind in enumerate(KINDS):
         memory: Memory = getattr(chosen, kind).policy.memory
         rows = memory.rows + memory.rows_per_expert * geometry.experts
@@ -341,6 +344,7 @@ TWO_TIERS = dict.fromkeys(
         "has_start",
         "slows_compute",
         "reads_kv",
+        "has_drafting",
         "has_pieces",
         "victim_ns",
         "by_matrix",

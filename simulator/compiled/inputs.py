@@ -18,9 +18,10 @@ from moereplay.simulator.times import BATCH_TABLES, Times
 from moereplay.traces import routers, token_arrays
 from moereplay.traces.demand import demand_of, next_passes
 from moereplay.traces.derived import derived
+from moereplay.traces.drafts import KNOWN
+from moereplay.traces.drafts import Rows as PassRows
 from moereplay.traces.growing import VALUES_AT_ONCE, Growing, Rows, append
 from moereplay.traces.passes import Passes, is_long, schedule
-from moereplay.traces.passes import Rows as PassRows
 from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.shared import read_only, shared
 from moereplay.traces.token_arrays import look
@@ -60,7 +61,7 @@ def inputs_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: 
     """
     depths = _depths(config)
     control = (config.lookahead, config.seed if config.lookahead != "recorded" else 0) if depths else ("", 0)
-    wanted = Demanded(config.passes, "logits" in needs, "next_pass" in reads, depths, control)
+    wanted = Demanded(config.schedule, "logits" in needs, "next_pass" in reads, depths, control)
     return shared(trace, wanted, lambda: _inputs_of(trace, wanted))
 
 
@@ -118,6 +119,8 @@ def _plan(plan: Passes) -> dict[str, np.ndarray]:
         "pass_apart": plan.apart(),
         "requests": requests[first],
     }
+    if rows is not None and rows.draft.any():
+        arrays["pass_drafts"] = np.add.reduceat(rows.draft != KNOWN, start)
     return arrays if rows is None else arrays | _rows(rows, numbers, plan)
 
 
@@ -133,7 +136,8 @@ def _rows(rows: PassRows, numbers: np.ndarray, plan: Passes) -> dict[str, np.nda
     parts = (passes * (numbers.max(initial=0) + 1) + numbers) * 2 + rows.phase
     opens = np.zeros(len(parts), np.int64)
     opens[np.unique(parts, return_index=True)[1]] = 1
-    return {"row_token": rows.token, "row_number": numbers, "row_phase": rows.phase, "row_opens": opens}
+    columns = {"row_token": rows.token, "row_reads": rows.reads, "row_phase": rows.phase, "row_draft": rows.draft}
+    return columns | {"row_number": numbers, "row_opens": opens}
 
 
 def _scores_of(trace: Trace) -> dict[str, np.ndarray]:
@@ -180,7 +184,8 @@ def inputs_from(source: Source) -> Inputs:
 
 def _plan_from(passes: Sequence[Pass]) -> Passes:
     rows = [row for step in passes for row in step.rows]
-    columns = {name: np.array([getattr(row, name) for row in rows], np.int64) for name in PassRows._fields}
+    names = {name: "routed" if name == "reads" else name for name in PassRows._fields}
+    columns = {column: np.array([getattr(row, name) for row in rows], np.int64) for column, name in names.items()}
     return Passes.of_rows(np.array([step.tokens for step in passes], np.int64), PassRows(**columns))
 
 
@@ -230,8 +235,8 @@ def _by_token(plan: Passes, layers: int, rows: Sequence[Sequence], width: int, f
     found = np.concatenate(passes) if passes else np.zeros((0, layers, width))
     if plan.rows is None:
         return found
-    tokens = np.full((int(plan.rows.token.max()) + 1, layers, width), filler, found.dtype)
-    tokens[plan.rows.token] = found
+    tokens = np.full((int(plan.rows.reads.max()) + 1, layers, width), filler, found.dtype)
+    tokens[plan.rows.reads] = found
     return tokens
 
 
@@ -272,6 +277,7 @@ def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, n
             "start_ns": np.array(times.start_ns if times.has_start else [], np.int64).ravel(),
         }
         | _kv(inputs, times)
+        | {"draft_ns": _drafting(inputs, times)}
         | _batches(times)
     )
 
@@ -297,6 +303,13 @@ def _kv(inputs: Inputs, times: Times) -> dict[str, np.ndarray]:
         for name, slow in (("kv_ns", False), ("slow_kv_ns", True))
     }
     return {name: np.array(each, np.int64)[row] for name, each in read.items()}
+
+
+def _drafting(inputs: Inputs, times: Times) -> np.ndarray:
+    """Return the time of every pass's drafts; empty if they take none."""
+    drafts = inputs["pass_drafts"] if times.has_drafting else np.zeros(0, np.int64)
+    times.draft_ns(int(drafts.max(initial=0)))  # not more than a time can be
+    return drafts * times.draft_ns(1)
 
 
 def _batches(times: Times) -> dict[str, np.ndarray]:

@@ -28,8 +28,8 @@ SETTING = (
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand reads_need renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
-    "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv has_pieces victim_ns by_matrix "
-    "has_stages matrices cpu_tier sync_ns next_pass reads_unfetched external "
+    "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv has_drafting has_pieces victim_ns "
+    "by_matrix has_stages matrices cpu_tier sync_ns next_pass reads_unfetched external "
     + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: Variables of a run, in records; one file writes each (OWNS, tests/simulator/test_compiled_state.py). A ring is a pair
@@ -78,7 +78,7 @@ LENGTHS = (
     "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members "
     "n_ring n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates n_lanes "
     "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
-    "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
+    "n_held n_pieces n_to_load n_contexts n_drafting n_draft_costs n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
     "n_batched n_batch rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -194,6 +194,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "dense_row": (np.int64, ("n_costs",)),  # row by tokens of the pass
     "kv_ns": (np.int64, ("n_contexts",)),  # per pass, for one layer
     "slow_kv_ns": (np.int64, ("n_contexts",)),
+    "draft_ns": (np.int64, ("n_draft_costs",)),  # per pass, before layer 0
     "load_ns": (np.int64, ("n_kinds",)),
     "cost_row": (np.int64, ("n_kinds",)),
     "expert_ns": (np.int64, ("n_sizes", "n_costs")),
@@ -257,7 +258,10 @@ INPUT_ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "pass_number": (np.int64, ("passes",)),
     "pass_position": (np.int64, ("passes",)),  # earlier tokens of the request
     "pass_apart": (np.int8, ("passes",)),  # 1 if it shares no request with the previous pass
+    "pass_drafts": (np.int64, ("n_drafting",)),  # empty without drafts
     "row_token": (np.int64, ("n_batched",)),
+    "row_reads": (np.int64, ("n_batched",)),  # the token whose routing it has
+    "row_draft": (np.int8, ("n_batched",)),
     "row_number": (np.int64, ("n_batched",)),
     "row_phase": (np.int8, ("n_batched",)),
     "row_opens": (np.int8, ("n_batched",)),  # 1 for the first row of a request and phase in a pass

@@ -99,6 +99,7 @@ slow_dense_ns = _reader["slow_dense_ns"]
 dense_row = _reader["dense_row"]
 kv_ns = _reader["kv_ns"]
 slow_kv_ns = _reader["slow_kv_ns"]
+draft_ns = _reader["draft_ns"]
 load_ns = _reader["load_ns"]
 cost_row = _reader["cost_row"]
 expert_ns = _reader["expert_ns"]
@@ -151,6 +152,8 @@ pass_number = _reader["pass_number"]
 pass_position = _reader["pass_position"]
 pass_apart = _reader["pass_apart"]
 row_token = _reader["row_token"]
+row_reads = _reader["row_reads"]
+row_draft = _reader["row_draft"]
 row_number = _reader["row_number"]
 row_phase = _reader["row_phase"]
 row_opens = _reader["row_opens"]
@@ -287,8 +290,8 @@ def row_at(s, t):
 
 @fast
 def token_at(s, t):
-    """Return the token of the t-th row, as an index of the token axis."""
-    return row_at(s, t) if s["batched"] == 0 else row_token(s)[row_at(s, t)]
+    """Return the token whose routing the t-th row has, as an index of the token axis."""
+    return row_at(s, t) if s["batched"] == 0 else row_reads(s)[row_at(s, t)]
 
 
 # outcomes of an access

@@ -211,8 +211,8 @@ def _asked(geometry: Geometry, capacities: Sequence[int]) -> np.ndarray:
 def _bracket(trace: Trace, config: ReplayConfig, grid: np.ndarray, done: Callable[[int], None]) -> np.ndarray:
     """Return bounds on the fewest misses at each capacity (2, G): a lower bound, and a feasible number."""
     sizes, found = trace.geometry.expert_bytes, []
-    steps = len(demand_of(trace, config.passes).offsets) - 1
-    how = (RELAXED_BOUND, config.passes, config.reset, config.scope, config.contract)
+    steps = len(demand_of(trace, config.schedule).offsets) - 1
+    how = (RELAXED_BOUND, config.schedule, config.reset, config.scope, config.contract)
     for at, pool in enumerate(grid.tolist()):
         counted = count(trace, Bound(*how, (pool // min(sizes),), (), pool, sizes))
         accesses, feasible = counted["accesses"] or 0, counted["feasible_hits"] or 0

@@ -167,7 +167,7 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
         why = BESIDE_RESIDENTS if bound is not None and bound.resident else f"{found.remark}: {found.setting}"
         unknown = dict.fromkeys(("relaxed", "forced", "fixed", "routed", "least"))
         return Limits(
-            len(demand_of(trace, config.passes).expert), counted.get("compulsory"), **unknown, reasons=(why, *reasons)
+            len(demand_of(trace, config.schedule).expert), counted.get("compulsory"), **unknown, reasons=(why, *reasons)
         )
     relaxed = replace(bound, admission=RELAXED)
     counted = count(trace, relaxed)

@@ -31,7 +31,7 @@ from moereplay.traces.demand import Union, union_of
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry, Router
 from moereplay.traces.units import NEVER
-from tests.kit.schedules import laid
+from tests.kit.schedules import Guess, laid
 
 ENGINES = ("reference", "compiled")
 
@@ -124,12 +124,16 @@ class ListSource:
     """A `simulator.source.Source` over lists; keeps what the policies made of each gate."""
 
     def __init__(
-        self, geometry: Geometry, requests: Sequence[Prompted], passes: str | Sequence[Sequence[Row]] = "recorded"
+        self,
+        geometry: Geometry,
+        requests: Sequence[Prompted],
+        passes: str | Sequence[Sequence[Row]] = "recorded",
+        guess: Guess | None = None,
     ) -> None:
         """`passes` is a name, or the rows of every pass; a row's token counts through all requests."""
         self.geometry, self.requests = geometry, requests
         lengths = [(request.prompt, len(request.tokens)) for request in requests]
-        self._plan = laid(lengths, passes) if isinstance(passes, str) else passes
+        self._plan = laid(lengths, passes, guess) if isinstance(passes, str) else passes
         self._tokens = [token for request in requests for token in request.tokens]
         unions = [self._union(rows, layer) for rows in self._plan for layer in range(geometry.layers)]
         self._unions, self._first = _with_future(unions, geometry)
@@ -139,7 +143,7 @@ class ListSource:
         return (Pass(index, rows) for index, rows in enumerate(self._plan))
 
     def _cells(self, rows: Sequence[Row], layer: int) -> list[Cell]:
-        return [self._tokens[row.token][layer] for row in rows]
+        return [self._tokens[row.routed][layer] for row in rows]
 
     def _union(self, rows: Sequence[Row], layer: int) -> Union:
         cells = self._cells(rows, layer)

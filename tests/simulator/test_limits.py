@@ -200,7 +200,7 @@ def test_of_unequal_bytes_no_replay_is_faster_than_the_least_time(case: Case, di
 def fresh_of(case: Case) -> np.ndarray:
     from moereplay.simulator.curves.stream import demands_of
 
-    return demands_of(case.trace, case.config.passes, case.config.reset).fresh
+    return demands_of(case.trace, case.config.schedule, case.config.reset).fresh
 
 
 def test_a_preloaded_set_hits_what_a_replay_of_it_hits() -> None:
