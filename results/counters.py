@@ -103,7 +103,9 @@ _DECLARED = (
         "the part not executed; mass_kept + mass_substituted + mass_dropped = mass",
     ),
     Counter("draft_rows", COUNT, "draft tokens, each once, at layer 0"),
-    Counter("draft_rejected", COUNT, "of these, the rejected ones: they are computed, and count in no other token's counter"),
+    Counter(
+        "draft_rejected", COUNT, "of these, the rejected ones: computed, but left out of the counters of single tokens"
+    ),
     Counter("rank_displacement", COUNT, "sum over assignments of how far their rank is from the slot they fill"),
     Counter(
         "variation",

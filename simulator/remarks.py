@@ -17,6 +17,7 @@ from moereplay.simulator import bounds
 from moereplay.simulator.config import PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import plan
+from moereplay.traces.drafts import OFF
 from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Trace
 from moereplay.traces.texts import counted, whole
@@ -88,6 +89,7 @@ def _reasons(trace: Trace, config: ReplayConfig) -> Iterator[tuple[str, str]]:
     chosen = config.policy_set()
     checks: dict[str, Callable[[], str]] = {
         "passes": lambda: _passes(trace, config.passes),
+        "draft": lambda: _draft(trace, config),
         "reset": lambda: _reset(trace, config),
         "scope": lambda: _one_layer(trace) if config.scope == "per_layer" else "",
         "prefetch": lambda: _one_layer(trace) if chosen.prefetch.policy.suggest else "",
@@ -115,6 +117,14 @@ def _passes(trace: Trace, passes: str) -> str:
         return ""  # one token per pass is what `token` means, even if the trace has it anyway
     tokens = counted(longest, "token")
     return f"no prompt of this trace has more than {tokens}" if longest else NO_PROMPTS
+
+
+def _draft(trace: Trace, config: ReplayConfig) -> str:
+    """Return why no pass has a draft, or an empty string."""
+    if config.draft == OFF:
+        return ""
+    rows = schedule(trace, config.schedule).rows
+    return "" if rows is not None and rows.draft.any() else "no request decodes two tokens in a row"
 
 
 def _reset(trace: Trace, config: ReplayConfig) -> str:
@@ -157,6 +167,7 @@ def _seed(config: ReplayConfig, chosen: PolicySet) -> str:
     """Return why a seed changes nothing, or an empty string."""
     policies: list[Policy] = [getattr(chosen, kind).policy for kind in KINDS]
     shuffles = config.lookahead != "recorded" and not _lookahead(config, chosen)
+    shuffles |= config.draft != OFF  # which drafts are right
     return "" if not config.seed or shuffles or any(map(_draws, policies)) else "no policy here draws"
 
 

@@ -156,4 +156,3 @@ def _laid_out(
         reads[wrong] = first[of] + drawn.astype(np.int64)
     phase = np.where(decoded[share], DECODE, PREFILL).astype(np.int8)
     return Shares(begins, starts, Rows(token, request[share], phase, reads, draft.astype(np.int8)))
-

@@ -78,7 +78,8 @@ LENGTHS = (
     "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members "
     "n_ring n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates n_lanes "
     "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
-    "n_held n_pieces n_to_load n_contexts n_drafting n_draft_costs n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
+    "n_held n_pieces n_to_load n_contexts n_drafting n_draft_costs "
+    "n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
     "n_batched n_batch rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 

@@ -175,7 +175,7 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
     forced = count(trace, replace(bound, admission=FORCED)) if ready.chosen.miss.policy.fetches_all else None
     fixed = fixed_set(trace, relaxed)
     least = None if reasons else least_time(trace, ready, relaxed)
-    if least is not None and not least.decode_passes:
+    if least is not None and not least.decode_tokens:
         reasons.append(NOTHING_DECODED)
     if fixed is None:
         reasons.append(MANY_SIZES)
