@@ -20,7 +20,7 @@ from moereplay.results.result import Row as Counts
 from moereplay.simulator.capacity import parse_size
 from moereplay.simulator.config import configure
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
-from moereplay.simulator.overheads import Decisions, Loading
+from moereplay.simulator.overheads import Decisions, Drafting, Loading
 from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform, Wire
 from moereplay.simulator.reference.engine import run
 from moereplay.simulator.residents import residents
@@ -108,6 +108,7 @@ def machine(
         contention=Contention(cpu=left, link=left, **of["contention"]),
         loading=Loading.model_validate(prices.get("loading", {})),
         decisions=Decisions.model_validate(prices.get("decisions", {})),
+        draft=Drafting.model_validate(prices.get("draft", {})),
         overlap=prices.get("overlap", "arrival"),
     )
 

@@ -25,7 +25,7 @@ from tests.kit.scenarios import (
     read_by_matrix,
     scenarios,
 )
-from tests.kit.schedules import mixed
+from tests.kit.schedules import Guess, mixed
 
 
 def with_all(kind: str, *texts: str) -> tuple[str, ...]:
@@ -154,6 +154,7 @@ def by_matrix(draw: st.DrawFn, **fixed: Any) -> Scenario:
     return scenario
 
 
+FEW = st.sampled_from((0, 0, 1, 5))  #: nanoseconds
 MISSED = ("missed", "missed", "missed:top=1", "missed:of=any:after=2", "missed:of=dropped", "missed:per_step=1")
 ON_CPU = ("cpu", "cpu:below=2", "split:q=.5", "fiddler:ratio=2:goal=max:decode=cost")
 
@@ -192,6 +193,21 @@ def _resident(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...
             continue
         chosen.append(pair)
     return tuple(chosen)
+
+
+@st.composite
+def drafted(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Any scenario on a machine with lower tiers, or with all prices, whose decode passes verify drafts."""
+    scenario = draw(st.one_of(hybrid(**fixed), priced(**fixed)))
+    guess = Guess(
+        many=draw(st.integers(1, 4)),
+        accept=draw(st.lists(st.sampled_from((0.0, 0.3, 0.7, 1.0)), min_size=1, max_size=3)),
+        rejected=draw(st.sampled_from(("other", "own"))),
+        seed=scenario.settings["seed"],
+    )
+    passes = draw(st.sampled_from(("recorded", "token", "decode:1", "batch:2", "batch:3")))
+    scenario.times["prices"] = dict(scenario.times.get("prices", {})) | {"draft": {"ns_per_token": draw(FEW)}}
+    return scenario._replace(source=ListSource(scenario.source.geometry, scenario.source.requests, passes, guess))
 
 
 @st.composite

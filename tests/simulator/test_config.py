@@ -158,6 +158,8 @@ CHANGES = [
     {"routing": "cache_prior"},
     {"platform": "mac-nvme"},
     {"passes": "token"},
+    {"draft": "1"},
+    {"draft": "1:rejected=own"},
     {"reset": "request"},
     {"warm": ((0, 1),)},
     {"warm": ((0, 1), (0, 2))},
