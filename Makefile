@@ -21,7 +21,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-forecast study-measured study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -190,6 +190,9 @@ evidence: .venv/dev.stamp    ## predictions compared with measurements: table, p
 	@test -n "$(RUNS)" || { echo "missing RUNS: make evidence RUNS=folder, a folder with cells.csv (docs/logs.md)"; exit 2; }
 	$(BIN)/python -m benchmarks.predicted_vs_measured $(RUNS) --out docs
 
+study-cuda: .venv/record.stamp  ## what needs a GPU, tried on one: record, validate, calibrate, measure, live (8 minutes, 30 GB of disk)
+	$(BIN)/python -m benchmarks.cuda_study --out runs/cuda --models runs/cuda-models
+
 study-live-transfers: .venv/record.stamp  ## the live miniature with real transfers compared with its emulated runs (15 minutes)
 	$(BIN)/python benchmarks/live_transfers.py
 
@@ -269,7 +272,7 @@ tables: .venv/base.stamp     ## write the tables of cards, policies, importers, 
 	sed -i -e '/<!-- hooks:/,/<!-- end -->/{//!d}' -e '/<!-- hooks:/r hooks.table' docs/policies.md && rm hooks.table
 	$(BIN)/python -c 'from moereplay.results.settings import markdown; print(markdown())' > settings.table
 	sed -i -e '/<!-- settings:/,/<!-- end -->/{//!d}' -e '/<!-- settings:/r settings.table' docs/settings.md && rm settings.table
-	for file in tokens cells models; do \
+	for file in tokens cells models series; do \
 	  $(BIN)/python -c "from moereplay.calibration.columns import markdown; print(markdown('$$file'))" > $$file.table; \
 	  sed -i -e "/<!-- $$file:/,/<!-- end -->/{//!d}" -e "/<!-- $$file:/r $$file.table" docs/logs.md && rm $$file.table; \
 	done

@@ -20,7 +20,8 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.hybrid_directions import directions
-from benchmarks.hybrid_rows import Routings, Sample, fit, fit_one, samples
+from moereplay.sweeps.recommend.measured import Routings, Sample, fit_one, samples
+from moereplay.sweeps.recommend.series import Group, fitted, groups
 from moereplay.traces.files import write_whole
 
 NOISE = 0.03  #: smaller measured changes have no sign
@@ -76,43 +77,20 @@ def main() -> None:
 
 def judged(found: Sequence[Sample]) -> list[Judged]:
     """Return what is predicted of every group of two runs or more whose predicted times differ."""
-    groups: dict[tuple[str, ...], list[Sample]] = defaultdict(list)
-    for run in found:
-        by = ["series", "question"]
-        by += ["gpu", "placement"] if run.row["question"] in ("prefill", "multi-gpu") else []
-        by += ["on_miss"] if run.row["question"] == "pcie" and run.row["on_miss"] == "cpu" else []
-        fixed = [run.row[name] for name in by] + [run.row["engine"].split(" b")[0]]
-        fixed += [run.row["prompt_tokens"] if run.steps == 1 else run.row["load"][:4]]
-        groups[tuple(fixed)].append(run)
-    done = []
-    for (name, question, *_), runs in groups.items():
-        order = sorted(runs, key=lambda run: -run.time(1, 0) / run.steps)
-        if len(order) > 1:
-            done.append(_judge(name, question, order))
-    return done
+    return [_judge(group) for group in groups(found) if len(group.runs) > 1]
 
 
-def _judge(name: str, question: str, order: Sequence[Sample]) -> Judged:
-    """Judge runs of one group, the slowest by prediction first."""
-    slow, fast, middle = order[0], order[-1], len(order) // 2
-    two = len(order) > 2 and slow.time(1, 0) / slow.steps > 1.02 * fast.time(1, 0) / fast.steps
-    one = fit_one(order[middle])
-    factor, step = fit(slow, fast) if two else one
-    told, true = ([1 / each(run, factor, step) for run in order] for each in (_predicted, _measured))
-    fitted = {0, len(order) - 1} if two else {middle}
-    pairs = [pair for pair in combinations(range(len(order)), 2) if not set(pair) <= fitted]
+def _judge(group: Group) -> Judged:
+    """Judge runs of one group: changes after the fit of two, levels after that of the middle one."""
+    order, middle = group.runs, len(group.runs) // 2
+    by, one = fitted(group), fit_one(group.runs[middle])
+    told, true = [1 / run.told(by.factor, by.step) for run in order], [1 / run.each for run in order]
+    fixed = {order.index(run) for run in by.runs}
+    pairs = [pair for pair in combinations(range(len(order)), 2) if not set(pair) <= fixed]
     changes = [(true[b] / true[a], told[b] / told[a]) for a, b in pairs]
-    levels = [_predicted(run, *one) / _measured(run) - 1 for at, run in enumerate(order) if at != middle]
-    held = [true[at] / told[at] - 1 for at in range(len(order)) if at not in fitted] if two else []
-    return Judged(name, question, len(order), (factor, step), changes, levels, held)
-
-
-def _predicted(run: Sample, factor: float, step: float) -> float:
-    return run.time(factor, step if run.steps == 1 else 0) / run.steps + (step if run.steps > 1 else 0)
-
-
-def _measured(run: Sample, *_: float) -> float:
-    return run.measured / run.steps
+    levels = [run.told(*one) / run.each - 1 for at, run in enumerate(order) if at != middle]
+    held = [true[at] / told[at] - 1 for at in range(len(order)) if at not in fixed] if len(by.runs) > 1 else []
+    return Judged(group.series, group.question, len(order), (by.factor, by.step), changes, levels, held)
 
 
 def _page(

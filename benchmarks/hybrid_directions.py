@@ -14,12 +14,12 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.hybrid_rows import Sample, fit
 from moereplay.simulator.config import configure
 from moereplay.simulator.machine import Machine, assembled, without_gpu
 from moereplay.simulator.replay import replay
 from moereplay.sweeps.recommend.engines import Mode, engine
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits, of_model
+from moereplay.sweeps.recommend.measured import Sample, fit
 from moereplay.sweeps.recommend.token_time import Parts, prices, token
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.geometry import Geometry

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS
 
-File = Literal["cells", "models", "tokens"]
+File = Literal["cells", "models", "tokens", "series"]
 MOST_MS = 1e9  #: per token; eleven days
 MOST_MIB = float(1 << 42)  #: 2**62 bytes
 MOST_BYTES = float(1 << 62)
@@ -105,7 +105,61 @@ TOKENS: dict[str, Column] = {
     "majflt": Column("major page faults", Range(0, MOST_COUNT, whole=True)),
 }
 
-FILES: dict[File, dict[str, Column]] = {"cells": CELLS, "models": MODELS, "tokens": TOKENS}
+GIB = Range(0, MOST_MIB / 1024)
+RATE = Range(0, 1e9)
+
+SERIES: dict[str, Column] = {
+    "id": Column("unique name of the run, for `--fit`", needed=True),
+    "series": Column("runs of one machine with one thing changed; `--series` takes its name"),
+    "source": Column("where the run was published; for tables of predictions"),
+    "date": Column("day of the run, stored in `[calibration]`"),
+    "engine": Column(
+        "`llama.cpp`, `ik_llama.cpp`, `ktransformers`, `FreeToken`, ...; its version may follow", needed=True
+    ),
+    "model": Column("model of the run; a known model supplies empty columns", needed=True),
+    "quant": Column("weight format of the file, such as `Q4_K_M`"),
+    "bits": Column("bits per weight of the experts", Range(0, 64)),
+    "moe_layers": Column("number of MoE layers", Range(1, MOST_LAYERS, whole=True)),
+    "experts": Column("experts per layer", Range(1, MOST_EXPERTS, whole=True)),
+    "top_k": Column("experts per token and layer", Range(1, MOST_EXPERTS, whole=True)),
+    "expert_mib": Column("MiB of one expert, all matrices, mean over layers", MIB),
+    "model_gib": Column("GiB of the file", GIB),
+    "gpu": Column("card, as `platforms --cards` lists it; `none` for the CPU alone", needed=True),
+    "n_gpu": Column("number of cards that divide the layers", Range(0, 4096, whole=True)),
+    "cpu": Column("processor; its cores are a number before `c`, as in `Ryzen 9 9950X 16c`"),
+    "ram_gib": Column("GiB of main memory", GIB),
+    "ram_bw_gbs": Column("GB/s at which the CPU reads main memory", RATE),
+    "ram_bw_kind": Column("`measured`, or what else the rate is: then .7 of it is taken"),
+    "pcie": Column("link of the card: `4.0 x16`; a measured rate is a remark"),
+    "ssd_gbs": Column("GB/s of sequential reads of the disk", RATE),
+    "ram_limit_gib": Column("GiB that the process may use, if less than all", GIB),
+    "placement": Column(
+        "`cpu_layers`: whole layers of experts in main memory; `slots`: a cache in VRAM; `expert_share`: chosen experts"
+        " of every layer; `ssd_slots`: a cache over the disk; `all_cpu`",
+        needed=True,
+    ),
+    "cpu_moe_layers": Column("layers whose experts lie in main memory: a number, or `all`"),
+    "gpu_expert_share": Column("share of all experts in VRAM, or percent of them", Range(0, 100)),
+    "slots_per_layer": Column("experts of a layer that fast memory holds, mean", Range(0, MOST_EXPERTS)),
+    "cache_gib": Column("GiB of experts that fast memory holds", GIB),
+    "policy": Column("`lru ...`, `static by frequency`, `uniform`, `random`, `front`"),
+    "on_miss": Column("`cpu`: the CPU computes; `fetch`: the GPU waits; `upload in background`"),
+    "load": Column("`ram`: read in at start; `mmap`; `direct ssd`"),
+    "ctx": Column("positions in the KV cache", Range(0, MOST_COUNT)),
+    "prompt_tokens": Column("prompt tokens", Range(0, MOST_COUNT)),
+    "ubatch": Column("tokens of a batch of the prompt", Range(0, MOST_COUNT)),
+    "draft": Column("`none` or empty; runs with drafts are not predicted"),
+    "concurrency": Column("1 or empty; several requests at once are not predicted", Range(0, MOST_COUNT)),
+    "decode_tok_s": Column("decoded tokens per second", RATE),
+    "prefill_tok_s": Column("prompt tokens per second; predicted where it is the question, or alone", RATE),
+    "hit_pct": Column("percent of accesses that fast memory served, where the engine counts them", Range(0, 100)),
+    "question": Column("`prefill` if the prompt's rate is meant; else what the series asks"),
+    "varied": Column("what the series varies"),
+    "clean": Column("`C` excludes the run: incomplete, or several things changed"),
+    "notes": Column("remarks"),
+}
+
+FILES: dict[File, dict[str, Column]] = {"cells": CELLS, "models": MODELS, "tokens": TOKENS, "series": SERIES}
 
 
 def needed(file: File) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -157,6 +158,21 @@ def _column(lines: list[Line], name: str) -> np.ndarray | None:
             f"{missing[0].file} line {missing[0].number}: empty {name}: expected a value in every line or in none"
         )
     return np.array(values, float)
+
+
+def read_runs(file: Path) -> list[Mapping[str, str]]:
+    """Read a table of measured runs in series; a missing column is empty. Raises ConfigError naming the line."""
+    lines = read_lines(file, "series")
+    known: dict[str, Line] = {}
+    for line in lines:
+        name = line.text("id")
+        if name in known or not name:
+            wrong = f"id {name[:QUOTED]!r} repeats line {known[name].number}" if name else "empty id"
+            raise ConfigError(f"{line.where}: {wrong}: expected a name of its own for every run")
+        known[name] = line
+    if not lines:
+        raise ConfigError(f"{file}: no runs: expected a row per run")
+    return [defaultdict(str, line.cells) for line in lines]
 
 
 # -- folders of evidence

@@ -53,6 +53,7 @@ VERBS = {
         "measure": "Compare predicted times with real offloading",
         "calibrate_logs": "Fit a platform to per-token logs of an engine",
         "calibrate_folder": "Fit a platform to published runs in a folder",
+        "calibrate_series": "Fit a platform to one or two measured runs, predict others",
         "calibrate_machine": "Measure this machine, and fit a platform to it",
         "evidence": "Compare predictions of a calibration with measured runs",
         "verify": "Compare an engine's own hits and times with a replay",

@@ -32,6 +32,7 @@ NOT_RUN = {
     "moereplay verify chat.zarr": "llama.cpp runs, or has printed a log",
     "moereplay calibrate folder runs/": LOGS,
     "moereplay evidence runs/": LOGS,
+    "moereplay calibrate series runs.csv": LOGS,
     "moereplay measure like.zarr": REAL,
     "moereplay plot runs/measured": "it draws what was not measured",
     "moereplay calibrate machine --slow-tier disk:runs/experts": REAL,

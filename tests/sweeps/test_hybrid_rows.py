@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from benchmarks.hybrid_rows import Routings, Row, Sample, decoded, fit, fit_one, prompt, samples
+from moereplay.sweeps.recommend.measured import Routings, Row, Sample, decoded, fit, fit_one, prompt, samples
 
 #: 40 layers of 64 experts of 2 MiB, 4 of them active, on a machine with known rates; other columns are empty.
 KNOWN = {

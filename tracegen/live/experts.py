@@ -120,7 +120,7 @@ def run_expert(
     state = _project(module, name, expert, state, own[name])
     state = module._apply_gate(state) if module.has_gate else module.act_fn(state)
     state = _project(module, "down_proj", expert, state, own["down_proj"])
-    return module.post_expert_norm(state) if module.has_post_expert_norm else state
+    return module.post_expert_norm(state) if getattr(module, "has_post_expert_norm", False) else state
 
 
 def _weights(module: Any, names: tuple[str, str], expert: int, bits: float | None) -> Weights:

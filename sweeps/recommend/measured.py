@@ -26,6 +26,7 @@ from moereplay.traces.schema import Geometry, TraceError
 
 MIB, GIB = 1 << 20, 1 << 30
 RUNTIME = 500_000_000  #: bytes, as `recommend` assumes
+POSITIONS = 4096  #: in the KV cache, where no context is published
 BATCH = 2048  #: tokens of a batch of a prompt, where it is not published
 NOMINAL = 0.7  #: of a nominal rate of RAM that CPU kernels reach
 #: Known models by their names in the table.
@@ -82,6 +83,16 @@ class Sample(NamedTuple):
     time: Callable[[float, float], float]
     measured: float  #: nanoseconds
     steps: float = 1
+    run: Expressed | None = None  #: of a decoded token
+
+    def told(self, factor: float, step: float) -> float:
+        """Return the predicted nanoseconds of a token."""
+        return self.time(factor, step if self.steps == 1 else 0) / self.steps + (step if self.steps > 1 else 0)
+
+    @property
+    def each(self) -> float:
+        """The measured nanoseconds of a token."""
+        return self.measured / self.steps
 
 
 def samples(rows: Iterable[Row], routings: Routings, strict: bool) -> tuple[list[Sample], list[tuple[Row, str]]]:
@@ -89,17 +100,23 @@ def samples(rows: Iterable[Row], routings: Routings, strict: bool) -> tuple[list
     found, refused = [], []
     for row in rows:
         try:
-            found.append(prompt(row) if row["question"] == "prefill" and not strict else decoded(row, routings, strict))
+            found.append(prompt(row) if _of_a_prompt(row) and not strict else decoded(row, routings, strict))
         except (RefusedError, ConfigError) as why:
             refused.append((row, str(why)))
     return found, refused
+
+
+def _of_a_prompt(row: Row) -> bool:
+    if row["question"]:
+        return row["question"] == "prefill"
+    return not row["decode_tok_s"] and bool(row["prefill_tok_s"])
 
 
 def decoded(row: Row, routings: Routings, strict: bool) -> Sample:
     """Return the time of a decoded token. Raises RefusedError or ConfigError."""
     run = expressed(row, routings, strict)
     measured = 1e9 / _number(row, "decode_tok_s")
-    return Sample(row, lambda factor, step: spent(run, _context(row), factor, step).total, measured)
+    return Sample(row, lambda factor, step: spent(run, positions(row), factor, step).total, measured, run=run)
 
 
 def prompt(row: Row) -> Sample:
@@ -163,8 +180,9 @@ def spent(run: Expressed, context: int, factor: float = 1, step: float = 0) -> P
     return token(price, run.mode, run.hit, run.missing, run.in_memory)
 
 
-def _context(row: Row) -> int:
-    return int(_number(row, "ctx", 4096))
+def positions(row: Row) -> int:
+    """Return the positions in the KV cache."""
+    return int(_number(row, "ctx", POSITIONS))
 
 
 # -- a run as a setting
@@ -202,7 +220,7 @@ def expressed(row: Row, routings: Routings, strict: bool) -> Expressed:
         hit = float(row["hit_pct"]) / 100
         return Expressed(name, mode, machine, geometry, hit, 1 - hit**geometry.k, 0.0)
     if share is None and (row["placement"] == "expert_share" or name in ("freetoken", "colibri")):
-        share = _left(machine, geometry, _context(row), _number(row, "n_gpu", 1))
+        share = _left(machine, geometry, positions(row), _number(row, "n_gpu", 1))
     if row["placement"] in ("all_cpu", "all experts on cpu"):
         hit = _cached(row, geometry, hits) if row["gpu"].startswith("none") else 0.0
         missing = 1 - hit**geometry.k

@@ -1,0 +1,263 @@
+"""Series of measured runs: one or two of them fit a machine, and the others are predicted.
+
+What is fitted is the rate at which misses are served (by the CPU, the link or the disk: what the machine's published
+rates leave open) and a fixed step, which is what else a token costs. The result is a platform as well.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Band, Calibration, Platform, Roofline
+from moereplay.simulator.platforms import sealed
+from moereplay.simulator.wires import Link, LowerTier
+from moereplay.sweeps.recommend.measured import Expressed, Row, Sample, fit, fit_one, positions, spent
+from moereplay.sweeps.recommend.token_time import prices
+from moereplay.traces.dense import dense_of
+from moereplay.traces.texts import hint
+
+APART = 1.02  #: predicted times of the slowest and the fastest run, below which two runs fit nothing more than one
+FIT, HELD_OUT = "fit", "held out"
+
+
+class Group(NamedTuple):
+    """Runs of a series by one engine, in which what a run varies is the same thing."""
+
+    series: str
+    question: str
+    runs: tuple[Sample, ...]  #: the slowest by prediction first
+
+
+class Fitted(NamedTuple):
+    """The figures that some runs of a group fit."""
+
+    factor: float  #: times the price of a miss
+    step: float  #: nanoseconds
+    runs: tuple[Sample, ...]
+
+
+class Prediction(NamedTuple):
+    """A run beside its prediction, in nanoseconds per token."""
+
+    row: Row
+    role: str  #: fit or held out
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """predicted / measured - 1, of tokens/s."""
+        return self.measured / self.predicted - 1
+
+
+def groups(found: Sequence[Sample]) -> list[Group]:
+    """Return the runs by series, question and engine, and by what else may not differ within a group."""
+    by_key: dict[tuple[str, ...], list[Sample]] = defaultdict(list)
+    for run in found:
+        by = ["series", "question"]
+        by += ["gpu", "placement"] if run.row["question"] in ("prefill", "multi-gpu") else []
+        by += ["on_miss"] if run.row["question"] == "pcie" and run.row["on_miss"] == "cpu" else []
+        fixed = [run.row[name] for name in by] + [run.row["engine"].split(" b")[0]]
+        fixed += [run.row["prompt_tokens"] if run.steps == 1 else run.row["load"][:4]]
+        by_key[tuple(fixed)].append(run)
+    return [
+        Group(key[0], key[1], tuple(sorted(runs, key=lambda run: -run.time(1, 0) / run.steps)))
+        for key, runs in by_key.items()
+    ]
+
+
+def fitted(group: Group, chosen: Sequence[Sample] = ()) -> Fitted:
+    """Fit the chosen one or two runs, or the slowest and the fastest, or the middle one where two say no more."""
+    slow, fast = group.runs[0], group.runs[-1]
+    if not chosen:
+        two = len(group.runs) > 2 and apart(slow, fast)
+        chosen = (slow, fast) if two else (group.runs[len(group.runs) // 2],)
+    if len(chosen) == 1:
+        return Fitted(*fit_one(chosen[0]), tuple(chosen))
+    slow, fast = sorted(chosen, key=lambda run: -run.time(1, 0) / run.steps)
+    return Fitted(*fit(slow, fast), (slow, fast))
+
+
+def apart(slow: Sample, fast: Sample) -> bool:
+    """Return whether the predicted times of two runs differ enough to fit two figures."""
+    return slow.time(1, 0) / slow.steps > APART * fast.time(1, 0) / fast.steps
+
+
+def chosen_of(group: Group, names: Sequence[str]) -> tuple[Sample, ...]:
+    """Return the runs of these ids. Raises ConfigError for one that is not in the group, or two that do not differ."""
+    by_id = {run.row["id"]: run for run in group.runs}
+    for name in names:
+        if name not in by_id:
+            raise ConfigError(
+                f"invalid --fit {name!r}: expected a run of the series that can be expressed: {hint(name, list(by_id))}"
+            )
+    chosen = tuple(by_id[name] for name in dict.fromkeys(names))
+    if len(chosen) > 2:
+        raise ConfigError(f"--fit is given {len(chosen)} times: expected one run, or two")
+    if len(chosen) == 2 and not (apart(*chosen) or apart(*chosen[::-1])):
+        raise ConfigError(
+            f"--fit {names[0]} and {names[1]} are predicted to take the same time: they cannot tell the rate of misses "
+            "from the fixed step; pass one of them, or runs that differ in what memory holds"
+        )
+    return chosen
+
+
+def predictions(group: Group, by: Fitted) -> list[Prediction]:
+    """Return every run of the group, in the order of the file's ids, beside its prediction."""
+    fitting = {run.row["id"] for run in by.runs}
+    order = sorted(group.runs, key=lambda run: run.row["id"])
+    return [
+        Prediction(run.row, FIT if run.row["id"] in fitting else HELD_OUT, run.told(by.factor, by.step), run.each)
+        for run in order
+    ]
+
+
+# -- the platform
+
+
+class Written(NamedTuple):
+    """A platform, the figures in it that were fitted, and what it could not hold."""
+
+    platform: Platform
+    figures: dict[str, float]
+    warnings: tuple[str, ...]
+
+
+def platform_of(group: Group, by: Fitted) -> Written:
+    """Return the machine of a group with the figures that were fitted. Raises ConfigError where there are none."""
+    run, row = by.runs[0].run, by.runs[0].row
+    if run is None:
+        raise ConfigError(f"{group.series} measures prompts, which fit no platform: pass runs of decoded tokens")
+    scaled, figures = _scaled(run.machine.platform, by.factor, _waited(by))
+    step, warnings = _step(run, row, by.step)
+    figures |= {"fixed_step_ns": float(step * run.geometry.layers)}
+    others = [each for each in predictions(group, by) if each.role == HELD_OUT]
+    about = Calibration(
+        device=", ".join(filter(None, (row["cpu"], row["gpu"]))) or group.series,
+        method=_method(group, by),
+        date=max(each.row["date"] for each in by.runs),
+        cells=len(by.runs),
+        mape=sum(abs(each.error) for each in others) / len(others) if others else None,
+        models={row["model"]: float(dense_of(run.geometry).read)},
+        held_out=_band(others),
+    )
+    made = scaled.model_copy(
+        update={
+            "name": group.series or "measured runs",
+            "summary": f"{about.device}, as runs of {row['engine']} fit it",
+            "source": row["source"] or "the runs of a table",
+            "cpu": scaled.cpu and scaled.cpu.model_copy(update={"tier": scaled.tiers[0].name if scaled.tiers else ""}),
+            "loading": scaled.loading.model_copy(update={"gate_ns": step}),
+            "calibration": about,
+        }
+    )
+    return Written(sealed(made), figures, warnings)
+
+
+def _waited(by: Fitted) -> set[str]:
+    """Return the parts of a token that the fitted runs wait for: only their rates were fitted."""
+    parts = [spent(each.run, positions(each.row), by.factor, max(0.0, by.step)) for each in by.runs if each.run]
+    return {name for each in parts for name in ("cpu", "link", "disk") if getattr(each, name)}
+
+
+def _scaled(platform: Platform, factor: float, waited: set[str]) -> tuple[Platform, dict[str, float]]:
+    """Return the platform with the rates of these parts divided by the factor, and their new values."""
+    change: dict[str, object] = {}
+    figures: dict[str, float] = {}
+    if "cpu" in waited and isinstance(platform.cpu, Roofline):
+        change["cpu"] = _slower(platform.cpu, factor)
+        figures["cpu.memory_bytes_per_s"] = platform.cpu.memory_bytes_per_s / factor
+    if "link" in waited or ("disk" in waited and not platform.tiers):
+        change["links"] = tuple(_slowed(each, factor) for each in platform.links)
+        figures["link.bytes_per_s"] = platform.links[0].bytes_per_s / factor
+    if "disk" in waited and platform.tiers:
+        change["tiers"] = tuple(_slowed(each, factor) for each in platform.tiers)
+        figures["tiers.bytes_per_s"] = platform.tiers[-1].bytes_per_s / factor
+    return platform.model_copy(update=change), figures
+
+
+def _slowed(wire: Link | LowerTier, factor: float) -> Link | LowerTier:
+    return wire.model_copy(update={"bytes_per_s": wire.bytes_per_s / factor})
+
+
+def _slower(cpu: Roofline, factor: float) -> Roofline:
+    """Return the CPU whose experts take `factor` times as long."""
+    rates = {"flops": cpu.flops / factor, "memory_bytes_per_s": cpu.memory_bytes_per_s / factor}
+    return cpu.model_copy(update=rates | {"launch_ns": round(cpu.launch_ns * factor)})
+
+
+def _step(run: Expressed, row: Row, step: float) -> tuple[int, tuple[str, ...]]:
+    """Return what a layer takes besides its weights, with the launches that no calibrated platform adds."""
+    more = prices(run.machine, run.geometry, positions(row)).launches + step
+    if more >= 0:
+        return round(more / run.geometry.layers), ()
+    return 0, (
+        f"the runs are {-more / 1e6:.2g} ms per token faster than dense weights and hits at the published rates of the "
+        "card: a platform has no negative step, so its times are longer by that much",
+    )
+
+
+def _method(group: Group, by: Fitted) -> str:
+    names = " and ".join(each.row["id"] for each in by.runs)
+    return f"closed form of a token, rate of misses and fixed step fitted on {names} of {group.series or 'the table'}"
+
+
+def _band(others: Sequence[Prediction]) -> Band | None:
+    """Return measured over predicted times of the runs that nothing was fitted on."""
+    ratios = sorted(each.measured / each.predicted for each in others)
+    return Band(runs=len(ratios), least=ratios[0], median=median(ratios), most=ratios[-1]) if ratios else None
+
+
+# -- the document
+
+
+def document(
+    judged: Sequence[tuple[Group, Fitted]], refused: Sequence[tuple[Row, str]], machine: Written | None
+) -> dict[str, Any]:
+    """Return every prediction beside its measurement, and every refusal with its reason."""
+    told = [(group, by, predictions(group, by)) for group, by in judged]
+    errors = [run.error for _, _, runs in told for run in runs if run.role == HELD_OUT]
+    return {
+        "groups": [_group(*each) for each in told],
+        "held_out": {
+            "runs": len(errors),
+            "median": median(map(abs, errors)) if errors else None,
+            "worst": max(errors, key=abs) if errors else None,
+        },
+        "platform": machine.platform.name if machine else None,
+        "figures": machine.figures if machine else {},
+        "warnings": list(machine.warnings) if machine else [],
+        "refused": [{"id": row["id"], "series": row["series"], "reason": why} for row, why in refused],
+    }
+
+
+def _group(group: Group, by: Fitted, runs: Sequence[Prediction]) -> dict[str, Any]:
+    return {
+        "series": group.series,
+        "engine": by.runs[0].row["engine"],
+        "question": group.question,
+        "fit": [run.row["id"] for run in by.runs],
+        "miss_factor": by.factor,
+        "step_ns": by.step,
+        "in_words": in_words(by),
+        "runs": [
+            {"id": each.row["id"], "source": each.row["source"], "role": each.role}
+            | {"predicted_tokens_per_s": 1e9 / each.predicted, "measured_tokens_per_s": 1e9 / each.measured}
+            | {"error": each.error}
+            for each in runs
+        ],
+    }
+
+
+def in_words(by: Fitted) -> str:
+    """Return what the fitted runs say of the machine, and on which runs."""
+    names = " and ".join(run.row["id"] for run in by.runs)
+    if by.runs[0].steps > 1:
+        moved = f"streaming takes {by.factor:.3g} times what the published rates give"
+        return f"{moved}, and a token {by.step / 1e3:+.3g} us (fitted on {names})"
+    rate = f"misses take {by.factor:.3g} times what the published or assumed rates give"
+    return f"{rate}, and a token {by.step / 1e6:+.3g} ms more (fitted on {names})"

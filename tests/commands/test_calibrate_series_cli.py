@@ -1,0 +1,153 @@
+"""`moereplay calibrate series`: a known law is recovered from two runs, and what cannot be expressed is named."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from moereplay.simulator.machine import of_platform
+from moereplay.simulator.platforms import platform
+from moereplay.sweeps.recommend.measured import decoded
+from moereplay.sweeps.recommend.token_time import prices, token
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.command import unfolded
+from tests.kit.every import every
+
+#: 40 layers of 64 experts of 2 MiB, 4 of them active.
+SHAPE = {"model": "a model", "moe_layers": "40", "experts": "64", "top_k": "4", "expert_mib": "2", "model_gib": "6"}
+MACHINE = {"gpu": "RTX 3090", "cpu": "EPYC 32c", "ram_gib": "64", "ram_bw_gbs": "50", "ram_bw_kind": "measured"}
+RUN = SHAPE | MACHINE | {"engine": "llama.cpp b1", "placement": "cpu_layers", "on_miss": "cpu", "load": "ram"}
+LAYERS = (40, 30, 20, 10, 0)
+FACTOR, STEP = 1.7, 12e6  #: the machine's CPU is slower than its rate says, and 12 ms of a token are something else
+
+
+def law(name: str, factor: float = FACTOR, step: float = STEP, **said: str) -> dict[str, str]:
+    """A run of the machine that the law describes, to six digits."""
+    row = defaultdict(str, RUN | {"id": name, "series": "desk", "decode_tok_s": "1"} | said)
+    row["decode_tok_s"] = f"{1e9 / decoded(row, {}, strict=False).time(factor, step):.6g}"
+    return dict(row)
+
+
+def table(folder: Path, *more: dict[str, str]) -> Path:
+    rows = [law(f"desk-{layers}", cpu_moe_layers=str(layers)) for layers in LAYERS] + list(more)
+    path = folder / "runs.csv"
+    with path.open("w", newline="") as stream:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(stream, names, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def answer(*words: object) -> dict:
+    ended = moereplay("calibrate", "series", *words, "--json")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_two_runs_fit_the_law_and_the_others_are_predicted(tmp_path: Path) -> None:
+    found = answer(table(tmp_path), "--fit", "desk-40", "--fit", "desk-10")
+    (group,) = found["groups"]
+    assert group["miss_factor"] == pytest.approx(FACTOR, rel=1e-3) and group["step_ns"] == pytest.approx(STEP, rel=1e-3)
+    roles = {run["id"]: (run["role"], run["error"]) for run in group["runs"]}
+    assert {name for name, (role, _) in roles.items() if role == "fit"} == {"desk-40", "desk-10"}
+    assert all(abs(error) < 1e-4 for _, error in roles.values())
+    assert found["held_out"]["runs"] == 3 and found["refused"] == []
+    # 50 GB/s measured, divided by 1.7, is the rate that the CPU reaches
+    assert found["figures"]["cpu.memory_bytes_per_s"] == pytest.approx(50e9 / FACTOR, rel=1e-3)
+    # without --fit the slowest and the fastest are fitted, which say the same
+    assert answer(table(tmp_path))["groups"][0]["fit"] == ["desk-40", "desk-0"]
+
+
+def test_one_run_with_a_known_rate_fits_the_step_alone(tmp_path: Path) -> None:
+    (group,) = answer(table(tmp_path), "--fit", "desk-0")["groups"]
+    assert (group["miss_factor"], group["step_ns"]) == (1, pytest.approx(STEP, rel=1e-3))
+    errors = {run["id"]: run["error"] for run in group["runs"]}
+    assert errors["desk-0"] == pytest.approx(0, abs=1e-5)
+    assert errors["desk-40"] > errors["desk-20"] > 0.1  # their CPU is slower than its published rate
+
+
+def test_the_written_platform_takes_the_predicted_time(tmp_path: Path) -> None:
+    file, runs = tmp_path / "desk.toml", table(tmp_path)
+    moereplay("calibrate", "series", runs, "--fit", "desk-40", "--fit", "desk-10", "--out", file)
+    made = platform(str(file))
+    assert made.calibrated is not None and made.cpu is not None and made.cpu.tier == made.tiers[0].name
+    assert made.band is not None and made.band.runs == 3
+    run = decoded(defaultdict(str, law("x", cpu_moe_layers="30")), {}, strict=False).run
+    assert run is not None
+    price = prices(of_platform(made), run.geometry, 4096)
+    spent = token(price, run.mode, run.hit, run.missing, run.in_memory)
+    told = decoded(defaultdict(str, law("x", cpu_moe_layers="30")), {}, strict=False).time(FACTOR, STEP)
+    assert spent.total == pytest.approx(told, rel=1e-3)
+
+
+def test_a_link_that_is_waited_for_is_the_figure_that_is_fitted(tmp_path: Path) -> None:
+    fetched = {"engine": "FreeToken", "placement": "slots", "on_miss": "fetch", "policy": "lru", "series": "fetch"}
+    runs = [law(f"fetch-{slots}", 2.0, 5e6, slots_per_layer=str(slots), **fetched) for slots in (8, 16, 32)]
+    found = answer(table(tmp_path, *runs), "--series", "fetch")
+    assert list(found["figures"]) == ["link.bytes_per_s", "fixed_step_ns"]
+    assert found["figures"]["link.bytes_per_s"] == pytest.approx(25.1e9 / 2, rel=1e-2)
+
+
+def test_what_cannot_be_expressed_is_refused_by_its_name(tmp_path: Path) -> None:
+    refused = {
+        "drafted": ({"draft": "mtp"}, "drafts or several requests"),
+        "four": ({"concurrency": "4"}, "drafts or several requests"),
+        "odd-card": ({"gpu": "Voodoo 2"}, "unknown card"),
+        "no-rate": ({"decode_tok_s": ""}, "no decode rate"),
+        "no-shape": ({"expert_mib": ""}, "shape or bytes of the model"),
+    }
+    rows = [law(name, cpu_moe_layers="20") | said for name, (said, _) in refused.items()]
+    runs = table(tmp_path, *rows)
+    named = {each["id"]: each["reason"] for each in answer(runs)["refused"]}
+    assert named.keys() == refused.keys()
+    assert all(why in named[name] for name, (_, why) in refused.items())
+    shown = unfolded(moereplay("calibrate", "series", runs).stdout)
+    assert all(name in shown for name in refused) and "5 runs are expressed, 5 are not" in shown
+
+
+@every(
+    "words, told",
+    [
+        (("--fit", "desk-41"), "invalid --fit 'desk-41': expected the id of a run: did you mean desk-40"),
+        (("--fit", "drafted"), "--fit drafted cannot be expressed: drafts or several requests"),
+        (
+            ("--fit", "desk-0", "--fit", "desk-10", "--fit", "desk-20"),
+            "--fit is given 3 times: expected one run, or two",
+        ),
+        (("--fit", "desk-20", "--fit", "again"), "predicted to take the same time"),
+        (("--series", "dusk"), "unknown series 'dusk': did you mean desk"),
+        (("--out", "x.toml"), "--out requires one group of runs, and these are 2"),
+        (("--fit", "desk-0", "--fit", "other"), "belong to groups of their own"),
+    ],
+    apart=True,
+)
+def test_a_wrong_question_is_a_line(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+    more = [
+        law("drafted", cpu_moe_layers="20") | {"draft": "mtp"},
+        law("again", cpu_moe_layers="20"),
+        law("other", cpu_moe_layers="20", series="other"),
+    ]
+    ended = moereplay("calibrate", "series", table(tmp_path, *more), *words)
+    assert ended.returncode == 2 and told in unfolded(ended.stderr)
+
+
+@every(
+    "text, told",
+    [
+        ("id,engine\na,b\n", "missing column 'model'"),
+        ("id,engine,model,gpu,placement\na,b,c,d,e\na,b,c,d,e\n", "line 3: id 'a' repeats line 2"),
+        ("id,engine,model,gpu,placement,ram_gib\na,b,c,d,e,nan\n", "invalid ram_gib 'nan': expected a number from 0"),
+        ("id,engine,model,gpu,placement\n", "no runs"),
+        ("id,engine,model,gpu,placement\na,b,c,d,e\n", "no run can be expressed: a: no decode rate"),
+    ],
+    apart=True,
+)
+def test_a_wrong_table_is_a_line(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "runs.csv").write_text(text)
+    ended = moereplay("calibrate", "series", tmp_path / "runs.csv")
+    assert ended.returncode == 2 and told in unfolded(ended.stderr)
