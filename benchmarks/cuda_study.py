@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -76,7 +76,9 @@ def make(folder: Path, device: str, small: bool) -> None:
     import torch
     import transformers
 
-    shape = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 128} if small else {}
+    shape: dict[str, Any] = {"intermediate_size": 1024}
+    if small:
+        shape = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 128}
     config = transformers.OlmoeConfig(**shape)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
@@ -108,12 +110,12 @@ def run(step: Step, out: Path) -> dict[str, object]:
     began = time.monotonic()
     with (out / f"{step.name}.txt").open("w") as file:
         try:
-            status = subprocess.run(
+            status: int | str = subprocess.run(
                 [sys.executable, "-m", *step.words],
+                check=False,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 timeout=step.seconds,
-                check=False,
                 cwd=ROOT,
                 env=os.environ | {"COLUMNS": "140"},
             ).returncode

@@ -88,13 +88,23 @@ def __getattr__(name: str) -> Any:
 
 def _imported(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("moereplay")
+        try:
+            return version("moereplay")
+        except PackageNotFoundError:  # a checkout on PYTHONPATH
+            return _version_of_checkout()
     if name == "contract":
         return import_module("moereplay.contract")
     module, _, other = _HOME[name].partition(":")
     return getattr(import_module(module), other or name)
+
+
+def _version_of_checkout() -> str:
+    import tomllib
+    from pathlib import Path
+
+    return tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
 
 
 def __dir__() -> list[str]:

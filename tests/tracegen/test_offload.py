@@ -71,6 +71,9 @@ class Sleeping:
     def __init__(self, of: Layers, dense_s: float, expert_s: float) -> None:
         self.shape, self._dense_s, self._expert_s = of.shape, dense_s, expert_s
 
+    def warm_up(self) -> None:
+        pass
+
     def dense(self, layer: int, tokens: int) -> None:
         time.sleep(self._dense_s)
 

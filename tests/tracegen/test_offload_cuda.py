@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 
 from moereplay.simulator.platform import Calibration
+from moereplay.simulator.reference.machine import COMPUTE
 from moereplay.tracegen.offload.compute import Layers, as_weights, layout_of
 from moereplay.tracegen.offload.experts import contents
+from moereplay.tracegen.offload.machine import RealClock, Worker
 from moereplay.tracegen.offload.slow_tier import copier
 from tests.kit.offloading import geometry
 
@@ -59,3 +62,21 @@ def test_what_cuda_computes_is_awaited_before_its_slot_may_be_overwritten(monkey
     monkeypatch.setattr(torch, "cuda", cuda := Cuda())
     layers.expert(as_weights(torch.from_numpy(next(contents(layout_of(geometry())))), "bfloat16", layers.shape), 1)
     assert cuda.asked == ["compute's stream of cuda", "awaited"]
+
+
+def test_the_thread_that_computes_sets_up_its_libraries_before_the_clock_runs(monkeypatch):
+    layers = Layers(geometry(), 2, "cpu")
+    layers.warm_up()  # nothing to set up: no state is touched
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device, **more: torch.full(sizes, 0.0, **more))
+    monkeypatch.setattr(torch, "cuda", cuda := Cuda())
+    layers.device = "cuda"
+    clock = RealClock()
+    worker = Worker(clock, COMPUTE, layers.warm_up)
+    assert cuda.asked == ["compute's stream of cuda", "awaited"] * 2  # a dense part and an expert, waited for here
+    worker.close()
+    with pytest.raises(RuntimeError, match="no kernel"):
+        Worker(clock, COMPUTE, _failing)
+
+
+def _failing() -> None:
+    raise RuntimeError("no kernel image is available")

@@ -100,6 +100,13 @@ class Layers:
         values = torch.randn(max(rows, 1), self.shape.hidden, generator=draw) * WEIGHT
         return values.to(self.device, DTYPES[self.shape.dtype])
 
+    def warm_up(self) -> None:
+        """Compute once on the calling thread of a GPU: a thread's first product there sets up libraries, for 10 ms."""
+        if self.device != "cpu":
+            of = self.shape
+            self.dense(0, 1)
+            self.expert(torch.zeros(of.params, dtype=DTYPES[of.dtype], device=self.device), 1)
+
     def dense(self, layer: int, tokens: int) -> None:
         """Multiply with all dense weights of the layer, and before layer 0 with those of the head."""
         with torch.inference_mode():

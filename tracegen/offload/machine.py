@@ -85,7 +85,9 @@ class RealMachine:
         self._begun: dict[int, int] = {}  # by copy, of its last transfer
         self._in_this_turn: list[int] = []  # copies whose transfers began since the last request to compute
         self.clock = RealClock(self._end_of_turn)
-        self._loader, self._accelerator = Worker(self.clock, LINK), Worker(self.clock, COMPUTE)
+        self._loader = Worker(self.clock, LINK)
+        with self.clock.paused():
+            self._accelerator = Worker(self.clock, COMPUTE, layers.warm_up)
         self._processor = _Processor(self.clock, on_cpu, copies, self.durations)
         self.machine = Machine(self.clock, self, self._processor, (self,))
 
@@ -250,11 +252,15 @@ class RealClock(simpy.Environment):
 class Worker:
     """A thread that works off activities in the order of their coming, until `close`."""
 
-    def __init__(self, clock: RealClock, phase: EventPriority) -> None:
+    def __init__(self, clock: RealClock, phase: EventPriority, first: Callable[[], None] = lambda: None) -> None:
+        """Run `first` on the thread, and wait for it. Raises its error."""
         self._clock, self._phase = clock, phase
         self._tasks = queue.SimpleQueue[tuple[Activity, Callable[[], None]] | None]()
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        started = queue.SimpleQueue[Exception | None]()
+        self._thread = threading.Thread(target=self._work, args=(first, started), daemon=True)
         self._thread.start()
+        if error := started.get():
+            raise error
 
     def begin(self, work: Callable[[], None]) -> Activity:
         """Begin an activity that ends when `work` has ended, and fails with the error that `work` raises."""
@@ -267,7 +273,13 @@ class Worker:
         self._tasks.put(None)
         self._thread.join(SECONDS_TO_END)
 
-    def _work(self) -> None:
+    def _work(self, first: Callable[[], None], started: queue.SimpleQueue[Exception | None]) -> None:
+        try:
+            first()
+        except Exception as error:
+            started.put(error)
+            return
+        started.put(None)
         while task := self._tasks.get():
             activity, work = task
             began, at = self._clock.now, time.perf_counter_ns()

@@ -19,6 +19,7 @@ from typing import Any
 
 import polars as pl
 
+import moereplay
 from moereplay.policies.contract import PolicyError
 from moereplay.results.files import write_frame
 from moereplay.results.quality import UNMODIFIED, counted, counted_by, read, to_frame
@@ -126,7 +127,8 @@ class Evaluation:
         model = [self._loaded.weights_sha256, self._loaded.dtype, str(input_device(self._loaded.model))]
         config = plan.config.model_dump(mode="json") if plan else ["look-ahead", self._depth]
         stored = self._stored_as(plan) if plan else ""
-        versions = [SEMANTICS_VERSION, *(version(package) for package in ("moereplay", "torch", "transformers"))]
+        others = (version(package) for package in ("torch", "transformers"))
+        versions = [SEMANTICS_VERSION, moereplay.__version__, *others]
         document = [model, task.definition, config, self._batch, self._seed, versions, *([stored] if stored else [])]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
