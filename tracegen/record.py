@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import moereplay
+from moereplay import __version__
 from moereplay.tracegen.appending import SECONDS_BETWEEN_COMMITS, Progress, appended, opened_writer
 from moereplay.tracegen.capture import Capture, Rows
 from moereplay.tracegen.checkpoint import Loaded
@@ -72,7 +72,7 @@ def header_of(loaded: Loaded, modules: MoeModules, work: Work, plan: Plan) -> He
         versions={
             "python": platform.python_version(),
             **{package: version(package) for package in ("torch", "transformers")},
-            "moereplay": moereplay.__version__,
+            "moereplay": __version__,
         },
     )
     geometry = with_stored(modules.geometry, loaded.name, plan.dense_bytes, plan.dense_bits)

@@ -47,10 +47,11 @@ def imported(path: Path) -> set[str]:
 
 
 def named_by(node: ast.AST) -> list[str]:
-    """The modules that an import statement names."""
+    """The modules that an import statement names. The version may be read everywhere."""
     if isinstance(node, ast.ImportFrom):
         if node.module == "moereplay":
-            return [f"moereplay.{alias.name}" if alias.name in PACKAGES else "moereplay" for alias in node.names]
+            names = [alias.name for alias in node.names if alias.name != "__version__"]
+            return [f"moereplay.{name}" if name in PACKAGES else "moereplay" for name in names]
         return [node.module or "."]
     return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import moereplay
+from moereplay import __version__
 from moereplay.tracegen.appending import SECONDS_BETWEEN_COMMITS, Progress, appended, opened_writer
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.llama.file import GgufModel
@@ -97,7 +97,7 @@ def _header(running: Running, router: Router, work: Work, plan: Plan, way: Way) 
         prompts=work.prompts,
         seed=plan.seed,
         decoding=plan.words,
-        versions={"python": platform.python_version(), "moereplay": moereplay.__version__, **build},
+        versions={"python": platform.python_version(), "moereplay": __version__, **build},
     )
     geometry = known.geometry.model_copy(update={"router": router})
     geometry = with_stored(geometry, known.name, plan.dense_bytes, plan.dense_bits)

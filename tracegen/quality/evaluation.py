@@ -19,7 +19,7 @@ from typing import Any
 
 import polars as pl
 
-import moereplay
+from moereplay import __version__
 from moereplay.policies.contract import PolicyError
 from moereplay.results.files import write_frame
 from moereplay.results.quality import UNMODIFIED, counted, counted_by, read, to_frame
@@ -128,7 +128,7 @@ class Evaluation:
         config = plan.config.model_dump(mode="json") if plan else ["look-ahead", self._depth]
         stored = self._stored_as(plan) if plan else ""
         others = (version(package) for package in ("torch", "transformers"))
-        versions = [SEMANTICS_VERSION, moereplay.__version__, *others]
+        versions = [SEMANTICS_VERSION, __version__, *others]
         document = [model, task.definition, config, self._batch, self._seed, versions, *([stored] if stored else [])]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
