@@ -11,10 +11,12 @@ import polars as pl
 from moereplay.analysis.comparisons import PARTS, READ, estimate
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
+from moereplay.results.energy import DECODED, ENERGY, expressions
 from moereplay.results.errors import unknown
 from moereplay.results.metrics import DOCUMENTED, METRICS, RANKED, RATIOS, TIMES, named
 from moereplay.results.read import fields, runs
 from moereplay.results.remarks import synthetic_of
+from moereplay.results.schema import fields_of
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 from moereplay.traces.units import MS
 
@@ -32,10 +34,11 @@ def with_ratios(tidy: pl.DataFrame) -> pl.DataFrame:
 
 def measured(frame: pl.DataFrame) -> pl.DataFrame:
     """Return one tidy row per configuration with every metric of `DOCUMENTED`; null where nothing was timed."""
-    tidy = runs(frame).with_columns(frame.select(_times(frame)).get_columns())
+    derived = [*_times(frame), *expressions(fields_of(frame.schema["about"]))]
+    tidy = runs(frame).with_columns(frame.select(derived).get_columns())
     limit = 1 - pl.when(pl.col("bound_accesses") != 0).then(pl.col("bound_compulsory") / pl.col("bound_accesses"))
     made = _with_metrics(tidy, [name for name in DOCUMENTED if name in METRICS and name not in tidy.columns])
-    return made.with_columns(limit.alias("compulsory_limit")).drop(*TIMES, strict=False)
+    return made.with_columns(limit.alias("compulsory_limit")).drop(*TIMES, ENERGY, DECODED, strict=False)
 
 
 def figures_of(frame: pl.DataFrame) -> dict[str, float | None]:

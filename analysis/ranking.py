@@ -12,6 +12,7 @@ from typing import Any
 
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
+from moereplay.results.energy import nanojoules
 from moereplay.results.errors import unknown
 from moereplay.results.metrics import RANKED, named, values
 from moereplay.results.remarks import assumptions, seconds_in_words, synthetic_of, with_routing
@@ -21,24 +22,24 @@ from moereplay.traces.schema import Trace
 from moereplay.traces.synthetic import synthetic
 from moereplay.traces.texts import counted
 
-#: Settings in the first columns.
-
 Row = Mapping[str, Any]
+#: Columns of a machine with lower tiers, and of one whose watts are known.
+WHERE_KNOWN = ("gb_lower", "mj_per_token")
 
 
 def ranking(
     rows: Sequence[Row], by: str = "hit_rate", presets: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return rows sorted by capacity, then best first: identity, settings that vary, columns of `RANKED`, lower-tier
-    bytes.
+    """Return rows sorted by capacity, then best first: identity, settings that vary, columns of `RANKED`, and those of
+    `WHERE_KNOWN` that any row has.
 
     A row is `Result.to_json()` with its `bounds`, or a row of a frame of results. `presets` names rows by their
     identity: a column `preset` then replaces the settings that it fixes. Raises ResultError if `by` is not a ranking
     column.
     """
     table, shown = _sorted(rows, by, presets)
-    lower = ["gb_lower"] if any(line["gb_lower"] for line in table) else []
-    return [{name: line[name] for name in ("identity", *shown, *RANKED, *lower)} for line in table]
+    known = [name for name in WHERE_KNOWN if any(line[name] for line in table)]
+    return [{name: line[name] for name in ("identity", *shown, *RANKED, *known)} for line in table]
 
 
 def judged(
@@ -111,10 +112,11 @@ def _text(pairs: Sequence[Sequence[int]]) -> str:
 
 
 def _figures(row: Row) -> dict[str, float | None]:
-    """Return the columns of `RANKED`, times in ms, and lower-tier bytes, which older results lack."""
+    """Return the columns of `RANKED`, times in ms, and of `WHERE_KNOWN`; older results lack lower-tier bytes."""
     bounds = {f"bound_{name}": value for name, value in (row["bounds"] or {}).items()}
-    found = values({**row["totals"], **bounds}, row["per_request"])
-    return {name: found[name] for name in RANKED} | {"gb_lower": found["gb_lower"] or 0.0}
+    energy = nanojoules(row["about"], row["totals"], row["per_layer"])
+    found = values({**row["totals"], **bounds, **energy}, row["per_request"])
+    return {name: found[name] for name in (*RANKED, *WHERE_KNOWN)} | {"gb_lower": found["gb_lower"] or 0.0}
 
 
 def _tells_apart(table: Sequence[Row], field: str, named: bool) -> bool:

@@ -303,6 +303,7 @@ SPARE = (
     "requests",
     "limit",
     "GB lower",
+    "mJ/tok",
     "GB",
     "coll",
     "tok/s",
@@ -314,6 +315,7 @@ SPARE = (
 LEGEND = {
     "belady": "belady, limit: upper bound on hits for any eviction, any cache, without prefetch",
     "coll": "coll: misses on experts evicted earlier in the same pass",
+    "mJ/tok": "mJ/tok: energy per decoded token, by the platform's [power]",
     "TPOT": "TTFT, TPOT in ms; --csv: all digits",
 }
 DIGITS = 8  #: of a digest or an identity that are printed

@@ -106,7 +106,7 @@ class Machine(NamedTuple):
 
     links: Sequence[str]  #: names of links into the fast tier
     fills: Sequence[str]  #: names of links into lower tiers
-    homes: Sequence[int]  #: the link of each expert of a layer
+    homes: Sequence[int]  #: the link of every expert, layer by layer
     sizes: Sequence[Sequence[int]]  #: [precision][layer] bytes of an expert
     queued_together: bool = False  #: whether demands are queued when the last of their step is loaded
     warm: Sequence[tuple[int, int]] = ()  #: (layer, expert) that are resident at the start
@@ -123,7 +123,15 @@ class Machine(NamedTuple):
     def copy_of(self, y: int) -> Copy:
         """Return the copy with a number."""
         x, precision = divmod(y, len(self.sizes))
-        return *divmod(x, len(self.homes)), precision
+        return *divmod(x, self._experts), precision
+
+    @property
+    def _experts(self) -> int:
+        return len(self.homes) // len(self.sizes[0])
+
+    def home(self, copy: Copy) -> int:
+        """Return the link of a copy into the fast tier."""
+        return self.homes[copy[0] * self._experts + copy[1]]
 
 
 def copy_of(event: Event) -> Copy:
@@ -207,7 +215,7 @@ class Traffic:
 
     def _link(self, event: Event) -> int | None:
         if event.kind == "transfer":
-            return self.machine.homes[event.expert]
+            return self.machine.home(copy_of(event))
         return len(self.machine.links) if len(self.machine.fills) == 1 else None
 
     def _abandon(self, now: int) -> None:

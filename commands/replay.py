@@ -242,7 +242,7 @@ def _shown(passes: int, first: int, many: int) -> range:
 def _machine(ready: Plan) -> Machine:
     """Describe the machine, which the event log does not contain."""
     from moereplay.analysis.timeline_moves import Machine
-    from moereplay.simulator.times import homes
+    from moereplay.simulator.times import homes_of
 
     platform, config = ready.machine, ready.config
     below = [*(tier.name for tier in platform.tiers), platform.slow_tier]
@@ -251,7 +251,7 @@ def _machine(ready: Plan) -> Machine:
     return Machine(
         links=[f"{row} {name}" if several else name for row, name in enumerate(links)],
         fills=[f"{source} to {tier.name}" for source, tier in zip(below[1:], platform.tiers, strict=True)],
-        homes=homes(ready.layout.geometry.experts, platform.shares),
+        homes=homes_of(platform, ready.layout.geometry),
         sizes=ready.layout.tiers,
         queued_together=platform.queues_together(config.contract),
         warm=config.warm,

@@ -88,23 +88,13 @@ def __getattr__(name: str) -> Any:
 
 def _imported(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from moereplay.traces.documents import package_version
 
-        try:
-            return version("moereplay")
-        except PackageNotFoundError:  # a checkout on PYTHONPATH
-            return _version_of_checkout()
+        return package_version()
     if name == "contract":
         return import_module("moereplay.contract")
     module, _, other = _HOME[name].partition(":")
     return getattr(import_module(module), other or name)
-
-
-def _version_of_checkout() -> str:
-    import tomllib
-    from pathlib import Path
-
-    return tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
 
 
 def __dir__() -> list[str]:

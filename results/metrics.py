@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from moereplay.results.energy import DECODED, ENERGY, nanojoules
 from moereplay.traces.units import GB, MS, SECOND
 
 if TYPE_CHECKING:
@@ -126,6 +127,20 @@ METRICS: dict[str, Metric] = {
         head="GB lower",
         words="bytes_lower / 1e9: what platforms with more than two tiers read into those below the fast one",
     ),
+    "joules": Metric(
+        (ENERGY,),
+        per=SECOND,
+        larger_is_better=False,
+        words="energy of the run by the watts of the platform's `[power]`, which docs/platforms.md describes",
+    ),
+    "mj_per_token": Metric(
+        (DECODED,),
+        ("decode_passes",),
+        per=MS,
+        larger_is_better=False,
+        head="mJ/tok",
+        words="energy of the decode phase / sum of decode_passes, in millijoules",
+    ),
     "capacity_gb": Metric(("capacity_bytes",), per=GB, larger_is_better=False, words="capacity_bytes / 1e9"),
 }
 #: Ratios of counters alone: every tidy frame with these columns can have them, those of layers and requests too.
@@ -147,6 +162,8 @@ DOCUMENTED = (
     "tokens_per_s",
     "gb_moved",
     "gb_lower",
+    "joules",
+    "mj_per_token",
 )
 #: The columns of a ranking: True where larger is better.
 RANKED: dict[str, bool] = {
@@ -206,7 +223,9 @@ def values(counters: Counters, requests: Sequence[Counters] = ()) -> dict[str, f
 
 def values_of(result: Result) -> dict[str, float | None]:
     """Compute every metric of a replay except those of bounds."""
-    return values({**result.totals, "capacity_bytes": result.about.get("capacity_bytes")}, result.per_request)
+    energy = nanojoules(result.about, result.totals, result.per_layer)
+    known = {**result.totals, **energy, "capacity_bytes": result.about.get("capacity_bytes")}
+    return values(known, result.per_request)
 
 
 def searched(result: Result) -> dict[str, float]:

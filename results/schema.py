@@ -20,6 +20,7 @@ from typing import Any
 import polars as pl
 
 from moereplay.results.counters import COUNTERS, REQUEST_TIMES, Rows
+from moereplay.results.energy import WATTS
 from moereplay.results.errors import ResultError
 from moereplay.results.settings import older, setting_kinds
 from moereplay.traces.schema import canonical
@@ -38,7 +39,7 @@ DTYPES: Columns = {
 #: Facts about a result in addition to its configuration; `calibration` is null where seconds are estimated,
 #: `synthetic` where the routing was recorded; `uncalibrated` says why they are although the platform is calibrated,
 #: `assumed` the assumption on dense weights; `band` the measured error of such times
-#: where they were measured, and its ends are measured / predicted.
+#: where they were measured, and its ends are measured / predicted; watts are null without `[power]` of the platform.
 _TEXTS = (
     *("label", "seconds", "calibration", "trace", "model", "capacity_forms", "warning", "synthetic"),
     *("uncalibrated", "assumed", "band"),
@@ -50,6 +51,7 @@ FACTS: Columns = dict.fromkeys(_TEXTS, pl.String) | {
     "token_cycles": pl.Float64,
     "band_least": pl.Float64,
     "band_most": pl.Float64,
+    **dict.fromkeys(WATTS, pl.Float64),
 }
 LIFETIME: Columns = {"lifetime": pl.List(pl.Int64)}
 #: Bounds of hits: null if Belady's are not a bound; accesses; misses at any capacity; hits of a way to evict,

@@ -45,7 +45,12 @@ SETTINGS = (
         "Look up the experts of a step together (atomic) or one by one (sequential).",
         ("atomic", "sequential"),
     ),
-    Setting("scope", "global", "One cache for all layers (global), or one each (per_layer).", ("global", "per_layer")),
+    Setting(
+        "scope",
+        "global",
+        "One cache for all layers (global), one per layer (per_layer), or one per link (per_link).",
+        ("global", "per_layer", "per_link"),
+    ),
     Setting(
         "passes",
         "recorded",

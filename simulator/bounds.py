@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig
+from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.replay import Plan, plan
 from moereplay.traces.schema import Trace, canonical
 
@@ -40,11 +41,13 @@ class Bound:
     pool: int = 0  #: bytes, of one pool of experts that differ in bytes
     sizes: tuple[int, ...] = ()  #: their bytes, by layer; empty if the experts of each pool have equal bytes
     resident: tuple[tuple[int, int], ...] = ()  #: experts outside the pools, which always hit
+    parts: tuple[Bound, ...] = ()  #: with scope `per_link` the bound of each link's pool, the other experts outside it
 
     def identity(self, trace: Trace) -> str:
         """Return a hash of everything that the count depends on."""
         known = {name: value for name, value in asdict(self).items() if self.sizes or name not in ("pool", "sizes")}
         known |= {"resident": self.resident} if known.pop("resident") else {}
+        known |= {"parts": [part.identity(trace) for part in self.parts]} if known.pop("parts") else {}
         document = [SEMANTICS_VERSION, trace.digest, "bound", known]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
@@ -73,8 +76,26 @@ def judge(trace: Trace, config: ReplayConfig) -> Judged:
 
 
 def _bound(ready: Plan, admission: str) -> Bound:
-    config, pools, sizes = ready.config, ready.spec(log=False).pools, ready.layout.tiers[0]
-    return replace(_beside(config, admission, pools, sizes), resident=ready.resident)
+    spec, sizes = ready.spec(log=False), ready.layout.tiers[0]
+    if ready.config.scope == "per_link" and admission:
+        return _by_link(ready, admission, spec)
+    return replace(_beside(ready.config, admission, spec.pools, sizes), resident=ready.resident)
+
+
+def _by_link(ready: Plan, admission: str, spec: RunSpec) -> Bound:
+    """Return the bound of pools by link. They share no expert, so each is counted alone."""
+    experts, sizes, parts = ready.layout.geometry.experts, ready.layout.tiers[0], list[Bound]()
+    how = (admission, ready.config.passes, ready.config.reset)
+    for link, pool in enumerate(spec.pools):
+        others = {divmod(x, experts) for x, home in enumerate(spec.pool_of) if home != link}
+        each = sorted({sizes[x // experts] for x, home in enumerate(spec.pool_of) if home == link})
+        if not each:
+            continue
+        warm = tuple(pair for pair in ready.config.warm if pair not in others)
+        part = Bound(*how, "global", ready.config.contract, (pool // each[0],), warm)
+        part = replace(part, pool=pool, sizes=sizes) if len(each) > 1 else part
+        parts.append(replace(part, resident=tuple(sorted(others | set(ready.resident)))))
+    return Bound(*how, "per_link", ready.config.contract, (), ready.config.warm, parts=tuple(parts))
 
 
 def _beside(config: ReplayConfig, admission: str, pools: tuple[int, ...], sizes: tuple[int, ...]) -> Bound:
@@ -108,6 +129,8 @@ def count(trace: Trace, bound: Bound) -> Counted:
     If experts of a pool differ in bytes, `feasible_hits` are those of an eviction that knows the future, under the
     rules of the bound: the maximum lies between the two. It is null if `belady_hits` is the maximum.
     """
+    if bound.parts:
+        return _sum([count(trace, part) for part in bound.parts])
     from moereplay.simulator.curves import optimum  # LLVM takes a moment to import
     from moereplay.simulator.curves.stream import Cut, demands_of, without
     from moereplay.traces.demand import demand_of
@@ -131,6 +154,20 @@ def count(trace: Trace, bound: Bound) -> Counted:
         hits, feasible = min(hits, found.at_most), found.at_least + always
     known = {"accesses": accesses + always, "compulsory": compulsory, "feasible_hits": feasible}
     return {"belady_hits": hits + always if bound.admission else None} | known
+
+
+def _sum(parts: Sequence[Counted]) -> Counted:
+    """Return the counts of all pools: each part has every access, those of the other pools as hits."""
+    accesses = parts[0]["accesses"] or 0
+    hits, reached = ([part[name] for part in parts] for name in ("belady_hits", "feasible_hits"))
+    others = (len(parts) - 1) * accesses
+    feasible = sum(most or 0 if found is None else found for most, found in zip(hits, reached, strict=True)) - others
+    return {
+        "belady_hits": sum(most or 0 for most in hits) - others,
+        "accesses": accesses,
+        "compulsory": sum(part["compulsory"] or 0 for part in parts),
+        "feasible_hits": feasible if any(each is not None for each in reached) else None,
+    }
 
 
 def misses_of(counted: Counted) -> int:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -56,11 +57,13 @@ def parse_capacity(
     tiers: tuple[tuple[int, ...], ...],
     reserved: int = 0,
     per_token: tuple[float, ...] = (),
+    homes: Sequence[int] = (),
 ) -> Capacity:
     """Return the pools of a capacity. Raises ConfigError if it is invalid or smaller than a pool's largest expert.
 
     `tiers[0]` holds the bytes per layer at which experts are cached in this run; `reserved` bytes of the capacity
-    belong to no pool. `per_token` is the number of experts of a token in each layer, if it differs from k.
+    belong to no pool. `per_token` is the number of experts of a token in each layer, if it differs from k. `homes` has
+    the link of every expert x, for scope `per_link`.
     """
     total = _total(text, geometry)
     if total > MOST_BYTES:
@@ -69,17 +72,28 @@ def parse_capacity(
     if scope == "per_layer":
         pools = tuple(int(share * geometry.experts * size) for size in geometry.expert_bytes)
         largest = tiers[0]
+    elif scope == "per_link":
+        pools = tuple(int(share * sum(sizes)) for sizes in at_homes(homes, geometry.expert_bytes))
+        largest = tuple(max(sizes, default=0) for sizes in at_homes(homes, tiers[0]))
     else:
         pools = (int(share * _all_bytes(geometry.expert_bytes, geometry)),)
         largest = (max(tiers[0]),)
     for index, (pool, size) in enumerate(zip(pools, largest, strict=True)):
         if pool < size:
-            where = f"layer {index}'s pool" if scope == "per_layer" else "the pool"
+            where = {"per_layer": f"layer {index}'s pool", "per_link": f"link {index}'s pool"}.get(scope, "the pool")
             buffers = f" after {reserved:,} of side buffers" if reserved else ""
             raise ConfigError(
                 f"capacity {text} gives {where} {pool:,} bytes{buffers}, less than one expert of {size:,}; raise it"
             )
     return _described(pools, geometry, tiers[0], per_token)
+
+
+def at_homes(homes: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Return the bytes of the experts at each link; `sizes` are those of an expert by layer."""
+    found: list[list[int]] = [[] for _ in range(max(homes) + 1)]
+    for x, home in enumerate(homes):
+        found[home].append(sizes[x * len(sizes) // len(homes)])
+    return found
 
 
 def check_readable(text: str) -> None:
@@ -150,9 +164,15 @@ def _all_bytes(sizes: tuple[int, ...], geometry: Geometry) -> int:
     return geometry.experts * sum(sizes)
 
 
-def surplus(capacity: Capacity, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> str | None:
-    """Return the warning for a capacity that holds all copies at every precision, or None."""
-    each = [geometry.experts * sum(sizes) for sizes in zip(*tiers, strict=True)]
+def surplus(
+    capacity: Capacity, geometry: Geometry, tiers: tuple[tuple[int, ...], ...], homes: Sequence[int] = ()
+) -> str | None:
+    """Return the warning for a capacity that holds all copies at every precision, or None.
+
+    `homes` as in `parse_capacity`.
+    """
+    copies = [sum(sizes) for sizes in zip(*tiers, strict=True)]
+    each = [sum(sizes) for sizes in at_homes(homes, copies)] if homes else [geometry.experts * size for size in copies]
     needed = each if len(capacity.pools) > 1 else [sum(each)]
     if capacity.total <= sum(needed) or any(pool < need for pool, need in zip(capacity.pools, needed, strict=True)):
         return None

@@ -74,7 +74,7 @@ class ReplayConfig(Frozen):
     routing: str = "standard"
     platform: str = "a100-5gbps"
     contract: Literal["atomic", "sequential"] = "atomic"
-    scope: Literal["global", "per_layer"] = "global"
+    scope: Literal["global", "per_layer", "per_link"] = "global"
     passes: str = "recorded"
     draft: str = OFF
     reset: str = "never"

@@ -91,12 +91,14 @@ def _tight(short: Trace, spec: RunSpec) -> tuple[int, ...]:
     """Return pool sizes that force evictions: half of the opening's demand, at least two experts."""
     if spec.config.warm:
         return spec.pools
-    chosen, sizes = short.read("chosen"), spec.layout.tiers[0]
-    demanded = [len(np.unique(chosen[:, layer][chosen[:, layer] >= 0])) * size for layer, size in enumerate(sizes)]
-    if len(spec.pools) == 1:
-        demanded, sizes = [sum(demanded)], (max(sizes),)
+    chosen, sizes, experts = short.read("chosen"), spec.layout.tiers[0], spec.layout.geometry.experts
+    demanded, largest = [0] * len(spec.pools), [0] * len(spec.pools)
+    used = {layer * experts + e for layer in range(len(sizes)) for e in np.unique(chosen[:, layer]).tolist() if e >= 0}
+    for x, pool in enumerate(spec.pool_of):
+        demanded[pool] += sizes[x // experts] * (x in used)
+        largest[pool] = max(largest[pool], sizes[x // experts])
     return tuple(
-        min(pool, max(demand // 2, 2 * size)) for pool, demand, size in zip(spec.pools, demanded, sizes, strict=True)
+        min(pool, max(demand // 2, 2 * size)) for pool, demand, size in zip(spec.pools, demanded, largest, strict=True)
     )
 
 

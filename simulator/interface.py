@@ -67,6 +67,8 @@ class RunSpec:
     @cached_property
     def pool_of(self) -> tuple[int, ...]:
         """Return the pool of every expert x."""
+        if self.config.scope == "per_link":
+            return self.times.homes
         experts, per_layer = self.layout.geometry.experts, len(self.pools) > 1
         return tuple(x // experts if per_layer else 0 for x in range(self.layout.experts))
 

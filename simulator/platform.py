@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from moereplay.simulator.capacity import MOST_BYTES
-from moereplay.simulator.overheads import Decisions, Drafting, Loading
+from moereplay.simulator.overheads import Decisions, Loading
 from moereplay.simulator.processors import OF_CPU
 from moereplay.simulator.processors import Measured as Measured  # of a platform, to its readers
 from moereplay.simulator.processors import Roofline as Roofline
@@ -27,6 +27,18 @@ class Contention(Sparse):
     cpu: Share = 1
     link: Share = 1
     compute: Share = 1  #: of the accelerator's, for what begins while a link works
+
+
+Watts = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class Power(Sparse):
+    """Watts of a machine: idle, and what each part takes beyond that. They change no replay (`results/energy.py`)."""
+
+    idle_w: Watts = 0
+    compute_w: Watts = 0
+    cpu_w: Watts = 0
+    link_w: Watts = 0
 
 
 Ratio = Annotated[float, Field(gt=0, le=1e6)]
@@ -101,7 +113,7 @@ class Platform(Sparse):
     """One machine, with the source of its figures."""
 
     later: ClassVar = frozenset({"overlap", "memory_bytes", "fault_ns", "tiers", "loading", "calibration", "tried"})
-    later |= {"decisions", "reserve_bytes", "draft"}
+    later |= {"decisions", "reserve_bytes", "power"}
 
     name: str
     summary: str = ""
@@ -121,7 +133,7 @@ class Platform(Sparse):
     contention: Contention | None = None
     loading: Loading = Loading()
     decisions: Decisions = Decisions()
-    draft: Drafting = Drafting()
+    power: Power | None = None  #: for joules; times do not depend on it
     calibration: Calibration | None = None
     tried: Tried | None = None  #: without a calibration: how far off the figures are
 
@@ -130,6 +142,10 @@ class Platform(Sparse):
     def _shares(cls, links: tuple[Link, ...]) -> tuple[Link, ...]:
         if len({link.share is None for link in links}) > 1:
             raise ValueError("expected a share for every link, or for none")
+        if len({link.layers == "" for link in links}) > 1:
+            raise ValueError("expected layers for every link, or for none")
+        if any(link.layers and link.share is not None for link in links):
+            raise ValueError("layers cannot be combined with share: name the layers of every link, or give shares")
         if len({link.by_matrix for link in links}) > 1:
             raise ValueError("expected by_matrix for every link, or for none")
         return links
@@ -240,6 +256,7 @@ class Platform(Sparse):
         several = len(self.links) > 1
         rows = [
             link.model_dump(include=LINK_TIMES | ({"share"} if several else set()))
+            | ({"layers": link.layers} if link.layers else {})
             | ({"from": link.tier} if link.tier else {})
             for link in self.links
         ]
@@ -260,7 +277,6 @@ class Platform(Sparse):
     def figures(self) -> dict[str, object]:
         """Return all figures that a replay's times depend on, without names."""
         parts = {"compute", "cpu", "overlap", "loading", "decisions"} | ({"contention"} if self.contention else set())
-        parts |= {"draft"} if self.draft != Drafting() else set()
         rows: list[dict[str, object]] = [link.model_dump(mode="json", include=LINK_TIMES) for link in self.links]
         others: dict[str, object] = self.model_dump(mode="json", include=parts)
         if self.tiers:
@@ -269,8 +285,8 @@ class Platform(Sparse):
             ]
         if len(rows) == 1:
             return others | {"link": rows[0]}
-        for row, share in zip(rows, self.shares, strict=True):
-            row["share"] = share / sum(self.shares)
+        for row, link, share in zip(rows, self.links, self.shares, strict=True):
+            row.update({"layers": link.layers} if link.layers else {"share": share / sum(self.shares)})
         return others | {"links": rows}
 
     def row(self) -> dict[str, object]:

@@ -91,7 +91,7 @@ def _reasons(trace: Trace, config: ReplayConfig) -> Iterator[tuple[str, str]]:
         "passes": lambda: _passes(trace, config.passes),
         "draft": lambda: _draft(trace, config),
         "reset": lambda: _reset(trace, config),
-        "scope": lambda: _one_layer(trace) if config.scope == "per_layer" else "",
+        "scope": lambda: _one_pool(trace, config),
         "prefetch": lambda: _one_layer(trace) if chosen.prefetch.policy.suggest else "",
         "prefetch_at": lambda: _prefetch_at(config, chosen),
         "prefetch_admission": lambda: _admission(config, chosen),
@@ -103,6 +103,13 @@ def _reasons(trace: Trace, config: ReplayConfig) -> Iterator[tuple[str, str]]:
 
 def _one_layer(trace: Trace) -> str:
     return "the model has one MoE layer" if trace.geometry.layers == 1 else ""
+
+
+def _one_pool(trace: Trace, config: ReplayConfig) -> str:
+    """Return why there is one pool although the scope divides the cache, or an empty string."""
+    if config.scope == "per_link":
+        return "the platform has one link" if len(platform(config.platform).links) == 1 else ""
+    return _one_layer(trace) if config.scope == "per_layer" else ""
 
 
 def _passes(trace: Trace, passes: str) -> str:

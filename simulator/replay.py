@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from moereplay import policies
 from moereplay.policies.contract import PolicyError
+from moereplay.results.energy import facts
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
@@ -19,7 +20,7 @@ from moereplay.simulator.platform import Measured, Platform
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.residents import Listed, check_experts, residents
 from moereplay.simulator.source import Source, TraceSource
-from moereplay.simulator.times import Times, times_of
+from moereplay.simulator.times import Times, homes_of, times_of
 from moereplay.traces.dense import assumption
 from moereplay.traces.geometry import as_known, recognised, with_hidden, with_matrices
 from moereplay.traces.passes import longest_context
@@ -69,9 +70,14 @@ class Plan:
     def capacity_warning(self) -> str | None:
         """The part of `warning` that holds on any machine."""
         geometry, tiers = self.layout.geometry, self.layout.tiers
-        return cliff(self.capacity, geometry, tiers[-1], self.origin.per_token) or surplus(
-            self.capacity, geometry, tiers
-        )
+        return cliff(self.capacity, geometry, tiers[-1], self.origin.per_token) or self.surplus
+
+    @property
+    def surplus(self) -> str | None:
+        """Warning for a capacity that holds all copies, or None."""
+        geometry = self.layout.geometry
+        homes = _homes_of_pools(self.config, self.machine, geometry)
+        return surplus(self.capacity, geometry, self.layout.tiers, homes)
 
     def _edited(self) -> str | None:
         """Return a warning if values differ from the platform's calibration."""
@@ -179,7 +185,9 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     tiers = _tiers(origin.geometry, chosen)
     prefetch, side = chosen.prefetch, _side_bytes(chosen, tiers)
     reserved = side if prefetch.policy.side_inside(prefetch.params) else 0
-    capacity = parse_capacity(config.capacity, origin.geometry, config.scope, tiers, reserved, origin.per_token)
+    homes = _homes_of_pools(config, machine, origin.geometry)
+    sizes = tiers, reserved, origin.per_token, homes
+    capacity = parse_capacity(config.capacity, origin.geometry, config.scope, *sizes)
     check_profile(config, chosen.eviction)
     check_experts("profile", config.profile, origin.geometry)
     check_experts("warm", config.warm, origin.geometry)
@@ -193,6 +201,11 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     ready = Plan(origin, config, chosen, machine, capacity, CopyLayout(geometry, tiers), lower, resident)
     _check_warm(config.warm, ready.spec(log=False))
     return ready
+
+
+def _homes_of_pools(config: ReplayConfig, machine: Platform, geometry: Geometry) -> tuple[int, ...]:
+    """Return the link of every expert x if each link has a pool, else ()."""
+    return homes_of(machine, geometry) if config.scope == "per_link" else ()
 
 
 def _check_charged(machine: Platform) -> None:
@@ -262,7 +275,7 @@ def report_measured(ran: FinishedRun, ready: Plan) -> Result:
     seconds: Row = {"seconds": "measured", "calibration": None, "uncalibrated": None, "assumed": None}
     seconds |= {"warning": ready.capacity_warning}
     config = result.config | {"platform": "this machine"}
-    about = {name: value for name, value in result.about.items() if not name.startswith("band")}
+    about = {name: value for name, value in result.about.items() if not name.startswith(("band", "power"))}
     return replace(result, config=config, about=about | {"label": label, **seconds})
 
 
@@ -284,6 +297,7 @@ def _about(ready: Plan) -> Row:
         "warning": ready.warning,
         "synthetic": ready.origin.synthetic or None,
         **_memory(ready),
+        **facts(ready.machine.power and ready.machine.power.model_dump()),
     }
 
 

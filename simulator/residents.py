@@ -15,17 +15,26 @@ MOST_LAYERS = 1 << 20  #: of a range
 Listed = tuple[tuple[int, int], ...]
 
 
+def layers_in(text: str) -> tuple[int, ...]:
+    """Return the layers of `A-B,C`, both ends of a range included, in the order of the text. Raises ValueError."""
+    layers = list[int]()
+    for part in text.split(","):
+        ends = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, -1)
+        if last - first not in range(MOST_LAYERS):
+            raise ValueError(f"invalid layers {text!r}: expected A-B, as in 0-3,8")
+        layers += range(first, last + 1)
+    return tuple(layers)
+
+
 def of_layers(text: str) -> Listed:
     """Return what `layers:A-B,C` names: all experts of these MoE layers, both ends included. Raises ConfigError."""
-    form, layers = re.fullmatch(r"layers:(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)", text), list[int]()
-    for part in form[1].split(",") if form else ():
-        first, _, last = part.partition("-")
-        if int(last or first) - int(first) not in range(MOST_LAYERS):
-            form = None
-            break
-        layers += range(int(first), int(last or first) + 1)
-    if not form:
-        raise ConfigError(f"invalid --resident {text!r}: expected layers:A-B, as in layers:0-3,8, or a JSON file")
+    try:
+        layers = layers_in(text.removeprefix("layers:"))
+    except ValueError:
+        raise ConfigError(
+            f"invalid --resident {text!r}: expected layers:A-B, as in layers:0-3,8, or a JSON file"
+        ) from None
     return tuple((layer, ALL) for layer in layers)
 
 

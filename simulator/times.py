@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
@@ -13,6 +13,7 @@ from moereplay.policies.contract import Costs
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Contention, Measured, Platform, Roofline
 from moereplay.simulator.rates import MILLION, NS, bounded, ceiling, exact, half_even, ns_per_byte, share_up
+from moereplay.simulator.residents import layers_in
 from moereplay.simulator.wires import Wire
 from moereplay.traces.dense import Dense, dense_of, params_of
 from moereplay.traces.schema import Geometry
@@ -34,6 +35,25 @@ def homes(experts: int, shares: Sequence[float]) -> tuple[int, ...]:
     return tuple(link for link, run in enumerate(runs) for _ in range(run))
 
 
+def homes_of(platform: Platform, geometry: Geometry) -> tuple[int, ...]:
+    """Return the home link of every expert x. Raises ConfigError if links name layers, and not each of them once."""
+    if not platform.links[0].layers:
+        return homes(geometry.experts, platform.shares) * geometry.layers
+    named = [(layer, row) for row, link in enumerate(platform.links) for layer in layers_in(link.layers)]
+    rows = Counter(layer for layer, _ in named)
+    wrong = {
+        "no row names": [layer for layer in range(geometry.layers) if layer not in rows],
+        "two rows name": sorted(layer for layer, times in rows.items() if times > 1),
+        "the model lacks": sorted(layer for layer in rows if layer >= geometry.layers),
+    }
+    if faults := [f"{fault} {', '.join(map(str, layers[:5]))}" for fault, layers in wrong.items() if layers]:
+        raise ConfigError(
+            f"platform {platform.name}: layers of [[links]]: expected each of the model's {geometry.layers} MoE layers "
+            f"once, but {'; '.join(faults)}"
+        )
+    return tuple(row for _, row in sorted(named) for _ in range(geometry.experts))
+
+
 # times
 
 BATCH_TABLES = ("matrix_sum", "read_first", "read_size", "read_rate", "slow_read_rate", "lane_rate", "slow_lane_rate")
@@ -53,7 +73,7 @@ class Times:
         self.by_matrix = platform.by_matrix
         #: Sums of the relative sizes of an expert's first 1, 2, ... matrices.
         self.matrices = tuple(accumulate(geometry.matrices or EQUAL_MATRICES))
-        self.homes = homes(geometry.experts, platform.shares)  #: the link of each expert of a layer
+        self.homes = homes_of(platform, geometry)  #: the link of every expert x
         self._known: dict[tuple[str, int, int, int, float], int] = {}
         self._left = platform.contention or Contention()  #: shares of their rates, while others work
 
@@ -82,8 +102,7 @@ class Times:
         """Costs of the mean expert, rounded down, for policies that weigh its link against the CPU."""
         load = [
             self.latency_ns[home] + self.wire_ns[home][layer][0] + self.load_ns[layer][0]
-            for layer in self._layers
-            for home in self.homes
+            for layer, home in ((x // self._geometry.experts, home) for x, home in enumerate(self.homes))
         ]
         compute = [self.expert_ns(layer, 0, 1) for layer in self._layers]
         cpu = [max(1, self.cpu_ns(layer, 0, 1)) for layer in self._layers] if self._platform.cpu else [0]

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from moereplay.simulator.capacity import check_readable
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.rates import MILLION, MOST_NS, NS, bounded, ceiling, curve, exact, half_even
+from moereplay.simulator.residents import layers_in
 from moereplay.traces.frozen import Sparse
 
 MIB = 1 << 20
@@ -85,7 +86,22 @@ class Link(Wire):
     by_matrix: bool = False  #: the first matrix of all missing experts of a step is read first, then the second, ...
     #: Its part of each layer's experts, in proportion to the shares of the others; default: equal parts.
     share: float | None = Field(default=None, ge=1e-6, le=1e6)
+    layers: str = ""  #: instead of a share: all experts of these MoE layers, as in 0-23,40
     tier: str = Field(default="", alias="from")  #: what it reads, a name only; default: the platform's slow tier
+
+    @field_validator("layers")
+    @classmethod
+    def _merged(cls, text: str) -> str:
+        """Return the ranges in ascending order, neighbours joined: one text for one set of layers."""
+        ends = list[list[int]]()
+        for layer in sorted(layers_in(text)) if text else ():
+            if ends and layer == ends[-1][1]:
+                raise ValueError(f"invalid layers {text!r}: layer {layer} is named twice")
+            if ends and layer == ends[-1][1] + 1:
+                ends[-1][1] = layer
+            else:
+                ends.append([layer, layer])
+        return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ends)
 
     @model_validator(mode="after")
     def _has_one_order(self) -> Link:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from moereplay.results.parts import stored
 from moereplay.simulator.bounds import count
-from moereplay.simulator.capacity import surplus
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.remarks import adapted, without_effect
 from moereplay.simulator.replay import check_engine, plan, replay
@@ -68,11 +67,12 @@ def surpluses(sweep: Sweep) -> list[str]:
     asked = set()
     for job in sweep.jobs:
         what = (job.digest, job.config.capacity, job.config.scope, job.config.miss, job.config.prefetch)
+        what += (job.config.platform,) if job.config.scope == "per_link" else ()
         if job.kind == "bound" or job.key in refused or what in asked:
             continue
         asked.add(what)
         ready = plan(traces[job.digest], job.config)
-        if line := surplus(ready.capacity, ready.layout.geometry, ready.layout.tiers):
+        if line := ready.surplus:
             above[f"capacity {job.config.capacity}: {line}"] = None
     return list(above)
 

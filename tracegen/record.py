@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from moereplay import __version__
 from moereplay.tracegen.appending import SECONDS_BETWEEN_COMMITS, Progress, appended, opened_writer
 from moereplay.tracegen.capture import Capture, Rows
 from moereplay.tracegen.checkpoint import Loaded
@@ -26,6 +25,7 @@ from moereplay.tracegen.plan import Plan, seed_of
 from moereplay.tracegen.selfcheck import check
 from moereplay.tracegen.tokens import Room, Work
 from moereplay.traces.dense import with_stored
+from moereplay.traces.documents import package_version
 from moereplay.traces.schema import Header, Provenance, Request, Trace
 
 
@@ -72,7 +72,7 @@ def header_of(loaded: Loaded, modules: MoeModules, work: Work, plan: Plan) -> He
         versions={
             "python": platform.python_version(),
             **{package: version(package) for package in ("torch", "transformers")},
-            "moereplay": __version__,
+            "moereplay": package_version(),
         },
     )
     geometry = with_stored(modules.geometry, loaded.name, plan.dense_bytes, plan.dense_bits)

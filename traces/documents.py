@@ -12,10 +12,13 @@ import os
 import re
 import stat
 import tomllib
+from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+#: Of this package, where it is not installed: a checkout on PYTHONPATH.
+CHECKOUT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 MOST_BYTES = 1 << 24  #: size of a document
 DEEPEST = 64  #: nesting of lists and tables
 MOST_BITS = 1023  #: length of an integer, so that it can be converted to a float
@@ -156,3 +159,11 @@ def _too_long() -> DocumentError:
 def canonical(document: object) -> bytes:
     """Return the canonical JSON of a document, for hashing."""
     return json_text(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def package_version() -> str:
+    """Return the version of this package, installed or of a checkout."""
+    try:
+        return version("moereplay")
+    except PackageNotFoundError:
+        return tomllib.loads(CHECKOUT.read_text("utf-8"))["project"]["version"]

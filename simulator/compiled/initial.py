@@ -15,7 +15,7 @@ from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from moereplay.simulator.compiled.inputs import Inputs, costs_of
 from moereplay.simulator.compiled.layout import ARRAYS, HEAD, MEMORIES, POSITIONS, RECORDS, ROWS, RULE, STATE
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
-from moereplay.simulator.compiled.state import NEVER_LEFT, NO_KEY
+from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
@@ -114,7 +114,8 @@ def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
         "layers": geometry.layers,
         "experts": geometry.experts,
         "precisions": layout.precisions,
-        "per_layer": len(spec.pools) > 1,
+        "pooled": _pooled(spec),
+        "pool_rows": 1 if _pooled(spec) == BY_LAYER else geometry.layers,
         "sequential": config.contract == "sequential",
         "after_demand": config.prefetch_at == "after_demand" or _suggests_late(config, chosen),
         "free_only": config.prefetch_admission == "free_only",
@@ -130,6 +131,18 @@ def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
         "sync_ns": spec.times.sync_ns,
         "next_pass": chosen.prefetch.policy.next_pass,
     } | _given(chosen)
+
+
+def _pooled(spec: RunSpec) -> int:
+    """Return how copies are divided into pools."""
+    if len(spec.pools) == 1:
+        return ONE_POOL
+    return BY_LINK if spec.config.scope == "per_link" else BY_LAYER
+
+
+def _rows(spec: RunSpec) -> int:
+    """Return the number of rows of candidates: a layer's experts may be at several links."""
+    return spec.layout.geometry.layers * (len(spec.pools) if _pooled(spec) == BY_LINK else 1)
 
 
 def _suggests_late(config: ReplayConfig, chosen: PolicySet) -> bool:
@@ -227,7 +240,8 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_cells": geometry.layers * 2 * WIDTH,
         "n_buckets": geometry.layers * 2 * BUCKETS,
         "n_log": lines,
-        "n_members": layout.experts * layout.precisions,
+        "n_members": layout.experts * layout.precisions * (_rows(spec) // geometry.layers),
+        "n_ranks": _rows(spec),
         "n_ring": _power_of_two((1 + (spec.times.cpu_tier >= 0)) * layout.experts * layout.precisions + 1),
         "n_steps": len(inputs["offsets"]),
         "n_demand": len(inputs["stream_expert"]),
@@ -281,19 +295,19 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     owned["x"], owned["evicted_pass"] = y // layout.precisions, NEVER_LEFT
     owned["layer"] = owned["x"] // geometry.experts
     owned["kind"] = owned["layer"] * layout.precisions + y % layout.precisions
-    owned["link"] = np.array(spec.times.homes)[owned["x"] % geometry.experts]
+    owned["link"] = np.array(spec.times.homes)[owned["x"]]
     links = state["links"][: state["n_links"]]
     links["depth"], links["latency_ns"] = spec.times.depth, spec.times.latency_ns
     links["first"], links["last_done"] = spec.times.first, NOT_YET
     lower = state["lower"][: state["n_tiers"]]
     lower["fifo"], lower["capacity"], lower["oldest"], lower["newest"] = spec.times.fifo, spec.lower, NONE, NONE
     copies["bytes"] = np.array(layout.tiers, np.int64).T.ravel()[owned["kind"]]
-    copies["pool"] = owned["layer"] if len(pools) > 1 else 0
+    copies["pool"] = np.array(spec.pool_of)[owned["x"]]
     experts["layer"] = np.arange(len(experts)) // geometry.experts
     experts["last_pass"] = experts["prediction_pass"] = -1
     pools["capacity"], pools["scope"] = spec.pools, NEVER_LEFT
     arrays["union_at"][:], arrays["access_of"][:] = NONE, NONE
-    arrays["layer_key"][:], arrays["layer_order"][:] = NO_KEY, NO_KEY
+    arrays["least_key"][:], arrays["least_order"][:] = NO_KEY, NO_KEY
     for name in ("behind", "in_front"):
         arrays[name][:] = np.arange(len(arrays[name]))
     arrays["keyed_scope"][:] = 0 if state["key_scope"] == TOUCH else NEVER_LEFT

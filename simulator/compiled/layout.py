@@ -21,9 +21,10 @@ def record(names: str) -> np.dtype:
 
 
 #: Constants of a run. `listeners_*` are sets, with bit i for the i-th kind of policy; `keys_read_*` are dependencies of
-#: the eviction policy's keys, `reads_*` the reads of any hook. `external`: the caller reports when activities end.
+#: the eviction policy's keys, `reads_*` the reads of any hook. `pooled`: one pool, one per layer or one per link, each
+#: with `pool_rows` rows of candidates. `external`: the caller reports when activities end.
 SETTING = (
-    "layers experts width precisions passes per_layer sequential after_demand free_only reset_every "
+    "layers experts width precisions passes pooled pool_rows sequential after_demand free_only reset_every "
     "side_slots reach logs keeps batched weighted scored knows_future by_key queue key_scope ranks row_length "
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand reads_need renews "
@@ -53,7 +54,7 @@ RECORDS = {
     "cache": record("pinned_now done_now bypassed arrivals evicted_now"),
     "space": record("aside_now"),
     "uses": record("timestamps"),
-    "ranking": record("invalid_now layers_marked"),
+    "ranking": record("invalid_now rows_marked"),
     "side_buffer": record("in_side"),
     "link": record("ready_end closed announced"),  # of all links; what each has is a row of ROWS["links"]
     "counters": record("row page"),
@@ -75,7 +76,7 @@ ROWS = {"links": (LINK, MOST_LINKS + MOST_TIERS), "lower": (LOWER_TIER, MOST_TIE
 
 #: Lengths of arrays that are not constants above.
 LENGTHS = (
-    "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members "
+    "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ranks "
     "n_ring n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates n_lanes "
     "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
     "n_held n_pieces n_to_load n_contexts n_drafting n_draft_costs "
@@ -145,19 +146,20 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "rows": (np.int64, ("n_rows", "n_counters")),  # per request
     "row_times": (np.int64, ("n_rows", "n_times")),
     "before": (np.int64, ("n_counters",)),  # counters at the start of the current request
-    # victim selection: rows of candidates, one per layer; their smallest keys; members; copies with invalid keys
-    "row_key": (np.int64, ("n_copies",)),
-    "row_order": (np.int64, ("n_copies",)),
-    "row_count": (np.int64, ("layers",)),
-    "layer_key": (np.int64, ("layers",)),
-    "layer_shift": (np.int64, ("layers",)),
-    "layer_order": (np.int64, ("layers",)),
-    "layer_marked": (np.int8, ("layers",)),
-    "marked_layers": (np.int64, ("layers",)),
+    # victim selection: rows of candidates, one per layer, or per pool and layer; their smallest keys; members; copies
+    # with invalid keys
+    "row_key": (np.int64, ("n_members",)),
+    "row_order": (np.int64, ("n_members",)),
+    "row_count": (np.int64, ("n_ranks",)),
+    "least_key": (np.int64, ("n_ranks",)),
+    "row_shift": (np.int64, ("n_ranks",)),
+    "least_order": (np.int64, ("n_ranks",)),
+    "row_marked": (np.int8, ("n_ranks",)),
+    "marked_rows": (np.int64, ("n_ranks",)),
     "members": (np.int32, ("n_members",)),
-    "member_count": (np.int64, ("layers",)),
-    "keyed_scope": (np.int64, ("layers",)),  # the scope and the pass in which a layer's keys were evaluated
-    "keyed_pass": (np.int64, ("layers",)),
+    "member_count": (np.int64, ("n_ranks",)),
+    "keyed_scope": (np.int64, ("n_ranks",)),  # the scope and the pass in which a row's keys were evaluated
+    "keyed_pass": (np.int64, ("n_ranks",)),
     "behind": (np.int64, ("n_queued",)),  # in a queue: the copies after and before a copy
     "in_front": (np.int64, ("n_queued",)),
     "invalid_copies": (np.int64, ("n_copies",)),
@@ -317,8 +319,8 @@ OWNS = {
     "links": "preloads to_load",
     "transfers": "side_buffer buffered owned.side",
     "ranking": (
-        "eval_copies invalid_copies keyed_pass keyed_scope layer_key layer_marked layer_order layer_shift "
-        "marked_layers member_count members row_count row_key row_order pools.scope owned.invalid "
+        "eval_copies invalid_copies keyed_pass keyed_scope least_key least_order marked_rows member_count "
+        "members row_count row_key row_marked row_order row_shift pools.scope owned.invalid "
         "owned.member_at owned.row_at behind in_front"
     ),
     "program": "compute.program_counter compute.running compute.spent compute.then",

@@ -1,13 +1,13 @@
 """Victim selection by key: the smallest (key, logical timestamp, copy) of a pool's candidates.
 
 The keys of candidates lie in one row per layer, next to their orders (timestamp and copy in one number), and every
-layer keeps its smallest; scanning a short row takes half the time of a tournament tree. Changes to a copy only
-invalidate its key. Keys are evaluated in batches when a victim is needed, and only layers that lost their smallest key
-are scanned again. A layer is a pool, or part of the only pool.
+row keeps its smallest; scanning a short row takes half the time of a tournament tree. Changes to a copy only
+invalidate its key. Keys are evaluated in batches when a victim is needed, and only rows that lost their smallest key
+are scanned again. A row is a pool, or part of the only pool; if each link has a pool, its rows are those of its layers.
 
 A policy declares the key-validity scope, in which the key of a copy without changes stays valid. `touch`: always.
 `pass`, `step`: until the next one. `layer`: within a pass, the keys of a layer move by the same amount, so that one of
-them is evaluated. Rows hold keys less `layer_shift`, by which their layer has moved.
+them is evaluated. Rows hold keys less `row_shift`, by which their layer has moved.
 
 Where the key is the logical timestamp itself, queues replace keys. Each pool has a ring of its copies through a node of
 its own, which closes it; a copy in no queue is a ring of itself. By last use, a copy is queued at the gate that sets
@@ -20,8 +20,10 @@ import numpy as np
 
 from moereplay.policies.contract import KEY_SCOPES, QUEUES
 from moereplay.simulator.compiled.state import (
+    BY_LINK,
     NEVER_LEFT,
     NO_KEY,
+    ONE_POOL,
     behind,
     copies,
     eval_copies,
@@ -32,12 +34,10 @@ from moereplay.simulator.compiled.state import (
     invalid_copies,
     keyed_pass,
     keyed_scope,
-    layer_key,
-    layer_marked,
     layer_of,
-    layer_order,
-    layer_shift,
-    marked_layers,
+    least_key,
+    least_order,
+    marked_rows,
     member_count,
     members,
     now,
@@ -46,7 +46,9 @@ from moereplay.simulator.compiled.state import (
     pools,
     row_count,
     row_key,
+    row_marked,
     row_order,
+    row_shift,
 )
 from moereplay.simulator.jit.marks import called, fast
 
@@ -85,26 +87,34 @@ def invalidate(s, y):
 # members of a pool
 
 
+@fast
+def row_of(s, y):
+    """Return the row of candidates of copy y: that of its layer, or of its link and layer."""
+    if s["pooled"] != BY_LINK:
+        return layer_of(s, y)
+    return pool_of(s, y) * s["layers"] + layer_of(s, y)
+
+
 @called
 def add_member(s, y):
-    """Add copy y to its layer's members, and rank it if it is a candidate."""
+    """Add copy y to its row's members, and rank it if it is a candidate."""
     if s["key_scope"] != TOUCH:
-        layer = layer_of(s, y)
-        owned(s)[y]["member_at"] = member_count(s)[layer]
-        members(s)[layer * s["row_length"] + member_count(s)[layer]] = y
-        member_count(s)[layer] += 1
+        row = row_of(s, y)
+        owned(s)[y]["member_at"] = member_count(s)[row]
+        members(s)[row * s["row_length"] + member_count(s)[row]] = y
+        member_count(s)[row] += 1
     if copies(s)[y]["protected"] == 0:  # else `unpin` invalidates it
         invalidate(s, y)
 
 
 @called
 def remove_member(s, y):
-    """Remove copy y from its layer's members and row."""
+    """Remove copy y from the members and candidates of its row."""
     if s["key_scope"] != TOUCH:
-        layer, at = layer_of(s, y), owned(s)[y]["member_at"]
-        base = layer * s["row_length"]
-        member_count(s)[layer] -= 1
-        last = members(s)[base + member_count(s)[layer]]
+        row, at = row_of(s, y), owned(s)[y]["member_at"]
+        base = row * s["row_length"]
+        member_count(s)[row] -= 1
+        last = members(s)[base + member_count(s)[row]]
         members(s)[base + at] = last  # the order of members is free, so the last one fills the gap
         owned(s)[last]["member_at"] = at
     leave_row(s, y)
@@ -120,11 +130,10 @@ def smallest(s, keys, pool):
         refresh_keys(s, keys, pool, scope_of(s))
     if s["ranking"]["invalid_now"] > 0:
         rank_invalid(s, keys)
-    if s["ranking"]["layers_marked"] > 0:
-        compare_layers(s)
-    if s["per_layer"] == 1:
-        return copy_of_order(s, layer_order(s)[pool])
-    return copy_of_order(s, smallest_entry(layer_key(s), layer_order(s), 0, s["layers"])[1])
+    if s["ranking"]["rows_marked"] > 0:
+        compare_rows(s)
+    first = pool * s["pool_rows"]
+    return copy_of_order(s, smallest_entry(least_key(s), least_order(s), first, first + s["pool_rows"])[1])
 
 
 @fast
@@ -173,8 +182,8 @@ def rank(s, keys, count):
     for i in range(count):
         y, key = eval_copies(s)[i], eval_keys(s)[i]
         at, order = row_place(s, y), experts(s)[expert_of(s, y)]["last_use"] * s["n_ring"] + y
-        row_key(s)[at], row_order(s)[at] = key - layer_shift(s)[layer_of(s, y)], order
-        update_minimum(s, layer_of(s, y), y, key, order)
+        row_key(s)[at], row_order(s)[at] = key - row_shift(s)[row_of(s, y)], order
+        update_minimum(s, row_of(s, y), y, key, order)
 
 
 @fast
@@ -191,38 +200,38 @@ def copy_of_order(s, order):
 
 @fast
 def row_place(s, y):
-    """Return the position of copy y in its layer's row, appending it if it has none."""
-    mine, layer = owned(s)[y], layer_of(s, y)
+    """Return the position of copy y in its row, appending it if it has none."""
+    mine, row = owned(s)[y], row_of(s, y)
     if mine["row_at"] == 0:
-        row_count(s)[layer] += 1
-        mine["row_at"] = row_count(s)[layer]
-    return layer * s["row_length"] + mine["row_at"] - 1
+        row_count(s)[row] += 1
+        mine["row_at"] = row_count(s)[row]
+    return row * s["row_length"] + mine["row_at"] - 1
 
 
 @fast
-def update_minimum(s, layer, y, key, order):
-    """Update its layer's smallest key with copy y's; mark the layer if copy y held the smallest."""
-    best_key, best = layer_key(s)[layer], layer_order(s)[layer]
+def update_minimum(s, row, y, key, order):
+    """Update its row's smallest key with copy y's; mark the row if copy y held the smallest."""
+    best_key, best = least_key(s)[row], least_order(s)[row]
     # a new key of the smallest copy may no longer be the smallest
     if copy_of_order(s, best) == y:  # NO_KEY is the order of no copy
-        mark_layer(s, layer)
+        mark_row(s, row)
     elif key < best_key or (key == best_key and order < best):
-        layer_key(s)[layer], layer_order(s)[layer] = key, order
+        least_key(s)[row], least_order(s)[row] = key, order
 
 
 @fast
 def leave_row(s, y):
     """Remove copy y from its row; the last entry takes its place."""
-    mine, layer = owned(s)[y], layer_of(s, y)
+    mine, row = owned(s)[y], row_of(s, y)
     if mine["row_at"] == 0:
         return
-    row_count(s)[layer] -= 1
-    at, last = layer * s["row_length"] + mine["row_at"] - 1, layer * s["row_length"] + row_count(s)[layer]
+    row_count(s)[row] -= 1
+    at, last = row * s["row_length"] + mine["row_at"] - 1, row * s["row_length"] + row_count(s)[row]
     row_key(s)[at], row_order(s)[at] = row_key(s)[last], row_order(s)[last]
     owned(s)[copy_of_order(s, row_order(s)[last])]["row_at"] = mine["row_at"]
     mine["row_at"] = 0
-    if copy_of_order(s, layer_order(s)[layer]) == y:
-        mark_layer(s, layer)
+    if copy_of_order(s, least_order(s)[row]) == y:
+        mark_row(s, row)
 
 
 # key-validity scopes
@@ -230,58 +239,55 @@ def leave_row(s, y):
 
 @fast
 def refresh_keys(s, keys, pool, scope):
-    """Refresh keys of an older scope: the pool's, and with a pool per layer those of layers about to be ranked."""
+    """Refresh keys of an older scope: the pool's, and with several pools those of rows about to be ranked."""
     if pools(s)[pool]["scope"] != scope:
-        if s["per_layer"] == 1:
-            refresh_layers(s, keys, pool, pool + 1, scope)
-        else:
-            refresh_layers(s, keys, 0, s["layers"], scope)
+        refresh_rows(s, keys, pool * s["pool_rows"], (pool + 1) * s["pool_rows"], scope)
         pools(s)[pool]["scope"] = scope
-    if s["per_layer"] == 1:
-        refresh_invalid_layers(s, keys, scope)
+    if s["pooled"] != ONE_POOL:
+        refresh_invalid_rows(s, keys, scope)
 
 
 @called
-def refresh_invalid_layers(s, keys, scope):
-    """Refresh layers in which an invalid copy will be ranked among others."""
+def refresh_invalid_rows(s, keys, scope):
+    """Refresh rows in which an invalid copy will be ranked among others."""
     for i in range(s["ranking"]["invalid_now"]):
         y = invalid_copies(s)[i]
         if owned(s)[y]["invalid"] == 1 and is_candidate(s, y):
-            refresh_layers(s, keys, layer_of(s, y), layer_of(s, y) + 1, scope)
+            refresh_rows(s, keys, row_of(s, y), row_of(s, y) + 1, scope)
 
 
 @called
-def refresh_layers(s, keys, first, last, scope):
-    """Refresh layers [first, last): evaluate all keys, or one per layer to learn the common shift."""
+def refresh_rows(s, keys, first, last, scope):
+    """Refresh rows [first, last): evaluate all keys, or one per row to learn the common shift."""
     count = 0
-    for layer in range(first, last):
-        stays = s["key_scope"] == LAYER and keyed_pass(s)[layer] == now(s)["pass"]
-        if keyed_scope(s)[layer] != scope and not stays:
-            refresh_layer(s, keys, layer, scope)
-    for layer in range(first, last):
-        if keyed_scope(s)[layer] != scope:
-            count += key_untouched(s, layer, count)
-            keyed_scope(s)[layer] = scope
+    for row in range(first, last):
+        stays = s["key_scope"] == LAYER and keyed_pass(s)[row] == now(s)["pass"]
+        if keyed_scope(s)[row] != scope and not stays:
+            refresh_row(s, keys, row, scope)
+    for row in range(first, last):
+        if keyed_scope(s)[row] != scope:
+            count += key_untouched(s, row, count)
+            keyed_scope(s)[row] = scope
     shift(s, keys, count)
 
 
 @called
-def refresh_layer(s, keys, layer, scope):
-    """Evaluate the keys of all candidates of a layer."""
-    base, count = layer * s["row_length"], 0
-    layer_shift(s)[layer] = 0
-    for i in range(base, base + member_count(s)[layer]):
+def refresh_row(s, keys, row, scope):
+    """Evaluate the keys of all candidates of a row."""
+    base, count = row * s["row_length"], 0
+    row_shift(s)[row] = 0
+    for i in range(base, base + member_count(s)[row]):
         y = np.int64(members(s)[i])
         owned(s)[y]["invalid"] = 0  # it stays in the list; `rank_invalid` skips it
         count += key_or_leave_row(s, y, count)
     rank(s, keys, count)
-    keyed_scope(s)[layer], keyed_pass(s)[layer] = scope, now(s)["pass"]
+    keyed_scope(s)[row], keyed_pass(s)[row] = scope, now(s)["pass"]
 
 
 @fast
-def key_untouched(s, layer, count):
-    """Return 1 and add a valid copy of the layer to the batch at `count`; 0 if there is none."""
-    for at in range(layer * s["row_length"], layer * s["row_length"] + row_count(s)[layer]):
+def key_untouched(s, row, count):
+    """Return 1 and add a valid copy of the row to the batch at `count`; 0 if there is none."""
+    for at in range(row * s["row_length"], row * s["row_length"] + row_count(s)[row]):
         y = copy_of_order(s, row_order(s)[at])
         if owned(s)[y]["invalid"] == 0:
             request_key(s, count, y)
@@ -291,42 +297,41 @@ def key_untouched(s, layer, count):
 
 @fast
 def shift(s, keys, count):
-    """Set each layer's shift to that of its copy in the batch."""
+    """Set each row's shift to that of its copy in the batch."""
     if count == 0:
         return
     keys(s, count)
     for i in range(count):
         y = eval_copies(s)[i]
-        layer = layer_of(s, y)
-        moved = eval_keys(s)[i] - row_key(s)[layer * s["row_length"] + owned(s)[y]["row_at"] - 1]
-        if layer_order(s)[layer] != NO_KEY:
-            layer_key(s)[layer] += moved - layer_shift(s)[layer]
-        layer_shift(s)[layer] = moved
+        row = row_of(s, y)
+        moved = eval_keys(s)[i] - row_key(s)[row * s["row_length"] + owned(s)[y]["row_at"] - 1]
+        if least_order(s)[row] != NO_KEY:
+            least_key(s)[row] += moved - row_shift(s)[row]
+        row_shift(s)[row] = moved
 
 
-# the smallest key per layer
+# the smallest key per row
 
 
 @fast
-def mark_layer(s, layer):
-    """Mark a layer whose smallest key must be searched again."""
-    if layer_marked(s)[layer] == 0:
-        layer_marked(s)[layer] = 1
-        marked_layers(s)[s["ranking"]["layers_marked"]] = layer
-        s["ranking"]["layers_marked"] += 1
+def mark_row(s, row):
+    """Mark a row whose smallest key must be searched again."""
+    if row_marked(s)[row] == 0:
+        row_marked(s)[row] = 1
+        marked_rows(s)[s["ranking"]["rows_marked"]] = row
+        s["ranking"]["rows_marked"] += 1
 
 
 @called
-def compare_layers(s):
-    """Search marked layers for their smallest keys."""
-    for i in range(s["ranking"]["layers_marked"]):
-        layer = marked_layers(s)[i]
-        layer_marked(s)[layer] = 0
-        first = layer * s["row_length"]
-        key, order = smallest_entry(row_key(s), row_order(s), first, first + row_count(s)[layer])
-        layer_key(s)[layer] = key if order == NO_KEY else key + layer_shift(s)[layer]
-        layer_order(s)[layer] = order
-    s["ranking"]["layers_marked"] = 0
+def compare_rows(s):
+    """Search marked rows for their smallest keys."""
+    for i in range(s["ranking"]["rows_marked"]):
+        row = marked_rows(s)[i]
+        row_marked(s)[row], first = 0, row * s["row_length"]
+        key, order = smallest_entry(row_key(s), row_order(s), first, first + row_count(s)[row])
+        least_key(s)[row] = key if order == NO_KEY else key + row_shift(s)[row]
+        least_order(s)[row] = order
+    s["ranking"]["rows_marked"] = 0
 
 
 @fast
@@ -345,13 +350,13 @@ def smallest_entry(keys, orders, first, last):
 @called
 def clear_ranking(s):
     """Remove all candidates and invalidate all keys."""
-    s["ranking"]["invalid_now"], s["ranking"]["layers_marked"] = 0, 0
+    s["ranking"]["invalid_now"], s["ranking"]["rows_marked"] = 0, 0
     for y in range(s["n_copies"]):
         owned(s)[y]["row_at"], owned(s)[y]["invalid"] = 0, 0
-    for layer in range(s["layers"]):
-        layer_key(s)[layer], layer_order(s)[layer], layer_marked(s)[layer] = NO_KEY, NO_KEY, 0
-        member_count(s)[layer], row_count(s)[layer], keyed_pass(s)[layer] = 0, 0, NEVER_LEFT
-        keyed_scope(s)[layer] = 0 if s["key_scope"] == TOUCH else NEVER_LEFT
+    for row in range(s["n_ranks"]):
+        least_key(s)[row], least_order(s)[row], row_marked(s)[row] = NO_KEY, NO_KEY, 0
+        member_count(s)[row], row_count(s)[row], keyed_pass(s)[row] = 0, 0, NEVER_LEFT
+        keyed_scope(s)[row] = 0 if s["key_scope"] == TOUCH else NEVER_LEFT
     for pool in range(s["n_pools"]):
         pools(s)[pool]["scope"] = NEVER_LEFT
 

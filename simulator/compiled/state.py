@@ -50,11 +50,11 @@ before = _reader["before"]
 row_key = _reader["row_key"]
 row_order = _reader["row_order"]
 row_count = _reader["row_count"]
-layer_key = _reader["layer_key"]
-layer_shift = _reader["layer_shift"]
-layer_order = _reader["layer_order"]
-layer_marked = _reader["layer_marked"]
-marked_layers = _reader["marked_layers"]
+least_key = _reader["least_key"]
+row_shift = _reader["row_shift"]
+least_order = _reader["least_order"]
+row_marked = _reader["row_marked"]
+marked_rows = _reader["marked_rows"]
 members = _reader["members"]
 member_count = _reader["member_count"]
 keyed_scope = _reader["keyed_scope"]
@@ -255,12 +255,17 @@ def layer_of(s, y):
     return np.int64(owned(s)[y]["layer"])
 
 
+ONE_POOL, BY_LAYER, BY_LINK = range(3)
+
+
 @fast
 def pool_of(s, y):
     """Return the pool of a copy; reading it from the copy's row would delay every later access to the pool."""
-    if s["per_layer"] == 0:
+    if s["pooled"] == ONE_POOL:
         return 0
-    return layer_of(s, y)
+    if s["pooled"] == BY_LAYER:
+        return layer_of(s, y)
+    return np.int64(copies(s)[y]["pool"])
 
 
 @fast

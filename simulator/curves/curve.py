@@ -167,6 +167,11 @@ def settings(
             f"no curve of {policy}: it is not a known stack algorithm ({', '.join(POLICIES)} are); "
             "replay the capacities that matter"
         )
+    if scope == "per_link":
+        raise ConfigError(
+            "no curve with scope per_link: which experts share a pool depends on a platform; replay the capacities "
+            "that matter, or count a curve per layer"
+        )
     if policy not in offered(geometry, scope):
         raise ConfigError(
             f"no curve of {policy} in a pool of unequal bytes: it is not a stack algorithm there, more room can cost "

@@ -176,7 +176,8 @@ def carried(times: Times, most: int) -> np.ndarray:
 def _least_in_batches(times: Times, home: int) -> Fraction:
     """Return the least time of an expert on the wire in nanoseconds, over its layers and the sizes of batches."""
     layers = {size: layer for layer, size in enumerate(times.expert_bytes)}.values()
-    batches = [(many, layer) for layer in layers for many in range(1, len(times.homes) + 1)]
+    experts = len(times.homes) // len(times.expert_bytes)
+    batches = [(many, layer) for layer in layers for many in range(1, experts + 1)]
     return min(Fraction(times.batch_ns(home, [(layer, 0)] * many), many) for many, layer in batches)
 
 

@@ -135,6 +135,7 @@ NOT_FETCHED = "no least time where a miss may be dropped, substituted or compute
 OTHER_PRECISIONS = "no least time where misses are fetched at several precisions: a copy's bytes are not known"
 BESIDE = "no least time with side buffers: they hold experts outside the cache"
 BESIDE_RESIDENTS = "no limits beside --resident, which no strategy may evict"
+BY_LINK = "no limits of pools by link; a replay has the Belady bound of these"
 OTHER_DEMAND = "no least time where routing changes the demand"
 OTHER_BYTES = "no bound for other routing where experts of one pool differ in bytes"
 MANY_SIZES = "no fixed set: experts of one pool have too many sizes"
@@ -162,9 +163,11 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
     ready, found = plan(trace, config), judge(trace, config)
     reasons = list(_no_least_time(ready))
     bound = found.bound
-    if bound is None or not bound.admission or bound.resident:
+    if bound is None or not bound.admission or bound.resident or bound.parts:
         counted = {} if bound is None else count(trace, bound)
-        why = BESIDE_RESIDENTS if bound is not None and bound.resident else f"{found.remark}: {found.setting}"
+        why = f"{found.remark}: {found.setting}"
+        if bound is not None and bound.admission:
+            why = BY_LINK if bound.parts else BESIDE_RESIDENTS
         unknown = dict.fromkeys(("relaxed", "forced", "fixed", "routed", "least"))
         return Limits(
             len(demand_of(trace, config.schedule).expert), counted.get("compulsory"), **unknown, reasons=(why, *reasons)

@@ -34,6 +34,7 @@ NAMES = (
     "desktop-mmap",
     "laptop-8gb",
     "workstation-8ch",
+    "two-gpus",
 )
 
 
@@ -127,7 +128,9 @@ def _tables(machine: Platform, document: dict[str, Any]) -> dict[str, dict[str, 
     tiers = {f"tiers.{row}": table for row, table in enumerate(document.get("tiers", ()))}
     for link, row in zip(machine.wires, [*rows, *tiers.values()], strict=True):
         row.update(_defaults(link, row))
-    others = {name: getattr(machine, name) for name in ("compute", "cpu", "contention", "loading", "decisions")}
+    others = {
+        name: getattr(machine, name) for name in ("compute", "cpu", "contention", "loading", "decisions", "power")
+    }
     for name, part in others.items():
         if part is not None:
             document[name] = document.get(name, {}) | _defaults(part, document.get(name, {}))

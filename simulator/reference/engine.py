@@ -78,7 +78,7 @@ class Engine:
         self.finished = Wakeup(self.env)
         self._config, self._warm = config, spec.warm
         self._counters = Counters(spec.layout.geometry.layers)
-        self._tables = Tables(spec.layout, spec.pools, oracle_of(source, config, chosen.eviction), config.seed)
+        self._tables = Tables(spec.layout, spec.pool_of, oracle_of(source, config, chosen.eviction), config.seed)
         self._log = EventLog(self.env, self._tables, spec.log)
         self._hooks = BoundHooks(chosen, self._tables, spec.pools)
         side = chosen.prefetch.policy.side_slots(chosen.prefetch.params)

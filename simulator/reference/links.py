@@ -65,7 +65,7 @@ class Links:
 
     def _home(self, y: int) -> Link:
         x = y // self._now["precisions"]
-        return self._rows[self._homes[x % self._now["experts"]]]
+        return self._rows[self._homes[x]]
 
     def fetch(self, transfer: Transfer) -> None:
         """Queue a demand."""

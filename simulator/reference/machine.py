@@ -203,7 +203,7 @@ class SimulatedAccelerator:
     def expert(self, layer: int, y: int, tokens: int, contended: bool = False, lands: int = 0) -> Activity:
         """Start a copy; if it arrives in pieces, it ends no sooner than the last piece (at `lands`) allows."""
         spent = self._times.expert_ns(layer, y % self._precisions, tokens, contended)
-        home = self._times.homes[y // self._precisions % len(self._times.homes)]
+        home = self._times.homes[y // self._precisions]
         rest = part(spent, MILLION - self._times.first[home])
         return self._busy(spent, until=lands + rest if lands else 0)
 

@@ -17,7 +17,8 @@ from moereplay.simulator.interface import CopyLayout, Oracle
 class Tables:
     """`now`, and a row per expert and per copy, by the columns of the contract."""
 
-    def __init__(self, layout: CopyLayout, pools: Sequence[int], oracle: Oracle, seed: int) -> None:
+    def __init__(self, layout: CopyLayout, pool_of: Sequence[int], oracle: Oracle, seed: int) -> None:
+        """`pool_of` has the pool of every expert x."""
         geometry = layout.geometry
         self.now = dict.fromkeys(NOW.names or (), 0) | {
             "layers": geometry.layers,
@@ -28,22 +29,22 @@ class Tables:
         }
         self.experts = [dict.fromkeys(EXPERT.names or (), 0) for _ in range(layout.experts)]
         self.copies = [dict.fromkeys(COPY.names or (), 0) for _ in range(layout.experts * layout.precisions)]
-        self._describe(layout, len(pools))
+        self._describe(layout, pool_of)
         for x, position in enumerate(oracle.first_uses):
             self.experts[x]["next_use"] = position
         for x, first_pass in enumerate(oracle.first_passes):
             self.experts[x]["next_pass"] = first_pass
-        self._rank(oracle.ranking, len(pools))
+        self._rank(oracle.ranking, max(pool_of) + 1)
         self.clear()
 
-    def _describe(self, layout: CopyLayout, pools: int) -> None:
+    def _describe(self, layout: CopyLayout, pool_of: Sequence[int]) -> None:
         for x, row in enumerate(self.experts):
             row["layer"] = x // layout.geometry.experts
             row["next_use"] = row["next_pass"] = row["profile"] = NEVER
         for y, row in enumerate(self.copies):
             layer = self.experts[y // layout.precisions]["layer"]
             row["bytes"] = layout.tiers[y % layout.precisions][layer]
-            row["pool"] = layer if pools > 1 else 0
+            row["pool"] = pool_of[y // layout.precisions]
 
     def _rank(self, ranking: Sequence[int], pools: int) -> None:
         """Set `profile`: the bytes of its pool that the profile ranks before each expert."""

@@ -17,7 +17,7 @@ from moereplay.analysis.timeline_moves import Machine
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Row
 from moereplay.results.trace_events import Instant, Item, Level, Slice, Track, write_items
-from moereplay.simulator.times import homes
+from moereplay.simulator.times import homes_of
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.every import every
 from tests.kit.parity import by_matrix
@@ -33,7 +33,7 @@ def machine_of(scenario: Scenario) -> Machine:
     return Machine(
         links=[f"link {row}" for row in range(len(where.links))],
         fills=[f"tier {row}" for row in range(len(where.tiers))],
-        homes=homes(scenario.source.geometry.experts, where.shares),
+        homes=homes_of(where, scenario.source.geometry),
         sizes=tiers_of(scenario),
         queued_together=where.queues_together(scenario.settings["contract"]),
         warm=scenario.settings.get("warm", ()),

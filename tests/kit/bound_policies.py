@@ -25,7 +25,7 @@ class PolicyHarness:
 
     def __init__(self, kind: str, text: str, model: Sizes, sizes: Sequence[int] = (8,)) -> None:
         layout = CopyLayout(geometry_of(model), tuple((size,) * model.layers for size in sizes))
-        self.tables = Tables(layout, (100,), NO_ORACLE, seed=0)
+        self.tables = Tables(layout, (0,) * layout.experts, NO_ORACLE, seed=0)
         self.bound = BoundPolicy(parse(kind, text), self.tables, (100,))
         self.at()
 

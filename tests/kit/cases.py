@@ -82,6 +82,7 @@ def machine(
     cpu: Mapping[str, Any] = MappingProxyType({}),
     left: float = 1,
     share: float | None = None,
+    layers: str = "",
     more: Sequence[Link] = (),
     tiers: Sequence[LowerTier] = (),
     prices: Mapping[str, Any] = MappingProxyType({}),
@@ -91,11 +92,11 @@ def machine(
     `cpu` what else [cpu] says.
 
     `left` is the share of their rates that CPU and link keep while both work. `more` are the links after the first,
-    behind which lies `share` of the experts; `tiers` are the lower tiers. `prices` are `overlap`, and figures by the
-    name of their table.
+    behind which lies `share` of the experts, or all of `layers`; `tiers` are the lower tiers. `prices` are `overlap`,
+    and figures by the name of their table.
     """
     of = {table: dict(prices.get(table, {})) for table in ("link", "compute", "contention")}
-    link = Link(bytes_per_s=1, latency_ns=latency_ns, depth=depth, share=share, **of["link"])
+    link = Link(bytes_per_s=1, latency_ns=latency_ns, depth=depth, share=share, layers=layers, **of["link"])
     link = at_rate(link, bytes_per_ns * 1e9)
     compute = Measured.model_validate({**spent, **of["compute"]})
     of_cpu = Measured.model_validate({"expert_ns": cpu_ns, **cpu})
@@ -224,7 +225,8 @@ def replay_lists(
     engine: str | None = None,
     **settings: object,
 ) -> Outcome:
-    """Replay under pools given in bytes: one number is a global pool, several are one per layer.
+    """Replay under pools given in bytes: one number is a global pool, several are one per layer, or per link if
+    `settings` say so.
 
     `engine` is one of ENGINES. Without it both replay, and must agree on every number, event and executed expert.
     """
@@ -247,7 +249,7 @@ def spec_of(
 ) -> RunSpec:
     """Return an engine's inputs other than the source, for `replay_lists`."""
     pools = (pools,) if isinstance(pools, int) else pools
-    config = configure(scope="per_layer" if len(pools) > 1 else "global", **settings)
+    config = configure(**{"scope": "per_layer" if len(pools) > 1 else "global"} | settings)
     miss = config.policy_set().miss
     assert isinstance(miss.policy, Miss)
     bits = miss.policy.bits(miss.params)

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from moereplay import policies
 from moereplay.policies.grammar import Chosen, parse
+from moereplay.simulator.capacity import at_homes
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.residents import room
+from moereplay.simulator.times import homes_of
 from moereplay.traces.schema import Router
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists
 from tests.kit.scenarios import (
@@ -21,6 +23,7 @@ from tests.kit.scenarios import (
     SIDE_BUFFER,
     Scenario,
     all_prices,
+    links,
     lower_tiers,
     read_by_matrix,
     scenarios,
@@ -177,12 +180,43 @@ def hybrid(draw: st.DrawFn, **fixed: Any) -> Scenario:
 
 
 @st.composite
+def by_link(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Any scenario on several links, each with a pool, homes being by layers or by shares."""
+    scenario = draw(st.one_of(anything(**fixed, warm=()), hybrid(**fixed, warm=())))
+    geometry, times = scenario.source.geometry, scenario.times
+    more = times["more"] or draw(st.lists(links(), min_size=1, max_size=2))
+    if geometry.layers > 1 and draw(st.booleans()):
+        owner = [row if row <= len(more) else draw(st.integers(0, len(more))) for row in range(geometry.layers)]
+        more = more[: max(owner)]  # a link has at least one layer
+        dealt = draw(st.permutations([min(row, len(more)) for row in owner]))
+        named = [",".join(str(at) for at, row in enumerate(dealt) if row == link) for link in range(len(more) + 1)]
+        more = [
+            link.model_copy(update={"share": None, "layers": each}) for link, each in zip(more, named[1:], strict=True)
+        ]
+        times |= {"share": None, "layers": named[0]}
+    scenario.times.update(times, more=more)
+    scenario.settings.update(scope="per_link", resident=())
+    sizes = at_homes(homes_of(machine(**scenario.times), geometry), geometry.expert_bytes)
+    pools = tuple(max(each, default=0) + draw(st.integers(0, sum(each) // 2)) for each in sizes)
+    scenario = scenario._replace(pools=pools)
+    scenario.settings["warm"] = draw(_warm(scenario))
+    scenario.settings["resident"] = draw(_resident(scenario))
+    return scenario
+
+
+def _pool_of(scenario: Scenario) -> tuple[int, ...]:
+    """The pool of every expert."""
+    geometry, several = scenario.source.geometry, len(scenario.pools) > 1
+    if scenario.settings.get("scope") == "per_link":
+        return homes_of(machine(**scenario.times), geometry)
+    return tuple(x // geometry.experts if several else 0 for x in range(geometry.layers * geometry.experts))
+
+
+@st.composite
 def _resident(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...]:
     """Some experts that leave room for another one, and for those that are warm."""
     geometry, warm, chosen = scenario.source.geometry, scenario.settings["warm"], list[tuple[int, int]]()
-    pool_of = [
-        x // geometry.experts if len(scenario.pools) > 1 else 0 for x in range(geometry.layers * geometry.experts)
-    ]
+    pool_of = _pool_of(scenario)
     for pair in draw(st.lists(st.sampled_from([divmod(x, geometry.experts) for x in range(len(pool_of))]), max_size=4)):
         if pair in (*warm, *chosen):
             continue
@@ -226,8 +260,9 @@ def _warm(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...]:
     """Some experts that fit at the stored precision; precisions below that fit all the more."""
     geometry, room, warm = scenario.source.geometry, list(scenario.pools), []
     every = [(layer, expert) for layer in range(geometry.layers) for expert in range(geometry.experts)]
+    pool_of = _pool_of(scenario)
     for layer, expert in draw(st.lists(st.sampled_from(every), unique=True, max_size=4)):
-        pool = layer if len(room) > 1 else 0
+        pool = pool_of[layer * geometry.experts + expert]
         if geometry.expert_bytes[layer] <= room[pool]:
             room[pool] -= geometry.expert_bytes[layer]
             warm.append((layer, expert))

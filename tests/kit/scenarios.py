@@ -153,7 +153,7 @@ def _times() -> st.SearchStrategy[dict[str, Any]]:
             "expert_ns_per_token": few,
             "pass_ns": few,
             "share": st.just(1.0),
-            "more": st.one_of(st.just(()), st.lists(_links(), min_size=1, max_size=2)),
+            "more": st.one_of(st.just(()), st.lists(links(), min_size=1, max_size=2)),
             "prices": st.one_of(st.just({}), _prices()),
             "tiers": st.one_of(st.just(()), st.lists(lower_tiers(), min_size=1, max_size=2)),
         }
@@ -215,7 +215,7 @@ def read_by_matrix(draw: st.DrawFn, times: dict[str, Any]) -> dict[str, Any]:
     return times | {"prices": prices, "more": more, "tiers": ()}
 
 
-def _links() -> st.SearchStrategy[Link]:
+def links() -> st.SearchStrategy[Link]:
     """A link after the first."""
     return st.builds(
         lambda rate, **more: at_rate(Link(bytes_per_s=1, **more), rate),

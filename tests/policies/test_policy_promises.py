@@ -41,7 +41,8 @@ class Drawn(NamedTuple):
 
 def random_tables(below: Callable[[int], int], policy: Policy) -> Drawn:
     """Three layers of four experts at two precisions; every field that varies in a run is drawn anew."""
-    tables = Tables(CopyLayout(geometry_of(Sizes(3, 4, 2)), ((5,) * 3, (3,) * 3)), (40,) * 3, NO_ORACLE, seed=7)
+    layout = CopyLayout(geometry_of(Sizes(3, 4, 2)), ((5,) * 3, (3,) * 3))
+    tables = Tables(layout, [x // 4 for x in range(12)], NO_ORACLE, seed=7)
     own = BoundPolicy(Chosen(policy, {param.name: param.default for param in policy.params}), tables, (40,) * 3).own
     tables.now.update({name: below(3) for name in (*IN_A_PASS, "layer", "step", "gated")})
     for row in tables.experts:

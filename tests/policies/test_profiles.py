@@ -51,8 +51,8 @@ def test_policies_that_are_not_fitted_have_no_profile():
 def test_places_are_bytes_of_what_ranks_before_in_the_same_pool():
     layout = CopyLayout(geometry_of(Sizes(2, 3, 1)), ((5, 7),))
     of_all, of_layers = (
-        [row["profile"] for row in Tables(layout, pools, Oracle((), (), [1, 5, 0, 3]), 0).experts]
-        for pools in ((20,), (20, 20))
+        [row["profile"] for row in Tables(layout, pool_of, Oracle((), (), [1, 5, 0, 3]), 0).experts]
+        for pool_of in ((0,) * 6, (0, 0, 0, 1, 1, 1))
     )
     assert of_all == [12, 0, NEVER, 17, NEVER, 5]
     assert of_layers == [5, 0, NEVER, 7, NEVER, 0]

@@ -47,11 +47,10 @@ def imported(path: Path) -> set[str]:
 
 
 def named_by(node: ast.AST) -> list[str]:
-    """The modules that an import statement names. The version may be read everywhere."""
+    """The modules that an import statement names."""
     if isinstance(node, ast.ImportFrom):
         if node.module == "moereplay":
-            names = [alias.name for alias in node.names if alias.name != "__version__"]
-            return [f"moereplay.{name}" if name in PACKAGES else "moereplay" for name in names]
+            return [f"moereplay.{alias.name}" if alias.name in PACKAGES else "moereplay" for alias in node.names]
         return [node.module or "."]
     return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
 

@@ -29,6 +29,7 @@ from tests.kit.parity import (
     PLAIN_PREFETCH,
     PLAIN_ROUTING,
     anything,
+    by_link,
     by_matrix,
     hybrid,
     priced,
@@ -75,6 +76,14 @@ def test_the_engines_agree_where_links_read_matrix_by_matrix(contract: str, scen
 @searched(150)
 @given(hybrid())
 def test_the_engines_agree_where_the_cpu_reads_a_lower_tier(contract: str, scenario: Scenario) -> None:
+    scenario.settings.update(contract=contract)
+    assert seen(scenario, "compiled") == seen(scenario, "reference")
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@searched(150)
+@given(by_link())
+def test_the_engines_agree_where_each_link_has_a_pool(contract: str, scenario: Scenario) -> None:
     scenario.settings.update(contract=contract)
     assert seen(scenario, "compiled") == seen(scenario, "reference")
 
@@ -151,9 +160,9 @@ def test_the_engines_agree_under_every_routing(texts: tuple[str, ...], scenario:
 def test_the_engines_agree_without_a_compiler_too() -> None:
     """The same functions as plain Python: what would be undefined in machine code is an error here."""
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "MOEREPLAY_CASES": "40", "PYTHONPATH": str(ROOT)}
-    chosen = "last_event or fast_path or all_prices or matrix_by_matrix or lower_tier"
+    chosen = "last_event or fast_path or all_prices or matrix_by_matrix or lower_tier or has_a_pool"
     options = ["-p", "no:cacheprovider", "--hypothesis-seed=0", "-k", chosen]
     command = [sys.executable, "-m", "pytest", *options, str(Path(__file__).relative_to(ROOT))]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=280, check=False)
     assert done.returncode == 0, done.stdout
-    assert f"{4 * len(CONTRACTS) + len(ORDERS)} passed" in done.stdout
+    assert f"{5 * len(CONTRACTS) + len(ORDERS)} passed" in done.stdout

@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "platforms.md").read_text()
 FILES = [
     re.sub(r"^    ", "", block, flags=re.M) for block in re.findall(r"(?:^    .*\n|^\n)+", PAGE, re.M) if "=" in block
 ]
-WHOLE, DIFFERENT, PRICES, ROWS, TIERS = FILES
+WHOLE, DIFFERENT, PRICES, ROWS, LAYERS, TIERS = FILES
 WRONG = re.findall(r"^\| `(\w.* =.*)` \| (.*) \|$", PAGE.split("Errors in a file")[1], re.M)
 FORMS = re.findall(r"`[^`\n]*--platform (\S+)`", PAGE)
 
@@ -29,11 +29,13 @@ FORMS = re.findall(r"`[^`\n]*--platform (\S+)`", PAGE)
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files of the page in the working folder: `mine.toml` has one link, `priced.toml` prices beside it,
-    `several.toml` its rows instead, and `three.toml` another link and a tier below it."""
+    `several.toml` its rows instead, `split.toml` rows of layers, and `three.toml` another link and a tier below it."""
     (tmp_path / "mine.toml").write_text(WHOLE)
     (tmp_path / "different.toml").write_text(DIFFERENT)
     (tmp_path / "priced.toml").write_text(f'name = "priced"\nbase = "mine.toml"\n{PRICES}')
     (tmp_path / "several.toml").write_text(re.sub(r"\[link\].*\n(?:.+\n)+", lambda _: ROWS, WHOLE))
+    split = LAYERS.replace("24-47", "8-15").replace("0-23", "0-7")  # the sample has 16 MoE layers
+    (tmp_path / "split.toml").write_text(re.sub(r"\[link\].*\n(?:.+\n)+", lambda _: split, WHOLE))
     (tmp_path / "three.toml").write_text(f'name = "three"\nbase = "mine.toml"\n{TIERS}')
     monkeypatch.chdir(tmp_path)
 
@@ -44,12 +46,13 @@ def replayed(name: str) -> int:
 
 
 def test_each_file_replays_as_it_says() -> None:
-    names = ("mine", "different", "priced", "several", "three")
-    mine, different, priced, several, three = (platform(f"{name}.toml") for name in names)
+    names = ("mine", "different", "priced", "several", "split", "three")
+    mine, different, priced, several, split, three = (platform(f"{name}.toml") for name in names)
     assert (mine.name, mine.links[0].bytes_per_s, mine.contention is None) == ("mine", 25e9, False)
     assert (different.name, different.links[0].bytes_per_s) == ("my-phone", 2.1e9)
     assert different.links[0].latency_ns == platform("phone-ufs4").links[0].latency_ns
     assert [link.tier for link in several.links] == ["DRAM", "NVMe"]
+    assert [link.layers for link in split.links] == ["0-7", "8-15"]
     assert [tier.capacity for tier in three.tiers] == ["64GiB"]
     assert (priced.overlap, priced.loading.ns_per_mib, priced.links[0].first_piece) == ("none", 126_000, 0.667)
     assert set(type(priced).later) - {"tiers"} <= priced.model_dump().keys()

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay import __version__
 from moereplay.tracegen.appending import SECONDS_BETWEEN_COMMITS, Progress, appended, opened_writer
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.llama.file import GgufModel
@@ -23,6 +22,7 @@ from moereplay.tracegen.llama.rule import rule_of
 from moereplay.tracegen.plan import Plan, seed_of
 from moereplay.tracegen.tokens import Room, Work
 from moereplay.traces.dense import with_stored
+from moereplay.traces.documents import package_version
 from moereplay.traces.schema import Geometry, Header, Provenance, Request, Router, Trace
 
 PROBE_TOKENS = 32  #: random ones, on which the routing rule is checked before anything is written
@@ -97,7 +97,7 @@ def _header(running: Running, router: Router, work: Work, plan: Plan, way: Way) 
         prompts=work.prompts,
         seed=plan.seed,
         decoding=plan.words,
-        versions={"python": platform.python_version(), "moereplay": __version__, **build},
+        versions={"python": platform.python_version(), "moereplay": package_version(), **build},
     )
     geometry = known.geometry.model_copy(update={"router": router})
     geometry = with_stored(geometry, known.name, plan.dense_bytes, plan.dense_bits)

@@ -19,7 +19,6 @@ from typing import Any
 
 import polars as pl
 
-from moereplay import __version__
 from moereplay.policies.contract import PolicyError
 from moereplay.results.files import write_frame
 from moereplay.results.quality import UNMODIFIED, counted, counted_by, read, to_frame
@@ -43,6 +42,7 @@ from moereplay.tracegen.quality.harness import Task
 from moereplay.tracegen.quality.session import Session, Subject, alone_because
 from moereplay.tracegen.record import header_of
 from moereplay.tracegen.tokens import Work
+from moereplay.traces.documents import package_version
 from moereplay.traces.lock import refuse_busy
 from moereplay.traces.metadata import PARTIAL
 from moereplay.traces.schema import Request, Trace, canonical
@@ -128,7 +128,7 @@ class Evaluation:
         config = plan.config.model_dump(mode="json") if plan else ["look-ahead", self._depth]
         stored = self._stored_as(plan) if plan else ""
         others = (version(package) for package in ("torch", "transformers"))
-        versions = [SEMANTICS_VERSION, __version__, *others]
+        versions = [SEMANTICS_VERSION, package_version(), *others]
         document = [model, task.definition, config, self._batch, self._seed, versions, *([stored] if stored else [])]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
