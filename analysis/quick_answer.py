@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from moereplay.analysis.placements_answer import placement_lines
 from moereplay.analysis.tables import table
 from moereplay.traces.texts import digits, percent, size
 from moereplay.traces.units import GB
@@ -53,6 +54,7 @@ def lines(found: Document) -> Iterator[str]:
     else:
         yield "no single part that is larger or twice as fast gains more than 1%"
     yield from _pays(found)
+    yield from placement_lines(found)
     yield ""
     yield table(
         [_engine(each) for each in found["by_engine"]],
@@ -152,15 +154,16 @@ def _pays(found: Document) -> Iterator[str]:
     if found["best"]["hit_rate"]["least"] >= 1 and not found["best"]["experts_disk_bytes"]:
         yield f"every expert fits into {found['best']['fast_tier']}: no cache, CPU execution or prefetch gains anything"
         return
-    yield from _gained("computing misses on the CPU", "fetching each", pays["cpu"])
-    yield from _gained("a cache of the last used experts", "experts placed for good", pays["cache"])
+    if not found["placements"]:
+        yield from _gained("computing misses on the CPU", "fetching each", pays["cpu"])
+        yield from _gained("a cache of the last used experts", "experts placed for good", pays["cache"])
     prefetch = pays["prefetch"]["gain"]
     if prefetch > 0.01:
         yield f"prefetch: at most {percent(prefetch)} more, if every transfer were hidden; the gain may be zero"
     else:
         yield "prefetch: does not pay, nothing is waited for that it could hide"
     crossings = found["crossings"]
-    if len(crossings) > 1:
+    if len(crossings) > 1 and not found["placements"]:
         steps = [f"{HOLDS[each['holds']]}, {MISSES[each['miss']]} (from {each['share']:.0%})" for each in crossings]
         yield f"by the share of experts that {found['machine']['fast_tier']} holds, fastest are: {'; '.join(steps)}"
 

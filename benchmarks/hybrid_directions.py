@@ -19,7 +19,8 @@ from moereplay.simulator.machine import Machine, assembled, without_gpu
 from moereplay.simulator.replay import replay
 from moereplay.sweeps.recommend.engines import Mode, engine
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits, of_model
-from moereplay.sweeps.recommend.measured import Sample, fit
+from moereplay.sweeps.recommend.measured import Sample
+from moereplay.sweeps.recommend.series import fit
 from moereplay.sweeps.recommend.token_time import Parts, prices, token
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.geometry import Geometry

@@ -2,25 +2,41 @@
 
     python -m benchmarks.predicted_vs_measured FOLDER [FOLDER ...] --out docs
 
-Each FOLDER has `cells.csv`, a row per run (docs/logs.md). What is fitted on which runs is in PLANS; every device with
-runs of several models is also predicted model by model from the runs of its other models.
+Each FOLDER has `cells.csv`, a row per run (docs/logs.md): in the columns of `calibrate folder`, or of `calibrate
+series`, where one or two runs of each group are fitted and the others predicted. Otherwise what is fitted on which runs
+is in PLANS; every device with runs of several models is also predicted model by model from those of its other models.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from csv import reader
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import median
 
 import polars as pl
 
 from moereplay.analysis.figures.panels import rendered, save
 from moereplay.analysis.figures.real_runs import predicted
 from moereplay.analysis.tables import csv
-from moereplay.calibration.comparison import Plan, Row, as_records, leave_one_model_out, markdown, rows_of
-from moereplay.calibration.files import Evidence, read_folder
+from moereplay.calibration.comparison import (
+    REFUSED,
+    WORDS,
+    Plan,
+    Row,
+    as_records,
+    leave_one_model_out,
+    markdown,
+    rows_of,
+)
+from moereplay.calibration.files import Evidence, read_folder, read_runs
 from moereplay.simulator.platforms import platform
+from moereplay.sweeps.recommend.measured import Row as RunRow
+from moereplay.sweeps.recommend.measured import samples
+from moereplay.sweeps.recommend.series import HELD_OUT, fitted, groups, predictions
 from moereplay.traces.files import write_whole
 
 #: Device, platform that supplies the other figures, patterns of the cells of the fit; no pattern: the preset itself.
@@ -80,16 +96,94 @@ def plans_of(evidence: Evidence) -> list[Plan]:
     return found
 
 
+# -- series of runs of machines with VRAM, RAM and a disk
+
+CLOSED, PROMPT = "closed form", "mean time per token of the prompt, ms"
+SERIES = "## Machines with VRAM, RAM and a disk"
+ABOUT_SERIES = """\
+Runs of [hybrid machines](hybrid.md), by the closed form of [`recommend`](recommend.md). In each group (a
+series of one engine) one run or two fit the rate of misses and a fixed step, as `moereplay calibrate series` does; the
+others are held out. Groups were chosen with the results in view."""
+
+
+def series_rows(table: Path) -> list[Row]:
+    """Predict the runs of a table in series, and refuse the others with the reason."""
+    found, refused = samples(read_runs(table), {}, strict=False)
+    rows = []
+    for group in groups(found):
+        by = fitted(group)
+        source = f"{' and '.join(run.row['id'] for run in by.runs)}"
+        for each in predictions(group, by):
+            quantity = PROMPT if by.runs[0].steps > 1 else WORDS["tpot_ms"]
+            times = each.predicted / 1e6, each.measured / 1e6
+            about = (*_about(each.row), quantity, source, each.role, CLOSED)
+            rows.append(Row(*about, *times, len(group.runs) > 1, ""))
+    rows += [Row(*_about(row), WORDS["tpot_ms"], "", REFUSED, CLOSED, None, None, False, why) for row, why in refused]
+    return sorted(rows, key=lambda row: (row.role == REFUSED, row.id))
+
+
+def _about(row: RunRow) -> tuple[str, str, str, str]:
+    machine = ", ".join(filter(None, (row["series"], row["gpu"] if row["gpu"] != "none" else row["cpu"])))
+    return row["id"], row["source"], machine, row["model"]
+
+
+def series_markdown(rows: Sequence[Row]) -> str:
+    """Return the section of series: errors by role, every run, and every refusal by name."""
+    timed = [row for row in rows if row.error is not None]
+    held = sorted(abs(row.error or 0) for row in timed if row.role == HELD_OUT)
+    near = [sum(error <= bound for error in held) / len(held) for bound in (0.1, 0.25)]
+    told = [
+        f"{len(held)} runs are held out: median |error| {median(held):.1%}, {near[0]:.0%} within 10 %, {near[1]:.0%} "
+        f"within 25 %. {len(timed) - len(held)} fitted the figures, {len(rows) - len(timed)} are refused.",
+    ]
+    lines = [
+        [
+            row.id,
+            row.model,
+            row.predicted_from,
+            row.role,
+            f"{row.predicted:.3g}",
+            f"{row.measured:.3g}",
+            f"{row.error:+.1%}",
+        ]
+        for row in timed
+    ]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.error is None:
+            reasons.setdefault(row.remark, []).append(row.id)
+    gone = [[str(len(ids)), why, ", ".join(ids)] for why, ids in reasons.items()]
+    parts = [SERIES, ABOUT_SERIES, *told, table("run,model,from,role,predicted ms,measured ms,error", lines)]
+    return "\n\n".join([*parts, "### Refused", table("runs,reason,which", gone)]) + "\n"
+
+
+def table(heads: str, rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    names = heads.split(",")
+    cells = [f"| {' | '.join(each.replace('|', '/') for each in row)} |" for row in rows]
+    return "\n".join([f"| {' | '.join(names)} |", "|---" * len(names) + "|", *cells])
+
+
 def write(rows: list[Row], out: Path) -> None:
     """Write CSV, page and figure."""
     write_whole(out / "predicted-vs-measured.csv", f"{csv(as_records(rows))}\n".encode())
-    write_whole(out / "predicted-vs-measured.md", (HEAD + markdown(rows)).encode())
+    series, others = ([row for row in rows if (row.basis == CLOSED) == of] for of in (True, False))
+    page = HEAD + (markdown(others) if others else "") + ("\n" + series_markdown(series) if series else "")
+    write_whole(out / "predicted-vs-measured.md", page.encode())
     timed = [row for row in rows if row.timed and row.role in ("fit", "held out")]
-    frame = pl.DataFrame([(row.machine, row.role, row.predicted, row.measured) for row in timed], _SCHEMA, orient="row")
+    drawn = [("hybrid machines" if row.basis == CLOSED else row.machine, row) for row in timed]
+    points = [(machine, row.role, row.predicted, row.measured) for machine, row in drawn]
+    frame = pl.DataFrame(points, _SCHEMA, orient="row")
     save(rendered(predicted(frame)), out / "figures" / "predicted_vs_measured", ("png",))
 
 
 _SCHEMA = {"machine": pl.String, "role": pl.String, "predicted": pl.Float64, "measured": pl.Float64}
+
+
+def is_of_series(file: Path) -> bool:
+    """Return whether a table has the columns of `calibrate series`."""
+    with file.open(newline="") as stream:
+        return {"id", "placement"} <= set(next(reader(stream), ()))
 
 
 def main() -> None:
@@ -100,6 +194,9 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     for folder in given.folders:
+        if is_of_series(folder / "cells.csv"):
+            rows += series_rows(folder / "cells.csv")
+            continue
         evidence = read_folder(folder)
         rows += map(in_short, rows_of(evidence, plans_of(evidence)))
     write(rows, given.out)

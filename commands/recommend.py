@@ -14,7 +14,7 @@ from moereplay.commands.platforms import Parts
 from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from moereplay.simulator.capacity import Memory
     from moereplay.simulator.machine import Machine
@@ -75,6 +75,9 @@ def recommend(
     engine: Annotated[str, typer.Option("--engine", help="Only settings of this engine: llama.cpp, ...")] = "",
     quant: options.Quant = "",
     search: Search,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for figures: tokens/s by VRAM and RAM, and a token's time.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     typed: options.Typed,
 ) -> None:
@@ -90,8 +93,10 @@ def recommend(
             raise ConfigError(
                 f"--{name.replace('_', '-')} requires a trace and --platform, which select a search by replays"
             )
-        _quickly(subject, trace, settings, given, parts, engine, quant, as_json)
+        _quickly(subject, trace, settings, given, parts, engine, quant, figures, as_json)
         return
+    if figures:
+        raise ConfigError("--figures requires an answer by the closed form: leave --platform out, or pass --engine")
     if quant:
         raise ConfigError("--quant requires a model: a trace states how its experts are stored")
     _searched(trace, settings, given, parts, search, as_json)
@@ -160,6 +165,7 @@ def _quickly(
     parts: Parts,
     engine: str,
     quant: str,
+    figures: Path | None,
     as_json: bool,
 ) -> None:
     """Answer by the closed form."""
@@ -167,6 +173,7 @@ def _quickly(
     from moereplay.sweeps.recommend.quick import quick
     from moereplay.sweeps.recommend.quick_document import quick_document
     from moereplay.sweeps.recommend.subject import Asked, model_load, trace_load
+    from moereplay.sweeps.recommend.surface import surface
 
     machine = _machine_of(settings, given, parts)
     base = settings.values
@@ -178,6 +185,22 @@ def _quickly(
         show_json(document)
     else:
         show(*lines(document))
+    if figures:
+        _draw(document, surface(subject_load.load, machine, engine), figures)
+
+
+def _draw(document: Mapping[str, Any], points: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write the figures with their numbers. Raises ResultError if they cannot be written."""
+    from moereplay.analysis.figures.machines import speed_by_memory, token_time
+    from moereplay.analysis.figures.panels import rendered, save, save_numbers
+
+    charts = {"token_time": token_time(document)}
+    if points:
+        charts["speed_by_memory"] = speed_by_memory(document, points)
+    for name, chart in charts.items():
+        picture = rendered(chart)
+        paths = [*save(picture, folder / name), save_numbers(picture, folder / name)]
+        say(f"wrote {', '.join(map(str, paths))}")
 
 
 def _machine_of(settings: options.Given, given: Given, parts: Parts) -> Machine:

@@ -128,7 +128,9 @@ def of_platform(platform: Platform, memory: str = "", ram: str = "", disk: str =
     if platform.tiers:
         lowest = platform.tiers[-1]
         size = _memory_of(ram, "ram") if ram else int(parse_size(platform.tiers[0].capacity) or NO_LIMIT)
-        return Machine(platform, size, rate_of(disk, "disk") if disk else lowest.bytes_per_s, lowest.latency_ns)
+        said = () if ram or size == NO_LIMIT else (f"{size / GB:.4g} GB of RAM, as {platform.name} leaves it (--ram)",)
+        reads = rate_of(disk, "disk") if disk else lowest.bytes_per_s
+        return Machine(platform, size, reads, lowest.latency_ns, said)
     if platform.cpu is None and platform.slow_tier != "DRAM":
         if ram and not memory:
             platform = platform.model_copy(update={"memory_bytes": float(_memory_of(ram, "ram"))})

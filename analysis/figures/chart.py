@@ -76,7 +76,7 @@ class Part(NamedTuple):
     """A piece of a stacked bar."""
 
     name: str
-    size: int
+    size: float
     colour: str
     labelled: bool = False  #: whether its size is written into it, if there is room
 
@@ -91,9 +91,18 @@ class Bar:
     high: float | None = None
 
     @property
-    def total(self) -> int:
+    def total(self) -> float:
         """The sum of its parts."""
         return sum(part.size for part in self.parts)
+
+
+class Tile(NamedTuple):
+    """A cell of a map over two lists of words, with its value."""
+
+    column: str
+    row: str
+    value: float
+    outlined: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class Panel:
     series: Sequence[Series] = ()
     rules: Sequence[Rule] = ()
     bars: Sequence[Bar] = ()
+    tiles: Sequence[Tile] = ()  #: columns and rows in their order, the first row at the bottom
     x: Axis | None = None  #: instead of the chart's
     y: Axis | None = None  #: instead of the chart's
 
@@ -185,7 +195,7 @@ def rows_of(chart: Chart) -> list[Row]:
     return [
         dict.fromkeys(COLUMNS) | {"panel": chart.name_of(row, column)} | each
         for row, column, panel in chart.cells()
-        for each in (*_points(panel), *_parts(panel))
+        for each in (*_points(panel), *_parts(panel), *_tiles(panel))
     ]
 
 
@@ -207,6 +217,11 @@ def _parts(panel: Panel) -> Iterator[Row]:
     for bar in panel.bars:
         if bar.low is not None and bar.high is not None:
             yield {"name": bar.name, "part": "interval", "low": _number(bar.low), "high": _number(bar.high)}
+
+
+def _tiles(panel: Panel) -> Iterator[Row]:
+    for tile in panel.tiles:
+        yield {"name": tile.row, "part": tile.column, "y": _number(tile.value)}
 
 
 def _number(value: float) -> float | int:

@@ -26,12 +26,13 @@ from matplotlib.ticker import (
 )
 
 from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Rule, Series, coinciding, highest, rows_of
+from moereplay.analysis.figures.heat import draw_tiles
 from moereplay.analysis.figures.sheet import DPI, LETTER, NO_BREAK, TEXT_SIZE, Grid, Sheet, Wording, is_narrow, styled
 from moereplay.analysis.palette import INK, MUTED, Look
 from moereplay.analysis.tables import csv
 from moereplay.results.errors import ResultError
 from moereplay.traces.files import write_whole
-from moereplay.traces.texts import escaped_lines
+from moereplay.traces.texts import digits, escaped_lines
 
 MARKERS = 16  #: approximate number of markers on a line
 MOST_STEPS = 6  #: of a percent axis
@@ -67,7 +68,9 @@ def rendered(chart: Chart) -> Picture:
             _fill(axes, panel, longest)
         for row, column, panel in chart.cells():
             axes = sheet.panels[row][column]
-            if panel.bars:
+            if panel.tiles:
+                draw_tiles(axes, panel.tiles)
+            elif panel.bars:
                 _bar_scales(axes, panel.bars, longest)
             else:
                 _scale(axes, chart, panel, chart.sharing(row, column))
@@ -129,18 +132,23 @@ def _rule(axes: Axes, rule: Rule) -> None:
 
 
 def _bar(axes: Axes, bar: Bar, at: int, longest: float) -> None:
-    left = 0
+    left: float = 0
     for part in bar.parts:
         axes.barh(at, part.size, left=left, height=BAR, color=part.colour, label=part.name)
         left += part.size
         if part.labelled and part.size > WIDE * longest:
             middle = left - part.size / 2
-            axes.text(middle, at, f"{part.size:,}", va="center", ha="center", fontsize=7, color="white")
+            axes.text(middle, at, _worded(part.size), va="center", ha="center", fontsize=7, color="white")
     end = left if bar.high is None else bar.high
     if bar.low is not None:
         axes.hlines(at, bar.low, end, colors=INK, linewidth=1.1, label=f"_ends of {bar.name}")
     letters = {"fontsize": SMALL if is_narrow() else 7.5, "fontweight": "bold", "va": "center"}
-    axes.text(end + longest / 80, at, f"{left:,}", bbox=BEHIND_TOTAL, **letters)
+    axes.text(end + longest / 80, at, _worded(left), bbox=BEHIND_TOTAL, **letters)
+
+
+def _worded(value: float) -> str:
+    """Return a count with every digit, and any other number with three."""
+    return f"{value:,}" if isinstance(value, int) else digits(value, 3)
 
 
 def _longest(bars: Sequence[Bar]) -> float:

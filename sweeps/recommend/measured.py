@@ -26,8 +26,11 @@ from moereplay.traces.schema import Geometry, TraceError
 
 MIB, GIB = 1 << 20, 1 << 30
 RUNTIME = 500_000_000  #: bytes, as `recommend` assumes
-POSITIONS = 4096  #: in the KV cache, where no context is published
+POSITIONS = 4096  #: in the KV cache, where neither prompt nor context are published; a context is allocated, not read
 BATCH = 2048  #: tokens of a batch of a prompt, where it is not published
+#: ktransformers, by its tutorials (doc/en/kt-kernel: Qwen3-Coder-Next, Native-Precision, MiniMax-M2.1, experts-sched):
+#: `--chunked-prefill-size 16384`; 3.6 GB of each card are for prompts; experts are placed uniformly by default.
+KT_BATCH, KT_PROMPTS = 16384, 3_600_000_000
 NOMINAL = 0.7  #: of a nominal rate of RAM that CPU kernels reach
 #: Known models by their names in the table.
 NAMED = {
@@ -130,7 +133,7 @@ def prompt(row: Row) -> Sample:
         raise RefusedError("a prompt that the CPU computes")
     if row["placement"] == "cpu_layers" and not row["cpu_moe_layers"]:
         raise RefusedError("placement cpu_layers without their number")
-    batch = _number(row, "ubatch", BATCH)
+    batch = _number(row, "ubatch", KT_BATCH if _is_kt(row) else BATCH)
     used = 1 - (1 - _number(row, "top_k", 1) / _number(row, "experts", 1)) ** min(batch, tokens)
     streamed = -(-tokens // batch) * used * _streamed(row)
     return Sample(row, lambda factor, step: factor * streamed + tokens * step, tokens / rate * 1e9, tokens)
@@ -146,32 +149,6 @@ def _streamed(row: Row) -> float:
     return size / min(rate, (machine.disk_bytes_per_s or rate) if "ssd" in row["load"] else rate) * 1e9
 
 
-def fit(slow: Sample, fast: Sample) -> tuple[float, float]:
-    """Return the factor on the price of misses, and the step in ns, with which both runs are as measured."""
-
-    def step_of(factor: float) -> float:
-        return (fast.measured - fast.time(factor, 0)) / fast.steps
-
-    low, high = 1e-6, 1e3
-    for _ in range(80):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if slow.time(middle, step_of(middle)) < slow.measured else (low, middle)
-    return low, step_of(low)
-
-
-def fit_one(run: Sample) -> tuple[float, float]:
-    """Return factor and step by one run: the step, where rates are known and it is not negative, or the factor."""
-    step = (run.measured - run.time(1, 0)) / run.steps
-    alike = run.time(2, 0) == run.time(1, 0)
-    if alike or (step >= 0 and (run.steps > 1 or run.row["ram_bw_gbs"])):
-        return 1, step
-    low, high = 1e-6, 1e3
-    for _ in range(80):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if run.time(middle, 0) < run.measured else (low, middle)
-    return low, 0.0
-
-
 def spent(run: Expressed, context: int, factor: float = 1, step: float = 0) -> Parts:
     """Return the parts of a token, with misses `factor` times as dear and `step` ns more."""
     price = prices(run.machine, run.geometry, context)
@@ -181,8 +158,16 @@ def spent(run: Expressed, context: int, factor: float = 1, step: float = 0) -> P
 
 
 def positions(row: Row) -> int:
-    """Return the positions in the KV cache."""
+    """Return the positions in the KV cache that a token reads: the prompt's, or some where it is not published."""
+    return int(_number(row, "prompt_tokens") or min(_allocated(row), POSITIONS))
+
+
+def _allocated(row: Row) -> int:
     return int(_number(row, "ctx", POSITIONS))
+
+
+def _is_kt(row: Row) -> bool:
+    return row["engine"].lower().startswith(("kt-kernel", "ktransformers"))
 
 
 # -- a run as a setting
@@ -220,7 +205,7 @@ def expressed(row: Row, routings: Routings, strict: bool) -> Expressed:
         hit = float(row["hit_pct"]) / 100
         return Expressed(name, mode, machine, geometry, hit, 1 - hit**geometry.k, 0.0)
     if share is None and (row["placement"] == "expert_share" or name in ("freetoken", "colibri")):
-        share = _left(machine, geometry, positions(row), _number(row, "n_gpu", 1))
+        share = _left(row, machine, geometry)
     if row["placement"] in ("all_cpu", "all experts on cpu"):
         hit = _cached(row, geometry, hits) if row["gpu"].startswith("none") else 0.0
         missing = 1 - hit**geometry.k
@@ -235,7 +220,8 @@ def expressed(row: Row, routings: Routings, strict: bool) -> Expressed:
         hit, missing = held, 1 - held**geometry.k
     else:
         raise RefusedError(f"placement {row['placement']} without a share")
-    in_memory = 0.0 if row["placement"] == "ssd_slots" else _in_memory(row, geometry, hit, hits)
+    over_disk = row["placement"] == "ssd_slots" or row["gpu"].startswith("none")  # what fast memory lacks, the disk has
+    in_memory = 0.0 if over_disk else _in_memory(row, geometry, hit, hits)
     return Expressed(name, mode, machine, geometry, hit, missing, in_memory)
 
 
@@ -243,7 +229,8 @@ def _held(row: Row, share: float, hits: list[Hits]) -> float:
     policy = row["policy"]
     if row["hit_pct"]:
         return float(row["hit_pct"]) / 100
-    filled = "layers" if ("random" in policy or "uniform" in policy or "front" in policy) else "static"
+    by_use = "frequency" in policy or not (_is_kt(row) and policy == "static")
+    filled = "static" if by_use and not re.search("random|uniform|front", policy) else "layers"
     if "lru" in policy or "upload" in row["on_miss"] or "admit" in policy:
         filled = "lru in one pool"
     return median(each.at(filled, share) for each in hits)
@@ -260,28 +247,31 @@ def _share(row: Row, geometry: Geometry) -> float | None:
     return None
 
 
-def _left(machine: Machine, geometry: Geometry, context: int, gpus: float) -> float:
+def _left(row: Row, machine: Machine, geometry: Geometry) -> float:
     """Return the share of the experts that fit where dense weights, KV cache and runtime leave room."""
-    room = machine.memory_bytes * gpus - Load(geometry, context, RUNTIME, ()).fixed_bytes
+    cards = _number(row, "n_gpu", 1)
+    reserved = KT_PROMPTS * cards if _is_kt(row) else 0
+    room = machine.memory_bytes * cards - Load(geometry, _allocated(row), RUNTIME, ()).fixed_bytes - reserved
     return min(1.0, max(0, room) / (geometry.experts * sum(geometry.expert_bytes)))
 
 
 def _cached(row: Row, geometry: Geometry, hits: list[Hits]) -> float:
-    """Return the hits of what RAM holds beside dense weights, without a GPU."""
+    """Return the hits of what RAM holds beside dense weights, KV cache and runtime, without a GPU."""
     size = _number(row, "ram_limit_gib") or max(0, _number(row, "ram_gib") - 2)
-    share = (size * GIB - (geometry.dense_bytes or 0)) / (geometry.experts * sum(geometry.expert_bytes))
+    room = size * GIB - Load(geometry, _allocated(row), RUNTIME, ()).fixed_bytes
+    share = room / (geometry.experts * sum(geometry.expert_bytes))
     return 1.0 if share >= 1 or not size else median(each.at("lru in one pool", max(0.0, share)) for each in hits)
 
 
 def _in_memory(row: Row, geometry: Geometry, hit: float, hits: list[Hits]) -> float:
-    """Return the share of experts outside of VRAM that RAM holds."""
+    """Return the share of experts outside of VRAM that RAM holds beside the runtime."""
     everything = geometry.experts * sum(geometry.expert_bytes)
     size = _number(row, "ram_limit_gib") or max(0, _number(row, "ram_gib") - 2)
     if not size or (row["placement"] == "cpu_layers" and not row["ram_limit_gib"] and size * GIB > everything):
         return 1.0
     layers = _number(row, "cpu_moe_layers", geometry.layers)
     below = everything * (layers / geometry.layers if row["placement"] == "cpu_layers" else 1)
-    share = min(1.0, size * GIB / below)
+    share = max(0.0, min(1.0, (size * GIB - RUNTIME) / below))
     return 1.0 if share >= 1 else median(each.at("lru in one pool", share) for each in hits)
 
 

@@ -140,10 +140,10 @@ def quick(load: Load, machine: Machine, only: str = "") -> Quick:
     chosen = (engine(only),) if only else tuple(each for each in engines() if each.runs(load.model))
     if not chosen[0].runs(load.model):
         raise ConfigError(f"{only} runs {' and '.join(chosen[0].models)} alone, not {load.model}: leave --engine out")
-    found = _estimates(load, machine, chosen)
+    found = estimates(load, machine, chosen)
     if not found:
         raise ConfigError(_refusal(load, machine, only))
-    best = _leader(found)
+    best = leader(found)
     borne_out = [each for each in found if _may_lead(each)] or found
     return Quick(
         best=best,
@@ -170,7 +170,7 @@ def _may_lead(found: Estimate) -> bool:
     return band is None or band.median <= BORNE_OUT
 
 
-def _leader(found: Sequence[Estimate]) -> Estimate:
+def leader(found: Sequence[Estimate]) -> Estimate:
     """Return the fastest of the engines whose predictions were compared with runs, else the fastest of all.
 
     A prediction that was too fast is scaled by the measured error, and one that was far off is ignored.
@@ -196,14 +196,14 @@ def _best_by(found: Sequence[Estimate], key: Callable[[Estimate], object]) -> tu
 # -- settings
 
 
-def _estimates(load: Load, machine: Machine, chosen: Sequence[Engine]) -> list[Estimate]:
+def estimates(load: Load, machine: Machine, chosen: Sequence[Engine]) -> list[Estimate]:
     """Return every setting that fits the machine, with its speed."""
     found = []
     for each in chosen:
         for mode in each.modes:
             for of in _machines(machine, mode):
                 price = prices(of, load.geometry, load.context)
-                found += [_estimate(load, of, price, setting) for setting in _settings(load, of, each, mode)]
+                found += [estimate_of(load, of, price, setting) for setting in _settings(load, of, each, mode)]
     return found
 
 
@@ -215,7 +215,7 @@ def _machines(machine: Machine, mode: Mode) -> Iterator[Machine]:
         yield without_gpu(machine)
 
 
-def _room(load: Load, machine: Machine) -> int:
+def room_of(load: Load, machine: Machine) -> int:
     """Return the bytes of fast memory that are left for experts; negative if the rest does not fit."""
     system = 0 if machine.has_main_memory else SYSTEM if machine.platform.fast_tier == "RAM" else 0
     return machine.memory_bytes - load.fixed_bytes - system
@@ -223,7 +223,7 @@ def _room(load: Load, machine: Machine) -> int:
 
 def _settings(load: Load, machine: Machine, of: Engine, mode: Mode) -> Iterator[Setting]:
     """Yield the settings of a mode that fit, those with the most experts in fast memory first."""
-    room, sizes = _room(load, machine), load.geometry.expert_bytes
+    room, sizes = room_of(load, machine), load.geometry.expert_bytes
     if room < 0 or (mode.miss != "fetch" and machine.platform.cpu is None):
         return
     if mode.holds == LAYERS:
@@ -236,18 +236,18 @@ def _settings(load: Load, machine: Machine, of: Engine, mode: Mode) -> Iterator[
             fits += 1
         for layers in range(fits, -1, -1):
             fast = load.geometry.experts * sum(sizes[len(sizes) - layers :])
-            yield from _placed(load, machine, of, mode, fast, layers)
+            yield from settings_at(load, machine, of, mode, fast, layers)
         return
     least = max(sizes) * (len(sizes) if mode.holds == "lru" else load.geometry.k)
     for share in reversed(SHARES) if mode.knobs else (1.0,):
         fast = min(load.expert_bytes, int(room * share))
         if fast >= least:
-            yield from _placed(load, machine, of, mode, fast, 0)
+            yield from settings_at(load, machine, of, mode, fast, 0)
         if fast == load.expert_bytes:
             break
 
 
-def _placed(load: Load, machine: Machine, of: Engine, mode: Mode, fast: int, layers: int) -> Iterator[Setting]:
+def settings_at(load: Load, machine: Machine, of: Engine, mode: Mode, fast: int, layers: int) -> Iterator[Setting]:
     """Yield the setting with the given bytes of experts in fast memory, if the rest fits elsewhere."""
     everything = load.expert_bytes
     below = everything if mode.copies and fast < everything else everything - fast
@@ -267,7 +267,8 @@ def _flags(load: Load, machine: Machine, mode: Mode, fast: int, disk: int) -> st
 # -- speed
 
 
-def _estimate(load: Load, machine: Machine, price: Prices, setting: Setting) -> Estimate:
+def estimate_of(load: Load, machine: Machine, price: Prices, setting: Setting) -> Estimate:
+    """Return the expected speed of a setting over all routings."""
     spent = [_spent(load, price, setting, hits) for hits in load.hits]
     speeds = tuple(1e9 / parts.total for _, parts in spent)
     across = Range.of(speeds)
@@ -334,7 +335,7 @@ def _crossings(load: Load, machine: Machine, chosen: Sequence[Engine]) -> Iterat
     for step in range(1, CROSSINGS):
         share = step / CROSSINGS
         size = load.fixed_bytes + int(share * load.expert_bytes)
-        found = _estimates(load, with_memory(machine, size), chosen)
+        found = estimates(load, with_memory(machine, size), chosen)
         if not found:
             continue
         scheme = _fastest([each for each in found if _may_lead(each)] or found).scheme
@@ -347,10 +348,10 @@ def _more(load: Load, machine: Machine, chosen: Sequence[Engine], best: Estimate
     """Yield what each better part gives, the most first; parts that give nothing are left out."""
     found = []
     for what, upgraded in better(machine, load.expert_bytes):
-        estimates = _estimates(load, upgraded, chosen)
-        if not estimates:
+        better_ones = estimates(load, upgraded, chosen)
+        if not better_ones:
             continue
-        then = _leader(estimates)
+        then = leader(better_ones)
         gain = then.tokens_per_s.middle / best.tokens_per_s.middle - 1
         if gain > WORTH:
             found.append(More(what, then.tokens_per_s.middle, gain, then.setting))
@@ -363,8 +364,8 @@ def _warnings(load: Load, machine: Machine, best: Estimate) -> Iterator[str]:
     if best.setting.disk_bytes:
         share = best.setting.disk_bytes / load.expert_bytes
         yield f"{share:.0%} of the experts fit in no memory and are read from the disk again and again"
-    if machine.kind == "gpu" and _room(load, machine) < 0:
-        lacking = -_room(load, machine) / GB
+    if machine.kind == "gpu" and room_of(load, machine) < 0:
+        lacking = -room_of(load, machine) / GB
         yield (
             f"dense weights, KV cache and runtime need {load.fixed_bytes / GB:.3g} GB, {lacking:.2g} GB more than the "
             f"{machine.platform.fast_tier} has: the GPU is left out here; engines can divide dense layers as well"

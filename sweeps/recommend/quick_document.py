@@ -7,6 +7,7 @@ from typing import Any
 from moereplay.simulator.machine import NO_LIMIT, Machine
 from moereplay.sweeps.recommend.engines import engine
 from moereplay.sweeps.recommend.hits import LAYERS
+from moereplay.sweeps.recommend.placements import Choice, Placements, placements
 from moereplay.sweeps.recommend.quick import WORTH, Estimate, Load, Quick, Range
 
 Document = dict[str, Any]
@@ -37,6 +38,7 @@ def quick_document(load: Load, machine: Machine, found: Quick) -> Document:
             for each in found.more
         ],
         "pays": _pays(found),
+        "placements": _placements(placements(load, machine)),
         "warnings": list(found.warnings),
     }
 
@@ -118,3 +120,46 @@ def _gain(these: list[Estimate], others: list[Estimate]) -> Document:
 
 def _untried(found: Estimate) -> str:
     return "" if engine(found.setting.engine).tried else ", compared with no run"
+
+
+def _placements(found: Placements | None) -> Document | None:
+    """Return what the same bytes could hold, and the gains of a cache and of each way to serve a miss."""
+    if found is None:
+        return None
+    fastest = {of: [each for each in found.choices if each.scheme.is_cache == of] for of in (True, False)}
+    by_miss = {of: [each for each in found.choices if each.scheme.miss == of] for of in ("cpu", "fetch", "split")}
+    return {
+        "experts_bytes": found.size,
+        "choices": [_choice(each) for each in found.choices],
+        "expert_us": found.expert_us,
+        "turns": [each._asdict() for each in found.turns],
+        "cache": _compared(fastest[True], fastest[False]),
+        "cpu": _compared(by_miss["cpu"], by_miss["fetch"]),
+    }
+
+
+def _choice(each: Choice) -> Document:
+    estimate = each.estimate
+    return {
+        "holds": each.scheme.holds,
+        "miss": each.scheme.miss,
+        "tokens_per_s": _range(estimate.tokens_per_s),
+        "hit_rate": _range(estimate.hit),
+        "gpu_layers": estimate.setting.gpu_layers if each.scheme.holds == LAYERS else None,
+        "experts_fast_bytes": estimate.setting.fast_bytes,
+        "experts_ram_bytes": estimate.setting.ram_bytes,
+        "experts_disk_bytes": estimate.setting.disk_bytes,
+        "parts_ns": estimate.parts._asdict(),
+        "engines": list(each.engines),
+    }
+
+
+def _compared(these: list[Choice], others: list[Choice]) -> Document:
+    """Return the gain of the fastest of these over the fastest of the others, routing by routing."""
+    if not these or not others:
+        return {"gain": None, "least": None, "most": None, "pays": None}
+    this, other = these[0].estimate, others[0].estimate
+    gains = [mine / theirs - 1 for mine, theirs in zip(this.speeds, other.speeds, strict=True)]
+    pays = True if min(gains) > WORTH else False if max(gains) <= WORTH else None
+    gain = this.tokens_per_s.middle / other.tokens_per_s.middle - 1
+    return {"gain": gain, "least": min(gains), "most": max(gains), "pays": pays}

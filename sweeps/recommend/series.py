@@ -15,7 +15,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Band, Calibration, Platform, Roofline
 from moereplay.simulator.platforms import sealed
 from moereplay.simulator.wires import Link, LowerTier
-from moereplay.sweeps.recommend.measured import Expressed, Row, Sample, fit, fit_one, positions, spent
+from moereplay.sweeps.recommend.measured import Expressed, Row, Sample, positions, spent
 from moereplay.sweeps.recommend.token_time import prices
 from moereplay.traces.dense import dense_of
 from moereplay.traces.texts import hint
@@ -52,6 +52,41 @@ class Prediction(NamedTuple):
     def error(self) -> float:
         """predicted / measured - 1, of tokens/s."""
         return self.measured / self.predicted - 1
+
+
+def fit(slow: Sample, fast: Sample) -> tuple[float, float]:
+    """Return the factor on the price of misses, and the step in ns, with which both runs are as measured."""
+
+    def step_of(factor: float) -> float:
+        return (fast.measured - fast.time(factor, 0)) / fast.steps
+
+    low, high = 1e-6, 1e3
+    for _ in range(80):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if slow.time(middle, step_of(middle)) < slow.measured else (low, middle)
+    return low, step_of(low)
+
+
+def fit_one(run: Sample) -> tuple[float, float]:
+    """Return factor and step by one run: the step, where rates are known and it is not negative, or the factor.
+
+    A published rate of RAM is that of the CPU's reads; how fast a disk serves page faults or experts is not published.
+    """
+    step = (run.measured - run.time(1, 0)) / run.steps
+    alike = run.time(2, 0) == run.time(1, 0)
+    known = run.steps > 1 or (run.row["ram_bw_gbs"] and not reads_disk(run))  # no rate of faults and files is published
+    if alike or (step >= 0 and known):
+        return 1, step
+    low, high = 1e-6, 1e3
+    for _ in range(80):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if run.time(middle, 0) < run.measured else (low, middle)
+    return low, 0.0
+
+
+def reads_disk(run: Sample) -> bool:
+    """Return whether a token of the run waits for the disk."""
+    return run.run is not None and spent(run.run, positions(run.row)).disk > 0
 
 
 def groups(found: Sequence[Sample]) -> list[Group]:

@@ -5,7 +5,8 @@ every setting of every engine can be tried. Costs are those of a replay on the s
 
 Per layer: dense weights, then the experts that are in fast memory, then those that are not, by the mode's `miss`:
 
-    cpu     the CPU computes them; beside the fast processor's experts if the mode overlaps them, else after them
+    cpu     the CPU computes them; beside the fast processor's experts if the mode overlaps them, else after them. A
+            cache of the last used fetches them for later meanwhile: the link takes its share of main memory's rate
     fetch   they cross the link, and are computed; transfers overlap with compute of the experts that are there
     split   the link and the CPU divide them so that both end together
 
@@ -125,7 +126,7 @@ def _experts(price: Prices, mode: Mode, hit: float, missing: float, in_memory: f
     hits = price.demanded * hit * price.expert
     misses = price.demanded * (1 - hit)
     steps = price.layers * missing
-    sync = steps * mode.layer_us * 1000
+    sync = (steps * mode.layer_us + price.layers * mode.step_us) * 1000
     disk = _disk(price, mode, misses * (1 - in_memory), steps * (in_memory < 1))
     if not misses:
         return Parts(price.dense + hits, 0, 0, 0, 0)
@@ -134,6 +135,8 @@ def _experts(price: Prices, mode: Mode, hit: float, missing: float, in_memory: f
     if mode.miss == "cpu":
         assert price.cpu is not None
         work = misses * price.cpu
+        if mode.holds.startswith("lru"):  # and the cache fetches them for later
+            work = _while_uploading(work, misses * price.link + steps * price.latency)
         return _beside(price, mode, hits, Parts(0, work, 0, disk, sync))
     wire = misses * price.link + steps * price.latency
     if mode.miss == "split" and price.cpu is not None:
@@ -142,6 +145,11 @@ def _experts(price: Prices, mode: Mode, hit: float, missing: float, in_memory: f
     moved = max(0.0, wire - hits) if disk < wire else 0.0
     read = max(0.0, disk - hits) if disk >= wire else 0.0
     return Parts(price.dense + hits + misses * price.expert, 0, moved, read, sync)
+
+
+def _while_uploading(work: float, wire: float) -> float:
+    """Return the CPU's nanoseconds if `wire` of the link's are spent meanwhile, which reads the same main memory."""
+    return work / CPU_LEFT if wire >= work / CPU_LEFT else work + (1 - CPU_LEFT) * wire
 
 
 def _beside(price: Prices, mode: Mode, hits: float, others: Parts) -> Parts:

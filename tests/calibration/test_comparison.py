@@ -12,6 +12,8 @@ from moereplay.calibration.comparison import Plan, Row, leave_one_model_out, mar
 from moereplay.calibration.files import read_folder
 from moereplay.simulator.platforms import platform
 from tests.kit.evidence_folder import made, row
+from tests.kit.measured_series import law
+from tests.kit.measured_series import table as table_of_series
 
 BASE = "phone-ufs4:compute.launch_ns=0"
 FIT = ["made-off", "made-off-ov", "made-half", "made-half-ov", "made-two-lanes"]
@@ -77,3 +79,21 @@ def test_the_command_writes_table_page_and_figure(table, tmp_path, monkeypatch):
     page = (tmp_path / "predicted-vs-measured.md").read_text()
     assert page.endswith(markdown([each for each in rows if each.role != "preset"]))
     assert (tmp_path / "figures" / "predicted_vs_measured.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_series_of_runs_are_a_section_of_the_page_with_every_refusal(tmp_path, monkeypatch):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    table_of_series(folder, law("drafted", cpu_moe_layers="20") | {"draft": "mtp"}).rename(folder / "cells.csv")
+    monkeypatch.setattr("sys.argv", ["predicted_vs_measured", str(folder), "--out", str(tmp_path)])
+    command.main()
+    written = {
+        row["id"]: row for row in csv.DictReader((tmp_path / "predicted-vs-measured.csv").read_text().splitlines())
+    }
+    assert written["drafted"]["role"] == "refused" and written["drafted"]["remark"] == "drafts or several requests"
+    told = written["desk-20"]
+    assert (told["role"], told["basis"], told["predicted_from"]) == ("held out", "closed form", "desk-40 and desk-0")
+    assert abs(float(told["error"])) < 1e-3 and float(told["measured"]) > 12  # a step of 12 ms
+    page = (tmp_path / "predicted-vs-measured.md").read_text()
+    assert "3 runs are held out: median |error| 0.0%" in page
+    assert "| 1 | drafts or several requests | drafted |" in page

@@ -6,7 +6,18 @@ from collections import defaultdict
 
 import pytest
 
-from moereplay.sweeps.recommend.measured import Routings, Row, Sample, decoded, fit, fit_one, prompt, samples
+from moereplay.sweeps.recommend.measured import (
+    Routings,
+    Row,
+    Sample,
+    decoded,
+    positions,
+    prompt,
+    samples,
+    spent,
+)
+from moereplay.sweeps.recommend.series import fit, fit_one, reads_disk
+from moereplay.sweeps.recommend.token_time import MAPPED
 
 #: 40 layers of 64 experts of 2 MiB, 4 of them active, on a machine with known rates; other columns are empty.
 KNOWN = {
@@ -58,6 +69,42 @@ def test_a_prompt_streams_the_experts_that_each_batch_uses():
     assert sample.measured == 2e9
     assert sample.time(1, 0) == pytest.approx(2 * 20 * 64 * 2 * 2**20 / 25.1, rel=1e-3)
     assert sample.time(1, 7) - sample.time(1, 0) == pytest.approx(1000 * 7, rel=1e-3)
+
+
+def test_what_ram_lacks_without_a_gpu_comes_from_the_disk():
+    # 5,120 MiB of experts and 1 GiB of dense weights in 4 GiB: RAM holds part of the experts, and the disk the rest
+    run = decoded(row(gpu="none", placement="all_cpu", ram_limit_gib="4", ssd_gbs="2"), {}, strict=True).run
+    assert run is not None and 0.3 < run.hit < 1 and run.in_memory == 0
+    spent_at = spent(run, 0)
+    misses = 40 * 4 * (1 - run.hit)
+    assert spent_at.disk == pytest.approx(
+        misses * 2 * 2**20 / 2 / MAPPED, rel=0.05
+    )  # 2 GB/s, by page faults, and latencies
+    assert reads_disk(decoded(row(gpu="none", placement="all_cpu", ram_limit_gib="4", ssd_gbs="2"), {}, strict=True))
+
+
+def test_ktransformers_places_experts_uniformly_unless_it_is_told_their_use():
+    def hit(engine: str, policy: str) -> float:
+        of = row(engine=engine, placement="expert_share", gpu_expert_share="0.3", policy=policy, cpu_moe_layers="")
+        run = decoded(of, {}, strict=True).run
+        assert run is not None
+        return run.hit
+
+    assert hit("kt-kernel + SGLang", "static") == hit("kt-kernel + SGLang", "uniform") == pytest.approx(0.3)
+    assert hit("kt-kernel + SGLang", "static by frequency") == hit("llama.cpp b1", "static") > 0.35
+
+
+def test_a_token_reads_the_positions_that_are_filled():
+    assert positions(row(ctx="262144", prompt_tokens="2048")) == 2048
+    assert positions(row(ctx="262144")) == positions(row()) == 4096
+    assert positions(row(ctx="1024")) == 1024
+
+
+def test_one_run_that_waits_for_a_disk_fits_the_rate_of_its_misses():
+    over = row(ram_limit_gib="2", cpu_moe_layers="40", ssd_gbs="2", load="mmap", decode_tok_s="1")
+    factor, step = fit_one(decoded(over, {}, strict=True))
+    assert factor > 1 and step == 0
+    assert fit_one(decoded(row(decode_tok_s="1"), {}, strict=True))[0] == 1  # in RAM, whose rate is known
 
 
 @pytest.mark.parametrize(("factor", "step"), [(0.8, 3e6), (2.5, 40e6)])

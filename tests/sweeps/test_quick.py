@@ -303,11 +303,14 @@ def test_an_answer_names_one_speed_and_the_memory_that_its_engine_uses() -> None
 
 def test_a_gain_that_depends_on_the_routing_is_not_claimed() -> None:
     none = Hits("nothing", {filled: np.zeros(expected.POINTS) for filled in (LRU, GLOBAL_LRU, STATIC)})
-    every_hit = Hits("all", {filled: np.ones(expected.POINTS) for filled in (LRU, GLOBAL_LRU, STATIC)})
+    cached = {filled: np.ones(expected.POINTS) for filled in (LRU, GLOBAL_LRU)}
+    every_hit = Hits("all", cached | {STATIC: np.zeros(expected.POINTS)})
     machine = assembled(gpu="RTX 3090", vram="6GB", ram="64GB")
     both = load(hits=(none, every_hit, every_hit))
     found: Any = quick_document(both, machine, quick(both, machine)) | {"name": "a", "grade": "b", "routing": "c"}
     cache = found["pays"]["cache"]
     assert cache["least"] < 0 < cache["most"] and cache["pays"] is None
+    compared = found["placements"]["cache"]
+    assert compared["least"] < 0 < compared["most"] and compared["pays"] is None
     text = "\n".join(lines(found | {"assumed": []}))
     assert "a cache of the last used experts: depends on the routing" in text and "e+0" not in text

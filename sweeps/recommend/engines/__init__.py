@@ -72,6 +72,7 @@ class Mode(Frozen):
     miss: Literal["cpu", "fetch", "split"]  #: computed by the CPU, awaited over the link, or whichever ends first
     overlap: bool = False  #: within a layer, the CPU or the link works in parallel with the fast processor
     layer_us: Us = Field(default=0, ge=0, le=1e6)  #: more for each layer with a miss: submissions and waiting
+    step_us: Us = Field(default=0, ge=0, le=1e6)  #: more for every layer, of a cache: which experts it holds, victims
     copies: bool = False  #: main memory also holds the experts that are in fast memory
     #: How what main memory does not hold is read: not at all, by page faults, or whole experts at a time.
     below: Literal["none", "mmap", "direct"] = "none"

@@ -1,0 +1,103 @@
+"""Figures of a quick answer: tokens/s over VRAM and RAM, and what a token's time is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Tile
+from moereplay.analysis.figures.heat import OUTLINE
+from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
+from moereplay.analysis.palette import Look
+from moereplay.analysis.placements_answer import HOLDS, MISSES
+from moereplay.results.errors import ResultError
+from moereplay.traces.texts import digits, size
+from moereplay.traces.units import GB
+
+Document = Mapping[str, Any]
+MS = 1e6
+MOST_BARS = 12
+OUTLINED = Look(OUTLINE, "s", width=0, size=9.0, hollow=True)
+ALONE = ("RAM", "DRAM")  #: fast memory of a processor without a GPU, whose computing is the CPU's
+#: Part of a token's time -> its legend and colour, in the order of the stack.
+PARTS = {
+    "compute": ("GPU", "#0072B2"),
+    "cpu": ("CPU", "#E69F00"),
+    "link": ("link", "#009E73"),
+    "disk": ("disk", "#CC79A7"),
+    "sync": ("launches and waiting", "#9AA0A6"),
+}
+
+
+def speed_by_memory(answer: Document, points: Sequence[Document]) -> Chart:
+    """Draw tokens/s over VRAM and RAM, each point the leading engine's, as the quick answer chooses it.
+
+    `points` have `vram_bytes`, `ram_bytes`, `tokens_per_s` (0: nothing fits) and `here`. Raises ResultError for none.
+    """
+    if not points:
+        raise ResultError("speed_by_memory requires a machine with VRAM over RAM: this one has one memory")
+    tier = answer["machine"]["fast_tier"]
+    tiles = [
+        Tile(_gib(each["vram_bytes"]), size(each["ram_bytes"]), each["tokens_per_s"], each["here"]) for each in points
+    ]
+    engines = ", ".join(dict.fromkeys(each["engine"] for each in points if each["engine"]))
+    return Chart(
+        title=f"{answer['name']}: tokens/s by {tier} and RAM",
+        subtitle=f"{answer['machine']['name']}, its rates with other sizes; engine: {engines}",
+        label="ESTIMATED",
+        note=(
+            f"A number is tokens/s of the engine that leads at that {tier} and RAM, at the middle routing. Brighter is "
+            "faster, on a logarithmic scale; a dash: the model does not fit. A disk holds what RAM does not."
+        ),
+        x=Axis(tier),
+        y=Axis("RAM"),
+        panels=[[Panel(tiles=tiles)]],
+        legend=[Entry("this machine", OUTLINED)] if any(tile.outlined for tile in tiles) else [],
+        size=(0.62 * len({tile.column for tile in tiles}), 0.4 * len({tile.row for tile in tiles})),
+        left=1.0,
+    )
+
+
+def token_time(answer: Document) -> Chart:
+    """Draw what a token waits for: the best setting of each engine, and each way to use the same VRAM."""
+    engines = [(each["engine"], _spent(each)) for each in answer["by_engine"]][:MOST_BARS]
+    placements = answer["placements"]
+    ways = [(_way(each), each["parts_ns"]) for each in placements["choices"]] if placements else []
+    rows = {"best setting of each engine": engines} | ({"the same bytes of VRAM, at one cost": ways} if ways else {})
+    used = [name for name in PARTS if any(parts[name] for _, parts in (*engines, *ways))]
+    names = [name for name, _ in (*engines, *ways)]
+    note = "A part is what a token waits for; work that runs beside a longer part is hidden and not drawn."
+    more = " Divided: CPU and link share the misses. Listed: the most used experts, placed for good." if ways else ""
+    return Chart(
+        title=f"{answer['name']}: what a token's time is made of",
+        subtitle=f"{answer['machine']['name']}, milliseconds at the middle routing; shorter is faster",
+        label="ESTIMATED",
+        note=note + more,
+        x=Axis("milliseconds per token"),
+        rows=tuple(rows),
+        panels=[[Panel(bars=[_bar(*each) for each in bars])] for bars in rows.values()],
+        legend=[Entry(*PARTS[name]) for name in used],
+        size=(5.6, 0.27 * max(map(len, rows.values())) + 0.2),
+        left=0.5 + max(map(len, names)) * TEXT_SIZE * LETTER,
+        scales="each",
+    )
+
+
+def _spent(each: Document) -> dict[str, float]:
+    """Return the parts of a token's time; without a GPU what computes is the CPU."""
+    parts = dict(each["parts_ns"])
+    if each["fast_tier"] in ALONE:
+        parts |= {"cpu": parts["cpu"] + parts["compute"], "compute": 0.0}
+    return parts
+
+
+def _bar(name: str, parts: Mapping[str, float]) -> Bar:
+    return Bar(name, [Part(PARTS[part][0], parts[part] / MS, PARTS[part][1]) for part in PARTS if parts[part]])
+
+
+def _way(each: Document) -> str:
+    return f"{HOLDS[each['holds']]}: {MISSES[each['miss']]}"
+
+
+def _gib(count: float) -> str:
+    return f"{digits(count / 2**30, 3)} GiB" if count % 2**30 == 0 else f"{digits(count / GB, 3)} GB"
