@@ -47,6 +47,10 @@ class Timeline:
         self._moves = {number: list(group) for number, group in groupby(moves, key=lambda move: move.step[0])}
         self._tracks = _Tracks(machine)
 
+    def __len__(self) -> int:
+        """Return the number of passes."""
+        return len(self._passes)
+
     def items(self, number: int) -> Iterator[Item]:
         """Return the items of one pass; passes must be requested in order. An item belongs to the pass in which it
         starts.

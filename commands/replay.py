@@ -209,15 +209,18 @@ def timeline(
     check_output(out)
     opened = open_trace(trace)
     config = _only(settings)
-    passes = schedule(opened, config.schedule)
-    shown = _shown(len(passes), first_pass, passes_shown)
-    ready = plan(opened, config)
+    passes = None if config.arrive else schedule(opened, config.schedule)
+    ready, shown = plan(opened, config), range(0)
+    if passes is not None:
+        shown = _shown(len(passes), first_pass, passes_shown)
     say_when_compiling()
     with keeping(lambda: "nothing was written"):
         result = replay(opened, config, log=True, engine=engine)
+        if passes is None:
+            shown = _shown(result.events[-1].step_pass + 1, first_pass, passes_shown)
         made = Timeline(result.events, result.totals["time_ns"], _machine(ready), passes)
         count = write_items(out, _title(result), _about(result, shown), limited(made, shown))
-    say(f"wrote {out}: {len(shown):,} of {len(passes):,} passes, {count:,} events; open it in https://ui.perfetto.dev")
+    say(f"wrote {out}: {len(shown):,} of {len(made):,} passes, {count:,} events; open it in https://ui.perfetto.dev")
 
 
 def _only(settings: Given) -> ReplayConfig:

@@ -6,7 +6,7 @@ table in docs/semantics.md derive from it. `access` is a demanded expert of a st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,6 +117,7 @@ _DECLARED = (
 COUNTERS: dict[str, Counter] = {counter.name: counter for counter in _DECLARED}
 #: Columns of a row per request, in addition to the counters; `ttft_ns` is null without a prompt.
 REQUEST_TIMES = ("start_ns", "ttft_ns", "decode_ns", "decode_passes", "decode_tokens", "end_ns", "tokens")
+REQUEST_TIMES += ("arrival_ns", "queued_ns")
 PHASES = ("prefill", "decode")
 LIFETIME_BUCKETS = 24  #: bucket b counts copies evicted after [2**(b-1), 2**b) steps; bucket 0 within their own step
 
@@ -125,6 +126,12 @@ def reported(counts: Iterable[int], per: Rows) -> dict[str, int]:
     """Select the counters that a kind of row reports. `counts` has one value per counter, in their order."""
     pairs = zip(COUNTERS.values(), counts, strict=True)
     return {counter.name: amount for counter, amount in pairs if per in counter.per}
+
+
+def queued(arrivals: Sequence[int], request: int, start: int) -> dict[str, int]:
+    """Return when a request arrived and how long it waited for its first pass, at `start`; all arrive at 0 if empty."""
+    arrival = arrivals[request] if arrivals else 0
+    return {"arrival_ns": arrival, "queued_ns": start - arrival}
 
 
 def heading_of(name: str) -> str:

@@ -54,8 +54,16 @@ SETTINGS = (
     Setting(
         "passes",
         "recorded",
-        "Tokens per forward pass: recorded, token, chunk:N, decode:N (decode from position N), batch:N (N requests).",
+        "Tokens per forward pass: recorded, token, chunk:N, decode:N (decode from position N), batch:N (N requests), "
+        "batch:N:chunk=C.",
         of_recording=True,
+    ),
+    Setting(
+        "arrivals",
+        "all",
+        "With batch:N: when requests arrive, all (at the start), every:S (seconds), poisson:R (per second), FILE.json.",
+        of_recording=True,
+        added=True,
     ),
     Setting(
         "draft",

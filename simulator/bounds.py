@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
+from moereplay.simulator.arrivals import shortened
 from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.replay import Plan, plan
@@ -21,6 +22,7 @@ FORCED, RELAXED = "forced", "relaxed"
 #: Remarks on a bound that is not forced.
 OTHER_DEMAND = "no belady where routing changes the demand"
 OTHER_PRECISIONS = "no belady where a pool holds experts at several precisions"
+OTHER_TIMES = "no belady where the order of passes depends on when requests arrive"
 STAYS_OUT = "belady may keep a miss out of the cache where a policy may"
 
 #: belady_hits, accesses, compulsory; feasible_hits, null where the bound is the most hits itself.
@@ -64,6 +66,8 @@ def judge(trace: Trace, config: ReplayConfig) -> Judged:
     """Return the bound of a configuration. Raises ConfigError or PolicyError if it cannot be replayed."""
     ready = plan(trace, config)
     eviction, miss = ready.chosen.eviction, ready.chosen.miss
+    if config.arrive:
+        return Judged(None, OTHER_TIMES, shortened(config.arrivals))
     if ready.chosen.changes_routing:
         return Judged(None, OTHER_DEMAND, config.routing)
     if ready.layout.precisions > 1:

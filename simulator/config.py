@@ -12,6 +12,7 @@ from moereplay.policies.contract import Eviction, Miss, PolicyError, Prefetch, R
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.policies.precisions import at_most
 from moereplay.results.settings import KINDS, older
+from moereplay.simulator.arrivals import ALL, check_together, parse_arrivals
 from moereplay.simulator.capacity import check_readable, dense_size
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
@@ -76,6 +77,7 @@ class ReplayConfig(Frozen):
     contract: Literal["atomic", "sequential"] = "atomic"
     scope: Literal["global", "per_layer", "per_link"] = "global"
     passes: str = "recorded"
+    arrivals: str = "all"
     draft: str = OFF
     reset: str = "never"
     prefetch_at: Literal["gate", "after_demand"] = "gate"
@@ -99,6 +101,11 @@ class ReplayConfig(Frozen):
     def _passes(cls, text: str) -> str:
         parse_passes(text)
         return text
+
+    @field_validator("arrivals")
+    @classmethod
+    def _arrivals(cls, text: str) -> str:
+        return parse_arrivals(text)
 
     @field_validator("draft")
     @classmethod
@@ -133,6 +140,16 @@ class ReplayConfig(Frozen):
         if self.dense and self.dense_bits:
             raise ValueError("--dense cannot be combined with --dense-bits")
         return self
+
+    @model_validator(mode="after")
+    def _slots_for_arrivals(self) -> ReplayConfig:
+        check_together(self.arrivals, self.passes)
+        return self
+
+    @property
+    def arrive(self) -> bool:
+        """True if requests arrive over time, so that the order of passes depends on times."""
+        return self.arrivals != ALL
 
     @property
     def schedule(self) -> str:
@@ -234,6 +251,16 @@ class PolicySet:
                 raise PolicyError(
                     f"{reader.policy.name} reads the future, which routing {self.routing.policy.name} changes; "
                     "replay it with --routing standard"
+                )
+
+    def check_no_future(self) -> None:
+        """Raises PolicyError naming a policy that needs the future, where that depends on times."""
+        for kind in KINDS:
+            chosen: Chosen = getattr(self, kind)
+            if FUTURE in chosen.needs:
+                raise PolicyError(
+                    f"{kind} {chosen.text()} needs the future, which under --arrivals depends on times; choose another "
+                    "policy, or --arrivals all"
                 )
 
 

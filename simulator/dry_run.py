@@ -17,6 +17,7 @@ import numpy as np
 
 from moereplay.policies.contract import Eviction, Miss, Policy, PolicyError
 from moereplay.policies.hooks import given_by
+from moereplay.simulator.arrivals import ALL
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, RunSpec
 from moereplay.simulator.reference import engine as reference
@@ -41,8 +42,13 @@ def dry_run(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
     case = (trace.digest, tuple(chosen.own), spec.config.model_copy(update={"capacity": "", "seed": 0}))
     with _trying:  # threads would only take turns in Python
         if case not in _passed:
-            _compare(opening(trace), replace(spec, log=False), needs)
+            _compare(opening(trace), _without_arrivals(replace(spec, log=False)), needs)
             _passed.add(case)
+
+
+def _without_arrivals(spec: RunSpec) -> RunSpec:
+    """Let all requests of the opening be there at the start: policies see no arrivals."""
+    return replace(spec, arrivals=(), config=spec.config.model_copy(update={"arrivals": ALL}))
 
 
 def opening(trace: Trace) -> Trace:

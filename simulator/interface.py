@@ -50,6 +50,7 @@ class RunSpec:
     log: bool = False  #: whether events are kept
     lower: tuple[int, ...] = ()  #: bytes of each tier between the fast and the slow one, from the top down
     resident: tuple[int, ...] = ()  #: copies y that are in the fast tier for good
+    arrivals: tuple[int, ...] = ()  #: when each request arrives, ns; empty if all are there at the start
 
     def beside(self, resident: Listed) -> RunSpec:
         """Return the run with these (layer, expert) in the fast tier for good.
@@ -208,7 +209,7 @@ def oracle_of_trace(
     trace: Trace, source: Callable[[], Gates], config: ReplayConfig, eviction: Chosen[Eviction]
 ) -> Oracle:
     """Return the oracle information of a trace, computed from `source` once per process."""
-    what = ("oracle", config.schedule, eviction.policy.profile(eviction.params), config.profile)
+    what = ("oracle", config.schedule, config.arrive, eviction.policy.profile(eviction.params), config.profile)
     return shared(trace, what, lambda: _as_arrays(oracle_of(source(), config, eviction)))
 
 

@@ -18,7 +18,7 @@ from moereplay.simulator.config import PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import plan
 from moereplay.traces.drafts import OFF
-from moereplay.traces.passes import schedule
+from moereplay.traces.passes import schedule, slots_of
 from moereplay.traces.schema import Trace
 from moereplay.traces.texts import counted, whole
 from moereplay.traces.units import GB
@@ -88,7 +88,7 @@ def _reasons(trace: Trace, config: ReplayConfig) -> Iterator[tuple[str, str]]:
     """Yield each setting that changes nothing in a configuration, and the reason."""
     chosen = config.policy_set()
     checks: dict[str, Callable[[], str]] = {
-        "passes": lambda: _passes(trace, config.passes),
+        "passes": lambda: _passes(trace, config.passes, config.arrive),
         "draft": lambda: _draft(trace, config),
         "reset": lambda: _reset(trace, config),
         "scope": lambda: _one_pool(trace, config),
@@ -112,14 +112,17 @@ def _one_pool(trace: Trace, config: ReplayConfig) -> str:
     return _one_layer(trace) if config.scope == "per_layer" else ""
 
 
-def _passes(trace: Trace, passes: str) -> str:
+def _passes(trace: Trace, passes: str, arrive: bool) -> str:
     """Return why a schedule has the passes of `recorded`, or an empty string."""
-    name, _, number = passes.partition(":")
-    size, longest = whole(number) or 1, int(np.max(trace.prompt_lengths, initial=0))
-    if name == "batch":
+    longest = int(np.max(trace.prompt_lengths, initial=0))
+    if slots := slots_of(passes):
+        if arrive or 0 < slots.chunk < longest:
+            return ""
         if trace.requests == 1:
             return "the trace has one request"
-        return "one request at a time is what `recorded` replays" if size == 1 else ""
+        return "one request at a time is what `recorded` replays" if slots.many == 1 else ""
+    name, _, number = passes.partition(":")
+    size = whole(number) or 1
     if name in ("recorded", "token") or longest > size:
         return ""  # one token per pass is what `token` means, even if the trace has it anyway
     tokens = counted(longest, "token")
@@ -141,6 +144,8 @@ def _reset(trace: Trace, config: ReplayConfig) -> str:
         return ""
     if every < 0 and trace.requests == 1:
         return "the trace has one request"
+    if config.arrive:
+        return ""  # it depends on times
     plan = schedule(trace, config.schedule)
     if every > 0:
         last = int(plan.start[-1])
@@ -174,8 +179,8 @@ def _seed(config: ReplayConfig, chosen: PolicySet) -> str:
     """Return why a seed changes nothing, or an empty string."""
     policies: list[Policy] = [getattr(chosen, kind).policy for kind in KINDS]
     shuffles = config.lookahead != "recorded" and not _lookahead(config, chosen)
-    shuffles |= config.draft != OFF  # which drafts are right
-    return "" if not config.seed or shuffles or any(map(_draws, policies)) else "no policy here draws"
+    drawn = config.arrivals.startswith("poisson") or config.draft != OFF
+    return "" if not config.seed or shuffles or drawn or any(map(_draws, policies)) else "no policy here draws"
 
 
 def _draws(policy: Policy) -> bool:

@@ -11,6 +11,7 @@ from moereplay.results.energy import facts
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
+from moereplay.simulator.arrivals import arrival_times, source_of_trace
 from moereplay.simulator.capacity import Capacity, cliff, parse_capacity, sized, surplus
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, PolicySet, ReplayConfig, origin_of
 from moereplay.simulator.errors import ConfigError
@@ -19,7 +20,7 @@ from moereplay.simulator.memory import Peak, peak
 from moereplay.simulator.platform import Measured, Platform
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.residents import Listed, check_experts, residents
-from moereplay.simulator.source import Source, TraceSource
+from moereplay.simulator.source import Source
 from moereplay.simulator.times import Times, homes_of, times_of
 from moereplay.traces.dense import assumption
 from moereplay.traces.geometry import as_known, recognised, with_hidden, with_matrices
@@ -47,6 +48,7 @@ class Plan:
     lower: tuple[int, ...]  #: bytes of the tiers between the fast and the slow one
     resident: tuple[tuple[int, int], ...] = ()  #: (layer, expert) that are in the fast tier for good
     longest: int = 0  #: positions in the KV cache at most, if the platform asks for its peak; 0: unknown
+    arrivals: tuple[int, ...] = ()  #: of each request, ns; empty if all are there at the start
 
     @property
     def needs(self) -> frozenset[str]:
@@ -162,15 +164,18 @@ class Plan:
     def spec(self, log: bool) -> RunSpec:
         """Return the engine's input, besides the source."""
         spec = RunSpec(self.config, self.layout, self._times, self.capacity.pools, log, self.lower)
-        return spec.beside(self.resident)
+        return replace(spec.beside(self.resident), arrivals=self.arrivals)
 
 
 def plan(trace: Trace, config: ReplayConfig) -> Plan:
     """Check everything that can be checked before a replay. Raises ConfigError or PolicyError."""
     ready = plan_for(origin_of(trace), config)
+    if config.arrive:
+        ready.chosen.check_no_future()
+        ready = replace(ready, arrivals=arrival_times(config.arrivals, config.seed, trace.requests))
     if ready.machine.reserve_bytes is None:
         return ready
-    return replace(ready, longest=longest_context(trace, config.schedule))
+    return replace(ready, longest=longest_context(trace, config.schedule, config.arrive))
 
 
 def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
@@ -182,6 +187,8 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
         raise PolicyError(
             f"miss {chosen.miss.policy.name} requires a CPU; add a table [cpu] to platform {machine.name}"
         )
+    if config.arrive and origin.live:
+        raise ConfigError("--arrivals requires a recorded trace; a live run has all requests at the start")
     tiers = _tiers(origin.geometry, chosen)
     prefetch, side = chosen.prefetch, _side_bytes(chosen, tiers)
     reserved = side if prefetch.policy.side_inside(prefetch.params) else 0
@@ -233,10 +240,11 @@ def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = 
     return report(_run_compiled(trace, ready, log), ready)
 
 
-def source_of(trace: Trace, ready: Plan) -> TraceSource:
+def source_of(trace: Trace, ready: Plan) -> Source:
     """Return the demand of a trace as a plan reads it."""
     config = ready.config
-    return TraceSource(trace, config.schedule, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
+    look = (config.lookahead, config.seed)
+    return source_of_trace(trace, config.schedule, config.arrive, ready.chosen.prefetch, ready.needs, look)
 
 
 def _run_compiled(trace: Trace, ready: Plan, log: bool) -> FinishedRun:

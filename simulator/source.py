@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -190,11 +191,21 @@ class Source(Gates, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Idle:
+    """Compute has nothing to do until a later time, ns; links go on."""
+
+    until: int
+
+
 class Scheduler(Protocol):
     """Decides the rows of each pass when the previous pass has ended."""
 
-    def next_rows(self, now: int) -> Sequence[Row]:
-        """Return the rows of the pass that begins at `now` ns; an empty list ends the run."""
+    def next_rows(self, now: int) -> Sequence[Row] | Idle:
+        """Return the rows of the pass that begins at `now` ns, or how long compute idles before it is asked again.
+
+        An empty list ends the run.
+        """
         ...
 
 

@@ -243,11 +243,6 @@ class Times:
         key = ("dense", self.dense.layers[layer], 0, tokens, self._share(contended))
         return self._once(key, compute, self._dense_params[0][layer], self._geometry.dense_format) + gate_ns
 
-    @property
-    def has_drafting(self) -> bool:
-        """True if drafts take time before their pass."""
-        return self._platform.draft.ns_per_token > 0
-
     def draft_ns(self, drafts: int) -> int:
         """Return what the drafts of a pass take before layer 0. Contention does not change it."""
         return self._platform.draft.ns(drafts)

@@ -97,7 +97,8 @@ def left_to_do(sweep: Sweep, out: Place, jobs: Iterable[Job]) -> list[Job]:
 def derive(sweep: Sweep, jobs: Sequence[Job]) -> None:
     """Derive the demand of the jobs' traces once, so that workers only map it. Raises TraceError."""
     for trace in sweep.traces:
-        for passes in {job.config.schedule for job in jobs if job.digest == trace.digest}:
+        of_trace = (job.config for job in jobs if job.digest == trace.digest)
+        for passes in {config.schedule for config in of_trace if not config.arrive}:
             demand_of(trace, passes)
 
 

@@ -97,19 +97,47 @@ def parse_passes(text: str) -> Schedule:
     name, _, number = text.partition(":")
     if name in NUMBERED and (size := whole(number)):
         return partial(NUMBERED[name], size=size)
+    if BESIDE not in text and (slots := slots_of(text)):
+        return partial(batch, size=slots.many, chunk=slots.chunk)
     *others, last = (*NAMED, *(f"{name}:N" for name in NUMBERED))
-    raise TraceError(f"unknown passes {text!r}: expected {', '.join(others)} or {last}, with N of at least 1")
+    raise TraceError(
+        f"unknown passes {text!r}: expected {', '.join(others)} or {last}, with N of at least 1 "
+        f"(batch:N:chunk=C for prompts in pieces)"
+    )
+
+
+class Slots(NamedTuple):
+    """A schedule of requests that run together, `batch:N[:chunk=C]`."""
+
+    many: int  #: N, requests at a time
+    chunk: int  #: C, tokens of a prompt per pass at most; 0: all of them
+    drafted: str = ""  #: what follows the name where passes have drafts
+
+    @property
+    def alone(self) -> str:
+        """The schedule in which a request's passes are its shares of these passes."""
+        return f"batch:1:chunk={self.chunk}{self.drafted}" if self.chunk else f"batch:1{self.drafted}"
+
+
+def slots_of(passes: str) -> Slots | None:
+    """Return the slots of a schedule by its name, or None if it is another one."""
+    plain, beside, drafted = passes.partition(BESIDE)
+    name, _, numbers = plain.partition(":")
+    many, has_chunk, chunk = numbers.partition(":chunk=")
+    if name != "batch" or not whole(many) or (has_chunk and not whole(chunk)):
+        return None
+    return Slots(int(many), int(chunk or 0), beside + drafted)
 
 
 def shares_of(trace: Trace, passes: str, draft: str, seed: int) -> tuple[int, Shares]:
     """Return how many requests a schedule runs at a time, and the shares that they give to its passes."""
     parse_passes(passes)
     name, _, number = passes.partition(":")
-    size, prompts = int(number or 0), np.asarray(trace.prompt_lengths, np.int64)
-    slots, piece = (size, 0) if name == "batch" else (1, {"token": 1, "chunk": size}.get(name, 0))
+    prompts = np.asarray(trace.prompt_lengths, np.int64)
+    slots = slots_of(passes) or Slots(1, {"token": 1, "chunk": whole(number) or 0}.get(name, 0))
     if name == "decode":
-        prompts = np.minimum(prompts, size)
-    return slots, shares(trace, prompts, piece, parse_drafts(draft), seed)
+        prompts = np.minimum(prompts, int(number))
+    return slots.many, shares(trace, prompts, slots.chunk, parse_drafts(draft), seed)
 
 
 def _by_slot(given: Shares, begins: np.ndarray, slots: np.ndarray) -> Passes:
@@ -125,9 +153,15 @@ def _by_slot(given: Shares, begins: np.ndarray, slots: np.ndarray) -> Passes:
     return Passes.of_rows(np.bincount(passes, lengths).astype(np.int64), rows)
 
 
-def longest_context(trace: Trace, passes: str) -> int:
-    """Return the most positions that a pass looks back at, summed over its requests. Raises TraceError."""
-    plan, offsets = schedule(trace, passes), np.asarray(trace.request_offsets)
+def longest_context(trace: Trace, passes: str, arrive: bool = False) -> int:
+    """Return the most positions that a pass looks back at, summed over its requests. Raises TraceError.
+
+    `arrive`: which requests run together depends on time, so it is the sum of the longest.
+    """
+    offsets = np.asarray(trace.request_offsets)
+    if arrive and (slots := slots_of(passes)):
+        return int(np.sort(np.diff(offsets))[-min(slots.many, trace.requests) :].sum())
+    plan = schedule(trace, passes)
     if plan.rows is None:
         return int(np.diff(offsets).max(initial=0))
     at = np.repeat(np.arange(len(plan)), plan.stop - plan.start)
@@ -202,28 +236,34 @@ class InTurn(NamedTuple):
         return {"start": start, "stop": start + tokens, "request": request, "phase": phase}
 
 
-def batch(trace: Trace, size: int) -> Passes:
-    """Schedule `size` requests at a time, each in a slot: its whole prompt, then one token per pass.
+def batch(trace: Trace, size: int, chunk: int = 0) -> Passes:
+    """Schedule `size` requests at a time, each in a slot: its prompt, then one token per pass.
 
-    A slot that is free takes the next request of the trace, the lowest slot first. Rows go by slot.
+    A prompt enters whole, or in pieces of `chunk` tokens, one per pass. A slot that is free takes the next request of
+    the trace, the lowest slot first. Rows go by slot.
     """
-    return _together(trace, *_in_slots(_passes_of_requests(trace).tolist(), size))
+    return _together(trace, *_in_slots(_passes_of_requests(trace, chunk).tolist(), size), chunk)
 
 
-def _passes_of_requests(trace: Trace) -> np.ndarray:
-    """Return the number of passes of each request: one for its prompt, one for every other token."""
+def _pieces(trace: Trace, chunk: int) -> np.ndarray:
+    """Return the number of passes of each prompt, in pieces of `chunk` tokens (0: whole)."""
     prompts = np.asarray(trace.prompt_lengths, np.int64)
-    return np.diff(trace.request_offsets) - prompts + (prompts > 0)
+    return -(-prompts // chunk) if chunk else (prompts > 0).astype(np.int64)
 
 
-def _together(trace: Trace, begins: np.ndarray, slots: np.ndarray) -> Passes:
+def _passes_of_requests(trace: Trace, chunk: int = 0) -> np.ndarray:
+    """Return the number of passes of each request: those of its prompt, and one for every other token."""
+    return np.diff(trace.request_offsets) - np.asarray(trace.prompt_lengths, np.int64) + _pieces(trace, chunk)
+
+
+def _together(trace: Trace, begins: np.ndarray, slots: np.ndarray, chunk: int = 0) -> Passes:
     """Return the passes of requests that begin at `begins` (n,) in `slots` (n,); rows are ordered by slot."""
     prompts = np.asarray(trace.prompt_lengths, np.int64)
     request = np.repeat(np.arange(trace.requests), np.diff(trace.request_offsets))
     inside = np.arange(trace.tokens) - np.asarray(trace.request_offsets)[request]
     decoded = inside - prompts[request]  # below 0 in the prompt
-    later = np.where(decoded < 0, 0, decoded + (prompts[request] > 0))  # passes of its request before this token's
-    passes = begins[request] + later
+    piece = inside // chunk if chunk else 0
+    passes = begins[request] + np.where(decoded < 0, piece, decoded + _pieces(trace, chunk)[request])
     order = np.lexsort((slots[request], passes))  # stable: tokens of a request stay in order
     phase = np.where(decoded < 0, PREFILL, DECODE)[order].astype(np.int8)
     rows = Rows.plain(order.astype(np.int64), request[order], phase)

@@ -6,6 +6,7 @@ A program counter selects the next action. Each action makes compute continue at
 
 from __future__ import annotations
 
+from moereplay.simulator.compiled.arrivals import next_pass_begins
 from moereplay.simulator.compiled.cache import end_step, mark_computed, unpin
 from moereplay.simulator.compiled.clock import advance, stop, wait, wake_links
 from moereplay.simulator.compiled.costs import (
@@ -132,7 +133,10 @@ def begin_step(s):
         fail(s, TOO_LATE, 0)
     compute = s["compute"]
     index, layer = compute["index"], compute["layer"]
-    if index == s["passes"]:
+    if s["arrives"] == 1:
+        if layer == 0 and not next_pass_begins(s):
+            return
+    elif index == s["passes"]:
         go_to(s, OVER)
         stop(s)
         return

@@ -13,12 +13,12 @@ from moereplay.simulator.compiled.state import (
     cost_row,
     dense_ns,
     dense_row,
-    draft_ns,
     expert_ns,
     home_of,
     kind_of,
     kv_ns,
     now,
+    pass_drafts,
     pass_tokens,
     slow_dense_ns,
     slow_expert_ns,
@@ -34,10 +34,16 @@ def dense_cost(s, index, layer):
     row = dense_row(s)[pass_tokens(s)[index]]
     if s["external"] == 1:
         return 0
-    drafted = draft_ns(s)[index] if s["has_drafting"] == 1 and layer == 0 else 0
+    drafted = s["draft_ns"] * pass_drafts(s)[index] if s["draft_ns"] > 0 and layer == 0 else 0
     if s["slows_compute"] == 1 and any_link_is_busy(s):
-        return drafted + slow_dense_ns(s)[row, layer] + (slow_kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
-    return drafted + dense_ns(s)[row, layer] + (kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
+        return drafted + slow_dense_ns(s)[row, layer] + (slow_kv_ns(s)[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+    return drafted + dense_ns(s)[row, layer] + (kv_ns(s)[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+
+
+@fast
+def kv_row(s, index):
+    """Return the index of a pass in tables of KV-cache reads: by pass, or where requests arrive by context."""
+    return s["arrivals"]["context"] if s["arrives"] == 1 else index
 
 
 @fast

@@ -42,7 +42,7 @@ from moereplay.simulator.compiled.state import (
     units,
     weights,
 )
-from moereplay.simulator.compiled.weights import to_units, weigh_run
+from moereplay.simulator.compiled.weights import take_weights, to_units, weigh_run
 from moereplay.simulator.jit.marks import called, fast
 
 
@@ -51,10 +51,14 @@ def route(s, hooks):
     """Set the demand of the current step: as recorded, or as the routing policy chooses."""
     begin_demand(s)
     if s["has_choose"] == 1:
-        count_recorded(s)
+        if s["arrives"] == 0:
+            count_recorded(s)
         choose(s, hooks.choose)
     if s["demand"]["changed"] == 0:
-        recall(s)
+        if s["arrives"] == 1:
+            take_union(s)
+        else:
+            recall(s)
 
 
 @fast
@@ -167,6 +171,15 @@ def recall(s):
     first = begin_recall(s)
     for n in range(s["demand"]["demanded"]):
         recall_one(s, n, first + n)
+
+
+@called
+def take_union(s):
+    """Build the recorded demand of rows that are not known before the run."""
+    take_weights(s)
+    s["demand"]["demanded"] = union_of(
+        s, 1 - s["weighted"], demand_expert(s), demand_rank(s), demand_mass(s), demand_sum(s), demand_tokens(s)
+    )
 
 
 # the demand of a routing policy

@@ -10,20 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.policies.contract import RESIDENT
+from moereplay.simulator.arrivals import source_of_trace
 from moereplay.simulator.compiled import hooks
 from moereplay.simulator.compiled.fast_path import FastHooks, fast_path
-from moereplay.simulator.compiled.initial import FROZEN, OWN_CLOCK, PLAIN, STEPPED, SimulationState, initial_state
+from moereplay.simulator.compiled.initial import SimulationState, initial_state
 from moereplay.simulator.compiled.inputs import Inputs, inputs_from, inputs_of
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel, stepped_kernel
 from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.outcome import check, counters_of, events_of
+from moereplay.simulator.compiled.variants import FROZEN, OWN_CLOCK, PLAIN, STEPPED
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, oracle_of, oracle_of_trace
 from moereplay.simulator.jit.calls import caller, flat
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.jit.trial import is_sound
-from moereplay.simulator.source import Source, TraceSource
+from moereplay.simulator.source import Source
 from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Trace
 
@@ -54,7 +56,8 @@ def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
 def prepare_inputs(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
     config, chosen = spec.config, spec.chosen
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
-    source = partial(TraceSource, trace, config.schedule, chosen.prefetch, needs, (config.lookahead, config.seed))
+    look = (config.lookahead, config.seed)
+    source = partial(source_of_trace, trace, config.schedule, config.arrive, chosen.prefetch, needs, look)
     return inputs_of(trace, config, needs, chosen.reads), oracle_of_trace(trace, source, config, chosen.eviction)
 
 
@@ -63,12 +66,14 @@ class Run(NamedTuple):
 
     ran: FinishedRun
     kept: np.ndarray
+    lengths: list[int]  #: rows of each pass, if requests arrived over time
+    tokens: list[int]  #: of all rows: those whose routing they have
 
 
 def run_source(source: Source, spec: RunSpec, keep: bool = True) -> Run:
     """Replay a source whose gates do not depend on earlier results."""
     oracle = oracle_of(source, spec.config, spec.chosen.eviction)
-    return run_inputs(inputs_from(source), oracle, spec, keep)
+    return run_inputs(inputs_from(source, bool(spec.arrivals)), oracle, spec, keep)
 
 
 def run_inputs(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False) -> Run:
@@ -78,7 +83,8 @@ def run_inputs(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False
 
 def _run(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool) -> Run:
     state = _finished(inputs, oracle, spec, keep)
-    return Run(_ran(state, spec), state.arrays["kept"])
+    lengths, tokens = (state.arrays[name].tolist() if spec.arrivals else [] for name in ("pass_tokens", "row_reads"))
+    return Run(_ran(state, spec), state.arrays["kept"], [length for length in lengths if length], tokens)
 
 
 def _finished(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False) -> SimulationState:
@@ -94,7 +100,7 @@ def _finished(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False)
 
 
 def _ran(state: SimulationState, spec: RunSpec) -> FinishedRun:
-    return FinishedRun(counters_of(state), int(state["clock"]["time"]), events_of(state, spec))
+    return FinishedRun(counters_of(state, spec), int(state["clock"]["time"]), events_of(state, spec))
 
 
 def _start(state: SimulationState, chosen: PolicySet) -> None:

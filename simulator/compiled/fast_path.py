@@ -1,6 +1,6 @@
 """The fast path: most replays, one step at a time, without an event loop.
 
-With one link, one precision, every miss fetched, no listeners and no log (`initial.FROZEN`), only the link works while
+With one link, one precision, every miss fetched, no listeners and no log (`variants.FROZEN`), only the link works while
 compute does. A step is then: transfers that land before the gate, the gate, and the experts one after the other, with
 transfers that land meanwhile. All but this loop is the general kernel's code, compiled with these options as constants.
 """
@@ -72,7 +72,7 @@ class FastHooks(NamedTuple):
 
 
 def fast_path(s: Any, hooks: Any) -> None:
-    """Replay to the end. `initial.is_fast` must be true of the state; `hooks` are FastHooks."""
+    """Replay to the end. `variants.is_fast` must be true of the state; `hooks` are FastHooks."""
     replay_steps(s, hooks)
 
 

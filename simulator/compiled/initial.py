@@ -12,15 +12,28 @@ from moereplay.policies.grammar import Chosen
 from moereplay.policies.hooks import EVENTS
 from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
-from moereplay.simulator.compiled.inputs import Inputs, costs_of
-from moereplay.simulator.compiled.layout import ARRAYS, HEAD, MEMORIES, POSITIONS, RECORDS, ROWS, RULE, STATE
+from moereplay.simulator.compiled.inputs import Inputs, costs_of, pass_lengths
+from moereplay.simulator.compiled.layout import (
+    ARRAYS,
+    HEAD,
+    INPUT_ARRAYS,
+    MEMORIES,
+    PLAN_ARRAYS,
+    POSITIONS,
+    RECORDS,
+    ROWS,
+    RULE,
+    STATE,
+)
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
 from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL
+from moereplay.simulator.compiled.variants import OWN_CLOCK, STEPPED, is_fast, is_plain
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
 from moereplay.simulator.rates import NOT_YET
 from moereplay.simulator.threads import stop_flag
+from moereplay.traces.passes import slots_of
 from moereplay.traces.routers import is_shared
 from moereplay.traces.schema import Router
 
@@ -72,19 +85,21 @@ def initial_state(
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"batched": numbers["n_batched"] > 0}
     numbers |= {"knows_future": numbers["n_demand"] > 0 and not chosen.changes_routing}
-    numbers |= {"reads_ids": keep or numbers["precisions"] > 1 or _reads_ids(numbers, chosen.reads)}
+    arrives = bool(numbers["arrives"])
+    numbers |= {"reads_ids": keep or arrives or numbers["precisions"] > 1 or _reads_ids(numbers, chosen.reads)}
     numbers |= _victim_selection(numbers, chosen.eviction)
     costs = costs_of(inputs, spec)
     numbers |= {"n_lengths": len(costs["dense_ns"]), "n_sizes": len(costs["expert_ns"])}
     numbers |= {"n_costs": costs["expert_ns"].shape[1], "n_cpu_costs": costs["cpu_ns"].shape[1]}
     numbers |= {"n_matrices": len(costs["matrix_sum"]), "n_read_links": len(costs["read_first"])}
     numbers |= {"n_reads": len(costs["read_size"]), "n_lane_rates": len(costs["lane_rate"])}
-    numbers |= {"n_lanes": numbers["n_lane_rates"] // numbers["n_links"]}
+    numbers |= {"n_lanes": numbers["n_lane_rates"] // numbers["n_links"], "n_contexts": len(costs["kv_ns"])}
     arrays = {
         name: _zeros(numbers, dtype, axes) for name, (dtype, axes) in (ARRAYS | MEMORIES).items() if name not in costs
     }
     records = {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE), "stop": stop_flag()}
-    state = SimulationState(numbers, arrays | costs | dict(inputs) | records)
+    plan = _empty_plan(numbers) if arrives else {}
+    state = SimulationState(numbers, arrays | costs | dict(inputs) | plan | records)
     state["clock"]["compute_at"], state["clock"]["cpu_at"] = NEVER_DUE, NEVER_DUE
     state["counters"]["row"], state["cache"]["bypassed"] = NO_ROW, NONE
     state["arrival"]["y"] = NONE
@@ -92,6 +107,11 @@ def initial_state(
     _fill_oracle(state, oracle)
     _fill_constants(state, spec, chosen)
     return state
+
+
+def _empty_plan(numbers: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Return room for passes and their rows."""
+    return {name: _zeros(numbers, *INPUT_ARRAYS[name]) for name in PLAN_ARRAYS.values()}
 
 
 def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.ndarray:
@@ -160,13 +180,21 @@ def _prices(inputs: Inputs, spec: RunSpec) -> dict[str, int]:
         "has_start": times.has_start,
         "slows_compute": times.slows_compute,
         "reads_kv": times.reads_kv,
-        "has_drafting": times.has_drafting and len(inputs["pass_drafts"]) > 0,
+        "draft_ns": _draft_ns(inputs, spec),
         "has_pieces": times.has_pieces,
         "victim_ns": times.victim_ns,
         "by_matrix": times.by_matrix,
         "has_stages": times.has_stages,
         "matrices": len(times.matrices),
     }
+
+
+def _draft_ns(inputs: Inputs, spec: RunSpec) -> int:
+    """Return what a draft takes; 0 without drafts."""
+    if not len(inputs["pass_drafts"]) and not inputs["share_draft"].any():
+        return 0
+    spec.times.draft_ns(len(pass_lengths(inputs, spec)))  # not more than a time can be
+    return spec.times.draft_ns(1)
 
 
 def _reads_ids(numbers: Mapping[str, int], named: frozenset[str]) -> bool:
@@ -225,7 +253,7 @@ def _key_dependencies(eviction: Eviction) -> dict[str, int]:
 def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep: bool) -> dict[str, int]:
     layout, geometry = spec.layout, spec.layout.geometry
     tokens = len(inputs["token_ids"])
-    most = int(inputs["pass_tokens"].max(initial=1))
+    most = len(pass_lengths(inputs, spec)) - 1
     numbers = {
         "passes": len(inputs["pass_start"]),
         "width": inputs["token_ids"].shape[2],
@@ -253,16 +281,22 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_most": most,
         "n_held": most if len(inputs["token_choice"]) else 0,
         "n_accesses": 2 * geometry.experts,
+        "n_drafting": len(inputs["pass_drafts"]),
         "n_batched": len(inputs["row_token"]),
         "n_batch": most if len(inputs["row_token"]) else 0,
-        "n_kept": int(inputs["pass_tokens"].sum()) if keep else 0,
+        "n_kept": int(inputs["pass_tokens"].sum()) + len(inputs["share_token"]) if keep else 0,
         "n_rows": len(inputs["requests"]),
         "n_counters": WIDTH,
         "n_times": TIMES,
         "n_par": len(chosen.eviction.par()),
         "n_warm": len(spec.config.warm),
         "n_resident": len(spec.resident),
+        "n_firsts": len(inputs["first_share"]),
+        "n_shares": len(inputs["share_start"]),
+        "n_share_rows": len(inputs["share_token"]),
+        "arrives": len(inputs["share_start"]) > 0,
     }
+    numbers |= _of_arrivals(numbers, spec) if numbers["arrives"] else {"n_slots": 0, "n_arrivals": 0}
     numbers |= {
         name: numbers["n_links"] * numbers[each] for name, each in (("n_rings", "n_ring"), ("n_wires", "n_kinds"))
     }
@@ -270,14 +304,25 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
     numbers |= {"n_crossings": numbers["n_rings"] if spec.times.by_matrix else 0}
     numbers |= {"n_starts": numbers["n_wires"] if spec.times.has_start else 0}
     numbers |= {"n_to_load": numbers["n_copies"] if spec.times.loads_prefetches else 0}
-    numbers |= {"n_contexts": numbers["passes"] if spec.times.reads_kv else 0}
-    numbers |= {"n_drafting": len(inputs["pass_drafts"])}
-    numbers |= {"n_draft_costs": numbers["n_drafting"] if spec.times.has_drafting else 0}
     for i, kind in enumerate(KINDS):
         memory: Memory = getattr(chosen, kind).policy.memory
         rows = memory.rows + memory.rows_per_expert * geometry.experts
         numbers |= {f"rows_{i}": rows, f"regs_{i}": memory.regs, f"reals_{i}": memory.reals}
     return numbers
+
+
+def _of_arrivals(numbers: Mapping[str, int], spec: RunSpec) -> dict[str, int]:
+    """Return the lengths of arrays that a run with arrivals fills: each share could have a pass of its own."""
+    slots = slots_of(spec.config.passes)
+    assert slots is not None  # checked when the run was planned
+    return {
+        "passes": numbers["n_shares"] - 1,
+        "n_drafting": numbers["n_shares"] - 1,
+        "n_batched": numbers["n_share_rows"],
+        "n_batch": numbers["n_most"],
+        "n_slots": min(slots.many, numbers["n_rows"]),
+        "n_arrivals": numbers["n_rows"],
+    }
 
 
 def _power_of_two(least: int) -> int:
@@ -313,6 +358,8 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     arrays["keyed_scope"][:] = 0 if state["key_scope"] == TOUCH else NEVER_LEFT
     arrays["keyed_pass"][:] = NEVER_LEFT
     arrays["warm"][:], arrays["resident"][:] = spec.warm, spec.resident
+    if spec.arrivals:
+        arrays["arrival_ns"][:] = np.array(spec.arrivals, np.int64)[arrays["requests"]]
 
 
 def _fill_oracle(state: SimulationState, oracle: Oracle) -> None:
@@ -342,55 +389,3 @@ def _fill_constants(state: SimulationState, spec: RunSpec, chosen: PolicySet) ->
 def _write_rule(rule: np.ndarray, router: Router) -> None:
     rule["family"], rule["shared"] = FAMILIES.index(router.family), is_shared(router)
     rule["scale"], rule["band"] = router.scale, 2 * router.jitter
-
-
-# kernel variants: the numbers of the state that are constants in each (`simulator/jit/parts.py`)
-
-#: The engine computes when activities end.
-OWN_CLOCK = {"external": 0}
-#: Two tiers, no expert for good, no prefetch for the next pass, and no cost term beyond a table.
-TWO_TIERS = dict.fromkeys(
-    (
-        "n_tiers",
-        "has_loading",
-        "loads_prefetches",
-        "waits_for_all",
-        "has_start",
-        "slows_compute",
-        "reads_kv",
-        "has_drafting",
-        "has_pieces",
-        "victim_ns",
-        "by_matrix",
-        "has_stages",
-        "cpu_tier",
-        "sync_ns",
-        "next_pass",
-        "n_resident",
-    ),
-    0,
-)
-PLAIN = TWO_TIERS | OWN_CLOCK
-#: The caller reports when activities of compute and of one link end.
-STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}
-#: Two tiers and one link, passes of one request each, one precision, contract `atomic`, every miss fetched, no
-#: listeners, no log, no cost term beyond a table.
-FROZEN = {
-    **PLAIN,
-    "precisions": 1,
-    "n_links": 1,
-    "by_key": 1,
-    **dict.fromkeys(("sequential", "side_slots", "logs", "keeps", "n_warm", "batched"), 0),
-    **dict.fromkeys(("has_want", "has_resolve", "has_substitute", "has_admit", "asks_of_each"), 0),
-    **dict.fromkeys((f"listeners_{event}" for event in EVENTS), 0),
-}
-
-
-def is_plain(numbers: Mapping[str, Any]) -> bool:
-    """Return whether a run needs neither lower tiers nor costs beyond tables."""
-    return all(numbers[name] == value for name, value in PLAIN.items())
-
-
-def is_fast(numbers: Mapping[str, Any]) -> bool:
-    """Return whether the fast path can replay a run with these numbers."""
-    return all(numbers[name] == value for name, value in FROZEN.items())

@@ -21,7 +21,7 @@ from moereplay.traces.derived import derived
 from moereplay.traces.drafts import KNOWN
 from moereplay.traces.drafts import Rows as PassRows
 from moereplay.traces.growing import VALUES_AT_ONCE, Growing, Rows, append
-from moereplay.traces.passes import Passes, is_long, schedule
+from moereplay.traces.passes import Passes, is_long, schedule, slots_of
 from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.shared import read_only, shared
 from moereplay.traces.token_arrays import look
@@ -52,6 +52,7 @@ class Demanded(NamedTuple):
     next_pass: bool  #: a policy reads the pass of the next use
     depths: tuple[int, ...]  #: look-ahead distances
     control: tuple[str, int]  #: look-ahead control and its seed
+    arrive: bool  #: requests arrive over time: their shares of passes are input, not passes and demand
 
 
 def inputs_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Inputs:
@@ -61,19 +62,17 @@ def inputs_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: 
     """
     depths = _depths(config)
     control = (config.lookahead, config.seed if config.lookahead != "recorded" else 0) if depths else ("", 0)
-    wanted = Demanded(config.schedule, "logits" in needs, "next_pass" in reads, depths, control)
+    slots = slots_of(config.schedule) if config.arrive else None
+    passes = slots.alone if slots else config.schedule
+    wanted = Demanded(passes, "logits" in needs, "next_pass" in reads, depths, control, slots is not None)
     return shared(trace, wanted, lambda: _inputs_of(trace, wanted))
 
 
 def _inputs_of(trace: Trace, wanted: Demanded) -> Inputs:
-    passes = wanted.passes
     # arrays of long traces are memory-mapped; `_filled` makes the absent ones empty
-    demand = demand_of(trace, passes)
-    arrays = _plan_of(trace, passes, schedule(trace, passes)) | {"offsets": demand.offsets}
-    arrays |= {name: getattr(demand, field) for name, field in STREAM.items()}
+    plan = schedule(trace, wanted.passes)
+    arrays = _shares(plan) if wanted.arrive else _known_passes(trace, wanted, plan)
     arrays |= {"token_ids": token_arrays.rows(trace, "chosen")}
-    if wanted.next_pass:
-        arrays["stream_pass"] = next_passes(trace, passes)
     if "weights" in trace.arrays:
         arrays["token_weights"] = token_arrays.rows(trace, "weights")
     if wanted.scores:
@@ -81,6 +80,33 @@ def _inputs_of(trace: Trace, wanted: Demanded) -> Inputs:
     if wanted.depths:
         arrays["look_order"], arrays["look_score"] = look(trace, wanted.depths, *wanted.control)
     return _filled(trace.geometry, arrays)
+
+
+def _known_passes(trace: Trace, wanted: Demanded, plan: Passes) -> dict[str, np.ndarray]:
+    """Return passes that are known before the run, and their demand."""
+    demand = demand_of(trace, wanted.passes)
+    arrays = _plan_of(trace, wanted.passes, plan) | {"offsets": demand.offsets}
+    arrays |= {name: getattr(demand, field) for name, field in STREAM.items()}
+    return arrays | ({"stream_pass": next_passes(trace, wanted.passes)} if wanted.next_pass else {})
+
+
+def _shares(plan: Passes) -> dict[str, np.ndarray]:
+    """Return the passes of requests that are alone as their shares of passes."""
+    arrays = _plan(plan)
+    return {
+        "requests": arrays["requests"],
+        "first_share": np.searchsorted(arrays["pass_number"], np.arange(len(arrays["requests"]) + 1)),
+        "share_start": np.append(plan.start, plan.stop[-1:]),
+        **_rows_of_shares(plan),
+    }
+
+
+def _rows_of_shares(plan: Passes) -> dict[str, np.ndarray]:
+    if plan.rows is not None:
+        return {f"share_{name}": getattr(plan.rows, name) for name in ("token", "reads", "phase", "draft")}
+    tokens = plan.stop - plan.start
+    token, phase = np.arange(tokens.sum()), np.repeat(plan.phase, tokens)
+    return {"share_token": token, "share_reads": token, "share_phase": phase, "share_draft": np.zeros(len(token))}
 
 
 def _plan_of(trace: Trace, passes: str, plan: Passes) -> dict[str, np.ndarray]:
@@ -170,12 +196,15 @@ def _filled(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
 # inputs from any source
 
 
-def inputs_from(source: Source) -> Inputs:
-    """Read a source completely in advance; its gates must not depend on earlier results."""
+def inputs_from(source: Source, arrive: bool = False) -> Inputs:
+    """Read a source completely in advance; its gates must not depend on earlier results.
+
+    `arrive`: its passes are shares of requests that arrive over time.
+    """
     geometry, passes = source.geometry, list(source.passes())
     gates = [source.gate(step, layer) for step in passes for layer in range(geometry.layers)]
     plan = _plan_from(passes)
-    arrays = _plan(plan) | _demand_from(gates, source.pass_of)
+    arrays = _shares(plan) if arrive else _plan(plan) | _demand_from(gates, source.pass_of)
     arrays |= _tokens_from(gates, geometry, plan) | _looks_from(gates, geometry, plan)
     if "token_logits" in arrays:
         arrays["token_shares"] = routers.shares(geometry.router, arrays["token_logits"])
@@ -251,9 +280,8 @@ def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, n
     Dense parts include the time of the policies' decisions, if `decided`.
     """
     times, layout = spec.times, spec.layout
-    tokens = int(inputs["pass_tokens"].max(initial=1))
-    counted = np.bincount(inputs["pass_tokens"], minlength=1)  # sorting would take longer than all other work
-    lengths = np.flatnonzero(counted)
+    counted = pass_lengths(inputs, spec)
+    tokens, lengths = len(counted) - 1, np.flatnonzero(counted)
     layers = range(layout.geometry.layers)
     copies = [(layer, p) for layer in layers for p in range(layout.precisions)]
     sizes = [(layout.tiers[p][layer], times.weight_format(p)) for layer, p in copies]
@@ -276,8 +304,7 @@ def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, n
             "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
             "start_ns": np.array(times.start_ns if times.has_start else [], np.int64).ravel(),
         }
-        | _kv(inputs, times)
-        | {"draft_ns": _drafting(inputs, times)}
+        | _kv(inputs, spec)
         | _batches(times)
     )
 
@@ -293,23 +320,33 @@ def _dense(spec: RunSpec, lengths: np.ndarray, layers: int, contended: bool, dec
     return np.array(dense, np.int64).reshape(-1, layers)
 
 
-def _kv(inputs: Inputs, times: Times) -> dict[str, np.ndarray]:
-    """Return a layer's part of KV-cache reads for every pass."""
+def pass_lengths(inputs: Inputs, spec: RunSpec) -> np.ndarray:
+    """Return for 0, 1, ... rows, up to the most, whether a pass has (or may have) so many."""
+    if not spec.arrivals:
+        lengths = inputs["pass_tokens"]
+        return np.bincount(lengths, minlength=2) > 0  # sorting would take longer than all other work
+    shares = np.maximum.reduceat(np.diff(inputs["share_start"]), inputs["first_share"][:-1])
+    return np.arange(_together(shares, spec) + 1) > 0
+
+
+def _together(of_requests: np.ndarray, spec: RunSpec) -> int:
+    """Return the most that requests which run together may have in sum."""
+    slots = slots_of(spec.config.passes)
+    assert slots is not None  # checked when the run was planned
+    return int(np.sort(of_requests)[-min(slots.many, len(of_requests)) :].sum())
+
+
+def _kv(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
+    """Return a layer's part of KV-cache reads for every pass, or where requests arrive for every context."""
+    times = spec.times
     if not times.reads_kv:
         return dict.fromkeys(("kv_ns", "slow_kv_ns"), np.zeros(0, np.int64))
-    contexts, row = np.unique(_contexts(inputs), return_inverse=True)
+    contexts, row = np.unique(_contexts(inputs, spec), return_inverse=True)
     read = {
         name: [times.kv_ns(int(each), slow) for each in contexts]
         for name, slow in (("kv_ns", False), ("slow_kv_ns", True))
     }
     return {name: np.array(each, np.int64)[row] for name, each in read.items()}
-
-
-def _drafting(inputs: Inputs, times: Times) -> np.ndarray:
-    """Return the time of every pass's drafts; empty if they take none."""
-    drafts = inputs["pass_drafts"] if times.has_drafting else np.zeros(0, np.int64)
-    times.draft_ns(int(drafts.max(initial=0)))  # not more than a time can be
-    return drafts * times.draft_ns(1)
 
 
 def _batches(times: Times) -> dict[str, np.ndarray]:
@@ -318,8 +355,15 @@ def _batches(times: Times) -> dict[str, np.ndarray]:
     return {name: np.array(tables[name], np.int64).ravel() for name in BATCH_TABLES}
 
 
-def _contexts(inputs: Inputs) -> np.ndarray:
-    """Return the context length of every pass: the sum over its requests, each up to its last row."""
+def _contexts(inputs: Inputs, spec: RunSpec) -> np.ndarray:
+    """Return the context length of every pass: the sum over its requests, each up to its last row.
+
+    Where requests arrive: every length, from 0 to the most.
+    """
+    if spec.arrivals:
+        rows = inputs["share_start"][inputs["first_share"]]
+        last = inputs["share_token"][rows[1:] - 1] - inputs["share_token"][rows[:-1]] + 1
+        return np.arange(_together(last, spec) + 1)
     tokens, number = inputs["pass_tokens"], inputs["row_number"]
     if not len(number):
         return inputs["pass_position"] + tokens

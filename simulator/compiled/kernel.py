@@ -27,7 +27,7 @@ def kernel(s: Any, hooks: Any) -> None:
 
 
 def priced_kernel(s: Any, hooks: Any) -> None:
-    """Replay to the end, with lower tiers or costs beyond tables: where `initial.is_plain` is false."""
+    """Replay to the end, with lower tiers or costs beyond tables: where `variants.is_plain` is false."""
     replay(s, hooks)
 
 
@@ -85,7 +85,7 @@ BEGUN, COMPUTED, LANDED, RESUMED, ABANDONED, CLOSED = range(6)
 
 
 def stepped_kernel(s: Any, hooks: Any) -> None:
-    """Process one reported end, and continue until something else must end. The state must be of `initial.STEPPED`."""
+    """Process one reported end, and continue until something else must end. The state must be of `variants.STEPPED`."""
     process_end(s, hooks)
 
 

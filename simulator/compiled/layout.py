@@ -29,8 +29,8 @@ SETTING = (
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand reads_need renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
-    "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv has_drafting has_pieces victim_ns "
-    "by_matrix has_stages matrices cpu_tier sync_ns next_pass reads_unfetched external "
+    "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv draft_ns has_pieces victim_ns "
+    "by_matrix has_stages matrices cpu_tier sync_ns next_pass reads_unfetched arrives external "
     + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: Variables of a run, in records; one file writes each (OWNS, tests/simulator/test_compiled_state.py). A ring is a pair
@@ -60,6 +60,8 @@ RECORDS = {
     "counters": record("row page"),
     "log": record("lines"),
     "reset": record("tokens passes"),
+    # next request, rows of all passes; of the pass: its context, and whether it shares no request with the one before
+    "arrivals": record("coming rows context apart drafts"),
     "stepped": record("ended y elapsed"),
     "errors": record("error culprit"),
 }
@@ -79,9 +81,9 @@ LENGTHS = (
     "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ranks "
     "n_ring n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates n_lanes "
     "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
-    "n_held n_pieces n_to_load n_contexts n_drafting n_draft_costs "
-    "n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
-    "n_batched n_batch rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
+    "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
+    "n_drafting n_batched n_batch n_slots n_shares n_share_rows n_arrivals n_firsts "
+    "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
 #: Columns of a copy that are internal to the engine.
@@ -195,9 +197,8 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "dense_ns": (np.int64, ("n_lengths", "layers")),
     "slow_dense_ns": (np.int64, ("n_lengths", "layers")),  # while a link works
     "dense_row": (np.int64, ("n_costs",)),  # row by tokens of the pass
-    "kv_ns": (np.int64, ("n_contexts",)),  # per pass, for one layer
+    "kv_ns": (np.int64, ("n_contexts",)),  # per pass, or per length of context (costs.py), for one layer
     "slow_kv_ns": (np.int64, ("n_contexts",)),
-    "draft_ns": (np.int64, ("n_draft_costs",)),  # per pass, before layer 0
     "load_ns": (np.int64, ("n_kinds",)),
     "cost_row": (np.int64, ("n_kinds",)),
     "expert_ns": (np.int64, ("n_sizes", "n_costs")),
@@ -247,6 +248,10 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "accesses": (ACCESS, ("n_accesses",)),
     "others": (ACCESS, ("n_accesses",)),
     "kept": (np.int16, ("n_kept", "layers", "width")),  # experts that every token ran, if kept
+    "slot_number": (np.int64, ("n_slots",)),  # of requests that arrive: who has a slot, its next share and their end
+    "slot_next": (np.int64, ("n_slots",)),
+    "slot_end": (np.int64, ("n_slots",)),
+    "arrival_ns": (np.int64, ("n_arrivals",)),  # by number of the request
     "warm": (np.int64, ("n_warm",)),
     "resident": (np.int64, ("n_resident",)),
 }
@@ -269,6 +274,14 @@ INPUT_ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "row_phase": (np.int8, ("n_batched",)),
     "row_opens": (np.int8, ("n_batched",)),  # 1 for the first row of a request and phase in a pass
     "requests": (np.int64, ("n_rows",)),  # by number
+    # where requests arrive: their shares of passes, in sequence. The arrays of passes and rows are then written by the
+    # run, and those of the demand stream are empty
+    "first_share": (np.int64, ("n_firsts",)),  # by number of the request; the last is the end
+    "share_start": (np.int64, ("n_shares",)),  # first row; the last is the end
+    "share_token": (np.int64, ("n_share_rows",)),
+    "share_reads": (np.int64, ("n_share_rows",)),
+    "share_draft": (np.int8, ("n_share_rows",)),
+    "share_phase": (np.int8, ("n_share_rows",)),
     "offsets": (np.int64, ("n_steps",)),  # of a step in the demand stream; the last is its end
     "stream_expert": (np.int16, ("n_demand",)),
     "stream_rank": (np.int16, ("n_demand",)),
@@ -285,6 +298,23 @@ INPUT_ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "token_shares": (np.float32, ("n_scored", "layers", "experts")),
     "look_order": (np.int16, ("n_look", "n_tokens", "layers", "experts")),
     "look_score": (np.int32, ("n_look", "n_tokens", "layers", "experts")),
+}
+#: Input arrays that a run with arrivals writes itself, by the names of their writers.
+PLAN_ARRAYS = {
+    "plan_start": "pass_start",
+    "plan_tokens": "pass_tokens",
+    "plan_phase": "pass_phase",
+    "plan_request": "pass_request",
+    "plan_number": "pass_number",
+    "plan_position": "pass_position",
+    "plan_apart": "pass_apart",
+    "plan_drafts": "pass_drafts",
+    "plan_token": "row_token",
+    "plan_reads": "row_reads",
+    "plan_draft": "row_draft",
+    "plan_row_number": "row_number",
+    "plan_row_phase": "row_phase",
+    "plan_opens": "row_opens",
 }
 #: Memory of the four kinds of policy, in the order of simulator.config.KINDS.
 MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -338,6 +368,7 @@ OWNS = {
     "fast_path": "present",
     "adapters": "eval_keys wants suggested",
     "state": "errors",
+    "arrivals": "slot_number slot_next slot_end " + " ".join(PLAN_ARRAYS),
 }
 
 #: The start of a state: its numbers and the addresses of its arrays, all int64, with their positions.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moereplay.policies.contract import PolicyError
-from moereplay.results.counters import COUNTERS, PHASES, reported
+from moereplay.results.counters import COUNTERS, PHASES, queued, reported
 from moereplay.results.result import Event, Row
 from moereplay.simulator.compiled.counters import (
     BUCKETS,
@@ -71,17 +71,23 @@ class FinishedCounters:
         return self._requests
 
 
-def counters_of(state: SimulationState) -> FinishedCounters:
+def counters_of(state: SimulationState, spec: RunSpec) -> FinishedCounters:
     """Return the counters of a finished run."""
     layers = int(state["layers"])
     cells = state.arrays["cells"].reshape(layers, len(PHASES), WIDTH)
-    return FinishedCounters(cells, state.arrays["lifetimes"].reshape(layers, len(PHASES), BUCKETS), _requests(state))
+    lifetimes = state.arrays["lifetimes"].reshape(layers, len(PHASES), BUCKETS)
+    return FinishedCounters(cells, lifetimes, _requests(state, spec))
 
 
-def _requests(state: SimulationState) -> list[Row]:
+def _requests(state: SimulationState, spec: RunSpec) -> list[Row]:
     columns = (state.arrays[name].tolist() for name in ("requests", "row_times", "rows"))
     return [
-        {"request": request, **_times(times), **reported(counts, "request")}
+        {
+            "request": request,
+            **_times(times),
+            **queued(spec.arrivals, request, times[START]),
+            **reported(counts, "request"),
+        }
         for request, times, counts in zip(*columns, strict=True)
     ]
 

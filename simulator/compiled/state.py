@@ -9,7 +9,7 @@ import numpy as np
 
 from moereplay.policies.contract import NOW, Own
 from moereplay.policies.hooks import HOOKS, KINDS
-from moereplay.simulator.compiled.layout import ARRAYS, INPUT_ARRAYS, MEMORIES, RULE, STOP
+from moereplay.simulator.compiled.layout import ARRAYS, INPUT_ARRAYS, MEMORIES, PLAN_ARRAYS, RULE, STOP
 from moereplay.simulator.jit.marks import array_reader, called, fast, merged, record_reader
 
 #: Larger than every key.
@@ -20,6 +20,8 @@ rule = record_reader("rule", RULE)
 stop_flag = record_reader("stop", STOP)
 _reader = {name: array_reader(name, dtype, *axes) for name, (dtype, axes) in ARRAYS.items()}
 _reader |= {name: array_reader(name, dtype, *axes, readonly=True) for name, (dtype, axes) in INPUT_ARRAYS.items()}
+#: Where requests arrive: writers of the passes.
+_reader |= {name: array_reader(of, INPUT_ARRAYS[of][0], *INPUT_ARRAYS[of][1]) for name, of in PLAN_ARRAYS.items()}
 #: Readers of whole arrays, for policies.
 _whole = {name: array_reader(name, dtype, *axes, whole=True) for name, (dtype, axes) in (ARRAYS | MEMORIES).items()}
 _whole |= {
@@ -99,7 +101,6 @@ slow_dense_ns = _reader["slow_dense_ns"]
 dense_row = _reader["dense_row"]
 kv_ns = _reader["kv_ns"]
 slow_kv_ns = _reader["slow_kv_ns"]
-draft_ns = _reader["draft_ns"]
 load_ns = _reader["load_ns"]
 cost_row = _reader["cost_row"]
 expert_ns = _reader["expert_ns"]
@@ -151,12 +152,38 @@ pass_request = _reader["pass_request"]
 pass_number = _reader["pass_number"]
 pass_position = _reader["pass_position"]
 pass_apart = _reader["pass_apart"]
+pass_drafts = _reader["pass_drafts"]
 row_token = _reader["row_token"]
 row_reads = _reader["row_reads"]
 row_draft = _reader["row_draft"]
 row_number = _reader["row_number"]
 row_phase = _reader["row_phase"]
 row_opens = _reader["row_opens"]
+requests = _reader["requests"]
+first_share = _reader["first_share"]
+share_start = _reader["share_start"]
+share_token = _reader["share_token"]
+share_reads = _reader["share_reads"]
+share_draft = _reader["share_draft"]
+share_phase = _reader["share_phase"]
+slot_number = _reader["slot_number"]
+slot_next = _reader["slot_next"]
+slot_end = _reader["slot_end"]
+arrival_ns = _reader["arrival_ns"]
+plan_start = _reader["plan_start"]
+plan_tokens = _reader["plan_tokens"]
+plan_phase = _reader["plan_phase"]
+plan_request = _reader["plan_request"]
+plan_number = _reader["plan_number"]
+plan_position = _reader["plan_position"]
+plan_apart = _reader["plan_apart"]
+plan_token = _reader["plan_token"]
+plan_drafts = _reader["plan_drafts"]
+plan_reads = _reader["plan_reads"]
+plan_draft = _reader["plan_draft"]
+plan_row_number = _reader["plan_row_number"]
+plan_row_phase = _reader["plan_row_phase"]
+plan_opens = _reader["plan_opens"]
 offsets = _reader["offsets"]
 stream_expert = _reader["stream_expert"]
 stream_rank = _reader["stream_rank"]

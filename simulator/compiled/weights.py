@@ -83,6 +83,16 @@ def keep_weights(s, t):
 
 
 @called
+def take_weights(s):
+    """Set the weights of all tokens to the router's own; 0 where the trace has none."""
+    layer = now(s)["layer"]
+    for t in range(s["compute"]["tokens"]):
+        at = token_at(s, t)
+        for j in range(s["width"]):
+            units(s)[t, j] = to_units(token_weights(s)[at, layer, j]) if s["weighted"] == 1 else 0
+
+
+@called
 def any_reweighed(s):
     """Mark tokens that need new weights; return whether there are any."""
     some = False

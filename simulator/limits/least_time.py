@@ -137,8 +137,8 @@ def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
     dense = costs["dense_ns"][costs["dense_row"][inputs["pass_tokens"]]]
     if len(costs["kv_ns"]):
         dense = dense + costs["kv_ns"][:, None]
-    if len(costs["draft_ns"]):
-        dense[:, 0] += costs["draft_ns"]
+    if len(inputs["pass_drafts"]):
+        dense[:, 0] += spec.times.draft_ns(1) * inputs["pass_drafts"]
     many = np.diff(demand.offsets)
     layer = np.repeat(np.arange(len(many)) % layers, many)
     each = costs["expert_ns"][costs["cost_row"][layer], demand.tokens]

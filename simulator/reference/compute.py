@@ -70,6 +70,11 @@ class Compute:
         yield from self._head(step_pass)
         self._counters.end_pass(began, self._now, step_pass)
 
+    def idle(self, until: int) -> Process:
+        """Wait for the next request, in an event of compute; what happens meanwhile is charged to the pass before."""
+        self._links.wake()
+        yield self._machine.pause(until - self._now)
+
     def _begin_step(self, step_pass: Pass, layer: int, clock: int, position: int) -> None:
         """Set the execution point. Raises ConfigError if simulated time would overflow."""
         if self._now > LATEST_NS:

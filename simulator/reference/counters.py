@@ -5,12 +5,12 @@ Counters are kept per (layer, phase) and per request. Parity, timelines and firs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import simpy
 
-from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS, PHASES, reported
+from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS, PHASES, queued, reported
 from moereplay.results.result import Event, Row
 from moereplay.simulator.reference.machine import Activity, Span
 from moereplay.simulator.reference.state import Tables
@@ -21,7 +21,9 @@ from moereplay.traces.drafts import KNOWN
 class Counters:
     """Statistics of a run. Work that a pass does once is charged to its first row; see `charge_to`."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, arrivals: Sequence[int] = ()) -> None:
+        """`arrivals` are by request, ns; empty if all are there at the start."""
+        self._arrivals = arrivals
         self._cells = [[_zeros() for _ in PHASES] for _ in range(layers)]
         self._lifetimes = [[[0] * LIFETIME_BUCKETS for _ in PHASES] for _ in range(layers)]
         self._requests: dict[int, Row] = {}
@@ -41,6 +43,7 @@ class Counters:
                     "decode_tokens": 0,
                     "end_ns": now,
                     "tokens": 0,
+                    **queued(self._arrivals, request, now),
                     **_zeros(),
                 }
             self.charge_to(request, phase)

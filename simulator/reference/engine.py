@@ -8,6 +8,7 @@ from typing import Any
 import simpy
 
 from moereplay.policies.contract import RESIDENT, PolicyError
+from moereplay.simulator.arrivals import Arriving
 from moereplay.simulator.config import FUTURE, KINDS, parse_reset
 from moereplay.simulator.interface import EndState, FinishedRun, RunSpec, oracle_of
 from moereplay.simulator.reference.cache import Cache
@@ -18,7 +19,8 @@ from moereplay.simulator.reference.hooks import BoundHooks
 from moereplay.simulator.reference.links import Links
 from moereplay.simulator.reference.machine import Machine, Wakeup, simulated
 from moereplay.simulator.reference.state import NullPlacement, Placement, Tables, Transfer
-from moereplay.simulator.source import Gates, InOrder, Pass, Scheduler, Source
+from moereplay.simulator.source import Gates, Idle, InOrder, Pass, Scheduler, Source
+from moereplay.traces.passes import slots_of
 
 
 def run(
@@ -28,7 +30,16 @@ def run(
 
     `placement` follows where copies lie. Raises PolicyError, and the error of a failed activity.
     """
-    return run_scheduled(source, spec, InOrder(source), machine, placement)
+    return run_scheduled(source, spec, scheduler_of(source, spec), machine, placement)
+
+
+def scheduler_of(source: Source, spec: RunSpec) -> Scheduler:
+    """Return the source's own schedule, or with arrivals its passes as the shares of its requests."""
+    if not spec.arrivals:
+        return InOrder(source)
+    slots = slots_of(spec.config.passes)
+    assert slots is not None  # checked when the run was planned
+    return Arriving(source.passes(), spec.arrivals, slots)
 
 
 def run_scheduled(
@@ -55,7 +66,7 @@ def _check_future(gates: Gates, spec: RunSpec) -> None:
 
 def run_with_state(source: Source, spec: RunSpec) -> EndState:
     """Replay the source and return the state at the end as well."""
-    engine = _finished(Engine(source, spec), InOrder(source))
+    engine = _finished(Engine(source, spec), scheduler_of(source, spec))
     return EndState(engine.close(), *engine.state())
 
 
@@ -77,7 +88,7 @@ class Engine:
         self.env = machine.env
         self.finished = Wakeup(self.env)
         self._config, self._warm = config, spec.warm
-        self._counters = Counters(spec.layout.geometry.layers)
+        self._counters = Counters(spec.layout.geometry.layers, spec.arrivals)
         self._tables = Tables(spec.layout, spec.pool_of, oracle_of(source, config, chosen.eviction), config.seed)
         self._log = EventLog(self.env, self._tables, spec.log)
         self._hooks = BoundHooks(chosen, self._tables, spec.pools)
@@ -109,7 +120,10 @@ class Engine:
         """Run passes until the scheduler returns no rows."""
         self.warm_up()
         while rows := scheduler.next_rows(int(self.env.now)):
-            yield from self.forward(Pass(self._passes, rows))
+            if isinstance(rows, Idle):
+                yield from self._compute.idle(rows.until)
+            else:
+                yield from self.forward(Pass(self._passes, rows))
         self._links.close()
         self.finished.ring()
 

@@ -179,6 +179,11 @@ class Machine:
     #: Starts the head over so many tokens, where it is computed after the last layer: an activity of phase COMPUTE.
     head: Callable[[int], Activity] | None = None
 
+    def pause(self, ns: int) -> Activity:
+        """Return time in which compute does nothing, on the simulated clock."""
+        now = int(self.env.now)
+        return Planned(self.env, COMPUTE, Span(now, now + ns, 0))
+
 
 def simulated(times: Times, precisions: int) -> Machine:
     """Return the simulated machine of a platform."""

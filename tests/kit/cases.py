@@ -30,7 +30,7 @@ from moereplay.traces import routers
 from moereplay.traces.demand import Union, union_of
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry, Router
-from moereplay.traces.units import NEVER
+from moereplay.traces.units import DECODE, NEVER
 from tests.kit.schedules import Guess, laid
 
 ENGINES = ("reference", "compiled")
@@ -131,9 +131,13 @@ class ListSource:
         requests: Sequence[Prompted],
         passes: str | Sequence[Sequence[Row]] = "recorded",
         guess: Guess | None = None,
+        arrive: bool = False,
     ) -> None:
-        """`passes` is a name, or the rows of every pass; a row's token counts through all requests."""
-        self.geometry, self.requests = geometry, requests
+        """`passes` is a name, or the rows of every pass; a row's token counts through all requests.
+
+        `arrive`: the passes are shares of requests, which fall in passes by time, so that the future is unknown.
+        """
+        self.geometry, self.requests, self.arrive = geometry, requests, arrive
         lengths = [(request.prompt, len(request.tokens)) for request in requests]
         self._plan = laid(lengths, passes, guess) if isinstance(passes, str) else passes
         self._tokens = [token for request in requests for token in request.tokens]
@@ -156,12 +160,15 @@ class ListSource:
         look = [[list(cell.look[d]) for cell in cells] for d in range(len(cells[0].look))]
         return Gate(
             ids=[list(cell.ids) for cell in cells],
-            demand=self._unions[step.index * self.geometry.layers + layer],
+            demand=self._demand(step, layer),
             mass=_mass(cells),
             look_order=[[_descending(scores) for scores in rows] for rows in look],
             look_score=look,
             **self._scores(cells),
         )
+
+    def _demand(self, step: Pass, layer: int) -> Union:
+        return self._union(step.rows, layer) if self.arrive else self._unions[step.index * self.geometry.layers + layer]
 
     def _scores(self, cells: Sequence[Cell]) -> dict[str, list]:
         if not cells[0].logits:
@@ -179,7 +186,7 @@ class ListSource:
         self.executed.append([list(row) for row in mixture.run])
 
     def first_uses(self) -> Sequence[int]:
-        return self._first
+        return () if self.arrive else self._first
 
     def pass_of(self, position: int) -> int:
         ends = accumulate(len(union.expert) for union in self._unions)
@@ -223,14 +230,16 @@ def replay_lists(
     where: Platform,
     log: bool = True,
     engine: str | None = None,
+    arrivals_ns: Sequence[int] = (),
     **settings: object,
 ) -> Outcome:
     """Replay under pools given in bytes: one number is a global pool, several are one per layer, or per link if
     `settings` say so.
 
-    `engine` is one of ENGINES. Without it both replay, and must agree on every number, event and executed expert.
+    `engine` is one of ENGINES. Without it both replay, and must agree on every number, event and executed expert. With
+    `arrivals_ns` the passes of `source` are shares of its requests, one request after the other.
     """
-    spec = spec_of(source.geometry, pools, where, log, **settings)
+    spec = replace(spec_of(source.geometry, pools, where, log, **settings), arrivals=tuple(arrivals_ns))
     if engine:
         return _by(engine, source, spec)
     found, executed = _by("reference", source, spec), list(source.executed)
@@ -273,14 +282,14 @@ def compiled_run(source: ListSource, spec: RunSpec) -> FinishedRun:
     """
     from moereplay.simulator.compiled.engine import run_source
 
-    ran, kept = run_source(source, spec)
+    ran, kept, lengths, tokens = run_source(source, spec)
     short = run_source(source, replace(spec, log=False), keep=False).ran
     assert short.end_ns == ran.end_ns
     assert short.counters.totals(short.end_ns) == ran.counters.totals(ran.end_ns)
     assert short.counters.per_layer() == ran.counters.per_layer()
     assert short.counters.per_request() == ran.counters.per_request()
-    first = 0
-    for step in source.passes():
+    first, steps = 0, source.passes() if not spec.arrivals else as_passes(lengths, tokens)
+    for step in steps:
         for layer in range(source.geometry.layers):
             gate = source.gate(step, layer)
             rows = kept[first : first + step.tokens, layer].tolist()
@@ -288,6 +297,13 @@ def compiled_run(source: ListSource, spec: RunSpec) -> FinishedRun:
             source.used(step, layer, Mixture(gate, ids, ids, {}))
         first += step.tokens
     return ran
+
+
+def as_passes(lengths: Sequence[int], tokens: Sequence[int]) -> Iterator[Pass]:
+    """Yield the passes that a run decided on, by their tokens alone."""
+    ends = accumulate(lengths)
+    for index, (length, end) in enumerate(zip(lengths, ends, strict=True)):
+        yield Pass(index, [Row(0, token, DECODE) for token in tokens[end - length : end]])
 
 
 def _mass(cells: Sequence[Cell]) -> list[list[int]]:

@@ -12,6 +12,7 @@ from moereplay.simulator.config import FUTURE, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.overheads import Drafting
 from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform
+from moereplay.traces.passes import Slots, slots_of
 from moereplay.traces.schema import TraceError
 from tests.kit.cases import ListSource, Outcome, replay_lists, sizes
 from tests.kit.conformance_format import AMOUNT, COUNT, LONGEST, Shape, Strict
@@ -110,8 +111,9 @@ def result(case: MachineCase, engine: str) -> dict[str, Any]:
         source = ListSource(
             sizes(case.layers, case.experts, case.k, case.expert_bytes),
             [request.prompted() for request in case.requests],
-            case.passes,
+            case.passes if case.arrivals_ns is None else _slots(case.passes).alone,
             case.draft and Guess(case.draft.n, case.draft.accept, case.draft.rejected, case.seed),
+            arrive=case.arrivals_ns is not None,
         )
         found = _outcome(case, source, engine)
     except (ConfigError, PolicyError, TraceError, ValueError) as error:
@@ -124,16 +126,33 @@ def _outcome(case: MachineCase, source: ListSource, engine: str) -> Outcome:
     settings = {name: getattr(case, name) for name in SETTINGS if name != "scope"}
     chosen = configure(**settings).policy_set()
     chosen.check(CAPABILITIES, 1)
+    if case.arrivals_ns is not None:
+        chosen.check_no_future()
     where = _platform(case)
     _check_cpu(where, chosen.miss.policy.uses_cpu(chosen.miss.params), case.miss)
     resident = tuple((layer, expert) for layer, expert in case.resident)
-    return replay_lists(source, case.capacity_bytes, where, engine=engine, resident=resident, **settings)
+    return replay_lists(
+        source,
+        case.capacity_bytes,
+        where,
+        engine=engine,
+        arrivals_ns=case.arrivals_ns or (),
+        resident=resident,
+        **settings,
+    )
+
+
+def _slots(passes: str) -> Slots:
+    """Raises ConfigError for a schedule without slots."""
+    if (slots := slots_of(passes)) is None:
+        raise ConfigError("arrivals require passes batch:N")
+    return slots
 
 
 def _check(case: MachineCase) -> None:
     """Raises ConfigError for what no replay has yet, and for pools that hold no expert."""
-    if case.arrivals_ns is not None:
-        raise ConfigError("arrivals: not supported yet")
+    if case.arrivals_ns is not None and len(case.arrivals_ns) != len(case.requests):
+        raise ConfigError(f"{len(case.arrivals_ns)} arrivals of {len(case.requests)} requests")
     largest = max(case.expert_bytes)
     holds = {"the pool": case.capacity_bytes} | {f"tier {tier.name}": tier.capacity_bytes for tier in case.tiers}
     for where, capacity in holds.items():
@@ -176,5 +195,5 @@ def _figures(found: Outcome) -> dict[str, Any]:
 
 
 def _request(row: dict[str, Any]) -> dict[str, Any]:
-    times = {name: row[name] for name in ("ttft_ns", "decode_ns", "decode_passes", "decode_tokens")}
-    return times | {"arrival_ns": 0, "queued_ns": row["start_ns"]}
+    names = ("ttft_ns", "decode_ns", "decode_passes", "decode_tokens", "arrival_ns", "queued_ns")
+    return {name: row[name] for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from moereplay import policies
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.simulator.capacity import at_homes
+from moereplay.simulator.config import FUTURE
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.residents import room
 from moereplay.simulator.times import homes_of
+from moereplay.traces.passes import Slots
 from moereplay.traces.schema import Router
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists
 from tests.kit.scenarios import (
@@ -233,15 +236,21 @@ def _resident(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...
 def drafted(draw: st.DrawFn, **fixed: Any) -> Scenario:
     """Any scenario on a machine with lower tiers, or with all prices, whose decode passes verify drafts."""
     scenario = draw(st.one_of(hybrid(**fixed), priced(**fixed)))
-    guess = Guess(
+    guess = draw(guesses(scenario))
+    passes = draw(st.sampled_from(("recorded", "token", "decode:1", "batch:2", "batch:3")))
+    return scenario._replace(source=ListSource(scenario.source.geometry, scenario.source.requests, passes, guess))
+
+
+@st.composite
+def guesses(draw: st.DrawFn, scenario: Scenario) -> Guess:
+    """Some drafts, which take some nanoseconds on the scenario's machine."""
+    scenario.times["prices"] = dict(scenario.times.get("prices", {})) | {"draft": {"ns_per_token": draw(FEW)}}
+    return Guess(
         many=draw(st.integers(1, 4)),
         accept=draw(st.lists(st.sampled_from((0.0, 0.3, 0.7, 1.0)), min_size=1, max_size=3)),
         rejected=draw(st.sampled_from(("other", "own"))),
         seed=scenario.settings["seed"],
     )
-    passes = draw(st.sampled_from(("recorded", "token", "decode:1", "batch:2", "batch:3")))
-    scenario.times["prices"] = dict(scenario.times.get("prices", {})) | {"draft": {"ns_per_token": draw(FEW)}}
-    return scenario._replace(source=ListSource(scenario.source.geometry, scenario.source.requests, passes, guess))
 
 
 @st.composite
@@ -253,6 +262,21 @@ def batched(draw: st.DrawFn, **fixed: Any) -> Scenario:
     rows = mixed(random.Random(draw(st.integers(0, 2**32))), lengths)
     passes = draw(st.sampled_from(("batch:2", "batch:3", rows, rows)))
     return scenario._replace(source=ListSource(scenario.source.geometry, requests, passes))
+
+
+@st.composite
+def arriving(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Return a scenario of any machine whose requests arrive within a few nanoseconds of each other, or long after."""
+    scenario = draw(st.one_of(anything(**fixed), hybrid(**fixed), priced(**fixed)))
+    for kind, otherwise in (("eviction", "lru"), ("prefetch", "top_k"), ("routing", "standard")):
+        if FUTURE in parse(kind, scenario.settings[kind]).needs:
+            scenario.settings[kind] = otherwise
+    source, slots = scenario.source, Slots(draw(st.integers(1, 3)), draw(st.sampled_from((0, 1, 2))))
+    gaps = [draw(st.sampled_from((0, 1, 2, 5, 20, 60))) for _ in source.requests]
+    chunk = f":chunk={slots.chunk}" if slots.chunk else ""
+    scenario.settings.update(passes=f"batch:{slots.many}{chunk}", arrivals_ns=tuple(accumulate(gaps)))
+    guess = draw(st.one_of(st.none(), guesses(scenario)))
+    return scenario._replace(source=ListSource(source.geometry, source.requests, slots.alone, guess, arrive=True))
 
 
 @st.composite

@@ -26,16 +26,17 @@ def laid(lengths: Lengths, passes: str, guess: Guess | None = None) -> list[list
     """The rows of every pass of a schedule by its name."""
     name, _, number = passes.partition(":")
     if name == "batch":
-        return in_slots(lengths, int(number), guess)
+        slots, _, chunk = number.partition(":chunk=")
+        return in_slots(lengths, int(slots), int(chunk or 0), guess)
     if name == "decode":
         return laid([(min(prompt, int(number)), tokens) for prompt, tokens in lengths], "recorded", guess)
     size = {"recorded": 0, "token": 1}.get(name, int(number or 0))
     return [rows for request in range(len(lengths)) for rows in given(lengths, request, size, guess)]
 
 
-def in_slots(lengths: Lengths, slots: int, guess: Guess | None = None) -> list[list[Row]]:
+def in_slots(lengths: Lengths, slots: int, chunk: int = 0, guess: Guess | None = None) -> list[list[Row]]:
     """Requests in slots: pass by pass, each slot gives the next rows of its request, or else of the next request."""
-    waiting = [rows for request in range(len(lengths)) if (rows := given(lengths, request, 0, guess))]
+    waiting = [rows for request in range(len(lengths)) if (rows := given(lengths, request, chunk, guess))]
     held: list[list[list[Row]]] = [[] for _ in range(slots)]
     passes = []
     while waiting or any(held):

@@ -12,7 +12,7 @@ import pytest
 
 from moereplay.policies.contract import NOW
 from moereplay.simulator.compiled import state
-from moereplay.simulator.compiled.layout import ARRAYS, OWNED, OWNS, RECORDS, ROWS
+from moereplay.simulator.compiled.layout import ARRAYS, OWNED, OWNS, PLAN_ARRAYS, RECORDS, ROWS
 from moereplay.simulator.compiled.outcome import check
 from moereplay.simulator.config import configure
 from tests.kit.every import every
@@ -104,6 +104,7 @@ def test_what_has_an_owner_exists() -> None:
     }
     known = {
         *ARRAYS,
+        *PLAN_ARRAYS,
         *ROWS,
         *RECORDS,
         "now",

@@ -29,6 +29,7 @@ from tests.kit.parity import (
     PLAIN_PREFETCH,
     PLAIN_ROUTING,
     anything,
+    arriving,
     by_link,
     by_matrix,
     hybrid,
@@ -68,6 +69,14 @@ def test_the_engines_agree_under_all_prices(contract: str, scenario: Scenario) -
 @searched(120)
 @given(by_matrix())
 def test_the_engines_agree_where_links_read_matrix_by_matrix(contract: str, scenario: Scenario) -> None:
+    scenario.settings.update(contract=contract)
+    assert seen(scenario, "compiled") == seen(scenario, "reference")
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@searched(150)
+@given(arriving())
+def test_the_engines_agree_where_requests_arrive(contract: str, scenario: Scenario) -> None:
     scenario.settings.update(contract=contract)
     assert seen(scenario, "compiled") == seen(scenario, "reference")
 

@@ -1,0 +1,182 @@
+"""Requests that arrive over time: their times, and the schedule of passes that follows from them.
+
+A request's shares of passes (its prompt or pieces of it, then a token each) do not depend on time; which pass a share
+falls in does. Section *Arrivals* of `docs/semantics.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from itertools import accumulate, groupby, pairwise, repeat
+from pathlib import Path
+
+from moereplay.policies.contract import Prefetch
+from moereplay.policies.grammar import Chosen
+from moereplay.simulator.errors import LATEST_NS, ConfigError
+from moereplay.simulator.rates import NS
+from moereplay.simulator.source import Idle, Pass, Row, TraceGates, TraceSource
+from moereplay.traces.documents import DocumentError, content, from_json
+from moereplay.traces.passes import Slots, schedule, slots_of
+from moereplay.traces.schema import Trace
+
+ALL = "all"  #: every request is there at the start: the order of passes is known before the run
+LISTED = "at"  #: times that were given in a file, one per request
+EXPECTED = "expected all, every:S, poisson:R (S seconds apart, R per second) or a JSON file of seconds"
+NUMBER = r"[0-9]{1,20}(\.[0-9]{0,30})?(e[+-]?[0-9]{1,2})?"
+ADDED = 2  #: to the seed of the run, for the seed of gaps
+PRECISE = 40  #: decimal digits of a logarithm before it is rounded to a double
+
+# -- times
+
+
+def parse_arrivals(text: str) -> str:
+    """Return a checked setting, with the times of a file in its place. Raises ConfigError."""
+    if text.endswith(".json"):
+        text = _listed_in(text)
+    arrival_times(text, 0, 1 if text.partition(":")[0] != LISTED else text.count("/") + 1)
+    return text
+
+
+def check_together(arrivals: str, passes: str) -> None:
+    """Raises ConfigError if requests arrive under a schedule without slots."""
+    if arrivals != ALL and slots_of(passes) is None:
+        raise ConfigError(f"--arrivals {shortened(arrivals)} requires --passes batch:N")
+
+
+def _listed_in(path: str) -> str:
+    """Return the setting for a file of times, in seconds. Raises ConfigError."""
+    try:
+        seconds = from_json(content(Path(path)))
+    except (OSError, DocumentError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"arrivals {path}: {reason}: expected a JSON list of seconds, one per request") from None
+    numbers = isinstance(seconds, list) and all(type(each) in (int, float) for each in seconds)
+    if not numbers or not seconds:
+        raise ConfigError(f"invalid arrivals {path}: expected a JSON list of seconds, one per request")
+    return f"{LISTED}:{'/'.join(repr(each) for each in seconds)}"
+
+
+def shortened(text: str) -> str:
+    """Return the setting for a message: of a list only its length."""
+    name, _, times = text.partition(":")
+    return f"of {times.count('/') + 1} times" if name == LISTED else text
+
+
+def arrival_times(text: str, seed: int, requests: int) -> tuple[int, ...]:
+    """Return when each of so many requests arrives, ns; empty if all are there at the start. Raises ConfigError."""
+    name, _, figure = text.partition(":")
+    if text == ALL:
+        return ()
+    if name == "every":
+        gap = _figure(figure, text)
+        return _checked(text, [number * gap for number in range(requests)])
+    if name == "poisson" and (rate := _figure(figure, text)) > 0:
+        return _checked(text, map(Fraction, _poisson(float(rate), seed, requests)))
+    if name == LISTED:
+        times = [_figure(each, text) for each in figure.split("/")]
+        if len(times) != requests:
+            raise ConfigError(f"--arrivals lists {len(times)} times; the trace has {requests} requests")
+        return _checked(text, times)
+    raise ConfigError(f"invalid arrivals {text!r}: {EXPECTED}")
+
+
+def _figure(text: str, whole: str) -> Fraction:
+    """Return a figure as the decimal that it is written as. Raises ConfigError unless it is at least 0."""
+    if not re.fullmatch(NUMBER, text):
+        raise ConfigError(f"invalid arrivals {shortened(whole)!r}: {EXPECTED}")
+    return Fraction(text)
+
+
+def _poisson(rate: float, seed: int, requests: int) -> Iterable[float]:
+    """Return the sums of exponential gaps at `rate` per second, added up in doubles."""
+    return accumulate(-_ln(1 - hash53(seed + ADDED, request) / 2**53) / rate for request in range(requests))
+
+
+def _ln(number: float) -> float:
+    """Return the natural logarithm, correctly rounded: that of `math` is another on some machines."""
+    with localcontext() as precise:
+        precise.prec = PRECISE
+        return float(Decimal(number).ln())
+
+
+def hash53(seed: int, number: int) -> int:
+    """Return 53 random bits for a number: three rounds of SplitMix64's mixing."""
+    most = (1 << 64) - 1
+    x = (seed * 0x9E3779B97F4A7C15 + number + 1) & most
+    for _ in range(3):
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & most
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB & most
+        x ^= x >> 31
+    return x >> 11
+
+
+def _checked(text: str, seconds: Iterable[Fraction]) -> tuple[int, ...]:
+    """Round each time to nanoseconds, half to even. Raises ConfigError if they fall or are too late."""
+    times = tuple(round(each * NS) for each in seconds)
+    if any(later < earlier for earlier, later in pairwise(times)):
+        raise ConfigError(f"invalid arrivals {shortened(text)!r}: expected times that do not decrease")
+    if times and times[-1] > LATEST_NS:
+        raise ConfigError(f"invalid arrivals {shortened(text)!r}: the last is after 146 years")
+    return times
+
+
+# -- the schedule
+
+
+class Arriving:
+    """Continuous batching of requests that arrive: a free slot takes the next request that is there."""
+
+    def __init__(self, shares: Iterable[Pass], arrivals: Sequence[int], slots: Slots) -> None:
+        """`shares` are the passes of requests alone, in trace order; `arrivals` are by request number, ns."""
+        self._coming = [
+            (request, [step.rows for step in steps]) for request, steps in groupby(shares, lambda step: step.request)
+        ]
+        self._coming.reverse()
+        self._arrivals = arrivals
+        self._slots: list[list[Sequence[Row]]] = list(repeat([], min(slots.many, len(self._coming))))
+
+    def next_rows(self, now: int) -> Sequence[Row] | Idle:
+        """Return a share of every occupied slot, after free ones have taken who has arrived."""
+        for slot, left in enumerate(self._slots):
+            if not left and self._coming and self._arrivals[self._coming[-1][0]] <= now:
+                self._slots[slot] = self._coming.pop()[1][::-1]
+        rows = [row for left in self._slots if left for row in left.pop()]
+        if not rows and self._coming:
+            return Idle(self._arrivals[self._coming[-1][0]])
+        return rows
+
+
+class ShareSource(TraceGates):
+    """A recorded trace whose requests arrive over time: its passes are what each of them gives to a pass."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        passes: str,
+        prefetch: Chosen[Prefetch],
+        needs: frozenset[str],
+        look: tuple[str, int] = ("recorded", 0),
+    ) -> None:
+        super().__init__(trace, prefetch, needs, look)
+        slots = slots_of(passes)
+        assert slots is not None  # checked with the configuration
+        self._plan = schedule(trace, slots.alone)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the shares of every request, in trace order."""
+        return (Pass.planned(index, self._plan) for index in range(len(self._plan)))
+
+
+def source_of_trace(
+    trace: Trace,
+    passes: str,
+    arrive: bool,
+    prefetch: Chosen[Prefetch],
+    needs: frozenset[str],
+    look: tuple[str, int] = ("recorded", 0),
+) -> ShareSource | TraceSource:
+    """Return the demand of a trace; `arrive`: its requests arrive over time."""
+    return (ShareSource if arrive else TraceSource)(trace, passes, prefetch, needs, look)
