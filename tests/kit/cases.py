@@ -137,7 +137,7 @@ class ListSource:
 
         `arrive`: the passes are shares of requests, which fall in passes by time, so that the future is unknown.
         """
-        self.geometry, self.requests, self.arrive = geometry, requests, arrive
+        self.geometry, self.requests, self.guess, self.arrive = geometry, requests, guess, arrive
         lengths = [(request.prompt, len(request.tokens)) for request in requests]
         self._plan = laid(lengths, passes, guess) if isinstance(passes, str) else passes
         self._tokens = [token for request in requests for token in request.tokens]
