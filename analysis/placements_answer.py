@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moereplay.analysis.tables import table
@@ -12,6 +12,11 @@ Document = Mapping[str, Any]
 HOLDS = {"layers": "whole layers", "static": "most used, listed", "lru in one pool": "cache of last used"}
 MISSES = {"cpu": "on the CPU", "fetch": "fetched", "split": "divided"}
 SERVED = {"cpu": "computed by the CPU", "fetch": "fetched", "split": "divided between both"}
+USES = {
+    "layers": "whole layers of experts",
+    "static": "the most used experts of each layer by a list, placed for good",
+    "lru in one pool": "a cache of the last used experts",
+}
 KINDS = {"layers": "whole layers", "static": "the most used experts in VRAM", "lru in one pool": "a cache"}
 
 
@@ -22,6 +27,7 @@ def placement_lines(found: Document) -> Iterator[str]:
         return
     tier = found["machine"]["fast_tier"]
     yield ""
+    yield _fastest(known["choices"])
     yield table(
         [_row(each, tier) for each in known["choices"]],
         f"what the {size(known['experts_bytes'])} of {tier} for experts could hold, and who serves a miss (the same "
@@ -29,6 +35,17 @@ def placement_lines(found: Document) -> Iterator[str]:
     )
     yield from _cached_or_placed(found, known, tier)
     yield from _served(known)
+
+
+def _fastest(choices: Sequence[Document]) -> str:
+    """Return the fastest way, the engine that has it, and what whole layers reach."""
+    best, layers = choices[0], next(each for each in choices if each["holds"] == "layers")
+    has = f"which {best['engines'][0]} has" if best["engines"] else "which no engine listed here has"
+    speed, whole = (digits(each["tokens_per_s"]["middle"], 3) for each in (best, layers))
+    more = "" if best is layers else f"; whole layers with the rest on the CPU reach {whole}"
+    return (
+        f"the fastest use of VRAM: {USES[best['holds']]}, misses {SERVED[best['miss']]}, {has}: {speed} tokens/s{more}"
+    )
 
 
 def _row(each: Document, tier: str) -> dict[str, object]:

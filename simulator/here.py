@@ -175,7 +175,7 @@ def as_file(made: Machine) -> str:
     comments = [f"assumed: {each}" for each in made.assumed]
     if made.platform.tiers:
         comments += [
-            "[[tiers]]: RAM that holds the experts read from the disk so far. If all experts fit into RAM and are read",
-            "before the first token, remove that table: replays may then also compute misses on the CPU (--miss cpu).",
+            "[[tiers]]: RAM that holds the experts read from the disk so far; the CPU reads it (--miss cpu). If all",
+            "experts fit into RAM and are read before the first token, remove that table and `tier` of [cpu].",
         ]
     return "".join(f"# {' '.join(line.split())}\n" for line in comments) + as_toml(made.platform)

@@ -57,7 +57,7 @@ class Machine(NamedTuple):
     @property
     def replayable(self) -> Platform:
         """The platform for replays whose experts all lie in main memory, where the CPU may compute them."""
-        return self.platform.model_copy(update={"tiers": ()}) if self.has_main_memory else self.platform
+        return self.platform.without_tiers() if self.has_main_memory else self.platform
 
     def lines(self) -> list[tuple[str, str]]:
         """Return headings with the figures, for people."""
@@ -97,6 +97,7 @@ def without_gpu(machine: Machine) -> Machine:
     """Return the machine with its CPU alone."""
     platform, cpu = machine.platform, machine.platform.cpu
     assert cpu is not None
+    cpu = cpu.model_copy(update={"tier": "", "sync_ns": 0})
     if isinstance(cpu, Roofline):
         cpu = cpu.model_copy(update={"kv_bytes_per_s": cpu.memory_bytes_per_s})
     alone = platform.model_copy(
@@ -231,7 +232,7 @@ def _with_gpu(found: Card, vram: int, wire: float, cpu: Roofline, below: tuple[i
         links=(Link(bytes_per_s=wire, latency_ns=COPY_NS),),
         tiers=(tier,),
         compute=_processor(found),
-        cpu=cpu,
+        cpu=cpu.model_copy(update={"tier": tier.name}),
     )
 
 

@@ -206,7 +206,14 @@ class Platform(Sparse):
     @property
     def cpu_tier(self) -> int:
         """The lower tier that the CPU reads, from the top down; -1: the slow tier."""
-        return -1 if self.cpu is None or not self.cpu.tier else [tier.name for tier in self.tiers].index(self.cpu.tier)
+        if self.cpu is None or not self.cpu.tier or not self.tiers:
+            return -1
+        return [tier.name for tier in self.tiers].index(self.cpu.tier)
+
+    def without_tiers(self) -> Platform:
+        """Return the machine whose first lower tier has every expert: the CPU reads what the links read."""
+        cpu = self.cpu and self.cpu.model_copy(update={"tier": ""})
+        return self.model_copy(update={"tiers": (), "cpu": cpu})
 
     @property
     def by_matrix(self) -> bool:

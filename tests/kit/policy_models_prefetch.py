@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tests.kit.policy_models import best, named
@@ -30,6 +31,8 @@ class Gate(NamedTuple):
     later: Mapping[int, Sequence[int]]  #: later layer -> what this pass will demand of it, in demand order
     k: int
     precisions: int
+    unfetched: Mapping[int, str] = MappingProxyType({})  #: missed experts of the layer: cpu, dropped or substituted
+    arrived: Sequence[tuple[int, int]] = ()  #: (layer, expert) that became resident since the policy was last called
 
     @property
     def demand(self) -> Counter[int]:
@@ -152,6 +155,24 @@ class Demanded(PrefetchModel):
     def names(self, gate: Gate) -> list[Name]:
         ahead = range(gate.layer + 1, min(gate.layer + 1 + self.horizon, gate.layers))
         return [(layer, e, 0) for layer in ahead for e in gate.later[layer]]
+
+
+class Missed(PrefetchModel):
+    """Every miss that was not fetched is written down, and struck out when its expert becomes resident."""
+
+    def __init__(self, of: str = "cpu", top: int = 0, after: int = 1, per_step: int = 0) -> None:
+        self.of, self.top, self.after, self.per_step = of, top, after, per_step
+        self.missed: list[tuple[int, int]] = []
+
+    def names(self, gate: Gate) -> list[Name]:
+        self.missed = [at for at in self.missed if at not in gate.arrived]
+        meant = [e for e in gate.later[gate.layer] if gate.unfetched.get(e) and self.of in ("any", gate.unfetched[e])]
+        self.missed += [(gate.layer, e) for e in meant]
+        first = meant[: self.top] if self.top else meant
+        often = [e for e in first if self.missed.count((gate.layer, e)) >= self.after]
+        absent = [e for e in often if (gate.layer, e) not in gate.coming]
+        too_many = absent[self.per_step :] if self.per_step else []
+        return [(gate.layer, e, 0) for e in often if e not in too_many]
 
 
 Matrix = dict[tuple[int, int], int]  #: (layer, expert) -> tokens

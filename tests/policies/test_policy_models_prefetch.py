@@ -30,6 +30,7 @@ from tests.kit.policy_models_prefetch import (
     Frequent,
     Gate,
     Maker,
+    Missed,
     Name,
     PreviousToken,
 )
@@ -62,6 +63,7 @@ class Watched:
         self.named: list[list[Name]] = []
         self.coming: list[dict[tuple[int, int], int]] = []
         self.here: list[dict[tuple[int, int], int]] = []
+        self.arrived: list[list[tuple[int, int]]] = [[]]  #: before each call, and after the last
         self._policy = policies.load("prefetch", text.split(":")[0])
 
     @contextmanager
@@ -69,8 +71,14 @@ class Watched:
         """The policy, watched."""
         module = import_module(f"moereplay.policies.prefetch.{self._policy.name}")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "POLICY", replace(self._policy, suggest=self._suggest, on_gate=self._on_gate))
+            watched = {"suggest": self._suggest, "on_gate": self._on_gate, "on_insert": self._on_insert}
+            patch.setattr(module, "POLICY", replace(self._policy, **watched))
             yield
+
+    def _on_insert(self, now, experts, copies, own, y, prefetched) -> None:
+        self.arrived[-1].append(divmod(y // now["precisions"], now["experts"]))
+        if self._policy.on_insert:
+            self._policy.on_insert(now, experts, copies, own, y, prefetched)
 
     def _on_gate(self, now, step, experts, copies, own) -> None:
         self.here.append(best_copies(now, copies, {ABSENT, QUEUED}))
@@ -79,6 +87,7 @@ class Watched:
 
     def _suggest(self, now, step, experts, copies, own, out) -> int:
         self.coming.append(best_copies(now, copies, {ABSENT}))
+        self.arrived.append([])
         count = hook_of(self._policy, "suggest")(now, step, experts, copies, own, out)
         copies_named = [divmod(y, now["precisions"]) for y in out[:count]]
         self.named.append([(x // now["experts"], x % now["experts"], tier) for x, tier in copies_named])
@@ -162,6 +171,52 @@ def test_adaptive_depth_counts_copies_that_are_precise_enough(text: str, seed: i
     watched, _ = watch(trace, text, miss=miss)
     model, precisions = MODELS[text](), 3 if "cascade" in miss else 2
     assert watched.named == [model.names(gate) for gate in gates(trace, watched, precisions)]
+
+
+# -- misses of this pass for the next
+
+OF_MISSES: dict[str, Maker] = {"missed": Missed, "missed:top=1": partial(Missed, top=1)}
+OF_MISSES |= {f"missed:of={of}:after=2": partial(Missed, of, after=2) for of in ("cpu", "dropped", "any")}
+OF_MISSES |= {f"missed:of=any:per_step={many}": partial(Missed, "any", per_step=many) for many in (1, 2)}
+OF_MISSES |= {"missed:of=any:top=3:after=2:per_step=1": partial(Missed, "any", top=3, after=2, per_step=1)}
+OF_MISSES |= {"missed:of=dropped:top=2": partial(Missed, "dropped", top=2)}
+MISSING = ("cpu", "split", "drop:keep=1", "drop:keep=0", "substitute:tolerance=.5", "cpu:below=3")
+
+
+def unfetched(outcome: Outcome, miss: str) -> dict[tuple[int, int], dict[int, str]]:
+    """(pass, layer) -> experts that were missed and did not cross a link for it, by the event log."""
+    fetched = {
+        (event.step_pass, event.layer, event.expert)
+        for event in outcome.events
+        if event.kind == "transfer" and event.cause in ("demand", "streamed")
+    }
+    on_cpu = {(event.step_pass, event.layer, event.expert) for event in outcome.events if event.kind == "cpu"}
+    found: dict[tuple[int, int], dict[int, str]] = {}
+    for event in outcome.events:
+        at = (event.step_pass, event.layer, event.expert)
+        if event.kind in ("compulsory", "collisions", "capacity") and at not in fetched:
+            left = "substituted" if miss.startswith("substitute") else "dropped"
+            found.setdefault(at[:2], {})[event.expert] = "cpu" if at in on_cpu else left
+    return found
+
+
+@every("miss", MISSING)
+@every("contract", ("atomic", "sequential"))
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(seed=seeds, at=st.sampled_from(["gate", "after_demand"]))
+def test_missed_names_what_its_model_names(miss: str, seed: int, at: str, contract: str) -> None:
+    """The model reads the event log; both engines replay the same."""
+    trace, named = random_trace(seed, SIZES), 0
+    how = {"miss": miss, "prefetch_at": at, "contract": contract}
+    for text, make in OF_MISSES.items():
+        watched, outcome = watch(trace, text, **how)
+        left, model = unfetched(outcome, miss), make()
+        for gate, arrived, names in zip(gates(trace, watched, 1), watched.arrived, watched.named, strict=False):
+            here = left.get((gate.step_pass, gate.layer), {})
+            assert model.names(gate._replace(unfetched=here, arrived=arrived)) == names, (text, gate.step_pass)
+            named += len(names)
+        assert replayed(trace, SLOTS, prefetch=text, **how) == outcome
+    assert named > 0 or (miss, contract) == ("split", "sequential")  # which sees one miss at a time, and fetches it
 
 
 # -- an oracle with faults ------------------------------------------------------------------------------------------

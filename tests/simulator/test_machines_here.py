@@ -12,8 +12,8 @@ from moereplay.simulator import detection, probes
 from moereplay.simulator.cards import cards, recognised
 from moereplay.simulator.detection import Gpu, detected
 from moereplay.simulator.here import as_file, here, surveyed
-from moereplay.simulator.machine import assembled
-from moereplay.simulator.platforms import platform
+from moereplay.simulator.machine import assembled, in_memory, of_platform, without_gpu
+from moereplay.simulator.platforms import as_toml, platform
 from moereplay.simulator.probes import measured_disk
 from tests.kit.command import moereplay_here
 from tests.kit.every import every
@@ -243,6 +243,36 @@ def test_the_file_of_this_machine_replays(tmp_path: Path, small: None) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["mine.toml"]
     ran = moereplay_here("replay", "miniature", "--platform", "mine.toml", "--capacity", "20%", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
+
+
+@every("parts", (("--gpu", "RTX 3090", "--ram", "64GB"), ("--vram", "24GB")))
+@every("disk", ("3.5GB/s", "none"))
+def test_the_cpu_of_a_machine_from_parts_computes_misses(parts: tuple[str, ...], disk: str, tmp_path: Path) -> None:
+    if disk == "none" and "--ram" not in parts:
+        parts = (*parts, "--ram", "64GB")
+    made = moereplay_here("platforms", *parts, "--disk", disk, "--out", "parts.toml", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    machine = platform(str(tmp_path / "parts.toml"))
+    assert machine.cpu is not None
+    assert (machine.cpu.tier, len(machine.tiers)) == (("", 0) if disk == "none" else ("RAM", 1))
+    done = moereplay_here(
+        *("replay", "miniature", "--platform", "parts.toml", "--capacity", "20%", "--engine", "reference", "--json"),
+        *("--miss", "cpu", "--prefetch", "missed"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    totals = json.loads(done.stdout)["totals"]
+    assert totals["cpu_executed"] == totals["misses"] > 0
+    assert (totals["cpu_absent"] > 0, totals["bytes_lower"] > 0) == ((False, False) if disk == "none" else (True, True))
+
+
+def test_a_machine_without_its_gpu_or_its_disk_reads_no_tier(tmp_path: Path) -> None:
+    for made in (of_platform(platform("desktop-24gb"), "24GB"), assembled(gpu="RTX 3090", ram="64GB")):
+        for machine in (made.replayable, without_gpu(made).platform, in_memory(made).platform):
+            (tmp_path / "again.toml").write_text(as_toml(machine))
+            again = platform(str(tmp_path / "again.toml"))
+            assert again == machine
+            assert (again.tiers, again.cpu_tier) == ((), -1)
 
 
 def test_parts_are_printed_in_three_ways(tmp_path: Path) -> None:

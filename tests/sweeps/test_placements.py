@@ -12,18 +12,23 @@ from moereplay.analysis.figures.chart import rows_of
 from moereplay.analysis.figures.machines import speed_by_memory, token_time
 from moereplay.analysis.figures.panels import rendered, save
 from moereplay.analysis.placements_answer import placement_lines
+from moereplay.simulator.config import configure
 from moereplay.simulator.machine import Machine, assembled, of_platform
 from moereplay.simulator.platforms import platform
+from moereplay.simulator.replay import replay
+from moereplay.simulator.residents import of_layers
 from moereplay.sweeps.recommend.engines import Mode
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, LRU, POINTS, STATIC, Hits
 from moereplay.sweeps.recommend.placements import CACHE_US, SCHEMES, Scheme, placements
 from moereplay.sweeps.recommend.quick import Load, quick
 from moereplay.sweeps.recommend.quick_document import quick_document
 from moereplay.sweeps.recommend.surface import surface
-from moereplay.sweeps.recommend.token_time import CPU_LEFT, Prices, token
+from moereplay.sweeps.recommend.token_time import CPU_LEFT, Prices, prices, token
+from moereplay.traces.recorder import from_arrays
 from moereplay.traces.schema import Geometry
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
+from tests.kit.every import every
 
 GB = 10**9
 PRICE = Prices(layers=10, k=4, dense=1000, expert=10, cpu=50, link=40, latency=5, disk=200, disk_latency=30)
@@ -129,6 +134,49 @@ def test_one_memory_over_a_disk_has_nothing_to_compare() -> None:
     assert placements(load(), assembled(gpu="M4 Max", ram="64GB")) is None
     assert placements(load(), assembled(gpu="none", ram="64GB")) is None
     assert placements(load(), machine("1GB")) is None  # dense weights leave nothing
+
+
+# -- the closed form beside replays on a machine of three tiers
+
+
+def replayed(tokens: tuple[int, int], geometry: Geometry, **said: Any) -> dict[str, float]:
+    """Return what a replay on desktop-24gb adds between two numbers of tokens, when RAM has filled, per token."""
+    drawn = np.random.default_rng(1)
+    ids = np.stack([[drawn.choice(16, 2, replace=False) for _ in range(8)] for _ in range(tokens[1])])
+    found = []
+    for count in tokens:
+        trace = from_arrays(ids[:count], geometry, lengths=[count])
+        config = configure(platform=f"{PLATFORM}:tiers.0.capacity=2GB", passes="token", **said)
+        found.append(replay(trace, config, engine="reference").totals)
+    spent = {name: float(found[1][name] - found[0][name]) for name in ("time_ns", "hits", "cpu_executed", "accesses")}
+    return {name: value / (tokens[1] - tokens[0]) for name, value in spent.items()}
+
+
+PLATFORM = "desktop-24gb"
+
+
+@every(
+    "said, scheme, within",
+    [
+        # whole layers: 6 hits x 14,921 ns, 10 misses x 172,117 ns, 119,368 ns dense, five nodes of 39 us: 2,125,064 ns
+        ({"capacity": "480MB", "resident": of_layers("layers:5-7"), "miss": "cpu"}, Scheme(LAYERS, "cpu"), 1e-6),
+        ({"capacity": "640MB", "eviction": "lru", "miss": "fetch"}, Scheme(GLOBAL_LRU, "fetch"), 0.03),
+        ({"capacity": "960MB", "eviction": "lru", "miss": "fetch"}, Scheme(GLOBAL_LRU, "fetch"), 0.08),
+        ({"capacity": "640MB", "miss": "cpu", "prefetch": "missed"}, Scheme(GLOBAL_LRU, "cpu"), 0.08),
+        ({"capacity": "960MB", "miss": "cpu", "prefetch": "missed"}, Scheme(GLOBAL_LRU, "cpu"), 0.15),
+    ],
+)
+def test_the_closed_form_takes_the_time_of_a_replay(said: dict[str, Any], scheme: Scheme, within: float) -> None:
+    geometry = Geometry(
+        layers=8, experts=16, k=2, expert_bytes=(10_000_000,) * 8, expert_bits=4.5, dense_bytes=80_000_000
+    )
+    spent = replayed((80, 120), geometry, **said)
+    hit = (spent["hits"] if scheme.miss == "fetch" else spent["accesses"] - spent["cpu_executed"]) / spent["accesses"]
+    node = 39 if scheme.miss == "cpu" else 0  # `sync_ns` of the platform
+    of = scheme.mode.model_copy(update={"layer_us": node, "step_us": 0})
+    price = prices(of_platform(platform(PLATFORM)), geometry, 0)
+    told = token(price, of, hit, 1 - hit if scheme.holds == LAYERS else 1 - hit**2, 1).total - price.launches
+    assert told == pytest.approx(spent["time_ns"], rel=within)
 
 
 # -- text and figures
