@@ -289,7 +289,7 @@ def timeline(
     check_output(out)
     opened = open_trace(trace)
     config = _only(settings)
-    passes = None if config.arrive else schedule(opened, config.passes)
+    passes = None if config.arrive else schedule(opened, config.schedule)
     ready, shown = plan(opened, config), range(0)
     if passes is not None:
         shown = _shown(len(passes), first_pass, passes_shown)
