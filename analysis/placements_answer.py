@@ -11,13 +11,20 @@ from moereplay.traces.texts import digits, percent, size
 Document = Mapping[str, Any]
 HOLDS = {"layers": "whole layers", "static": "most used, listed", "lru in one pool": "cache of last used"}
 MISSES = {"cpu": "on the CPU", "fetch": "fetched", "split": "divided"}
-SERVED = {"cpu": "computed by the CPU", "fetch": "fetched", "split": "divided between both"}
+SERVED = {"cpu": "computed by the CPU", "fetch": "fetched", "split": "divided between CPU and link"}
 USES = {
     "layers": "whole layers of experts",
     "static": "the most used experts of each layer by a list, placed for good",
     "lru in one pool": "a cache of the last used experts",
 }
 KINDS = {"layers": "whole layers", "static": "the most used experts in VRAM", "lru in one pool": "a cache"}
+
+
+#: What published runs say against the form (docs/hybrid.md, direction 4; freetoken.toml).
+MEASURED = (
+    "published runs say less for a cache: dividing misses was no faster than fetching them in two pairs, and with "
+    "misses on the CPU it lost or tied where 10 to 15% of the experts fit; measure before you change engines"
+)
 
 
 def placement_lines(found: Document) -> Iterator[str]:
@@ -29,10 +36,12 @@ def placement_lines(found: Document) -> Iterator[str]:
     yield ""
     yield _fastest(known["choices"])
     yield table(
-        [_row(each, tier) for each in known["choices"]],
+        [_row(each, tier, found["best"]["engine"]) for each in known["choices"]],
         f"what the {size(known['experts_bytes'])} of {tier} for experts could hold, and who serves a miss (the same "
         "bytes and costs for all, so not an engine's speed; tokens/s: least, middle and most over the routings):",
     )
+    if known["choices"][0]["holds"] == "lru in one pool":
+        yield MEASURED
     yield from _cached_or_placed(found, known, tier)
     yield from _served(known)
 
@@ -43,17 +52,16 @@ def _fastest(choices: Sequence[Document]) -> str:
     has = f"which {best['engines'][0]} has" if best["engines"] else "which no engine listed here has"
     speed, whole = (digits(each["tokens_per_s"]["middle"], 3) for each in (best, layers))
     more = "" if best is layers else f"; whole layers with the rest on the CPU reach {whole}"
-    return (
-        f"the fastest use of VRAM: {USES[best['holds']]}, misses {SERVED[best['miss']]}, {has}: {speed} tokens/s{more}"
-    )
+    way = f"{USES[best['holds']]}, misses {SERVED[best['miss']]}, {has}"
+    return f"by this form the fastest use of VRAM: {way}: {speed} tokens/s{more}"
 
 
-def _row(each: Document, tier: str) -> dict[str, object]:
+def _row(each: Document, tier: str, preferred: str) -> dict[str, object]:
     holds = HOLDS[each["holds"]]
     if each["gpu_layers"] is not None:
         holds = f"{each['gpu_layers']} {holds}"
     speeds = [digits(each["tokens_per_s"][name], 3) for name in ("least", "middle", "most")]
-    first, *more = each["engines"] or ["none listed"]
+    first, *more = sorted(each["engines"], key=lambda name: name != preferred) or ["none listed"]
     return {
         f"{tier} holds": holds,
         "a miss is": MISSES[each["miss"]],
