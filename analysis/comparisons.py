@@ -27,7 +27,7 @@ FOUND = "found"  #: accesses that do not miss
 #: The metrics that can be compared, as the counters of a request give them.
 PARTS = {name: METRICS[name] for name in ("hit_rate", "collisions_per_miss", "tpot_ms", "tokens_per_s", "ttft_mean_ms")}
 #: Columns of a request's row that comparisons read.
-READ = ("request", "start_ns", "end_ns", "ttft_ns", "decode_ns", "decode_passes", *DECIDED, "collisions")
+READ = ("request", "start_ns", "end_ns", "ttft_ns", "decode_ns", "decode_tokens", *DECIDED, "collisions")
 
 
 #: Figures that have an interval but no column in a ranking.

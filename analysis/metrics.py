@@ -167,12 +167,12 @@ def _times(frame: pl.DataFrame) -> list[pl.Expr]:
     if "latency" in frame.columns:
         kept = pl.col("latency").struct
         means = [(kept.field(f"ttft_{kind}_ns") / MS).alias(f"ttft_{kind}_ms") for kind in ("mean", "median")]
-        return [*means, kept.field("decode_ns"), kept.field("decode_passes")]
+        return [*means, kept.field("decode_ns"), kept.field("decode_tokens")]
 
     def each(name: str) -> pl.Expr:
         return pl.col("per_request").list.eval(pl.element().struct.field(name).drop_nulls())
 
     first = each("ttft_ns")
-    sums = (first.list.sum(), first.list.len(), each("decode_ns").list.sum(), each("decode_passes").list.sum())
+    sums = (first.list.sum(), first.list.len(), each("decode_ns").list.sum(), each("decode_tokens").list.sum())
     median = (first.list.median() / MS).alias("ttft_median_ms")
     return [*(total.alias(name) for name, total in zip(TIMES, sums, strict=True)), median]

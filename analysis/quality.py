@@ -102,7 +102,7 @@ def _rates(counted: Mapping[str, int]) -> dict[str, float | None]:
     return {
         "miss_rate": MISS_RATE.value(counted),
         "ttft_ms": METRICS["ttft_mean_ms"].value({**counted, "prefills": counted["ttft_requests"]}),
-        "tpot_ms": METRICS["tpot_ms"].value(counted),
+        "tpot_ms": METRICS["tpot_ms"].value({**counted, "decode_tokens": counted["decode_passes"]}),
     }
 
 

@@ -74,7 +74,7 @@ def candidates(question: Question, answer: Answer) -> list[ReplayConfig]:
     """Return every combination of the axes that trace, machine and memory allow."""
     base, axes = question.at(question.memory.cache_bytes), answer.space.axes()
     every = (configure(**base, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
-    full = (started(question.trace, config, filling(question.trace, config.passes)) for config in every)
+    full = (started(question.trace, config, filling(question.trace, config.schedule)) for config in every)
     return [config for config in full if config is not None and can_replay(question.trace, config)]
 
 

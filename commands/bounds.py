@@ -244,11 +244,13 @@ def _check_replays(machine: str, engine: str) -> None:
 def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
     from moereplay.commands.progress import progress
     from moereplay.simulator.curves.curve import curve, is_ready
-    from moereplay.traces.passes import schedule
+    from moereplay.traces.drafts import parse_drafts
+    from moereplay.traces.passes import named_schedule, schedule
 
     if not is_ready(policy):
         say(f"compiling the count of {policy} (a few seconds, first run only)")
-    steps = len(schedule(trace, how["passes"])) * trace.geometry.layers
+    passes = schedule(trace, named_schedule(how["passes"], parse_drafts(how["draft"]).text, seed=0))
+    steps = len(passes) * trace.geometry.layers
     with progress(steps, f"steps, {policy}") as advance:
         return curve(trace, policy, **how, capacities=list(_bytes_shown(trace, how["scope"]).values()), done=advance)
 
@@ -282,10 +284,11 @@ def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
 def _report_curves(trace: Trace, curves: list[Curve]) -> None:
     from moereplay.analysis.ranking import simulated
     from moereplay.analysis.tables import table
-    from moereplay.results.settings import NAMES, OF_CURVES
+    from moereplay.results.settings import NAMES, OF_CURVES, older
 
     first = curves[0]
-    settings = "; ".join(f"{name} {getattr(first.config, name)}" for name in NAMES if name in OF_CURVES)
+    given = {name: getattr(first.config, name) for name in NAMES if name in OF_CURVES}
+    settings = "; ".join(f"{name} {value}" for name, value in given.items() if value != older().get(name))
     show(
         *simulated(trace),
         f"{settings}; no prefetch",

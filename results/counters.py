@@ -102,6 +102,10 @@ _DECLARED = (
         WEIGHT,
         "the part not executed; mass_kept + mass_substituted + mass_dropped = mass",
     ),
+    Counter("draft_rows", COUNT, "draft tokens, each once, at layer 0"),
+    Counter(
+        "draft_rejected", COUNT, "of these, the rejected ones: computed, but left out of the counters of single tokens"
+    ),
     Counter("rank_displacement", COUNT, "sum over assignments of how far their rank is from the slot they fill"),
     Counter(
         "variation",
@@ -112,7 +116,8 @@ _DECLARED = (
 #: By name, in the order of columns.
 COUNTERS: dict[str, Counter] = {counter.name: counter for counter in _DECLARED}
 #: Columns of a row per request, in addition to the counters; `ttft_ns` is null without a prompt.
-REQUEST_TIMES = ("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens", "arrival_ns", "queued_ns")
+REQUEST_TIMES = ("start_ns", "ttft_ns", "decode_ns", "decode_passes", "decode_tokens", "end_ns", "tokens")
+REQUEST_TIMES += ("arrival_ns", "queued_ns")
 PHASES = ("prefill", "decode")
 LIFETIME_BUCKETS = 24  #: bucket b counts copies evicted after [2**(b-1), 2**b) steps; bucket 0 within their own step
 

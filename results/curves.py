@@ -11,7 +11,7 @@ import polars as pl
 from moereplay.results.errors import ResultError
 from moereplay.results.files import damaged, read_parquet, write_frame
 from moereplay.results.schema import row_digest
-from moereplay.results.settings import OF_CURVES
+from moereplay.results.settings import OF_CURVES, older
 
 VERB = "run moereplay curve"
 CURVES_VERSION = 1  #: of the columns
@@ -82,7 +82,8 @@ def _check(path: Path, frame: pl.DataFrame) -> None:
 
 def _points(row: dict) -> list[dict[str, object]]:
     accesses, compulsory = sum(row["layer_accesses"]), sum(row["layer_compulsory"])
-    shared = {name: row["about"][name] for name in (*_ABOUT, "semantics")} | row["config"]
+    later = {name: default for name, default in older().items() if name in OF_CURVES}
+    shared = {name: row["about"][name] for name in (*_ABOUT, "semantics")} | later | row["config"]
     shared["compulsory_limit"] = _hit_rate(compulsory, accesses)
     return [
         shared

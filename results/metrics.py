@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from moereplay.results.result import Result
 
 #: Sums over the requests of a run, in addition to its totals; `prefills` counts requests that have a `ttft_ns`.
-TIMES = ("ttft_ns", "prefills", "decode_ns", "decode_passes")
+TIMES = ("ttft_ns", "prefills", "decode_ns", "decode_tokens")
 Counters = Mapping[str, Any]  #: by name; a missing or null one makes what needs it undefined
 
 
@@ -100,18 +100,18 @@ METRICS: dict[str, Metric] = {
     ),
     "tpot_ms": Metric(
         ("decode_ns",),
-        ("decode_passes",),
+        ("decode_tokens",),
         per=MS,
         larger_is_better=False,
         head="TPOT",
-        words="sum of decode_ns / sum of decode_passes, over requests",
+        words="sum of decode_ns / sum of decode_tokens, over requests",
     ),
     "tokens_per_s": Metric(
-        ("decode_passes",),
+        ("decode_tokens",),
         ("decode_ns",),
         times=SECOND,
         head="tok/s",
-        words="sum of decode_passes / sum of decode_ns: the speed that a request sees, one token per pass",
+        words="sum of decode_tokens / sum of decode_ns: the speed that a request sees; rejected drafts are no tokens",
     ),
     "gb_moved": Metric(
         ("bytes_demand", "bytes_prefetch"),
@@ -135,11 +135,11 @@ METRICS: dict[str, Metric] = {
     ),
     "mj_per_token": Metric(
         (DECODED,),
-        ("decode_passes",),
+        ("decode_tokens",),
         per=MS,
         larger_is_better=False,
         head="mJ/tok",
-        words="energy of the decode phase / sum of decode_passes, in millijoules",
+        words="energy of the decode phase / sum of decode_tokens, in millijoules",
     ),
     "capacity_gb": Metric(("capacity_bytes",), per=GB, larger_is_better=False, words="capacity_bytes / 1e9"),
 }
@@ -196,10 +196,10 @@ def formula(name: str) -> str:
 
 
 def request_times(requests: Sequence[Counters]) -> dict[str, int]:
-    """Return the sums `TIMES` over the rows of requests, in nanoseconds and passes."""
+    """Return the sums `TIMES` over the rows of requests, in nanoseconds and tokens."""
     first = prefill_times(requests)
-    decode_ns, passes = (sum(row[name] or 0 for row in requests) for name in ("decode_ns", "decode_passes"))
-    return dict(zip(TIMES, (sum(first), len(first), decode_ns, passes), strict=True))
+    decode_ns, tokens = (sum(row[name] or 0 for row in requests) for name in ("decode_ns", "decode_tokens"))
+    return dict(zip(TIMES, (sum(first), len(first), decode_ns, tokens), strict=True))
 
 
 def prefill_times(requests: Sequence[Counters]) -> list[int]:

@@ -89,7 +89,10 @@ def _configurations(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _latencies(rows: pl.DataFrame) -> list[pl.Series]:
-    found = [latencies(requests) for requests in rows["per_request"].to_list()]
+    found = [
+        latencies([{"decode_tokens": row["decode_passes"], **row} for row in requests])  # a token per pass then
+        for requests in rows["per_request"].to_list()
+    ]
     return pl.DataFrame(found, schema=LATENCIES).get_columns()
 
 

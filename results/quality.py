@@ -24,7 +24,7 @@ FILE = "quality.parquet"
 EXAMPLES = "examples.parquet"
 UNMODIFIED = "unmodified"
 #: Inputs of TTFT and TPOT: sums over requests, in addition to a run's counters.
-TIMES = ("ttft_ns", "ttft_requests", "decode_ns", "decode_passes")
+TIMES = ("ttft_ns", "ttft_requests", "decode_ns", "decode_passes")  #: a live model decodes one token per pass
 _COUNTED = pl.Struct(dict.fromkeys((*COUNTERS, "time_ns", *TIMES), pl.Int64))
 _ABOUT = ("model", "weights_sha256", "dtype", "trace", "task_sha256", "evaluator", "device", "policies", "alone")
 _MEASURE = {"name": pl.String, "value": pl.Float64, "higher_is_better": pl.Boolean}

@@ -61,8 +61,9 @@ LATENCIES: Columns = {
     "requests": pl.Int64,
     "ttft_mean_ns": pl.Float64,  #: over the requests that have a prefill
     "ttft_median_ns": pl.Float64,
-    "decode_ns": pl.Int64,  #: summed over requests; divided by decode_passes it is the TPOT
+    "decode_ns": pl.Int64,  #: summed over requests; divided by decode_tokens it is the TPOT
     "decode_passes": pl.Int64,
+    "decode_tokens": pl.Int64,
 }
 IN_FULL = "_in_full"  #: ends the column of a policy with every parameter, defaults included
 #: Columns that order a table of a sweep and identify its rows.
@@ -261,6 +262,13 @@ def with_config(part: pl.DataFrame) -> pl.DataFrame:
     """Return results of any version, their column `config` with the settings that it lacks."""
     config = with_settings(part.select("config").unnest("config"))
     return part.with_columns(config.to_struct("config"))
+
+
+def with_tokens(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a table of any version with the decoded tokens: before there were drafts, each pass gave one."""
+    if "decode_tokens" not in table.columns:
+        return table
+    return table.with_columns(pl.coalesce("decode_tokens", "decode_passes").alias("decode_tokens"))
 
 
 def with_settings(table: pl.DataFrame) -> pl.DataFrame:

@@ -65,6 +65,13 @@ SETTINGS = (
         of_recording=True,
         added=True,
     ),
+    Setting(
+        "draft",
+        "0",
+        "Draft tokens that a decode pass verifies, per request: N[:accept=A1/A2/...][:rejected=other|own].",
+        of_recording=True,
+        added=True,
+    ),
     Setting("reset", "never", "When to empty the cache: never, request, or after a number of tokens."),
     Setting(
         "prefetch_at",
@@ -122,9 +129,10 @@ OF_A_FILE = "@[0-9a-f]+"  #: follows the name of a user policy: the version of i
 POLICIES = tuple(name for name in NAMES if name in KINDS)  #: in the order of options and headings
 LISTED = tuple(each.name for each in SETTINGS if each.listed)
 #: Settings that a curve of misses depends on, in the order of its columns.
-OF_CURVES = ("scope", "contract", "passes", "reset")
+OF_CURVES = ("scope", "contract", "passes", "draft", "reset")
 #: Settings that `moereplay bounds` takes, in the order of its columns.
-OF_BOUNDS = ("capacity", "eviction", "miss", "platform", "contract", "scope", "passes", "reset", "dense", "dense_bits")
+OF_BOUNDS = ("capacity", "eviction", "miss", "platform", "contract", "scope", "passes", "draft", "reset")
+OF_BOUNDS += ("dense", "dense_bits", "seed")
 #: Facts and settings that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
 

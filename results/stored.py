@@ -24,6 +24,7 @@ from moereplay.results.schema import (
     settings_in,
     table_schemas,
     together,
+    with_tokens,
 )
 from moereplay.traces.synthetic import MODEL
 
@@ -103,7 +104,7 @@ def table_of(found: Iterable[Source], name: str) -> pl.DataFrame:
     version rather than the nulls of an older one. Raises ResultError naming a damaged or foreign source.
     """
     read = [(each.path, table) for each in found if (table := each.frame(name)) is not None]
-    rows = together(table_schemas()[name], read)
+    rows = with_tokens(together(table_schemas()[name], read))
     nulls = pl.sum_horizontal(pl.all().is_null()).alias("nulls")
     spelled = [setting for setting in ("platform", "capacity") if setting in rows.columns]
     best_first = rows.with_columns(nulls).sort(*ORDER[name], "nulls", *spelled).drop("nulls")

@@ -61,7 +61,8 @@ def latencies(requests: Sequence[Mapping[str, Any]]) -> Row:
         "ttft_mean_ns": float(mean(first)) if first else None,
         "ttft_median_ns": float(median(first)) if first else None,
         "decode_ns": times["decode_ns"],
-        "decode_passes": times["decode_passes"],
+        "decode_passes": sum(row["decode_passes"] or 0 for row in requests),
+        "decode_tokens": times["decode_tokens"],
     }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from moereplay.simulator.arrivals import shortened
+from moereplay.results.serving import shortened
 from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.replay import Plan, plan
@@ -104,7 +104,7 @@ def _by_link(ready: Plan, admission: str, spec: RunSpec) -> Bound:
 
 def _beside(config: ReplayConfig, admission: str, pools: tuple[int, ...], sizes: tuple[int, ...]) -> Bound:
     """Return the bound of what residents leave of the pools."""
-    how = (admission, config.passes, config.reset, config.scope, config.contract)
+    how = (admission, config.schedule, config.reset, config.scope, config.contract)
     if not admission:
         return Bound(*how, (), config.warm)
     if len(pools) == 1 and len(set(sizes)) > 1:

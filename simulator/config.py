@@ -18,8 +18,9 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.times import Times
 from moereplay.traces.dense import check_dense_bits, recorded
+from moereplay.traces.drafts import OFF, parse_drafts
 from moereplay.traces.frozen import first_fault
-from moereplay.traces.passes import parse_passes
+from moereplay.traces.passes import named_schedule, parse_passes
 from moereplay.traces.schema import Frozen, Geometry, Trace, TraceError, canonical
 from moereplay.traces.summary import experts_per_token
 from moereplay.traces.synthetic import synthetic
@@ -77,6 +78,7 @@ class ReplayConfig(Frozen):
     scope: Literal["global", "per_layer", "per_link"] = "global"
     passes: str = "recorded"
     arrivals: str = "all"
+    draft: str = OFF
     reset: str = "never"
     prefetch_at: Literal["gate", "after_demand"] = "gate"
     prefetch_admission: Literal["evict", "free_only"] = "evict"
@@ -104,6 +106,11 @@ class ReplayConfig(Frozen):
     @classmethod
     def _arrivals(cls, text: str) -> str:
         return parse_arrivals(text)
+
+    @field_validator("draft")
+    @classmethod
+    def _draft(cls, text: str) -> str:
+        return parse_drafts(text).text
 
     @field_validator("reset")
     @classmethod
@@ -143,6 +150,11 @@ class ReplayConfig(Frozen):
     def arrive(self) -> bool:
         """True if requests arrive over time, so that the order of passes depends on times."""
         return self.arrivals != ALL
+
+    @property
+    def schedule(self) -> str:
+        """The name of the schedule of passes, its drafts included, for `traces.passes.schedule`."""
+        return named_schedule(self.passes, self.draft, self.seed)
 
     def policy_set(self) -> PolicySet:
         """Parse the four policies. Raises PolicyError."""

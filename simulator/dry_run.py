@@ -87,7 +87,7 @@ def end_states(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> tuple[EndS
     from moereplay.simulator.compiled import engine as compiled  # LLVM takes a moment to import
 
     config, chosen = spec.config, spec.chosen
-    source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
+    source = TraceSource(trace, config.schedule, chosen.prefetch, needs, (config.lookahead, config.seed))
     expected = reference.run_with_state(source, spec)
     with named_by_machine_code(chosen):
         return expected, compiled.run_with_state(trace, spec)

@@ -209,7 +209,7 @@ def oracle_of_trace(
     trace: Trace, source: Callable[[], Gates], config: ReplayConfig, eviction: Chosen[Eviction]
 ) -> Oracle:
     """Return the oracle information of a trace, computed from `source` once per process."""
-    what = ("oracle", config.passes, config.arrive, eviction.policy.profile(eviction.params), config.profile)
+    what = ("oracle", config.schedule, config.arrive, eviction.policy.profile(eviction.params), config.profile)
     return shared(trace, what, lambda: _as_arrays(oracle_of(source(), config, eviction)))
 
 

@@ -33,6 +33,16 @@ class Loading(Sparse):
         return bounded(self.ns_per_expert - (-size * self.ns_per_mib // MIB), "loading", "lower")
 
 
+class Drafting(Sparse):
+    """Time that draft tokens take before a pass verifies them."""
+
+    ns_per_token: Ns = 0  #: per draft, before layer 0, part of the dense time
+
+    def ns(self, drafts: int) -> int:
+        """Return the time of the drafts of one pass."""
+        return bounded(self.ns_per_token * drafts, "draft.ns_per_token", "lower")
+
+
 class Decisions(Sparse):
     """Time that policies take to decide. All but `ns_per_victim` is part of a step's dense time, as `gate_ns` is."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from moereplay.simulator.capacity import MOST_BYTES
-from moereplay.simulator.overheads import Decisions, Loading
+from moereplay.simulator.overheads import Decisions, Drafting, Loading
 from moereplay.simulator.processors import OF_CPU
 from moereplay.simulator.processors import Measured as Measured  # of a platform, to its readers
 from moereplay.simulator.processors import Roofline as Roofline
@@ -113,7 +113,7 @@ class Platform(Sparse):
     """One machine, with the source of its figures."""
 
     later: ClassVar = frozenset({"overlap", "memory_bytes", "fault_ns", "tiers", "loading", "calibration", "tried"})
-    later |= {"decisions", "reserve_bytes", "power"}
+    later |= {"decisions", "reserve_bytes", "draft", "power"}
 
     name: str
     summary: str = ""
@@ -133,6 +133,7 @@ class Platform(Sparse):
     contention: Contention | None = None
     loading: Loading = Loading()
     decisions: Decisions = Decisions()
+    draft: Drafting = Drafting()
     power: Power | None = None  #: for joules; times do not depend on it
     calibration: Calibration | None = None
     tried: Tried | None = None  #: without a calibration: how far off the figures are
@@ -284,6 +285,7 @@ class Platform(Sparse):
     def figures(self) -> dict[str, object]:
         """Return all figures that a replay's times depend on, without names."""
         parts = {"compute", "cpu", "overlap", "loading", "decisions"} | ({"contention"} if self.contention else set())
+        parts |= {"draft"} if self.draft != Drafting() else set()
         rows: list[dict[str, object]] = [link.model_dump(mode="json", include=LINK_TIMES) for link in self.links]
         others: dict[str, object] = self.model_dump(mode="json", include=parts)
         if self.tiers:

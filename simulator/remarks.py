@@ -17,6 +17,7 @@ from moereplay.simulator import bounds
 from moereplay.simulator.config import PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import plan
+from moereplay.traces.drafts import OFF
 from moereplay.traces.passes import schedule, slots_of
 from moereplay.traces.schema import Trace
 from moereplay.traces.texts import counted, whole
@@ -88,6 +89,7 @@ def _reasons(trace: Trace, config: ReplayConfig) -> Iterator[tuple[str, str]]:
     chosen = config.policy_set()
     checks: dict[str, Callable[[], str]] = {
         "passes": lambda: _passes(trace, config.passes, config.arrive),
+        "draft": lambda: _draft(trace, config),
         "reset": lambda: _reset(trace, config),
         "scope": lambda: _one_pool(trace, config),
         "prefetch": lambda: _one_layer(trace) if chosen.prefetch.policy.suggest else "",
@@ -127,6 +129,14 @@ def _passes(trace: Trace, passes: str, arrive: bool) -> str:
     return f"no prompt of this trace has more than {tokens}" if longest else NO_PROMPTS
 
 
+def _draft(trace: Trace, config: ReplayConfig) -> str:
+    """Return why no pass has a draft, or an empty string."""
+    if config.draft == OFF:
+        return ""
+    rows = schedule(trace, config.schedule).rows
+    return "" if rows is not None and rows.draft.any() else "no request decodes two tokens in a row"
+
+
 def _reset(trace: Trace, config: ReplayConfig) -> str:
     """Return why no reset happens after the start, or an empty string."""
     every = parse_reset(config.reset)
@@ -136,7 +146,7 @@ def _reset(trace: Trace, config: ReplayConfig) -> str:
         return "the trace has one request"
     if config.arrive:
         return ""  # it depends on times
-    plan = schedule(trace, config.passes)
+    plan = schedule(trace, config.schedule)
     if every > 0:
         last = int(plan.start[-1])
         return f"the last pass begins after {last:,} tokens" if last < every else ""
@@ -169,7 +179,7 @@ def _seed(config: ReplayConfig, chosen: PolicySet) -> str:
     """Return why a seed changes nothing, or an empty string."""
     policies: list[Policy] = [getattr(chosen, kind).policy for kind in KINDS]
     shuffles = config.lookahead != "recorded" and not _lookahead(config, chosen)
-    drawn = config.arrivals.startswith("poisson")
+    drawn = config.arrivals.startswith("poisson") or config.draft != OFF
     return "" if not config.seed or shuffles or drawn or any(map(_draws, policies)) else "no policy here draws"
 
 

@@ -175,7 +175,7 @@ def plan(trace: Trace, config: ReplayConfig) -> Plan:
         ready = replace(ready, arrivals=arrival_times(config.arrivals, config.seed, trace.requests))
     if ready.machine.reserve_bytes is None:
         return ready
-    return replace(ready, longest=longest_context(trace, config.passes, config.arrive))
+    return replace(ready, longest=longest_context(trace, config.schedule, config.arrive))
 
 
 def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
@@ -244,7 +244,7 @@ def source_of(trace: Trace, ready: Plan) -> Source:
     """Return the demand of a trace as a plan reads it."""
     config = ready.config
     look = (config.lookahead, config.seed)
-    return source_of_trace(trace, config.passes, config.arrive, ready.chosen.prefetch, ready.needs, look)
+    return source_of_trace(trace, config.schedule, config.arrive, ready.chosen.prefetch, ready.needs, look)
 
 
 def _run_compiled(trace: Trace, ready: Plan, log: bool) -> FinishedRun:

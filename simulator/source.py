@@ -10,10 +10,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from moereplay.policies.contract import PolicyError, Prefetch
+from moereplay.policies.contract import NONE, PolicyError, Prefetch
 from moereplay.policies.grammar import Chosen
 from moereplay.traces import routers
 from moereplay.traces.demand import Union, demand_of, union_of
+from moereplay.traces.drafts import KNOWN, REJECTED
 from moereplay.traces.passes import Passes, schedule
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry, Router, Trace
@@ -30,6 +31,18 @@ class Row(NamedTuple):
     request: int
     token: int  #: in the source's token axis
     phase: int  #: PREFILL or DECODE
+    reads: int = NONE  #: the token whose routing it has; its own by default
+    draft: int = KNOWN
+
+    @property
+    def routed(self) -> int:
+        """The token whose routing it has."""
+        return self.token if self.reads == NONE else self.reads
+
+    @property
+    def kept(self) -> bool:
+        """False for a draft that is rejected: its output is thrown away."""
+        return self.draft != REJECTED
 
 
 class Pass(NamedTuple):
@@ -52,8 +65,9 @@ class Pass(NamedTuple):
         start, stop = int(plan.start[index]), int(plan.stop[index])
         if plan.rows is None:
             return cls.of_slice(index, int(plan.request[index]), int(plan.phase[index]), stop - start, start)
-        columns = (column[start:stop].tolist() for column in (plan.rows.request, plan.rows.token, plan.rows.phase))
-        return cls(index, list(map(Row, *columns)))
+        rows = plan.rows
+        columns = (rows.request, rows.token, rows.phase, rows.reads, rows.draft)
+        return cls(index, list(map(Row, *(column[start:stop].tolist() for column in columns))))
 
     @property
     def tokens(self) -> int:
@@ -82,10 +96,10 @@ class Pass(NamedTuple):
 
     @property
     def at(self) -> slice | list[int]:
-        """Tokens of the pass as an index of the token axis: a slice if they are consecutive."""
+        """Tokens whose routing the rows have, as an index of the token axis: a slice if they are consecutive."""
         if len(self.rows) == 1:
-            return slice(self.start, self.start + 1)
-        tokens = [row.token for row in self.rows]
+            return slice(self.rows[0].routed, self.rows[0].routed + 1)
+        tokens = [row.routed for row in self.rows]
         follow = tokens == list(range(tokens[0], tokens[0] + len(tokens)))
         return slice(tokens[0], tokens[-1] + 1) if follow else tokens
 
@@ -97,6 +111,12 @@ class Pass(NamedTuple):
         for t, row in enumerate(self.rows):
             parts.setdefault((row.request, row.phase), []).append(t)
         return parts
+
+    def kept_parts(self) -> dict[tuple[int, int], list[int]]:
+        """Return `parts` without rejected drafts; a part never loses all its rows."""
+        if all(row.kept for row in self.rows):
+            return self.parts()
+        return {part: [t for t in places if self.rows[t].kept] for part, places in self.parts().items()}
 
 
 class Gate(NamedTuple):

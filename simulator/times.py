@@ -243,6 +243,10 @@ class Times:
         key = ("dense", self.dense.layers[layer], 0, tokens, self._share(contended))
         return self._once(key, compute, self._dense_params[0][layer], self._geometry.dense_format) + gate_ns
 
+    def draft_ns(self, drafts: int) -> int:
+        """Return what the drafts of a pass take before layer 0. Contention does not change it."""
+        return self._platform.draft.ns(drafts)
+
     @property
     def has_decisions(self) -> bool:
         """True if `decision_ns` may be more than 0."""

@@ -83,7 +83,7 @@ class Run(NamedTuple):
 
 
 def _replays(run: Run, configs: Sequence[ReplayConfig], workers: int, done: Callable[[], None]) -> Iterator[Result]:
-    for passes in {config.passes for config in configs if not config.arrive}:
+    for passes in {config.schedule for config in configs if not config.arrive}:
         demand_of(run.trace, passes)  # once, so that workers only map it
     for result in _mapped(run, configs, min(workers, len(configs))):
         done()

@@ -98,7 +98,7 @@ def derive(sweep: Sweep, jobs: Sequence[Job]) -> None:
     """Derive the demand of the jobs' traces once, so that workers only map it. Raises TraceError."""
     for trace in sweep.traces:
         of_trace = (job.config for job in jobs if job.digest == trace.digest)
-        for passes in {config.passes for config in of_trace if not config.arrive}:
+        for passes in {config.schedule for config in of_trace if not config.arrive}:
             demand_of(trace, passes)
 
 

@@ -31,6 +31,7 @@ from moereplay.traces.schema import Frozen, Trace, canonical
 from moereplay.traces.shared import Mapped, look, read_only, shared, stands_on
 
 VERSION = 3  #: raised when the meaning of any derived array changes
+MOST_NAME = 150  #: characters; file systems allow 255 in all
 LOG = logging.getLogger(__name__)
 
 Columns = Mapping[str, Rows]
@@ -48,7 +49,10 @@ def derived(trace: Trace, what: str, columns: Columns, fill: Fill) -> dict[str, 
 def _derived(trace: Trace, what: str, columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
     if trace.path is None or not trace.complete:
         return _in_memory(columns, fill)
-    key = f"{trace.digest[:32]}-v{VERSION}-{what.replace(':', '').replace('/', '-')}"
+    name = what.replace(":", "").replace("/", "-")
+    if len(name) > MOST_NAME:
+        name = hashlib.sha256(name.encode()).hexdigest()
+    key = f"{trace.digest[:32]}-v{VERSION}-{name}"
     folders = _folders(trace.path.absolute(), key)
     found = _found(folders, key)
     return _made(folders, key, columns, fill) if found is None else found

@@ -11,23 +11,17 @@ from typing import NamedTuple
 import numpy as np
 
 from moereplay.traces.derived import derived
+from moereplay.traces.drafts import OFF, Rows, Shares, parse_drafts, shares
 from moereplay.traces.growing import VALUES_AT_ONCE, Growing, append
 from moereplay.traces.growing import Rows as Column
 from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.shared import shared
 from moereplay.traces.texts import whole
 from moereplay.traces.units import DECODE, PREFILL
 
 LONG = 1 << 20  #: a schedule of this many passes is kept on disk, not in memory
 #: Arrays of a schedule on disk.
 COLUMNS = {"start": Column("<i8"), "stop": Column("<i8"), "request": Column("<i8"), "phase": Column("i1")}
-
-
-class Rows(NamedTuple):
-    """The rows of all passes, one pass after the other."""
-
-    token: np.ndarray  #: (R,) int64, in the token axis
-    request: np.ndarray  #: (R,) int64
-    phase: np.ndarray  #: (R,) int8, 0 prefill, 1 decode
 
 
 @dataclass(frozen=True)
@@ -48,15 +42,15 @@ class Passes:
         request, phase = rows.request[start], rows.phase[start]
         follow = np.array_equal(rows.token, np.arange(len(rows.token)))
         alike = np.array_equal(rows.request, np.repeat(request, lengths))
-        plain = follow and alike and np.array_equal(rows.phase, np.repeat(phase, lengths))
+        plain = follow and alike and not rows.draft.any() and np.array_equal(rows.phase, np.repeat(phase, lengths))
         return cls(start, stop, request, phase, None if plain else rows)
 
     def __len__(self) -> int:
         return len(self.start)
 
     def tokens(self, first: int, last: int) -> slice | np.ndarray:
-        """Return the tokens of rows [first, last), as an index of the token axis."""
-        return slice(first, last) if self.rows is None else self.rows.token[first:last]
+        """Return the tokens whose routing rows [first, last) have, as an index of the token axis."""
+        return slice(first, last) if self.rows is None else self.rows.reads[first:last]
 
     def apart(self) -> np.ndarray:
         """Return (P,) bool: True if a pass shares no request with the pass before; False for the first."""
@@ -74,11 +68,26 @@ class Passes:
 
 
 Schedule = Callable[[Trace], Passes]
+BESIDE = "+draft="  #: joins the name of a schedule and its drafts
+
+
+def named_schedule(passes: str, draft: str, seed: int) -> str:
+    """Return the name of a schedule with drafts, for `schedule`; without any it is `passes`."""
+    return passes if draft == OFF else f"{passes}{BESIDE}{draft}:seed={seed}"
 
 
 def schedule(trace: Trace, passes: str) -> Passes:
     """Return the passes of a trace under a named schedule. Raises TraceError for an unknown name."""
-    return parse_passes(passes)(trace)
+    name, _, drafted = passes.partition(BESIDE)
+    if not drafted:
+        return parse_passes(name)(trace)
+    draft, _, seed = drafted.rpartition(":seed=")
+
+    def laid_out() -> Passes:
+        slots, given = shares_of(trace, name, draft, int(seed))
+        return _by_slot(given, *_in_slots(np.diff(given.begins).tolist(), slots))
+
+    return shared(trace, f"passes-{passes}", laid_out)
 
 
 def parse_passes(text: str) -> Schedule:
@@ -88,7 +97,7 @@ def parse_passes(text: str) -> Schedule:
     name, _, number = text.partition(":")
     if name in NUMBERED and (size := whole(number)):
         return partial(NUMBERED[name], size=size)
-    if slots := slots_of(text):
+    if BESIDE not in text and (slots := slots_of(text)):
         return partial(batch, size=slots.many, chunk=slots.chunk)
     *others, last = (*NAMED, *(f"{name}:N" for name in NUMBERED))
     raise TraceError(
@@ -102,20 +111,46 @@ class Slots(NamedTuple):
 
     many: int  #: N, requests at a time
     chunk: int  #: C, tokens of a prompt per pass at most; 0: all of them
+    drafted: str = ""  #: what follows the name where passes have drafts
 
     @property
     def alone(self) -> str:
         """The schedule in which a request's passes are its shares of these passes."""
-        return f"batch:1:chunk={self.chunk}" if self.chunk else "batch:1"
+        return f"batch:1:chunk={self.chunk}{self.drafted}" if self.chunk else f"batch:1{self.drafted}"
 
 
 def slots_of(passes: str) -> Slots | None:
     """Return the slots of a schedule by its name, or None if it is another one."""
-    name, _, numbers = passes.partition(":")
+    plain, beside, drafted = passes.partition(BESIDE)
+    name, _, numbers = plain.partition(":")
     many, has_chunk, chunk = numbers.partition(":chunk=")
     if name != "batch" or not whole(many) or (has_chunk and not whole(chunk)):
         return None
-    return Slots(int(many), int(chunk or 0))
+    return Slots(int(many), int(chunk or 0), beside + drafted)
+
+
+def shares_of(trace: Trace, passes: str, draft: str, seed: int) -> tuple[int, Shares]:
+    """Return how many requests a schedule runs at a time, and the shares that they give to its passes."""
+    parse_passes(passes)
+    name, _, number = passes.partition(":")
+    prompts = np.asarray(trace.prompt_lengths, np.int64)
+    slots = slots_of(passes) or Slots(1, {"token": 1, "chunk": whole(number) or 0}.get(name, 0))
+    if name == "decode":
+        prompts = np.minimum(prompts, int(number))
+    return slots.many, shares(trace, prompts, slots.chunk, parse_drafts(draft), seed)
+
+
+def _by_slot(given: Shares, begins: np.ndarray, slots: np.ndarray) -> Passes:
+    """Return the passes of requests whose first shares fall in passes `begins` (R,), in `slots` (R,)."""
+    counts = np.diff(given.begins)
+    request = np.repeat(np.arange(len(counts)), counts)
+    passes = begins[request] + np.arange(len(request)) - given.begins[request]
+    order = np.lexsort((slots[request], passes))
+    lengths = np.diff(given.offsets)
+    ends = np.cumsum(lengths[order])
+    starts = np.repeat(given.offsets[:-1][order] - (ends - lengths[order]), lengths[order])
+    rows = given.rows.at(starts + np.arange(len(starts)))
+    return Passes.of_rows(np.bincount(passes, lengths).astype(np.int64), rows)
 
 
 def longest_context(trace: Trace, passes: str, arrive: bool = False) -> int:
@@ -230,7 +265,8 @@ def _together(trace: Trace, begins: np.ndarray, slots: np.ndarray, chunk: int = 
     piece = inside // chunk if chunk else 0
     passes = begins[request] + np.where(decoded < 0, piece, decoded + _pieces(trace, chunk)[request])
     order = np.lexsort((slots[request], passes))  # stable: tokens of a request stay in order
-    rows = Rows(order.astype(np.int64), request[order], np.where(decoded < 0, PREFILL, DECODE)[order].astype(np.int8))
+    phase = np.where(decoded < 0, PREFILL, DECODE)[order].astype(np.int8)
+    rows = Rows.plain(order.astype(np.int64), request[order], phase)
     return Passes.of_rows(np.bincount(passes), rows)
 
 

@@ -12,10 +12,13 @@ from moereplay.simulator.compiled.state import (
     arrival_ns,
     first_share,
     plan_apart,
+    plan_draft,
+    plan_drafts,
     plan_number,
     plan_opens,
     plan_phase,
     plan_position,
+    plan_reads,
     plan_request,
     plan_row_number,
     plan_row_phase,
@@ -23,7 +26,9 @@ from moereplay.simulator.compiled.state import (
     plan_token,
     plan_tokens,
     requests,
+    share_draft,
     share_phase,
+    share_reads,
     share_start,
     share_token,
     slot_end,
@@ -31,6 +36,7 @@ from moereplay.simulator.compiled.state import (
     slot_number,
 )
 from moereplay.simulator.jit.marks import called, fast
+from moereplay.traces.drafts import KNOWN
 
 
 @called
@@ -70,7 +76,7 @@ def make_pass(s):
     """Make a pass of the next share of every occupied slot; return False if all are free."""
     arrivals, index = s["arrivals"], s["compute"]["index"]
     first = arrivals["rows"]
-    arrivals["apart"], arrivals["context"] = 1, 0
+    arrivals["apart"], arrivals["context"], arrivals["drafts"] = 1, 0, 0
     for slot in range(s["n_slots"]):
         if slot_next(s)[slot] < slot_end(s)[slot]:
             add_share(s, slot_number(s)[slot], slot_next(s)[slot])
@@ -81,6 +87,7 @@ def make_pass(s):
     plan_start(s)[index], plan_tokens(s)[index] = first, arrivals["rows"] - first
     plan_phase(s)[index], plan_number(s)[index] = plan_row_phase(s)[first], number
     plan_request(s)[index], plan_apart(s)[index] = requests(s)[number], arrivals["apart"]
+    plan_drafts(s)[index] = arrivals["drafts"]
     plan_position(s)[index] = plan_token(s)[first] - first_token(s, number)
     return True
 
@@ -91,7 +98,9 @@ def add_share(s, number, share):
     begin, end, at = share_start(s)[share], share_start(s)[share + 1], s["arrivals"]["rows"]
     for row in range(begin, end):
         plan_token(s)[at], plan_row_number(s)[at] = share_token(s)[row], number
+        plan_reads(s)[at], plan_draft(s)[at] = share_reads(s)[row], share_draft(s)[row]
         plan_row_phase(s)[at], plan_opens(s)[at] = share_phase(s)[row], 1 if row == begin else 0
+        s["arrivals"]["drafts"] += 1 if share_draft(s)[row] != KNOWN else 0
         at += 1
     s["arrivals"]["rows"] = at
     s["arrivals"]["context"] += share_token(s)[end - 1] - first_token(s, number) + 1

@@ -18,6 +18,7 @@ from moereplay.simulator.compiled.state import (
     kind_of,
     kv_ns,
     now,
+    pass_drafts,
     pass_tokens,
     slow_dense_ns,
     slow_expert_ns,
@@ -33,9 +34,10 @@ def dense_cost(s, index, layer):
     row = dense_row(s)[pass_tokens(s)[index]]
     if s["external"] == 1:
         return 0
+    drafted = s["draft_ns"] * pass_drafts(s)[index] if s["draft_ns"] > 0 and layer == 0 else 0
     if s["slows_compute"] == 1 and any_link_is_busy(s):
-        return slow_dense_ns(s)[row, layer] + (slow_kv_ns(s)[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
-    return dense_ns(s)[row, layer] + (kv_ns(s)[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+        return drafted + slow_dense_ns(s)[row, layer] + (slow_kv_ns(s)[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+    return drafted + dense_ns(s)[row, layer] + (kv_ns(s)[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
 
 
 @fast

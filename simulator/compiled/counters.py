@@ -16,7 +16,9 @@ from moereplay.simulator.compiled.state import (
     log,
     now,
     pass_number,
+    pass_phase,
     row_at,
+    row_draft,
     row_number,
     row_opens,
     row_phase,
@@ -25,14 +27,16 @@ from moereplay.simulator.compiled.state import (
 )
 from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import bit_length, called, fast
+from moereplay.traces.drafts import KNOWN, REJECTED
 
 WIDTH = len(COUNTERS)
 BUCKETS = LIFETIME_BUCKETS
 _COLUMNS = {name.upper(): column for column, name in enumerate(COUNTERS)}
+DRAFT_ROWS, DRAFT_REJECTED = _COLUMNS["DRAFT_ROWS"], _COLUMNS["DRAFT_REJECTED"]
 
 #: Columns of a request's times.
-START, FIRST, DECODE, PASSES, END, TOKENS = range(6)
-TIMES = 6
+START, FIRST, DECODE, PASSES, END, TOKENS, DECODED = range(7)
+TIMES = 7
 NO_FIRST = -1  #: the request has no prompt
 NO_ROW = -1
 
@@ -58,10 +62,10 @@ def count_here(s, counter, amount):
 
 @fast
 def count_for(s, t, counter, layer, amount):
-    """Add to a counter of a layer for the t-th token of the pass."""
+    """Add to a counter of a layer for the t-th row of the pass, unless it is a rejected draft."""
     if s["batched"] == 0:
         count(s, counter, layer, amount)
-    else:
+    elif row_draft(s)[row_at(s, t)] != REJECTED:
         count_apart(s, row_at(s, t), counter, layer, amount)
 
 
@@ -93,19 +97,31 @@ def begin_pass(s, index, tokens):
         close_row(s)
         s["counters"]["row"] = number
     if s["batched"] == 0:
-        begin_part(s, number, tokens)
+        begin_part(s, number, pass_phase(s)[index], tokens)
     else:
         for t in range(tokens):
-            begin_part(s, row_number(s)[row_at(s, t)], 1)
+            begin_row(s, row_at(s, t))
 
 
 @fast
-def begin_part(s, number, tokens):
-    """Begin `tokens` rows of a request."""
+def begin_row(s, row):
+    """Begin a row of a pass of several requests, or with drafts."""
+    if row_draft(s)[row] != REJECTED:
+        begin_part(s, row_number(s)[row], row_phase(s)[row], 1)
+    if row_draft(s)[row] != KNOWN:
+        count_apart(s, row, DRAFT_ROWS, 0, 1)
+        count_apart(s, row, DRAFT_REJECTED, 0, 1 if row_draft(s)[row] == REJECTED else 0)
+
+
+@fast
+def begin_part(s, number, phase, tokens):
+    """Begin `tokens` kept rows of a request."""
     times = row_times(s)
     if times[number, TOKENS] == 0:
         times[number, START], times[number, FIRST] = s["clock"]["time"], NO_FIRST
     times[number, TOKENS] += tokens
+    if phase == 1:
+        times[number, DECODED] += tokens
 
 
 @called

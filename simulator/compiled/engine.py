@@ -57,7 +57,7 @@ def prepare_inputs(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
     config, chosen = spec.config, spec.chosen
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
     look = (config.lookahead, config.seed)
-    source = partial(source_of_trace, trace, config.passes, config.arrive, chosen.prefetch, needs, look)
+    source = partial(source_of_trace, trace, config.schedule, config.arrive, chosen.prefetch, needs, look)
     return inputs_of(trace, config, needs, chosen.reads), oracle_of_trace(trace, source, config, chosen.eviction)
 
 
@@ -67,7 +67,7 @@ class Run(NamedTuple):
     ran: FinishedRun
     kept: np.ndarray
     lengths: list[int]  #: rows of each pass, if requests arrived over time
-    tokens: list[int]  #: of all rows
+    tokens: list[int]  #: of all rows: those whose routing they have
 
 
 def run_source(source: Source, spec: RunSpec, keep: bool = True) -> Run:
@@ -83,7 +83,7 @@ def run_inputs(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False
 
 def _run(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool) -> Run:
     state = _finished(inputs, oracle, spec, keep)
-    lengths, tokens = (state.arrays[name].tolist() if spec.arrivals else [] for name in ("pass_tokens", "row_token"))
+    lengths, tokens = (state.arrays[name].tolist() if spec.arrivals else [] for name in ("pass_tokens", "row_reads"))
     return Run(_ran(state, spec), state.arrays["kept"], [length for length in lengths if length], tokens)
 
 

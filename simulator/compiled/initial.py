@@ -80,7 +80,7 @@ def initial_state(
     only input to policies.
     """
     chosen = spec.chosen.priced(spec.times)
-    numbers = _scalars(spec, chosen) | _prices(spec) | _lengths(inputs, spec, chosen, lines, keep)
+    numbers = _scalars(spec, chosen) | _prices(inputs, spec) | _lengths(inputs, spec, chosen, lines, keep)
     numbers |= STEPPED if stepped else OWN_CLOCK
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"batched": numbers["n_batched"] > 0}
@@ -170,7 +170,7 @@ def _suggests_late(config: ReplayConfig, chosen: PolicySet) -> bool:
     return config.contract == "sequential" and chosen.prefetch.policy.next_pass
 
 
-def _prices(spec: RunSpec) -> dict[str, int]:
+def _prices(inputs: Inputs, spec: RunSpec) -> dict[str, int]:
     """Return which costs need code and not only a table."""
     times = spec.times
     return {
@@ -180,12 +180,21 @@ def _prices(spec: RunSpec) -> dict[str, int]:
         "has_start": times.has_start,
         "slows_compute": times.slows_compute,
         "reads_kv": times.reads_kv,
+        "draft_ns": _draft_ns(inputs, spec),
         "has_pieces": times.has_pieces,
         "victim_ns": times.victim_ns,
         "by_matrix": times.by_matrix,
         "has_stages": times.has_stages,
         "matrices": len(times.matrices),
     }
+
+
+def _draft_ns(inputs: Inputs, spec: RunSpec) -> int:
+    """Return what a draft takes; 0 without drafts."""
+    if not len(inputs["pass_drafts"]) and not inputs["share_draft"].any():
+        return 0
+    spec.times.draft_ns(len(pass_lengths(inputs, spec)))  # not more than a time can be
+    return spec.times.draft_ns(1)
 
 
 def _reads_ids(numbers: Mapping[str, int], named: frozenset[str]) -> bool:
@@ -272,6 +281,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_most": most,
         "n_held": most if len(inputs["token_choice"]) else 0,
         "n_accesses": 2 * geometry.experts,
+        "n_drafting": len(inputs["pass_drafts"]),
         "n_batched": len(inputs["row_token"]),
         "n_batch": most if len(inputs["row_token"]) else 0,
         "n_kept": int(inputs["pass_tokens"].sum()) + len(inputs["share_token"]) if keep else 0,
@@ -307,6 +317,7 @@ def _of_arrivals(numbers: Mapping[str, int], spec: RunSpec) -> dict[str, int]:
     assert slots is not None  # checked when the run was planned
     return {
         "passes": numbers["n_shares"] - 1,
+        "n_drafting": numbers["n_shares"] - 1,
         "n_batched": numbers["n_share_rows"],
         "n_batch": numbers["n_most"],
         "n_slots": min(slots.many, numbers["n_rows"]),

@@ -18,9 +18,10 @@ from moereplay.simulator.times import BATCH_TABLES, Times
 from moereplay.traces import routers, token_arrays
 from moereplay.traces.demand import demand_of, next_passes
 from moereplay.traces.derived import derived
+from moereplay.traces.drafts import KNOWN
+from moereplay.traces.drafts import Rows as PassRows
 from moereplay.traces.growing import VALUES_AT_ONCE, Growing, Rows, append
 from moereplay.traces.passes import Passes, is_long, schedule, slots_of
-from moereplay.traces.passes import Rows as PassRows
 from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.shared import read_only, shared
 from moereplay.traces.token_arrays import look
@@ -61,8 +62,8 @@ def inputs_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: 
     """
     depths = _depths(config)
     control = (config.lookahead, config.seed if config.lookahead != "recorded" else 0) if depths else ("", 0)
-    slots = slots_of(config.passes) if config.arrive else None
-    passes = slots.alone if slots else config.passes
+    slots = slots_of(config.schedule) if config.arrive else None
+    passes = slots.alone if slots else config.schedule
     wanted = Demanded(passes, "logits" in needs, "next_pass" in reads, depths, control, slots is not None)
     return shared(trace, wanted, lambda: _inputs_of(trace, wanted))
 
@@ -91,15 +92,21 @@ def _known_passes(trace: Trace, wanted: Demanded, plan: Passes) -> dict[str, np.
 
 def _shares(plan: Passes) -> dict[str, np.ndarray]:
     """Return the passes of requests that are alone as their shares of passes."""
-    arrays, rows = _plan(plan), plan.rows
-    tokens = plan.stop - plan.start
+    arrays = _plan(plan)
     return {
         "requests": arrays["requests"],
         "first_share": np.searchsorted(arrays["pass_number"], np.arange(len(arrays["requests"]) + 1)),
         "share_start": np.append(plan.start, plan.stop[-1:]),
-        "share_token": np.arange(tokens.sum()) if rows is None else rows.token,
-        "share_phase": np.repeat(plan.phase, tokens) if rows is None else rows.phase,
+        **_rows_of_shares(plan),
     }
+
+
+def _rows_of_shares(plan: Passes) -> dict[str, np.ndarray]:
+    if plan.rows is not None:
+        return {f"share_{name}": getattr(plan.rows, name) for name in ("token", "reads", "phase", "draft")}
+    tokens = plan.stop - plan.start
+    token, phase = np.arange(tokens.sum()), np.repeat(plan.phase, tokens)
+    return {"share_token": token, "share_reads": token, "share_phase": phase, "share_draft": np.zeros(len(token))}
 
 
 def _plan_of(trace: Trace, passes: str, plan: Passes) -> dict[str, np.ndarray]:
@@ -138,6 +145,8 @@ def _plan(plan: Passes) -> dict[str, np.ndarray]:
         "pass_apart": plan.apart(),
         "requests": requests[first],
     }
+    if rows is not None and rows.draft.any():
+        arrays["pass_drafts"] = np.add.reduceat(rows.draft != KNOWN, start)
     return arrays if rows is None else arrays | _rows(rows, numbers, plan)
 
 
@@ -153,7 +162,8 @@ def _rows(rows: PassRows, numbers: np.ndarray, plan: Passes) -> dict[str, np.nda
     parts = (passes * (numbers.max(initial=0) + 1) + numbers) * 2 + rows.phase
     opens = np.zeros(len(parts), np.int64)
     opens[np.unique(parts, return_index=True)[1]] = 1
-    return {"row_token": rows.token, "row_number": numbers, "row_phase": rows.phase, "row_opens": opens}
+    columns = {"row_token": rows.token, "row_reads": rows.reads, "row_phase": rows.phase, "row_draft": rows.draft}
+    return columns | {"row_number": numbers, "row_opens": opens}
 
 
 def _scores_of(trace: Trace) -> dict[str, np.ndarray]:
@@ -203,7 +213,8 @@ def inputs_from(source: Source, arrive: bool = False) -> Inputs:
 
 def _plan_from(passes: Sequence[Pass]) -> Passes:
     rows = [row for step in passes for row in step.rows]
-    columns = {name: np.array([getattr(row, name) for row in rows], np.int64) for name in PassRows._fields}
+    names = {name: "routed" if name == "reads" else name for name in PassRows._fields}
+    columns = {column: np.array([getattr(row, name) for row in rows], np.int64) for column, name in names.items()}
     return Passes.of_rows(np.array([step.tokens for step in passes], np.int64), PassRows(**columns))
 
 
@@ -253,8 +264,8 @@ def _by_token(plan: Passes, layers: int, rows: Sequence[Sequence], width: int, f
     found = np.concatenate(passes) if passes else np.zeros((0, layers, width))
     if plan.rows is None:
         return found
-    tokens = np.full((int(plan.rows.token.max()) + 1, layers, width), filler, found.dtype)
-    tokens[plan.rows.token] = found
+    tokens = np.full((int(plan.rows.reads.max()) + 1, layers, width), filler, found.dtype)
+    tokens[plan.rows.reads] = found
     return tokens
 
 

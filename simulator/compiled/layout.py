@@ -29,8 +29,8 @@ SETTING = (
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand reads_need renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
-    "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv has_pieces victim_ns by_matrix "
-    "has_stages matrices cpu_tier sync_ns next_pass reads_unfetched arrives external "
+    "has_loading loads_prefetches waits_for_all has_start slows_compute reads_kv draft_ns has_pieces victim_ns "
+    "by_matrix has_stages matrices cpu_tier sync_ns next_pass reads_unfetched arrives external "
     + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: Variables of a run, in records; one file writes each (OWNS, tests/simulator/test_compiled_state.py). A ring is a pair
@@ -61,7 +61,7 @@ RECORDS = {
     "log": record("lines"),
     "reset": record("tokens passes"),
     # next request, rows of all passes; of the pass: its context, and whether it shares no request with the one before
-    "arrivals": record("coming rows context apart"),
+    "arrivals": record("coming rows context apart drafts"),
     "stepped": record("ended y elapsed"),
     "errors": record("error culprit"),
 }
@@ -82,7 +82,7 @@ LENGTHS = (
     "n_ring n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates n_lanes "
     "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
     "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
-    "n_batched n_batch n_slots n_shares n_share_rows n_arrivals n_firsts "
+    "n_drafting n_batched n_batch n_slots n_shares n_share_rows n_arrivals n_firsts "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -266,7 +266,10 @@ INPUT_ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "pass_number": (np.int64, ("passes",)),
     "pass_position": (np.int64, ("passes",)),  # earlier tokens of the request
     "pass_apart": (np.int8, ("passes",)),  # 1 if it shares no request with the previous pass
+    "pass_drafts": (np.int64, ("n_drafting",)),  # empty without drafts
     "row_token": (np.int64, ("n_batched",)),
+    "row_reads": (np.int64, ("n_batched",)),  # the token whose routing it has
+    "row_draft": (np.int8, ("n_batched",)),
     "row_number": (np.int64, ("n_batched",)),
     "row_phase": (np.int8, ("n_batched",)),
     "row_opens": (np.int8, ("n_batched",)),  # 1 for the first row of a request and phase in a pass
@@ -276,6 +279,8 @@ INPUT_ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "first_share": (np.int64, ("n_firsts",)),  # by number of the request; the last is the end
     "share_start": (np.int64, ("n_shares",)),  # first row; the last is the end
     "share_token": (np.int64, ("n_share_rows",)),
+    "share_reads": (np.int64, ("n_share_rows",)),
+    "share_draft": (np.int8, ("n_share_rows",)),
     "share_phase": (np.int8, ("n_share_rows",)),
     "offsets": (np.int64, ("n_steps",)),  # of a step in the demand stream; the last is its end
     "stream_expert": (np.int16, ("n_demand",)),
@@ -303,7 +308,10 @@ PLAN_ARRAYS = {
     "plan_number": "pass_number",
     "plan_position": "pass_position",
     "plan_apart": "pass_apart",
+    "plan_drafts": "pass_drafts",
     "plan_token": "row_token",
+    "plan_reads": "row_reads",
+    "plan_draft": "row_draft",
     "plan_row_number": "row_number",
     "plan_row_phase": "row_phase",
     "plan_opens": "row_opens",

@@ -14,6 +14,7 @@ from moereplay.simulator.compiled.counters import (
     BY_RESET,
     CAUSES,
     DECODE,
+    DECODED,
     END,
     FIRST,
     KINDS,
@@ -97,6 +98,7 @@ def _times(columns: list[int]) -> Row:
         "ttft_ns": None if columns[FIRST] == NO_FIRST else columns[FIRST],
         "decode_ns": columns[DECODE],
         "decode_passes": columns[PASSES],
+        "decode_tokens": columns[DECODED],
         "end_ns": columns[END],
         "tokens": columns[TOKENS],
     }

@@ -152,7 +152,10 @@ pass_request = _reader["pass_request"]
 pass_number = _reader["pass_number"]
 pass_position = _reader["pass_position"]
 pass_apart = _reader["pass_apart"]
+pass_drafts = _reader["pass_drafts"]
 row_token = _reader["row_token"]
+row_reads = _reader["row_reads"]
+row_draft = _reader["row_draft"]
 row_number = _reader["row_number"]
 row_phase = _reader["row_phase"]
 row_opens = _reader["row_opens"]
@@ -160,6 +163,8 @@ requests = _reader["requests"]
 first_share = _reader["first_share"]
 share_start = _reader["share_start"]
 share_token = _reader["share_token"]
+share_reads = _reader["share_reads"]
+share_draft = _reader["share_draft"]
 share_phase = _reader["share_phase"]
 slot_number = _reader["slot_number"]
 slot_next = _reader["slot_next"]
@@ -173,6 +178,9 @@ plan_number = _reader["plan_number"]
 plan_position = _reader["plan_position"]
 plan_apart = _reader["plan_apart"]
 plan_token = _reader["plan_token"]
+plan_drafts = _reader["plan_drafts"]
+plan_reads = _reader["plan_reads"]
+plan_draft = _reader["plan_draft"]
 plan_row_number = _reader["plan_row_number"]
 plan_row_phase = _reader["plan_row_phase"]
 plan_opens = _reader["plan_opens"]
@@ -314,8 +322,8 @@ def row_at(s, t):
 
 @fast
 def token_at(s, t):
-    """Return the token of the t-th row, as an index of the token axis."""
-    return row_at(s, t) if s["batched"] == 0 else row_token(s)[row_at(s, t)]
+    """Return the token whose routing the t-th row has, as an index of the token axis."""
+    return row_at(s, t) if s["batched"] == 0 else row_reads(s)[row_at(s, t)]
 
 
 # outcomes of an access

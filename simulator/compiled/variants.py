@@ -20,6 +20,7 @@ TWO_TIERS = dict.fromkeys(
         "has_start",
         "slows_compute",
         "reads_kv",
+        "draft_ns",
         "has_pieces",
         "victim_ns",
         "by_matrix",

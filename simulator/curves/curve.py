@@ -24,7 +24,7 @@ import numpy as np
 
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Row
-from moereplay.results.settings import OF_CURVES
+from moereplay.results.settings import OF_CURVES, older
 from moereplay.simulator.bounds import RELAXED as RELAXED_BOUND
 from moereplay.simulator.bounds import Bound, count, misses_of
 from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig, configure
@@ -33,6 +33,7 @@ from moereplay.simulator.curves.stream import Cut, Demands, Tally, demands_of, t
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.demand import demand_of
+from moereplay.traces.drafts import OFF
 from moereplay.traces.schema import Geometry, Trace, canonical
 from moereplay.traces.synthetic import synthetic
 
@@ -121,6 +122,7 @@ def curve(
     passes: str = "recorded",
     reset: str = "never",
     contract: str = "atomic",
+    draft: str = OFF,
     capacities: Sequence[int] = (),
     done: Callable[[int], None] = lambda steps: None,
 ) -> Curve:
@@ -131,14 +133,14 @@ def curve(
     of the steps (passes x layers) have been counted. `relaxed_belady` is counted at `capacities` alone where experts
     of a pool differ in size. Raises ConfigError, PolicyError or TraceError.
     """
-    config = settings(trace.geometry, policy, scope, passes, reset, contract)
+    config = settings(trace.geometry, policy, scope, passes, reset, contract, draft)
     geometry, equal = trace.geometry, _shares_a_size(trace.geometry, scope)
     bracketed = policy == RELAXED and not equal
     grid = _asked(geometry, capacities) if bracketed else _grid(geometry, scope, () if equal else capacities)
     cut = Cut(geometry.layers, geometry.experts, scope == "per_layer", contract == "atomic")
     counted = tally(geometry.layers, len(grid), None if equal else grid)
     weights = np.array([1 if equal else size for size in geometry.expert_bytes], np.int64)
-    demands = demands_of(trace, passes, reset)
+    demands = demands_of(trace, config.schedule, reset)
     if bracketed:
         run_interruptibly(partial(_count, demands, "lru", cut, weights, counted, lambda steps: None))
         found = run_interruptibly(partial(_bracket, trace, config, grid, done))
@@ -155,10 +157,11 @@ def settings(
     passes: str = "recorded",
     reset: str = "never",
     contract: str = "atomic",
+    draft: str = OFF,
 ) -> ReplayConfig:
     """Return the configuration that a curve holds for, checked before counting. Raises ConfigError or PolicyError."""
     replayed = "belady" if policy == RELAXED else policy
-    config = configure(eviction=replayed, scope=scope, passes=passes, reset=reset, contract=contract)
+    config = configure(eviction=replayed, scope=scope, passes=passes, reset=reset, contract=contract, draft=draft)
     if policy not in POLICIES:
         raise ConfigError(
             f"no curve of {policy}: it is not a known stack algorithm ({', '.join(POLICIES)} are); "
@@ -216,8 +219,8 @@ def _asked(geometry: Geometry, capacities: Sequence[int]) -> np.ndarray:
 def _bracket(trace: Trace, config: ReplayConfig, grid: np.ndarray, done: Callable[[int], None]) -> np.ndarray:
     """Return bounds on the fewest misses at each capacity (2, G): a lower bound, and a feasible number."""
     sizes, found = trace.geometry.expert_bytes, []
-    steps = len(demand_of(trace, config.passes).offsets) - 1
-    how = (RELAXED_BOUND, config.passes, config.reset, config.scope, config.contract)
+    steps = len(demand_of(trace, config.schedule).offsets) - 1
+    how = (RELAXED_BOUND, config.schedule, config.reset, config.scope, config.contract)
     for at, pool in enumerate(grid.tolist()):
         counted = count(trace, Bound(*how, (pool // min(sizes),), (), pool, sizes))
         accesses, feasible = counted["accesses"] or 0, counted["feasible_hits"] or 0
@@ -293,7 +296,8 @@ def write_curve(folder: Path, curve: Curve) -> Path:
 
 def _identity(curve: Curve, config: Row) -> str:
     """Return a hash of the demand without the machine, so that a completed curve replaces one with gaps."""
-    return hashlib.sha256(canonical([SEMANTICS_VERSION, curve.trace, config])).hexdigest()[:16]
+    counted = {name: value for name, value in config.items() if value != older().get(name)}
+    return hashlib.sha256(canonical([SEMANTICS_VERSION, curve.trace, counted])).hexdigest()[:16]
 
 
 def _known(misses: list[int]) -> list[int | None]:

@@ -19,6 +19,7 @@ from moereplay.simulator.replay import Plan
 from moereplay.simulator.threads import check_stop
 from moereplay.simulator.times import Times
 from moereplay.traces.demand import Demand, demand_of
+from moereplay.traces.drafts import REJECTED
 from moereplay.traces.passes import Passes, schedule
 from moereplay.traces.schema import Trace
 from moereplay.traces.units import DECODE, NEVER
@@ -77,7 +78,7 @@ class LeastTime(NamedTuple):
 
     time_ns: int
     decode_ns: int  #: summed over requests
-    decode_passes: int  #: likewise; 0 where nothing is decoded
+    decode_tokens: int  #: likewise; 0 where nothing is decoded
 
 
 class Run(NamedTuple):
@@ -104,7 +105,7 @@ def least_time(trace: Trace, ready: Plan, bound: Bound) -> LeastTime:
     weights = _decoding(passes)
     levels = range(1, int(weights.max(initial=0)) + 1)  # a pass of w requests is in w of them
     decode_ns = sum(least(first, last) for level in levels for first, last in _stretches(weights >= level))
-    return LeastTime(least(0, len(passes)), decode_ns, int(weights.sum()))
+    return LeastTime(least(0, len(passes)), decode_ns, _decoded(passes, int(weights.sum())))
 
 
 def _decoding(passes: Passes) -> np.ndarray:
@@ -114,6 +115,13 @@ def _decoding(passes: Passes) -> np.ndarray:
     of = np.repeat(np.arange(len(passes)), passes.stop - passes.start)
     pairs = np.stack([of, passes.rows.request])[:, passes.rows.phase == DECODE]
     return np.bincount(np.unique(pairs, axis=1)[0], minlength=len(passes))
+
+
+def _decoded(passes: Passes, without_drafts: int) -> int:
+    """Return the number of tokens that are decoded, rejected drafts left out."""
+    if passes.rows is None:
+        return without_drafts
+    return int(((passes.rows.phase == DECODE) & (passes.rows.draft != REJECTED)).sum())
 
 
 def _stretches(wanted: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -129,6 +137,8 @@ def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
     dense = costs["dense_ns"][costs["dense_row"][inputs["pass_tokens"]]]
     if len(costs["kv_ns"]):
         dense = dense + costs["kv_ns"][:, None]
+    if len(inputs["pass_drafts"]):
+        dense[:, 0] += spec.times.draft_ns(1) * inputs["pass_drafts"]
     many = np.diff(demand.offsets)
     layer = np.repeat(np.arange(len(many)) % layers, many)
     each = costs["expert_ns"][costs["cost_row"][layer], demand.tokens]

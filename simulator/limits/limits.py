@@ -170,7 +170,7 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
             why = BY_LINK if bound.parts else BESIDE_RESIDENTS
         unknown = dict.fromkeys(("relaxed", "forced", "fixed", "routed", "least"))
         return Limits(
-            len(demand_of(trace, config.passes).expert), counted.get("compulsory"), **unknown, reasons=(why, *reasons)
+            len(demand_of(trace, config.schedule).expert), counted.get("compulsory"), **unknown, reasons=(why, *reasons)
         )
     relaxed = replace(bound, admission=RELAXED)
     counted = count(trace, relaxed)
@@ -178,7 +178,7 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
     forced = count(trace, replace(bound, admission=FORCED)) if ready.chosen.miss.policy.fetches_all else None
     fixed = fixed_set(trace, relaxed)
     least = None if reasons else least_time(trace, ready, relaxed)
-    if least is not None and not least.decode_passes:
+    if least is not None and not least.decode_tokens:
         reasons.append(NOTHING_DECODED)
     if fixed is None:
         reasons.append(MANY_SIZES)

@@ -19,6 +19,7 @@ from moereplay.simulator.reference.links import Links
 from moereplay.simulator.reference.machine import Activity, Machine, Span, Wakeup
 from moereplay.simulator.reference.state import Batch, Tables, Transfer
 from moereplay.simulator.source import Pass
+from moereplay.traces.drafts import KNOWN
 
 Process = Generator[simpy.Event, None, None]
 
@@ -40,7 +41,8 @@ class Compute:
         self._machine, self._config, self._layers = machine, spec.config, spec.layout.geometry.layers
         self._loads = machine.priced is not None and spec.times.has_loading
         self._loads_prefetches = self._loads and spec.times.loads_prefetches
-        self._decision_ns = spec.decision_ns
+        self._decision_ns, self._times = spec.decision_ns, spec.times
+        self._draft_ns = 0  # of the pass in progress
         self._pieces = spec.times.has_pieces
         self._waits_for_all = spec.times.waits_for_all and spec.config.contract == "atomic"
         self._queues_together = self._waits_for_all or bool(machine.batches)
@@ -60,6 +62,7 @@ class Compute:
         It looks back at `context` positions.
         """
         began, self._context = self._now, context
+        self._draft_ns = self._times.draft_ns(sum(row.draft != KNOWN for row in step_pass.rows))
         self._counters.begin_pass(began, step_pass)
         for layer in range(self._layers):
             self._begin_step(step_pass, layer, clock, position)
@@ -242,7 +245,7 @@ class Compute:
     def _dense(self, layer: int, tokens: int) -> Activity:
         if self._machine.priced is None:
             return self._machine.accelerator.dense(layer, tokens)
-        decided = self._decision_ns(layer, tokens)
+        decided = self._decision_ns(layer, tokens) + (self._draft_ns if layer == 0 else 0)
         return self._machine.priced.dense(layer, tokens, self._context, self._links.busy, decided)
 
     def _expert(self, layer: int, access: Access) -> Activity:

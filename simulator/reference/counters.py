@@ -15,6 +15,7 @@ from moereplay.results.result import Event, Row
 from moereplay.simulator.reference.machine import Activity, Span
 from moereplay.simulator.reference.state import Tables
 from moereplay.simulator.source import Pass
+from moereplay.traces.drafts import KNOWN
 
 
 class Counters:
@@ -31,7 +32,7 @@ class Counters:
 
     def begin_pass(self, now: int, step_pass: Pass) -> None:
         """Charge to this pass from now on; a request begins with its first pass."""
-        for (request, phase), places in step_pass.parts().items():
+        for (request, phase), places in step_pass.kept_parts().items():
             if request not in self._requests:
                 self._requests[request] = {
                     "request": request,
@@ -39,6 +40,7 @@ class Counters:
                     "ttft_ns": None,
                     "decode_ns": 0,
                     "decode_passes": 0,
+                    "decode_tokens": 0,
                     "end_ns": now,
                     "tokens": 0,
                     **queued(self._arrivals, request, now),
@@ -46,7 +48,16 @@ class Counters:
                 }
             self.charge_to(request, phase)
             self._row["tokens"] += len(places)
+            self._row["decode_tokens"] += len(places) if phase else 0
+        self._count_drafts(step_pass)
         self.charge_to(step_pass.request, step_pass.phase)
+
+    def _count_drafts(self, step_pass: Pass) -> None:
+        for row in step_pass.rows:
+            if row.draft != KNOWN:
+                self.charge_to(row.request, row.phase)
+                self.count("draft_rows", 0)
+                self.count("draft_rejected", 0, int(not row.kept))
 
     def charge_to(self, request: int, phase: int) -> None:
         """Charge to this request and phase from now on, for work of single tokens of a pass."""

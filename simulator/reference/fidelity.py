@@ -52,14 +52,14 @@ def replaced(own: Sequence[int], run: Sequence[int]) -> bool:
 def count_fidelity(counters: Counters, source: Gates, step_pass: Pass, layer: int, mixture: Mixture) -> None:
     """Count kept, substituted and dropped assignments and gate weight, rank displacement, total variation.
 
-    Each token's are charged to its own request and phase.
+    Each token's are charged to its own request and phase; rejected drafts count nothing.
     """
     gate, run = mixture.gate, mixture.run
     same = list(map(list, gate.ids)) == run
     tokens = list(zip(gate.ids, mixture.routed, run, strict=True))
     anew = [] if same else [reweighed(*token) for token in tokens]
     weighed = source.weigh(step_pass, layer, run) if any(anew) else ()
-    for part, places in step_pass.parts().items():
+    for part, places in step_pass.kept_parts().items():
         counters.charge_to(*part)
         if same:
             _count_kept(counters, layer, gate, places)

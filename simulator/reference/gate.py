@@ -173,7 +173,7 @@ class Gatekeeper:
     def _count_demand(self, demanded: Demanded, layer: int) -> None:
         union, step = demanded.union, demanded.step
         self._counters.count("accesses", layer, len(step.expert))
-        for part, rows in demanded.step_pass.parts().items():
+        for part, rows in demanded.step_pass.kept_parts().items():
             self._counters.charge_to(*part)
             self._counters.count("assignments", layer, sum(e != NONE for t in rows for e in demanded.gate.ids[t]))
         self._counters.charge_to(*demanded.step_pass.leader)
@@ -377,8 +377,10 @@ class Gatekeeper:
         return None
 
     def _count_for(self, step_pass: Pass, t: int, name: str, x: int) -> None:
-        """Count one for the request of row t."""
+        """Count one for the request of row t, unless it is a rejected draft."""
         row = step_pass.rows[t]
+        if not row.kept:
+            return
         self._counters.charge_to(row.request, row.phase)
         self._count(name, x)
         self._counters.charge_to(*step_pass.leader)

@@ -116,7 +116,7 @@ class Priced(Protocol):
     def dense(self, layer: int, tokens: int, context: int, contended: bool, decided: int) -> Activity:
         """Start a dense part that reads `context` positions of KV cache; `contended` if a link works.
 
-        `decided` is the time of the policies' decisions, ns.
+        `decided` is the time of the policies' decisions and of drafts, ns.
         """
         ...
 

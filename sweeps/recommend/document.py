@@ -57,7 +57,7 @@ def document(question: Question, answer: Answer, trace_name: str, whole: Trace |
         "best": _leader(question, best, trace_name),
         "from_empty": answer.from_empty and _found(answer.from_empty),
         "best_known": answer.known and _leader(question, answer.known, trace_name),
-        "compulsory_limit": compulsory_limit(question.trace, best.config.passes),
+        "compulsory_limit": compulsory_limit(question.trace, best.config.schedule),
         "second": answer.second and _found(answer.second) | {"differs": list(differing(best, answer.second))},
         "seconds": _about(best)["seconds"],
         "calibration": _about(best)["calibration"],
@@ -209,7 +209,7 @@ def _warnings(question: Question, best: Tried) -> list[str]:
     about, trace = _about(best), question.trace
     sizes = {"dense weights": question.memory.dense_bytes, "the KV cache": kv_bytes_of(trace)}
     unsized = [UNSIZED.format(what) for what, size in sizes.items() if not size]
-    limit = compulsory_limit(trace, best.config.passes)
+    limit = compulsory_limit(trace, best.config.schedule)
     short = [SHORT_TRACE.format(f"{100 * limit:.1f}%")] if limit < SHORT and best.config.warm else []
     short += idle([best.result.to_json()])
     open_loop = [about["label"]] if "open-loop" in about["label"] else []

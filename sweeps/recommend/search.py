@@ -287,7 +287,7 @@ def chosen(tried: Tried) -> dict[str, str]:
 
 def _started(trace: Trace, config: ReplayConfig, start: str) -> ReplayConfig | None:
     """Return the configuration with a full cache; a short trace gives no profile to fill it by."""
-    return started(trace, config, filling(trace, config.passes) if start == USED else start)
+    return started(trace, config, filling(trace, config.schedule) if start == USED else start)
 
 
 def _rebuilt(trace: Trace, tried: Tried) -> dict[str, str]:

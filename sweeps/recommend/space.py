@@ -175,7 +175,7 @@ def start_of(trace: Trace, config: ReplayConfig) -> str:
     if not config.warm:
         return EMPTY
     layers = {layer for layer, _ in config.warm}
-    return LAYERS if len(layers) * trace.geometry.experts == len(config.warm) else filling(trace, config.passes)
+    return LAYERS if len(layers) * trace.geometry.experts == len(config.warm) else filling(trace, config.schedule)
 
 
 def order_of(trace: Trace, start: str) -> Experts:

@@ -33,7 +33,7 @@ def rows(count: int = 20, seed: int = 0, more_hits: int = 0, slower: float = 1.0
                 "hits": hits,
                 "misses": 8 * tokens - hits,
                 "collisions": collisions,
-                "decode_passes": tokens,
+                "decode_tokens": tokens,
                 "decode_ns": int(tokens * 1e6 * noise * slower),
                 "ttft_ns": int(1e7 * noise * slower),
             }

@@ -89,7 +89,7 @@ def test_a_limit_without_belady_s_bound_is_drawn_and_no_line_that_is_not() -> No
 
 @every("typed", [["26.44%", "27.72%", "40%"], ["26.44%", "27.72%", "90%"], ["1%", "2%", "90%"]])
 def test_labels_of_ticks_never_touch(typed: list[str]) -> None:
-    request = [{"ttft_ns": 3_000_000, "decode_ns": 9_000_000, "decode_passes": 4}]
+    request = [{"ttft_ns": 3_000_000, "decode_ns": 9_000_000, "decode_tokens": 4}]
     parts = [by_hand({}, [{"layer": 0}], request, capacity=each) for each in typed]
     frame = pl.concat(renamed(part, "lru") for part in parts)
     for width in (None, 3.3):

@@ -165,7 +165,7 @@ def test_lines_that_coincide_are_named_above_the_panel() -> None:
     assert [text.get_text() for text in axes.texts] == ["lru = fifo"]
 
 
-TIMED = [{"ttft_ns": 3_000_000, "decode_ns": 9_000_000, "decode_passes": 4}]  #: a request with a first token, and more
+TIMED = [{"ttft_ns": 3_000_000, "decode_ns": 9_000_000, "decode_tokens": 4}]  #: a request with a first token, and more
 
 
 def both_phases(cells: list[Row]) -> list[Row]:

@@ -89,7 +89,7 @@ def test_an_axis_says_that_it_is_logarithmic_only_where_it_is(frame: pl.DataFram
 
 
 def test_what_has_one_phase_only_leaves_the_figures_of_the_other_out() -> None:
-    times = {"prefill": {"ttft_ns": 5}, "decode": {"decode_ns": 5, "decode_passes": 1}}
+    times = {"prefill": {"ttft_ns": 5}, "decode": {"decode_ns": 5, "decode_tokens": 1}}
     rows = {
         phase: pl.concat(
             renamed(

@@ -179,7 +179,7 @@ def test_times_of_requests_and_of_the_run_count_too(trace: Trace) -> None:
 
 def by_hand(hits: int, ttft: int, decode: int) -> Result:
     """100 accesses; two requests, the second without a prompt; 10 decode passes."""
-    times = {"decode_ns": decode // 2, "decode_passes": 5}
+    times = {"decode_ns": decode // 2, "decode_tokens": 5}
     requests = [{"ttft_ns": ttft, **times}, times]
     counts = {"accesses": 100, "hits": hits, "misses": 100 - hits, "collisions": 3, "bytes_demand": 2_000_000}
     return result(counts, label="SIMULATED, open-loop", requests=requests)

@@ -15,7 +15,7 @@ NAMES = ["capacity", "eviction"]
 def entry(eviction: str, requests: Sequence[tuple[int, int]], **settings: str) -> Entry:
     """From (decode_ns, hits) of each request, all of 10 decode passes and 100 accesses."""
     rows = [
-        {"request": at, "decode_passes": 10, "decode_ns": ns, "hits": hits, "accesses": 100, "misses": 100 - hits}
+        {"request": at, "decode_tokens": 10, "decode_ns": ns, "hits": hits, "accesses": 100, "misses": 100 - hits}
         for at, (ns, hits) in enumerate(requests)
     ]
     spent = sum(ns for ns, _ in requests)

@@ -20,7 +20,7 @@ from moereplay.results.result import Row as Counts
 from moereplay.simulator.capacity import parse_size
 from moereplay.simulator.config import configure
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
-from moereplay.simulator.overheads import Decisions, Loading
+from moereplay.simulator.overheads import Decisions, Drafting, Loading
 from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform, Wire
 from moereplay.simulator.reference.engine import run
 from moereplay.simulator.residents import residents
@@ -31,7 +31,7 @@ from moereplay.traces.demand import Union, union_of
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry, Router
 from moereplay.traces.units import DECODE, NEVER
-from tests.kit.schedules import laid
+from tests.kit.schedules import Guess, laid
 
 ENGINES = ("reference", "compiled")
 
@@ -109,6 +109,7 @@ def machine(
         contention=Contention(cpu=left, link=left, **of["contention"]),
         loading=Loading.model_validate(prices.get("loading", {})),
         decisions=Decisions.model_validate(prices.get("decisions", {})),
+        draft=Drafting.model_validate(prices.get("draft", {})),
         overlap=prices.get("overlap", "arrival"),
     )
 
@@ -129,15 +130,16 @@ class ListSource:
         geometry: Geometry,
         requests: Sequence[Prompted],
         passes: str | Sequence[Sequence[Row]] = "recorded",
+        guess: Guess | None = None,
         arrive: bool = False,
     ) -> None:
         """`passes` is a name, or the rows of every pass; a row's token counts through all requests.
 
         `arrive`: the passes are shares of requests, which fall in passes by time, so that the future is unknown.
         """
-        self.geometry, self.requests, self.arrive = geometry, requests, arrive
+        self.geometry, self.requests, self.guess, self.arrive = geometry, requests, guess, arrive
         lengths = [(request.prompt, len(request.tokens)) for request in requests]
-        self._plan = laid(lengths, passes) if isinstance(passes, str) else passes
+        self._plan = laid(lengths, passes, guess) if isinstance(passes, str) else passes
         self._tokens = [token for request in requests for token in request.tokens]
         unions = [self._union(rows, layer) for rows in self._plan for layer in range(geometry.layers)]
         self._unions, self._first = _with_future(unions, geometry)
@@ -147,7 +149,7 @@ class ListSource:
         return (Pass(index, rows) for index, rows in enumerate(self._plan))
 
     def _cells(self, rows: Sequence[Row], layer: int) -> list[Cell]:
-        return [self._tokens[row.token][layer] for row in rows]
+        return [self._tokens[row.routed][layer] for row in rows]
 
     def _union(self, rows: Sequence[Row], layer: int) -> Union:
         cells = self._cells(rows, layer)

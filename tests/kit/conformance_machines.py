@@ -10,19 +10,18 @@ from moereplay.policies.contract import PolicyError
 from moereplay.results.counters import COUNTERS
 from moereplay.simulator.config import FUTURE, configure
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.overheads import Drafting
 from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform
 from moereplay.traces.passes import Slots, slots_of
 from moereplay.traces.schema import TraceError
-from moereplay.traces.units import DECODE
 from tests.kit.cases import ListSource, Outcome, replay_lists, sizes
 from tests.kit.conformance_format import AMOUNT, COUNT, LONGEST, Shape, Strict
+from tests.kit.schedules import Guess
 
 Amount = Annotated[int, AMOUNT]
 SETTINGS = ("eviction", "prefetch", "miss", "contract", "scope", "passes", "reset", "prefetch_at", "seed")
 CAPABILITIES = frozenset({"ids", "weights", "lookahead", FUTURE})
 NS = 1_000_000_000
-#: Counters of drafts, which no replay has: a case that asks for drafts is refused.
-NO_DRAFTS = ("draft_rows", "draft_rejected")
 
 
 class Wired(Strict):
@@ -113,12 +112,13 @@ def result(case: MachineCase, engine: str) -> dict[str, Any]:
             sizes(case.layers, case.experts, case.k, case.expert_bytes),
             [request.prompted() for request in case.requests],
             case.passes if case.arrivals_ns is None else _slots(case.passes).alone,
+            case.draft and Guess(case.draft.n, case.draft.accept, case.draft.rejected, case.seed),
             arrive=case.arrivals_ns is not None,
         )
         found = _outcome(case, source, engine)
     except (ConfigError, PolicyError, TraceError, ValueError) as error:
         return {"name": case.name, "refused": " ".join(str(error).split())}
-    return {"name": case.name, "refused": None, **_figures(found, source)}
+    return {"name": case.name, "refused": None, **_figures(found)}
 
 
 def _outcome(case: MachineCase, source: ListSource, engine: str) -> Outcome:
@@ -151,8 +151,6 @@ def _slots(passes: str) -> Slots:
 
 def _check(case: MachineCase) -> None:
     """Raises ConfigError for what no replay has yet, and for pools that hold no expert."""
-    if case.draft is not None:
-        raise ConfigError("draft: not supported yet")
     if case.arrivals_ns is not None and len(case.arrivals_ns) != len(case.requests):
         raise ConfigError(f"{len(case.arrivals_ns)} arrivals of {len(case.requests)} requests")
     largest = max(case.expert_bytes)
@@ -179,18 +177,15 @@ def _platform(case: MachineCase) -> Platform:
         ),
         compute=Measured(dense_ns=case.dense_ns, pass_ns=case.pass_ns, expert_ns_per_token=case.expert_ns_per_token),
         cpu=cpu and Measured(expert_ns_per_token=cpu.ns_per_token, tier=cpu.tier or ""),
+        draft=Drafting(ns_per_token=case.draft_ns),
         contention=Contention(cpu=case.contention.cpu, link=case.contention.link),
     )
 
 
-def _figures(found: Outcome, source: ListSource) -> dict[str, Any]:
-    decoded = [0] * len(source.requests)
-    for step in source.passes():
-        for row in step.rows:
-            decoded[row.request] += row.phase == DECODE
+def _figures(found: Outcome) -> dict[str, Any]:
     return {
-        "totals": {name: found[name] for name in COUNTERS} | dict.fromkeys(NO_DRAFTS, 0),
-        "per_request": [_request(row, decoded) for row in sorted(found.requests, key=lambda row: row["request"])],
+        "totals": {name: found[name] for name in COUNTERS},
+        "per_request": [_request(row) for row in sorted(found.requests, key=lambda row: row["request"])],
         "time_ns": found["time_ns"],
         "events": [
             [event.t0, event.t1, event.kind, event.step_pass, event.layer, event.expert, event.cause]
@@ -199,6 +194,6 @@ def _figures(found: Outcome, source: ListSource) -> dict[str, Any]:
     }
 
 
-def _request(row: dict[str, Any], decoded: list[int]) -> dict[str, Any]:
-    times = {name: row[name] for name in ("ttft_ns", "decode_ns", "decode_passes", "arrival_ns", "queued_ns")}
-    return times | {"decode_tokens": decoded[row["request"]]}
+def _request(row: dict[str, Any]) -> dict[str, Any]:
+    names = ("ttft_ns", "decode_ns", "decode_passes", "decode_tokens", "arrival_ns", "queued_ns")
+    return {name: row[name] for name in names}

@@ -31,7 +31,7 @@ from tests.kit.scenarios import (
     read_by_matrix,
     scenarios,
 )
-from tests.kit.schedules import mixed
+from tests.kit.schedules import Guess, mixed
 
 
 def with_all(kind: str, *texts: str) -> tuple[str, ...]:
@@ -160,6 +160,7 @@ def by_matrix(draw: st.DrawFn, **fixed: Any) -> Scenario:
     return scenario
 
 
+FEW = st.sampled_from((0, 0, 1, 5))  #: nanoseconds
 MISSED = ("missed", "missed", "missed:top=1", "missed:of=any:after=2", "missed:of=dropped", "missed:per_step=1")
 ON_CPU = ("cpu", "cpu:below=2", "split:q=.5", "fiddler:ratio=2:goal=max:decode=cost")
 
@@ -232,6 +233,27 @@ def _resident(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...
 
 
 @st.composite
+def drafted(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Any scenario on a machine with lower tiers, or with all prices, whose decode passes verify drafts."""
+    scenario = draw(st.one_of(hybrid(**fixed), priced(**fixed)))
+    guess = draw(guesses(scenario))
+    passes = draw(st.sampled_from(("recorded", "token", "decode:1", "batch:2", "batch:3")))
+    return scenario._replace(source=ListSource(scenario.source.geometry, scenario.source.requests, passes, guess))
+
+
+@st.composite
+def guesses(draw: st.DrawFn, scenario: Scenario) -> Guess:
+    """Some drafts, which take some nanoseconds on the scenario's machine."""
+    scenario.times["prices"] = dict(scenario.times.get("prices", {})) | {"draft": {"ns_per_token": draw(FEW)}}
+    return Guess(
+        many=draw(st.integers(1, 4)),
+        accept=draw(st.lists(st.sampled_from((0.0, 0.3, 0.7, 1.0)), min_size=1, max_size=3)),
+        rejected=draw(st.sampled_from(("other", "own"))),
+        seed=scenario.settings["seed"],
+    )
+
+
+@st.composite
 def batched(draw: st.DrawFn, **fixed: Any) -> Scenario:
     """Return the same source with random passes: several requests, both phases, any order, omitted tokens."""
     scenario = draw(anything(**fixed))
@@ -253,7 +275,8 @@ def arriving(draw: st.DrawFn, **fixed: Any) -> Scenario:
     gaps = [draw(st.sampled_from((0, 1, 2, 5, 20, 60))) for _ in source.requests]
     chunk = f":chunk={slots.chunk}" if slots.chunk else ""
     scenario.settings.update(passes=f"batch:{slots.many}{chunk}", arrivals_ns=tuple(accumulate(gaps)))
-    return scenario._replace(source=ListSource(source.geometry, source.requests, slots.alone, arrive=True))
+    guess = draw(st.one_of(st.none(), guesses(scenario)))
+    return scenario._replace(source=ListSource(source.geometry, source.requests, slots.alone, guess, arrive=True))
 
 
 @st.composite

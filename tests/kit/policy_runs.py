@@ -151,7 +151,7 @@ def _by_reference(
     needs = frozenset().union(*(part.needs for part in vars(chosen).values()))
     machine = Times(_platform(times or Nanoseconds()), geometry, tiers)
     spec = RunSpec(config, CopyLayout(geometry, tiers), machine, _pools(config, geometry, slots), log=True)
-    source = Recording(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
+    source = Recording(trace, config.schedule, chosen.prefetch, needs, (config.lookahead, config.seed))
     source.ran = []
     return _outcome(run(source, spec), source.ran), source, spec
 

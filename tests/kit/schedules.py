@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
+from typing import NamedTuple
 
 from moereplay.policies.contract import DECODE, PREFILL
 from moereplay.simulator.source import Row
@@ -12,21 +13,30 @@ from moereplay.simulator.source import Row
 Lengths = Sequence[tuple[int, int]]  #: (prompt tokens, tokens) of each request
 
 
-def laid(lengths: Lengths, passes: str) -> list[list[Row]]:
+class Guess(NamedTuple):
+    """Drafts by plain loops."""
+
+    many: int
+    accept: Sequence[float]
+    rejected: str
+    seed: int
+
+
+def laid(lengths: Lengths, passes: str, guess: Guess | None = None) -> list[list[Row]]:
     """The rows of every pass of a schedule by its name."""
     name, _, number = passes.partition(":")
     if name == "batch":
         slots, _, chunk = number.partition(":chunk=")
-        return in_slots(lengths, int(slots), int(chunk or 0))
+        return in_slots(lengths, int(slots), int(chunk or 0), guess)
     if name == "decode":
-        return laid([(min(prompt, int(number)), tokens) for prompt, tokens in lengths], "recorded")
+        return laid([(min(prompt, int(number)), tokens) for prompt, tokens in lengths], "recorded", guess)
     size = {"recorded": 0, "token": 1}.get(name, int(number or 0))
-    return [rows for request in range(len(lengths)) for rows in _alone(lengths, request, size)]
+    return [rows for request in range(len(lengths)) for rows in given(lengths, request, size, guess)]
 
 
-def in_slots(lengths: Lengths, slots: int, chunk: int = 0) -> list[list[Row]]:
+def in_slots(lengths: Lengths, slots: int, chunk: int = 0, guess: Guess | None = None) -> list[list[Row]]:
     """Requests in slots: pass by pass, each slot gives the next rows of its request, or else of the next request."""
-    waiting = [rows for request in range(len(lengths)) if (rows := _alone(lengths, request, chunk))]
+    waiting = [rows for request in range(len(lengths)) if (rows := given(lengths, request, chunk, guess))]
     held: list[list[list[Row]]] = [[] for _ in range(slots)]
     passes = []
     while waiting or any(held):
@@ -35,6 +45,38 @@ def in_slots(lengths: Lengths, slots: int, chunk: int = 0) -> list[list[Row]]:
                 held[slot] = waiting.pop(0)
         passes.append([row for coming in held if coming for row in coming.pop(0)])
     return passes
+
+
+def given(lengths: Lengths, request: int, size: int, guess: Guess | None) -> list[list[Row]]:
+    """What a request gives to one pass after the other: pieces of its prompt, then known tokens with their drafts."""
+    alone = _alone(lengths, request, size)
+    prompt = [rows for rows in alone if rows[0].phase == PREFILL]
+    if guess is None:
+        return alone
+    first = sum(length for _, length in lengths[:request])
+    i, end = first + lengths[request][0], first + lengths[request][1]
+    while i < end:
+        rows, right = [Row(request, i, DECODE)], True
+        for j in range(1, min(guess.many, end - 1 - i) + 1):
+            chance = guess.accept[min(j, len(guess.accept)) - 1]
+            right = right and hash53(guess.seed, i + j) / 2**53 < chance
+            reads = i + j
+            if not right and guess.rejected == "other":
+                reads = first + hash53(guess.seed + 1, i * 64 + j) % (end - first)
+            rows.append(Row(request, i + j, DECODE, reads, 1 if right else 2))
+        prompt.append(rows)
+        i += sum(row.kept for row in rows)
+    return prompt
+
+
+def hash53(seed: int, t: int) -> int:
+    """53 random bits."""
+    x = (seed * 0x9E3779B97F4A7C15 + t + 1) % 2**64
+    for _ in range(3):
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+        x ^= x >> 31
+    return x >> 11
 
 
 def mixed(dice: Random, lengths: Lengths) -> list[list[Row]]:

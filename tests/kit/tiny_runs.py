@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from moereplay.results.counters import COUNTERS
+from moereplay.results.counters import COUNTERS, REQUEST_TIMES
 from moereplay.results.files import to_frame, write_frame
 from moereplay.results.parts import SWEEP_VERSION
 from moereplay.results.result import Result, Row
@@ -25,7 +25,7 @@ SMALL = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)
 #: Of the results that figures are tested on.
 EVICTIONS = ["lru", "least_stale", "least_stale:order=a", "belady"]
 NO_COUNT: Row = dict.fromkeys(COUNTERS, 0)
-NO_TIME: Row = {"start_ns": 0, "ttft_ns": None, "decode_ns": 0, "decode_passes": 0, "end_ns": 0, "tokens": 0}
+NO_TIME: Row = dict.fromkeys(REQUEST_TIMES, 0) | {"ttft_ns": None}
 
 
 def small_trace(geometry: Geometry = SMALL, tokens: int = 24) -> Trace:

@@ -228,7 +228,7 @@ def test_latencies_over_requests() -> None:
     # TTFT 1, 2 and 6 ms: mean 3, median 2; the fourth request has no prompt. Decoding: 40 ms for 8 passes
     times = [(1_000_000, 10_000_000, 1), (2_000_000, 10_000_000, 3), (6_000_000, 0, 0), (None, 20_000_000, 4)]
     seen = measured(
-        by_hand({}, (), [dict(zip(("ttft_ns", "decode_ns", "decode_passes"), t, strict=True)) for t in times])
+        by_hand({}, (), [dict(zip(("ttft_ns", "decode_ns", "decode_tokens"), t, strict=True)) for t in times])
     )
     assert (value(seen, "ttft_mean_ms"), value(seen, "ttft_median_ms")) == (3.0, 2.0)
     assert (value(seen, "tpot_ms"), value(seen, "tokens_per_s")) == (5.0, 200.0)

@@ -126,7 +126,7 @@ def test_arrivals_at_the_start_are_the_schedule_of_batches(scenario: Scenario) -
     where, source = machine(**scenario.times), scenario.source
     zeros = tuple(0 for _ in source.requests)
     there = replay_lists(source, scenario.pools, where, engine="reference", arrivals_ns=zeros, **settings)
-    laid = ListSource(source.geometry, source.requests, str(settings["passes"]))
+    laid = ListSource(source.geometry, source.requests, str(settings["passes"]), source.guess)
     assert replay_lists(laid, scenario.pools, where, engine="reference", **settings) == there
 
 

@@ -158,6 +158,8 @@ CHANGES = [
     {"routing": "cache_prior"},
     {"platform": "mac-nvme"},
     {"passes": "token"},
+    {"draft": "1"},
+    {"draft": "1:rejected=own"},
     {"passes": "batch:2"},
     {"passes": "batch:2:chunk=3"},
     *({"passes": "batch:2", "arrivals": text} for text in ("every:0.5", "poisson:2", "at:0/1", "at:0/2")),

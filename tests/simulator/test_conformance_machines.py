@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.kit import conformance
 from tests.kit.cases import ENGINES
 from tests.kit.conformance_format import read_cases
 from tests.kit.conformance_machines import MachineCase, result
 
 FOLDER = Path(__file__).resolve().parents[1] / "conformance"
-#: Files of cases: of CPU, lower tiers and residents; of requests that arrive.
-FILES = {"machines": 553, "machines-arrivals": 318}
+#: Files of cases: of CPU, lower tiers and residents; of drafts, also of requests that arrive; of arrivals alone.
+FILES = {"machines": 553, "machines-draft": 450, "machines-arrivals": 318}
 SHARE = 5  #: `make test` tries one case in so many
 Document = dict[str, Any]
 
@@ -62,13 +61,3 @@ def test_a_share_of_the_cases_gives_the_agreed_result(engine: str) -> None:
 def test_every_case_gives_the_agreed_result(engine: str) -> None:
     assert {name: len(pairs_of(name)) for name in FILES} == FILES
     assert different(engine, pairs()) == {}
-
-
-def test_what_no_replay_has_yet_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name, asked = "draft", {"n": 1, "accept": [0.5], "rejected": "own"}
-    case = json.loads(gzip.decompress((FOLDER / "machines.json.gz").read_bytes()))[0]
-    path = tmp_path / "one.json"
-    path.write_text(json.dumps([case | {name: asked}]))
-    assert conformance.main([str(path), "--engine", "reference", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row == {"name": case["name"], "refused": "draft: not supported yet"}

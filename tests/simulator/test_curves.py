@@ -49,7 +49,7 @@ def trace_of(rows: Sequence[Sequence[Sequence[int]]], experts: int, expert_bytes
 def replayed(trace: Trace, made: Curve, capacity: int, where: Platform) -> Result:
     """The replay of a curve's settings at a capacity in bytes."""
     ready = replace(plan(trace, made.config.model_copy(update={"capacity": f"{capacity}B"})), machine=where)
-    return replay_source(TraceSource(trace, made.config.passes, ready.chosen.prefetch, frozenset()), ready)
+    return replay_source(TraceSource(trace, made.config.schedule, ready.chosen.prefetch, frozenset()), ready)
 
 
 def by_layer(result: Result, name: str, layers: int) -> list[int]:

@@ -200,7 +200,7 @@ def test_of_unequal_bytes_no_replay_is_faster_than_the_least_time(case: Case, di
 def fresh_of(case: Case) -> np.ndarray:
     from moereplay.simulator.curves.stream import demands_of
 
-    return demands_of(case.trace, case.config.passes, case.config.reset).fresh
+    return demands_of(case.trace, case.config.schedule, case.config.reset).fresh
 
 
 def test_a_preloaded_set_hits_what_a_replay_of_it_hits() -> None:
@@ -230,7 +230,7 @@ def test_the_cost_of_loading_may_leave_nothing() -> None:
 def decode_ns(result: Result) -> tuple[int, int]:
     """Summed over requests, and their decode passes."""
     rows = result.per_request
-    return sum(row["decode_ns"] for row in rows), sum(row["decode_passes"] for row in rows)
+    return sum(row["decode_ns"] for row in rows), sum(row["decode_tokens"] for row in rows)
 
 
 def assert_not_faster(case: Case, engine: str) -> None:
@@ -238,7 +238,7 @@ def assert_not_faster(case: Case, engine: str) -> None:
     assert result.totals["misses"] >= 0
     assert least.time_ns <= result.totals["time_ns"]
     spent, passes = decode_ns(result)
-    assert least.decode_ns <= spent and least.decode_passes == passes
+    assert least.decode_ns <= spent and least.decode_tokens == passes
 
 
 @searched

@@ -108,7 +108,7 @@ def configs(question: Question, space: Space) -> list[ReplayConfig]:
         configure(**base, **dict(zip(space.axes(), values, strict=True)))
         for values in itertools.product(*space.axes().values())
     )
-    full = [started(question.trace, config, filling(question.trace, config.passes)) for config in every]
+    full = [started(question.trace, config, filling(question.trace, config.schedule)) for config in every]
     return [config for config in full if config is not None and can_replay(question.trace, config)]
 
 
@@ -146,7 +146,7 @@ def gain(question: Question, answer: Answer, recall: float) -> float:
     base = {**question.at(question.memory.cache_bytes), "prefetch": f"oracle:recall={recall}:precision={recall}"}
     caches = itertools.product(answer.space.eviction, answer.space.scope)
     cold = (configure(**base, eviction=name, scope=scope) for name, scope in caches)
-    full = (started(question.trace, config, filling(question.trace, config.passes)) for config in cold)
+    full = (started(question.trace, config, filling(question.trace, config.schedule)) for config in cold)
     tried = Runner(question.trace).tried(config for config in full if config is not None)
     return max(each.tokens_per_s for each in tried) / answer.best.tokens_per_s - 1
 

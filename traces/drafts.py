@@ -1,0 +1,158 @@
+"""Draft tokens: the rows of a request's passes when a pass verifies guesses beside the token that is known.
+
+`N[:accept=A1/A2/...][:rejected=other|own]`. Which drafts are accepted depends on the token's index and the seed alone,
+not on time. So the shares of a request (its prompt, then the known token with its drafts) are known in advance, and
+schedules decide only which pass a share falls in.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.texts import whole
+from moereplay.traces.units import DECODE, PREFILL
+
+KNOWN, ACCEPTED, REJECTED = range(3)  #: kinds of rows: a token of the trace, a guess that was right, a wrong one
+Routed = Literal["other", "own"]
+OFF = "0"
+EXPECTED = "expected N[:accept=A1/A2/...][:rejected=other|own], with N of at least 0 and each A from 0 to 1"
+NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+LIKELY = (0.7,)
+
+
+class Drafts(NamedTuple):
+    """How many drafts a pass verifies, and which are right."""
+
+    many: int  #: per request and pass, at most
+    accept: tuple[float, ...] = LIKELY  #: chance of the first, second, ... if those before it are; the last repeats
+    rejected: Routed = "other"  #: whose routing a wrong token has: another token's of its request, or its own index's
+
+    @property
+    def text(self) -> str:
+        """The setting with everything spelled out."""
+        chances = "/".join(str(chance).removesuffix(".0") for chance in self.accept)
+        return f"{self.many}:accept={chances}:rejected={self.rejected}" if self.many else OFF
+
+
+def parse_drafts(text: str) -> Drafts:
+    """Return the drafts of a setting. Raises TraceError."""
+    first, *others = text.split(":")
+    many, found = whole(first), dict(each.partition("=")[::2] for each in others)
+    rejected, accept = found.pop("rejected", "other"), found.pop("accept", None)
+    chances = LIKELY if accept is None else tuple(map(_chance, accept.split("/")))
+    doubtful = found or len(others) > len({each.partition("=")[0] for each in others})
+    if many is None or doubtful or rejected not in get_args(Routed) or None in chances:
+        raise TraceError(f"invalid draft {text!r}: {EXPECTED}")
+    return Drafts(many, chances, rejected)
+
+
+def _chance(text: str) -> float | None:
+    chance = float(text) if re.fullmatch(NUMBER, text) else -1.0
+    return chance if 0 <= chance <= 1 else None
+
+
+# -- chance, from the seed alone
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def hash53(seed: int, numbers: np.ndarray) -> np.ndarray:
+    """Return 53 random bits for each number, uint64: three rounds of SplitMix64's mixing. docs/semantics.md has it."""
+    with np.errstate(over="ignore"):
+        x = numbers.astype(np.uint64) + np.uint64((seed * _GOLDEN + 1) % (1 << 64))
+        for _ in range(3):
+            x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
+            x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
+            x = x ^ (x >> np.uint64(31))
+    return x >> np.uint64(11)
+
+
+def uniform(seed: int, numbers: np.ndarray) -> np.ndarray:
+    """Return a number in [0, 1) for each, exact in float64."""
+    return hash53(seed, numbers).astype(np.float64) / float(1 << 53)
+
+
+# -- rows and shares
+
+
+class Rows(NamedTuple):
+    """Rows of passes or shares, one after the other."""
+
+    token: np.ndarray  #: (R,) int64, in the token axis: the position that a row is computed for
+    request: np.ndarray  #: (R,) int64
+    phase: np.ndarray  #: (R,) int8, 0 prefill, 1 decode
+    reads: np.ndarray  #: (R,) int64, the token whose routing it has; other than `token` in rejected rows only
+    draft: np.ndarray  #: (R,) int8, KNOWN, ACCEPTED or REJECTED
+
+    @classmethod
+    def plain(cls, token: np.ndarray, request: np.ndarray, phase: np.ndarray) -> Rows:
+        """Return rows without drafts."""
+        return cls(token, request, phase, token, np.zeros(len(token), np.int8))
+
+    def at(self, order: np.ndarray) -> Rows:
+        """Return these rows of them."""
+        return Rows(*(column[order] for column in self))
+
+
+class Shares(NamedTuple):
+    """What each request gives to one pass after the other: its prompt, or a known token with its drafts."""
+
+    begins: np.ndarray  #: (R + 1,) int64, first share of each request
+    offsets: np.ndarray  #: (S + 1,) int64, first row of each share
+    rows: Rows  #: of all shares, in the order of requests
+
+
+def shares(trace: Trace, prompts: np.ndarray, size: int, drafts: Drafts, seed: int) -> Shares:
+    """Return the shares of requests whose first `prompts` (R,) tokens are prompt, in pieces of `size` (0: whole)."""
+    offsets = np.asarray(trace.request_offsets, np.int64)
+    right = _right(trace, drafts, seed)
+    edges: list[int] = []  # the first token of each share
+    begins = [0]
+    for first, end, prompt in zip(offsets[:-1].tolist(), offsets[1:].tolist(), prompts.tolist(), strict=True):
+        edges += range(first, first + prompt, size or max(prompt, 1))
+        at = first + prompt
+        while at < end:
+            edges.append(at)
+            at += 1 + min(int(right[at]), end - 1 - at)
+        begins.append(len(edges))
+    return _laid_out(trace, prompts, np.array(edges, np.int64), np.array(begins, np.int64), drafts, seed)
+
+
+def _right(trace: Trace, drafts: Drafts, seed: int) -> np.ndarray:
+    """Return how many drafts after each token would be accepted if its request went on for ever, (T,)."""
+    tokens, right = np.arange(trace.tokens, dtype=np.int64), np.zeros(trace.tokens, np.int64)
+    going = np.ones(trace.tokens, bool)
+    for j in range(1, min(drafts.many, trace.tokens) + 1):
+        going &= uniform(seed, tokens + j) < drafts.accept[min(j, len(drafts.accept)) - 1]
+        right += going
+    return right
+
+
+def _laid_out(
+    trace: Trace, prompts: np.ndarray, edges: np.ndarray, begins: np.ndarray, drafts: Drafts, seed: int
+) -> Shares:
+    """Return the rows of shares that begin at these tokens."""
+    offsets = np.asarray(trace.request_offsets, np.int64)
+    request = np.repeat(np.arange(trace.requests, dtype=np.int64), np.diff(begins))
+    first, end = offsets[request], offsets[request + 1]
+    decoded = edges >= first + prompts[request]
+    last = np.arange(len(edges)) + 1 == begins[request + 1]
+    kept = np.where(last, end, np.append(edges[1:], 0)) - edges
+    rows = np.where(decoded, 1 + np.minimum(drafts.many, end - 1 - edges), kept)
+    starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+    share = np.repeat(np.arange(len(edges)), rows)
+    inside = np.arange(len(share)) - starts[share]  # j of a draft
+    token = edges[share] + inside
+    draft = np.where(inside >= kept[share], REJECTED, np.where(decoded[share] & (inside > 0), ACCEPTED, KNOWN))
+    reads = token.copy()
+    if drafts.rejected == "other":
+        wrong = np.flatnonzero(draft == REJECTED)
+        of = share[wrong]
+        drawn = hash53(seed + 1, edges[of] * 64 + inside[wrong]) % (end - first)[of].astype(np.uint64)
+        reads[wrong] = first[of] + drawn.astype(np.int64)
+    phase = np.where(decoded[share], DECODE, PREFILL).astype(np.int8)
+    return Shares(begins, starts, Rows(token, request[share], phase, reads, draft.astype(np.int8)))
