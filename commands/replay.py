@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from moereplay.analysis.timeline_moves import Machine
     from moereplay.commands.options import Given
     from moereplay.results.result import Result
+    from moereplay.results.serving import Level
     from moereplay.simulator.config import ReplayConfig
     from moereplay.simulator.replay import Plan
     from moereplay.sweeps.grid import Outcome
@@ -34,6 +35,17 @@ class Printed(NamedTuple):
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the rows as a Markdown table.")] = False
 
 
+class Serving(NamedTuple):
+    """Service level, and the search for the rate that holds it."""
+
+    slo: Annotated[
+        str, typer.Option(help="Service level for goodput: ttft=2s,tpot=100ms,e2e=30s,share=0.9 (of requests).")
+    ] = ""
+    find_rate: Annotated[
+        bool, typer.Option("--find-rate", help="With --slo: search for the largest Poisson rate that holds it.")
+    ] = False
+
+
 @grouped
 def replay(
     trace: options.TracePath,
@@ -43,6 +55,7 @@ def replay(
     engine: options.Engine = "compiled",
     workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES,
     printed: Printed,
+    serving: Serving,
     as_json: Annotated[bool, typer.Option("--json", help="Print one configuration as one JSON document.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for results, in the format of `sweep run`.")] = None,
     events: Annotated[
@@ -64,8 +77,12 @@ def replay(
     names = settings.preset_names()
     configs = list(names)
     check_profile_is_read(configs)
-    _one_only(configs, as_json, events)
     _check_printed(printed, as_json)
+    if serving.find_rate:
+        _search_rates(opened, configs, serving, printed, [as_json, bool(events), bool(out)], engine)
+        return
+    _one_only(configs, as_json, events)
+    level = _level(serving)
     with keeping(lambda: _kept_in(out)), _progress(configs) as advance:
         outcomes = run_grid(opened, configs, workers, bool(events), done=advance, engine=engine)
         say_when_compiling()
@@ -75,14 +92,74 @@ def replay(
 
         write_events(events, outcomes[0][0].events)
     if as_json:
-        show_json(_document(opened, configs[0], outcomes[0], engine))
+        served = _served([outcomes[0][0]], level)
+        show_json(_document(opened, configs[0], outcomes[0], engine) | ({"serving": served[0]} if served else {}))
         return
-    _report(opened, configs, outcomes, list(names.values()), printed, engine)
+    served = _served([result for result, _ in outcomes], level)
+    _report(opened, configs, outcomes, list(names.values()), printed, engine, served)
     if out:
         say(f"wrote {out}/part-*/")
         say(f"figures: moereplay plot {out}")
     if events:
         say(f"wrote {events}")
+
+
+# -- serving
+
+
+def _level(serving: Serving) -> Level | None:
+    """Return the service level, or None without one. Raises ResultError."""
+    from moereplay.results.serving import parse_level
+
+    return parse_level(serving.slo) if serving.slo else None
+
+
+def _served(results: Sequence[Result], level: Level | None) -> list[dict[str, Any]]:
+    """Return the serving figures of results, none without arrivals and a level."""
+    from moereplay.analysis.serving import rows
+
+    if level is None and all(result.config["arrivals"] == "all" for result in results):
+        return []
+    return rows(results, level)
+
+
+def _print_served(rows: Sequence[Mapping[str, Any]], printed: Printed) -> None:
+    from moereplay.analysis.serving import printed as lines
+
+    if rows:
+        show(*lines(rows, "csv" if printed.csv else "markdown" if printed.markdown else ""))
+
+
+def _search_rates(
+    trace: Trace,
+    configs: Sequence[ReplayConfig],
+    serving: Serving,
+    printed: Printed,
+    others: Sequence[bool],
+    engine: str,
+) -> None:
+    """Print the largest rate of each configuration that holds the level. Raises ConfigError for other outputs."""
+    from functools import partial
+
+    from moereplay.analysis.serving import found
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.replay import replay as run
+    from moereplay.sweeps.rates import at_rate, largest_rate
+
+    level = _level(serving)
+    if level is None:
+        raise ConfigError("--find-rate requires --slo, as in --slo ttft=2s,tpot=100ms")
+    if any(others):
+        raise ConfigError("--find-rate cannot be combined with --json, --events or --out; --csv prints every figure")
+    for config in configs:
+        at_rate(config, "1")
+    say_when_compiling()
+    with keeping(lambda: "nothing was written"), _progress(list(configs)) as advance:
+        holdings = []
+        for config in configs:
+            holdings.append(largest_rate(partial(run, trace, engine=engine), config, level))
+            advance()
+    _print_served(found(holdings, level), printed)
 
 
 def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -> None:
@@ -148,6 +225,7 @@ def _report(
     presets: list[str],
     printed: Printed,
     engine: str,
+    served: Sequence[Mapping[str, Any]],
 ) -> None:
     from moereplay.analysis.ranking import best_of_each, heading, judged, ranking
     from moereplay.analysis.tables import drawn
@@ -160,7 +238,8 @@ def _report(
     names = {result.about["identity"]: name for result, name in zip(results, presets, strict=True) if name}
     shown = best_of_each(ranking(rows, printed.by, names), printed.top)
     if printed.csv or printed.markdown:
-        _print_plain(shown, printed.csv)
+        more = {result.about["identity"]: row for result, row in zip(results, served, strict=False)}
+        _print_plain([row | more.get(row["identity"], {}) for row in shown], printed.csv)
         return
     table = [{name: value for name, value in row.items() if name != "identity"} for row in shown]
     show(
@@ -171,6 +250,7 @@ def _report(
         *idle(rows),
         *judged(rows, names, foresight()),
     )
+    _print_served(served, printed)
     if len(shown) < len(rows):
         say(f"{len(shown):,} of {len(rows):,} rows; --top 0 for all")
 

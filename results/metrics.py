@@ -135,11 +135,11 @@ METRICS: dict[str, Metric] = {
     ),
     "mj_per_token": Metric(
         (DECODED,),
-        ("decode_passes",),
+        ("decode_tokens",),
         per=MS,
         larger_is_better=False,
         head="mJ/tok",
-        words="energy of the decode phase / sum of decode_passes, in millijoules",
+        words="energy of the decode phase / sum of decode_tokens, in millijoules",
     ),
     "capacity_gb": Metric(("capacity_bytes",), per=GB, larger_is_better=False, words="capacity_bytes / 1e9"),
 }

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from moereplay.policies.contract import Prefetch
 from moereplay.policies.grammar import Chosen
+from moereplay.results.serving import LISTED, shortened
 from moereplay.simulator.errors import LATEST_NS, ConfigError
 from moereplay.simulator.rates import NS
 from moereplay.simulator.source import Idle, Pass, Row, TraceGates, TraceSource
@@ -23,7 +24,6 @@ from moereplay.traces.passes import Slots, schedule, slots_of
 from moereplay.traces.schema import Trace
 
 ALL = "all"  #: every request is there at the start: the order of passes is known before the run
-LISTED = "at"  #: times that were given in a file, one per request
 EXPECTED = "expected all, every:S, poisson:R (S seconds apart, R per second) or a JSON file of seconds"
 NUMBER = r"[0-9]{1,20}(\.[0-9]{0,30})?(e[+-]?[0-9]{1,2})?"
 ADDED = 2  #: to the seed of the run, for the seed of gaps
@@ -57,12 +57,6 @@ def _listed_in(path: str) -> str:
     if not numbers or not seconds:
         raise ConfigError(f"invalid arrivals {path}: expected a JSON list of seconds, one per request")
     return f"{LISTED}:{'/'.join(repr(each) for each in seconds)}"
-
-
-def shortened(text: str) -> str:
-    """Return the setting for a message: of a list only its length."""
-    name, _, times = text.partition(":")
-    return f"of {times.count('/') + 1} times" if name == LISTED else text
 
 
 def arrival_times(text: str, seed: int, requests: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from moereplay.simulator.arrivals import shortened
+from moereplay.results.serving import shortened
 from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.replay import Plan, plan

@@ -10,6 +10,7 @@ import polars as pl
 
 from moereplay.analysis import forecast
 from moereplay.analysis.checks import COLUMN
+from moereplay.analysis.figures.by_rate import arrives
 from moereplay.analysis.figures.capacities import curves_alone, unmatched
 from moereplay.analysis.figures.chart import Chart
 from moereplay.analysis.figures.panels import KINDS, Picture, rendered, save, save_caption, save_numbers
@@ -23,6 +24,7 @@ __all__ = [
     "KINDS",
     "MEASURED_FIGURES",
     "QUALITY_FIGURES",
+    "SERVING_FIGURES",
     "VALIDATION_FIGURES",
     "Drawn",
     "chart",
@@ -54,6 +56,10 @@ FIGURES = {
     "hit_rate_by_capacity": Source("by_capacity", curves=True),
     "ttft_by_capacity": Source("by_capacity", {"latency": ("ttft_mean_ms", "ttft_median_ms")}),
     "tpot_by_capacity": Source("by_capacity"),
+}
+#: Of replays whose requests arrive over time.
+SERVING_FIGURES = {
+    "latency_by_rate": Source("by_rate", {"latency": ("ttft", "tpot", "e2e"), "percentile": ("99", "90", "50")}),
 }
 CHECK_FIGURES = {"checks": Source("real_runs")}
 FORECAST_FIGURES = {"forecast_by_speed": Source("quality")}
@@ -131,7 +137,8 @@ def _fed_by(frame: pl.DataFrame) -> Mapping[str, Source]:
         return QUALITY_FIGURES
     stored = COLUMN in frame.columns or "latency" in frame.columns  # only stored results can have been checked
     more = FORECAST_FIGURES if forecast.COLUMN in frame.columns else {}
-    return FIGURES | CHECK_FIGURES | more if stored else FIGURES
+    replays = FIGURES | SERVING_FIGURES if arrives(frame) else FIGURES
+    return replays | CHECK_FIGURES | more if stored else replays
 
 
 def _chosen(name: str, known: Mapping[str, Sequence[str]], options: Mapping[str, str]) -> dict[str, str]:

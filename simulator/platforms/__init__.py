@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from moereplay import policies
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Platform
+from moereplay.simulator.platform import Platform, Power
 from moereplay.traces.documents import DocumentError, content, from_toml, json_text
 from moereplay.traces.frozen import Sparse, first_fault
 from moereplay.traces.texts import hint
@@ -103,6 +103,8 @@ def _over(old: object, new: object) -> object:
 
 def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
     """Return the machine with changes `table.key=value`, without measurements of the unchanged machine."""
+    if any(change.startswith("power.") for change in changes):  # which no platform has to have before
+        machine = machine.model_copy(update={"power": machine.power or Power()})
     document = {key: value for key, value in machine.document().items() if key not in ("calibration", "tried")}
     tables = _tables(machine, document)
     for change in changes:

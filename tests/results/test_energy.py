@@ -94,6 +94,9 @@ def test_a_file_gives_the_watts_back(tmp_path: Path) -> None:
     changed = platform(f"{powered(tmp_path)}:power.cpu_w=120").power
     assert changed is not None
     assert (changed.cpu_w, changed.idle_w) == (120, 50)
+    given = platform("desktop-ram:power.compute_w=300:power.idle_w=40").power
+    assert given is not None
+    assert (given.compute_w, given.idle_w, given.link_w) == (300, 40, 0)
     with pytest.raises(ConfigError, match=r"power\.link_w: expected at least 0"):
         platform(powered(tmp_path, "[power]\nlink_w = -1\n"))
     assert "power" not in as_toml(platform("desktop-ram"))
