@@ -13,6 +13,8 @@ from fractions import Fraction
 from itertools import accumulate, groupby, pairwise, repeat
 from pathlib import Path
 
+import numpy as np
+
 from moereplay.policies.contract import Prefetch
 from moereplay.policies.grammar import Chosen
 from moereplay.results.serving import LISTED, shortened
@@ -20,6 +22,7 @@ from moereplay.simulator.errors import LATEST_NS, ConfigError
 from moereplay.simulator.rates import NS
 from moereplay.simulator.source import Idle, Pass, Row, TraceGates, TraceSource
 from moereplay.traces.documents import DocumentError, content, from_json
+from moereplay.traces.drafts import uniform
 from moereplay.traces.passes import Slots, schedule, slots_of
 from moereplay.traces.schema import Trace
 
@@ -86,7 +89,8 @@ def _figure(text: str, whole: str) -> Fraction:
 
 def _poisson(rate: float, seed: int, requests: int) -> Iterable[float]:
     """Return the sums of exponential gaps at `rate` per second, added up in doubles."""
-    return accumulate(-_ln(1 - hash53(seed + ADDED, request) / 2**53) / rate for request in range(requests))
+    drawn = uniform(seed + ADDED, np.arange(requests)).tolist()
+    return accumulate(-_ln(1 - each) / rate for each in drawn)
 
 
 def _ln(number: float) -> float:
@@ -94,17 +98,6 @@ def _ln(number: float) -> float:
     with localcontext() as precise:
         precise.prec = PRECISE
         return float(Decimal(number).ln())
-
-
-def hash53(seed: int, number: int) -> int:
-    """Return 53 random bits for a number: three rounds of SplitMix64's mixing."""
-    most = (1 << 64) - 1
-    x = (seed * 0x9E3779B97F4A7C15 + number + 1) & most
-    for _ in range(3):
-        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & most
-        x = (x ^ (x >> 27)) * 0x94D049BB133111EB & most
-        x ^= x >> 31
-    return x >> 11
 
 
 def _checked(text: str, seconds: Iterable[Fraction]) -> tuple[int, ...]:
