@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 
@@ -20,7 +19,6 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.remarks import remarks
 from moereplay.simulator.replay import replay
-from moereplay.traces.drafts import hash53
 from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Trace
 from moereplay.traces.units import UNIT
@@ -29,6 +27,7 @@ from tests.kit.every import every
 from tests.kit.parity import arriving
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.scenarios import Scenario
+from tests.kit.schedules import hash53
 from tests.simulator.test_parity import searched
 
 WHERE = machine(bytes_per_ns=1 / 5, dense_ns=3, expert_ns=2, expert_ns_per_token=1)
@@ -204,7 +203,7 @@ def test_littles_law_holds_in_every_run(scenario: Scenario) -> None:
 
 
 def test_hash_and_gaps_are_those_of_the_text() -> None:
-    assert hash53(0, np.arange(1)).tolist() == [4_003_701_648_326_803]
+    assert hash53(0, 0) == 4_003_701_648_326_803
     assert arrival_times("every:0.1", 0, 4) == (0, 100_000_000, 200_000_000, 300_000_000)
     assert arrival_times("every:0", 0, 2) == (0, 0)
     assert arrival_times("at:0/0.0000000005/0.0000000015/2", 0, 4) == (0, 0, 2, 2_000_000_000)  # halves to even
