@@ -12,6 +12,7 @@ from moereplay.sweeps.recommend.upgrades import CARD_SIZES, with_memory
 from moereplay.traces.units import GB
 
 RAM_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768)  #: GB
+NEAR = 0.1  #: sizes that differ by less are one
 
 
 def surface(load: Load, machine: Machine, only: str = "") -> list[dict[str, Any]]:
@@ -26,8 +27,8 @@ def _points(load: Load, machine: Machine, only: str) -> Iterator[dict[str, Any]]
     chosen = (engine(only),) if only else tuple(each for each in engines() if each.runs(load.model))
     own = [machine.ram_bytes] if machine.ram_bytes < NO_LIMIT else []
     whole = load.fixed_bytes + load.expert_bytes
-    cards = sorted({machine.memory_bytes, *_up_to(whole, [gib << 30 for gib in CARD_SIZES])})
-    for ram in sorted({*own, *_up_to(whole + SYSTEM, [gb * int(GB) for gb in RAM_SIZES])}):
+    cards = _with([machine.memory_bytes], _up_to(whole, [gib << 30 for gib in CARD_SIZES]))
+    for ram in _with(own, _up_to(whole + SYSTEM, [gb * int(GB) for gb in RAM_SIZES])):
         for vram in cards:
             found = estimates(load, with_memory(machine, vram)._replace(ram_bytes=ram), chosen)
             best = leader(found) if found else None
@@ -38,6 +39,11 @@ def _points(load: Load, machine: Machine, only: str) -> Iterator[dict[str, Any]]
                 "engine": best.setting.engine if best else "",
                 "here": vram == machine.memory_bytes and ram in own,
             }
+
+
+def _with(own: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """Return the machine's own size among the others; one that is nearly the same, as 8 GiB and 8 GB, is left out."""
+    return sorted({*own, *(size for size in sizes if not any(abs(size / each - 1) < NEAR for each in own))})
 
 
 def _up_to(whole: int, sizes: Sequence[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,8 @@ def test_the_map_has_the_machine_itself_and_more_memory_is_never_slower(tmp_path
         quick(of, on, "llama.cpp").best.tokens_per_s.middle
     )
     sizes = {(each["vram_bytes"], each["ram_bytes"]): each["tokens_per_s"] for each in points}
+    vrams = sorted({vram for vram, _ in sizes})
+    assert vrams[0] == 8e9 and min(more / less for less, more in pairwise(vrams)) > 1.1  # 8 GiB is left out
     for vram, ram in sizes:
         for more, larger in sizes:
             if more >= vram and larger >= ram:
