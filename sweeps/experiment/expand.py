@@ -147,11 +147,15 @@ def _matches(settings: Settings, pattern: Mapping[str, Any]) -> bool:
     return True
 
 
+#: Settings that are refused under the default of another one, and a value of that one which allows them.
+ALLOWS = {"arrivals": {"passes": "batch:1"}}
+
+
 def check_values(experiment: Experiment, file: Path) -> None:
     """Check each value on its own, so that an error can name its key. Raises ConfigError or PolicyError."""
     for table, name, value in itertools.chain(_values(experiment), _excluded(experiment)):
         try:
-            configuration({name: value})
+            configuration(ALLOWS.get(name, {}) | {name: value})
         except (ConfigError, PolicyError) as error:
             raise type(error)(f"{file}: {table} {name}: {str(error).removeprefix(f'{name}: ')}") from None
 
