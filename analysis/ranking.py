@@ -146,6 +146,8 @@ def _compared(one: Row, other: Row, keys: Mapping[str, bool]) -> int:
 
 #: Settings that are echoed after the policies. Capacity has its own lines, and lists of experts are too long.
 OTHERS = [each.name for each in SETTINGS if each.name not in (*POLICIES, "capacity") and each.kind != EXPERTS]
+#: Newer settings, which are not repeated above a table where they have no effect.
+QUIET = {each.name: [str(each.default)] for each in SETTINGS if each.added}
 
 OPEN_LOOP = "open-loop: recorded logits do not react to a changed mixture; a live run measures the error"
 
@@ -219,4 +221,6 @@ def _each_side_buffer(results: Sequence[Result]) -> list[str]:
 
 def _echo(results: Sequence[Result], names: Sequence[str]) -> str:
     values = {name: list(dict.fromkeys(str(result.config[name]) for result in results)) for name in names}
-    return "; ".join(f"{name} {', '.join(each)}" for name, each in values.items() if each != [""])
+    return "; ".join(
+        f"{name} {', '.join(each)}" for name, each in values.items() if each not in ([""], QUIET.get(name))
+    )

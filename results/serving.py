@@ -29,7 +29,7 @@ def ttft_ns(row: Row) -> int | None:
 
 def tpot_ns(row: Row) -> Fraction | None:
     """Return a request's mean time per decoded token, or None if it decodes nothing."""
-    return Fraction(row["decode_ns"], row["decode_passes"]) if row["decode_passes"] else None
+    return Fraction(row["decode_ns"], row["decode_tokens"]) if row["decode_tokens"] else None
 
 
 def e2e_ns(row: Row) -> int:
@@ -96,7 +96,7 @@ def figures(rows: Sequence[Row], level: Level | None = None) -> dict[str, float 
         found |= {f"{name}_p{percent}_ms": _ms(percentile(values, percent)) for percent in PERCENTILES}
     found["queued_mean_ms"] = sum(row["queued_ns"] for row in rows) / len(rows) / MS
     found["requests_per_s"] = _rate(len(rows), span)
-    found["throughput_tokens_per_s"] = _rate(sum(row["decode_passes"] for row in rows), span)
+    found["throughput_tokens_per_s"] = _rate(sum(row["decode_tokens"] for row in rows), span)
     if level is not None:
         met = sum(map(level.is_met_by, rows))
         found |= {"slo_share": met / len(rows), "goodput_per_s": _rate(met, span)}

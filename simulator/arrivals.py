@@ -25,7 +25,7 @@ from moereplay.traces.schema import Trace
 
 ALL = "all"  #: every request is there at the start: the order of passes is known before the run
 EXPECTED = "expected all, every:S, poisson:R (S seconds apart, R per second) or a JSON file of seconds"
-NUMBER = r"[0-9]{1,20}(\.[0-9]{0,30})?(e[+-]?[0-9]{1,2})?"
+NUMBER = r"([0-9]{1,20}(\.[0-9]{0,30})?|\.[0-9]{1,30})(e[+-]?[0-9]{1,2})?"
 ADDED = 2  #: to the seed of the run, for the seed of gaps
 PRECISE = 40  #: decimal digits of a logarithm before it is rounded to a double
 

@@ -16,7 +16,7 @@ from moereplay.traces.frozen import Sparse
 from moereplay.traces.weight_formats import check_format
 
 _CEILINGS = "flops and memory_bytes_per_s"
-OF_CPU = frozenset({"tier", "sync_ns"})  #: figures that a CPU alone may have
+OF_CPU = frozenset({"tier", "sync_ns", "rows_apart"})  #: figures that a CPU alone may have
 
 
 class Roofline(Sparse):
@@ -35,6 +35,7 @@ class Roofline(Sparse):
     kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; default: no time
     tier: str = ""  #: of a CPU: the row of [[tiers]] that it reads; default: the slow tier
     sync_ns: Ns = 0  #: of a CPU: once for a step's work that is queued at its gate
+    rows_apart: bool = False  #: of a CPU: an expert is computed anew for every row, not once for all of them
 
     @field_validator("by_tokens")
     @classmethod
@@ -92,6 +93,7 @@ class Measured(Sparse):
     kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; default: no time
     tier: str = ""  #: of a CPU: the row of [[tiers]] that it reads; default: the slow tier
     sync_ns: Ns = 0  #: of a CPU: once for a step's work that is queued at its gate
+    rows_apart: bool = False  #: of a CPU: an expert is computed anew for every row, not once for all of them
 
     @field_validator("dense_by_tokens", "expert_by_tokens")
     @classmethod

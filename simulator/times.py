@@ -346,8 +346,11 @@ class Times:
             raise ConfigError(
                 f"missing [cpu] table in platform {self._platform.name}: the miss policy computes on the CPU"
             )
-        share = self._left.cpu if contended else 1
-        return self._expert("cpu", self._platform.cpu, layer, precision, tokens, share)
+        cpu, share = self._platform.cpu, self._left.cpu if contended else 1
+        if cpu.rows_apart:
+            each = self._expert("cpu", cpu, layer, precision, 1, share)
+            return bounded(each * tokens, "cpu.rows_apart", "lower")
+        return self._expert("cpu", cpu, layer, precision, tokens, share)
 
     def _expert(
         self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int, share: float

@@ -62,6 +62,29 @@ def _per_layer(trace: Trace, what: str, rule: Callable[[np.ndarray, np.ndarray |
     return derived(trace, what, {"rows": Rows("<f4", shape)}, fill)["rows"]
 
 
+class Sums(NamedTuple):
+    """Of every token and layer."""
+
+    assigned: np.ndarray  #: (T, L) int16, experts that the router chose
+    mass: np.ndarray  #: (T, L) int64, their gate weight in UNITs; 0 without weights
+
+
+def sums(trace: Trace) -> Sums:
+    """Return what a token's choices add up to; adding them up in every replay would take half of its time."""
+    layers = (trace.geometry.layers,)
+
+    def fill(arrays: Mapping[str, Growing]) -> None:
+        for first, last in token_blocks(trace, trace.geometry.layers * trace.geometry.k):
+            chosen = trace.read("chosen", first, last) >= 0
+            append(arrays["assigned"], chosen.sum(-1))
+            if "weights" in trace.arrays:
+                append(arrays["mass"], (to_units(trace.read("weights", first, last)) * chosen).sum(-1))
+            else:
+                append(arrays["mass"], np.zeros(chosen.shape[:2], np.int64))
+
+    return Sums(**derived(trace, "sums", {"assigned": Rows("<i2", layers), "mass": Rows("<i8", layers)}, fill))
+
+
 # -- Predictions: for every token and layer, the experts of a later layer by descending look-ahead score. A set of any
 # size is a prefix. Scores are the probabilities of the target layer in UNITs; ties go to the lowest id.
 

@@ -36,7 +36,7 @@ def latency_by_rate(frame: pl.DataFrame, latency: str, percentile: str) -> Chart
     if not any(value is not None for value in values):
         raise ResultError(f"latency_by_rate: no request has a {latency.upper()}")
     results = arriving.drop("rate")
-    tidy = runs(results).with_columns(rates, pl.Series("value", values, pl.Float64), arrivals=pl.lit(""))
+    tidy = runs(results).with_columns(rates, pl.Series("value", values, pl.Float64), arrivals=pl.lit("all"))
     found = facets(results, tidy)
     rows = found.rows.with_columns(_panel(found.policies).alias("panel"))
     panels = rows["panel"].unique(maintain_order=True).to_list()

@@ -33,6 +33,7 @@ WIDTH = len(COUNTERS)
 BUCKETS = LIFETIME_BUCKETS
 _COLUMNS = {name.upper(): column for column, name in enumerate(COUNTERS)}
 DRAFT_ROWS, DRAFT_REJECTED = _COLUMNS["DRAFT_ROWS"], _COLUMNS["DRAFT_REJECTED"]
+ASSIGNMENTS_KEPT, MASS, MASS_KEPT = (_COLUMNS[name] for name in ("ASSIGNMENTS_KEPT", "MASS", "MASS_KEPT"))
 
 #: Columns of a request's times.
 START, FIRST, DECODE, PASSES, END, TOKENS, DECODED = range(7)
@@ -69,7 +70,22 @@ def count_for(s, t, counter, layer, amount):
         count_apart(s, row_at(s, t), counter, layer, amount)
 
 
-@called
+@fast
+def count_row_kept(s, row, layer, assigned, mass):
+    """Charge a row's own request and phase with assignments and weight that ran as routed, as `count_apart` does."""
+    own, page, others = rows(s)[row_number(s)[row]], (layer * 2 + row_phase(s)[row]) * WIDTH, before(s)
+    cells(s)[page + ASSIGNMENTS_KEPT] += assigned
+    own[ASSIGNMENTS_KEPT] += assigned
+    others[ASSIGNMENTS_KEPT] += assigned
+    cells(s)[page + MASS] += mass
+    own[MASS] += mass
+    others[MASS] += mass
+    cells(s)[page + MASS_KEPT] += mass
+    own[MASS_KEPT] += mass
+    others[MASS_KEPT] += mass
+
+
+@fast
 def count_apart(s, row, counter, layer, amount):
     """Charge a row's own request and phase, and exclude the amount from the difference of the current request."""
     cells(s)[(layer * 2 + row_phase(s)[row]) * WIDTH + counter] += amount

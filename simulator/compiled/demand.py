@@ -67,7 +67,7 @@ def begin_demand(s):
     s["demand"]["changed"] = 0
     if s["reads_ids"] == 1:
         read_gate(s)
-    if s["batched"] == 1:
+    if s["batched"] == 1 and (s["scored"] == 1 or s["n_look"] > 0):
         gather(s)
 
 

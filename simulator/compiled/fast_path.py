@@ -24,7 +24,6 @@ from moereplay.simulator.compiled.compute import (
 from moereplay.simulator.compiled.costs import expert_cost
 from moereplay.simulator.compiled.counters import (
     ACCESSES,
-    ASSIGNMENTS,
     EXPERT_NS,
     HITS,
     LATE,
@@ -59,7 +58,7 @@ from moereplay.simulator.compiled.state import (
     slot,
 )
 from moereplay.simulator.compiled.uses import mark_needed, update_next_use
-from moereplay.simulator.compiled.weights import count_tokens, count_unchanged
+from moereplay.simulator.compiled.weights import count_assignments, count_tokens, count_unchanged
 from moereplay.simulator.jit.marks import called, fast
 
 
@@ -72,7 +71,12 @@ class FastHooks(NamedTuple):
 
 
 def fast_path(s: Any, hooks: Any) -> None:
-    """Replay to the end. `variants.is_fast` must be true of the state; `hooks` are FastHooks."""
+    """Replay to the end. `variants.is_fast` must be true of the state, and not `batched`; `hooks` are FastHooks."""
+    replay_steps(s, hooks)
+
+
+def batch_path(s: Any, hooks: Any) -> None:
+    """Do what `fast_path` does where passes have rows of several requests, or drafts: where the state is `batched`."""
     replay_steps(s, hooks)
 
 
@@ -185,7 +189,7 @@ def count_look_up(s, hits, late, misses):
     expect(s, late + misses)
     set_absent(s, misses)
     count_here(s, ACCESSES, s["demand"]["demanded"])
-    count_here(s, ASSIGNMENTS, s["demand"]["assignments"])
+    count_assignments(s)
     count_here(s, HITS, hits)
     count_here(s, LATE, late)
     count_here(s, MISSES, misses)

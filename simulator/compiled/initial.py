@@ -277,6 +277,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_tokens": tokens,
         "n_weighted": len(inputs["token_weights"]),
         "n_scored": len(inputs["token_choice"]),
+        "n_sums": len(inputs["token_assigned"]),
         "n_look": len(inputs["look_order"]),
         "n_most": most,
         "n_held": most if len(inputs["token_choice"]) else 0,

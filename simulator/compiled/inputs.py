@@ -73,6 +73,8 @@ def _inputs_of(trace: Trace, wanted: Demanded) -> Inputs:
     plan = schedule(trace, wanted.passes)
     arrays = _shares(plan) if wanted.arrive else _known_passes(trace, wanted, plan)
     arrays |= {"token_ids": token_arrays.rows(trace, "chosen")}
+    if "row_token" in arrays:
+        arrays["token_assigned"], arrays["token_mass"] = token_arrays.sums(trace)
     if "weights" in trace.arrays:
         arrays["token_weights"] = token_arrays.rows(trace, "weights")
     if wanted.scores:

@@ -82,7 +82,7 @@ LENGTHS = (
     "n_ring n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates n_lanes "
     "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
     "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
-    "n_drafting n_batched n_batch n_slots n_shares n_share_rows n_arrivals n_firsts "
+    "n_sums n_drafting n_batched n_batch n_slots n_shares n_share_rows n_arrivals n_firsts "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -294,6 +294,8 @@ INPUT_ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "token_weights": (np.float32, ("n_weighted", "layers", "width")),
     "token_logits": (np.float32, ("n_scored", "layers", "experts")),
     "token_choice": (np.float32, ("n_scored", "layers", "experts")),
+    "token_assigned": (np.int16, ("n_sums", "layers")),  # of a token: experts that its router chose, and their weight
+    "token_mass": (np.int64, ("n_sums", "layers")),
     "token_scores": (np.int32, ("n_scored", "layers", "experts")),
     "token_shares": (np.float32, ("n_scored", "layers", "experts")),
     "look_order": (np.int16, ("n_look", "n_tokens", "layers", "experts")),

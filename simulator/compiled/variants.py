@@ -36,17 +36,21 @@ TWO_TIERS = dict.fromkeys(
 PLAIN = TWO_TIERS | OWN_CLOCK
 #: The caller reports when activities of compute and of one link end.
 STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}
-#: Two tiers and one link, passes of one request each, one precision, contract `atomic`, every miss fetched, no
-#: listeners, no log, no cost term beyond a table.
+#: Two tiers and one link, one precision, contract `atomic`, every miss fetched, no listeners, no log, no cost term
+#: beyond a table.
 FROZEN = {
     **PLAIN,
     "precisions": 1,
     "n_links": 1,
     "by_key": 1,
-    **dict.fromkeys(("sequential", "side_slots", "logs", "keeps", "n_warm", "batched"), 0),
+    **dict.fromkeys(("sequential", "side_slots", "logs", "keeps", "n_warm"), 0),
     **dict.fromkeys(("has_want", "has_resolve", "has_substitute", "has_admit", "asks_of_each"), 0),
     **dict.fromkeys((f"listeners_{event}" for event in EVENTS), 0),
 }
+
+
+#: The same for passes of one request each, without drafts, and for all others.
+ALONE, BATCHED = FROZEN | {"batched": 0}, FROZEN | {"batched": 1}
 
 
 def is_plain(numbers: Mapping[str, Any]) -> bool:

@@ -20,8 +20,10 @@ from moereplay.simulator.compiled.counters import (
     RANK_DISPLACEMENT,
     VARIATION,
     count,
+    count_apart,
     count_for,
     count_here,
+    count_row_kept,
 )
 from moereplay.simulator.compiled.state import (
     NO_LOGITS,
@@ -32,18 +34,24 @@ from moereplay.simulator.compiled.state import (
     own_in_run,
     ran,
     reweighed,
+    row_at,
+    row_draft,
+    row_reads,
     rule,
     run_in_own,
     tier,
+    token_assigned,
     token_at,
     token_choice,
     token_ids,
     token_logits,
+    token_mass,
     token_shares,
     token_weights,
     units,
 )
 from moereplay.simulator.jit.marks import called, fast
+from moereplay.traces.drafts import REJECTED
 
 FAMILIES = ("softmax_topk", "topk_softmax", "sparsemixer", "softmax_groups", "sigmoid_groups")
 SPARSEMIXER = FAMILIES.index("sparsemixer")
@@ -197,6 +205,8 @@ def count_assignments(s):
     """Count the router's assignments in the current layer."""
     if s["batched"] == 0:
         count_here(s, ASSIGNMENTS, s["demand"]["assignments"])
+    elif s["n_sums"] > 0:
+        count_sums(s, now(s)["layer"], 0)
     else:
         for t in range(s["compute"]["tokens"]):
             count_for(s, t, ASSIGNMENTS, now(s)["layer"], assignments_of(s, t))
@@ -227,12 +237,26 @@ def count_unchanged(s, layer):
         count(s, ASSIGNMENTS_KEPT, layer, s["demand"]["assignments"])
         count(s, MASS, layer, s["demand"]["mass"])
         count(s, MASS_KEPT, layer, s["demand"]["mass"])
+    elif s["n_sums"] > 0:
+        count_sums(s, layer, 1)
     else:
         for t in range(s["compute"]["tokens"]):
             count_for(s, t, ASSIGNMENTS_KEPT, layer, assignments_of(s, t))
             count_for(s, t, MASS, layer, mass_of(s, t))
             count_for(s, t, MASS_KEPT, layer, mass_of(s, t))
     count_low(s, layer)
+
+
+@called
+def count_sums(s, layer, kept):
+    """Count the assignments of a pass's kept rows from sums by token, or (`kept`) that all of them ran as routed."""
+    for row in range(row_at(s, 0), row_at(s, s["compute"]["tokens"])):
+        if row_draft(s)[row] != REJECTED:
+            token = row_reads(s)[row]
+            if kept == 0:
+                count_apart(s, row, ASSIGNMENTS, layer, token_assigned(s)[token, layer])
+            else:
+                count_row_kept(s, row, layer, token_assigned(s)[token, layer], token_mass(s)[token, layer])
 
 
 @called

@@ -25,10 +25,10 @@ from tests.kit.policy_runs import Sizes, random_trace
 TRACE = random_trace(3, Sizes(layers=2, experts=6, k=2, tokens=6, prompt=3, requests=8, size=1_000_000))
 
 
-def row(arrival: int, queued: int, ttft: int | None, decode: int, passes: int) -> dict[str, Any]:
+def row(arrival: int, queued: int, ttft: int | None, decode: int, tokens: int) -> dict[str, Any]:
     """The row of a request whose passes follow one another."""
     end = arrival + queued + (ttft or 0) + decode
-    times = {"arrival_ns": arrival, "queued_ns": queued, "ttft_ns": ttft, "decode_ns": decode, "decode_passes": passes}
+    times = {"arrival_ns": arrival, "queued_ns": queued, "ttft_ns": ttft, "decode_ns": decode, "decode_tokens": tokens}
     return times | {"start_ns": arrival + queued, "end_ns": end}
 
 

@@ -15,9 +15,11 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import UNDECIDED, curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.limits.limits import limits
+from moereplay.simulator.platform import Platform, Roofline
 from moereplay.simulator.replay import replay
 from moereplay.simulator.source import Pass, Row
-from moereplay.traces.drafts import Drafts, hash53, parse_drafts
+from moereplay.simulator.times import Times
+from moereplay.traces.drafts import HEADS, Drafts, hash53, parse_drafts
 from moereplay.traces.passes import Passes, named_schedule, schedule
 from moereplay.traces.schema import LOOKAHEAD, Request, Trace, TraceError, memory_trace
 from tests.kit import schedules
@@ -119,6 +121,27 @@ def test_spellings_of_one_setting_are_one_configuration() -> None:
     assert one.draft == "2:accept=0.7:rejected=other"
     assert configure(draft="0:accept=.3") == configure()
     assert one.identity(trace) != configure().identity(trace) == configure(draft="0").identity(trace)
+
+
+def test_a_known_head_is_its_conditional_chances() -> None:
+    """.77, .55, .40, .29 of all passes: .55 / .77 = .714, .40 / .55 = .727, .29 / .40 = .725."""
+    assert configure(draft="4:accept=gemma-4-dense").draft == "4:accept=0.77/0.714/0.727/0.725:rejected=other"
+    for head, shares in HEADS.items():
+        accept = parse_drafts(f"1:accept={head}").accept
+        assert np.cumprod(accept) == pytest.approx(shares, abs=2e-3)
+    with pytest.raises(ConfigError, match="known head"):
+        configure(draft="2:accept=nobody")
+
+
+def test_a_cpu_that_takes_rows_apart_computes_an_expert_for_each() -> None:
+    # of weights read once, three rows take as long as one; apart they take three times as long
+    geometry = sizes(1, 4, 1, expert_bytes=(8,))
+    for apart, spent in ((False, 8), (True, 24)):
+        cpu = Roofline(flops=1e18, memory_bytes_per_s=1e9, rows_apart=apart)
+        where = machine().model_copy(update={"cpu": cpu})
+        assert Times(where, geometry, (geometry.expert_bytes,)).cpu_ns(0, 0, 3) == spent
+    with pytest.raises(ValueError, match=r"rows_apart: only \[cpu\] may have it"):
+        Platform.model_validate(machine().model_dump() | {"compute": {"kind": "measured", "rows_apart": True}})
 
 
 # -- times by hand

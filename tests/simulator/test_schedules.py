@@ -228,7 +228,7 @@ def test_both_engines_agree_on_passes_of_any_rows(contract: str, scenario: Scena
 
 @searched(60)
 @given(batched(contract="atomic", miss="fetch", warm=(), routing="standard"))
-def test_both_engines_agree_on_them_where_nothing_but_rows_keeps_them_from_the_fast_path(scenario: Scenario) -> None:
+def test_both_engines_agree_on_them_where_only_the_kernel_of_batches_can_be_used(scenario: Scenario) -> None:
     assert seen(scenario, "compiled") == seen(scenario, "reference")
 
 
