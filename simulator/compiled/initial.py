@@ -341,14 +341,15 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     owned["x"], owned["evicted_pass"] = y // layout.precisions, NEVER_LEFT
     owned["layer"] = owned["x"] // geometry.experts
     owned["kind"] = owned["layer"] * layout.precisions + y % layout.precisions
-    owned["link"] = np.array(spec.times.homes)[owned["x"]]
+    owned["link"] = np.array(spec.times.homes)[owned["x"]] if len(set(spec.times.homes)) > 1 else 0
     links = state["links"][: state["n_links"]]
     links["depth"], links["latency_ns"] = spec.times.depth, spec.times.latency_ns
     links["first"], links["last_done"] = spec.times.first, NOT_YET
     lower = state["lower"][: state["n_tiers"]]
     lower["fifo"], lower["capacity"], lower["oldest"], lower["newest"] = spec.times.fifo, spec.lower, NONE, NONE
     copies["bytes"] = np.array(layout.tiers, np.int64).T.ravel()[owned["kind"]]
-    copies["pool"] = np.array(spec.pool_of)[owned["x"]]
+    by_layer = owned["layer"] if len(pools) > 1 else 0
+    copies["pool"] = np.array(spec.pool_of)[owned["x"]] if _pooled(spec) == BY_LINK else by_layer
     experts["layer"] = np.arange(len(experts)) // geometry.experts
     experts["last_pass"] = experts["prediction_pass"] = -1
     pools["capacity"], pools["scope"] = spec.pools, NEVER_LEFT
