@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -98,6 +99,22 @@ def test_links_go_on_while_compute_idles_and_what_lands_as_it_ends_has_landed() 
         assert found["time_ns"] == arrival + 12
 
 
+def test_links_are_woken_when_compute_begins_to_idle() -> None:
+    """Requests of expert 0 alone; what a pass leaves out is prefetched after its demand, for the next pass.
+
+    Pass 0: gate at 3, 0 is left out, its prefetch is queued at 3 and the pass ends. Compute idles and the transfer runs
+    from 3 to 8, of request 0. Request 1 arrives at 20: gate at 23, a hit, 26. One that is there at 3 lets nothing idle:
+    its pass begins and wakes the links, so that the transfer is its own; gate at 6, late, from 8 to 11.
+    """
+    requests = [Prompted(tokens([[0]]), 0)] * 2
+    how = {"miss": "drop:keep=0", "prefetch": "missed:of=dropped", "prefetch_at": "after_demand"}
+    for arrival, end, whose in ((20, 26, [1, 0]), (3, 11, [0, 1])):
+        found = arrived(requests, (0, arrival), slots=1, **how)
+        assert found.spans("transfer") == [(3, 8, 0, 0)]
+        assert found["time_ns"] == end
+        assert [row["prefetch_started"] for row in found.requests] == whose
+
+
 def test_a_prompt_in_pieces_beside_decoding_by_hand() -> None:
     """Request 0 has a prompt of 3 tokens and decodes one, request 1 decodes two; two slots, pieces of 2.
 
@@ -114,6 +131,25 @@ def test_a_prompt_in_pieces_beside_decoding_by_hand() -> None:
         assert [row["ttft_ns"] for row in found.requests] == [20, None]
         assert [row["end_ns"] for row in found.requests] == [26, 20]
         assert [row["decode_ns"] for row in found.requests] == [6, 20]
+
+
+def test_a_given_profile_needs_no_future() -> None:
+    """Two slots and room for one expert; the profile ranks 2, then 0. Request 0 decodes 0, 1, request 1 from 4: 2, 0.
+
+    Pass 0: gate at 3, 0 arrives at 8 and runs to 11. Pass 1, rows of both: gate at 14, 1 arrives at 19, is not ranked,
+    so 0 stays; it runs to 22. 2 takes the room of 0, arrives at 24 and runs to 27. Pass 2: gate at 30, 0 arrives at 35,
+    2 stays; it runs to 38. Request 2 arrives at 50, its token at 2: gate at 53, a hit, where `lru` would miss; 56.
+    """
+    requests = [
+        Prompted(tokens([[0]], [[1]]), 0),
+        Prompted(tokens([[2]], [[0]]), 0),
+        Prompted(tokens([[2]]), 0),
+    ]
+    how = {"slots": 2, "pool": 1}
+    found = arrived(requests, (0, 4, 50), eviction="static:profile=given", profile=((0, 2), (0, 0)), **how)
+    assert [event.t1 for event in found.events if event.kind == "expert"] == [11, 22, 27, 38, 56]
+    assert found.counts("hits", "misses", "evictions") == (1, 4, 1)
+    assert arrived(requests, (0, 4, 50), **how)["time_ns"] == 53 + 5 + 3
 
 
 # ---------------------------------------------------------------- all at the start
@@ -207,10 +243,13 @@ def test_hash_and_gaps_are_those_of_the_text() -> None:
     assert arrival_times("every:0.1", 0, 4) == (0, 100_000_000, 200_000_000, 300_000_000)
     assert arrival_times("every:0", 0, 2) == (0, 0)
     assert arrival_times("at:0/0.0000000005/0.0000000015/2", 0, 4) == (0, 0, 2, 2_000_000_000)  # halves to even
-    gaps, at = [-math.log(1 - hash53(5 + 2, r) / 2**53) / 3 for r in range(200)], 0.0
-    for gap, time in zip(gaps, arrival_times("poisson:3", 5, 200), strict=True):
-        at += gap
-        assert abs(time - round(Fraction(at) * 10**9)) <= 1  # `math.log` may be another last digit
+    for rate, text in ((3, "poisson:3"), (1e-6, "poisson:1e-6")):
+        at = exact = Fraction(0)  # of years, doubles are 60 ns apart: gaps are not added up exactly
+        for r, time in enumerate(arrival_times(text, 5, 200)):
+            gap = -float(Decimal(1 - hash53(5 + 2, r) / 2**53).ln()) / rate
+            at, exact = Fraction(float(at) + gap), exact + Fraction(gap)
+            assert time == round(at * 10**9)
+    assert time != round(exact * 10**9)
 
 
 @every(
@@ -248,8 +287,11 @@ def test_a_file_of_times_is_part_of_the_configuration(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- traces
 
 
-SETTINGS = {
+PROFILE = tuple((layer, expert) for layer in range(3) for expert in (4, 1))
+SETTINGS: dict[str, dict[str, Any]] = {
     "lru": {},
+    "given profile": {"eviction": "static:profile=given", "profile": PROFILE, "warm": PROFILE[:2]},
+    "given pins": {"eviction": "pinned:profile=given:share=.5", "profile": PROFILE},
     "looks ahead": {"prefetch": "top_k:depth=2", "eviction": "least_stale"},
     "reads scores": {"eviction": "shielded_score:n=1", "prefetch": "top_k:source=current_gate", "reset": "request"},
     "routes": {"routing": "cache_prior:lam=1:top_j=0", "miss": "drop:keep=1", "reset": "7"},
@@ -259,7 +301,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_both_engines_replay_a_trace_whose_requests_arrive(settings: dict[str, str]) -> None:
+def test_both_engines_replay_a_trace_whose_requests_arrive(settings: dict[str, Any]) -> None:
     for passes, arrivals in (
         ("batch:1", "poisson:1e6"),
         ("batch:2", "every:0.00003"),
@@ -270,7 +312,7 @@ def test_both_engines_replay_a_trace_whose_requests_arrive(settings: dict[str, s
         assert compiled == reference, (passes, arrivals)
 
 
-@every("settings", [{"eviction": "belady"}, {"prefetch": "oracle"}])
+@every("settings", [{"eviction": "belady"}, {"prefetch": "oracle"}, {"eviction": "static"}, {"eviction": "pinned"}])
 def test_what_needs_the_future_is_refused_by_name(settings: dict[str, str]) -> None:
     for engine in ENGINES:
         with pytest.raises(PolicyError, match=f"{next(iter(settings.values()))}.* under --arrivals depends on times"):

@@ -89,6 +89,13 @@ def test_the_hash_is_that_of_the_text() -> None:
     assert abs(share - 0.3) < 0.005  # three standard deviations
 
 
+def test_a_draft_whose_number_equals_its_chance_is_rejected() -> None:
+    """Prompt 0, then token 1 with the draft of token 2, which is right if u(2) < A: three passes, or two."""
+    trace, number = crowd(lengths=((1, 3),)), schedules.hash53(0, 2) / 2**53
+    for chance, passes in ((number, 3), (np.nextafter(number, 1), 2)):
+        assert len(schedule(trace, named_schedule("recorded", f"1:accept={float(chance)!r}", 0))) == passes
+
+
 def test_how_many_are_right_on_average() -> None:
     """With chance p each, N drafts give p + p**2 + ... + p**N tokens more than the known one."""
     trace = random_trace(1, Sizes(layers=1, experts=4, k=1, tokens=20_000))
@@ -177,6 +184,20 @@ def test_a_pass_with_a_right_and_a_wrong_draft() -> None:
     assert [request[name] for name in names] == [11, 30, 2, 3, 4]
     assert found.counts("draft_rows", "draft_rejected", "dense_ns", "accesses", "hits") == (2, 1, 17, 5, 2)
     assert found.counts("assignments", "assignments_kept") == (4, 4)
+
+
+def test_drafts_take_their_time_once_and_not_in_every_layer() -> None:
+    """Two layers of one expert, a prompt of one token, then a token with a right draft; times as above.
+
+    pass 0: gates at 3 and 14, arrivals at 8 and 19, ends at 11 and 22. pass 1, two rows: gate at 22 + 4 + 3 = 29, a hit
+    runs to 33; gate at 33 + 3 = 36, a hit runs to 40. Dense: 3 + 7 ns at layer 0, 3 + 3 at layer 1.
+    """
+    source = ListSource(
+        sizes(2, 1, 1), [Prompted(tokens(*[[[0], [0]]] * 3), 1)], "recorded", Guess(1, (1.0,), "own", 0)
+    )
+    found = replay_lists(source, 2, machine(**WHERE, prices={"draft": {"ns_per_token": 4}}))
+    assert [event.t1 for event in found.events if event.kind == "expert"] == [11, 22, 33, 40]
+    assert [sum(row["dense_ns"] for row in found.layers if row["layer"] == layer) for layer in (0, 1)] == [10, 6]
 
 
 def test_a_wrong_draft_is_routed_as_another_token() -> None:
