@@ -293,6 +293,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "given profile": {"eviction": "static:profile=given", "profile": PROFILE, "warm": PROFILE[:2]},
     "given pins": {"eviction": "pinned:profile=given:share=.5", "profile": PROFILE},
     "looks ahead": {"prefetch": "top_k:depth=2", "eviction": "least_stale"},
+    "reads the position": {"eviction": "hobbit", "reset": "request"},
     "reads scores": {"eviction": "shielded_score:n=1", "prefetch": "top_k:source=current_gate", "reset": "request"},
     "routes": {"routing": "cache_prior:lam=1:top_j=0", "miss": "drop:keep=1", "reset": "7"},
     "substitutes": {"miss": "substitute:tolerance=.5", "contract": "sequential"},

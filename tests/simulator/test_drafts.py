@@ -200,6 +200,25 @@ def test_drafts_take_their_time_once_and_not_in_every_layer() -> None:
     assert [sum(row["dense_ns"] for row in found.layers if row["layer"] == layer) for layer in (0, 1)] == [10, 6]
 
 
+def test_contention_does_not_change_what_drafts_take() -> None:
+    """Everything is left out and prefetched after its pass; a transfer takes 50 ns, beside which dense takes twice 3.
+
+    pass 0: gate at 3, and the prefetch of 0 crosses from 3 on. pass 1 began before the links were woken: a draft and
+    dense, 3 + 4 + 3 = 10. pass 2, beside the transfer: 10 + 4 + 6 = 20.
+    """
+    source = ListSource(
+        sizes(1, 2, 1),
+        [Prompted(tokens([[0]], *[[[1]]] * 4), 1)],
+        "recorded",
+        Guess(1, (1.0,), "own", 0),
+    )
+    prices = {"draft": {"ns_per_token": 4}, "contention": {"compute": 0.5}}
+    where = machine(bytes_per_ns=1 / 50, dense_ns=3, expert_ns=2, prices=prices)
+    how = {"miss": "drop:keep=0", "prefetch": "missed:of=dropped", "prefetch_at": "after_demand"}
+    found = replay_lists(source, 2, where, **how)
+    assert [(event.t0, event.t1) for event in found.events if event.kind == "dense"] == [(0, 3), (3, 10), (10, 20)]
+
+
 def test_a_wrong_draft_is_routed_as_another_token() -> None:
     """The rejected draft, j = 2 of token i = 1, has the routing of token hash53(seed + 1, 1 * 64 + 2) mod 4.
 

@@ -40,6 +40,8 @@ def test_the_longest_context_is_that_of_the_longest_request_or_of_those_that_run
     # of two at a time: the first ends with 3 beside 3 of the second. The third joins when that has 3: 1 + 4, 2 + 5
     assert longest_context(found, "batch:2") == 7
     assert longest_context(trace(5, 5), "batch:2") == 10
+    # where they arrive over time, any two may end together, and no more than there are
+    assert [longest_context(found, f"batch:{slots}", arrive=True) for slots in (1, 2, 4)] == [7, 7 + 3, 7 + 3 + 2]
 
 
 def test_everything_that_is_in_memory_at_once_counts_to_the_byte() -> None:
