@@ -161,9 +161,11 @@ def _compiled(source: Recording, trace: Trace, spec: RunSpec) -> Outcome:
     chosen = spec.config.policy_set()
     needs = frozenset().union(*(part.needs for part in vars(chosen).values()))
     inputs = inputs_of(trace, spec.config, needs, chosen.reads)
-    ran, kept = run_inputs(inputs, oracle_of(source, spec.config, chosen.eviction), spec, keep=True)
+    ended = run_inputs(inputs, oracle_of(source, spec.config, chosen.eviction), spec, keep=True)
     steps = [(step, layer) for step in source.passes() for layer in range(trace.geometry.layers)]
-    return _outcome(ran, [kept[step.start : step.start + step.tokens, layer].tolist() for step, layer in steps])
+    return _outcome(
+        ended.ran, [ended.kept[step.start : step.start + step.tokens, layer].tolist() for step, layer in steps]
+    )
 
 
 def _outcome(ran: FinishedRun, executed: list[list[list[int]]]) -> Outcome:

@@ -223,7 +223,10 @@ def test_pairs_conserve_in_every_other_scope_and_engines_agree(
         results = [replay(small_trace(), config, log=True, engine=engine) for engine in ENGINES]
         assert all(result == results[0] for result in results), given
         ready = plan(small_trace(), config)
-        assert len(ready.capacity.pools) == small_trace().geometry.layers
+        assert (
+            len(ready.capacity.pools)
+            == {"per_layer": ready.layout.geometry.layers, "per_link": len(ready.machine.links)}[scope]
+        )
         assert_conserves(results[0], ready)
 
 
