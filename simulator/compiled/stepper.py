@@ -89,7 +89,8 @@ class Stepper:
         """Return the counters and the event log."""
         end = int(self._clock["time"])
         self._step(CLOSED, end, 0)
-        return FinishedRun(counters_of(self._state, self._spec), end, [event_of(line, self._spec) for line in self._lines])
+        events = [event_of(line, self._spec) for line in self._lines]
+        return FinishedRun(counters_of(self._state, self._spec), end, events)
 
     def note_end(self, line: int, now: int) -> None:
         """Set the end of an activity in a line of the event log."""
