@@ -215,7 +215,7 @@ def test_missed_names_what_its_model_names(miss: str, seed: int, at: str, contra
             here = left.get((gate.step_pass, gate.layer), {})
             assert model.names(gate._replace(unfetched=here, arrived=arrived)) == names, (text, gate.step_pass)
             named += len(names)
-        assert replayed(trace, SLOTS, prefetch=text, **how) == outcome
+        assert replayed(trace, SLOTS, None, prefetch=text, **how) == outcome
     assert named > 0 or (miss, contract) == ("split", "sequential")  # which sees one miss at a time, and fetches it
 
 

@@ -68,6 +68,7 @@ def test_requests_in_the_system_are_rate_times_sojourn() -> None:
     mean = in_system(found)
     assert mean is not None
     figured = figures(found)["requests_per_s"]
+    assert figured is not None
     assert mean == pytest.approx(figured * sum(each["end_ns"] - each["arrival_ns"] for each in found) / 8 / 1e9)
 
 

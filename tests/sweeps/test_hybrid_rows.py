@@ -118,7 +118,7 @@ def test_one_run_of_fetches_fits_the_step_where_the_links_rate_is_published():
     of = row(**fetched, decode_tok_s="1", ram_bw_gbs="", cpu_moe_layers="")
     factor, step = fit_one(decoded(of, {}, strict=False))
     assert factor == 1 and step > 0.5e9
-    factor, step = fit_one(decoded(row(**of | {"pcie": ""}), {}, strict=False))
+    factor, step = fit_one(decoded(row(**{**of, "pcie": ""}), {}, strict=False))
     assert factor > 1 and step == 0
 
 
