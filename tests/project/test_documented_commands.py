@@ -71,7 +71,7 @@ LONG = {
     "moereplay recommend": "replays a hundred configurations",
 }
 #: Pages that take `make test-longest`.
-MINUTES = ("docs/forecast.md",)
+MINUTES = ("docs/forecast.md", "docs/quality.md", "docs/validation.md")
 #: Pages whose numbers depend on the processor's arithmetic, as they are of a recording made there.
 OWN_NUMBERS = ("docs/recipes/researcher.md",)
 COMMANDS = {page: [each for each in items(page) if isinstance(each, Command)] for page in PAGES}
