@@ -1,4 +1,4 @@
-"""What the same bytes of fast memory should hold, and who serves a miss: every way at one price, not an engine's.
+"""Compare ways to use the same bytes of fast memory and to serve a miss, all at the same costs, which are no engine's.
 
 Engines differ in more than placement, so their settings do not say which way to place suits a machine. Here experts are
 placed for good (whole layers, or the most used ones by a list) or cached (the last used ones), and what fast memory

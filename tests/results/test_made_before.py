@@ -30,7 +30,7 @@ from moereplay.sweeps.store import Folder
 from moereplay.traces.store import open_trace
 from tests.kit.command import moereplay_here as moereplay
 
-LATER = ("seconds", "calibration", "arrival_ns", "queued_ns")  #: facts that results of before do not say
+LATER = ("seconds", "calibration", "arrival_ns", "queued_ns")  #: facts that older results do not have
 BEFORE = Path(__file__).resolve().with_name("before")
 SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"
 
