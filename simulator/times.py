@@ -49,16 +49,15 @@ def homes_of(platform: Platform, geometry: Geometry) -> tuple[int, ...]:
     if faults := [f"{fault} {', '.join(map(str, layers[:5]))}" for fault, layers in wrong.items() if layers]:
         raise ConfigError(
             f"platform {platform.name}: layers of [[links]]: expected each of the model's {geometry.layers} MoE layers "
-            f"once, but {'; '.join(faults)}; name its layers, as in --platform {_with_layers_of(platform, geometry)}"
+            f"once, but {'; '.join(faults)}; add its layers after the platform, as {_even_layers(platform, geometry)}"
         )
     return tuple(row for _, row in sorted(named) for _ in range(geometry.experts))
 
 
-def _with_layers_of(platform: Platform, geometry: Geometry) -> str:
-    """Return how to type a platform whose links divide the layers of a model evenly."""
+def _even_layers(platform: Platform, geometry: Geometry) -> str:
+    """Return what follows a platform's name so that its links divide the layers of a model evenly."""
     ends = [geometry.layers * row // len(platform.links) for row in range(len(platform.links) + 1)]
-    rows = [f"links.{row}.layers={first}-{last - 1}" for row, (first, last) in enumerate(pairwise(ends))]
-    return ":".join([platform.name, *rows])
+    return "".join(f":links.{row}.layers={first}-{last - 1}" for row, (first, last) in enumerate(pairwise(ends)))
 
 
 # times

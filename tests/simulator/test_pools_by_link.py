@@ -204,17 +204,18 @@ class TestLayers:
     @every(
         "first, second, fault",
         (
-            ("0", "2", "no row names 1$"),
-            ("0-1", "1-2", "two rows name 1$"),
-            ("0-2", "3,7-8", "the model lacks 3, 7, 8$"),
-            ("0", "1-1,4", "no row names 2; the model lacks 4$"),
+            ("0", "2", "no row names 1"),
+            ("0-1", "1-2", "two rows name 1"),
+            ("0-2", "3,7-8", "the model lacks 3, 7, 8"),
+            ("0", "1-1,4", "no row names 2; the model lacks 4"),
         ),
     )
     def test_the_rows_name_each_of_the_models_layers_once(
         self, first: str, second: str, fault: str, tmp_path: Path
     ) -> None:
         trace = random_trace(1, Sizes(layers=3))
-        said = rf"layers of \[\[links\]\]: expected each of the model's 3 MoE layers once, but {fault}"
+        said = rf"layers of \[\[links\]\]: expected each of the model's 3 MoE layers once, but {fault}; add its layers "
+        said += "after the platform, as :links.0.layers=0-0:links.1.layers=1-2$"
         with pytest.raises(ConfigError, match=said):
             plan(trace, configure(capacity="50%", platform=by_layers(tmp_path, first, second)))
 
