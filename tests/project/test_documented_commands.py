@@ -33,6 +33,7 @@ NOT_RUN = {
     "moereplay calibrate folder runs/": LOGS,
     "moereplay evidence runs/": LOGS,
     "moereplay calibrate series runs.csv": LOGS,
+    "moereplay recommend glm-4.5-air --platform mine.toml": LOGS,
     "moereplay measure like.zarr": REAL,
     "moereplay plot runs/measured": "it draws what was not measured",
     "moereplay calibrate machine --slow-tier disk:runs/experts": REAL,
