@@ -72,7 +72,7 @@ LONG = {
     "moereplay recommend": "replays a hundred configurations",
 }
 #: Pages that take `make test-longest`.
-MINUTES = ("docs/forecast.md", "docs/quality.md", "docs/validation.md")
+MINUTES = tuple(f"docs/{name}.md" for name in ("forecast", "measured", "quality", "trace-format", "validation"))
 #: Pages whose numbers depend on the processor's arithmetic, as they are of a recording made there.
 OWN_NUMBERS = ("docs/recipes/researcher.md",)
 COMMANDS = {page: [each for each in items(page) if isinstance(each, Command)] for page in PAGES}

@@ -61,7 +61,7 @@ SMALL_TABLE = 10  # log2 of the first size of its hash table; the default takes 
 GPT_OSS_SLOTS, QWEN_SLOTS = (8, 16, 24), (32, 64, 96)
 #: The first of them; the others are left to `make test-long`.
 GPT_OSS_FIRST, QWEN_FIRST = (
-    [slots[0], *(pytest.param(each, marks=pytest.mark.long) for each in slots[1:])]
+    [slots[0], *(pytest.param(each, marks=pytest.mark.longest) for each in slots[1:])]
     for slots in (GPT_OSS_SLOTS, QWEN_SLOTS)
 )
 QWEN_OTHERS = ("general", "math", "medical")  #: domains that are left to `make test-long`
@@ -185,7 +185,7 @@ def test_tuned_policies_on_qwen3(policy: str, domain: str, slots: int):
 
 
 @on_recordings
-@pytest.mark.parametrize("domain", ["code", *(pytest.param(each, marks=pytest.mark.long) for each in QWEN_OTHERS)])
+@pytest.mark.parametrize("domain", ["code", *(pytest.param(each, marks=pytest.mark.longest) for each in QWEN_OTHERS)])
 @pytest.mark.parametrize("slots", QWEN_FIRST)
 @pytest.mark.parametrize("policy", PLAIN)
 def test_qwen3_with_a_cache_per_layer(policy: str, slots: int, domain: str):
