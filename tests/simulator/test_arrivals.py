@@ -107,7 +107,7 @@ def test_links_are_woken_when_compute_begins_to_idle() -> None:
     its pass begins and wakes the links, so that the transfer is its own; gate at 6, late, from 8 to 11.
     """
     requests = [Prompted(tokens([[0]]), 0)] * 2
-    how = {"miss": "drop:keep=0", "prefetch": "missed:of=dropped", "prefetch_at": "after_demand"}
+    how: dict[str, Any] = {"miss": "drop:keep=0", "prefetch": "missed:of=dropped", "prefetch_at": "after_demand"}
     for arrival, end, whose in ((20, 26, [1, 0]), (3, 11, [0, 1])):
         found = arrived(requests, (0, arrival), slots=1, **how)
         assert found.spans("transfer") == [(3, 8, 0, 0)]

@@ -214,7 +214,7 @@ def test_contention_does_not_change_what_drafts_take() -> None:
     )
     prices = {"draft": {"ns_per_token": 4}, "contention": {"compute": 0.5}}
     where = machine(bytes_per_ns=1 / 50, dense_ns=3, expert_ns=2, prices=prices)
-    how = {"miss": "drop:keep=0", "prefetch": "missed:of=dropped", "prefetch_at": "after_demand"}
+    how: dict[str, Any] = {"miss": "drop:keep=0", "prefetch": "missed:of=dropped", "prefetch_at": "after_demand"}
     found = replay_lists(source, 2, where, **how)
     assert [(event.t0, event.t1) for event in found.events if event.kind == "dense"] == [(0, 3), (3, 10), (10, 20)]
 
