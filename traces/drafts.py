@@ -121,7 +121,7 @@ class Rows(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """What each request gives to one pass after the other: its prompt, or a known token with its drafts."""
+    """The rows that each request gives to each pass: its prompt, or a known token with its drafts."""
 
     begins: np.ndarray  #: (R + 1,) int64, first share of each request
     offsets: np.ndarray  #: (S + 1,) int64, first row of each share

@@ -63,7 +63,7 @@ def _per_layer(trace: Trace, what: str, rule: Callable[[np.ndarray, np.ndarray |
 
 
 class Sums(NamedTuple):
-    """Of every token and layer."""
+    """Sums over the experts that the router chose, for every token and layer."""
 
     assigned: np.ndarray  #: (T, L) int16, experts that the router chose
     mass: np.ndarray  #: (T, L) int64, their gate weight in UNITs; 0 without weights

@@ -48,7 +48,7 @@ def in_slots(lengths: Lengths, slots: int, chunk: int = 0, guess: Guess | None =
 
 
 def given(lengths: Lengths, request: int, size: int, guess: Guess | None) -> list[list[Row]]:
-    """What a request gives to one pass after the other: pieces of its prompt, then known tokens with their drafts."""
+    """The rows that a request gives to each pass: pieces of its prompt, then known tokens with their drafts."""
     alone = _alone(lengths, request, size)
     prompt = [rows for rows in alone if rows[0].phase == PREFILL]
     if guess is None:

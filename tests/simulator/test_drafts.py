@@ -175,7 +175,7 @@ def test_a_pass_with_a_right_and_a_wrong_draft() -> None:
     and has its own routing, expert 0, which is there: 22 to 25. 1 arrives at 27 and runs to 30, 2 at 32 and to 35.
     pass 2, token 3 again: no draft is left, gate at 38, 0 is there and runs to 41.
 
-    Three tokens in 24 + 6 ns: 10 ns each. The rejected row is no assignment: 1 of the prompt and 3.
+    Three tokens in 24 + 6 ns: 10 ns each. The rejected row does not count: 1 assignment of the prompt and 3 decoded.
     """
     found = by_hand("own", 0)
     assert found.spans("expert") == [(8, 11, 0, 0), (22, 25, 0, 0), (27, 30, 0, 1), (32, 35, 0, 2), (38, 41, 0, 0)]
