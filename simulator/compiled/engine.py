@@ -12,13 +12,13 @@ import numpy as np
 from moereplay.policies.contract import RESIDENT
 from moereplay.simulator.arrivals import source_of_trace
 from moereplay.simulator.compiled import hooks
-from moereplay.simulator.compiled.fast_path import FastHooks, batch_path, fast_path
+from moereplay.simulator.compiled.fast_path import FastHooks, batch_path, fast_path, priced_path
 from moereplay.simulator.compiled.initial import SimulationState, initial_state
 from moereplay.simulator.compiled.inputs import Inputs, inputs_from, inputs_of
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel, stepped_kernel
 from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.outcome import check, counters_of, events_of
-from moereplay.simulator.compiled.variants import ALONE, BATCHED, OWN_CLOCK, PLAIN, STEPPED
+from moereplay.simulator.compiled.variants import ALONE, BATCHED, OWN_CLOCK, PLAIN, PRICED, STEPPED
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, oracle_of, oracle_of_trace
 from moereplay.simulator.jit.calls import caller, flat
@@ -33,12 +33,12 @@ from moereplay.traces.schema import Trace
 LINES = 1 << 16
 #: The named tuple of hook pointers that each kernel takes.
 POINTERS = {kernel: hooks.BoundHooks, priced_kernel: hooks.BoundHooks, stepped_kernel: hooks.BoundHooks}
-POINTERS |= {fast_path: FastHooks, batch_path: FastHooks}
+POINTERS |= dict.fromkeys((fast_path, batch_path, priced_path), FastHooks)
 #: Numbers of the state that are constants in each kernel.
 CONSTANTS = {kernel: PLAIN, priced_kernel: OWN_CLOCK, stepped_kernel: STEPPED}
-CONSTANTS |= {fast_path: ALONE, batch_path: BATCHED}
+CONSTANTS |= {fast_path: ALONE, batch_path: BATCHED, priced_path: PRICED}
 TITLES = {kernel: "general", priced_kernel: "extended general", stepped_kernel: "stepped"}
-TITLES |= {fast_path: "fast-path", batch_path: "fast-path batch"}
+TITLES |= {fast_path: "fast-path", batch_path: "fast-path batch", priced_path: "extended fast-path"}
 LOG = logging.getLogger(__name__)
 
 
@@ -112,6 +112,8 @@ def _start(state: SimulationState, chosen: PolicySet) -> None:
 def _way(state: SimulationState) -> Callable[..., None]:
     """Return the fastest kernel that can replay a state."""
     if state.is_fast:
+        if state.is_priced:
+            return priced_path
         return batch_path if state["batched"] else fast_path
     return kernel if state.is_plain else priced_kernel
 

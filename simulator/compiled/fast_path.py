@@ -1,8 +1,9 @@
 """The fast path: most replays, one step at a time, without an event loop.
 
-With one link, one precision, every miss fetched, no listeners and no log (`variants.FROZEN`), only the link works while
-compute does. A step is then: transfers that land before the gate, the gate, and the experts one after the other, with
-transfers that land meanwhile. All but this loop is the general kernel's code, compiled with these options as constants.
+With one precision, every miss fetched, no listeners and no log, only the links work while compute does. A step is then:
+transfers that land before the gate, the gate, and the experts one after the other, with transfers that land meanwhile.
+All but this loop is the general kernel's code, compiled with these options as constants: with one link and no cost
+beyond a table (`variants.FROZEN`), or with what `variants.LOOKED_UP` names.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from moereplay.policies.contract import IN_FLIGHT, RESIDENT
-from moereplay.simulator.compiled.cache import mark_computed, reason, unpin_demanded, use_without_events
+from moereplay.simulator.compiled.cache import keep_for_good, mark_computed, reason, unpin_demanded, use_without_events
 from moereplay.simulator.compiled.clock import NEVER_DUE, advance
 from moereplay.simulator.compiled.compute import (
     begin_gate,
@@ -21,7 +22,7 @@ from moereplay.simulator.compiled.compute import (
     stalled,
     take_arrived,
 )
-from moereplay.simulator.compiled.costs import expert_cost
+from moereplay.simulator.compiled.costs import expert_cost, lasting
 from moereplay.simulator.compiled.counters import (
     ACCESSES,
     EXPERT_NS,
@@ -43,7 +44,7 @@ from moereplay.simulator.compiled.gate import (
 from moereplay.simulator.compiled.link import await_transfer, close_links, demand_may_start
 from moereplay.simulator.compiled.links import complete, fetch, next_landing, start_transfers
 from moereplay.simulator.compiled.predictions import count_predicted, suggest
-from moereplay.simulator.compiled.program import is_over, spend
+from moereplay.simulator.compiled.program import is_idle, is_over, spend
 from moereplay.simulator.compiled.reset import count_unused
 from moereplay.simulator.compiled.state import (
     NO_ERROR,
@@ -80,13 +81,23 @@ def batch_path(s: Any, hooks: Any) -> None:
     replay_steps(s, hooks)
 
 
+def priced_path(s: Any, hooks: Any) -> None:
+    """Do what `fast_path` does where `variants.is_priced` is true of the state."""
+    replay_steps(s, hooks)
+
+
 @fast
 def replay_steps(s, hooks):
     """Run all steps, then land the transfers of the last nanosecond, but none that is issued in it."""
+    if s["n_resident"] > 0:
+        keep_for_good(s)
     begin_step(s)
     while not is_over(s) and s["errors"]["error"] == NO_ERROR:
         start_more(s, hooks)
         run_link(s, hooks, s["clock"]["compute_at"])
+        if s["arrives"] == 1 and is_idle(s):
+            begin_step(s)
+            continue
         hits = look_up_demand(s, hooks)
         start_more(s, hooks)
         compute(s, hooks, hits)
@@ -163,7 +174,7 @@ def look_up_demand(s, hooks):
 @fast
 def begin_fast_demand(s, hooks):
     """Route the tokens; without a routing policy return the step's first position in the demand stream."""
-    if s["has_choose"] == 1:
+    if s["has_choose"] == 1 or s["arrives"] == 1:
         route(s, hooks)
         return 0
     begin_demand(s)
@@ -173,7 +184,7 @@ def begin_fast_demand(s, hooks):
 @fast
 def take_demanded(s, n, at):
     """Return the n-th demanded expert and update its tables; `at`: its position in the demand stream."""
-    if s["has_choose"] == 0:
+    if s["has_choose"] == 0 and s["arrives"] == 0:
         recall_one(s, n, at)
     x = demand_expert(s)[n]
     mark_needed(s, x, demand_sum(s)[n])
@@ -218,10 +229,19 @@ def run(s, hooks, x, tokens):
     """Run one expert over its tokens, then start a demand that was waiting for space."""
     spent = expert_cost(s, x, tokens)
     spend(s, spent)
-    run_link(s, hooks, s["clock"]["time"] + spent)
+    run_link(s, hooks, s["clock"]["time"] + lasting(s, x, spent))
     mark_computed(s, x, x)
-    if demand_may_start(s, 0):
+    if any_demand_may_start(s):
         start_more(s, hooks)
+
+
+@fast
+def any_demand_may_start(s):
+    """Return whether a demand is queued on a link that has a free slot."""
+    for link in range(s["n_links"]):
+        if demand_may_start(s, link):
+            return True
+    return False
 
 
 @fast

@@ -27,7 +27,7 @@ from moereplay.simulator.compiled.layout import (
 )
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
 from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL
-from moereplay.simulator.compiled.variants import OWN_CLOCK, STEPPED, is_fast, is_plain
+from moereplay.simulator.compiled.variants import OWN_CLOCK, QUEUED, STEPPED, is_fast, is_plain, is_priced
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
@@ -46,7 +46,7 @@ class SimulationState:
 
     def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
         """Store `numbers` and `arrays` by the names of `layout.STATE`; missing numbers are 0."""
-        self.is_fast, self.is_plain = is_fast(numbers), is_plain(numbers)
+        self.is_fast, self.is_priced, self.is_plain = is_fast(numbers), is_priced(numbers), is_plain(numbers)
         self._row = np.zeros(1, STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
         self._records = {name: self.numbers[name] for name in (*RECORDS, *ROWS)}
@@ -129,7 +129,7 @@ def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.nd
 
 def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
     config, layout, eviction = spec.config, spec.layout, chosen.eviction.policy
-    geometry = layout.geometry
+    geometry, cpu_works = layout.geometry, not chosen.miss.policy.fetches_all
     return {
         "layers": geometry.layers,
         "experts": geometry.experts,
@@ -147,8 +147,8 @@ def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
         "key_scope": KEY_SCOPES.index(eviction.scope(chosen.eviction.params)),
         "row_length": geometry.experts * layout.precisions,
         "has_cpu": spec.times.has_cpu,
-        "cpu_tier": spec.times.cpu_tier + 1,
-        "sync_ns": spec.times.sync_ns,
+        "cpu_tier": spec.times.cpu_tier + 1 if cpu_works else 0,
+        "sync_ns": spec.times.sync_ns if cpu_works else 0,
         "next_pass": chosen.prefetch.policy.next_pass,
     } | _given(chosen)
 
@@ -205,8 +205,9 @@ def _reads_ids(numbers: Mapping[str, int], named: frozenset[str]) -> bool:
 
 
 def _victim_selection(numbers: Mapping[str, int], eviction: Chosen[Eviction]) -> dict[str, int]:
-    """Select queues where the key is a logical timestamp on the fast path, or else keys in rows."""
-    queue = QUEUES.index(eviction.policy.queue(eviction.params)) if is_fast(numbers) else NO_QUEUE
+    """Select queues where the key is a logical timestamp and every timed copy enters the pool, or else keys in rows."""
+    queues = all(numbers[name] == value for name, value in QUEUED.items())
+    queue = QUEUES.index(eviction.policy.queue(eviction.params)) if queues else NO_QUEUE
     return {"queue": queue, "ranks": numbers["by_key"] and queue == NO_QUEUE}
 
 

@@ -38,6 +38,12 @@ def is_over(s):
 
 
 @fast
+def is_idle(s):
+    """Return whether compute has waited for a request: the next pass begins now."""
+    return s["compute"]["program_counter"] == STEP
+
+
+@fast
 def work_on(s, turn):
     """Set the access that compute loads or runs."""
     s["compute"]["running"] = turn

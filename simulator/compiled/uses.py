@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moereplay.simulator.compiled.ranking import BY_LAST_USE, invalidate_expert, move_last
-from moereplay.simulator.compiled.state import demand_next, demand_pass, expert_of, experts, notifier, now
+from moereplay.simulator.compiled.state import demand_next, demand_pass, expert_of, experts, notifier, now, owned
 from moereplay.simulator.jit.marks import called, fast
 
 on_predict = notifier("on_predict")
@@ -40,7 +40,7 @@ def set_timestamp(s, x):
     s["uses"]["timestamps"] += 1
     experts(s)[x]["last_use"] = s["uses"]["timestamps"]
     experts(s)[x]["last_pass"] = now(s)["pass"]
-    if s["queue"] == BY_LAST_USE:
+    if s["queue"] == BY_LAST_USE and (s["n_resident"] == 0 or owned(s)[x]["for_good"] == 0):
         move_last(s, x)
 
 

@@ -49,8 +49,17 @@ FROZEN = {
 }
 
 
-#: The same for passes of one request each, without drafts, and for all others.
-ALONE, BATCHED = FROZEN | {"batched": 0}, FROZEN | {"batched": 1}
+#: Where queues may replace keys (`ranking.py`): copies that are used without being in a pool would be queued as well.
+QUEUED = {**OWN_CLOCK, "precisions": 1, "by_key": 1, "side_slots": 0, "has_admit": 0, "n_warm": 0}
+#: Costs and machines that the fast path's own code computes, if it is compiled for them: numbers known in advance,
+#: several links, lower tiers, experts for good and requests that arrive.
+LOOKED_UP = frozenset(
+    "n_links n_tiers has_start slows_compute reads_kv draft_ns has_pieces victim_ns n_resident arrives".split()
+)
+#: The fast path without them for passes of one request each and no drafts, and for all other passes; and with them.
+PRICED = {name: value for name, value in FROZEN.items() if name not in LOOKED_UP}
+ALONE, BATCHED = FROZEN | {"batched": 0}, {**FROZEN, "batched": 1}
+del BATCHED["draft_ns"]
 
 
 def is_plain(numbers: Mapping[str, Any]) -> bool:
@@ -59,5 +68,10 @@ def is_plain(numbers: Mapping[str, Any]) -> bool:
 
 
 def is_fast(numbers: Mapping[str, Any]) -> bool:
-    """Return whether the fast path can replay a run with these numbers."""
-    return all(numbers[name] == value for name, value in FROZEN.items())
+    """Return whether a fast path can replay a run with these numbers."""
+    return all(numbers[name] == value for name, value in PRICED.items())
+
+
+def is_priced(numbers: Mapping[str, Any]) -> bool:
+    """Return whether a fast path that can replay a run is the one with prices."""
+    return any(numbers[name] != value for name, value in (BATCHED if numbers["batched"] else ALONE).items())
