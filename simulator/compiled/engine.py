@@ -106,10 +106,10 @@ def _ran(state: SimulationState, spec: RunSpec) -> FinishedRun:
 
 
 def _start(state: SimulationState, chosen: PolicySet) -> None:
-    bound(_way(state), state, chosen)()
+    bound(fastest_kernel(state), state, chosen)()
 
 
-def _way(state: SimulationState) -> Callable[..., None]:
+def fastest_kernel(state: SimulationState) -> Callable[..., None]:
     """Return the fastest kernel that can replay a state."""
     if state.is_fast:
         if state.is_priced:

@@ -53,13 +53,22 @@ FROZEN = {
 QUEUED = {**OWN_CLOCK, "precisions": 1, "by_key": 1, "side_slots": 0, "has_admit": 0, "n_warm": 0}
 #: Costs and machines that the fast path's own code computes, if it is compiled for them: numbers known in advance,
 #: several links, lower tiers, experts for good and requests that arrive.
-LOOKED_UP = frozenset(
-    "n_links n_tiers has_start slows_compute reads_kv draft_ns has_pieces victim_ns n_resident arrives".split()
-)
+LOOKED_UP = {
+    "n_links",
+    "n_tiers",
+    "has_start",
+    "slows_compute",
+    "reads_kv",
+    "draft_ns",
+    "has_pieces",
+    "victim_ns",
+    "n_resident",
+    "arrives",
+}
 #: The fast path without them for passes of one request each and no drafts, and for all other passes; and with them.
 PRICED = {name: value for name, value in FROZEN.items() if name not in LOOKED_UP}
-ALONE, BATCHED = FROZEN | {"batched": 0}, {**FROZEN, "batched": 1}
-del BATCHED["draft_ns"]
+ALONE = FROZEN | {"batched": 0}
+BATCHED = {name: value for name, value in FROZEN.items() if name != "draft_ns"} | {"batched": 1}
 
 
 def is_plain(numbers: Mapping[str, Any]) -> bool:

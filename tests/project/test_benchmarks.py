@@ -13,7 +13,7 @@ SPEED = ROOT / "benchmarks" / "engine_speed.py"
 #: Ratios per part: of two shapes, capacities, prefetches and policies.
 #: What transformers imports where it is installed says this, which is not ours to mend.
 THEIRS = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-ROWS = {"a": 12, "c": 2, "d": 4, "e": 3, "f": 6, "g": 2}
+ROWS = {"a": 12, "c": 2, "d": 4, "e": 3, "f": 6, "g": 2, "i": 33}
 
 
 def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moereplay.simulator.compiled.engine import fastest_kernel
+from moereplay.simulator.compiled.fast_path import fast_path, priced_path
 from moereplay.simulator.compiled.initial import initial_state
 from moereplay.simulator.compiled.inputs import costs_of, inputs_from
+from moereplay.simulator.compiled.kernel import priced_kernel
 from moereplay.simulator.config import configure
 from moereplay.simulator.interface import oracle_of
 from moereplay.simulator.platform import Link, Roofline
@@ -285,25 +289,25 @@ def test_parts_of_times_are_exact_and_rounded_up() -> None:
 
 
 @every(
-    "prices, fast",
+    "prices, way",
     [
-        ({}, True),
-        ({"loading": {"gate_ns": 7}, "link": {"reads": 2, "by_size": ((1, 1e9),)}}, True),
-        (KV, True),  # of a model that has none
-        (LOADING, False),
-        (NO_OVERLAP, False),
-        ({"link": {"start_ns": 1}}, False),
-        ({"link": {"start_ns_per_mib": 0.5}}, False),
-        (HALVES, False),
-        ({"contention": {"compute": 0.9}}, False),
+        ({}, fast_path),
+        ({"loading": {"gate_ns": 7}, "link": {"reads": 2, "by_size": ((1, 1e9),)}}, fast_path),
+        (KV, fast_path),  # of a model that has none
+        (LOADING, priced_kernel),
+        (NO_OVERLAP, priced_kernel),
+        ({"link": {"start_ns": 1}}, priced_path),
+        ({"link": {"start_ns_per_mib": 0.5}}, priced_path),
+        (HALVES, priced_path),
+        ({"contention": {"compute": 0.9}}, priced_path),
+        ({"decisions": {"ns_per_victim": 5}}, priced_path),
     ],
 )
-def test_prices_that_are_numbers_of_a_table_stay_on_the_fast_path(prices: dict[str, Any], fast: bool) -> None:
+def test_prices_that_are_numbers_known_in_advance_stay_on_a_fast_path(prices: dict[str, Any], way: Callable) -> None:
     source = scattered()
     spec = spec_of(source.geometry, 12, machine(prices=prices), log=False)
     oracle = oracle_of(source, spec.config, spec.config.policy_set().eviction)
-    state = initial_state(inputs_from(source), oracle, spec)
-    assert (state.is_fast, state.is_plain) == (fast, fast)
+    assert fastest_kernel(initial_state(inputs_from(source), oracle, spec)) is way
 
 
 def test_experts_of_equal_bytes_in_two_formats_have_two_rows_of_times() -> None:
