@@ -47,13 +47,19 @@ from moereplay.simulator.rates import NS
 @called
 def start_by_matrix(s, hooks, link):
     """Start transfers on a link: a batch of demands, then prefetches. A demand without space blocks the link."""
-    mine = s["links"][link]
-    while mine["crossings"] < mine["depth"] and (demand_waits(s, link) or prefetch_waits(s, link)):
+    while batch_may_start(s, link):
         if demand_waits(s, link):
             if not start_batch(s, hooks, link):
                 return
         else:
             start_prefetch(s, hooks, link)
+
+
+@fast
+def batch_may_start(s, link):
+    """Return whether a transfer is queued and the link has a free slot."""
+    mine = s["links"][link]
+    return mine["crossings"] < mine["depth"] and (demand_waits(s, link) or prefetch_waits(s, link))
 
 
 @called

@@ -39,7 +39,7 @@ from moereplay.simulator.compiled.gate import (
     use_all,
 )
 from moereplay.simulator.compiled.link import any_announced
-from moereplay.simulator.compiled.links import any_in_flight, any_to_load, next_landing, nothing_queued
+from moereplay.simulator.compiled.links import any_in_flight, any_to_load, nothing_else_until
 from moereplay.simulator.compiled.loading import begin_loading, go_on_loading
 from moereplay.simulator.compiled.predictions import suggest
 from moereplay.simulator.compiled.program import (
@@ -334,12 +334,6 @@ def take_arrived(s):
     s["compute"]["ready_first"] += 1
     s["compute"]["coming"] -= 1
     return y
-
-
-@fast
-def nothing_else_until(s, end):
-    """Return whether compute alone has events until `end` ns, and no transfer can start."""
-    return s["external"] == 0 and nothing_queued(s) and next_landing(s) > end and s["clock"]["cpu_at"] > end
 
 
 @called

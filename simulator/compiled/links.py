@@ -5,7 +5,7 @@ Every expert has one home link into the fast tier. Links that act at the same ti
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.batches import clear_batches, land_by_matrix, start_by_matrix
+from moereplay.simulator.compiled.batches import batch_may_start, clear_batches, land_by_matrix, start_by_matrix
 from moereplay.simulator.compiled.clock import resume
 from moereplay.simulator.compiled.counters import (
     IS_CANCEL,
@@ -19,13 +19,13 @@ from moereplay.simulator.compiled.link import (
     awaits_piece,
     cancel_on,
     clear_link,
-    demand_waits,
     enqueue,
     first_fill,
     forget_bypasses,
     is_busy,
     is_moving,
     landing,
+    may_start,
     notify_arrival,
     place,
     prefetch_waits,
@@ -306,12 +306,18 @@ def prefetches_wait(s):
 
 
 @fast
-def nothing_queued(s):
-    """Return whether no transfer waits to start."""
+def nothing_may_start(s):
+    """Return whether no transfer can start before one lands: none is queued, or its link has no free slot."""
     for link in range(s["n_links"]):
-        if demand_waits(s, link) or prefetch_waits(s, link):
+        if batch_may_start(s, link) if s["by_matrix"] == 1 else may_start(s, link):
             return False
     return True
+
+
+@fast
+def nothing_else_until(s, end):
+    """Return whether compute alone has events until `end` ns, and no transfer can start."""
+    return s["external"] == 0 and nothing_may_start(s) and next_landing(s) > end and s["clock"]["cpu_at"] > end
 
 
 @called

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from moereplay.policies.contract import NONE
-from moereplay.simulator.compiled.clock import wake_links
+from moereplay.simulator.compiled.clock import advance, wake_links
 from moereplay.simulator.compiled.counters import BY_DEMAND, BY_PREFETCH, IS_LOAD, LOADING_NS, count, span
 from moereplay.simulator.compiled.link import any_announced
-from moereplay.simulator.compiled.links import any_to_load, fetch_announced, first_to_load, prefetch_loaded
+from moereplay.simulator.compiled.links import (
+    any_to_load,
+    fetch_announced,
+    first_to_load,
+    nothing_else_until,
+    prefetch_loaded,
+)
 from moereplay.simulator.compiled.program import (
     END,
     LOAD,
@@ -76,8 +82,7 @@ def go_on_loading(s, at):
     if at == LOAD:
         begin_load(s)
     elif at == LOADED:
-        if not queues_together(s):
-            fetch_announced(s, accesses(s)[s["compute"]["running"]]["y"])
+        hand_over(s, s["compute"]["running"])
         go_to(s, LOAD)
     elif at == PRELOAD:
         spent = load_copy(s, first_to_load(s), BY_PREFETCH)
@@ -92,6 +97,13 @@ def go_on_loading(s, at):
 
 
 @fast
+def hand_over(s, turn):
+    """Queue a demand that was loaded, unless those of a step are queued together."""
+    if not queues_together(s):
+        fetch_announced(s, accesses(s)[turn]["y"])
+
+
+@fast
 def after_preloads(s):
     """Return the state that follows when all prefetches are loaded."""
     if s["after_demand"] == 1:
@@ -103,6 +115,13 @@ def after_preloads(s):
 def begin_load(s):
     """Load the next demand. After the last one, contract `atomic`, call the prefetch policy."""
     turn = next_load(s)
+    # a load during which no other event is due takes no pass through the event loop
+    while turn != NONE and nothing_else_until(s, s["clock"]["time"] + load_ns(s)[kind_of(s, accesses(s)[turn]["y"])]):
+        spent = load(s, turn)
+        spend(s, spent)
+        advance(s, s["clock"]["time"] + spent)
+        hand_over(s, turn)
+        turn = next_load(s)
     if turn == NONE:
         if queues_together(s):
             fetch_all_announced(s)

@@ -85,8 +85,10 @@ def substitute_for(s, hook, t, j):
     """Return the expert that substitutes for a token's j-th one, or NONE."""
     base = now(s)["layer"] * s["experts"]
     for e in range(s["experts"]):
-        resident = find_any(s, base + e, RESIDENT) != NONE
-        eligible(s)[e] = 1 if resident and first_place(ran(s)[t], e) == NONE else 0
+        eligible(s)[e] = 1 if find_any(s, base + e, RESIDENT) != NONE else 0
+    for i in range(s["width"]):
+        if ran(s)[t, i] != NONE:
+            eligible(s)[ran(s)[t, i]] = 0
     return hook(s, t, j)
 
 
