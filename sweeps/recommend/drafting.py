@@ -16,7 +16,7 @@ from moereplay.simulator.machine import Machine
 from moereplay.sweeps.recommend.engines import Engine, engine
 from moereplay.sweeps.recommend.hits import PLAIN, Decoding
 from moereplay.sweeps.recommend.quick import WORTH, Estimate, Load, Range, candidates, estimates, leader, likely
-from moereplay.traces.drafts import HEADS, OFF, Drafts, parse_drafts
+from moereplay.traces.drafts import EXPECTED, HEADS, OFF, Drafts, parse_drafts
 from moereplay.traces.schema import TraceError, shown
 
 AUTO = "auto"
@@ -75,8 +75,8 @@ def asked(concurrency: int | None, draft: str, model: str) -> Asked | None:
         others.append(f"accept={known}")
     try:
         drafts = parse_drafts(":".join([str(MOST) if first == AUTO else first, *others]))
-    except TraceError as wrong:
-        raise ConfigError(f"{wrong}; auto in place of N tries several numbers") from None
+    except TraceError:
+        raise ConfigError(f"invalid --draft {shown(draft)!r}: {EXPECTED}; auto in place of N tries several") from None
     if drafts.many > MOST_DRAFTS:
         raise ConfigError(f"invalid --draft {shown(draft)!r}: expected at most {MOST_DRAFTS} drafts")
     chances, head = drafts.accept, not heads or HEAD[heads[0]]
