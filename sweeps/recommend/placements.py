@@ -14,7 +14,8 @@ from typing import NamedTuple
 from moereplay.simulator.machine import Machine
 from moereplay.sweeps.recommend.engines import Engine, Mode, engines
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC
-from moereplay.sweeps.recommend.quick import WORTH, Estimate, Load, Setting, estimate_of, room_of, settings_at
+from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.quick import WORTH, Estimate, Setting, estimate_of, room_of, settings_at
 from moereplay.sweeps.recommend.token_time import Prices, prices
 from moereplay.sweeps.recommend.upgrades import with_memory
 from moereplay.traces.geometry import last_layers, mean_experts

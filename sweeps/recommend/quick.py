@@ -10,11 +10,10 @@ from typing import NamedTuple
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, without_gpu
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines, placed
-from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, PLAIN, STATIC, Decoding, Hits, Work
-from moereplay.sweeps.recommend.token_time import Parts, Prices, bound_by, prices, token
+from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits
+from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.token_time import Parts, Prices, bound_by, token
 from moereplay.sweeps.recommend.upgrades import better, with_memory
-from moereplay.traces.dense import dense_of
-from moereplay.traces.schema import Geometry
 from moereplay.traces.units import GB
 
 SYSTEM = 2 * int(GB)  #: main memory for the operating system and other programs, assumed
@@ -36,53 +35,6 @@ class Range(NamedTuple):
     def of(cls, values: Sequence[float]) -> Range:
         """Return the range of values."""
         return cls(min(values), median_low(values), max(values))
-
-
-@dataclass(frozen=True)
-class Load:
-    """A model as stored, its context, and the expected hits of one routing or several."""
-
-    geometry: Geometry
-    context: int
-    runtime_bytes: int
-    hits: tuple[Hits, ...]
-    model: str = ""  #: its name, "" if engines are not asked whether they run it
-    decoding: Decoding = PLAIN  #: which the hits are of
-
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes of all experts."""
-        return self.geometry.experts * sum(self.geometry.expert_bytes)
-
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of dense weights in memory."""
-        return dense_of(self.geometry).resident
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the KV caches of all streams."""
-        return self.decoding.streams * self.geometry.kv_cache(self.context)
-
-    @property
-    def head_bytes(self) -> int:
-        """Bytes of a layer that drafts, with its experts; 0 without one."""
-        if not (self.decoding.head and self.decoding.drafts.many):
-            return 0
-        return self.geometry.experts * self.geometry.expert_bytes[-1] + dense_of(self.geometry).layers[-1]
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Bytes of fast memory that are not for experts."""
-        return self.dense_bytes + self.kv_bytes + self.runtime_bytes + self.head_bytes
-
-    def prices(self, machine: Machine) -> tuple[Prices, ...]:
-        """Return the prices of a pass on a machine, for each routing."""
-        known: dict[Work | None, Prices] = {}
-        for each in self.hits:
-            if each.work not in known:
-                known[each.work] = prices(machine, self.geometry, self.context, self.decoding, each.work)
-        return tuple(known[each.work] for each in self.hits)
 
 
 @dataclass(frozen=True)

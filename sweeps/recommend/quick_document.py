@@ -8,8 +8,9 @@ from moereplay.simulator.machine import NO_LIMIT, Machine
 from moereplay.sweeps.recommend.drafting import Drafted, OfEngine, Step
 from moereplay.sweeps.recommend.engines import engine
 from moereplay.sweeps.recommend.hits import LAYERS
+from moereplay.sweeps.recommend.load import Load
 from moereplay.sweeps.recommend.placements import Choice, Placements, placements
-from moereplay.sweeps.recommend.quick import WORTH, Estimate, Load, Quick, Range
+from moereplay.sweeps.recommend.quick import WORTH, Estimate, Quick, Range
 
 Document = dict[str, Any]
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from moereplay.simulator.machine import NO_LIMIT, Machine
-from moereplay.sweeps.recommend.quick import SYSTEM, Load, candidates, estimates, leader
+from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.quick import SYSTEM, candidates, estimates, leader
 from moereplay.sweeps.recommend.upgrades import CARD_SIZES, with_memory
 from moereplay.traces.units import GB
 
