@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 from moereplay.policies.contract import RESIDENT
 from moereplay.simulator.arrivals import source_of_trace
 from moereplay.simulator.compiled import hooks
+from moereplay.simulator.compiled.charging import NotedRun, key_of
 from moereplay.simulator.compiled.fast_path import FastHooks, batch_path, fast_path
 from moereplay.simulator.compiled.initial import SimulationState, initial_state
 from moereplay.simulator.compiled.inputs import Inputs, inputs_from, inputs_of
@@ -22,7 +23,7 @@ from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.outcome import check, counters_of, events_of
 from moereplay.simulator.compiled.variants import ALONE, BATCHED, OWN_CLOCK, PLAIN, STEPPED
 from moereplay.simulator.config import KINDS, PolicySet
-from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, oracle_of, oracle_of_trace
+from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, Sharing, oracle_of, oracle_of_trace
 from moereplay.simulator.jit.calls import caller, flat
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
@@ -44,9 +45,28 @@ TITLES |= {fast_path: "fast-path", batch_path: "fast-path batch"}
 LOG = logging.getLogger(__name__)
 
 
-def run(trace: Trace, spec: RunSpec) -> FinishedRun:
-    """Replay a trace. Raises TraceError, PolicyError or ConfigError."""
-    return run_inputs(*prepare_inputs(trace, spec), spec).ran
+def run(trace: Trace, spec: RunSpec, sharing: Sharing | None = None) -> FinishedRun:
+    """Replay a trace, or charge decisions of `sharing` that hold. Raises TraceError, PolicyError or ConfigError."""
+    inputs = prepare_inputs(trace, spec)
+    if sharing is None:
+        return run_inputs(*inputs, spec).ran
+    return run_interruptibly(partial(_shared, *inputs, spec, sharing, (trace.digest, key_of(spec))))
+
+
+def _shared(inputs: Inputs, oracle: Oracle, spec: RunSpec, sharing: Sharing, key: Hashable) -> FinishedRun:
+    state = initial_state(inputs, oracle, spec, LINES if spec.log else 0, notes=True)
+    if not state["n_noted"]:
+        return _run(inputs, oracle, spec, keep=False).ran
+    known: NotedRun | None = sharing.run_of(key)
+    if known is not None and known.charge(state):
+        sharing.taken += 1
+        return _ran(state, spec)
+    _start(state, spec.chosen)
+    check(state, spec.chosen)
+    noted = NotedRun(state, spec)
+    if noted.holds_everywhere:
+        sharing.keep(key, noted)
+    return _ran(state, spec)
 
 
 def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
