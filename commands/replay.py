@@ -125,7 +125,7 @@ def _served(results: Sequence[Result], level: Level | None) -> list[dict[str, An
     return rows(results, level)
 
 
-def _print_served(rows: Sequence[Mapping[str, Any]], printed: Printed) -> None:
+def _print_served(rows: Sequence[dict[str, Any]], printed: Printed) -> None:
     from moereplay.analysis.serving import printed as lines
 
     if rows:
@@ -227,7 +227,7 @@ def _report(
     presets: list[str],
     printed: Printed,
     engine: str,
-    served: Sequence[Mapping[str, Any]],
+    served: Sequence[dict[str, Any]],
 ) -> None:
     from moereplay.analysis.ranking import best_of_each, heading, judged, ranking
     from moereplay.analysis.tables import drawn
@@ -241,7 +241,7 @@ def _report(
     shown = best_of_each(ranking(rows, printed.by, names), printed.top)
     if printed.csv or printed.markdown:
         more = {result.about["identity"]: row for result, row in zip(results, served, strict=False)}
-        _print_plain([row | more.get(row["identity"], {}) for row in shown], printed.csv)
+        _print_plain([{**row, **more.get(row["identity"], {})} for row in shown], printed.csv)
         return
     table = [{name: value for name, value in row.items() if name != "identity"} for row in shown]
     show(

@@ -191,7 +191,8 @@ class NotedRun:
         rank[order] = np.arange(len(order))
         every = np.append(np.ones(layers, np.int64), self._tokens)
         of_access = np.append(np.arange(layers), np.repeat(layer[others], each))
-        return Shapes(*(each[order] for each in columns), every, of_access, rank[of_step].reshape(-1, layers))
+        sorted_columns = [each[order] for each in columns]
+        return Shapes._make([*sorted_columns, every, of_access, rank[of_step].reshape(-1, layers)])
 
 
 def _costs(state: SimulationState, shapes: Shapes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
