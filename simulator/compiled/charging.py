@@ -198,7 +198,9 @@ class NotedRun:
 def _costs(state: SimulationState, shapes: Shapes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return what every shape takes from its gate, ns: compute, the link, and all of it."""
     arrays, layer, most = state.arrays, shapes.layer, int(shapes.misses.max(initial=0))
-    cost = arrays["expert_ns"][arrays["cost_row"][shapes.of_access], shapes.tokens]
+    cost = np.append(
+        arrays["expert_ns"][arrays["cost_row"][shapes.of_access], shapes.tokens], 0
+    )  # the last may be empty
     sums = np.append(0, np.cumsum(cost))
     stop = shapes.at + shapes.stride * shapes.hits
     time = np.where(shapes.stride == 0, shapes.hits * cost[shapes.at], sums[stop] - sums[shapes.at])

@@ -57,7 +57,7 @@ def test_a_run_that_may_end_too_late_is_replayed(monkeypatch: pytest.MonkeyPatch
     """The replay then says so, or not: sums of the times of all steps are not trusted near the limit."""
     monkeypatch.setattr(charging, "LATEST_NS", 100)
     source, sharing = ListSource(sizes(1, 2, 1), [Prompted(tokens([[0]], [[1]], [[0]]))]), Sharing()
-    for dense_ns, taken in ((1, 0), (15, 1), (16, 1)):  # 3 steps take 3 dense_ns and 2 ns of transfers
+    for dense_ns, taken in ((1, 0), (15, 1), (17, 1)):  # 3 steps take 3 dense_ns and 2 ns of transfers
         spec = spec_of(source.geometry, 2, machine(dense_ns=dense_ns), log=False)
         inputs, oracle = inputs_from(source), oracle_of(source, spec.config, spec.chosen.eviction)
         assert engine._shared(inputs, oracle, spec, sharing, key_of(spec)).end_ns == 3 * dense_ns + 2
