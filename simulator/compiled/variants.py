@@ -76,6 +76,13 @@ def is_plain(numbers: Mapping[str, Any]) -> bool:
     return all(numbers[name] == value for name, value in PLAIN.items())
 
 
+def notes_decisions(numbers: Mapping[str, Any]) -> bool:
+    """Return whether the fast path can note decisions that may hold on other platforms (charging.py)."""
+    if numbers["has_suggest"] or numbers["n_drafting"]:
+        return False
+    return is_fast(numbers) and not is_priced(numbers)
+
+
 def is_fast(numbers: Mapping[str, Any]) -> bool:
     """Return whether a fast path can replay a run with these numbers."""
     return all(numbers[name] == value for name, value in PRICED.items())
