@@ -64,7 +64,7 @@ def parse_drafts(text: str) -> Drafts:
     chances = LIKELY if accept is None else _chances(accept)
     doubtful = found or len(others) > len({each.partition("=")[0] for each in others})
     if many is None or doubtful or rejected not in get_args(Routed) or None in chances:
-        raise TraceError(f"invalid draft {text!r}: {EXPECTED}")
+        raise TraceError(f"invalid draft {text!r}: {EXPECTED} ({', '.join(HEADS)})")
     return Drafts(many, chances, rejected)
 
 
