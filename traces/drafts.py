@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from itertools import accumulate, pairwise
+from operator import mul
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
@@ -55,26 +56,33 @@ class Drafts(NamedTuple):
         chances = "/".join(str(chance).removesuffix(".0") for chance in self.accept)
         return f"{self.many}:accept={chances}:rejected={self.rejected}" if self.many else OFF
 
+    @property
+    def kept(self) -> float:
+        """Expected tokens of a pass: the known one, and every draft that is right together with those before it."""
+        chances = [self.accept[min(j, len(self.accept) - 1)] for j in range(self.many)]
+        return 1.0 + sum(accumulate(chances, mul))
+
 
 def parse_drafts(text: str) -> Drafts:
     """Return the drafts of a setting. Raises TraceError."""
     first, *others = text.split(":")
-    many, found = whole(first), dict(each.partition("=")[::2] for each in others)
+    many, pairs = whole(first), [each.partition("=") for each in others]
+    found = {name: value for name, _, value in pairs}
     rejected, accept = found.pop("rejected", "other"), found.pop("accept", None)
     chances = LIKELY if accept is None else _chances(accept)
-    doubtful = found or len(others) > len({each.partition("=")[0] for each in others})
-    if many is None or doubtful or rejected not in get_args(Routed) or None in chances:
+    doubtful = bool(found) or len(pairs) > len({name for name, _, _ in pairs})
+    if many is None or doubtful or rejected not in get_args(Routed) or not all(0 <= each <= 1 for each in chances):
         raise TraceError(f"invalid draft {text!r}: {EXPECTED} ({', '.join(HEADS)})")
-    return Drafts(many, chances, rejected)
+    return Drafts(many, chances, cast("Routed", rejected))
 
 
-def _chances(text: str) -> tuple[float | None, ...]:
+def _chances(text: str) -> tuple[float, ...]:
     return given_the_last(HEADS[text]) if text in HEADS else tuple(map(_chance, text.split("/")))
 
 
-def _chance(text: str) -> float | None:
-    chance = float(text) if re.fullmatch(NUMBER, text) else -1.0
-    return chance if 0 <= chance <= 1 else None
+def _chance(text: str) -> float:
+    """Return the number of a text, below 0 if it is none."""
+    return float(text) if re.fullmatch(NUMBER, text) else -1.0
 
 
 # -- chance, from the seed alone
