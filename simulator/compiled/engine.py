@@ -21,7 +21,7 @@ from moereplay.simulator.compiled.inputs import Inputs, inputs_from, inputs_of
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel, stepped_kernel
 from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.outcome import check, counters_of, events_of
-from moereplay.simulator.compiled.variants import ALONE, BATCHED, OWN_CLOCK, PLAIN, PRICED, STEPPED
+from moereplay.simulator.compiled.variants import ALONE, BATCHED, OWN_CLOCK, PLAIN, PRICED, STEPPED, is_priced
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, Sharing, oracle_of, oracle_of_trace
 from moereplay.simulator.jit.calls import caller, flat
@@ -134,7 +134,7 @@ def _start(state: SimulationState, chosen: PolicySet) -> None:
 def fastest_kernel(state: SimulationState) -> Callable[..., None]:
     """Return the fastest kernel that can replay a state."""
     if state.is_fast:
-        if state.is_priced:
+        if is_priced(state):
             return priced_path
         return batch_path if state["batched"] else fast_path
     return kernel if state.is_plain else priced_kernel

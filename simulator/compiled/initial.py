@@ -27,15 +27,7 @@ from moereplay.simulator.compiled.layout import (
 )
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
 from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL
-from moereplay.simulator.compiled.variants import (
-    OWN_CLOCK,
-    QUEUED,
-    STEPPED,
-    is_fast,
-    is_plain,
-    is_priced,
-    notes_decisions,
-)
+from moereplay.simulator.compiled.variants import OWN_CLOCK, QUEUED, STEPPED, is_fast, is_plain, notes_decisions
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
@@ -54,7 +46,7 @@ class SimulationState:
 
     def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
         """Store `numbers` and `arrays` by the names of `layout.STATE`; missing numbers are 0."""
-        self.is_fast, self.is_priced, self.is_plain = is_fast(numbers), is_priced(numbers), is_plain(numbers)
+        self.is_fast, self.is_plain = is_fast(numbers), is_plain(numbers)
         self._row = np.zeros(1, STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
         self._records = {name: self.numbers[name] for name in (*RECORDS, *ROWS)}

@@ -88,6 +88,6 @@ def is_fast(numbers: Mapping[str, Any]) -> bool:
     return all(numbers[name] == value for name, value in PRICED.items())
 
 
-def is_priced(numbers: Mapping[str, Any]) -> bool:
+def is_priced(numbers: Any) -> bool:
     """Return whether a fast path that can replay a run is the one with prices."""
     return any(numbers[name] != value for name, value in (BATCHED if numbers["batched"] else ALONE).items())
