@@ -20,8 +20,8 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-forecast study-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: help evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-all test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -107,13 +107,21 @@ test: .venv/dev.stamp        ## the test suite, without what takes minutes
 
 test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make test` leaves out, and the quantisers of other people
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
-	$(BIN)/python -m pytest $(QUANTISERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(QUANTISERS)
+
+test-all: .venv/dev.stamp     ## what CI runs: `make test` and `make test-long` in one go, then the quantisers of other people
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not longest"
+	$(MAKE) .venv/quant.stamp
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not longest" $(QUANTISERS)
 
 test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simulator, test-commands, ...
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/$*
 
 test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast, digests by public names of Numba
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest
+
+study-faults: .venv/dev.stamp  ## plant one-line faults (benchmarks/faults.toml) in a copy and say which the tests find (30 minutes)
+	$(BIN)/python benchmarks/faults.py $(if $(ONLY),--only '$(ONLY)')
 
 parity: .venv/dev.stamp      ## both engines on MOEREPLAY_CASES new cases per search (1,000), with and without the compiler
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 -o faulthandler_timeout=0 \
@@ -204,6 +212,9 @@ study-quants: .venv/base.stamp  ## bytes of known models in quantisations compar
 
 study-estimates: .venv/base.stamp  ## the closed form of `recommend` compared with measured runs (CELLS=folder with cells.csv)
 	$(BIN)/python -m benchmarks.hybrid_cells $(or $(CELLS),../shared/data/hybrid) $(if $(OUT),--out $(OUT))
+
+study-drafts-measured: .venv/base.stamp  ## measured series with drafts or several requests, replayed (CELLS=folder with cells.csv, 2 minutes)
+	$(BIN)/python -m benchmarks.draft_series $(or $(CELLS),../shared/data/hybrid)
 
 study-recommend: .venv/base.stamp  ## recommend compared with a full grid (CASES="a.zarr:phone-ufs4:4GB", PASSES=token)
 	$(BIN)/python benchmarks/recommend_against_grid.py $(or $(CASES),miniature:phone-ufs4:510MB miniature:rtx4090-pcie4:510MB) \

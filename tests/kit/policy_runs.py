@@ -131,19 +131,24 @@ class Nanoseconds(NamedTuple):
 
 def replayed(trace: Trace, slots: int, times: Nanoseconds | None = None, **settings: object) -> Outcome:
     """Replay with pools of `slots` experts each, at one byte per nanosecond, by both engines."""
-    found, source, spec = _by_reference(trace, slots, times, configure(**settings))
+    source, spec = _prepared(trace, slots, times, configure(**settings))
+    found = _referred(source, spec)
     assert _compiled(source, trace, spec) == found, "the engines differ"
     return found
 
 
 def replayed_by_reference(trace: Trace, slots: int, **settings: object) -> Outcome:
     """Replay with the reference engine only, for tests that observe hook calls, which only Python allows."""
-    return _by_reference(trace, slots, None, configure(**settings))[0]
+    return _referred(*_prepared(trace, slots, None, configure(**settings)))
 
 
-def _by_reference(
-    trace: Trace, slots: int, times: Nanoseconds | None, config: ReplayConfig
-) -> tuple[Outcome, Recording, RunSpec]:
+def replayed_by_compiled(trace: Trace, slots: int, **settings: object) -> Outcome:
+    """Replay with the compiled engine only, for thousands of accesses, which take the reference engine seconds."""
+    source, spec = _prepared(trace, slots, None, configure(**settings))
+    return _compiled(source, trace, spec)
+
+
+def _prepared(trace: Trace, slots: int, times: Nanoseconds | None, config: ReplayConfig) -> tuple[Recording, RunSpec]:
     geometry = trace.geometry
     chosen = config.policy_set()
     chosen.check(trace.capabilities | {"future"}, trace.header.lookahead_depth)
@@ -152,8 +157,13 @@ def _by_reference(
     machine = Times(_platform(times or Nanoseconds()), geometry, tiers)
     spec = RunSpec(config, CopyLayout(geometry, tiers), machine, _pools(config, geometry, slots), log=True)
     source = Recording(trace, config.schedule, chosen.prefetch, needs, (config.lookahead, config.seed))
+    return source, spec
+
+
+def _referred(source: Recording, spec: RunSpec) -> Outcome:
+    """Replay with the reference engine."""
     source.ran = []
-    return _outcome(run(source, spec), source.ran), source, spec
+    return _outcome(run(source, spec), source.ran)
 
 
 def _compiled(source: Recording, trace: Trace, spec: RunSpec) -> Outcome:

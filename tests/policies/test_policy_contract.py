@@ -38,7 +38,6 @@ from tests.kit.policy_catalogue import CATALOGUE, every_policy, label, of_kind, 
 from tests.kit.policy_runs import Outcome, Sizes, random_trace, replayed_by_reference
 
 KINDS = {"routing": Routing, "prefetch": Prefetch, "eviction": Eviction, "miss": Miss}
-ONE_OF_TWO = ("atomic", pytest.param("sequential", marks=pytest.mark.long))  #: parity has both for every policy
 CAPABILITIES = {"weights", "logits", "lookahead", "future"}
 QUESTIONS = {
     "own_scores",
@@ -120,14 +119,13 @@ def test_a_policy_that_never_fetches_brings_nothing_on_demand(policy: Policy):
 # -- hooks in replays -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("contract", ONE_OF_TWO)
 @every_policy
-def test_hooks_keep_the_contract_in_a_replay(policy: Policy, contract: str, monkeypatch: pytest.MonkeyPatch):
+def test_hooks_keep_the_contract_in_a_replay(policy: Policy, monkeypatch: pytest.MonkeyPatch):
     """Held to what is declared, as a user's own policy is, and compiled beside Python, they decide the same."""
 
     def decided(**changed: Any) -> list[list[Event]]:
         put_in_place(monkeypatch, policy, **changed)
-        return [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)]
+        return [replay_with(chosen, 1, contract=each).events for each in CONTRACTS for chosen in variants(policy)]
 
     plain = decided()
     assert decided(version="0" * 12) == plain, "under the checks of a user's own policy"

@@ -185,7 +185,7 @@ def configuration(machine: str, contract: str, given: dict[str, str], scope: str
     return configure(capacity="40%", platform=machine, contract=contract, scope=scope, **given)
 
 
-@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.long)], ids=["one contract", "the other"])
+@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.longest)], ids=["one contract", "the other"])
 @pytest.mark.parametrize("kinds", KIND_PAIRS, ids=" ".join)
 def test_every_pair_conserves_or_is_refused_by_name(kinds: tuple[str, str], turn: int, machine: str) -> None:
     """Six experts' worth of bytes for fifteen experts; a prompt of two tokens demands up to four at once.

@@ -215,6 +215,6 @@ def test_the_engines_agree_on_a_few_random_policy_files() -> None:
     check_search(searched("--cases", 6, "--seed", 3, "--seconds", 200), 6)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_the_engines_agree_on_random_policy_files() -> None:
     check_search(searched("--cases", 60, "--seed", 4, "--seconds", 280), 60)

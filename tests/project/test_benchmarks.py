@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults import faults
+
 ROOT = Path(__file__).resolve().parents[2]
 SPEED = ROOT / "benchmarks" / "engine_speed.py"
 #: Ratios per part: of two shapes, capacities, prefetches and policies.
@@ -80,3 +82,11 @@ def test_the_sources_that_the_benchmark_edits_are_as_it_expects(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "tree" / "moereplay" / "simulator" / "compiled" / "counters.py").read_text()
     assert text.count("):\n    return\n") == int(done.stdout) > 0
+
+
+def test_every_fault_can_be_planted_and_its_tests_are_there() -> None:
+    listed = faults()
+    assert len({each.what for each in listed}) == len(listed) >= 30
+    for each in listed:
+        compile(each.planted((ROOT / each.file).read_text()), each.file, "exec")
+        assert [name for name in each.tests if not (ROOT / name).is_file()] == []

@@ -107,17 +107,22 @@ def skip(command: Command, cwd: Path) -> None:
         stand_in(command, cwd)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if COMMANDS[page]])
+#: Pages with commands that run long, and those that `make test-long` types with them: no other run types these.
+WITH_LONG = [page for page in PAGES if any(entry(each, LONG) for each in COMMANDS[page])]
+WHOLE = [page for page in WITH_LONG if page not in MINUTES]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if COMMANDS[page] and page not in WHOLE])
 def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
     type_page(page, tmp_path / "home", NOT_RUN | LONG)
 
 
 def marked(page: str) -> object:
-    return pytest.param(page, marks=pytest.mark.longest if page in MINUTES else pytest.mark.long)
+    return pytest.param(page, marks=pytest.mark.long if page in WHOLE else pytest.mark.longest)
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", [marked(page) for page in PAGES if any(entry(each, LONG) for each in COMMANDS[page])])
+@pytest.mark.parametrize("page", map(marked, WITH_LONG))
 def test_the_long_commands_of_a_page_run_as_well(page: str, tmp_path: Path) -> None:
     type_page(page, tmp_path / "home", NOT_RUN)
 

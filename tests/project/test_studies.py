@@ -1,11 +1,14 @@
 """Studies run from end to end at a tiny size: their figures mean nothing, but they cannot rot."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
+from benchmarks.draft_runs import RefusedError
+from benchmarks.draft_series import base_of, chances, drafts_of, study, summary
 from moereplay import read_results
 from moereplay.traces.schema import Request
 from moereplay.traces.store import open_trace
@@ -154,3 +157,77 @@ def test_coverage_study_finds_intervals_right_and_seeds_alike(tmp_path: Path) ->
     assert sum(row["pairs"] for row in document["seeds"]) == 256
     for figure in ("hit_rate", "collisions_per_miss", "tpot_ms", "tokens_per_s"):
         assert mean(row[figure] for row in document["seeds"]) <= 0.05
+
+
+#: A CPU that computes every expert at a published rate; other columns are empty.
+PLAIN = {"id": "a", "series": "s", "engine": "llama.cpp b1", "model": "a model", "quant": "q", "draft": "none"} | {
+    "moe_layers": "4", "experts": "16", "top_k": "2", "expert_mib": "2", "gpu": "RTX 3090", "ram_bw_gbs": "50",
+    "ram_bw_kind": "measured", "pcie": "4.0 x16", "placement": "cpu_layers", "cpu_moe_layers": "4", "on_miss": "cpu",
+    "concurrency": "1", "decode_tok_s": "500",
+}  # fmt: skip
+
+
+def plain(**said: str) -> defaultdict[str, str]:
+    return defaultdict(str, PLAIN | said)
+
+
+def test_drafts_and_requests_are_predicted_from_the_run_without_them() -> None:
+    # Of the 2 ms of a token the CPU takes c for 4 layers of 2 experts of 2 MiB at 50 GB/s, each with 1 us to start; the
+    # rest is the step s. A pass of two rows that are both kept, or of two requests, yields two tokens in 2 c + s where
+    # rows are computed apart, and in 2 c + 1.1 s where the second adds a tenth.
+    rows = [
+        plain(),
+        plain(id="b", draft="mtp", draft_n="1", accept_pct="100", decode_tok_s="900"),
+        plain(id="c", concurrency="2", decode_tok_s="400"),
+    ]
+    judged, refused = study(rows)
+    assert [each.run["id"] for each in judged] == ["b", "c"] and not refused
+    c = 4 * 2 * (2 * 2**20 / 50 + 1000)
+    s = 2e6 - c
+    for each in judged:
+        assert each.fit.step == pytest.approx(s, rel=1e-4) and each.fit.factor == 1
+        assert each.predicted["rows apart"] == pytest.approx(2 * 2e6 / (2 * c + s), rel=1e-4)
+        assert each.predicted["and a tenth"] == pytest.approx(2 * 2e6 / (2 * c + 1.1 * s), rel=1e-4)
+        assert each.predicted["rows apart"] < each.predicted["union"] < 2  # rows share some experts, not all
+    assert judged[0].measured == 900 / 500
+    right, _, _ = summary(judged, "rows apart")
+    assert right == "1 of 2"  # both are said to gain, and two requests are slower
+
+
+def test_an_unpublished_rate_is_fitted_in_place_of_the_step() -> None:
+    rows = [plain(ram_bw_gbs=""), plain(id="b", ram_bw_gbs="", draft="mtp", draft_n="1", accept_pct="100")]
+    judged, _ = study([rows[0], rows[1] | {"decode_tok_s": "600"}])
+    assert judged[0].fit.step is None and judged[0].fit.factor > 1
+    assert judged[0].predicted["rows apart"] < 1.3  # nearly all of the time doubles with the rows
+
+
+def test_acceptance_is_that_of_the_run_or_of_its_source() -> None:
+    assert chances("80/60", 2) == (0.8, 0.75)
+    (even,) = chances("58.5", 3)
+    assert even + even**2 + even**3 == pytest.approx(3 * 0.585, abs=0.01)
+    first, drafted = plain(), plain(id="b", draft="mtp", draft_n="2", accept_pct="72")
+    blank = plain(id="d", draft="mtp", draft_n="2", engine="another")
+    assert drafts_of(drafted, first, [first, drafted]) == ("2:accept=0.8", "the run")
+    assert drafts_of(blank, first, [first, drafted, blank]) == ("2:accept=0.8", "its source")
+    assert drafts_of(blank | {"model": "Qwen3.6-35B-A3B"}, first, []) == ("2:accept=qwen3.6-mtp", "qwen3.6-mtp")
+    for row, why in (
+        (blank, "acceptance"),
+        (drafted | {"draft_n": "gate 0-3"}, "varies"),
+        (blank | {"draft": "lookup"}, "repeats"),
+    ):
+        with pytest.raises(RefusedError, match=why):
+            drafts_of(row, first, [row])
+    with pytest.raises(RefusedError, match="no run of the series"):
+        base_of(drafted, [drafted])
+
+
+HYBRID = ROOT.parent / "shared" / "data" / "hybrid"
+
+
+@pytest.mark.skipif(not HYBRID.is_dir(), reason="measured runs of others are not in this repository")
+def test_a_measured_series_is_predicted() -> None:
+    done = run("-m", "benchmarks.draft_series", HYBRID, "--series", "coli-mtp-cpu", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "| and a tenth | 3 of 3 |" in done.stdout and "coli-mtp-cpu-05 | a number of drafts that varies" in done.stdout
+    )

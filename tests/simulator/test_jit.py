@@ -109,13 +109,12 @@ def replayed(folder: Path, kind: str, *options: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.longest
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--passes", "token"), marks=pytest.mark.long),
-        pytest.param(
-            ("--prefetch", "top_k", "--eviction", "least_stale", "--miss", "fetch"), marks=pytest.mark.longest
-        ),
+        ("--passes", "token"),
+        ("--prefetch", "top_k", "--eviction", "least_stale", "--miss", "fetch"),
     ],
 )
 def test_replays_without_private_names_have_the_same_bytes(options: tuple[str, ...], tmp_path: Path) -> None:

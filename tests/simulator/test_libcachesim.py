@@ -12,7 +12,7 @@ wants room for two in the small queue, so small pools give it a quarter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
 from moereplay.traces.store import open_trace
 from tests.kit.exporting import exported
-from tests.kit.policy_runs import Access, replayed
+from tests.kit.policy_runs import Access, Outcome, replayed, replayed_by_compiled
 from tests.kit.recordings import FOLDER, needs_recording
 
 libcachesim = pytest.importorskip("libcachesim", reason="libcachesim has no wheel for this machine")
@@ -108,8 +108,10 @@ def their_hits(policy: str, stream: Sequence[int], slots: int) -> list[bool]:
     return [theirs.get(libcachesim.Request(obj_size=1, obj_id=x, next_access_vtime=then)) for x, then in requests]
 
 
-def our_accesses(policy: str, trace: Trace, slots: int, scope: str) -> list[Access]:
-    return replayed(trace, slots, eviction=policy, scope=scope, contract="sequential", passes="token").accesses
+def our_accesses(
+    policy: str, trace: Trace, slots: int, scope: str, run: Callable[..., Outcome] = replayed_by_compiled
+) -> list[Access]:
+    return run(trace, slots, eviction=policy, scope=scope, contract="sequential", passes="token").accesses
 
 
 def assert_same_misses(policy: str, accesses: Sequence[Access], slots: int, geometry: Geometry) -> None:
@@ -120,16 +122,16 @@ def assert_same_misses(policy: str, accesses: Sequence[Access], slots: int, geom
     assert 0 < sum(ours) < len(ours)
 
 
-def assert_same_per_layer(policy: str, trace: Trace, slots: int) -> None:
-    accesses = our_accesses(policy, trace, slots, "per_layer")
+def assert_same_per_layer(policy: str, trace: Trace, slots: int, run: Callable[..., Outcome] = replayed_by_compiled):
+    accesses = our_accesses(policy, trace, slots, "per_layer", run)
     for layer in range(trace.geometry.layers):
         assert_same_misses(policy, [access for access in accesses if access.layer == layer], slots, trace.geometry)
 
 
 @pytest.mark.parametrize("policy", [*PLAIN, *(pytest.param(each, marks=pytest.mark.long) for each in TUNED)])
 def test_the_bundled_sample_with_a_cache_per_layer(policy: str):
-    """A pool of 32, half of the experts."""
-    assert_same_per_layer(policy, bundled(), 32)
+    """A pool of 32, half of the experts; both engines."""
+    assert_same_per_layer(policy, bundled(), 32, replayed)
 
 
 @on_recordings

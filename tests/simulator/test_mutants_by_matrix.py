@@ -16,7 +16,7 @@ from moereplay.simulator.reference.state import Batch, Transfer
 from moereplay.simulator.times import Times
 from tests.kit.parity import by_matrix
 from tests.kit.scenarios import Scenario
-from tests.simulator.test_mutants import DifferentError, compare, searched
+from tests.simulator.test_mutants import check_killed, compare, searched
 
 
 @searched
@@ -38,12 +38,6 @@ def search_prefetches(scenario: Scenario) -> None:
 def search_precisions(scenario: Scenario) -> None:
     """Raises DifferentError."""
     compare(scenario)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("searching", [search, search_prefetches, search_precisions], ids=lambda each: each.__name__)
-def test_a_search_finds_nothing_where_there_is_no_mutant(searching: Callable[[], None]) -> None:
-    searching()
 
 
 def a_batch_is_one_demand(start: Callable) -> Callable:
@@ -137,25 +131,16 @@ MUTANTS: list[tuple[type, str, Callable[[Any], Any]]] = [
 
 @pytest.mark.long
 @pytest.mark.parametrize(("owner", "name", "mutate"), MUTANTS, ids=[mutate.__name__ for _, _, mutate in MUTANTS])
-def test_the_search_kills_a_mutant(
-    owner: type, name: str, mutate: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
-    with pytest.raises(DifferentError):
-        search()
+def test_the_search_kills_a_mutant(owner: type, name: str, mutate: Callable[[Any], Any]) -> None:
+    check_killed(search, owner, name, mutate)
 
 
 @pytest.mark.long
-def test_the_search_of_prefetches_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Compute, "_has_landed", a_delayed_hit_is_computed_before_it_lands(Compute._has_landed))
-    with pytest.raises(DifferentError):
-        search_prefetches()
+def test_the_search_of_prefetches_kills_a_mutant() -> None:
+    check_killed(search_prefetches, Compute, "_has_landed", a_delayed_hit_is_computed_before_it_lands)
 
 
 @pytest.mark.long
-def test_the_search_of_precisions_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_of_precisions_kills_a_mutant() -> None:
     """Experts of one batch differ in bytes only where they differ in precision."""
-    mutant = the_last_expert_starts_a_batch(SimulatedChannel.start_batch)
-    monkeypatch.setattr(SimulatedChannel, "start_batch", mutant)
-    with pytest.raises(DifferentError):
-        search_precisions()
+    check_killed(search_precisions, SimulatedChannel, "start_batch", the_last_expert_starts_a_batch)

@@ -148,6 +148,8 @@ def test_the_next_use_is_where_the_expert_is_demanded_again(trace: Trace, passes
         stream.index((x // EXPERTS, x % EXPERTS)) if (x // EXPERTS, x % EXPERTS) in stream else NEVER for x in range(12)
     ]
     assert (demand.next_use.tolist(), demand.first_use.tolist()) == (later, first)
+    of_entry = [index // LAYERS for index, union in enumerate(by_hand(trace, passes)) for _ in union.expert]
+    assert next_passes(trace, passes).tolist() == [NEVER if at == NEVER else of_entry[at] for at in later]
 
 
 def test_blocks_of_tokens_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from moereplay.traces.routers import choice_scores, choose, weigh
 from moereplay.traces.schema import Geometry, Router, Trace, TraceError
-from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.synthetic import Synthetic, _rounded, synthesise
 from tests.kit.collecting import case
 
 V3 = Router(family="sigmoid_groups", groups=8, groups_kept=4, renormalise=True, scale=2.5)
@@ -169,6 +169,12 @@ def test_bf16_rounds_to_the_nearest() -> None:
     rounded, exact = (make(geometry(2, 16, 2), bf16=bf16).read("logits") for bf16 in (True, False))
     # 8 significant bits: half a unit in the last place is at most 2**-8 of the value
     assert (np.abs(rounded - exact) <= np.abs(exact) * 2**-8).all()
+
+
+def test_what_lies_halfway_is_rounded_to_the_even_neighbour() -> None:
+    halfway = np.array([0x3F808000, 0x3F818000], np.uint32).view(np.float32)
+    rounded = _rounded(Synthetic(geometry=geometry(2, 16, 2)), halfway)
+    assert rounded.view(np.uint32).tolist() == [0x3F800000, 0x3F820000]
 
 
 def test_look_ahead_past_the_last_layer_is_zero() -> None:
