@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from moereplay.analysis.drafting_answer import drafting_lines, drafts_assumed
 from moereplay.analysis.placements_answer import placement_lines
 from moereplay.analysis.tables import table
 from moereplay.traces.texts import digits, percent, size
@@ -47,6 +48,8 @@ def lines(found: Document) -> Iterator[str]:
     yield f"  {_compared(best)}"
     yield from _faster(found, best)
     yield from (f"warning: {each}" for each in found["warnings"])
+    if found.get("decoding"):
+        yield from drafting_lines(found["decoding"], machine["fast_tier"])
     yield ""
     yield f"binds: {best['binds']}"
     if found["more"]:
@@ -63,7 +66,7 @@ def lines(found: Document) -> Iterator[str]:
     )
     if len(found["ladder"]["steps"]) > 1:
         yield table([_step(each) for each in found["ladder"]["steps"]], f"steps of {found['ladder']['knob']}:")
-    assumed = [*machine["assumed"], *found["assumed"]]
+    assumed = [*machine["assumed"], *found["assumed"], *drafts_assumed(found.get("decoding"))]
     if assumed:
         yield f"assumed: {'; '.join(assumed)}"
 
@@ -113,14 +116,18 @@ def _speed(each: Document) -> str:
 
 def _fast(found: Document, best: Document) -> str:
     parts = [f"{_gb(found['model']['dense_bytes'])} dense weights"]
-    parts.append(f"{_gb(found['kv_bytes'])} KV cache of {found['context']:,} positions")
+    decoding = found.get("decoding")
+    streams = f"{decoding['concurrency']} x " if decoding and decoding["concurrency"] > 1 else ""
+    parts.append(f"{_gb(found['kv_bytes'])} KV cache of {streams}{found['context']:,} positions")
+    if decoding and decoding["drafts"] and decoding["head_bytes"]:
+        parts.append(f"{_gb(decoding['head_bytes'])} layer that drafts")
     parts.append(f"{_gb(found['runtime_bytes'])} runtime")
     held = f"{_gb(best['experts_fast_bytes'])} experts"
     if best["gpu_layers"] is not None:
         held += f" of {best['gpu_layers']} of {found['model']['layers']} layers"
     else:
         share = best["experts_fast_bytes"] / found["model"]["expert_bytes"]
-        of = f"{share:.0%} of all, which hold {best['hit_rate']['middle']:.0%} of a token's"
+        of = f"{share:.0%} of all, which hold {best['hit_rate']['middle']:.0%} of a {'pass' if decoding else 'token'}'s"
         held += f" ({of if share < 1 else 'all'})"
     name, have = best["fast_tier"], best["fast_tier_bytes"]
     return f"{name} {_gb(best['peak_fast_bytes'])} of {_gb(have)}: {', '.join([*parts, held])}"

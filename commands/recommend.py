@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from moereplay.simulator.machine import Machine
     from moereplay.traces.schema import Trace
 
-OF_LOADS = frozenset({"platform", "dense", "dense_bits"})  #: settings that the closed form reads
+OF_LOADS = frozenset({"platform", "dense", "dense_bits", "draft"})  #: settings that the closed form reads
 POSITIONS = "Positions in the KV cache (default: 4096, assumed)."
+STREAMS = "Requests that decode together, each with --context positions (default: 1)."
 
 
 class Given(NamedTuple):
@@ -31,6 +32,7 @@ class Given(NamedTuple):
     memory: Annotated[str, typer.Option(help="Total memory in which experts are cached: 4GB, 7.5GiB.")] = ""
     positions: Annotated[int | None, typer.Option("--context", min=0, help=POSITIONS, show_default=False)] = None
     runtime: Annotated[str, typer.Option(help="Memory reserved for the runtime (default: 500MB, assumed).")] = ""
+    concurrency: Annotated[int | None, typer.Option(help=STREAMS, show_default=False)] = None
 
 
 class Search(NamedTuple):
@@ -83,7 +85,8 @@ def recommend(
 ) -> None:
     """Recommend settings for a model on a machine, with their speed and what more of each part would buy. SIMULATED.
 
-    A trace with --platform is searched by replays; everything else is answered in seconds by a closed form.
+    A trace with --platform is searched by replays; everything else is answered in seconds by a closed form. With
+    --draft auto it says whether to draft, and how many.
     """
     from moereplay.simulator.errors import ConfigError
 
@@ -170,23 +173,27 @@ def _quickly(
 ) -> None:
     """Answer by the closed form."""
     from moereplay.analysis.quick_answer import lines
+    from moereplay.sweeps.recommend.drafting import drafted
     from moereplay.sweeps.recommend.quick import quick
-    from moereplay.sweeps.recommend.quick_document import quick_document
+    from moereplay.sweeps.recommend.quick_document import decoding_document, quick_document
     from moereplay.sweeps.recommend.subject import Asked, model_load, trace_load
     from moereplay.sweeps.recommend.surface import surface
 
     machine = _machine_of(settings, given, parts)
     base = settings.values
-    asked = Asked(given.positions, given.runtime, str(base.get("dense", "")), str(base.get("dense_bits", "")), quant)
-    subject_load = trace_load(trace, asked) if trace else model_load(subject, asked)
-    found = quick(subject_load.load, machine, engine)
-    document = subject_load.about() | quick_document(subject_load.load, machine, found)
+    dense, dense_bits, draft = (str(base.get(name, "")) for name in ("dense", "dense_bits", "draft"))
+    asked = Asked(given.positions, given.runtime, dense, dense_bits, quant, given.concurrency, draft)
+    about = trace_load(trace, asked) if trace else model_load(subject, asked)
+    drafts = drafted(about.loads, about.drafts, machine, engine) if about.drafts else None
+    load = drafts.load if drafts else about.loads[-1 if about.drafts else 0]
+    document = about.about() | quick_document(load, machine, quick(load, machine, engine))
+    document |= {"decoding": decoding_document(drafts)} if drafts else {}
     if as_json:
         show_json(document)
     else:
         show(*lines(document))
     if figures:
-        _draw(document, surface(subject_load.load, machine, engine), figures)
+        _draw(document, surface(load, machine, engine), figures)
 
 
 def _draw(document: Mapping[str, Any], points: Sequence[Mapping[str, Any]], folder: Path) -> None:

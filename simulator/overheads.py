@@ -36,6 +36,8 @@ class Loading(Sparse):
 class Drafting(Sparse):
     """Time that draft tokens take before a pass verifies them."""
 
+    later: ClassVar = frozenset({"ns_per_token"})
+
     ns_per_token: Ns = 0  #: per draft, before layer 0, part of the dense time
 
     def ns(self, drafts: int) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -63,6 +64,12 @@ class Drafts(NamedTuple):
             return f"{RECORDED}:rejected={self.rejected}"
         chances = "/".join(str(chance).removesuffix(".0") for chance in self.accept)
         return f"{self.many}:accept={chances}:rejected={self.rejected}" if self.many else OFF
+
+    @property
+    def kept(self) -> float:
+        """Expected tokens of a pass: the known one, and every draft that is right together with those before it."""
+        chances = [self.accept[min(j, len(self.accept) - 1)] for j in range(self.many)]
+        return 1.0 + sum(accumulate(chances, mul))
 
 
 def parse_drafts(text: str) -> Drafts:

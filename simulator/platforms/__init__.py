@@ -131,7 +131,8 @@ def _tables(machine: Platform, document: dict[str, Any]) -> dict[str, dict[str, 
     for link, row in zip(machine.wires, [*rows, *tiers.values()], strict=True):
         row.update(_defaults(link, row))
     others = {
-        name: getattr(machine, name) for name in ("compute", "cpu", "contention", "loading", "decisions", "power")
+        name: getattr(machine, name)
+        for name in ("compute", "cpu", "contention", "loading", "decisions", "draft", "power")
     }
     for name, part in others.items():
         if part is not None:

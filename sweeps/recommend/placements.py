@@ -7,14 +7,15 @@ lacks is computed by the CPU, fetched, or divided between both. Main memory and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from moereplay.simulator.machine import Machine
 from moereplay.sweeps.recommend.engines import Engine, Mode, engines
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC
-from moereplay.sweeps.recommend.quick import WORTH, Estimate, Load, Setting, estimate_of, room_of, settings_at
+from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.quick import WORTH, Estimate, Setting, estimate_of, room_of, settings_at
 from moereplay.sweeps.recommend.token_time import Prices, prices
 from moereplay.sweeps.recommend.upgrades import with_memory
 from moereplay.traces.geometry import last_layers, mean_experts
@@ -109,12 +110,12 @@ def placements(load: Load, machine: Machine) -> Placements | None:
 
 def _at(load: Load, machine: Machine, size: int) -> list[Choice]:
     """Return every scheme with `size` bytes of experts in fast memory, of which whole layers use what they can."""
-    price = prices(machine, load.geometry, load.context)
+    price = load.prices(machine)
     found = (_choice(load, machine, price, scheme, size) for scheme in SCHEMES)
     return [each for each in found if each is not None]
 
 
-def _choice(load: Load, machine: Machine, price: Prices, scheme: Scheme, size: int) -> Choice | None:
+def _choice(load: Load, machine: Machine, price: Sequence[Prices], scheme: Scheme, size: int) -> Choice | None:
     if size < max(load.geometry.expert_bytes) * load.geometry.k and scheme.holds != LAYERS:
         return None
     setting = next(_settings(load, machine, scheme, size), None)

@@ -11,10 +11,9 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, without_gpu
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines, placed
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits
-from moereplay.sweeps.recommend.token_time import Parts, Prices, bound_by, prices, token
+from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.token_time import Parts, Prices, bound_by, token
 from moereplay.sweeps.recommend.upgrades import better, with_memory
-from moereplay.traces.dense import dense_of
-from moereplay.traces.schema import Geometry
 from moereplay.traces.units import GB
 
 SYSTEM = 2 * int(GB)  #: main memory for the operating system and other programs, assumed
@@ -39,37 +38,6 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Load:
-    """A model as stored, its context, and the expected hits of one routing or several."""
-
-    geometry: Geometry
-    context: int
-    runtime_bytes: int
-    hits: tuple[Hits, ...]
-    model: str = ""  #: its name, "" if engines are not asked whether they run it
-
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes of all experts."""
-        return self.geometry.experts * sum(self.geometry.expert_bytes)
-
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of dense weights in memory."""
-        return dense_of(self.geometry).resident
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the KV cache."""
-        return self.geometry.kv_cache(self.context)
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Bytes of fast memory that are not for experts."""
-        return self.dense_bytes + self.kv_bytes + self.runtime_bytes
-
-
-@dataclass(frozen=True)
 class Setting:
     """One setting of one mode of an engine, and what lies where."""
 
@@ -89,10 +57,10 @@ class Estimate:
 
     setting: Setting
     machine: Machine  #: without its GPU, where the setting leaves it out
-    speeds: tuple[float, ...]  #: tokens/s of each routing
+    speeds: tuple[float, ...]  #: tokens/s of all streams together, for each routing
     tokens_per_s: Range
     hit: Range  #: in the middle that of the median routing
-    parts: Parts  #: nanoseconds, at the median routing
+    parts: Parts  #: nanoseconds of a token, at the median routing: a pass's, divided by the tokens that it yields
     peak_fast_bytes: int
     peak_ram_bytes: int
 
@@ -135,9 +103,15 @@ class Quick:
     warnings: tuple[str, ...]
 
 
+def candidates(load: Load, only: str = "") -> tuple[Engine, ...]:
+    """Return the engine of that name, else those that run the model and are known to draft where a pass has drafts."""
+    able = (each for each in engines() if each.drafts or not load.decoding.drafts.many)
+    return (engine(only),) if only else tuple(each for each in able if each.runs(load.model))
+
+
 def quick(load: Load, machine: Machine, only: str = "") -> Quick:
     """Return the best settings of all engines, or of one. Raises ConfigError if none can run the model."""
-    chosen = (engine(only),) if only else tuple(each for each in engines() if each.runs(load.model))
+    chosen = candidates(load, only)
     if not chosen[0].runs(load.model):
         raise ConfigError(f"{only} runs {' and '.join(chosen[0].models)} alone, not {load.model}: leave --engine out")
     found = estimates(load, machine, chosen)
@@ -175,13 +149,17 @@ def leader(found: Sequence[Estimate]) -> Estimate:
 
     A prediction that was too fast is scaled by the measured error, and one that was far off is ignored.
     """
-    bands = ((each, engine(each.setting.engine).tried) for each in found if _may_lead(each))
-    tried = [(each, band) for each, band in bands if band]
+    tried = [each for each in found if _may_lead(each) and engine(each.setting.engine).tried]
     if not tried:
         return _fastest(found)
-    speeds = [each.tokens_per_s.middle / max(1.0, band.median) for each, band in tried]
-    near = (each for (each, _), speed in zip(tried, speeds, strict=True) if speed >= max(speeds) * (1 - 1e-3))
-    return next(near)
+    speeds = [likely(each) for each in tried]
+    return next(each for each, speed in zip(tried, speeds, strict=True) if speed >= max(speeds) * (1 - 1e-3))
+
+
+def likely(found: Estimate) -> float:
+    """Return the median tokens/s, less the measured error of the engine's predictions where they were too fast."""
+    band = engine(found.setting.engine).tried
+    return found.tokens_per_s.middle / max(1.0, band.median if band else 1.0)
 
 
 def _best_by(found: Sequence[Estimate], key: Callable[[Estimate], object]) -> tuple[Estimate, ...]:
@@ -197,13 +175,16 @@ def _best_by(found: Sequence[Estimate], key: Callable[[Estimate], object]) -> tu
 
 
 def estimates(load: Load, machine: Machine, chosen: Sequence[Engine]) -> list[Estimate]:
-    """Return every setting that fits the machine, with its speed."""
-    found = []
+    """Return every setting that fits the machine and the rows of a pass, with its speed."""
+    found, price = [], dict[str, tuple[Prices, ...]]()
     for each in chosen:
         for mode in each.modes:
+            if not mode.least_rows <= load.decoding.rows <= mode.most_rows:
+                continue
             for of in _machines(machine, mode):
-                price = prices(of, load.geometry, load.context)
-                found += [estimate_of(load, of, price, setting) for setting in _settings(load, of, each, mode)]
+                if of.kind not in price:  # the machine, and the machine without its GPU
+                    price[of.kind] = load.prices(of)
+                found += [estimate_of(load, of, price[of.kind], setting) for setting in _settings(load, of, each, mode)]
     return found
 
 
@@ -267,9 +248,9 @@ def _flags(load: Load, machine: Machine, mode: Mode, fast: int, disk: int) -> st
 # -- speed
 
 
-def estimate_of(load: Load, machine: Machine, price: Prices, setting: Setting) -> Estimate:
-    """Return the expected speed of a setting over all routings."""
-    spent = [_spent(load, price, setting, hits) for hits in load.hits]
+def estimate_of(load: Load, machine: Machine, price: Sequence[Prices], setting: Setting) -> Estimate:
+    """Return the expected speed of a setting over all routings, with the prices of each."""
+    spent = [_spent(load, of, setting, hits) for of, hits in zip(price, load.hits, strict=True)]
     speeds = tuple(1e9 / parts.total for _, parts in spent)
     across = Range.of(speeds)
     hit, parts = spent[speeds.index(across.middle)]
@@ -287,11 +268,13 @@ def estimate_of(load: Load, machine: Machine, price: Prices, setting: Setting) -
 
 
 def _spent(load: Load, price: Prices, setting: Setting, hits: Hits) -> tuple[float, Parts]:
-    """Return the hit rate of fast memory, and the parts of a token."""
+    """Return the hit rate of fast memory, and the parts of a token that is kept."""
     mode, share = setting.mode, setting.share
     hit = hits.at(mode.holds, share)
-    missing = 1 - share if mode.holds == LAYERS else 1 - hit**load.geometry.k
-    return hit, token(price, mode, hit, missing, _in_memory(load, setting, hits, hit))
+    missing = 1 - share if mode.holds == LAYERS else 1 - max(0.0, hit) ** price.k
+    of_pass = token(price, mode, hit, missing, _in_memory(load, setting, hits, hit))
+    tokens = load.decoding.tokens
+    return hit, of_pass if tokens == 1 else Parts(*(each / tokens for each in of_pass))
 
 
 def _in_memory(load: Load, setting: Setting, hits: Hits, hit: float) -> float:

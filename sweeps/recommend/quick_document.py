@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from moereplay.simulator.machine import NO_LIMIT, Machine
+from moereplay.sweeps.recommend.drafting import Drafted, OfEngine, Step
 from moereplay.sweeps.recommend.engines import engine
 from moereplay.sweeps.recommend.hits import LAYERS
+from moereplay.sweeps.recommend.load import Load
 from moereplay.sweeps.recommend.placements import Choice, Placements, placements
-from moereplay.sweeps.recommend.quick import WORTH, Estimate, Load, Quick, Range
+from moereplay.sweeps.recommend.quick import WORTH, Estimate, Quick, Range
 
 Document = dict[str, Any]
 
@@ -41,6 +43,72 @@ def quick_document(load: Load, machine: Machine, found: Quick) -> Document:
         "placements": _placements(placements(load, machine)),
         "warnings": list(found.warnings),
     }
+
+
+def decoding_document(found: Drafted) -> Document:
+    """Return the document of an answer about drafts and streams; tokens/s are those of all streams together."""
+    of = found.asked
+    decoding = of.at(found.best)
+    compared = found.tried
+    gain = compared.gain(found.none) if compared else None
+    return {
+        "concurrency": of.streams,
+        "drafts": found.best,
+        "accept": list(of.drafts.accept),
+        "accept_source": of.accept,
+        "rejected": of.drafts.rejected,
+        "rows": decoding.rows,
+        "head": of.head and not found.stated,
+        "head_bytes": max(step.load.head_bytes for step in found.steps),
+        "engine": found.none.estimate.setting.engine,
+        "steps": [_step(each, found.none) for each in found.steps],
+        "alone": _step(found.alone, found.none) if found.alone else None,
+        "gain": gain and _range(gain),
+        "pays": None if gain is None else pays_of(gain),
+        "by_engine": [_drafts_of(each) for each in found.by_engine],
+    }
+
+
+def _step(step: Step, none: Step) -> Document:
+    estimate, of = step.estimate, step.load
+    return {
+        "drafts": step.drafts,
+        "rows": of.decoding.rows,
+        "tokens_per_pass": of.decoding.tokens,
+        "tokens_per_s": _range(estimate.tokens_per_s),
+        "tokens_per_s_per_stream": step.per_stream,
+        "experts_per_layer": step.union,
+        "experts_of_one_row": of.geometry.k,
+        "hit_rate": _range(estimate.hit),
+        "misses_per_layer": step.misses / of.geometry.layers,
+        "bytes_missed_per_token": step.bytes_per_token,
+        "pass_ns": step.pass_ns,
+        "plain_passes": step.pass_ns / none.pass_ns,
+        "experts_fast_bytes": estimate.setting.fast_bytes,
+        "kv_bytes": of.kv_bytes,
+        "flags": estimate.setting.flags,
+    }
+
+
+def _drafts_of(each: OfEngine) -> Document:
+    best = each.best
+    gain = best and best.gain(each.none)
+    return {
+        "engine": each.engine.name,
+        "drafts_known": each.engine.drafts,
+        "tokens_per_s_without": each.none.estimate.tokens_per_s.middle,
+        "drafts": best and best.drafts,
+        "tokens_per_s": best and best.estimate.tokens_per_s.middle,
+        "gain": gain and _range(gain),
+        "pays": gain and pays_of(gain),
+        "plain_passes": best and best.pass_ns / each.none.pass_ns,
+        "flags": (best if best and pays_of(gain or best.gain(each.none)) else each.none).estimate.setting.flags,
+    }
+
+
+def pays_of(gain: Range) -> bool | None:
+    """Return whether a gain is worth it with every routing; None if that depends on the routing."""
+    return True if gain.least > WORTH else False if gain.most <= WORTH else None
 
 
 def _machine(machine: Machine) -> Document:
@@ -106,7 +174,7 @@ def _gain(these: list[Estimate], others: list[Estimate]) -> Document:
         return {"gain": None, "least": None, "most": None, "pays": None, "reads": [], "engines": []}
     this, other = (max(each, key=lambda found: found.tokens_per_s.middle) for each in (these, others))
     gains = [mine / theirs - 1 for mine, theirs in zip(this.speeds, other.speeds, strict=True)]
-    pays = True if min(gains) > WORTH else False if max(gains) <= WORTH else None
+    pays = pays_of(Range.of(gains))
     reads = [each.setting.mode.below for each in (this, other) if each.setting.disk_bytes]
     return {
         "gain": this.tokens_per_s.middle / other.tokens_per_s.middle - 1,
@@ -160,6 +228,6 @@ def _compared(these: list[Choice], others: list[Choice]) -> Document:
         return {"gain": None, "least": None, "most": None, "pays": None}
     this, other = these[0].estimate, others[0].estimate
     gains = [mine / theirs - 1 for mine, theirs in zip(this.speeds, other.speeds, strict=True)]
-    pays = True if min(gains) > WORTH else False if max(gains) <= WORTH else None
+    pays = pays_of(Range.of(gains))
     gain = this.tokens_per_s.middle / other.tokens_per_s.middle - 1
     return {"gain": gain, "least": min(gains), "most": max(gains), "pays": pays}

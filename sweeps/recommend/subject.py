@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moereplay.simulator.capacity import CONTEXT, RUNTIME, size_of, sized
-from moereplay.sweeps.recommend.hits import of_model, of_trace
-from moereplay.sweeps.recommend.quick import Load
+from moereplay.sweeps.recommend.drafting import Asked as AskedDrafts
+from moereplay.sweeps.recommend.drafting import asked as asked_drafts
+from moereplay.sweeps.recommend.hits import PLAIN, Decoding, Hits, of_model_at, of_trace_at
+from moereplay.sweeps.recommend.load import Load
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.dense import assumption, dense_of, recorded
+from moereplay.traces.drafts import OFF
 from moereplay.traces.geometry import as_known
 from moereplay.traces.routing_candidates import routings_for
 from moereplay.traces.schema import Geometry, shown
@@ -28,16 +32,20 @@ class Asked(NamedTuple):
     dense: str = ""
     dense_bits: str = ""
     quant: str = ""
+    concurrency: int | None = None
+    draft: str = OFF
 
 
 class Subject(NamedTuple):
     """A load, its name, and how well its routing is known."""
 
-    load: Load
+    load: Load  #: of one stream without drafts
     name: str
     grade: str
     routing: str
     assumed: tuple[str, ...]
+    drafts: AskedDrafts | None  #: streams and drafts, where they are asked about
+    loads: tuple[Load, ...]  #: and the load of each of its decodings
 
     def about(self) -> dict[str, Any]:
         """Return the fields of the document."""
@@ -58,7 +66,10 @@ def model_load(spec: str, asked: Asked) -> Subject:
     if not own:
         many = len({each.routing.model for each in candidates})
         routing = f"no routing model of it ships; that of {many} others at its shape, whose range is no bound ({names})"
-    load = _load(geometry, model.name, asked, tuple(of_model(each.routing) for each in candidates))
+    drafts = asked_drafts(asked.concurrency, asked.draft, model.name)
+    ways = drafts.decodings if drafts else (PLAIN,)
+    loads = _loads(geometry, model.name, asked, ways, [of_model_at(each.routing, ways) for each in candidates])
+    load = loads[0]
     stored = f", {asked.quant.upper()}" if asked.quant else f", experts at {geometry.expert_bits:g} bits"
     name = f"{shown(model.name)}{stored} ({size(load.expert_bytes + load.dense_bytes)})"
     assumed = _assumed(load, asked)
@@ -66,7 +77,7 @@ def model_load(spec: str, asked: Asked) -> Subject:
         assumed = (*assumed, model.note)
     if 0 < model.context < load.context:
         assumed = (*assumed, f"a longer context than the {model.context:,} positions that the model was made for")
-    return Subject(load, name, f"estimated with {OWN if own else OTHERS}", routing, assumed)
+    return Subject(load, name, f"estimated with {OWN if own else OTHERS}", routing, assumed, drafts, loads)
 
 
 def trace_load(path: Path, asked: Asked) -> Subject:
@@ -74,18 +85,27 @@ def trace_load(path: Path, asked: Asked) -> Subject:
     trace = open_trace(path)
     about = trace.header.provenance
     geometry = sized(as_known(trace.geometry, about.model), about.model, asked.dense, asked.dense_bits)
-    load = _load(geometry, about.model, asked, (of_trace(trace),))
+    drafts = asked_drafts(asked.concurrency, asked.draft, about.model)
+    ways = drafts.decodings if drafts else (PLAIN,)
+    loads = _loads(geometry, about.model, asked, ways, [of_trace_at(trace, ways)])
+    load = loads[0]
     made = synthetic(about)
     routing = made or f"{trace.tokens:,} tokens of {trace.requests:,} requests"
     name = f"{shown(about.model)} ({size(load.expert_bytes + load.dense_bytes)})"
     told = assumption(geometry, recorded(about))
     assumed = (*_assumed(load, asked), *([told] if told else []))
-    return Subject(load, name, f"estimated with {'synthetic routing' if made else RECORDED}", routing, assumed)
+    grade = f"estimated with {'synthetic routing' if made else RECORDED}"
+    return Subject(load, name, grade, routing, assumed, drafts, loads)
 
 
-def _load(geometry: Geometry, model: str, asked: Asked, hits: tuple[Any, ...]) -> Load:
+def _loads(
+    geometry: Geometry, model: str, asked: Asked, ways: Sequence[Decoding], hits: Sequence[Sequence[Hits]]
+) -> tuple[Load, ...]:
+    """Return the load of each way to decode, from the hits of each routing in these ways."""
     runtime = size_of(asked.runtime, "runtime") if asked.runtime else RUNTIME
-    return Load(geometry, CONTEXT if asked.context is None else asked.context, runtime, hits, model)
+    context = CONTEXT if asked.context is None else asked.context
+    each = zip(ways, zip(*hits, strict=True), strict=True)
+    return tuple(Load(geometry, context, runtime, of, model, decoding) for decoding, of in each)
 
 
 def _assumed(load: Load, asked: Asked) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from moereplay.simulator.machine import NO_LIMIT, Machine
-from moereplay.sweeps.recommend.engines import engine, engines
-from moereplay.sweeps.recommend.quick import SYSTEM, Load, estimates, leader
+from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.quick import SYSTEM, candidates, estimates, leader
 from moereplay.sweeps.recommend.upgrades import CARD_SIZES, with_memory
 from moereplay.traces.units import GB
 
@@ -24,7 +24,7 @@ def surface(load: Load, machine: Machine, only: str = "") -> list[dict[str, Any]
 
 
 def _points(load: Load, machine: Machine, only: str) -> Iterator[dict[str, Any]]:
-    chosen = (engine(only),) if only else tuple(each for each in engines() if each.runs(load.model))
+    chosen = candidates(load, only)
     own = [machine.ram_bytes] if machine.ram_bytes < NO_LIMIT else []
     whole = load.fixed_bytes + load.expert_bytes
     cards = _with([machine.memory_bytes], _up_to(whole, [gib << 30 for gib in CARD_SIZES]))

@@ -1,4 +1,4 @@
-"""The time of one decoded token in closed form, on a machine with fast memory, main memory and a disk.
+"""The time of one decode pass in closed form, on a machine with fast memory, main memory and a disk.
 
 A replay plays every transfer; this adds up expected times, in microseconds of computing instead of seconds, so that
 every setting of every engine can be tried. Costs are those of a replay on the same platform (`simulator/times.py`).
@@ -12,19 +12,24 @@ Per layer: dense weights, then the experts that are in fast memory, then those t
 
 An expert that main memory does not hold is read from the disk before that; when it is fetched, link and disk work at
 the same time.
+
+A pass of one row is a token. One of several rows (streams together, drafts) demands the union of its rows' experts
+once, each with as many rows as chose it; an engine may compute it again for each of them (`rows_apart`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
 
 from moereplay.simulator.machine import Machine
-from moereplay.simulator.platform import Measured, Roofline
+from moereplay.simulator.platform import Measured, Platform, Roofline
 from moereplay.simulator.rates import NS
 from moereplay.simulator.times import Times, times_of
 from moereplay.sweeps.recommend.engines import Mode
+from moereplay.sweeps.recommend.hits import PLAIN, Decoding, Work
 from moereplay.traces.schema import Geometry
 
 #: Rates that are left to CPU and link when both read main memory: 54 of 63.8 and 23.9 of 24.9 GB/s, as measured on a
@@ -42,7 +47,7 @@ KERNELS, KERNEL_NS = 30, 3_500
 
 
 class Parts(NamedTuple):
-    """Nanoseconds of a token that each part is waited for; hidden work does not count."""
+    """Nanoseconds of a pass that each part is waited for; hidden work does not count."""
 
     compute: float  #: of the fast processor
     cpu: float
@@ -52,17 +57,17 @@ class Parts(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The token's time."""
+        """The pass's time."""
         return sum(self)
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Nanoseconds of one token's parts on one machine; experts are of mean size."""
+    """Nanoseconds of one pass's parts on one machine; experts are of mean size, with as many rows as choose one."""
 
     layers: int
-    k: int
-    dense: float  #: all layers, head and KV cache
+    k: float  #: distinct experts of a layer
+    dense: float  #: all layers, head, KV cache and drafts
     expert: float
     cpu: float | None  #: an expert on the CPU, None without one
     link: float | None  #: an expert over the link from main memory, None if there is no such link
@@ -70,15 +75,29 @@ class Prices:
     disk: float | None  #: an expert from the disk, whole, None without a disk
     disk_latency: float
     launches: float = 0  #: of a GPU's kernels, in all layers
+    expert_apart: float | None = None  #: an expert that a CPU computes anew for each row, as the fast processor
+    cpu_apart: float | None = None  #: and beside a GPU
 
     @property
-    def demanded(self) -> int:
-        """Experts of a token."""
+    def demanded(self) -> float:
+        """Experts of a pass."""
         return self.layers * self.k
 
+    def of(self, mode: Mode) -> Prices:
+        """Return the prices of a mode, which may compute an expert of the CPU anew for each row."""
+        if not mode.rows_apart:
+            return self
+        return replace(self, expert=self.expert_apart or self.expert, cpu=self.cpu_apart or self.cpu)
 
-def prices(machine: Machine, geometry: Geometry, context: int) -> Prices:
-    """Return the prices of a model with `context` positions in the KV cache."""
+
+def prices(
+    machine: Machine, geometry: Geometry, context: int, decoding: Decoding = PLAIN, work: Work | None = None
+) -> Prices:
+    """Return the prices of a model with `context` positions in the KV cache of each stream.
+
+    `work` is what a pass of several rows demands of a layer.
+    """
+    of = work or Work(geometry.k)
     platform = machine.platform.model_copy(update={"tiers": ()})
     times = times_of(platform, geometry, (geometry.expert_bytes,))
     layers = range(geometry.layers)
@@ -86,39 +105,71 @@ def prices(machine: Machine, geometry: Geometry, context: int) -> Prices:
     size = sum(geometry.expert_bytes) / geometry.layers
     rate = machine.disk_bytes_per_s
     split = machine.has_main_memory
+
+    def each(ns: Callable[[int, int, int], int]) -> float:
+        return fmean(sum(share * ns(layer, 0, rows) for rows, share in of.rows) for layer in layers)
+
+    def apart(ns: Callable[[int, int, int], int]) -> float:
+        return fmean(ns(layer, 0, 1) for layer in layers) * sum(share * rows for rows, share in of.rows)
+
+    alone = machine.kind == "cpu"
+    anew = alone and platform.compute.rows_apart
     return Prices(
         layers=geometry.layers,
-        k=geometry.k,
-        dense=_dense(times, geometry, context),
-        expert=fmean(times.expert_ns(layer, 0, 1) for layer in layers),
-        cpu=fmean(times.cpu_ns(layer, 0, 1) for layer in layers) if platform.cpu else None,
+        k=of.union,
+        dense=_dense(times, geometry, context, decoding) + _drafts(times, platform, geometry, context, decoding),
+        expert=apart(times.expert_ns) if anew else each(times.expert_ns),
+        cpu=each(times.cpu_ns) if platform.cpu else None,
         link=wire if split else None,
         latency=times.latency_ns[0] if split else 0,
         disk=size / rate * NS if rate else None,
         disk_latency=machine.disk_latency_ns,
-        launches=_launches(machine, geometry),
+        launches=_launches(machine, geometry, decoding),
+        expert_apart=apart(times.expert_ns) if alone else None,
+        cpu_apart=apart(times.cpu_ns) if platform.cpu else None,
     )
 
 
-def _launches(machine: Machine, geometry: Geometry) -> float:
+def _launches(machine: Machine, geometry: Geometry, decoding: Decoding) -> float:
     """Return the nanoseconds of launches where the platform's own times do not include them."""
     roofline = isinstance(machine.platform.compute, Roofline)
     estimated = roofline and machine.platform.calibrated is None
-    return geometry.layers * KERNELS * KERNEL_NS if estimated and machine.kind != "cpu" else 0.0
+    layers = geometry.layers + (decoding.drafts.many if _has_head(machine.platform, decoding) else 0)
+    return layers * KERNELS * KERNEL_NS if estimated and machine.kind != "cpu" else 0.0
 
 
-def _dense(times: Times, geometry: Geometry, context: int) -> float:
-    layers = range(geometry.layers)
-    return times.pass_ns(1) + sum(times.dense_ns(layer, 1) + times.kv_ns(context) for layer in layers)
+def _dense(times: Times, geometry: Geometry, context: int, decoding: Decoding) -> float:
+    layers, rows = range(geometry.layers), decoding.rows
+    cached = decoding.streams * times.kv_ns(context)
+    return times.pass_ns(rows) + sum(times.dense_ns(layer, rows) + cached for layer in layers)
+
+
+def _has_head(platform: Platform, decoding: Decoding) -> bool:
+    """Return whether drafts take the time of a further layer: where they have one, and no platform states theirs."""
+    return decoding.head and decoding.drafts.many > 0 and not platform.draft.ns_per_token
+
+
+def _drafts(times: Times, platform: Platform, geometry: Geometry, context: int, decoding: Decoding) -> float:
+    """Return the nanoseconds of a pass's drafts: as the platform states, or one layer and the output head for each.
+
+    The streams draft together. The layer's experts are resident, and no two streams are taken to share one.
+    """
+    many, streams = decoding.drafts.many, decoding.streams
+    if not _has_head(platform, decoding):
+        return times.draft_ns(many * streams)
+    last = geometry.layers - 1
+    experts = min(streams * geometry.k, geometry.experts) * times.expert_ns(last, 0, 1)
+    layer = times.dense_ns(last, streams) + streams * times.kv_ns(context) + experts
+    return many * (times.pass_ns(streams) + layer)
 
 
 def token(price: Prices, mode: Mode, hit: float, missing: float, in_memory: float) -> Parts:
-    """Return the time of a token; launches count as synchronisation.
+    """Return the time of a pass; launches count as synchronisation.
 
     `hit` is the share of its experts in fast memory, `missing` the share of layers with an expert that is not, and
     `in_memory` the share of those experts that main memory holds.
     """
-    parts = _experts(price, mode, hit, missing, in_memory)
+    parts = _experts(price.of(mode), mode, hit, missing, in_memory)
     return parts._replace(sync=parts.sync + price.launches)
 
 

@@ -76,6 +76,9 @@ class Mode(Frozen):
     copies: bool = False  #: main memory also holds the experts that are in fast memory
     #: How what main memory does not hold is read: not at all, by page faults, or whole experts at a time.
     below: Literal["none", "mmap", "direct"] = "none"
+    rows_apart: bool = False  #: the CPU computes an expert again for each row of a pass that chose it
+    least_rows: int = Field(default=1, ge=1)  #: of a pass that is computed in this way
+    most_rows: int = Field(default=1 << 30, ge=1)
     from_disk: str = ""  #: flags besides, where something is read that way: a copy in another layout would fill memory
     source: str
 
@@ -97,6 +100,7 @@ class Engine(Frozen):
     home: str  #: its address
     knob: str = ""  #: the mode whose setting is a ladder
     prefill: str = ""  #: in words
+    drafts: str = ""  #: how it was seen to decode with draft tokens; "" if that is not known
     models: tuple[str, ...] = ()  #: beginnings of the names of the only models that it runs; none: any
     modes: tuple[Mode, ...] = Field(min_length=1)
     tried: Tried | None = None

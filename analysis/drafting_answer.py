@@ -1,0 +1,149 @@
+"""The part of an answer about drafts and streams that decode together: whether to draft, and what the cache does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from moereplay.analysis.tables import table
+from moereplay.traces.texts import digits, percent, size
+
+Document = Mapping[str, Any]
+SAME = 0.01  #: smaller gains count as none
+MS = 1e6
+
+
+def drafting_lines(known: Document, tier: str) -> Iterator[str]:
+    """Yield the verdict, what drafts and streams do to the cache, the speed by number of drafts, and by engine."""
+    yield ""
+    yield verdict(known)
+    steps, streams = known["steps"], known["concurrency"]
+    best = next((each for each in steps if each["drafts"] == known["drafts"]), steps[0])
+    of = best if best["drafts"] else max(steps[1:], key=_middle, default=None)
+    if of:
+        yield f"cache: {_cache(steps[0], of, tier)}"
+    if known["alone"]:
+        yield _together(known, best, tier)
+    if len(steps) > 1:
+        together = f"{streams} streams together" if streams > 1 else "one stream"
+        yield table(
+            [_row(each, streams) for each in steps],
+            f"by number of drafts, {known['engine']}, {together} (experts: distinct ones of a layer and pass, of which "
+            f"hit are in {tier}; MB: of experts that are not, per token; pass: in passes without drafts):",
+        )
+        yield table([_engine(each) for each in known["by_engine"]], "by engine, each with its best number of drafts:")
+
+
+def verdict(known: Document) -> str:
+    """Return whether to draft, and how many, in a sentence."""
+    tried = max(known["steps"][1:], key=_middle, default=None)
+    engine, gain = known["engine"], known["gain"]
+    if tried is None:
+        unknown = not next(each for each in known["by_engine"] if each["engine"] == engine)["drafts_known"]
+        why = f"{engine} is not known to draft" if unknown else "no number of drafts was asked about, or fits"
+        return f"drafts: none, {why}"
+    many, change = tried["drafts"], in_words(gain)
+    drafts = f"{many} draft{'s' if many > 1 else ''} per pass"
+    than = f"than without on {engine}, in passes {digits(tried['plain_passes'], 3)} times as long"
+    if not known["drafts"] and known["pays"]:
+        other = "the fastest engine is not known to draft, or is faster without"
+        return f"drafts: none, {other}; {drafts} {'give' if many > 1 else 'gives'} {change} {than}"
+    if known["pays"] is None:
+        return f"drafts: it depends on the routing: {drafts}: {change} {than}"
+    if not known["pays"]:
+        return f"drafts: do not draft: the best, {drafts}: {change} {than}"
+    return f"drafts: use {drafts}: {change} {than}"
+
+
+def in_words(gain: Document) -> str:
+    """Return a gain in tokens/s over routings: 12% to 20% more tokens/s."""
+    least, most = gain["least"], gain["most"]
+    if max(abs(least), abs(most)) <= SAME:
+        return "as many tokens/s, no more"
+    if least < 0 < most:
+        return f"{percent(-least)} fewer to {percent(most)} more tokens/s"
+    low, high = map(percent, sorted((abs(least), abs(most))))
+    return f"{low if low == high else f'{low} to {high}'} {'more' if most > 0 else 'fewer'} tokens/s"
+
+
+def _middle(step: Document) -> float:
+    return step["tokens_per_s"]["middle"]
+
+
+def _cache(none: Document, of: Document, tier: str) -> str:
+    """Say what drafts do to the experts of a pass, to the share that is at hand, and to the bytes of a token."""
+    many, rows = of["drafts"], of["rows"]
+    return (
+        f"with {many} draft{'s' if many > 1 else ''} a pass has {rows} rows and demands "
+        f"{_number(of['experts_per_layer'])} experts of a layer in place of {_number(none['experts_per_layer'])}; "
+        f"{tier} holds {_hit(of)} of them in place of {_hit(none)}; it lacks "
+        f"{size(of['bytes_missed_per_token'])} per token in place of {size(none['bytes_missed_per_token'])}"
+    )
+
+
+def _together(known: Document, best: Document, tier: str) -> str:
+    """Say what streams that decode together do, beside one stream without drafts."""
+    alone, streams = known["alone"], known["concurrency"]
+    times, each = digits(_middle(best) / _middle(alone), 3), _number(best["tokens_per_s_per_stream"])
+    return (
+        f"streams: {streams} together have {_number(_middle(best))} tokens/s, {each} each; "
+        f"one alone without drafts has {_number(_middle(alone))}: {times} times as many in all. A pass demands "
+        f"{_number(best['experts_per_layer'])} experts of a layer in place of {_number(alone['experts_per_layer'])}, "
+        f"{tier} holds {_hit(best)} of them in place of {_hit(alone)}, and it lacks "
+        f"{size(best['bytes_missed_per_token'])} per token in place of {size(alone['bytes_missed_per_token'])}"
+    )
+
+
+def _row(each: Document, streams: int) -> dict[str, object]:
+    row: dict[str, object] = {
+        "drafts": each["drafts"],
+        "rows": each["rows"],
+        "tokens": _number(each["tokens_per_pass"]),
+        "experts": _number(each["experts_per_layer"]),
+        "hit": _hit(each),
+        "MB": _number(each["bytes_missed_per_token"] / 1e6),
+        "pass": digits(each["plain_passes"], 3),
+        "tokens/s": _speeds(each["tokens_per_s"]),
+    }
+    return row | ({"each": _number(each["tokens_per_s_per_stream"])} if streams > 1 else {})
+
+
+def _engine(each: Document) -> dict[str, object]:
+    """Return the row of an engine: without drafts, with the best number of them, and whether to draft."""
+    row: dict[str, object] = {"engine": each["engine"], "without": _number(each["tokens_per_s_without"])}
+    if each["tokens_per_s"] is None:
+        return row | {
+            "drafts": "",
+            "with": "",
+            "gain": "",
+            "draft?": "not known to" if not each["drafts_known"] else "no",
+        }
+    draft = {True: "yes", False: "no", None: "depends"}[each["pays"]]
+    gain = percent(each["gain"]["middle"], signed=True)
+    return row | {"drafts": each["drafts"], "with": _number(each["tokens_per_s"]), "gain": gain, "draft?": draft}
+
+
+def drafts_assumed(known: Document | None) -> Sequence[str]:
+    """Return what is assumed of drafts, with what replaces it."""
+    if known is None or len(known["steps"]) < 2:
+        return ()
+    chances = "/".join(digits(each, 3) for each in known["accept"])
+    found = [f"a draft is right with {chances} if those before it are, {known['accept_source']}"]
+    if known["head"]:
+        takes = f"its layer's {size(known['head_bytes'])} lie in fast memory" if known["head_bytes"] else ""
+        takes = f"; {takes}" if takes else ""
+        found.append(f"a draft takes the time of one layer and the output head{takes} (--draft N:head=none)")
+    return found
+
+
+def _hit(each: Document) -> str:
+    return f"{each['hit_rate']['middle']:.0%}"
+
+
+def _number(value: float) -> str:
+    return digits(value, 3)
+
+
+def _speeds(found: Document) -> str:
+    speeds = [_number(found[name]) for name in ("least", "middle", "most")]
+    return " ".join(speeds) if len(set(speeds)) > 1 else speeds[0]
