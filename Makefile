@@ -21,7 +21,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-all test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'

@@ -53,14 +53,15 @@ def given_the_last(shares: Sequence[float]) -> tuple[float, ...]:
 class Drafts(NamedTuple):
     """How many drafts a pass verifies, and which are right."""
 
-    many: int | None  #: per request and pass, at most; None: as recorded, accepted ones too
+    many: int  #: per request and pass, at most
     accept: tuple[float, ...] = LIKELY  #: chance of the first, second, ... if those before it are; the last repeats
     rejected: Routed = "other"  #: whose routing a wrong token has: another token's, its index's, the recorded one
+    recorded: bool = False  #: how many and which are right is as recorded, instead of the first two
 
     @property
     def text(self) -> str:
         """The setting with everything spelled out."""
-        if self.many is None:
+        if self.recorded:
             return f"{RECORDED}:rejected={self.rejected}"
         chances = "/".join(str(chance).removesuffix(".0") for chance in self.accept)
         return f"{self.many}:accept={chances}:rejected={self.rejected}" if self.many else OFF
@@ -85,7 +86,7 @@ def parse_drafts(text: str) -> Drafts:
     if rejected == RECORDED and not recorded:
         why = "rows of a draft that was not made are in no trace"
         raise TraceError(f"invalid draft {text!r}: {why}; use rejected=other or own, or --draft recorded")
-    return Drafts(many, chances, rejected)
+    return Drafts(many or 0, chances, rejected, recorded)
 
 
 def _chances(text: str) -> tuple[float, ...] | None:
@@ -149,7 +150,7 @@ class Shares(NamedTuple):
 def shares(trace: Trace, prompts: np.ndarray, size: int, drafts: Drafts, seed: int) -> Shares:
     """Return the shares of requests whose first `prompts` (R,) tokens are prompt, in pieces of `size` (0: whole)."""
     offsets = np.asarray(trace.request_offsets, np.int64)
-    right = verified_of(trace).right if drafts.many is None else _right(trace, drafts.many, drafts.accept, seed)
+    right = verified_of(trace).right if drafts.recorded else _right(trace, drafts.many, drafts.accept, seed)
     edges: list[int] = []  # the first token of each share
     begins = [0]
     for first, end, prompt in zip(offsets[:-1].tolist(), offsets[1:].tolist(), prompts.tolist(), strict=True):
@@ -191,7 +192,7 @@ def _laid_out(
     decoded = edges >= first + prompts[request]
     last = np.arange(len(edges)) + 1 == begins[request + 1]
     kept = np.where(last, end, np.append(edges[1:], 0)) - edges
-    many = verified_of(trace).many[edges] if drafts.many is None else np.minimum(drafts.many, end - 1 - edges)
+    many = verified_of(trace).many[edges] if drafts.recorded else np.minimum(drafts.many, end - 1 - edges)
     rows = np.where(decoded, 1 + many, kept)
     starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
     share = np.repeat(np.arange(len(edges)), rows)
