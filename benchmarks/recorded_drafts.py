@@ -21,9 +21,10 @@ from moereplay.traces.drafts import KNOWN
 from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Trace
 
-CAPACITIES = ("5%", "10%", "25%", "50%")
+CAPACITIES = ("10%", "25%", "50%", "75%")
 LENGTHS = (1, 2, 4, 8)
-COUNTED = ("hits", "misses", "bytes_demand", "time_ns")
+COUNTED = {"misses": "misses", "bytes_demand": "bytes", "time_ns": "time"}
+MADE_UP = ("own", "other")
 
 
 def first_layers(source: Path, out: Path, layers: int) -> Path:
@@ -78,10 +79,10 @@ def acceptance(trace: Trace, many: int) -> list[float]:
 def compared(trace: Trace, capacity: str) -> dict[str, dict[str, int]]:
     """Return counts of a replay of the recorded passes, by whose routing rejected rows have."""
     found = {}
-    for rejected in ("recorded", "own", "other"):
+    for rejected in ("recorded", *MADE_UP):
         config = configure(capacity=capacity, draft=f"recorded:rejected={rejected}")
         totals = replay(trace, config).totals
-        found[rejected] = {name: int(totals[name]) for name in COUNTED}
+        found[rejected] = {name: int(totals[name]) for name in ("hits", "accesses", *COUNTED)}
     return found
 
 
@@ -119,18 +120,17 @@ def _print(recorded: Iterator[tuple[str, int, Trace]]) -> None:
         known = trace.verified
         assert known
         passes = decoded - int(known.right.sum())
-        unions = " | ".join(f"{union(trace, rejected):.2f} k" for rejected in ("recorded", "own", "other"))
+        unions = " | ".join(f"{union(trace, rejected):.2f} k" for rejected in ("recorded", *MADE_UP))
         print(f"| {name} | {many} | {shares} | {decoded / passes:.2f} | {unions} |", flush=True)
-    heads = " | ".join(f"{name} {rejected}" for name in COUNTED for rejected in ("own", "other"))
-    print(f"\n| drafts by | N | capacity | {heads} |\n" + "|---" * (3 + 2 * len(COUNTED)) + "|")
+    heads = " | ".join(f"{words} {rejected}" for words in ("hit rate", *COUNTED.values()) for rejected in MADE_UP)
+    print(f"\n| drafts by | N | capacity | hit rate | {heads} |\n" + "|---" * (4 + 2 * (1 + len(COUNTED))) + "|")
     for name, many, trace in kept:
         for capacity in CAPACITIES:
             found = compared(trace, capacity)
-            cells = [
-                f"{100 * (found[rejected][column] / found['recorded'][column] - 1):+.1f} %"
-                for column in COUNTED
-                for rejected in ("own", "other")
-            ]
+            rates = {rejected: 100 * counts["hits"] / counts["accesses"] for rejected, counts in found.items()}
+            cells = [f"{rates['recorded']:.1f} %", *(f"{rates[each] - rates['recorded']:+.1f}" for each in MADE_UP)]
+            for column in COUNTED:
+                cells += [f"{100 * (found[each][column] / found['recorded'][column] - 1):+.1f} %" for each in MADE_UP]
             print(f"| {name} | {many} | {capacity} | {' | '.join(cells)} |", flush=True)
 
 
