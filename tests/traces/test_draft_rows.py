@@ -169,6 +169,7 @@ def test_a_cut_request_keeps_whole_passes(trace):
         (0, 1, "drafts[0] is 1 (token 0): expected 0 in a prompt"),
         (1, -1, "drafts[1] is -1 (token 1): expected 0 or more where a prompt"),
         (2, 3, "drafts tell of 5 rejected rows: expected 4"),
+        (2, 1, "drafts tell of 3 rejected rows: expected 4"),
         (4, 0, "drafts[4] is 0 (token 4): expected as many drafts as the accepted ones that follow"),
         (1, 256, "drafts[1] is 256: expected a whole number from -1 to 255"),
     ],
