@@ -27,8 +27,8 @@ ROUTED: dict[str, Routed] = {each: each for each in get_args(Routed)}
 RECORDED = "recorded"
 OFF = "0"
 EXPECTED = (
-    "expected N[:accept=A1/A2/...][:rejected=other|own], each A from 0 to 1, or accept=NAME of a known head; "
-    "or recorded[:rejected=recorded|other|own]"
+    "expected recorded[:rejected=recorded|other|own], or "
+    "N[:accept=A1/A2/...][:rejected=other|own], each A from 0 to 1, or accept=NAME of a known head"
 )
 NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 LIKELY = (0.7,)
@@ -82,7 +82,7 @@ def parse_drafts(text: str) -> Drafts:
     chances = LIKELY if recorded or "accept" not in found else _chances(found.pop("accept"))
     doubtful = found or len(others) > len({each.partition("=")[0] for each in others})
     if (many is None and not recorded) or doubtful or rejected is None or chances is None:
-        raise TraceError(f"invalid draft {text!r}: {EXPECTED}")
+        raise TraceError(f"invalid draft {text!r}: {EXPECTED} ({', '.join(HEADS)})")
     if rejected == RECORDED and not recorded:
         why = "rows of a draft that was not made are in no trace"
         raise TraceError(f"invalid draft {text!r}: {why}; use rejected=other or own, or --draft recorded")
