@@ -113,6 +113,11 @@ def test_parts_keep_their_rows(tmp_path, trace):
     np.testing.assert_array_equal(begin.request(2).rejected["logits"], requests()[2].rejected["logits"])
 
 
+def test_a_request_longer_than_a_piece_is_copied_whole(tmp_path, trace, monkeypatch):
+    monkeypatch.setattr("moereplay.traces.pieces.tokens_at_once", lambda values: 4)
+    assert_holds(taken(tmp_path / "b.zarr", trace, [0, 2], "some"), [requests()[0], requests()[2]])
+
+
 def test_joins_keep_the_record_if_all_have_one_and_else_name_it(tmp_path, trace):
     other = write_trace(tmp_path / "b.zarr", HEADER, requests((5, 30)), BIAS)
     both, left_out = merged(tmp_path / "c.zarr", [trace, other])
