@@ -20,7 +20,7 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-all test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: help evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
@@ -109,15 +109,10 @@ test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make te
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(QUANTISERS)
 
-test-all: .venv/dev.stamp     ## what CI runs: `make test` and `make test-long` in one go, then the quantisers of other people
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not longest"
-	$(MAKE) .venv/quant.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not longest" $(QUANTISERS)
-
 test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simulator, test-commands, ...
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/$*
 
-test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast, digests by public names of Numba
+test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast, digests by public names of Numba, random policy files, pairs under the other contract
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest
 
 study-faults: .venv/dev.stamp  ## plant one-line faults (benchmarks/faults.toml) in a copy and say which the tests find (30 minutes)

@@ -57,7 +57,7 @@ NO_INTERVAL = {
     UNKNOWN: "no confidence interval",
     GENERATED: "no confidence interval: the routing is synthetic",
 }
-WORDS = {"passes": "schedule of passes"}
+WORDS = {"passes": "schedule of passes", "arrivals": "rate of arrivals"}
 MOST_NAMED = 3  #: most winning sets that are named, and most of those that know the future
 MOST_PLACES = 6  #: capacities that are listed for one set
 
@@ -201,7 +201,8 @@ def _at_each(figure: Figure, conditions: Sequence[Condition], names: Sequence[st
 def _varying(conditions: Sequence[Condition]) -> str:
     best = [each.found.best.settings for each in conditions]
     varying = [name for name in CONDITIONS if len({str(settings.get(name)) for settings in best}) > 1]
-    return " and ".join(WORDS.get(name, name) for name in varying) or "capacity"
+    *others, last = (WORDS.get(name, name) for name in varying or ["capacity"])
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _places(won: Sequence[int], labels: Sequence[str]) -> str:

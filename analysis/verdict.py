@@ -29,9 +29,10 @@ from moereplay.results.settings import NAMES
 from moereplay.traces.texts import percent, points
 
 #: Settings that the second shares with the best if possible: policies are compared, not machines.
-ALIKE = ("model", "trace", "passes", "platform", "capacity")
-#: Settings that are not policies' to choose. Where they vary, each value has its own winner: more memory always wins.
-CONDITIONS = ("model", "trace", "passes", "capacity")
+ALIKE = ("model", "trace", "passes", "arrivals", "platform", "capacity")
+#: Settings that are not policies' to choose. Where they vary, each value has its own winner: more memory always wins,
+#: and so does an idle server.
+CONDITIONS = ("model", "trace", "passes", "arrivals", "capacity")
 SHOWN_TIED = 3
 
 

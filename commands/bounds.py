@@ -192,7 +192,7 @@ def curve(
     from moereplay.simulator.curves.curve import to_row, write_curve
     from moereplay.traces.store import open_trace
 
-    opened, how = open_trace(trace), settings.lists()
+    opened, how = open_trace(trace), settings.lists() | settings.fixed()
     names = _names(opened, eviction, how, as_json)
     _check_replays(platform, engine)
     if out:
@@ -210,7 +210,7 @@ def curve(
         _report_curves(opened, curves)
 
 
-def _names(trace: Trace, eviction: str, how: Mapping[str, str], as_json: bool) -> list[str]:
+def _names(trace: Trace, eviction: str, how: Mapping[str, Any], as_json: bool) -> list[str]:
     """Return the policies to count, checked before the first count. Raises ConfigError or PolicyError."""
     from moereplay.simulator.curves.curve import REPLAYED, offered, settings
     from moereplay.simulator.errors import ConfigError
@@ -241,7 +241,7 @@ def _check_replays(machine: str, engine: str) -> None:
         platform(machine)
 
 
-def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
+def _counted(trace: Trace, policy: str, how: Mapping[str, Any]) -> Curve:
     from moereplay.commands.progress import progress
     from moereplay.simulator.curves.curve import curve, is_ready
     from moereplay.traces.drafts import parse_drafts
@@ -249,7 +249,7 @@ def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
 
     if not is_ready(policy):
         say(f"compiling the count of {policy} (a few seconds, first run only)")
-    passes = schedule(trace, named_schedule(how["passes"], parse_drafts(how["draft"]).text, seed=0))
+    passes = schedule(trace, named_schedule(how["passes"], parse_drafts(how["draft"]).text, how["seed"]))
     steps = len(passes) * trace.geometry.layers
     with progress(steps, f"steps, {policy}") as advance:
         return curve(trace, policy, **how, capacities=list(_bytes_shown(trace, how["scope"]).values()), done=advance)
@@ -285,9 +285,11 @@ def _report_curves(trace: Trace, curves: list[Curve]) -> None:
     from moereplay.analysis.ranking import simulated
     from moereplay.analysis.tables import table
     from moereplay.results.settings import NAMES, OF_CURVES, older
+    from moereplay.traces.drafts import OFF
 
     first = curves[0]
     given = {name: getattr(first.config, name) for name in NAMES if name in OF_CURVES}
+    given |= {"seed": first.config.seed} if "draft" in given and first.config.draft != OFF else {}
     settings = "; ".join(f"{name} {value}" for name, value in given.items() if value != older().get(name))
     show(
         *simulated(trace),

@@ -347,7 +347,9 @@ GIVEN = (
 )
 OfRecommendation = Annotated[Given, offered((each for each in SETTINGS if each.name in GIVEN), preset=False)]
 OfBounds = Annotated[Given, offered((each for each in SETTINGS if each.name in OF_BOUNDS), preset=False)]
-CurveSettings = Annotated[Given, offered((each for each in SETTINGS if each.name in OF_CURVES), preset=False)]
+CurveSettings = Annotated[
+    Given, offered((each for each in SETTINGS if each.name in (*OF_CURVES, "seed")), preset=False)
+]
 
 
 @contextmanager

@@ -252,6 +252,7 @@ def _drawn(folder: Path, source: str, names: list[str] | None, where: list[str],
     """Draw a validation, curves, or replays with their curves; `source` is the folder as the user typed it."""
     from moereplay.analysis.figures.catalogue import FIGURES, Drawn, draw_all, draw_curves, unmatched
     from moereplay.results import curves, measured, quality, validation
+    from moereplay.results.read import runs
 
     for kind in (quality, measured, validation):
         if (folder / kind.FILE).exists():
@@ -267,7 +268,9 @@ def _drawn(folder: Path, source: str, names: list[str] | None, where: list[str],
         return Drawn([(CURVES_ALONE, draw_curves(lines))], {} if names else others)
     rows = _replays(folder, where, live)
     drawn = draw_all(rows, names, lines)
-    if lines.is_empty() and names is None and folder == Path(source).absolute():  # a store of objects holds no curves
+    if names is None and "all" not in runs(rows)["arrivals"]:
+        drawn.left_out["curves"] = "no curve holds for requests that arrive: which passes there are depends on times"
+    elif lines.is_empty() and names is None and folder == Path(source).absolute():  # a store of objects holds no curves
         drawn.left_out["curves"] = f"no curve in {source}; create one with: {_curve(source, rows)}"
     elif (unlike := unmatched(rows, lines)) and (names is None or CURVES_ALONE in names):
         drawn.left_out["curves"] = f"{unlike}; create matching ones with: {_curve(source, rows)}"
@@ -293,8 +296,10 @@ def _curve(folder: str, rows: pl.DataFrame) -> str:
     from moereplay.results.settings import OF_CURVES, SETTINGS
 
     defaults = {each.name: each.default for each in SETTINGS}
-    found = {name: runs(rows)[name].unique().sort().to_list() for name in OF_CURVES}
+    found = {name: runs(rows)[name].unique().sort().to_list() for name in (*OF_CURVES, "seed")}
     unlike = [f"--{name} {values[0]}" for name, values in found.items() if values[0] != defaults[name]]
+    if found["draft"] == [defaults["draft"]]:  # no curve without drafts depends on a seed
+        unlike = [each for each in unlike if not each.startswith("--seed ")]
     return " ".join(["moereplay curve TRACE", *unlike, f"--out {folder}"])
 
 

@@ -16,7 +16,7 @@ from moereplay.results.settings import OF_CURVES, older
 VERB = "run moereplay curve"
 CURVES_VERSION = 1  #: of the columns
 _ABOUT = ("label", "identity", "trace", "model")
-_CONFIG = ("policy", *OF_CURVES, "platform")
+_CONFIG = ("policy", *OF_CURVES, "seed", "platform")  #: the seed is that of drafts, 0 without any
 _NUMBERS = pl.List(pl.Int64)
 #: Of a file.
 SCHEMA = pl.Schema(
@@ -82,7 +82,7 @@ def _check(path: Path, frame: pl.DataFrame) -> None:
 
 def _points(row: dict) -> list[dict[str, object]]:
     accesses, compulsory = sum(row["layer_accesses"]), sum(row["layer_compulsory"])
-    later = {name: default for name, default in older().items() if name in OF_CURVES}
+    later = {name: default for name, default in older().items() if name in OF_CURVES} | {"seed": "0"}
     shared = {name: row["about"][name] for name in (*_ABOUT, "semantics")} | later | row["config"]
     shared["compulsory_limit"] = _hit_rate(compulsory, accesses)
     return [

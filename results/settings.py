@@ -122,7 +122,13 @@ SETTINGS = (
         listed=False,
         added=True,
     ),
-    Setting("seed", 0, "Seed of random policies, and of sampling by a live model.", kind=WHOLE, listed=False),
+    Setting(
+        "seed",
+        0,
+        "Seed of random policies, of which drafts are right, of Poisson arrivals, and of sampling by a live model.",
+        kind=WHOLE,
+        listed=False,
+    ),
 )
 NAMES = tuple(each.name for each in SETTINGS)
 OF_A_FILE = "@[0-9a-f]+"  #: follows the name of a user policy: the version of its file

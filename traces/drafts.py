@@ -72,7 +72,7 @@ def parse_drafts(text: str) -> Drafts:
     chances = LIKELY if accept is None else _chances(accept)
     doubtful = bool(found) or len(pairs) > len({name for name, _, _ in pairs})
     if many is None or doubtful or rejected not in get_args(Routed) or not all(0 <= each <= 1 for each in chances):
-        raise TraceError(f"invalid draft {text!r}: {EXPECTED}")
+        raise TraceError(f"invalid draft {text!r}: {EXPECTED} ({', '.join(HEADS)})")
     return Drafts(many, chances, cast("Routed", rejected))
 
 

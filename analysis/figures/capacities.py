@@ -16,6 +16,7 @@ from moereplay.analysis.palette import BOUND, DASH_DOTTED, DASHED, DOTTED, LIMIT
 from moereplay.results.curves import TIDY
 from moereplay.results.errors import ResultError
 from moereplay.results.settings import OF_CURVES
+from moereplay.traces.drafts import OFF
 from moereplay.traces.texts import digits
 
 ALIKE = 1.01  #: largest ratio of two sizes of all experts that are equal, as percentages have four digits
@@ -143,7 +144,7 @@ def curve_series(curves: pl.DataFrame, most: int = 0) -> list[Series]:
 
     Settings that vary among the curves are part of the names. With `most`, lines are thinned to about that many points.
     """
-    varying = [name for name in OF_CURVES if curves[name].n_unique() > 1]
+    varying = [name for name in (*OF_CURVES, "seed") if curves[name].n_unique() > 1]
     found = []
     for _, rows in curves.sort("percent").group_by("policy", "identity", maintain_order=True):
         thin = rows.gather_every(max(1, len(rows) // most)) if most else rows
@@ -165,13 +166,17 @@ def limit_of(curves: pl.DataFrame) -> Series:
 def behind(curves: pl.DataFrame | None, panel: pl.DataFrame) -> pl.DataFrame:
     """Return the curves that match the replays of a panel, which share all settings but eviction and capacity.
 
-    Curves have no prefetch, no warm start and stored precision; Belady's curve also bounds replays with prefetch.
+    Curves have no prefetch, no warm start, no residents and stored precision; Belady's curve also bounds replays with
+    prefetch. Requests that arrive are in passes of their own.
     Hit rates that depend on another platform are a gap.
     """
     first = panel.row(0, named=True)
-    if curves is None or first["miss"] != "fetch" or first["warm"]:
+    timed = first["arrivals"] != "all"
+    if curves is None or first["miss"] != "fetch" or first["warm"] or first["resident"] or timed:
         return pl.DataFrame(schema=TIDY)
     same = [pl.col(name) == first[name] for name in (*OF_CURVES, "semantics")]
+    if first["draft"] != OFF:
+        same.append(pl.col("seed").is_in(panel["seed"].cast(pl.String).unique().to_list()))
     found = curves.filter(pl.col("trace").str.starts_with(first["trace"]), *same)
     elsewhere = pl.col("replayed") & (pl.col("platform") != first["platform"])
     found = found.with_columns(pl.when(~elsewhere.fill_null(False)).then("hit_rate").alias("hit_rate"))

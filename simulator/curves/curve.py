@@ -123,6 +123,7 @@ def curve(
     reset: str = "never",
     contract: str = "atomic",
     draft: str = OFF,
+    seed: int = 0,
     capacities: Sequence[int] = (),
     done: Callable[[int], None] = lambda steps: None,
 ) -> Curve:
@@ -133,7 +134,7 @@ def curve(
     of the steps (passes x layers) have been counted. `relaxed_belady` is counted at `capacities` alone where experts
     of a pool differ in size. Raises ConfigError, PolicyError or TraceError.
     """
-    config = settings(trace.geometry, policy, scope, passes, reset, contract, draft)
+    config = settings(trace.geometry, policy, scope, passes, reset, contract, draft, seed)
     geometry, equal = trace.geometry, _shares_a_size(trace.geometry, scope)
     bracketed = policy == RELAXED and not equal
     grid = _asked(geometry, capacities) if bracketed else _grid(geometry, scope, () if equal else capacities)
@@ -158,10 +159,12 @@ def settings(
     reset: str = "never",
     contract: str = "atomic",
     draft: str = OFF,
+    seed: int = 0,
 ) -> ReplayConfig:
     """Return the configuration that a curve holds for, checked before counting. Raises ConfigError or PolicyError."""
     replayed = "belady" if policy == RELAXED else policy
-    config = configure(eviction=replayed, scope=scope, passes=passes, reset=reset, contract=contract, draft=draft)
+    how = {"scope": scope, "passes": passes, "reset": reset, "contract": contract, "draft": draft}
+    config = configure(eviction=replayed, seed=seed, **how)
     if policy not in POLICIES:
         raise ConfigError(
             f"no curve of {policy}: it is not a known stack algorithm ({', '.join(POLICIES)} are); "
@@ -269,6 +272,7 @@ def to_row(curve: Curve) -> Row:
     from moereplay.results.curves import CURVES_VERSION  # imports polars, which a replay does without
 
     config = {"policy": curve.policy} | {name: getattr(curve.config, name) for name in OF_CURVES}
+    config |= {"seed": str(curve.config.seed if curve.config.draft != OFF else 0)}
     about = {"label": with_routing("SIMULATED", curve.synthetic), "identity": _identity(curve, config)}
     about |= {"trace": curve.trace, "model": curve.model}
     return {
@@ -296,7 +300,8 @@ def write_curve(folder: Path, curve: Curve) -> Path:
 
 def _identity(curve: Curve, config: Row) -> str:
     """Return a hash of the demand without the machine, so that a completed curve replaces one with gaps."""
-    counted = {name: value for name, value in config.items() if value != older().get(name)}
+    later = older() | {"seed": "0"}
+    counted = {name: value for name, value in config.items() if value != later.get(name)}
     return hashlib.sha256(canonical([SEMANTICS_VERSION, curve.trace, counted])).hexdigest()[:16]
 
 

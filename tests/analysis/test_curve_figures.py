@@ -97,6 +97,24 @@ def test_with_prefetch_the_bound_alone_is_drawn_and_elsewhere_nothing(trace: Tra
         assert (len(lines(axes, LRU)), len(lines(axes, BELADY))) == (0, 1)
 
 
+def test_a_curve_holds_for_the_seed_of_its_drafts_and_for_neither_arrivals_nor_residents(
+    trace: Trace, curves: pl.DataFrame, tmp_path: Path
+) -> None:
+    for seed in (3, 0):
+        write_curve(tmp_path, curve(trace, "lru", seed=seed, passes="batch:2", draft="2:accept=.5"))
+    drafted, same = load(tmp_path), {"passes": ["batch:2"], "draft": ["2:accept=.5"]}
+    replays = frame_of(trace, eviction=["lru"], capacity=["75%", "87.5%"], seed=[3], **same)
+    (axes,) = draw("hit_rate_by_capacity", replays, drafted).axes
+    (whole,), (points,) = lines(axes, LRU), lines(axes, "lru")
+    assert {at: whole[at] for at in points} == pytest.approx(points)
+    for other in ({"arrivals": ["every:1"]}, {"resident": [((0, 0),)]}):
+        replays = frame_of(trace, eviction=["lru"], capacity=["75%", "87.5%"], seed=[3], **same, **other)
+        (axes,) = draw("hit_rate_by_capacity", replays, drafted).axes
+        assert not lines(axes, LRU)
+    (axes,) = draw("hit_rate_by_capacity", frame_of(trace, capacity=["75%", "87.5%"], seed=[3]), curves).axes
+    assert len(lines(axes, LRU)) == 1  # without drafts no curve depends on a seed
+
+
 def test_what_another_machine_has_decided_stays_a_gap(trace: Trace, tmp_path: Path) -> None:
     made = curve(trace, "belady")
     write_curve(tmp_path, decide(trace, made, "phone-ufs4"))
@@ -125,7 +143,7 @@ def test_with_a_curve_one_capacity_is_enough(trace: Trace, curves: pl.DataFrame)
 
 
 def test_labels_of_ticks_do_not_touch(trace: Trace, curves: pl.DataFrame) -> None:
-    replays = frame_of(trace, eviction=["lru"], capacity=["9%", "10%", "11%", "48%", "52%", "90%"])
+    replays = frame_of(trace, eviction=["lru"], capacity=["9%", "10%", "11%", "48%", "52%", "87.5%"])
     figure = draw("hit_rate_by_capacity", replays, curves)
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels() if label.get_text()]

@@ -117,6 +117,23 @@ def test_requests_that_share_passes_have_no_interval() -> None:
     assert "±" not in found and "CI:" not in found
 
 
+def test_every_rate_of_arrivals_has_a_winner_of_its_own() -> None:
+    """Fewer requests per second are served faster, which no policy has chosen."""
+    found = said(
+        lines(
+            [
+                many(eviction, hits, arrivals=f"poisson:{rate}", passes="batch:2", capacity=capacity)
+                for rate, more in ((1, 20), (9, 0))
+                for capacity in ("25%", "50%")
+                for eviction, hits in (("lru", 40 + more), ("fifo", 30 + more))
+            ],
+            ["eviction", "arrivals", "capacity"],
+        )
+    )
+    assert "most hits at each rate of arrivals and capacity" in found
+    assert "lru at 4 of 4 (arrivals poisson:1, 25% to arrivals poisson:9, 50%)" in found
+
+
 def test_requests_one_after_the_other_share_no_pass() -> None:
     assert not shares_passes([{"start_ns": 9 * at, "end_ns": 9 * at + 9} for at in range(4)])
 

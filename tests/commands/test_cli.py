@@ -178,6 +178,17 @@ def test_plot_says_what_it_left_out_and_what_would_draw_it(small, tmp_path):
     assert asked.returncode == 0 and "left out" not in asked.stderr
 
 
+def test_plot_names_the_curve_of_the_same_drafts_and_none_for_requests_that_arrive(small, tmp_path):
+    drafted = ("--capacity", "30%", "--passes", "batch:2", "--draft", "2", "--seed", "3", "--engine", "reference")
+    for arrivals, said in (
+        ("all", "moereplay curve TRACE --passes batch:2 --draft 2:accept=0.7:rejected=other --seed 3 --out"),
+        ("every:1", "left out: curves: no curve holds for requests that arrive"),
+    ):
+        folder = tmp_path / arrivals.partition(":")[0]
+        assert moereplay("replay", small, *drafted, "--arrivals", arrivals, "--out", folder).returncode == 0
+        assert said in moereplay("plot", folder).stderr
+
+
 def test_open_loop_is_labelled(small):
     shown = moereplay("replay", small, "--capacity", "30%", "--routing", "cache_prior:lam=.3")
     assert "SIMULATED, open-loop" in shown.stdout

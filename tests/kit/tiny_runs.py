@@ -36,14 +36,14 @@ def small_trace(geometry: Geometry = SMALL, tokens: int = 24) -> Trace:
     return synthesise(config)
 
 
-def replayed(trace: Trace, **grid: Sequence[str]) -> tuple[list[Result], list[Counted | None]]:
+def replayed(trace: Trace, **grid: Sequence[object]) -> tuple[list[Result], list[Counted | None]]:
     """Every combination of the given settings, and the bound of each."""
     configs = [configure(**dict(zip(grid, values, strict=True))) for values in product(*grid.values())]
     results, bounds = zip(*run_grid(trace, configs), strict=True)
     return list(results), list(bounds)
 
 
-def frame_of(trace: Trace, **grid: Sequence[str]) -> pl.DataFrame:
+def frame_of(trace: Trace, **grid: Sequence[object]) -> pl.DataFrame:
     return to_frame(*replayed(trace, **grid))
 
 

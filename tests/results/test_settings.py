@@ -93,7 +93,7 @@ def test_a_verb_has_the_settings_that_it_can_vary():
     for verb, has in [
         ("live", [each.name for each in SETTINGS if not each.of_recording]),
         ("validate", [each.name for each in SETTINGS if each.listed and not each.of_recording]),
-        ("curve", [name for name in NAMES if name in OF_CURVES]),
+        ("curve", [name for name in NAMES if name in (*OF_CURVES, "seed")]),
     ]:
         own = {"eviction", "platform"} if verb == "curve" else set()  # it has options of these names that mean its own
         assert [name for name in options(verb) if name in NAMES and name not in own] == has
