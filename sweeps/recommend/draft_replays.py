@@ -22,9 +22,7 @@ from moereplay.traces.schema import Trace
 from moereplay.traces.selection import shortened
 
 SCREENED = 60_000  #: accesses on which numbers of drafts are first compared
-NO_MEMORY = (
-    "{} streams and {} drafts leave no room for an expert: pass more memory, a shorter --context or fewer streams"
-)
+NO_MEMORY = "{} streams with {} drafts leave no room for an expert: pass more memory, a shorter --context"
 
 
 class Step(NamedTuple):
