@@ -17,7 +17,7 @@ from moereplay.sweeps.recommend.engines import Engine, engine
 from moereplay.sweeps.recommend.hits import PLAIN, Decoding
 from moereplay.sweeps.recommend.load import Load
 from moereplay.sweeps.recommend.quick import WORTH, Estimate, Range, candidates, estimates, leader, likely
-from moereplay.traces.drafts import EXPECTED, HEADS, OFF, Drafts, parse_drafts
+from moereplay.traces.drafts import EXPECTED, HEADS, OFF, RECORDED, Drafts, parse_drafts
 from moereplay.traces.schema import TraceError, shown
 
 AUTO = "auto"
@@ -67,6 +67,8 @@ def asked(concurrency: int | None, draft: str, model: str) -> Asked | None:
     if concurrency is None and draft == OFF:
         return None
     first, *others = draft.split(":")
+    if first == RECORDED:
+        raise ConfigError(f"invalid --draft {shown(draft)!r}: a recommendation has no record of drafts; pass N or auto")
     heads = [each.removeprefix("head=") for each in others if each.startswith("head=")]
     if len(heads) > 1 or any(each not in HEAD for each in heads):
         raise ConfigError(f"invalid --draft {shown(draft)!r}: expected head=layer or head=none, once")
