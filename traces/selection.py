@@ -89,13 +89,13 @@ def sampled(trace: Trace, accesses: int) -> Trace:
 LEAST = 2  #: fewest requests of a shortened trace, if it has them
 
 
-def shortened(trace: Trace, accesses: int) -> Trace:
-    """Return requests in memory as `sampled` does, shortened if even LEAST of them have more accesses.
+def shortened(trace: Trace, accesses: int, least: int = LEAST) -> Trace:
+    """Return requests in memory as `sampled` does, shortened if even `least` of them have more accesses.
 
     A shortened request keeps the end of its prompt, as half of its tokens or as many as too few decoded tokens leave,
     and its first decoded tokens.
     """
-    step = min(-(-accesses_of(trace) // accesses), max(1, trace.requests // LEAST))
+    step = min(-(-accesses_of(trace) // accesses), max(1, trace.requests // least))
     numbers = range(0, trace.requests, step)
     most = max(2, accesses // (len(numbers) * trace.geometry.layers * trace.geometry.k))
     lengths = [int(trace.request_offsets[at + 1] - trace.request_offsets[at]) for at in numbers]

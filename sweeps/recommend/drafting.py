@@ -37,6 +37,7 @@ class Asked(NamedTuple):
     drafts: Drafts = PLAIN.drafts  #: chances, and the routing of wrong drafts
     head: bool = True
     accept: str = ""  #: where the chances come from, in words
+    concurrent: bool = False  #: whether the number of streams was given
 
     def at(self, many: int) -> Decoding:
         """Return how requests decode with so many drafts."""
@@ -86,7 +87,15 @@ def asked(concurrency: int | None, draft: str, model: str) -> Asked | None:
     most = (
         (len(chances) if len(chances) > 1 or _name(given, known) in HEADS else MOST) if first == AUTO else drafts.many
     )
-    return Asked(streams, 1 if first == AUTO else drafts.many, most, drafts, head, _in_words(given, known))
+    return Asked(
+        streams,
+        1 if first == AUTO else drafts.many,
+        most,
+        drafts,
+        head,
+        _in_words(given, known),
+        concurrency is not None,
+    )
 
 
 def _name(given: Sequence[str], known: str) -> str:
