@@ -2,7 +2,8 @@
 
 Wall time and the memory of all its processes; two draws of configurations by two workers, by one, and by `replay()`
 called one after the other in this process, in turns: what grows with the draw is the price of a configuration, the rest
-that of starting. And how long a sweep takes to say that everything is stored.
+that of starting. How long a sweep takes to say that everything is stored. And the CPU time of a grid without prefetch
+on eight platforms over that on one: they share decisions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -37,6 +39,17 @@ eviction = ["lru", "fifo", "lfu", "least_stale", "farthest_layer"]
 prefetch = ["top_k:factor=0.5", "top_k", "top_k:factor=1.5", "top_k:factor=2"]
 "platform.link.bytes_per_s" = [5e9, 12e9, 25e9, 50e9, 100e9]
 """
+#: 20 x 6 configurations on each platform.
+WITHOUT_PREFETCH = """\
+traces = ["{trace}"]
+bounds = false
+
+[grid]
+capacity = [{capacities}]
+eviction = ["lru", "fifo", "lfu", "least_stale", "farthest_layer", "mru"]
+"platform.link.bytes_per_s" = [{rates}]
+"""
+PLATFORMS, CAPACITIES = 8, 20
 #: Configurations that take no time to replay, for what storing and resuming cost.
 SMALL = ROOT / "traces" / "samples" / "miniature.zarr"
 MANY = """\
@@ -124,6 +137,34 @@ def prices(few: dict[str, float], many: dict[str, float], more: int) -> dict[str
     return {"share": one / engine - 1, "start": few["one"] - few["engine"] * one / engine}
 
 
+def on_platforms(trace: Path | None, folder: Path, rounds: int, capacities: int = CAPACITIES) -> dict[str, float]:
+    """Return CPU seconds of a grid on one platform and on eight, their ratio, and the largest process in MiB."""
+    found: dict[str, float] = {}
+    for name, many in (("one", 1), ("eight", PLATFORMS)):
+        shares = ", ".join(f'"{2 * number}%"' for number in range(1, capacities + 1))
+        rates = ", ".join(f"{5 * number}e9" for number in range(1, many + 1))
+        (folder / f"{name}.toml").write_text(WITHOUT_PREFETCH.format(trace=trace, capacities=shares, rates=rates))
+
+    def swept(name: str) -> float:
+        out = folder / f"{name}-{time.time_ns()}"
+        seconds, found[f"MiB of {name}"] = spent(command("sweep", "run", folder / f"{name}.toml", "--out", out))
+        return seconds
+
+    taken = in_turns({name: partial(swept, name) for name in ("one", "eight")}, rounds)
+    found |= {name: median(seconds) for name, seconds in taken.items()}
+    return found | {"ratio": found["eight"] / found["one"]}
+
+
+def spent(arguments: Sequence[str]) -> tuple[float, float]:
+    """Return the CPU seconds of a command with its workers, and the MiB of the largest of these processes."""
+    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"exit code {process.returncode}: {' '.join(arguments)}")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
 def resumed(folder: Path, count: int) -> dict[str, float]:
     """Time a sweep of `count` configurations, and the same command again."""
     experiment = folder / "many.toml"
@@ -142,6 +183,7 @@ def main(
         made = make((QUICK if quick else FULL)[OLMOE], where)
         experiment.write_text(EXPERIMENT.format(trace=made.whole.path))
         found: dict[str, Any] = {"machine": machine(), "rounds": rounds, "drawn": drawn}
+        found["grid"] = on_platforms(made.whole.path, where, rounds, 1 if quick else CAPACITIES)
         few, many = (side_by_side(experiment, where, count, rounds) for count in (drawn, 4 * drawn))
         found |= {"seconds": few, "seconds_of_four_times": many, "overhead": prices(few, many, 3 * drawn)}
         whole = command("sweep", "run", experiment, "--workers", 2, "--out", where / f"whole-{time.time_ns()}")

@@ -9,7 +9,7 @@ import typer
 
 from moereplay.commands import options
 from moereplay.commands.options import CORES, Settings, grouped
-from moereplay.commands.terminal import keeping, say, say_when_compiling, show, show_json
+from moereplay.commands.terminal import keeping, say, say_shared, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +84,8 @@ def replay(
     _one_only(configs, as_json, events)
     level = _level(serving)
     with keeping(lambda: _kept_in(out)), _progress(configs) as advance:
-        outcomes = run_grid(opened, configs, workers, bool(events), done=advance, engine=engine)
+        taken: list[int] = []
+        outcomes = run_grid(opened, configs, workers, bool(events), done=advance, engine=engine, took=taken.append)
         say_when_compiling()
         outcomes = list(_stored(out, outcomes, opened, configs, engine) if out else outcomes)
     if events:
@@ -97,6 +98,7 @@ def replay(
         return
     served = _served([result for result, _ in outcomes], level)
     _report(opened, configs, outcomes, list(names.values()), printed, engine, served)
+    say_shared(sum(taken), len(configs), "replays")
     if out:
         say(f"wrote {out}/part-*/")
         say(f"figures: moereplay plot {out}")
@@ -123,7 +125,7 @@ def _served(results: Sequence[Result], level: Level | None) -> list[dict[str, An
     return rows(results, level)
 
 
-def _print_served(rows: Sequence[Mapping[str, Any]], printed: Printed) -> None:
+def _print_served(rows: Sequence[dict[str, Any]], printed: Printed) -> None:
     from moereplay.analysis.serving import printed as lines
 
     if rows:
@@ -225,7 +227,7 @@ def _report(
     presets: list[str],
     printed: Printed,
     engine: str,
-    served: Sequence[Mapping[str, Any]],
+    served: Sequence[dict[str, Any]],
 ) -> None:
     from moereplay.analysis.ranking import best_of_each, heading, judged, ranking
     from moereplay.analysis.tables import drawn
@@ -239,7 +241,7 @@ def _report(
     shown = best_of_each(ranking(rows, printed.by, names), printed.top)
     if printed.csv or printed.markdown:
         more = {result.about["identity"]: row for result, row in zip(results, served, strict=False)}
-        _print_plain([row | more.get(row["identity"], {}) for row in shown], printed.csv)
+        _print_plain([{**row, **more.get(row["identity"], {})} for row in shown], printed.csv)
         return
     table = [{name: value for name, value in row.items() if name != "identity"} for row in shown]
     show(

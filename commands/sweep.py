@@ -10,7 +10,7 @@ import typer
 
 from moereplay.commands.checks import Checks
 from moereplay.commands.options import CORES, PolicyFiles, grouped
-from moereplay.commands.terminal import INTERRUPTED, clock, interruptible, keeping, say, show_json
+from moereplay.commands.terminal import INTERRUPTED, clock, interruptible, keeping, say, say_shared, show_json
 
 if TYPE_CHECKING:
     from moereplay.sweeps.checks import Checker
@@ -203,6 +203,7 @@ def _say_estimate(jobs: list[Job], engine: str, workers: int, requests: bool) ->
 
 
 def _say_ending(progress: Progress) -> None:
+    say_shared(progress.shared, progress.done, "jobs")
     errors = list(progress.errors.items())
     for (_, identity), reason in errors[:MOST_NAMED]:
         say(f"error row: {identity}: {reason}")

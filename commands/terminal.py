@@ -96,6 +96,12 @@ def say_left_out(drawn: Drawn) -> None:
         say(f"left out: {', '.join(name for name, reason in drawn.left_out.items() if reason == why)}: {why}")
 
 
+def say_shared(shared: int, of: int, what: str) -> None:
+    """Print how many replays were computed from another's decisions."""
+    if shared:
+        say(f"{shared:,} of {of:,} {what}: only times were computed; without prefetch all platforms decide alike")
+
+
 class _ToStderr(logging.Handler):
     """Prints log messages to stderr."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -118,6 +118,23 @@ class FinishedRun(NamedTuple):
     counters: RunCounters
     end_ns: int
     events: Sequence[Event]
+
+
+class Sharing:
+    """The decisions of the latest of several replays, for those that follow on another platform."""
+
+    def __init__(self) -> None:
+        self.taken = 0  #: replays that took over the decisions of another
+        self._key: Hashable = None
+        self._run: Any = None
+
+    def run_of(self, key: Hashable) -> Any:
+        """Return the run whose decisions follow from `key`, or None."""
+        return self._run if key == self._key else None
+
+    def keep(self, key: Hashable, run: Any) -> None:
+        """Keep the decisions of a run in place of the last."""
+        self._key, self._run = key, run
 
 
 class EndState(NamedTuple):

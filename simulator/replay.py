@@ -15,7 +15,7 @@ from moereplay.simulator.arrivals import arrival_times, source_of_trace
 from moereplay.simulator.capacity import Capacity, cliff, parse_capacity, sized, surplus
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, PolicySet, ReplayConfig, origin_of
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, check_profile
+from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, Sharing, check_profile
 from moereplay.simulator.memory import Peak, peak
 from moereplay.simulator.platform import Measured, Platform
 from moereplay.simulator.platforms import platform
@@ -231,13 +231,18 @@ def check_engine(name: str) -> None:
         raise ConfigError(f"unknown engine {name!r}: {hint(name, ENGINES)}")
 
 
-def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = ENGINES[0]) -> Result:
-    """Replay `trace`; the same arguments give the same result. Raises ConfigError, PolicyError or TraceError."""
+def replay(
+    trace: Trace, config: ReplayConfig, log: bool = False, engine: str = ENGINES[0], sharing: Sharing | None = None
+) -> Result:
+    """Replay `trace`; the same arguments give the same result. Raises ConfigError, PolicyError or TraceError.
+
+    With `sharing`, replays one after the other that differ in their platform only share decisions that no time changes.
+    """
     check_engine(engine)
     ready = plan(trace, config)
     if engine == "reference":
         return replay_source(source_of(trace, ready), ready, log)
-    return report(_run_compiled(trace, ready, log), ready)
+    return report(_run_compiled(trace, ready, log, sharing), ready)
 
 
 def source_of(trace: Trace, ready: Plan) -> Source:
@@ -247,13 +252,13 @@ def source_of(trace: Trace, ready: Plan) -> Source:
     return source_of_trace(trace, config.schedule, config.arrive, ready.chosen.prefetch, ready.needs, look)
 
 
-def _run_compiled(trace: Trace, ready: Plan, log: bool) -> FinishedRun:
+def _run_compiled(trace: Trace, ready: Plan, log: bool, sharing: Sharing | None) -> FinishedRun:
     """Run in machine code, after a dry run of user policies."""
     from moereplay.simulator.compiled import engine as compiled  # LLVM takes a moment to import
 
     spec = ready.spec(log)
     if not ready.chosen.own:
-        return compiled.run(trace, spec)
+        return compiled.run(trace, spec, sharing)
     from moereplay.simulator.dry_run import dry_run, named_by_machine_code
 
     dry_run(trace, spec, ready.needs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from moereplay.results.tables import Rows, key
 from moereplay.simulator.bounds import Counted, count
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.interface import Sharing
 from moereplay.simulator.replay import replay
 from moereplay.sweeps.jobs import Job
 from moereplay.traces.schema import Trace, TraceError
@@ -47,6 +49,7 @@ class Headline(NamedTuple):
     seconds: float
     error: str | None
     figures: dict[str, float]
+    shared: bool = False  #: whether it took over the decisions of another job
 
 
 class Computed(NamedTuple):
@@ -60,22 +63,26 @@ def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) 
     """Replay a batch. A job that fails becomes an error row; `began` gets the position of each job as it starts."""
     tables: Rows = {}
     headlines = []
+    often, sharing = Counter(job.shares for job in batch.jobs), Sharing()
     for position, job in enumerate(batch.jobs):
         began(position)
-        start = time.perf_counter()
-        result, error = _attempt(job, batch)
+        start, before = time.perf_counter(), sharing.taken
+        result, error = _attempt(job, batch, sharing if job.shares and often[job.shares] > 1 else None)
         for table, rows in rows_of(job, result, error, batch.requests).items():
             tables.setdefault(table, []).extend(rows)
-        headlines.append(_headline(job, time.perf_counter() - start, result, error))
+        headline = _headline(job, time.perf_counter() - start, result, error)
+        headlines.append(headline._replace(shared=sharing.taken > before))
     files = {table: to_parquet(table, rows) for table, rows in tables.items() if rows}
     return Computed(Part(files, _holds(batch, headlines)), headlines)
 
 
-def _attempt(job: Job, batch: Batch) -> tuple[Result | Counted | None, str | None]:
+def _attempt(job: Job, batch: Batch, sharing: Sharing | None) -> tuple[Result | Counted | None, str | None]:
     try:
         files.register_all(batch.policies)
         trace = opened(job.trace, job.digest)
-        return (count(trace, job.counted) if job.counted else replay(trace, job.config, engine=batch.engine)), None
+        if job.counted:
+            return count(trace, job.counted), None
+        return replay(trace, job.config, engine=batch.engine, sharing=sharing), None
     except (ConfigError, PolicyError, TraceError) as error:
         return None, str(error)
     except Exception as error:  # one bad configuration must not end the sweep
@@ -100,7 +107,7 @@ def opened(path: Path, digest: str) -> Trace:
 def _holds(batch: Batch, headlines: list[Headline]) -> dict[str, list[str]]:
     """Group identities by the kind of rows in the part; a failed job counts as an error, not as a result."""
     holds: dict[str, list[str]] = {}
-    for (kind, identity), _, error, _ in headlines:
+    for (kind, identity), _, error, *_ in headlines:
         holds.setdefault("error" if error else kind, []).append(identity)
     if batch.requests and "configuration" in holds:
         holds["requests"] = holds["configuration"]

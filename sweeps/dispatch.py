@@ -15,7 +15,7 @@ from moereplay.policies import files
 from moereplay.results.metrics import METRICS
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.batches import Batch, Headline
-from moereplay.sweeps.jobs import Job
+from moereplay.sweeps.jobs import Job, in_groups
 
 #: A kill costs at most a batch: a few seconds, or a hundredth of a long sweep; larger batches keep parts few.
 LEAST_SECONDS, MOST_SECONDS, SHARE = 3.0, 60.0, 0.01
@@ -30,6 +30,7 @@ class Progress:
     total: int
     started: float = field(default_factory=time.monotonic)
     done: int = 0
+    shared: int = 0  #: jobs that took over the decisions of another
     errors: dict[tuple[str, str], str] = field(default_factory=dict)  #: jobs that became error rows
     given_up: dict[tuple[str, str], str] = field(default_factory=dict)  #: jobs that were given up, with the reason
     stopped: bool = False
@@ -49,6 +50,7 @@ class Progress:
     def count(self, headline: Headline) -> None:
         """Count a finished job, and its error or its figures."""
         self.done += 1
+        self.shared += headline.shared
         kind, identity = headline.key
         if headline.error:
             self.errors[headline.key] = headline.error
@@ -64,7 +66,8 @@ class Dispatcher:
     """Driver that hands jobs to an executor until all are stored or given up, or a stop is requested."""
 
     def __init__(self, jobs: Iterable[Job], executor: Executor, engine: str, requests: bool) -> None:
-        self._queue = deque(sorted(jobs, key=lambda job: -job.work))  # stable: ties in the given order
+        longest_first = sorted(jobs, key=lambda job: -job.work)  # stable: ties in the given order
+        self._queue = deque(job for group in in_groups(longest_first) for job in group)
         self._suspects: deque[Job] = deque()  # were running when a worker died; they run one at a time
         self._struck: set[tuple[str, str]] = set()
         self._executor, self._engine, self._requests = executor, engine, requests
@@ -119,10 +122,17 @@ class Dispatcher:
         target = self._work_of(self._target_seconds())
         jobs = [self._queue.popleft()]
         work = jobs[0].work
-        while self._queue and len(jobs) < most and work + self._queue[0].work <= target:
+        while self._queue and self._fits_in(jobs, work, most, target):
             work += self._queue[0].work
             jobs.append(self._queue.popleft())
         return jobs
+
+    def _fits_in(self, jobs: list[Job], work: float, most: int, target: float) -> bool:
+        """Return whether the next job joins these; those that share decisions stay together."""
+        following = self._queue[0]
+        if following.shares and following.shares == jobs[-1].shares:
+            return len(jobs) < MOST_JOBS
+        return len(jobs) < most and work + following.work <= target
 
     def _target_seconds(self) -> float:
         elapsed = time.monotonic() - self.progress.started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
@@ -19,6 +19,7 @@ from moereplay.simulator.bounds import Bound, Counted, bound_of, count
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.curves.curve import Curve
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.interface import Sharing
 from moereplay.simulator.replay import ENGINES, check_engine, plan, replay
 from moereplay.simulator.threads import in_threads
 from moereplay.sweeps.processes import in_processes
@@ -50,8 +51,11 @@ def run_grid(
     bounded: bool = True,
     done: Callable[[], None] = lambda: None,
     engine: str = ENGINES[0],
+    took: Callable[[int], None] = lambda many: None,
 ) -> Iterator[Outcome]:
     """Replay every configuration, in order, with its bound if `bounded`; `done` is called after each replay.
+
+    `took` is called with how many more replays took over the decisions of another on another platform.
 
     All are checked at once, and replayed when the iterator advances. Raises ConfigError, PolicyError or TraceError.
     """
@@ -59,7 +63,7 @@ def run_grid(
     for config in configs:
         plan(trace, config)
     bounds = [bound_of(trace, config) if bounded else None for config in configs]
-    return _outcomes(trace, bounds, _replays(Run(trace, log, engine), configs, workers, done))
+    return _outcomes(trace, bounds, _replays(Run(trace, log, engine), configs, workers, done, took))
 
 
 def _outcomes(trace: Trace, bounds: Sequence[Bound | None], results: Iterator[Result]) -> Iterator[Outcome]:
@@ -77,28 +81,74 @@ class Run(NamedTuple):
     log: bool
     engine: str
 
-    def __call__(self, config: ReplayConfig) -> Result:
-        """Replay the trace under `config`."""
-        return replay(self.trace, config, self.log, self.engine)
+    def __call__(self, group: Sequence[ReplayConfig]) -> Replayed:
+        """Replay the trace under configurations that may share decisions."""
+        sharing = Sharing() if len(group) > 1 else None
+        results = [self._attempt(config, sharing) for config in group]
+        return Replayed(results, sharing.taken if sharing else 0)
+
+    def _attempt(self, config: ReplayConfig, sharing: Sharing | None) -> Result | Exception:
+        try:
+            return replay(self.trace, config, self.log, self.engine, sharing)
+        except Exception as error:  # those before it in the grid are not lost
+            return error
 
 
-def _replays(run: Run, configs: Sequence[ReplayConfig], workers: int, done: Callable[[], None]) -> Iterator[Result]:
+class Replayed(NamedTuple):
+    """Results of a group, or why there is none, and how many took over the decisions of another."""
+
+    results: Sequence[Result | Exception]
+    taken: int
+
+
+def _replays(
+    run: Run, configs: Sequence[ReplayConfig], workers: int, done: Callable[[], None], took: Callable[[int], None]
+) -> Iterator[Result]:
     for passes in {config.schedule for config in configs if not config.arrive}:
         demand_of(run.trace, passes)  # once, so that workers only map it
-    for result in _mapped(run, configs, min(workers, len(configs))):
-        done()
-        yield result
+    groups, found, at = _groups(run, configs), dict[int, Result | Exception](), 0
+    items = [[configs[at] for at in group] for group in groups]
+    for group, replayed in zip(groups, _mapped(run, items, min(workers, len(groups))), strict=True):
+        took(replayed.taken)
+        found.update(zip(group, replayed.results, strict=True))
+        while at in found:
+            result, at = found.pop(at), at + 1
+            if isinstance(result, Exception):
+                raise result
+            done()
+            yield result
 
 
-def _mapped(run: Run, configs: Sequence[ReplayConfig], workers: int) -> Iterator[Result]:
+def _groups(run: Run, configs: Sequence[ReplayConfig]) -> list[list[int]]:
+    """Return the positions of configurations that may share decisions together, in the order of the first of each."""
+    groups: dict[Hashable, list[int]] = {}
+    for at, config in enumerate(configs):
+        of = shares(config) if run.engine == "compiled" and not run.log else ""
+        groups.setdefault(of or at, []).append(at)
+    return list(groups.values())
+
+
+def shares(config: ReplayConfig) -> str:
+    """Return all but the platform where decisions cannot depend on time, else an empty text."""
+    return "" if prefetches(config) or config.arrive else config.model_dump_json(exclude={"platform"})
+
+
+def prefetches(config: ReplayConfig) -> bool:
+    """Return whether a configuration prefetches."""
+    return config.prefetch.partition(":")[0] != "none"
+
+
+def _mapped(run: Run, groups: Sequence[Sequence[ReplayConfig]], workers: int) -> Iterator[Replayed]:
     """Yield results in order: machine code in threads, Python in processes, traces in memory in this process."""
     if run.engine == "compiled" and workers > 1:
-        yield from in_threads(run, configs, workers)
+        yield from in_threads(run, groups, workers)
     elif workers > 1 and run.trace.path is not None:
         work = partial(_replay_in_worker, run.trace.path, run.log, run.engine)
-        yield from in_processes(work, configs, workers, partial(files.register_all, files.registered()))
+        prepare = partial(files.register_all, files.registered())
+        for result in in_processes(work, [group[0] for group in groups], workers, prepare):
+            yield Replayed([result], 0)
     else:
-        yield from map(run, configs)
+        yield from map(run, groups)
 
 
 def _replay_in_worker(path: Path, log: bool, engine: str, config: ReplayConfig) -> Result:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -12,6 +13,7 @@ from moereplay.simulator.bounds import Bound, bound_of
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import plan
+from moereplay.sweeps.grid import prefetches, shares
 from moereplay.sweeps.objects import fetched, is_url
 from moereplay.traces.installation import bundled
 from moereplay.traces.schema import Trace, TraceError
@@ -33,6 +35,7 @@ class Job:
     config: ReplayConfig  #: for a count, one of those that it bounds
     work: int  #: relative cost
     counted: Bound | None = None  #: for a count, its definition
+    shares: str = ""  #: hash of all but the platform, if its decisions may be those of the same on another one
 
     @property
     def key(self) -> tuple[str, str]:
@@ -114,13 +117,19 @@ def job_of(trace: Trace, config: ReplayConfig) -> Job:
 
 def _job(trace: Trace, config: ReplayConfig, bound: Bound | None) -> Job:
     by = None if bound is None else bound.identity(trace)
-    return Job("configuration", config.identity(trace), by, *_where(trace), config, _work(trace, config))
+    of = (config.identity(trace), by, *_where(trace), config, _work(trace, config))
+    return Job("configuration", *of, shares=_shares(trace, config))
 
 
 def _counting(trace: Trace, config: ReplayConfig, bound: Bound) -> Job:
     """Return the count that bounds a configuration and others like it."""
     identity = bound.identity(trace)
     return Job("bound", identity, identity, *_where(trace), config, _accesses(trace), bound)
+
+
+def _shares(trace: Trace, config: ReplayConfig) -> str:
+    of = shares(config)
+    return sha256(f"{trace.digest} {of}".encode()).hexdigest() if of else ""
 
 
 def _where(trace: Trace) -> tuple[Path, str]:
@@ -131,8 +140,15 @@ def _where(trace: Trace) -> tuple[Path, str]:
 
 def _work(trace: Trace, config: ReplayConfig) -> int:
     """Return the relative cost: accesses, doubled for prefetching configurations."""
-    prefetching = config.prefetch.partition(":")[0] != "none"
-    return _accesses(trace) * (1 + prefetching)
+    return _accesses(trace) * (1 + prefetches(config))
+
+
+def in_groups(jobs: Iterable[Job]) -> list[list[Job]]:
+    """Return jobs together that may share decisions, in the order of the first of each group."""
+    groups: dict[Hashable, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.shares or job.key, []).append(job)
+    return list(groups.values())
 
 
 def _accesses(trace: Trace) -> int:
@@ -141,9 +157,12 @@ def _accesses(trace: Trace) -> int:
 
 
 def shard(jobs: Iterable[Job], share: tuple[int, int]) -> list[Job]:
-    """Return the jobs of shard i of n, 1 <= i <= n, by identity: every process assigns a job to the same shard."""
+    """Return the jobs of shard i of n, 1 <= i <= n; every process assigns a job to the same shard.
+
+    By identity, or those that may share decisions by what they share.
+    """
     index, of = share
-    return [job for job in jobs if int(job.identity, 16) % of == index - 1]
+    return [job for job in jobs if int(job.shares or job.identity, 16) % of == index - 1]
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ import numpy as np
 from moereplay.policies.contract import RESIDENT
 from moereplay.simulator.arrivals import source_of_trace
 from moereplay.simulator.compiled import hooks
+from moereplay.simulator.compiled.charging import NotedRun, key_of
 from moereplay.simulator.compiled.fast_path import FastHooks, batch_path, fast_path
 from moereplay.simulator.compiled.initial import SimulationState, initial_state
 from moereplay.simulator.compiled.inputs import Inputs, inputs_from, inputs_of
@@ -20,11 +23,11 @@ from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.outcome import check, counters_of, events_of
 from moereplay.simulator.compiled.variants import ALONE, BATCHED, OWN_CLOCK, PLAIN, STEPPED
 from moereplay.simulator.config import KINDS, PolicySet
-from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, oracle_of, oracle_of_trace
+from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, Sharing, oracle_of, oracle_of_trace
 from moereplay.simulator.jit.calls import caller, flat
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
-from moereplay.simulator.jit.trial import is_sound
+from moereplay.simulator.jit.trial import is_sound, started
 from moereplay.simulator.source import Source
 from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Trace
@@ -42,9 +45,28 @@ TITLES |= {fast_path: "fast-path", batch_path: "fast-path batch"}
 LOG = logging.getLogger(__name__)
 
 
-def run(trace: Trace, spec: RunSpec) -> FinishedRun:
-    """Replay a trace. Raises TraceError, PolicyError or ConfigError."""
-    return run_inputs(*prepare_inputs(trace, spec), spec).ran
+def run(trace: Trace, spec: RunSpec, sharing: Sharing | None = None) -> FinishedRun:
+    """Replay a trace, or charge decisions of `sharing` that hold. Raises TraceError, PolicyError or ConfigError."""
+    inputs = prepare_inputs(trace, spec)
+    if sharing is None:
+        return run_inputs(*inputs, spec).ran
+    return run_interruptibly(partial(_shared, *inputs, spec, sharing, (trace.digest, key_of(spec))))
+
+
+def _shared(inputs: Inputs, oracle: Oracle, spec: RunSpec, sharing: Sharing, key: Hashable) -> FinishedRun:
+    state = initial_state(inputs, oracle, spec, LINES if spec.log else 0, notes=True)
+    if not state["n_noted"]:
+        return _run(inputs, oracle, spec, keep=False).ran
+    known: NotedRun | None = sharing.run_of(key)
+    if known is not None and known.charge(state):
+        sharing.taken += 1
+        return _ran(state, spec)
+    _start(state, spec.chosen)
+    check(state, spec.chosen)
+    noted = NotedRun(state, spec)
+    if noted.holds_everywhere:
+        sharing.keep(key, noted)
+    return _ran(state, spec)
 
 
 def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
@@ -119,11 +141,41 @@ def _way(state: SimulationState) -> Callable[..., None]:
 def bound(of: Callable, state: SimulationState, chosen: PolicySet) -> Callable[[], None]:
     """Return a compiled kernel bound to its state and hooks: call it once, or once per step if it is stepped."""
     with COMPILING:  # runs in other threads continue meanwhile
+        with compiled_apart(of):  # meanwhile this process tries the compiler out and compiles hooks
+            pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
         code = machine_code(of)
-        pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
     if isinstance(code, int):
         return caller(code, list(flat((state.address, pointers))))
     return partial(code, state if IS_PYTHON else state.numbers, pointers)
+
+
+@contextmanager
+def compiled_apart(of: Callable) -> Iterator[None]:
+    """Compile a kernel that is not on disk in a process of its own, and wait for it at the end of the context.
+
+    If that process fails, `machine_code` compiles the kernel in this one, or reports why it does not compile.
+    """
+    if IS_PYTHON or of in _wanted or os.environ.get("MOEREPLAY_JIT") == "plain" or is_kept(of.__name__):
+        yield
+        return
+    _wanted.add(of)
+    LOG.info("compiling the %s kernel (about 15 s, first run only)", TITLES[of])
+    with started(BUILD, of.__name__) as child:
+        try:
+            yield
+            if is_sound():
+                child.communicate()
+        finally:
+            child.kill()  # after an error or an interrupt nobody waits for the kernel
+
+
+_wanted: set[Callable] = set()  #: kernels that this process has asked another to compile
+BUILD = "import sys; from moereplay.simulator.compiled.engine import build; build(sys.argv[1])"
+
+
+def build(name: str) -> None:
+    """Compile the kernel of this name and keep it on disk: the program of `compiled_apart`."""
+    machine_code(next(of for of in POINTERS if of.__name__ == name))
 
 
 @cache
@@ -133,8 +185,6 @@ def machine_code(of: Callable) -> Callable | int:
         return of
     if not is_sound():
         return hooks.plain().kernel(of, CONSTANTS[of])
-    if not is_kept(of.__name__):
-        LOG.info("compiling the %s kernel (about 30 s, first run only)", TITLES[of])
     return kept(of.__name__, partial(_built, of))
 
 

@@ -53,6 +53,9 @@ from moereplay.simulator.compiled.state import (
     demand_sum,
     demand_tokens,
     fail,
+    noted_hits,
+    noted_misses,
+    noted_tokens,
     now,
     present,
     slot,
@@ -155,6 +158,8 @@ def look_up_demand(s, hooks):
             fetch(s, x)
         use_without_events(s, x)
     count_look_up(s, hits, late, misses)
+    if s["n_noted"] > 0:
+        note_decisions(s, hits, misses)
     if s["has_suggest"] == 1 and s["after_demand"] == 0:
         suggest(s, hooks)
     return hits
@@ -193,6 +198,25 @@ def count_look_up(s, hits, late, misses):
     count_here(s, HITS, hits)
     count_here(s, LATE, late)
     count_here(s, MISSES, misses)
+
+
+@called
+def note_decisions(s, hits, misses):
+    """Note the outcomes of a gate; if the pass has several tokens also those of each access, hits first."""
+    step = now(s)["step"]
+    noted_hits(s)[step], noted_misses(s)[step] = hits, misses
+    if now(s)["tokens"] == 1:
+        return
+    hit = s["notes"]["end"]
+    miss, i = hit + hits, 0
+    for n in range(hits + misses):
+        if i < hits and present(s)[i] == n:
+            noted_tokens(s)[hit + i] = demand_tokens(s)[n]
+            i += 1
+        else:
+            noted_tokens(s)[miss] = demand_tokens(s)[n]
+            miss += 1
+    s["notes"]["end"] = miss
 
 
 # compute

@@ -12,7 +12,7 @@ from moereplay.policies.grammar import Chosen
 from moereplay.policies.hooks import EVENTS
 from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
-from moereplay.simulator.compiled.inputs import Inputs, costs_of, pass_lengths
+from moereplay.simulator.compiled.inputs import Inputs, costs_of, noted_lengths, pass_lengths
 from moereplay.simulator.compiled.layout import (
     ARRAYS,
     HEAD,
@@ -27,7 +27,7 @@ from moereplay.simulator.compiled.layout import (
 )
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
 from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL
-from moereplay.simulator.compiled.variants import OWN_CLOCK, STEPPED, is_fast, is_plain
+from moereplay.simulator.compiled.variants import OWN_CLOCK, STEPPED, is_fast, is_plain, notes_decisions
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
@@ -72,12 +72,18 @@ def _head(numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> list[
 
 
 def initial_state(
-    inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0, keep: bool = False, stepped: bool = False
+    inputs: Inputs,
+    oracle: Oracle,
+    spec: RunSpec,
+    lines: int = 0,
+    keep: bool = False,
+    stepped: bool = False,
+    notes: bool = False,
 ) -> SimulationState:
     """Return the state at the start of a run, with room for `lines` of the event log.
 
     `keep`: store the experts that every token runs. `stepped`: the caller reports when activities end, and costs are
-    only input to policies.
+    only input to policies. `notes`: note decisions, if they may hold on other platforms.
     """
     chosen = spec.chosen.priced(spec.times)
     numbers = _scalars(spec, chosen) | _prices(inputs, spec) | _lengths(inputs, spec, chosen, lines, keep)
@@ -88,6 +94,7 @@ def initial_state(
     arrives = bool(numbers["arrives"])
     numbers |= {"reads_ids": keep or arrives or numbers["precisions"] > 1 or _reads_ids(numbers, chosen.reads)}
     numbers |= _victim_selection(numbers, chosen.eviction)
+    numbers |= noted_lengths(inputs, numbers, notes and notes_decisions(numbers))
     costs = costs_of(inputs, spec)
     numbers |= {"n_lengths": len(costs["dense_ns"]), "n_sizes": len(costs["expert_ns"])}
     numbers |= {"n_costs": costs["expert_ns"].shape[1], "n_cpu_costs": costs["cpu_ns"].shape[1]}
@@ -98,7 +105,7 @@ def initial_state(
         name: _zeros(numbers, dtype, axes) for name, (dtype, axes) in (ARRAYS | MEMORIES).items() if name not in costs
     }
     records = {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE), "stop": stop_flag()}
-    plan = _empty_plan(numbers) if arrives else {}
+    plan = {name: _zeros(numbers, *INPUT_ARRAYS[name]) for name in PLAN_ARRAYS.values() if arrives}
     state = SimulationState(numbers, arrays | costs | dict(inputs) | plan | records)
     state["clock"]["compute_at"], state["clock"]["cpu_at"] = NEVER_DUE, NEVER_DUE
     state["counters"]["row"], state["cache"]["bypassed"] = NO_ROW, NONE
@@ -107,11 +114,6 @@ def initial_state(
     _fill_oracle(state, oracle)
     _fill_constants(state, spec, chosen)
     return state
-
-
-def _empty_plan(numbers: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Return room for passes and their rows."""
-    return {name: _zeros(numbers, *INPUT_ARRAYS[name]) for name in PLAN_ARRAYS.values()}
 
 
 def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.ndarray:

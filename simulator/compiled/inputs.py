@@ -331,6 +331,13 @@ def pass_lengths(inputs: Inputs, spec: RunSpec) -> np.ndarray:
     return np.arange(_together(shares, spec) + 1) > 0
 
 
+def noted_lengths(inputs: Inputs, numbers: Mapping[str, int], notes: bool) -> dict[str, int]:
+    """Return the room for notes on every step, and on the accesses of steps with several tokens."""
+    tokens, layers = inputs["pass_tokens"], numbers["layers"] if notes else 0
+    accesses = np.minimum(tokens[tokens > 1] * numbers["width"], numbers["experts"]).sum() if notes else 0
+    return {"n_noted": layers * len(tokens), "n_noted_tokens": layers * int(accesses)}
+
+
 def _together(of_requests: np.ndarray, spec: RunSpec) -> int:
     """Return the most that requests which run together may have in sum."""
     slots = slots_of(spec.config.passes)

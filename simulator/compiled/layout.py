@@ -59,6 +59,7 @@ RECORDS = {
     "link": record("ready_end closed announced"),  # of all links; what each has is a row of ROWS["links"]
     "counters": record("row page"),
     "log": record("lines"),
+    "notes": record("end"),
     "reset": record("tokens passes"),
     # next request, rows of all passes; of the pass: its context, and whether it shares no request with the one before
     "arrivals": record("coming rows context apart drafts"),
@@ -82,7 +83,7 @@ LENGTHS = (
     "n_ring n_steps n_demand n_rings n_wires n_starts n_matrices n_read_links n_reads n_lane_rates n_lanes "
     "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
     "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
-    "n_sums n_drafting n_batched n_batch n_slots n_shares n_share_rows n_arrivals n_firsts "
+    "n_sums n_drafting n_batched n_batch n_slots n_shares n_share_rows n_arrivals n_firsts n_noted n_noted_tokens "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -145,6 +146,10 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "cells": (np.int64, ("n_cells",)),  # by layer, phase, counter
     "lifetimes": (np.int64, ("n_buckets",)),  # by layer, phase, bucket
     "log": (EVENT, ("n_log",)),
+    # decisions, for other platforms: hits and misses of every step; tokens of each, in passes of several (charging.py)
+    "noted_hits": (np.int16, ("n_noted",)),
+    "noted_misses": (np.int16, ("n_noted",)),
+    "noted_tokens": (np.int32, ("n_noted_tokens",)),
     "rows": (np.int64, ("n_rows", "n_counters")),  # per request
     "row_times": (np.int64, ("n_rows", "n_times")),
     "before": (np.int64, ("n_counters",)),  # counters at the start of the current request
@@ -367,7 +372,7 @@ OWNS = {
     "substitution": "access_of eligible others stand_ins",
     "weights": "reweighed units own_in_run run_in_own",
     "counters": "log before cells lifetimes row_times rows",
-    "fast_path": "present",
+    "fast_path": "present notes noted_hits noted_misses noted_tokens",
     "adapters": "eval_keys wants suggested",
     "state": "errors",
     "arrivals": "slot_number slot_next slot_end " + " ".join(PLAN_ARRAYS),

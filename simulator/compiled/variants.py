@@ -58,6 +58,11 @@ def is_plain(numbers: Mapping[str, Any]) -> bool:
     return all(numbers[name] == value for name, value in PLAIN.items())
 
 
+def notes_decisions(numbers: Mapping[str, Any]) -> bool:
+    """Return whether the fast path can note decisions that may hold on other platforms (charging.py)."""
+    return is_fast(numbers) and not numbers["has_suggest"] and not numbers["n_drafting"]
+
+
 def is_fast(numbers: Mapping[str, Any]) -> bool:
     """Return whether the fast path can replay a run with these numbers."""
     return all(numbers[name] == value for name, value in FROZEN.items())

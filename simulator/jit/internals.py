@@ -27,6 +27,8 @@ from numba.np.arrayobj import populate_array
 from moereplay.simulator.jit.marks import Reader
 
 WORD = ir.IntType(64)
+# Numba prints the types of every function that it resolves, and prints a record field by field: a quarter of the time.
+types.Record.__repr__ = types.Record.__str__
 
 
 def reader(of: Reader) -> Any:

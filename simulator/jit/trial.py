@@ -14,6 +14,7 @@ import sys
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from moereplay.simulator.jit.machine_code import versions
 from moereplay.traces.files import private_folder
@@ -53,20 +54,20 @@ def _state() -> str:
 
 def _tried() -> str:
     """Run the test program in a separate process; return `passed` or its error."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NUMBA_DISABLE_JIT": "0"}
-    command = [sys.executable, "-c", RUN]
-    try:
-        ended = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return f"the test program took more than {SECONDS} s"
-    if ended.returncode == 0 and ended.stdout.strip() == PASSED:
+    with started(RUN) as child:
+        try:
+            out, errors = child.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return f"the test program took more than {SECONDS} s"
+    if child.returncode == 0 and out.strip() == PASSED:
         return PASSED
-    return ended.stderr or ended.stdout or f"the test program exited with {ended.returncode}"
+    return errors or out or f"the test program exited with {child.returncode}"
+
+
+def started(program: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a program in another Python process that compiles: with this one's packages, through private parts."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NUMBA_DISABLE_JIT": "0"}
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.Popen(command, env=environment | {"MOEREPLAY_JIT": "internals"}, text=True, **pipes)

@@ -37,7 +37,7 @@ def test_engine_speed_measures_every_part(tmp_path: Path) -> None:
     assert "deepseek-v3" in done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_engine_speed_beside_libcachesim(tmp_path: Path) -> None:
     pytest.importorskip("libcachesim", reason="libcachesim has no wheel for this machine")
     out = tmp_path / "speed.json"
@@ -46,7 +46,7 @@ def test_engine_speed_beside_libcachesim(tmp_path: Path) -> None:
     assert [row["under"] for row in json.loads(out.read_text())["rows"]] == ["libCacheSim"] * 18
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_sweep_speed_measures_what_it_says(tmp_path: Path) -> None:
     done = run(ROOT / "benchmarks" / "sweep_speed.py", "--quick", "--rounds", 1, "--drawn", 2, "--folder", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -122,7 +122,7 @@ def marked(page: str) -> object:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", map(marked, WITH_LONG))
+@pytest.mark.parametrize("page", [marked(page) for page in WITH_LONG])
 def test_the_long_commands_of_a_page_run_as_well(page: str, tmp_path: Path) -> None:
     type_page(page, tmp_path / "home", NOT_RUN)
 

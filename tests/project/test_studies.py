@@ -127,7 +127,7 @@ def test_quantisers_are_laid_beside_one_another_by_width(tmp_path: Path) -> None
         assert all(row["bits"] < row["bits stored"] <= row["bits"] + 1 for row in rows)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_quality_at_size_measures_every_set_alone_and_together(tmp_path: Path) -> None:
     """One layer of OLMoE's shape, two texts of six tokens, of which the last is not read."""
     few = ("--layers", 1, "--prompt", 4, "--tokens", 2, "--texts", 2)
@@ -143,7 +143,7 @@ def test_quality_at_size_measures_every_set_alone_and_together(tmp_path: Path) -
     assert all(row["tokens"] == 10 and row["ms per token"] > 0 and row["most GB"] > 1.2 for row in rows)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_coverage_study_finds_intervals_right_and_seeds_alike(tmp_path: Path) -> None:
     """Draws are seeded, so that the shares are always the same; two standard errors of 95 % of 200 are 3 points."""
     few = ("--requests", 30, "--trials", 200, "--figures", "hit_rate", "tokens_per_s", "--replayed", 16, "--traces", 16)

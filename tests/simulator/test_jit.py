@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.simulator.compiled import engine
 from moereplay.simulator.jit import canary, trial
 from moereplay.simulator.jit.marks import IS_PYTHON
 
@@ -123,6 +124,41 @@ def test_replays_without_private_names_have_the_same_bytes(options: tuple[str, .
     assert plain == usual and json.loads(plain)["totals"]["accesses"] > 0
     logs = [path.read_bytes() for path in tmp_path.glob("*.csv")]
     assert len(set(logs)) <= 1
+
+
+def test_a_kernel_is_compiled_once_by_another_process_meanwhile(tmp_path, monkeypatch):
+    """A program that takes the compiler's place waits for a file that this process makes in the context."""
+    asked, done = tmp_path / "asked", tmp_path / "done"
+    program = f"""
+import sys, time
+from pathlib import Path
+while not Path({str(asked)!r}).exists():
+    time.sleep(0.01)
+Path({str(done)!r}).write_text(sys.argv[1])
+"""
+    monkeypatch.setattr(engine, "is_sound", lambda: True)
+    monkeypatch.setattr(engine, "is_kept", lambda name: False)
+    monkeypatch.setattr(engine, "_wanted", set())
+    monkeypatch.setattr(engine, "BUILD", program)
+    with engine.compiled_apart(engine.fast_path):
+        assert not done.exists()
+        asked.touch()
+    assert done.read_text() == "fast_path"
+    done.unlink()
+    with engine.compiled_apart(engine.fast_path):  # it was asked for: this process now compiles it itself
+        pass
+    assert not done.exists()
+
+
+def test_nobody_waits_for_a_kernel_after_an_error(monkeypatch):
+    children = []
+    monkeypatch.setattr(engine, "is_kept", lambda name: False)
+    monkeypatch.setattr(engine, "_wanted", set())
+    monkeypatch.setattr(engine, "BUILD", "import time; time.sleep(600)")
+    monkeypatch.setattr(engine, "started", lambda *given: children.append(trial.started(*given)) or children[0])
+    with pytest.raises(LookupError), engine.compiled_apart(engine.kernel):
+        raise LookupError
+    assert children[0].returncode
 
 
 def test_a_version_that_fails_the_trial_is_logged_and_remembered(

@@ -73,6 +73,11 @@ def test_an_excluded_default_counts_where_nothing_is_said(tmp_path):
     assert settings(expanded(tmp_path, text), "eviction") == [("lru",)]
 
 
+def test_a_policy_whose_name_begins_with_that_of_an_excluded_one_stays(tmp_path):
+    text = "[grid]\neviction = ['lru', 'lru_k']\n[[exclude]]\neviction = 'lru'"
+    assert settings(expanded(tmp_path, text), "eviction") == [("lru_k",)]
+
+
 def test_what_a_preset_sets_is_excluded_by_it(tmp_path):
     """specmd-4 evicts by lru, specmd-5 by least_stale: [[exclude]] sees what a configuration has, not how it got it."""
     text = "[grid]\npreset = ['specmd-4', 'specmd-5']\n[[exclude]]\neviction = 'least_stale'"

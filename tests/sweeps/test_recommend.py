@@ -90,7 +90,7 @@ def test_lossy_sets_fetch_no_more_bits_than_are_stored():
     assert sorted(filter(None, (bits_of({"miss": each.miss}) for each in lossy_of(four, {})))) == [2, 3]
 
 
-@pytest.mark.parametrize("machine", ("phone-ufs4", pytest.param("rtx4090-pcie4", marks=pytest.mark.long)))
+@pytest.mark.parametrize("machine", ("phone-ufs4", pytest.param("rtx4090-pcie4", marks=pytest.mark.longest)))
 @pytest.mark.parametrize(("seed", "reuse", "experts"), ((1, 0.4, 7), pytest.param(2, 0.8, 12, marks=pytest.mark.long)))
 def test_the_search_finds_99_percent_of_what_trying_everything_finds(machine, seed, reuse, experts):
     trace = trace_of(seed, reuse)

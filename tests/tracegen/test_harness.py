@@ -22,6 +22,8 @@ from tests.kit.every import every
 
 TASKS = Path(__file__).resolve().parents[1] / "tasks"
 NAMES = ("next_word", "answer", "whole_text")
+#: A choice among answers and a text that is written take seconds, perplexity of a whole text a quarter of a minute.
+SOME = [*NAMES[:2], pytest.param(NAMES[2], marks=pytest.mark.longest)]
 CHAT = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}"
 
 
@@ -61,7 +63,7 @@ def of_the_harness(loaded: Loaded, name: str, **asked: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", [*NAMES[:2], pytest.param(NAMES[2], marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", SOME)
 def test_the_unmodified_model_is_lm_evaluation_harness_on_the_plain_model(miniature, name: str) -> None:
     theirs = of_the_harness(miniature[0], name)
     ours = task(name).answers(session(miniature, batch=3))
@@ -100,9 +102,8 @@ def test_chat_without_a_template_is_refused_with_the_task(miniature) -> None:
         task("answer", chat=True).answers(session(miniature))
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_batched_is_one_by_one_under_policies(miniature, name: str) -> None:
     settings: dict[str, Any] = {"routing": "cache_prior:lam=.5", "eviction": "random"}
     alone, together = session(miniature, **settings), session(miniature, batch=4, **settings)

@@ -76,6 +76,11 @@ def test_the_only_field_needs_no_name(tmp_path):
     assert read_prompts([written(tmp_path, "a.jsonl", '{"p": "x"}')]).texts == ("x",)
 
 
+def test_separators_that_json_holds_as_they_are_end_no_line(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.jsonl", '{"p": "one\u2028two\x85"}\n{"p": "three"}\n')
+    assert read_prompts([path]).texts == ("one\u2028two\x85", "three")
+
+
 HEADING = "Type,Category,Question,Best Answer,Correct Answers,Source"
 CODE = 'def double(x: int) -> int:\n    """Twice x.\n    >>> double(2)\n    4\n    """\n'
 #: Two records in the form of each published set; the field, and its texts.

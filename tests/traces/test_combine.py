@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moereplay.traces import growing
+from moereplay.traces import combine, growing
 from moereplay.traces.combine import appended, content_digest, merged, taken
 from moereplay.traces.pieces import Piece, pieces
 from moereplay.traces.schema import Header, Provenance, Request, RowError, Trace, TraceError, memory_trace
@@ -325,6 +326,26 @@ def test_other_texts_are_refused() -> None:
     ]:
         with case(text, said), pytest.raises(TraceError, match=said):
             listed(text, 10)
+
+
+def test_a_merge_that_was_cut_off_goes_on_after_the_requests_that_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = [write_trace(tmp_path / f"{name}.zarr", PLAIN, [ids_only(9, seed)]) for seed, name in enumerate("ab")]
+    whole, _ = merged(tmp_path / "whole.zarr", sources)
+
+    def cut_off(trace: Trace, first: int, last: int, names: Sequence[str]) -> Iterator[Piece]:
+        if trace.path != sources[0].path:
+            raise KeyboardInterrupt
+        yield from pieces(trace, first, last, names)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(combine, "begun", lambda *given: TraceWriter.create(*given[:3], shard_tokens=8))
+        patch.setattr(combine, "pieces", cut_off)
+        merged(tmp_path / "out.zarr", sources, resume=True)
+    assert open_trace(tmp_path / "out.zarr.partial").requests == 1
+    done, _ = merged(tmp_path / "out.zarr", sources, resume=True)
+    assert content_digest(done) == content_digest(whole)
 
 
 @given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 3))

@@ -1,0 +1,143 @@
+"""Jobs that share decisions: the same bytes as jobs alone, whatever fails, dies or runs elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps import batches, grid
+from moereplay.sweeps.batches import Batch, compute
+from moereplay.sweeps.dispatch import MOST_JOBS
+from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.jobs import Job, shard
+from moereplay.sweeps.run import Sweep, planned
+from moereplay.sweeps.store import Folder
+from moereplay.traces.store import open_trace
+from tests.kit.sweeping import experiment, merged, moereplay, start
+from tests.sweeps.test_dispatch import Pretended, job, run
+
+#: 5 platforms, of which one has prices and one a lower tier; the last capacity is below the demand of a prompt.
+GRID = """
+traces = ["tiny.zarr"]
+[grid]
+platform = ["rtx4090-pcie4", "phone-ufs4", "desktop-ram", "desktop-24gb", "h100-pcie5"]
+capacity = ["60%", "40%", "1000B"]
+eviction = ["lru", "least_stale"]
+prefetch = ["none", "top_k"]
+routing = ["standard", "cache_prior"]
+"""
+PLAIN = 3  #: of the platforms
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory) -> Sweep:
+    return planned(experiment(tmp_path_factory.mktemp("shared"), GRID))
+
+
+def stored(out: Path, *parts: list[Job]) -> list[batches.Headline]:
+    """Run batches of jobs here and now; return all headlines."""
+    headlines = []
+    for number, jobs in enumerate(parts):
+        made = compute(Batch(number, tuple(jobs), "compiled", True))
+        Folder(out).store(made.part, {"sweep_version": 1})
+        headlines += made.headlines
+    return headlines
+
+
+def test_shared_decisions_give_the_bytes_of_jobs_alone(sweep, tmp_path):
+    """Two of three plain platforms take over the decisions of the first, at capacities that hold every demand."""
+    grouped = sorted(sweep.jobs, key=lambda job: job.shares)
+    together = stored(tmp_path / "together", grouped)
+    alone = stored(tmp_path / "alone", *([job] for job in sweep.jobs))
+    assert merged(tmp_path / "a", tmp_path / "together") == merged(tmp_path / "b", tmp_path / "alone")
+    assert not any(headline.shared for headline in alone)
+    took = {headline.key for headline in together if headline.shared}
+    jobs = [job for job in sweep.jobs if job.key in took]
+    assert {job.config.capacity for job in jobs} == {"60%", "40%"} and {job.config.prefetch for job in jobs} == {"none"}
+    assert len(jobs) == (PLAIN - 1) * 2 * 2 * 2
+
+
+def test_a_failing_job_does_not_lose_those_that_share_with_it(sweep, tmp_path, monkeypatch):
+    """Neither the first of its group, whose decisions the others would have taken over, nor another."""
+    group = [job for job in sweep.jobs if job.shares and job.shares == sweep.jobs[0].shares]
+    stored(tmp_path / "alone", *([job] for job in group))
+    of_all = merged(tmp_path / "a", tmp_path / "alone")
+    for failing in (group[0], group[1]):
+        out = tmp_path / failing.identity
+        with monkeypatch.context() as patch:
+            real = batches.replay
+
+            def fails(trace, config, failing=failing, real=real, **more):
+                if config == failing.config:
+                    raise ConfigError("no such thing")
+                return real(trace, config, **more)
+
+            patch.setattr(batches, "replay", fails)
+            headlines = stored(out, group)
+        assert [headline.key for headline in headlines if headline.error] == [failing.key]
+        assert sum(headline.shared for headline in headlines) == PLAIN - 2
+        stored(out, [failing])  # a resumed sweep runs it again, alone
+        assert merged(tmp_path / f"m-{failing.identity}", out) == of_all
+
+
+def test_a_grid_yields_what_precedes_a_failure_in_its_order(sweep, monkeypatch):
+    trace = open_trace(sweep.jobs[0].trace)
+    configs = [job.config for job in sweep.jobs if job.kind == "configuration" and job.config.prefetch == "none"][:24]
+    alone = [outcome for config in configs for outcome in run_grid(trace, [config])]
+    taken: list[int] = []
+    assert list(run_grid(trace, configs, workers=2, took=taken.append)) == alone and sum(taken) > 0
+    real = grid.replay
+
+    def fails(trace, config, *more):
+        if config == configs[5]:
+            raise ConfigError("no such thing")
+        return real(trace, config, *more)
+
+    monkeypatch.setattr(grid, "replay", fails)
+    outcomes = run_grid(trace, configs)
+    assert [next(outcomes) for _ in range(5)] == alone[:5]
+    with pytest.raises(ConfigError, match="no such thing"):
+        next(outcomes)
+
+
+def of_group(number: int, group: str) -> Job:
+    found = job(number)
+    return Job(
+        *(getattr(found, name) for name in ("kind", "identity", "bound", "trace", "digest", "config", "work")),
+        shares=group,
+    )
+
+
+def test_jobs_that_share_are_in_one_batch_and_one_shard():
+    """Groups in turns, as a grid lists them; a group of more than a batch holds is cut."""
+    jobs = [of_group(number, f"{number % 5:x}") for number in range(50)]
+    executor = Pretended()
+    assert run(jobs, executor).done == 50
+    groups = [{job.shares for job in batch.jobs} for batch in executor.batches]
+    assert sum(map(len, groups)) == 5
+    large = [of_group(number, "a") for number in range(MOST_JOBS + 1)]
+    executor = Pretended()
+    assert run(large, executor).done == len(large)
+    assert [len(batch.jobs) for batch in executor.batches] == [MOST_JOBS, 1]
+    for number in range(5):
+        (where,) = [at for at in (1, 2, 3) if jobs[number] in shard(jobs, (at, 3))]
+        assert all(each in shard(jobs, (where, 3)) for each in jobs[number::5])
+
+
+@pytest.mark.long
+def test_a_sweep_that_is_killed_with_shared_jobs_resumes_to_the_same_bytes(tmp_path):
+    file = experiment(tmp_path, GRID)
+    code, _, said = moereplay("sweep", "run", file, "--out", tmp_path / "whole", "--workers", 2)
+    assert code == 0 and "only times were computed" in said
+    process = start("sweep", "run", file, "--out", tmp_path / "killed", "--workers", 2)
+    while not any((tmp_path / "killed").glob("part-*")) and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert moereplay("sweep", "run", file, "--out", tmp_path / "killed", "--workers", 2)[0] == 0
+    assert merged(tmp_path / "a", tmp_path / "killed") == merged(tmp_path / "b", tmp_path / "whole")
