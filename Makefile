@@ -21,7 +21,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -150,6 +150,9 @@ study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain i
 
 study-readings: .venv/base.stamp  ## SpecMD Table 2 under every reading of what the paper leaves open, ranked (10 minutes)
 	$(BIN)/python benchmarks/specmd_readings.py
+
+study-drafts: .venv/record.stamp  ## rejected drafts as recorded and as made up, live on the miniature (10 minutes)
+	$(BIN)/python -m benchmarks.recorded_drafts --layers 12 --prompts 6 --new 64
 
 study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (12 minutes)
 	$(BIN)/python benchmarks/miniature_quality.py

@@ -123,6 +123,44 @@ def _engine(each: Document) -> dict[str, object]:
     return row | {"drafts": each["drafts"], "with": _number(each["tokens_per_s"]), "gain": gain, "draft?": draft}
 
 
+def replayed_lines(known: Document) -> Iterator[str]:
+    """Yield the verdict and the table by number of drafts of a search by replays."""
+    steps, streams = known["steps"], known["concurrency"]
+    tried = max(steps[1:], key=lambda each: each["tokens_per_s"], default=None)
+    if tried:
+        drafts = f"{tried['drafts']} draft{'s' if tried['drafts'] > 1 else ''} per pass"
+        words = f"use {drafts}" if known["pays"] else f"do not draft: the best, {drafts}"
+        yield f"drafts: {words}: {percent(known['gain'], signed=True)} tokens/s beside none, each with its fastest set"
+    alone = known["alone"]
+    best = next((each for each in steps if each["drafts"] == known["drafts"]), steps[0])
+    if alone:
+        yield (
+            f"streams: {streams} together have {_number(best['throughput_tokens_per_s'])} tokens/s with prompts, "
+            f"{_number(best['tokens_per_s'])} each in decoding; one at a time without drafts has "
+            f"{_number(alone['throughput_tokens_per_s'])} and {_number(alone['tokens_per_s'])}; "
+            f"hit rate {best['hit_rate']:.0%} in place of {alone['hit_rate']:.0%}"
+        )
+    yield table(
+        [
+            {
+                "drafts": each["drafts"],
+                "tokens": _number(each["tokens_per_pass"]),
+                "tokens/s": _number(each["tokens_per_s"]),
+                "with prompts": _number(each["throughput_tokens_per_s"]),
+                "hit": f"{each['hit_rate']:.0%}",
+                "MB": _number(each["bytes_moved_per_token"] / 1e6),
+                "miss": each["set"]["miss"],
+            }
+            for each in steps
+        ],
+        f"by number of drafts, {streams} at a time (tokens: of a request's pass; tokens/s: of a request in decoding, "
+        "with prompts: of all together; MB: moved per decoded token):",
+    )
+    chances = "/".join(digits(each, 3) for each in known["accept"])
+    if tried:
+        yield f"a draft is right with {chances} if those before it are, {known['accept_source']}"
+
+
 def drafts_assumed(known: Document | None) -> Sequence[str]:
     """Return what is assumed of drafts, with what replaces it."""
     if known is None or len(known["steps"]) < 2:

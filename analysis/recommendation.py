@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moereplay.analysis.drafting_answer import replayed_lines
 from moereplay.analysis.tables import Share, table
 from moereplay.results.remarks import assumptions, seconds_in_words, with_routing
 from moereplay.traces.texts import percent, size
@@ -32,6 +33,7 @@ def lines(found: Document) -> list[str]:
         *_second(found),
         _prefetch(found),
         *_cpu(found),
+        *(replayed_lines(found["decoding"]) if "decoding" in found else ()),
         *_more(found),
         *_target(found),
         *_lossy(found),
@@ -68,6 +70,7 @@ def _memory(found: Document) -> list[str]:
     runtime = " (assumed; --runtime)" if "runtime_bytes" in assumed else ""
     parts = f"{size(memory['dense_bytes'])} dense weights, {size(memory['kv_bytes'])} KV cache{context}, "
     parts += f"{size(memory['runtime_bytes'])} runtime{runtime}"
+    parts += f", {size(memory['head_bytes'])} layer that drafts" if memory.get("head_bytes") else ""
     left = f"{size(memory['cache_bytes'])} left for experts, room for {_room(found)}"
     return [f"memory: {size(memory['total_bytes'])}: {parts}; {left}", *_peak(memory)]
 

@@ -114,10 +114,14 @@ def _searched(
     as_json: bool,
 ) -> None:
     """Search by replays."""
+    from dataclasses import replace
+
     from moereplay.analysis.recommendation import lines, with_intervals
     from moereplay.commands.progress import searching
     from moereplay.commands.terminal import INTERRUPTED, interruptible
     from moereplay.sweeps.recommend.document import document
+    from moereplay.sweeps.recommend.draft_replays import asked_of, search_with_drafts
+    from moereplay.sweeps.recommend.drafting import asked
     from moereplay.sweeps.recommend.pace import QUICK, THOROUGH
     from moereplay.sweeps.recommend.runner import Budget
     from moereplay.sweeps.recommend.search import Question, judged, most_replays
@@ -131,16 +135,23 @@ def _searched(
     opened = open_trace(trace)
     base = {name: value for name, value in settings.values.items() if name != "scope" or name in settings.typed}
     base["platform"] = _machine(str(base["platform"]), parts)
+    drafts = asked(given.concurrency, str(base["draft"]), opened.header.provenance.model)
+    base |= asked_of(drafts, opened, "passes" in settings.typed) if drafts else {}
     divided = _divided(opened, base, given, parts)
     pace = THOROUGH if thorough else QUICK
-    question = judged(Question(opened, divided, base, search.target_tokens_per_s, search.min_mass_kept, pace))
-    most = most_replays(question)
-    with interruptible() as interrupted, searching(most, seconds) as advance:
+    question = Question(opened, divided, base, search.target_tokens_per_s, search.min_mass_kept, pace)
+    question = judged(question if drafts is None else replace(question, least=2 * drafts.streams))
+    with interruptible() as interrupted, searching(most_replays(question), seconds) as advance:
         say_when_compiling()
-        answer = find(question, search.workers, advance, Budget(seconds, interrupted))
+        budget, found = Budget(seconds, interrupted), None
+        if drafts:
+            question, answer, found = search_with_drafts(question, drafts, search.workers, advance, budget)
+        else:
+            answer = find(question, search.workers, advance, budget)
         stopped = interrupted()
     rows = {each.result.about["identity"]: each.result.per_request for each in (answer.best, answer.second) if each}
     said = with_intervals(document(question, answer, name_of(trace), opened), rows) | {"assumed": _assumed(given)}
+    said |= {"decoding": found} if found else {}
     if as_json:
         show_json(said)
     else:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 #: Options that require one kind of input; None or False means that the option was not given.
 FOR_TEXT = ("window", "prompt_tokens")
 FOR_PROMPTS = ("field", "chat", "truncate", "shuffle", "max_new_tokens", "temperature", "top_p", "top_k")
+FOR_PROMPTS += ("draft_model", "draft_tokens")
 Model = Annotated[
     str,
     typer.Argument(help="Hugging Face id, local folder, GGUF file, or `miniature` (bundled).", show_default=False),
@@ -57,6 +58,13 @@ class Sampling(NamedTuple):
     ] = None
     top_k: Annotated[
         int | None, typer.Option(min=0, help="With --temperature: sample from the K most likely tokens; 0 for all.")
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        typer.Option(help="Verify drafts and record them: a small model with the same tokens, or ngram[:N]."),
+    ] = None
+    draft_tokens: Annotated[
+        int | None, typer.Option(min=1, help="With --draft-model: drafts per pass (default: 3).")
     ] = None
 
 
@@ -95,6 +103,7 @@ def record(
 
     source = _checked(model, source, sampling)
     if is_named(model):
+        _refuse_drafts(sampling)
         kept = kept._replace(look_ahead=kept.look_ahead if "look_ahead" in typed else 0)
         record_gguf.refuse_foreign(placement, kept.look_ahead)
         with keeping(lambda: left_of(out, "recorded")):
@@ -112,16 +121,33 @@ def record(
         plan, texts, folder = _plan(source, sampling, kept), _texts(source, kept.seed), placement.located(model)
         require_tokenizer(folder)
         check_look_ahead(folder, kept.look_ahead, Kept().look_ahead)
+        drafting = None if plan.drafting is None or plan.drafting.is_ngram else _located_drafts(plan, placement)
         loaded = placement.loaded(model, folder)
-        _run(loaded, _work(source, sampling, texts, loaded.tokenizer, _room(loaded)), out, plan, resume)
+        drafts = None if drafting is None else drafting[0].loaded(*drafting[1:])
+        work = _work(source, sampling, texts, loaded.tokenizer, _room(loaded))
+        _run(loaded, work, out, plan, resume, drafts)
 
 
-def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool) -> None:
+def _refuse_drafts(sampling: Sampling) -> None:
+    from moereplay.tracegen.errors import RecordError
+
+    if sampling.draft_model:
+        raise RecordError("--draft-model cannot be combined with a GGUF file; record the model's checkpoint")
+
+
+def _located_drafts(plan: Plan, placement: Placement) -> tuple[Placement, str, Any]:
+    """Return how to load the draft model, its name and its folder. Raises RecordError."""
+    assert plan.drafting
+    alone = placement._replace(revision=None, quantise=None)
+    return alone, plan.drafting.model, alone.located(plan.drafting.model)
+
+
+def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool, drafts: Loaded | None) -> None:
     from moereplay.commands.progress import write_recording
     from moereplay.tracegen.record import record as run
 
     say(f"recording {loaded.name} ({loaded.dtype}, {loaded.model.device}): {work.prompts}; {plan.words}")
-    write_recording(out, lambda progress: run(loaded, work, out, plan, resume, progress))
+    write_recording(out, lambda progress: run(loaded, work, out, plan, resume, progress, drafts))
 
 
 def _checked(model: str, source: Source, sampling: Sampling) -> Source:
@@ -146,9 +172,13 @@ def _plan(source: Source, sampling: Sampling, kept: Kept) -> Plan:
     from pydantic import ValidationError
 
     from moereplay.tracegen.errors import RecordError
-    from moereplay.tracegen.plan import Decoding, Plan
+    from moereplay.tracegen.plan import Decoding, Plan, drafting_of
 
     drawn = {name: value for name, value in sampling._asdict().items() if value is not None}
+    drafts, many = drawn.pop("draft_model", None), drawn.pop("draft_tokens", None)
+    if many and not drafts:
+        raise RecordError("--draft-tokens requires --draft-model")
+    drafting = drafting_of(drafts, many) if drafts else None
     new = drawn.pop("max_new_tokens", NEW_TOKENS)
     if drawn.keys() - {"temperature"} and not sampling.temperature:
         raise RecordError("--top-p and --top-k require --temperature above 0")
@@ -162,7 +192,7 @@ def _plan(source: Source, sampling: Sampling, kept: Kept) -> Plan:
     others = {name: value for name, value in kept._asdict().items() if name not in ("dense", "dense_bits", "matrices")}
     weights = stored("", kept.dense, kept.dense_bits, kept.matrices)
     others |= {name: weights[name] for name in ("dense_bytes", "dense_bits", "matrices")}
-    return Plan(decoding=decoding, prompt_tokens=source.prompt_tokens, **others)
+    return Plan(drafting=drafting, decoding=decoding, prompt_tokens=source.prompt_tokens, **others)
 
 
 def _texts(source: Source, seed: int) -> Any:

@@ -68,7 +68,7 @@ SETTINGS = (
     Setting(
         "draft",
         "0",
-        "Draft tokens that a decode pass verifies, per request: N[:accept=A1/A2/...][:rejected=other|own].",
+        "Draft tokens that a decode pass verifies: N[:accept=A1/A2/...][:rejected=other|own], or recorded.",
         of_recording=True,
         added=True,
     ),

@@ -221,11 +221,13 @@ class Memory(NamedTuple):
     dense_bytes: int  #: weights of everything except routed experts; `traces/dense.py` says which are counted
     kv_bytes: int
     runtime_bytes: int
+    head_bytes: int = 0  #: of a layer that drafts
 
     @property
     def cache_bytes(self) -> int:
         """Bytes left for experts, at least 0."""
-        return max(0, self.total_bytes - self.dense_bytes - self.kv_bytes - self.runtime_bytes)
+        taken = self.dense_bytes + self.kv_bytes + self.runtime_bytes + self.head_bytes
+        return max(0, self.total_bytes - taken)
 
 
 def sized(geometry: Geometry, model: str, dense: str = "", dense_bits: str = "") -> Geometry:

@@ -66,9 +66,23 @@ def _begin(trace: Trace, index: int, tokens: int) -> Request:
     decoded = min(last - first - prompt, max(tokens - prompt, tokens // 2))
     prefilled = min(prompt, tokens - decoded)
     spans = [(first, first + prefilled), (first + prompt, first + prompt + decoded)]
-    rows = {name: _rows(trace, name, spans) for name in ("chosen", "weights", "logits") if name in trace.arrays}
+    rows: dict[str, Any] = {
+        name: _rows(trace, name, spans) for name in ("chosen", "weights", "logits") if name in trace.arrays
+    }
+    rows |= _drafts(trace, prefilled, first + prompt, decoded)
     looks = [_rows(trace, f"{LOOKAHEAD}{depth}", spans) for depth in range(1, trace.header.lookahead_depth + 1)]
     return Request(prompt_length=prefilled, lookahead=tuple(looks), **rows)
+
+
+def _drafts(trace: Trace, prefilled: int, begin: int, decoded: int) -> dict[str, Any]:
+    """Return the recorded drafts of `prefilled` prompt tokens and the decoded ones from `begin`."""
+    if trace.verified is None:
+        return {}
+    drafts, span = np.zeros(0, np.int16), slice(0, 0)
+    if decoded:
+        drafts, span = trace.verified.span(begin, begin + decoded)
+    rejected = trace.rejected_rows(set(trace.arrays) - {"token_ids"}, span.start, span.stop)
+    return {"drafts": np.concatenate([np.zeros(prefilled, np.int16), drafts]), "rejected": rejected}
 
 
 def _rows(trace: Trace, name: str, spans: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -263,7 +263,7 @@ class Window:
         if not isinstance(at, slice):
             return np.stack([self._row(token, most=max(BLOCKS, len(at))) for token in at])
         if not self._first <= at.start < at.stop <= self._last:
-            self._first, self._last = at.start, min(max(at.stop, at.start + READ_AHEAD), self._trace.tokens)
+            self._first, self._last = at.start, min(max(at.stop, at.start + READ_AHEAD), self._trace.rows)
             self._rows = self._trace.read(self._name, self._first, self._last)
         return self._rows[at.start - self._first : at.stop - self._first]
 
@@ -274,7 +274,7 @@ class Window:
             if len(self._blocks) >= most:
                 del self._blocks[next(iter(self._blocks))]
             first = block * READ_AHEAD
-            self._blocks[block] = self._trace.read(self._name, first, min(first + READ_AHEAD, self._trace.tokens))
+            self._blocks[block] = self._trace.read(self._name, first, min(first + READ_AHEAD, self._trace.rows))
         return self._blocks[block][offset]
 
 

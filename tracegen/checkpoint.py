@@ -58,7 +58,7 @@ def load(
     folder = source if isinstance(source, Folder) else locate(source, revision)
     _check_known(folder)
     files = weight_files(folder)
-    with _quiet(progress):
+    with quiet(progress):
         tokenizer = _loaded(
             folder, "tokenizer", lambda: transformers.AutoTokenizer.from_pretrained(folder.path, **_OWN_FILES)
         )
@@ -148,7 +148,7 @@ def _loaded(folder: Folder, what: str, load_it: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _quiet(progress: bool) -> Iterator[None]:
+def quiet(progress: bool) -> Iterator[None]:
     """Suppress remarks of transformers, and its progress bar unless wanted; restore both settings."""
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

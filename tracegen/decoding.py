@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from types import TracebackType
@@ -19,23 +19,33 @@ from moereplay.tracegen.plan import Decoding
 from moereplay.tracegen.plan import seed_of as seed_of
 
 
-def continued(model: Any, prompt: Sequence[int], decoding: Decoding, seed: int) -> list[int]:
+def continued(
+    model: Any,
+    prompt: Sequence[int],
+    decoding: Decoding,
+    seed: int,
+    rest: Callable[[Tensor, Decoding], Tensor] | None = None,
+) -> list[int]:
     """Return the new tokens after the prompt, at least one, the ending token included.
 
-    The result depends on the arguments only.
+    The result depends on the arguments only. `rest` takes all tokens (1, T) after the first new one and what is left to
+    decode, and returns them continued; without it the model goes on by itself.
 
     `model` is a PreTrainedModel that can generate().
     A checkpoint's own defaults (temperature, penalties, suppressed tokens) are not used, only its ending tokens are.
     """
     ids = torch.as_tensor(prompt, dtype=torch.long, device=input_device(model)).reshape(1, -1)
+    left = decoding.model_copy(update={"max_new_tokens": decoding.max_new_tokens - 1})
+    config = config_of(decoding if rest is None else decoding.model_copy(update={"max_new_tokens": 1}))
     with torch.inference_mode(), _own_defaults(model), _drawing_from(seed, ids.device):
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), generation_config=_config(decoding), **_all_logits(model)
-        )
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **_all_logits(model))
+        if rest is not None and left.max_new_tokens and int(out[0, -1]) not in endings(model):
+            out = rest(out, left)
     return out[0, len(ids[0]) :].tolist()
 
 
-def _config(decoding: Decoding) -> transformers.GenerationConfig:
+def config_of(decoding: Decoding) -> transformers.GenerationConfig:
+    """Return generate()'s settings."""
     if not decoding.temperature:
         return transformers.GenerationConfig(max_new_tokens=decoding.max_new_tokens, do_sample=False, use_cache=True)
     return transformers.GenerationConfig(do_sample=True, use_cache=True, **decoding.model_dump())

@@ -12,7 +12,10 @@ from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.lock import refuse_busy
 from moereplay.traces.metadata import PARTIAL
 from moereplay.traces.schema import Frozen, TraceError
-from moereplay.traces.texts import hint
+from moereplay.traces.texts import hint, whole
+from moereplay.traces.values import MOST_DRAFTS
+
+NGRAM = "ngram"
 
 
 class Decoding(Frozen):
@@ -32,10 +35,40 @@ class Decoding(Frozen):
         return f"{drawn}, max_new_tokens={self.max_new_tokens}"
 
 
+class Drafting(Frozen):
+    """Drafts that every decode pass verifies: `many` tokens of the draft model `model`, or of n-grams of the text."""
+
+    many: int = Field(default=3, ge=1, le=MOST_DRAFTS)
+    model: str = NGRAM  #: name of the draft model, or NGRAM
+    ngram: int = Field(default=2, ge=1)  #: tokens that must agree, at most
+
+    @property
+    def is_ngram(self) -> bool:
+        """True if drafts come from the text itself."""
+        return self.model == NGRAM
+
+    @property
+    def words(self) -> str:
+        """The settings as provenance states them."""
+        by = f"{NGRAM}:{self.ngram}" if self.is_ngram else self.model
+        return f"{self.many} drafts by {by}"
+
+
+def drafting_of(model: str, many: int | None) -> Drafting:
+    """Return the drafts of `--draft-model MODEL|ngram[:N] --draft-tokens MANY`. Raises RecordError."""
+    name, _, size = model.partition(":")
+    if name != NGRAM:
+        return Drafting(many=many or 3, model=model)
+    if size and not whole(size):
+        raise RecordError(f"invalid --draft-model {model!r}: expected a model, or ngram[:N] with N of at least 1")
+    return Drafting(many=many or 3, ngram=int(size or 2))
+
+
 class Plan(Frozen):
     """Options of a recording. With `decoding` prompts are continued, without it sequences are teacher-forced."""
 
     decoding: Decoding | None = None
+    drafting: Drafting | None = None  #: with `decoding`
     prompt_tokens: int | None = Field(
         default=None, ge=1
     )  #: of a teacher-forced sequence: in one pass, the rest one by one

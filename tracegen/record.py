@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 
 from moereplay.tracegen.appending import SECONDS_BETWEEN_COMMITS, Progress, appended, opened_writer
+from moereplay.tracegen.assisted import Drafter, Verification, drafter_of
+from moereplay.tracegen.assisted import continued as assisted
 from moereplay.tracegen.capture import Capture, Rows
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.decoding import Stepper, Surprise, continued
@@ -36,16 +39,20 @@ def record(
     plan: Plan,
     resume: bool = False,
     progress: Callable[[Progress], None] = lambda _: None,
+    drafts: Loaded | None = None,
 ) -> Trace:
     """Record every sequence of `work` and open the trace. `resume` continues an unfinished one, or begins.
+
+    `drafts` is the draft model if the plan has one.
 
     Raises RecordError if the model cannot be recorded or fails at a request, naming it, and TraceError if the path or
     disk refuses or an unfinished trace is another's. What was recorded until then is kept, Ctrl-C included.
     """
     modules = discover(loaded.model)
     check(modules)
-    header = header_of(loaded, modules, work, plan)
-    recorder = _Recorder(loaded, modules, plan)
+    drafter = drafter_of(plan.drafting, loaded, drafts) if plan.drafting else None
+    header = header_of(loaded, modules, work, plan, f", {drafter.words}" if drafter else "")
+    recorder = _Recorder(loaded, modules, plan, drafter)
     with opened_writer(Path(out), header, modules.bias, resume) as writer:
         appended(writer, recorder.request, work, progress, SECONDS_BETWEEN_COMMITS)
         return writer.finish()
@@ -58,8 +65,8 @@ def room_of(loaded: Loaded) -> Room:
     return Room(context, len(next(loaded.model.get_input_embeddings().parameters())))
 
 
-def header_of(loaded: Loaded, modules: MoeModules, work: Work, plan: Plan) -> Header:
-    """Return the trace's header: the same on the same machine for the same model, prompts and plan."""
+def header_of(loaded: Loaded, modules: MoeModules, work: Work, plan: Plan, drafts: str = "") -> Header:
+    """Return the trace's header: the same on the same machine for the same model, prompts, plan and drafts."""
     provenance = Provenance(
         model=loaded.name,
         revision=loaded.revision,
@@ -68,7 +75,7 @@ def header_of(loaded: Loaded, modules: MoeModules, work: Work, plan: Plan) -> He
         source_sha256=loaded.weights_sha256,
         prompts=work.prompts,
         seed=plan.seed,
-        decoding=plan.words,
+        decoding=plan.words + drafts,
         versions={
             "python": platform.python_version(),
             **{package: version(package) for package in ("torch", "transformers")},
@@ -84,25 +91,45 @@ def header_of(loaded: Loaded, modules: MoeModules, work: Work, plan: Plan) -> He
 class _Recorder:
     """Runs the model on one request at a time, with hooks on."""
 
-    def __init__(self, loaded: Loaded, modules: MoeModules, plan: Plan) -> None:
-        self.model, self.plan = loaded.model, plan
+    def __init__(self, loaded: Loaded, modules: MoeModules, plan: Plan, drafter: Drafter | None) -> None:
+        self.model, self.plan, self.drafter = loaded.model, plan, drafter
         self.capture = Capture(modules, plan.look_ahead)
         self.surprise = Surprise(loaded.model)
 
     def request(self, number: int, ids: np.ndarray) -> Request:
         """Run the model. Raises RecordError naming the request if memory runs out or the output is not numbers."""
         try:
-            with self.capture, self.surprise:
-                prompt_length, new = self._run(number, ids)
-                rows, nll = self.capture.take(), self.surprise.take()
+            return self._drafted(number, ids) if self.drafter else self._alone(number, ids)
         except RecordError as error:
             raise RecordError(f"request {number}: {error}") from error
         except (RuntimeError, MemoryError) as error:
             if not _out_of_memory(error):
                 raise
             raise RecordError(_memory_message(number, len(ids))) from error
-        _check_numbers(number, rows)
+
+    def _drafted(self, number: int, ids: np.ndarray) -> Request:
+        assert self.drafter
+        assert self.plan.decoding
+        seed = seed_of(self.plan.seed, number)
+        with self.capture, Verification(self.model) as verification:
+            new = assisted(self.model, ids.tolist(), self.plan.decoding, seed, self.drafter)
+            rows = self.capture.take()
+            _check_numbers(rows)
+            token_ids = np.concatenate([ids, np.array(new[:-1], np.int32)])
+            found = verification.take(rows, token_ids.tolist())
+        alone = self._request(found.rows, len(ids), token_ids, found.nll)
+        rejected = self._request(found.rejected, 0, found.rejected_ids, None).given()
+        return replace(alone, drafts=found.drafts, rejected=rejected)
+
+    def _alone(self, number: int, ids: np.ndarray) -> Request:
+        with self.capture, self.surprise:
+            prompt_length, new = self._run(number, ids)
+            rows, nll = self.capture.take(), self.surprise.take()
+        _check_numbers(rows)
         token_ids = np.concatenate([ids, np.array(new[:-1], np.int32)])
+        return self._request(rows, prompt_length, token_ids, nll)
+
+    def _request(self, rows: Rows, prompt_length: int, token_ids: np.ndarray, nll: np.ndarray | None) -> Request:
         logits = rows.logits if self.plan.logits else None
         return Request(rows.chosen, prompt_length, rows.weights, logits, rows.lookahead, token_ids, nll)
 
@@ -119,16 +146,14 @@ class _Recorder:
         return at_once, []
 
 
-def _check_numbers(number: int, rows: Rows) -> None:
+def _check_numbers(rows: Rows) -> None:
     arrays = {"router logits": rows.logits, "gate weights": rows.weights}
     for name, values in arrays.items():
         bad = np.argwhere(~np.isfinite(values))
         if len(bad):
             token, layer, _ = bad[0].tolist()
             fix = "try --dtype bfloat16 or float32"
-            raise RecordError(
-                f"request {number}: {name} of token {token}, MoE layer {layer} are not numbers (NaN); {fix}"
-            )
+            raise RecordError(f"{name} of token {token}, MoE layer {layer} are not numbers (NaN); {fix}")
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -1,7 +1,8 @@
 """Draft tokens: the rows of a request's passes when a pass verifies guesses beside the token that is known.
 
-`N[:accept=A1/A2/...][:rejected=other|own]`. Which drafts are accepted depends on the token's index and the seed alone,
-not on time. So the shares of a request (its prompt, then the known token with its drafts) are known in advance, and
+`N[:accept=A1/A2/...][:rejected=other|own]`, or `recorded[:rejected=recorded|other|own]` for those that a trace has a
+record of. Which drafts are accepted depends on the token's index and the seed alone, or on the record, not on time. So
+the shares of a request (its prompt, then the known token with its drafts) are known in advance, and
 schedules decide only which pass a share falls in.
 """
 
@@ -11,18 +12,24 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from moereplay.traces.draft_rows import Verified
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.texts import whole
 from moereplay.traces.units import DECODE, PREFILL
 
 KNOWN, ACCEPTED, REJECTED = range(3)  #: kinds of rows: a token of the trace, a guess that was right, a wrong one
-Routed = Literal["other", "own"]
+Routed = Literal["other", "own", "recorded"]
+ROUTED: dict[str, Routed] = {each: each for each in get_args(Routed)}
+RECORDED = "recorded"
 OFF = "0"
-EXPECTED = "expected N[:accept=A1/A2/...][:rejected=other|own], each A from 0 to 1, or accept=NAME of a known head"
+EXPECTED = (
+    "expected recorded[:rejected=recorded|other|own], or "
+    "N[:accept=A1/A2/...][:rejected=other|own], each A from 0 to 1, or accept=NAME of a known head"
+)
 NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 LIKELY = (0.7,)
 
@@ -48,11 +55,14 @@ class Drafts(NamedTuple):
 
     many: int  #: per request and pass, at most
     accept: tuple[float, ...] = LIKELY  #: chance of the first, second, ... if those before it are; the last repeats
-    rejected: Routed = "other"  #: whose routing a wrong token has: another token's of its request, or its own index's
+    rejected: Routed = "other"  #: whose routing a wrong token has: another token's, its index's, the recorded one
+    recorded: bool = False  #: how many and which are right is as recorded, instead of the first two
 
     @property
     def text(self) -> str:
         """The setting with everything spelled out."""
+        if self.recorded:
+            return f"{RECORDED}:rejected={self.rejected}"
         chances = "/".join(str(chance).removesuffix(".0") for chance in self.accept)
         return f"{self.many}:accept={chances}:rejected={self.rejected}" if self.many else OFF
 
@@ -66,23 +76,24 @@ class Drafts(NamedTuple):
 def parse_drafts(text: str) -> Drafts:
     """Return the drafts of a setting. Raises TraceError."""
     first, *others = text.split(":")
-    many, pairs = whole(first), [each.partition("=") for each in others]
-    found = {name: value for name, _, value in pairs}
-    rejected, accept = found.pop("rejected", "other"), found.pop("accept", None)
-    chances = LIKELY if accept is None else _chances(accept)
-    doubtful = bool(found) or len(pairs) > len({name for name, _, _ in pairs})
-    if many is None or doubtful or rejected not in get_args(Routed) or not all(0 <= each <= 1 for each in chances):
+    many, found = whole(first), {name: value for name, _, value in (each.partition("=") for each in others)}
+    recorded = first == RECORDED
+    rejected = ROUTED.get(found.pop("rejected", RECORDED if recorded else "other"))
+    chances = LIKELY if recorded or "accept" not in found else _chances(found.pop("accept"))
+    doubtful = found or len(others) > len({each.partition("=")[0] for each in others})
+    if (many is None and not recorded) or doubtful or rejected is None or chances is None:
         raise TraceError(f"invalid draft {text!r}: {EXPECTED} ({', '.join(HEADS)})")
-    return Drafts(many, chances, cast("Routed", rejected))
+    if rejected == RECORDED and not recorded:
+        why = "rows of a draft that was not made are in no trace"
+        raise TraceError(f"invalid draft {text!r}: {why}; use rejected=other or own, or --draft recorded")
+    return Drafts(many or 0, chances, rejected, recorded)
 
 
-def _chances(text: str) -> tuple[float, ...]:
-    return given_the_last(HEADS[text]) if text in HEADS else tuple(map(_chance, text.split("/")))
-
-
-def _chance(text: str) -> float:
-    """Return the number of a text, below 0 if it is none."""
-    return float(text) if re.fullmatch(NUMBER, text) else -1.0
+def _chances(text: str) -> tuple[float, ...] | None:
+    if text in HEADS:
+        return given_the_last(HEADS[text])
+    chances = [float(each) if re.fullmatch(NUMBER, each) else -1.0 for each in text.split("/")]
+    return tuple(chances) if all(0 <= chance <= 1 for chance in chances) else None
 
 
 # -- chance, from the seed alone
@@ -139,7 +150,7 @@ class Shares(NamedTuple):
 def shares(trace: Trace, prompts: np.ndarray, size: int, drafts: Drafts, seed: int) -> Shares:
     """Return the shares of requests whose first `prompts` (R,) tokens are prompt, in pieces of `size` (0: whole)."""
     offsets = np.asarray(trace.request_offsets, np.int64)
-    right = _right(trace, drafts, seed)
+    right = verified_of(trace).right if drafts.recorded else _right(trace, drafts.many, drafts.accept, seed)
     edges: list[int] = []  # the first token of each share
     begins = [0]
     for first, end, prompt in zip(offsets[:-1].tolist(), offsets[1:].tolist(), prompts.tolist(), strict=True):
@@ -152,12 +163,21 @@ def shares(trace: Trace, prompts: np.ndarray, size: int, drafts: Drafts, seed: i
     return _laid_out(trace, prompts, np.array(edges, np.int64), np.array(begins, np.int64), drafts, seed)
 
 
-def _right(trace: Trace, drafts: Drafts, seed: int) -> np.ndarray:
+def verified_of(trace: Trace) -> Verified:
+    """Return the recorded passes of a trace. Raises TraceError if it has no record of drafts."""
+    if trace.verified is None:
+        where = f"{trace.path} has" if trace.path else "this trace has"
+        fix = "record one with --draft-model, or pass --draft N"
+        raise TraceError(f"--draft recorded: {where} no record of drafts; {fix}")
+    return trace.verified
+
+
+def _right(trace: Trace, many: int, accept: Sequence[float], seed: int) -> np.ndarray:
     """Return how many drafts after each token would be accepted if its request went on for ever, (T,)."""
     tokens, right = np.arange(trace.tokens, dtype=np.int64), np.zeros(trace.tokens, np.int64)
     going = np.ones(trace.tokens, bool)
-    for j in range(1, min(drafts.many, trace.tokens) + 1):
-        going &= uniform(seed, tokens + j) < drafts.accept[min(j, len(drafts.accept)) - 1]
+    for j in range(1, min(many, trace.tokens) + 1):
+        going &= uniform(seed, tokens + j) < accept[min(j, len(accept)) - 1]
         right += going
     return right
 
@@ -172,16 +192,20 @@ def _laid_out(
     decoded = edges >= first + prompts[request]
     last = np.arange(len(edges)) + 1 == begins[request + 1]
     kept = np.where(last, end, np.append(edges[1:], 0)) - edges
-    rows = np.where(decoded, 1 + np.minimum(drafts.many, end - 1 - edges), kept)
+    many = verified_of(trace).many[edges] if drafts.recorded else np.minimum(drafts.many, end - 1 - edges)
+    rows = np.where(decoded, 1 + many, kept)
     starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
     share = np.repeat(np.arange(len(edges)), rows)
     inside = np.arange(len(share)) - starts[share]  # j of a draft
     token = edges[share] + inside
     draft = np.where(inside >= kept[share], REJECTED, np.where(decoded[share] & (inside > 0), ACCEPTED, KNOWN))
-    reads = token.copy()
-    if drafts.rejected == "other":
-        wrong = np.flatnonzero(draft == REJECTED)
-        of = share[wrong]
+    reads, wrong = token.copy(), np.flatnonzero(draft == REJECTED)
+    of = share[wrong]
+    if drafts.rejected == RECORDED:
+        reads[wrong] = trace.tokens + verified_of(trace).first[edges[of]] + inside[wrong] - kept[of]
+    elif drafts.rejected == "own":
+        reads[wrong] = np.minimum(token[wrong], end[of] - 1)
+    else:
         drawn = hash53(seed + 1, edges[of] * 64 + inside[wrong]) % (end - first)[of].astype(np.uint64)
         reads[wrong] = first[of] + drawn.astype(np.int64)
     phase = np.where(decoded[share], DECODE, PREFILL).astype(np.int8)

@@ -129,8 +129,8 @@ def tokens_at_once(values: int) -> int:
     return max(1, VALUES_AT_ONCE // values // SHARD_TOKENS) * SHARD_TOKENS
 
 
-def token_blocks(trace: Trace, values: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges [first, last) that cover all tokens, each of `values` values."""
-    size = tokens_at_once(values)
-    for first in range(0, trace.tokens, size):
-        yield first, min(first + size, trace.tokens)
+def token_blocks(trace: Trace, values: int, rows: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield ranges [first, last) that cover all tokens, or the first `rows` rows, each of `values` values."""
+    size, end = tokens_at_once(values), trace.tokens if rows is None else rows
+    for first in range(0, end, size):
+        yield first, min(first + size, end)

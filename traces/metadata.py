@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError, model_validator
 
 from moereplay.traces.documents import DocumentError, content, from_json
-from moereplay.traces.frozen import first_fault
+from moereplay.traces.frozen import Sparse, first_fault
 from moereplay.traces.schema import (
     FORMAT_VERSION,
     LOOKAHEAD,
@@ -22,6 +22,7 @@ from moereplay.traces.schema import (
     dtype_of,
     row_shape,
 )
+from moereplay.traces.values import DRAFT, of_rejected
 
 FORMAT = "moereplay-trace"
 PARTIAL = ".partial"
@@ -34,11 +35,18 @@ VECTOR_FACTOR = 16  #: shards of arrays with one value per row are longer by thi
 MOST_SHARD_TOKENS = 1 << 20  #: limit, so that a store that claims many tokens must have many files
 
 
-class Committed(Frozen):
+class Committed(Sparse):
     """Tokens and requests that readers see; later rows are the unfinished tail of a killed writer."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"rejected"})
 
     tokens: int = Field(default=0, ge=0)
     requests: int = Field(default=0, ge=0)
+    rejected: int = Field(default=0, ge=0)  #: rows of rejected drafts
+
+    def with_requests(self, requests: int, tokens: int, rejected: int) -> Committed:
+        """Return the counts after so many more requests and rejected rows, with `tokens` in all."""
+        return Committed(tokens=tokens, requests=self.requests + requests, rejected=self.rejected + rejected)
 
 
 class Attributes(Frozen):
@@ -56,6 +64,7 @@ class Attributes(Frozen):
     def _known_arrays(self) -> Attributes:
         required = {"chosen", OFFSETS, PROMPTS} if self.committed.requests else set()
         required |= {f"{LOOKAHEAD}{depth}" for depth in range(1, self.header.lookahead_depth + 1) if required}
+        required |= {f"{DRAFT}{name}" for name in of_rejected(self.arrays)}
         wrong = (required - self.arrays.keys()) | (self.arrays.keys() - required - {*TOKEN_ARRAYS, BIAS})
         if wrong:
             raise ValueError(f"arrays lack, or should not have, {', '.join(sorted(wrong))}")
@@ -122,6 +131,8 @@ def with_longer_files(attributes: Attributes, tokens: int, widest: int) -> Attri
 def committed_rows(name: str, attributes: Attributes) -> int:
     """Return the number of committed rows of an array."""
     committed = attributes.committed
+    if name.startswith(DRAFT):
+        return committed.rejected
     whole = {OFFSETS: committed.requests + 1, PROMPTS: committed.requests, BIAS: attributes.header.geometry.layers}
     return whole.get(name, committed.tokens)
 

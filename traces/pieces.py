@@ -19,18 +19,21 @@ from moereplay.traces.schema import (
     Trace,
     TraceError,
     Values,
-    check_rows,
+    check_drafts,
+    check_ids,
+    check_shape,
     check_values,
     dtype_of,
     first_refused,
     row_shape,
 )
+from moereplay.traces.values import DRAFT
 
 
 class Piece(NamedTuple):
     """Consecutive rows of token arrays and the requests that end in them; the last of these ends with the last row."""
 
-    arrays: Mapping[str, np.ndarray]  #: by name, (T, ...) each
+    arrays: Mapping[str, np.ndarray]  #: by name, (T, ...) each; (D, ...) those of rejected drafts
     lengths: np.ndarray  #: (n,) int64: tokens of each request that ends here, those of earlier pieces among them
     prompts: np.ndarray  #: (n,) int64: their prompt tokens
 
@@ -39,17 +42,30 @@ class Piece(NamedTuple):
         """Rows of the piece."""
         return len(self.arrays["chosen"])
 
+    @property
+    def rejected(self) -> int:
+        """Rows of rejected drafts."""
+        return len(self.arrays.get(f"{DRAFT}chosen", ()))
+
 
 def pieces(trace: Trace, first: int, last: int, names: Sequence[str]) -> Iterator[Piece]:
-    """Yield requests [first, last) with these arrays. Raises TraceError for damaged rows."""
+    """Yield requests [first, last) with these arrays; whole requests if `drafts` is one of them.
+
+    Raises TraceError for damaged rows.
+    """
     values = sum(math.prod(row_shape(name, trace.geometry)) for name in names)  # per token
     offsets, size = trace.request_offsets, tokens_at_once(values)
     request, begin, end = first, int(offsets[first]), int(offsets[last])
+    verified = trace.verified if "drafts" in names else None
     while begin < end:
         done = int(np.searchsorted(offsets, begin + size, "right")) - 1
-        done = min(max(done, request), last)
+        done = min(max(done, request + (verified is not None)), last)
         stop = int(offsets[done]) if done > request else begin + size
         arrays = {name: trace.read(name, begin, stop) for name in names}
+        if verified:
+            span = verified.span(begin, stop)[1]
+            rejected = trace.rejected_rows(names, span.start, span.stop)
+            arrays |= {f"{DRAFT}{name}": rows for name, rows in rejected.items()}
         yield Piece(arrays, np.diff(offsets[request : done + 1]), trace.prompt_lengths[request:done])
         request, begin = done, stop
 
@@ -61,15 +77,22 @@ def check_piece(piece: Piece, header: Header, index: int, begun: int) -> dict[st
     """
     try:
         _check_ranges(piece, begun)
+        if "drafts" in piece.arrays:
+            _check_whole(piece, begun)
         for name, rows in piece.arrays.items():
-            expected = (piece.tokens, *row_shape(name, header.geometry))
-            if rows.shape != expected:
-                raise TraceError(f"{name} has shape {rows.shape}, expected {expected}")
+            check_shape(name, rows, piece.arrays, header.geometry)
             check_values(rows, name, name)
-        check_rows("chosen", piece.arrays["chosen"], header.geometry)
+        check_ids(piece.arrays, header.geometry)
     except TraceError as wrong:
         raise RowError(f"request {index}: {wrong}") from None
     return {name: np.ascontiguousarray(rows, dtype_of(name)) for name, rows in piece.arrays.items()}
+
+
+def _check_whole(piece: Piece, begun: int) -> None:
+    offsets = np.concatenate([[0], np.cumsum(piece.lengths)])
+    if begun or offsets[-1] != piece.tokens:
+        raise TraceError("drafts came with a part of a request: expected whole requests")
+    check_drafts(piece.arrays, offsets, piece.prompts)
 
 
 def _check_ranges(piece: Piece, begun: int) -> None:

@@ -6,77 +6,46 @@ A trace has a flat token axis; requests are ranges of it. Shapes below use T tok
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from moereplay.traces.documents import canonical
+from moereplay.traces.draft_rows import Verified, verified
 from moereplay.traces.frozen import Frozen as Frozen
 from moereplay.traces.frozen import Name, Notes, Public, Text
 from moereplay.traces.kv_cache import Cached, Window
 from moereplay.traces.texts import shown
+from moereplay.traces.values import DRAFT, of_rejected
+from moereplay.traces.values import LOOKAHEAD as LOOKAHEAD
+from moereplay.traces.values import MOST_EXPERTS as MOST_EXPERTS
+from moereplay.traces.values import TOKEN_ARRAYS as TOKEN_ARRAYS
+from moereplay.traces.values import VALUES as VALUES
+from moereplay.traces.values import RowError as RowError
+from moereplay.traces.values import TraceError as TraceError
+from moereplay.traces.values import Values as Values
+from moereplay.traces.values import check_rows as check_rows
+from moereplay.traces.values import check_values as check_values
+from moereplay.traces.values import dtype_of as dtype_of
+from moereplay.traces.values import first_refused as first_refused
+from moereplay.traces.values import row_shape as row_shape
+from moereplay.traces.values import values_of as values_of
 from moereplay.traces.weight_formats import check_format
 
 FORMAT_VERSION = 1
 # Limits of a trace. Importers and the writer reject larger values with an error that names them.
-MOST_EXPERTS = 32_767  #: per layer: ids are int16, -1 is "not routed"
 MOST_LAYERS = 4_096  #: layers x experts is an int32 index
 MOST_BYTES = 1 << 60  #: all experts together: sums of bytes are int64
 LEAST_BITS, MOST_BITS = 0.1, 64.0  #: precision of an expert
 MOST_MATRICES, MOST_PART = 16, 1_000_000  #: of an expert, and the relative size of one
-MOST_WEIGHT = 65_536  #: gate weight: sums over a pass are int64 in UNITs
 MOST_BIAS = 126  #: correction bias of a router: scores, at most 1 without it, stay int32 in UNITs
-LARGEST = float(np.finfo(np.float32).max)
-
-#: Arrays along the token axis: name -> (dtype, axes after the token axis). `lookahead/d` follows `logits`.
-TOKEN_ARRAYS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "chosen": ("<i2", ("layers", "k")),
-    "weights": ("<f4", ("layers", "k")),
-    "logits": ("<f4", ("layers", "experts")),
-    "token_ids": ("<i4", ()),
-    "nll": ("<f4", ()),
-    "residency": ("i1", ("layers", "k")),
-}
-LOOKAHEAD, LOOKAHEAD_AXES = "lookahead/", ("<f4", ("layers", "experts"))
-
-
-class Values(NamedTuple):
-    """Range of an array's values as passed, before conversion to the stored dtype."""
-
-    kinds: str  #: numpy's kinds of allowed dtypes
-    least: float
-    most: float
-
-    @property
-    def expected(self) -> str:
-        """Range in words."""
-        if "f" not in self.kinds:
-            return f"a whole number from {self.least} to {self.most}"
-        return "a finite number" if self.most == LARGEST else f"a number from {self.least} to {self.most}"
-
-
-VALUES: dict[str, Values] = {
-    "chosen": Values("iu", -1, MOST_EXPERTS - 1),
-    "weights": Values("iuf", 0, MOST_WEIGHT),
-    "logits": Values("iuf", -LARGEST, LARGEST),
-    "token_ids": Values("iu", 0, 2**31 - 1),
-    "nll": Values("iuf", -LARGEST, LARGEST),
-    "residency": Values("iu", -1, 2),
-}
-
-
-class TraceError(Exception):
-    """A trace, or a file to import, cannot be used; the message names the problem and what to do."""
-
-
-class RowError(TraceError):
-    """Invalid rows of a request; the message names the request but not the file that it came from."""
 
 
 class Router(Public):
@@ -218,11 +187,15 @@ class Request:
     token_ids: np.ndarray | None = None  #: (T,) input tokens
     nll: np.ndarray | None = None  #: (T,) their negative log-likelihood
     residency: np.ndarray | None = None  #: (T, L, k) a foreign cache's verdict: 0 miss, 1 hit, 2 prefetched, -1 unknown
+    drafts: np.ndarray | None = None  #: (T,) drafts beside a known token, -1 for an accepted one (`draft_rows.py`)
+    #: With `drafts`: rows (D, ...) of the rejected ones for each of the other arrays but `nll` and `residency`.
+    rejected: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def given(self) -> dict[str, np.ndarray]:
         """Return the arrays that are present by their name in the store, with their original dtype."""
         named = {name: getattr(self, name) for name in TOKEN_ARRAYS}
         named |= {f"{LOOKAHEAD}{depth}": rows for depth, rows in enumerate(self.lookahead, 1)}
+        named |= {f"{DRAFT}{name}": rows for name, rows in self.rejected.items()}
         return {name: rows for name, rows in named.items() if rows is not None}
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -243,6 +216,8 @@ class Trace:
     router_bias: np.ndarray | None = None  #: (L, E) f32
     complete: bool = True
     array_digests: Mapping[str, str] = field(default_factory=dict)
+    rejects: int = 0  #: D, rows of rejected drafts
+    rejected: Mapping[str, Any] = field(default_factory=dict)  #: their arrays, by the name of the token array
     #: Cache of derived arrays for a trace that has no path and digest (`traces/shared.py`).
     shared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -257,6 +232,19 @@ class Trace:
         return int(self.request_offsets[-1])
 
     @property
+    def rows(self) -> int:
+        """Number of rows that have routing: tokens, then rejected drafts."""
+        return self.tokens + self.rejects
+
+    @cached_property
+    def verified(self) -> Verified | None:
+        """The recorded passes of drafts; None without a record of drafts. Raises TraceError if it is damaged."""
+        if "drafts" not in self.arrays:
+            return None
+        ranges = np.asarray(self.request_offsets), np.asarray(self.prompt_lengths)
+        return verified(self.read("drafts"), *ranges, self.rejects, f"{self.path or 'this trace'}: ")
+
+    @property
     def requests(self) -> int:
         """Number of requests."""
         return len(self.prompt_lengths)
@@ -268,60 +256,40 @@ class Trace:
         return frozenset(recorded | {"ids"} | ({"lookahead"} if self.header.lookahead_depth else set()))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read rows [start, stop) of a token array. Raises TraceError if it is missing or damaged."""
+        """Read rows [start, stop) of a token array; from T on, those of rejected drafts.
+
+        Raises TraceError if it is missing or damaged.
+        """
         if name not in self.arrays:
             raise TraceError(f"{self.path or 'this trace'} has no {name}; it holds {', '.join(sorted(self.arrays))}")
         stop = self.tokens if stop is None else stop
+        if stop <= self.tokens or not self.rejects:
+            return self._rows(self.arrays[name], name, start, stop)
+        begin, end = max(start - self.tokens, 0), min(stop - self.tokens, self.rejects)
+        beyond = self._rows(self.rejected[name], f"{DRAFT}{name}", begin, end)
+        return np.concatenate([self.read(name, start, self.tokens), beyond]) if start < self.tokens else beyond
+
+    def _rows(self, array: Any, name: str, start: int, stop: int) -> np.ndarray:
         where = f"{self.path}: {name} rows {start}-{stop}"
         try:
-            return np.asarray(self.arrays[name][start:stop])
+            return np.asarray(array[start:stop])
         except (ValueError, RuntimeError, OSError) as broken:  # a crc32c, blosc, or the disk
             raise TraceError(f"{where} are damaged ({broken}); restore the trace from a copy") from broken
         except MemoryError as full:
             raise TraceError(f"{where} do not fit in memory ({full}); check the sizes, or free memory") from full
 
+    def rejected_rows(self, names: Iterable[str], start: int, stop: int) -> dict[str, np.ndarray]:
+        """Return rows [start, stop) of rejected drafts for the token arrays among `names` that they have."""
+        return {name: self.read(name, self.tokens + start, self.tokens + stop) for name in of_rejected(names)}
+
     def request(self, index: int) -> Request:
         """Return the rows of one request, as they were appended."""
         first, last = (int(offset) for offset in self.request_offsets[index : index + 2])
         rows = {name: self.read(name, first, last) for name in self.arrays}
+        span = self.verified.span(first, last)[1] if self.verified else slice(0, 0)
+        rejected = self.rejected_rows(self.arrays, span.start, span.stop)
         look = tuple(rows.pop(f"{LOOKAHEAD}{d}") for d in range(1, self.header.lookahead_depth + 1))
-        return Request(prompt_length=int(self.prompt_lengths[index]), lookahead=look, **rows)
-
-
-def dtype_of(name: str) -> str:
-    """Return the stored dtype of a token array."""
-    return LOOKAHEAD_AXES[0] if name.startswith(LOOKAHEAD) else TOKEN_ARRAYS[name][0]
-
-
-def row_shape(name: str, geometry: Geometry) -> tuple[int, ...]:
-    """Return the shape of one token's row of an array."""
-    axes = LOOKAHEAD_AXES[1] if name.startswith(LOOKAHEAD) else TOKEN_ARRAYS[name][1]
-    return tuple(getattr(geometry, axis) for axis in axes)
-
-
-def values_of(name: str) -> Values:
-    """Return the range of a token array's values."""
-    return VALUES["logits" if name.startswith(LOOKAHEAD) else name]
-
-
-def first_refused(values: np.ndarray, allowed: Values) -> tuple[int, ...] | None:
-    """Return the index of the first number outside the range, or NaN; None if there is none."""
-    if not values.size or (allowed.least <= values.min().item() and values.max().item() <= allowed.most):
-        return None
-    wide = values.astype(np.float64) if values.dtype.kind == "f" else values
-    bad = np.argwhere(~((wide >= allowed.least) & (wide <= allowed.most)))
-    return tuple(bad[0].tolist())
-
-
-def check_values(values: np.ndarray, name: str, place: str) -> None:
-    """Check values for the array `name` before conversion to its dtype. Raises TraceError naming `place` and index."""
-    allowed = values_of(name)
-    if values.dtype.kind not in allowed.kinds:
-        wanted = "numbers" if "f" in allowed.kinds else "whole numbers"
-        raise TraceError(f"{place} is an array of {values.dtype}: expected {wanted}")
-    at = first_refused(values, allowed)
-    if at is not None:
-        raise TraceError(f"{place}{list(at)} is {values[at]}: expected {allowed.expected}")
+        return Request(prompt_length=int(self.prompt_lengths[index]), lookahead=look, rejected=rejected, **rows)
 
 
 def check_request(request: Request, header: Header, index: int) -> dict[str, np.ndarray]:
@@ -329,7 +297,7 @@ def check_request(request: Request, header: Header, index: int) -> dict[str, np.
     try:
         _check_given(request, header.geometry)
         arrays = request.arrays()
-        check_rows("chosen", arrays["chosen"], header.geometry)
+        check_ids(arrays, header.geometry)
     except TraceError as wrong:
         raise RowError(f"request {index}: {wrong}") from None
     return arrays
@@ -339,45 +307,39 @@ def _check_given(request: Request, geometry: Geometry) -> None:
     tokens = len(request.chosen)
     if tokens == 0 or not 0 <= request.prompt_length <= tokens:
         raise TraceError(f"{request.prompt_length} prompt tokens of {tokens}: expected at least one token")
-    for name, rows in request.given().items():
-        expected = (tokens, *row_shape(name, geometry))
-        if rows.shape != expected:
-            raise TraceError(f"{name} has shape {rows.shape}, expected {expected}")
+    arrays = request.given()
+    check_drafts(arrays, np.array([0, tokens]), np.array([request.prompt_length]))
+    for name, rows in arrays.items():
+        check_shape(name, rows, arrays, geometry)
         check_values(rows, name, name)
 
 
-def check_rows(name: str, rows: np.ndarray, geometry: Geometry, where: str = "", first: int = 0) -> None:
-    """Check rows of a token array (T, ...) as stored: values in range, ids below E and distinct within a layer.
-
-    `first` is the token of the first row, and `where` begins the message. Raises TraceError naming token and layer.
-    """
-    allowed, expected = values_of(name), f"expected {values_of(name).expected}"
-    if name == "chosen":
-        allowed = allowed._replace(most=geometry.experts - 1)
-        expected = f"ids are 0 to {geometry.experts - 1}, or -1 for not routed"
-    at = first_refused(rows, allowed)
-    if at is not None:
-        raise TraceError(f"{where}{_element(name, first, at)} is {rows[at]}{_place(first, at)}: {expected}")
-    if name == "chosen":
-        _check_distinct(rows, where, first)
+def check_shape(name: str, rows: np.ndarray, arrays: Mapping[str, np.ndarray], geometry: Geometry) -> None:
+    """Check the shape of one of the arrays: rows as of `chosen`, or of `draft/chosen`. Raises TraceError."""
+    first = f"{DRAFT}chosen" if name.startswith(DRAFT) else "chosen"
+    expected = (len(arrays[first]), *row_shape(name, geometry))
+    if rows.shape != expected:
+        raise TraceError(f"{name} has shape {rows.shape}, expected {expected}")
 
 
-def _check_distinct(ids: np.ndarray, where: str, first: int) -> None:
-    ordered = np.sort(ids, axis=-1)
-    bad = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
-    if bad.any():
-        at = tuple(np.argwhere(bad)[0, :2].tolist())
-        row = ids[at].tolist()
-        raise TraceError(f"{where}{_element('chosen', first, at)} repeats an expert: {row}{_place(first, at)}")
+def check_ids(arrays: Mapping[str, np.ndarray], geometry: Geometry) -> None:
+    """Check the ids of tokens, and of rejected drafts if there are any. Raises TraceError."""
+    for name in ("chosen", f"{DRAFT}chosen"):
+        if name in arrays:
+            check_rows(name, arrays[name], geometry)
 
 
-def _element(name: str, first: int, at: tuple[int, ...]) -> str:
-    return f"{name}{[first + at[0], *at[1:]]}"
-
-
-def _place(first: int, at: tuple[int, ...]) -> str:
-    token, layer = first + at[0], f", layer {at[1]}" if len(at) > 1 else ""
-    return f" (token {token}{layer})"
+def check_drafts(arrays: Mapping[str, np.ndarray], offsets: np.ndarray, prompts: np.ndarray) -> None:
+    """Check drafts of whole requests and that the rejected ones have rows in the same arrays. Raises TraceError."""
+    wanted = {f"{DRAFT}{name}" for name in of_rejected(arrays)}
+    if differing := wanted ^ {name for name in arrays if name.startswith(DRAFT)}:
+        listed = ", ".join(sorted(differing))
+        raise TraceError(f"{listed}: expected rows of rejected drafts for every array that has routing, with drafts")
+    if wanted:
+        if arrays["drafts"].shape != (offsets[-1],):
+            raise TraceError(f"drafts has shape {arrays['drafts'].shape}, expected {(int(offsets[-1]),)}")
+        check_values(arrays["drafts"], "drafts", "drafts")
+        verified(arrays["drafts"], offsets, prompts, len(arrays[f"{DRAFT}chosen"]))
 
 
 def check_bits(*precisions: float) -> None:
@@ -397,4 +359,6 @@ def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarra
     content |= {} if router_bias is None else {"router_bias": router_bias}
     hashes = {name: hashlib.sha256(rows.tobytes()).hexdigest() for name, rows in content.items()}
     digest = hashlib.sha256(canonical([header.model_dump(mode="json"), hashes])).hexdigest()
-    return Trace(header, offsets, prompts, arrays, digest, router_bias=router_bias)
+    rejected = {name: arrays.pop(f"{DRAFT}{name}") for name in of_rejected(arrays)}
+    rejects = len(rejected.get("chosen", ()))
+    return Trace(header, offsets, prompts, arrays, digest, router_bias=router_bias, rejects=rejects, rejected=rejected)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from moereplay.traces.profiles.contract import ranked
 from moereplay.traces.schema import LOOKAHEAD, Request, Trace, TraceError, memory_trace, shown
@@ -88,13 +89,13 @@ def sampled(trace: Trace, accesses: int) -> Trace:
 LEAST = 2  #: fewest requests of a shortened trace, if it has them
 
 
-def shortened(trace: Trace, accesses: int) -> Trace:
-    """Return requests in memory as `sampled` does, shortened if even LEAST of them have more accesses.
+def shortened(trace: Trace, accesses: int, least: int = LEAST) -> Trace:
+    """Return requests in memory as `sampled` does, shortened if even `least` of them have more accesses.
 
     A shortened request keeps the end of its prompt, as half of its tokens or as many as too few decoded tokens leave,
     and its first decoded tokens.
     """
-    step = min(-(-accesses_of(trace) // accesses), max(1, trace.requests // LEAST))
+    step = min(-(-accesses_of(trace) // accesses), max(1, trace.requests // least))
     numbers = range(0, trace.requests, step)
     most = max(2, accesses // (len(numbers) * trace.geometry.layers * trace.geometry.k))
     lengths = [int(trace.request_offsets[at + 1] - trace.request_offsets[at]) for at in numbers]
@@ -108,9 +109,21 @@ def _cut(trace: Trace, number: int, most: int) -> Request:
     prompt = int(trace.prompt_lengths[number])
     skipped = max(0, min(prompt - most // 2, end - begin - most))
     first, last = begin + skipped, min(end, begin + skipped + most)
-    rows = {name: trace.read(name, first, last) for name in trace.arrays}
+    rows: dict[str, Any] = {name: trace.read(name, first, last) for name in trace.arrays}
     look = tuple(rows.pop(f"{LOOKAHEAD}{depth}") for depth in range(1, trace.header.lookahead_depth + 1))
+    rows |= drafts_within(trace, first, last)
     return Request(prompt_length=min(prompt - skipped, last - first), lookahead=look, **rows)
+
+
+def drafts_within(trace: Trace, first: int, last: int) -> dict[str, Any]:
+    """Return `drafts` and `rejected` of a request's tokens [first, last) as of `Request`; nothing without drafts.
+
+    A pass that goes on after `last` loses its rejected drafts. `first` is a token that was known before its pass.
+    """
+    if trace.verified is None:
+        return {}
+    drafts, span = trace.verified.span(first, last)
+    return {"drafts": drafts, "rejected": trace.rejected_rows(trace.arrays, span.start, span.stop)}
 
 
 def split(requests: int, share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:
@@ -137,10 +150,12 @@ def first_requests(trace: Trace, requests: int) -> Trace:
     if requests >= trace.requests:
         return trace
     digest = hashlib.sha256(f"{trace.digest} requests 0..{requests - 1}".encode()).hexdigest()
+    last = int(trace.request_offsets[requests])
     return replace(
         trace,
         request_offsets=trace.request_offsets[: requests + 1],
         prompt_lengths=trace.prompt_lengths[:requests],
         digest=digest,
         array_digests={},
+        rejects=trace.verified.span(0, last)[1].stop if trace.verified else 0,
     )

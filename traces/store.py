@@ -21,19 +21,20 @@ from moereplay.traces.metadata import BIAS, OFFSETS, PARTIAL, PROMPTS, Attribute
 from moereplay.traces.pieces import check_bias
 from moereplay.traces.schema import Geometry, Trace, TraceError, check_rows
 from moereplay.traces.stored import Stored
+from moereplay.traces.values import DRAFT, of_rejected
 
 BLOCK_TOKENS = 2048  #: rows hashed at a time; a multiple of the default shard, so that no chunk is decoded twice
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The committed rows of a stored array, (T, ...). A slice reads only the chunks it touches.
+    """The committed rows of a stored array, (rows, ...). A slice reads only the chunks it touches.
 
     The values are checked as well, because engines index by them and a checksum only shows that they were not changed.
     """
 
     array: Stored
-    tokens: int
+    rows: int
     name: str
     geometry: Geometry
     path: Path
@@ -41,7 +42,7 @@ class Rows:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the committed rows."""
-        return (self.tokens, *self.array.row)
+        return (self.rows, *self.array.row)
 
     @property
     def dtype(self) -> np.dtype:
@@ -49,10 +50,10 @@ class Rows:
         return self.array.dtype
 
     def __len__(self) -> int:
-        return self.tokens
+        return self.rows
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        start, stop, _ = slice(rows.start, rows.stop).indices(self.tokens)
+        start, stop, _ = slice(rows.start, rows.stop).indices(self.rows)
         read = self.array[start : max(start, stop)]
         check_rows(self.name, read, self.geometry, f"{self.path}: ", start)
         return read[:: rows.step]
@@ -70,32 +71,42 @@ def open_trace(path: str | Path) -> Trace:
         raise TraceError(f"{path} holds no committed request; rerun the recording with --resume, or remove it")
     arrays = {name: Stored(path, name, attributes) for name in sorted(attributes.arrays)}
     offsets, prompts = _request_ranges(path, arrays, attributes)
-    tokens = attributes.committed.tokens
+    committed, geometry = attributes.committed, attributes.header.geometry
+    rejected = of_rejected(arrays)
     return Trace(
         header=attributes.header,
         request_offsets=offsets,
         prompt_lengths=prompts,
         arrays={
-            name: Rows(array, tokens, name, attributes.header.geometry, path)
+            name: Rows(array, committed.tokens, name, geometry, path)
             for name, array in arrays.items()
-            if name not in (OFFSETS, PROMPTS, BIAS)
+            if name not in (OFFSETS, PROMPTS, BIAS) and not name.startswith(DRAFT)
         },
         digest=attributes.digest,
         path=path,
         router_bias=_router_bias(path, arrays[BIAS], attributes) if BIAS in arrays else None,
         complete=path.suffix != PARTIAL,
         array_digests=attributes.arrays,
+        rejects=committed.rejected,
+        rejected={
+            name: Rows(arrays[f"{DRAFT}{name}"], committed.rejected, f"{DRAFT}{name}", geometry, path)
+            for name in rejected
+        },
     )
 
 
 def verify(trace: Trace) -> None:
-    """Read every row and compare it with the recorded sha256. Raises TraceError naming the first array that differs."""
+    """Read every row and compare it with the recorded sha256; check that recorded drafts fit together.
+
+    Raises TraceError naming the first array that differs.
+    """
     for name, recorded in trace.array_digests.items():
         hasher = hashlib.sha256()
         for rows in blocks(trace, name):
             hasher.update(rows.data)
         if hasher.hexdigest() != recorded:
             raise TraceError(f"{trace.path}: {name} does not match its recorded sha256; restore the trace from a copy")
+    trace.verified  # noqa: B018 - reads and checks drafts
 
 
 def blocks(trace: Trace, name: str) -> Iterator[np.ndarray]:
@@ -104,8 +115,9 @@ def blocks(trace: Trace, name: str) -> Iterator[np.ndarray]:
     if name in whole:
         yield np.ascontiguousarray(whole[name])
         return
-    for start in range(0, trace.tokens, BLOCK_TOKENS):
-        yield trace.read(name, start, min(start + BLOCK_TOKENS, trace.tokens))
+    first, last = (trace.tokens, trace.rows) if name.startswith(DRAFT) else (0, trace.tokens)
+    for start in range(first, last, BLOCK_TOKENS):
+        yield trace.read(name.removeprefix(DRAFT), start, min(start + BLOCK_TOKENS, last))
 
 
 def files_of(trace: Trace) -> list[str]:

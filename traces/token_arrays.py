@@ -1,7 +1,8 @@
 """Arrays with a row per token that replays read at random: recorded ones, choice scores, shares and predictions.
 
 A store's chunks are compressed, so each array is derived once into a memory-mapped file (`traces/derived.py`), a block
-at a time; a trace may be larger than memory. A trace in memory uses its own arrays.
+at a time; a trace may be larger than memory. A trace in memory uses its own arrays. After the T tokens each array has
+the rows of rejected drafts, if the trace has a record of them.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from moereplay.traces.schema import LOOKAHEAD, Trace, dtype_of, row_shape
 
 
 def rows(trace: Trace, name: str) -> np.ndarray:
-    """Return a recorded token array, (T, ...). Raises TraceError."""
-    if trace.path is None:
+    """Return a recorded token array, (T, ...), and after it the rows of rejected drafts. Raises TraceError."""
+    if trace.path is None and not trace.rejects:
         return np.asarray(trace.arrays[name])
 
     shape = row_shape(name, trace.geometry)
 
     def fill(arrays: Mapping[str, Growing]) -> None:
-        for first, last in token_blocks(trace, math.prod(shape)):
+        for first, last in token_blocks(trace, math.prod(shape), trace.rows):
             append(arrays["rows"], trace.read(name, first, last))
 
     return derived(trace, f"plain-{name}", {"rows": Rows(dtype_of(name), shape)}, fill)["rows"]
@@ -51,7 +52,7 @@ def _per_layer(trace: Trace, what: str, rule: Callable[[np.ndarray, np.ndarray |
     shape = row_shape("logits", trace.geometry)
 
     def fill(arrays: Mapping[str, Growing]) -> None:
-        for first, last in token_blocks(trace, math.prod(shape)):
+        for first, last in token_blocks(trace, math.prod(shape), trace.rows):
             logits = trace.read("logits", first, last)
             made = np.empty(logits.shape, np.float32)
             for layer in range(trace.geometry.layers):
@@ -74,7 +75,7 @@ def sums(trace: Trace) -> Sums:
     layers = (trace.geometry.layers,)
 
     def fill(arrays: Mapping[str, Growing]) -> None:
-        for first, last in token_blocks(trace, trace.geometry.layers * trace.geometry.k):
+        for first, last in token_blocks(trace, trace.geometry.layers * trace.geometry.k, trace.rows):
             chosen = trace.read("chosen", first, last) >= 0
             append(arrays["assigned"], chosen.sum(-1))
             if "weights" in trace.arrays:
@@ -126,13 +127,14 @@ def look(trace: Trace, depths: Sequence[int], control: str = "recorded", seed: i
 
 def _blocks(trace: Trace, depth: int, control: str, seed: int) -> Iterator[Predicted]:
     """Yield the predictions of one depth, a block of tokens at a time."""
-    spans = token_blocks(trace, trace.geometry.layers * trace.geometry.experts)
+    spans = token_blocks(trace, trace.geometry.layers * trace.geometry.experts, trace.rows)
     if control == "recorded":
         yield from (rank(_scores(trace, depth, first, last)) for first, last in spans)
         return
     known, rng = predicted(trace, depth), np.random.Generator(np.random.PCG64(seed))
     if control == "shuffled_tokens":
         other = rng.permutation(trace.tokens)
+        other = np.concatenate([other, rng.integers(trace.tokens, size=trace.rejects)])
         yield from (Predicted(*(part[other[first:last]] for part in known)) for first, last in spans)
     else:
         yield from (rank(rng.permuted(known.score[first:last], axis=-1)) for first, last in spans)

@@ -30,7 +30,6 @@ from moereplay.traces.metadata import (
     PROMPTS,
     SHARD_TOKENS,
     Attributes,
-    Committed,
     committed_rows,
     metadata_digest,
     read_attributes,
@@ -186,7 +185,7 @@ class TraceWriter:
             ends = self._appended.tokens + np.cumsum(piece.lengths, dtype=np.int64)
             self._columns[OFFSETS].extend(ends)
             self._columns[PROMPTS].extend(piece.prompts)
-            self._appended = Committed(tokens=int(ends[-1]), requests=self._appended.requests + len(ends))
+            self._appended = self._appended.with_requests(len(ends), int(ends[-1]), piece.rejected)
             self._begun = 0
         if self._columns["chosen"].waiting >= self._attributes.shard_tokens:
             self._write_rows()

@@ -51,7 +51,7 @@ def document(question: Question, answer: Answer, trace_name: str, whole: Trace |
         "trace": {"name": trace_name, "model": _about(best)["model"], "digest": trace.digest},
         "synthetic": synthetic_of(_about(best)) or None,
         "platform": best.config.platform,
-        "memory": question.memory._asdict()
+        "memory": {name: size for name, size in question.memory._asdict().items() if size or name != "head_bytes"}
         | {"cache_bytes": question.memory.cache_bytes}
         | _peak(question, question.memory.total_bytes),
         "best": _leader(question, best, trace_name),

@@ -17,7 +17,7 @@ from moereplay.sweeps.recommend.engines import Engine, engine
 from moereplay.sweeps.recommend.hits import PLAIN, Decoding
 from moereplay.sweeps.recommend.load import Load
 from moereplay.sweeps.recommend.quick import WORTH, Estimate, Range, candidates, estimates, leader, likely
-from moereplay.traces.drafts import EXPECTED, HEADS, OFF, Drafts, parse_drafts
+from moereplay.traces.drafts import EXPECTED, HEADS, OFF, RECORDED, Drafts, parse_drafts
 from moereplay.traces.schema import TraceError, shown
 
 AUTO = "auto"
@@ -37,6 +37,7 @@ class Asked(NamedTuple):
     drafts: Drafts = PLAIN.drafts  #: chances, and the routing of wrong drafts
     head: bool = True
     accept: str = ""  #: where the chances come from, in words
+    concurrent: bool = False  #: whether the number of streams was given
 
     def at(self, many: int) -> Decoding:
         """Return how requests decode with so many drafts."""
@@ -66,6 +67,8 @@ def asked(concurrency: int | None, draft: str, model: str) -> Asked | None:
     if concurrency is None and draft == OFF:
         return None
     first, *others = draft.split(":")
+    if first == RECORDED:
+        raise ConfigError(f"invalid --draft {shown(draft)!r}: a recommendation has no record of drafts; pass N or auto")
     heads = [each.removeprefix("head=") for each in others if each.startswith("head=")]
     if len(heads) > 1 or any(each not in HEAD for each in heads):
         raise ConfigError(f"invalid --draft {shown(draft)!r}: expected head=layer or head=none, once")
@@ -84,7 +87,15 @@ def asked(concurrency: int | None, draft: str, model: str) -> Asked | None:
     most = (
         (len(chances) if len(chances) > 1 or _name(given, known) in HEADS else MOST) if first == AUTO else drafts.many
     )
-    return Asked(streams, 1 if first == AUTO else drafts.many, most, drafts, head, _in_words(given, known))
+    return Asked(
+        streams,
+        1 if first == AUTO else drafts.many,
+        most,
+        drafts,
+        head,
+        _in_words(given, known),
+        concurrency is not None,
+    )
 
 
 def _name(given: Sequence[str], known: str) -> str:

@@ -37,7 +37,7 @@ from moereplay.sweeps.recommend.space import (
     started,
 )
 from moereplay.traces.schema import Geometry, Trace
-from moereplay.traces.selection import sampled, shortened
+from moereplay.traces.selection import LEAST, sampled, shortened
 
 SCREENED = 1_000_000  #: accesses of the requests on which a long trace is searched
 LEADING = 4  #: sets with a predictor, and lossy ones, that are replayed on all requests
@@ -64,6 +64,7 @@ class Question:
     target_tokens_per_s: float | None = None
     min_mass_kept: float = 0.99
     pace: Pace = THOROUGH
+    least: int = LEAST  #: fewest requests of a part of the trace, if it has them
 
     def at(self, size: int) -> dict[str, Any]:
         """Return the base settings with a cache of that many bytes."""
@@ -102,7 +103,7 @@ class Answer:
 def judged(question: Question) -> Question:
     """Return the question restricted to the requests of the figures; unchanged if these are all requests."""
     most = question.pace.judged
-    return question if most is None else replace(question, trace=shortened(question.trace, most))
+    return question if most is None else replace(question, trace=shortened(question.trace, most, question.least))
 
 
 def everything(geometry: Geometry) -> int:
@@ -184,7 +185,9 @@ def _from_empty(run: Runner, best: Tried) -> Tried | None:
 def _runners(question: Question, workers: int, advance: Callable[[int, float], None], budget: Budget) -> Runners:
     whole = Runner(question.trace, workers, advance, budget=budget)
     pace = question.pace
-    few = shortened(question.trace, pace.screened) if pace.screened else sampled(question.trace, SCREENED)
+    few = (
+        shortened(question.trace, pace.screened, question.least) if pace.screened else sampled(question.trace, SCREENED)
+    )
     return Runners(whole if few is question.trace else Runner(few, workers, advance, budget=budget), whole)
 
 
@@ -207,6 +210,13 @@ def _rounds(run: Runner, base: Settings, space: Space, pace: Pace) -> list[Tried
     again = _again(ranking, space, pace)
     last = run.tried(_valid(run.trace, base, ({**pair, **cache} for pair in _leading(ranking) for cache in again)))
     return list({each.config: each for each in (*tried, *last)}.values())
+
+
+def placed_sets(question: Question) -> list[ReplayConfig]:
+    """Return the sets of engines and static placements, and plain caches of the last used experts."""
+    base, space = question.at(question.memory.cache_bytes), question.space()
+    caches = [each for each in _caches(space) if each["eviction"] == "lru"]
+    return _valid(question.trace, base, [*({} if space is ALL_FIT else _placements(space)), *caches])
 
 
 def _leading(ranking: Sequence[Tried]) -> list[dict[str, str]]:
@@ -305,11 +315,11 @@ def _curve(run: Runners, question: Question, ranking: Sequence[Tried]) -> list[T
     return [
         each
         for size in sorted(sizes)
-        for each in (at_best if size == question.memory.cache_bytes else run.fastest(_resized(question, leading, size)))
+        for each in (at_best if size == question.memory.cache_bytes else run.fastest(resized(question, leading, size)))
     ]
 
 
-def _resized(question: Question, sets: Iterable[ReplayConfig], size: int) -> list[ReplayConfig]:
+def resized(question: Question, sets: Iterable[ReplayConfig], size: int) -> list[ReplayConfig]:
     """Return the sets with a cache of that many bytes, refilled."""
     made = [
         started(

@@ -132,15 +132,18 @@ class ListSource:
         passes: str | Sequence[Sequence[Row]] = "recorded",
         guess: Guess | None = None,
         arrive: bool = False,
+        rejected: Sequence[Sequence[Cell]] = (),
     ) -> None:
         """`passes` is a name, or the rows of every pass; a row's token counts through all requests.
+
+        `rejected`: layers of rows that rejected drafts read, which count on after all tokens.
 
         `arrive`: the passes are shares of requests, which fall in passes by time, so that the future is unknown.
         """
         self.geometry, self.requests, self.guess, self.arrive = geometry, requests, guess, arrive
         lengths = [(request.prompt, len(request.tokens)) for request in requests]
         self._plan = laid(lengths, passes, guess) if isinstance(passes, str) else passes
-        self._tokens = [token for request in requests for token in request.tokens]
+        self._tokens = [*(token for request in requests for token in request.tokens), *rejected]
         unions = [self._union(rows, layer) for rows in self._plan for layer in range(geometry.layers)]
         self._unions, self._first = _with_future(unions, geometry)
         self.executed: list[list[list[int]]] = []  #: per step, per token, the experts it ran
@@ -193,9 +196,10 @@ class ListSource:
         return NEVER if position == NEVER else sum(end <= position for end in ends) // self.geometry.layers
 
     def popularity(self, tokens: int) -> list[int]:
+        tokens_of_all = [token for request in self.requests for token in request.tokens]
         chosen = [
             layer * self.geometry.experts + e
-            for token in self._tokens[: tokens or None]
+            for token in tokens_of_all[: tokens or None]
             for layer, cell in enumerate(token)
             for e in cell.ids
             if e >= 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -236,9 +237,30 @@ def _resident(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...
 def drafted(draw: st.DrawFn, **fixed: Any) -> Scenario:
     """Any scenario on a machine with lower tiers, or with all prices, whose decode passes verify drafts."""
     scenario = draw(st.one_of(hybrid(**fixed), priced(**fixed)))
-    guess = draw(guesses(scenario))
+    guess, requests = draw(guesses(scenario)), scenario.source.requests
     passes = draw(st.sampled_from(("recorded", "token", "decode:1", "batch:2", "batch:3")))
-    return scenario._replace(source=ListSource(scenario.source.geometry, scenario.source.requests, passes, guess))
+    if not draw(st.booleans()):
+        return scenario._replace(source=ListSource(scenario.source.geometry, requests, passes, guess))
+    record = draw(records([(request.prompt, len(request.tokens)) for request in requests]))
+    guess = guess._replace(record=record, rejected=draw(st.sampled_from(("recorded", "recorded", "own", "other"))))
+    tokens = [token for request in requests for token in request.tokens]
+    wrong = sum(each for each in record if each > 0) - sum(each < 0 for each in record)
+    rejected = [draw(st.sampled_from(tokens)) for _ in range(wrong)]
+    return scenario._replace(source=ListSource(scenario.source.geometry, requests, passes, guess, rejected=rejected))
+
+
+@st.composite
+def records(draw: st.DrawFn, lengths: Sequence[tuple[int, int]]) -> list[int]:
+    """A record of drafts, some of which go on after the end of their request."""
+    record: list[int] = []
+    for prompt, tokens in lengths:
+        record += [0] * prompt
+        left = tokens - prompt
+        while left:
+            right = draw(st.integers(0, min(2, left - 1)))
+            record += [right + draw(st.integers(0, 2)), *[-1] * right]
+            left -= 1 + right
+    return record
 
 
 @st.composite

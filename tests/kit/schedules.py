@@ -20,6 +20,7 @@ class Guess(NamedTuple):
     accept: Sequence[float]
     rejected: str
     seed: int
+    record: Sequence[int] = ()  #: of every token, as in the array `drafts`; instead of `many` and `accept`
 
 
 def laid(lengths: Lengths, passes: str, guess: Guess | None = None) -> list[list[Row]]:
@@ -57,16 +58,24 @@ def given(lengths: Lengths, request: int, size: int, guess: Guess | None) -> lis
     i, end = first + lengths[request][0], first + lengths[request][1]
     while i < end:
         rows, right = [Row(request, i, DECODE)], True
-        for j in range(1, min(guess.many, end - 1 - i) + 1):
-            chance = guess.accept[min(j, len(guess.accept)) - 1]
-            right = right and hash53(guess.seed, i + j) / 2**53 < chance
-            reads = i + j
+        for j in range(1, (guess.record[i] if guess.record else min(guess.many, end - 1 - i)) + 1):
+            right = right and _is_right(guess, i, j)
+            reads = i + j if right else min(i + j, end - 1)
             if not right and guess.rejected == "other":
                 reads = first + hash53(guess.seed + 1, i * 64 + j) % (end - first)
+            if not right and guess.rejected == "recorded":
+                before = sum(each if each > 0 else -(each < 0) for each in guess.record[:i])
+                reads = len(guess.record) + before + j - 1 - sum(row.draft == 1 for row in rows)
             rows.append(Row(request, i + j, DECODE, reads, 1 if right else 2))
         prompt.append(rows)
         i += sum(row.kept for row in rows)
     return prompt
+
+
+def _is_right(guess: Guess, i: int, j: int) -> bool:
+    if guess.record:
+        return i + j < len(guess.record) and guess.record[i + j] < 0
+    return hash53(guess.seed, i + j) / 2**53 < guess.accept[min(j, len(guess.accept)) - 1]
 
 
 def hash53(seed: int, t: int) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from moereplay.traces.schema import Geometry, Header, Provenance, Request, Trace
+from moereplay.traces.values import DRAFT, of_rejected
 from moereplay.traces.writer import TraceWriter
 
 LAYERS, EXPERTS, K = 3, 8, 2
@@ -43,9 +45,11 @@ def assert_holds(trace: Trace, requests: list[Request]) -> None:
     """Every array equals the appended ones, laid end to end."""
     given = [request.arrays() for request in requests]
     assert trace.requests == len(requests)
-    assert trace.arrays.keys() == given[0].keys()
+    assert {*trace.arrays, *(f"{DRAFT}{name}" for name in trace.rejected)} == given[0].keys()
     for name in given[0]:
-        np.testing.assert_array_equal(trace.read(name), np.concatenate([arrays[name] for arrays in given]))
+        first, last = (trace.tokens, trace.rows) if name.startswith(DRAFT) else (0, trace.tokens)
+        found = trace.read(name.removeprefix(DRAFT), first, last)
+        np.testing.assert_array_equal(found, np.concatenate([arrays[name] for arrays in given]))
 
 
 def commit_some(path: Path, requests: list[Request], header: Header = PLAIN, bias: np.ndarray | None = None) -> None:
@@ -62,3 +66,17 @@ def written(path: Path, trace: Trace) -> Path:
             writer.append(trace.request(request))
         writer.finish()
     return path
+
+
+def drafted(request: Request, seed: int = 0) -> Request:
+    """The request with a record of drafts: passes of up to 3 drafts, rows of the rejected ones at random."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    tokens, at = len(request.chosen), request.prompt_length
+    drafts, wrong = np.zeros(tokens, np.int16), 0
+    while at < tokens:
+        right, rejected = min(int(rng.integers(3)), tokens - 1 - at), int(rng.integers(3))
+        drafts[at], drafts[at + 1 : at + 1 + right] = right + rejected, -1
+        at, wrong = at + 1 + right, wrong + rejected
+    given = replace(request, drafts=drafts, rejected={}).given()
+    rejected = {name: given[name][rng.integers(tokens, size=wrong)] for name in of_rejected(given)}
+    return replace(request, drafts=drafts, rejected=rejected)

@@ -62,3 +62,15 @@ def test_a_run_that_may_end_too_late_is_replayed(monkeypatch: pytest.MonkeyPatch
         inputs, oracle = inputs_from(source), oracle_of(source, spec.config, spec.chosen.eviction)
         assert engine._shared(inputs, oracle, spec, sharing, key_of(spec)).end_ns == 3 * dense_ns + 2
         assert sharing.taken == taken
+
+
+def test_tokens_of_hits_and_misses_in_a_pass_of_several() -> None:
+    """Pass 0 misses experts 0 (2 tokens) and 1; pass 1 runs 0 again over 2 tokens while 2 is read, for 1 token."""
+    rows = tokens([[0]], [[0]], [[1]], [[2]], [[0]], [[0]])
+    source, sharing = ListSource(sizes(1, 3, 1), [Prompted(rows, prompt=6)], "chunk:3"), Sharing()
+    for per_token in (1, 50):
+        spec = spec_of(source.geometry, 3, machine(latency_ns=9, expert_ns_per_token=per_token), log=False)
+        inputs, oracle = inputs_from(source), oracle_of(source, spec.config, spec.chosen.eviction)
+        ended = engine._shared(inputs, oracle, spec, sharing, key_of(spec)).end_ns
+    # expert 0 lands at 10 and runs until 110, 1 until 160; from there 0 runs until 260, 2 has landed and runs until 310
+    assert (ended, sharing.taken) == (310, 1)

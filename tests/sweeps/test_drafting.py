@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.analysis.drafting_answer import in_words, verdict
+from moereplay.simulator.capacity import Memory
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, assembled, of_platform
+from moereplay.simulator.platform import Roofline
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import replay
+from moereplay.sweeps.recommend.draft_replays import with_drafts
 from moereplay.sweeps.recommend.drafting import Asked, asked, drafted
 from moereplay.sweeps.recommend.hits import (
     GLOBAL_LRU,
@@ -32,6 +35,7 @@ from moereplay.sweeps.recommend.hits import (
 from moereplay.sweeps.recommend.placements import Scheme
 from moereplay.sweeps.recommend.quick import Load, estimates, leader
 from moereplay.sweeps.recommend.quick_document import decoding_document
+from moereplay.sweeps.recommend.search import Question
 from moereplay.sweeps.recommend.token_time import prices, token
 from moereplay.traces.drafts import Drafts
 from moereplay.traces.passes import schedule
@@ -367,3 +371,40 @@ def test_a_gain_that_depends_on_the_routing_is_said_so() -> None:
     assert in_words({"least": -0.1, "middle": 0.1, "most": 0.3}) == "10% fewer to 30% more tokens/s"
     assert in_words({"least": -0.3, "middle": -0.2, "most": -0.2}) == "20% to 30% fewer tokens/s"
     assert in_words({"least": 0.0, "middle": 0.0, "most": 0.005}) == "as many tokens/s, no more"
+
+
+def test_a_search_by_replays_compares_numbers_of_drafts_and_counts_the_memory_of_streams() -> None:
+    told = ("recommend", "miniature", "--platform", "phone-ufs4", "--memory", "512MB", "--json")
+    found = moereplay(*told, "--concurrency", "2", "--draft", "auto:accept=.9:head=none")
+    assert found.returncode == 0, found.stderr
+    document = json.loads(found.stdout)
+    known, best = document["decoding"], document["best"]["config"]
+    assert [each["drafts"] for each in known["steps"]] == [0, 1, 2, 3, 4, 5] and known["concurrency"] == 2
+    assert best["passes"] == "batch:2" and best["draft"].partition(":")[0] == str(known["drafts"])
+    assert known["alone"]["drafts"] == 0 and known["alone"]["tokens_per_s"] > known["steps"][0]["tokens_per_s"]
+    tokens = [each["tokens_per_pass"] for each in known["steps"]]
+    assert tokens == sorted(tokens) and tokens[0] == 1
+    for wrong, said in (
+        (("--concurrency", "7"), "the trace has 6 requests"),
+        (("--concurrency", "2", "--passes", "token"), "stands for --passes batch:N"),
+    ):
+        refused = moereplay(*told, *wrong)
+        assert refused.returncode == 2 and said in unfolded(refused.stderr)
+
+
+def test_a_head_and_the_caches_of_streams_take_memory_of_a_search() -> None:
+    trace = from_arrays(np.tile(np.arange(2), (40, 8, 1)), shape(), lengths=[10] * 4)
+    memory = Memory(20 * GB, GB, GB, 0)
+    question = Question(trace, memory, {"platform": "desktop-ram"})
+    of = Asked(4, 1, 2, Drafts(2, (0.9,)))
+    none, two = (with_drafts(question, of, many) for many in (0, 2))
+    assert none.memory.cache_bytes == (20 - 1 - 4) * GB
+    assert two.memory.cache_bytes == none.memory.cache_bytes - 16 * 100_000_000 - GB // 8
+    assert none.base["platform"] == "desktop-ram"
+    # a layer's eighth of 1 GB and two experts of 100 MB at the rate of the card, with a launch of each
+    named, _, ns = two.base["platform"].partition(":draft.ns_per_token=")
+    compute = platform(named).compute
+    assert isinstance(compute, Roofline)
+    assert int(ns) == pytest.approx((GB / 8 + 2e8) / compute.memory_bytes_per_s * 1e9 + 3 * compute.launch_ns, abs=1)
+    with pytest.raises(ConfigError, match="4 streams with 2 drafts leave no room"):
+        with_drafts(Question(trace, Memory(6 * GB, GB, GB, 0), question.base), of, 2)

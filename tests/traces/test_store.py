@@ -45,7 +45,7 @@ def test_every_array_comes_back_with_header_and_ranges(tmp_path):
     requests = [everything(tokens, tokens) for tokens in (40, 1, 23)]
     trace = write_trace(tmp_path / "a.zarr", HEADER, requests, BIAS)
     assert_holds(trace, requests)
-    assert len(trace.arrays) == len(fields(Request)) - 2 + 2  # one each, less prompt_length, two depths for lookahead
+    assert len(trace.arrays) == len(fields(Request)) - 4 + 2  # one each, two depths for lookahead; no drafts
     assert trace.header == HEADER
     assert trace.request_offsets.tolist() == [0, 40, 41, 64]
     assert trace.prompt_lengths.tolist() == [1, 1, 1]

@@ -29,14 +29,16 @@ from moereplay.traces.library.index import (
     read_index,
 )
 from moereplay.traces.lock import Lock
-from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.schema import Request, Trace, TraceError
 from moereplay.traces.store import files_of, open_trace, verify
 from moereplay.traces.texts import in_markdown
 from moereplay.traces.units import MB
+from moereplay.traces.values import DRAFT
 from moereplay.traces.writer import write_trace
 
 CARD = "README.md"
 PROMPT_ARRAY = "token_ids"
+PROMPT_ARRAYS = (PROMPT_ARRAY, f"{DRAFT}{PROMPT_ARRAY}")
 
 
 def publish(trace: Trace, out: Path, name: str, licence: str, source: str = "") -> Entry:
@@ -54,7 +56,7 @@ def publish(trace: Trace, out: Path, name: str, licence: str, source: str = "") 
         taken = TraceError(f"{out} has a trace {name} already; choose another --name")
         if listed and (listed.licence != licence or not path.exists()):
             raise taken
-        without_tokens = (replace(trace.request(at), token_ids=None) for at in range(trace.requests))
+        without_tokens = (_without_tokens(trace.request(at)) for at in range(trace.requests))
         made = _kept(path, trace)
         made = made or write_trace(path, trace.header, without_tokens, trace.router_bias, resumable=False)
         entry = described(made, name, licence, source, prompts_sha256(trace))
@@ -68,6 +70,11 @@ def publish(trace: Trace, out: Path, name: str, licence: str, source: str = "") 
     return entry
 
 
+def _without_tokens(request: Request) -> Request:
+    rejected = {name: rows for name, rows in request.rejected.items() if name != PROMPT_ARRAY}
+    return replace(request, token_ids=None, rejected=rejected)
+
+
 def _kept(path: Path, trace: Trace) -> Trace | None:
     """Return the trace at `path` if an earlier call wrote the same rows, None if there is none. Raises TraceError."""
     if not (path.exists() or path.is_symlink()):
@@ -77,7 +84,7 @@ def _kept(path: Path, trace: Trace) -> Trace | None:
         verify(made)
     except TraceError as damaged:
         raise TraceError(f"{path} exists and cannot be read ({damaged}); remove it, or choose another --name") from None
-    rows = {array: digest for array, digest in trace.array_digests.items() if array != PROMPT_ARRAY}
+    rows = {array: digest for array, digest in trace.array_digests.items() if array not in PROMPT_ARRAYS}
     if made.header != trace.header or dict(made.array_digests) != rows:
         raise TraceError(f"the library has a trace {path.stem} already, with other rows; choose another --name")
     return made

@@ -1,0 +1,143 @@
+"""Drafts and streams by replays: choose the number of drafts on a few sets, then compare numbers on the best sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.machine import of_platform
+from moereplay.simulator.platforms import platform
+from moereplay.sweeps.recommend.drafting import Asked
+from moereplay.sweeps.recommend.hits import PLAIN
+from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.runner import Budget, Runner, Tried, fastest_first
+from moereplay.sweeps.recommend.search import WORTH, Answer, Question, placed_sets, resized, search
+from moereplay.sweeps.recommend.token_time import prices
+from moereplay.traces.drafts import OFF
+from moereplay.traces.geometry import as_known
+from moereplay.traces.schema import Trace
+from moereplay.traces.selection import shortened
+
+SCREENED = 60_000  #: accesses on which numbers of drafts are first compared
+NO_MEMORY = "{} streams with {} drafts leave no room for an expert: pass more memory, a shorter --context"
+
+
+class Step(NamedTuple):
+    """The fastest set with some drafts."""
+
+    drafts: int
+    tried: Tried
+
+
+def with_drafts(question: Question, of: Asked, many: int) -> Question:
+    """Return the question with so many drafts: KV caches of all streams, and the memory and time of a head."""
+    decoding = of.at(many)
+    geometry = as_known(question.trace.geometry, question.trace.header.provenance.model)
+    head = Load(geometry, 0, 0, (), "", decoding).head_bytes
+    memory = question.memory._replace(kv_bytes=of.streams * question.memory.kv_bytes, head_bytes=head)
+    if memory.cache_bytes < max(geometry.expert_bytes):
+        raise ConfigError(NO_MEMORY.format(of.streams, many))
+    base = {**question.base, "draft": decoding.drafts.text}
+    named = str(base["platform"])
+    if head and not platform(named).draft.ns_per_token:
+        base["platform"] = f"{named}:draft.ns_per_token={_head_ns(question, of)}"
+    return replace(question, memory=memory, base=base)
+
+
+def _head_ns(question: Question, of: Asked) -> int:
+    """Return the nanoseconds of a draft of one stream by the closed form: a layer and the output head."""
+    geometry, machine = question.trace.geometry, of_platform(platform(str(question.base["platform"])), "1GB")
+    one = PLAIN._replace(drafts=of.drafts._replace(many=1))
+    with_head, without = (prices(machine, geometry, 0, one._replace(head=each)).dense for each in (True, False))
+    return round(with_head - without)
+
+
+def asked_of(of: Asked, trace: Trace, has_passes: bool) -> dict[str, str]:
+    """Return the settings that streams stand for. Raises ConfigError, also if the trace has too few requests."""
+    if of.streams == 1 and not of.concurrent:
+        return {"draft": OFF}
+    if has_passes:
+        raise ConfigError("--concurrency N stands for --passes batch:N: pass one of them")
+    if trace.requests < of.streams:
+        raise ConfigError(f"invalid --concurrency {of.streams}: the trace has {trace.requests} requests")
+    return {"draft": OFF, "passes": f"batch:{of.streams}"}
+
+
+def search_with_drafts(
+    question: Question, of: Asked, workers: int, advance: Callable[[int, float], None], budget: Budget
+) -> tuple[Question, Answer, dict[str, Any]]:
+    """Choose a number of drafts, search with it, and compare numbers; `question` has none."""
+    number = _first_choice(question, of, workers, advance) if of.is_open else of.most
+    chosen = with_drafts(question, of, number)
+    answer = search(chosen, workers, advance, budget)
+    return chosen, answer, _document(of, *_by_drafts(question, of, answer, workers), number)
+
+
+def _first_choice(question: Question, of: Asked, workers: int, advance: Callable[[int, float], None]) -> int:
+    """Return the number of drafts with which sets of engines and a plain cache are fastest on a part of the trace."""
+    part = replace(question, trace=shortened(question.trace, SCREENED, question.least))
+    speeds = {}
+    for many in of.lengths:
+        run = Runner(part.trace, workers, advance)
+        tried = run.tried(placed_sets(with_drafts(part, of, many)), least=1)
+        speeds[many] = max((each.tokens_per_s for each in tried), default=0.0)
+    return next(many for many, speed in speeds.items() if speed * (1 + WORTH) >= max(speeds.values()))
+
+
+def _by_drafts(question: Question, of: Asked, answer: Answer, workers: int) -> tuple[list[Step], Step | None]:
+    """Return the fastest of the leading sets with each number of drafts, and with one stream without any."""
+    leading = (answer.best, answer.second, answer.known, answer.without_prefetch, answer.fetching)
+    sets = list(dict.fromkeys(each.config for each in leading if each))
+    steps = [_step(with_drafts(question, of, many), sets, many, workers) for many in of.lengths]
+    lone = of._replace(streams=1)
+    alone = replace(question, base={**question.base, "passes": "batch:1"})
+    return [step for step in steps if step], (
+        _step(with_drafts(alone, lone, 0), sets, 0, workers) if of.streams > 1 else None
+    )
+
+
+def _step(question: Question, sets: Sequence[ReplayConfig], many: int, workers: int) -> Step | None:
+    """Return the fastest of the sets under the settings of the question."""
+    given = ("draft", "passes", "platform")
+    of = configure(**question.at(question.memory.cache_bytes))
+    changed = [each.model_copy(update={name: getattr(of, name) for name in given}) for each in sets]
+    tried = Runner(question.trace, workers).tried(resized(question, changed, question.memory.cache_bytes))
+    return Step(many, fastest_first(tried)[0]) if tried else None
+
+
+def _document(of: Asked, steps: Sequence[Step], alone: Step | None, best: int) -> dict[str, Any]:
+    """Return the document of numbers of drafts by replays; tokens/s are those that a stream sees."""
+    none, compared = steps[0], max(steps[1:], key=lambda step: step.tried.tokens_per_s, default=None)
+    gain = compared and compared.tried.tokens_per_s / none.tried.tokens_per_s - 1
+    return {
+        "concurrency": of.streams,
+        "drafts": best,
+        "accept": list(of.drafts.accept),
+        "accept_source": of.accept,
+        "rejected": of.drafts.rejected,
+        "rows": of.at(best).rows,
+        "head": of.head,
+        "steps": [_step_of(each) for each in steps],
+        "alone": alone and _step_of(alone),
+        "gain": gain,
+        "pays": None if gain is None else gain > WORTH,
+    }
+
+
+def _step_of(step: Step) -> dict[str, Any]:
+    rows, totals, config = step.tried.result.per_request, step.tried.result.totals, step.tried.config
+    tokens, passes = (sum(row[name] for row in rows) for name in ("decode_tokens", "decode_passes"))
+    return {
+        "drafts": step.drafts,
+        "tokens_per_pass": tokens / passes,
+        "tokens_per_s": step.tried.tokens_per_s,
+        "throughput_tokens_per_s": tokens / totals["time_ns"] * 1e9,
+        "hit_rate": step.tried.hit_rate,
+        "bytes_moved_per_token": (totals["bytes_demand"] + totals["bytes_prefetch"]) / tokens,
+        "cpu_executed_per_token": totals["cpu_executed"] / tokens,
+        "cache_bytes": step.tried.result.about["capacity_bytes"],
+        "set": {kind: getattr(config, kind) for kind in ("eviction", "prefetch", "miss", "scope")},
+    }
