@@ -10,6 +10,8 @@ from moereplay.traces.texts import digits, percent, size
 
 Document = Mapping[str, Any]
 SAME = 0.01  #: smaller gains count as none
+#: Of a plain pass, what a row beyond the first took besides its experts in 12 measured series (docs/drafts.md).
+FURTHER_ROW = 0.1
 MS = 1e6
 
 
@@ -17,6 +19,7 @@ def drafting_lines(known: Document, tier: str) -> Iterator[str]:
     """Yield the verdict, what drafts and streams do to the cache, the speed by number of drafts, and by engine."""
     yield ""
     yield verdict(known)
+    yield from with_dense_rows(known)
     steps, streams = known["steps"], known["concurrency"]
     best = next((each for each in steps if each["drafts"] == known["drafts"]), steps[0])
     of = best if best["drafts"] else max(steps[1:], key=_middle, default=None)
@@ -53,6 +56,24 @@ def verdict(known: Document) -> str:
     if not known["pays"]:
         return f"drafts: do not draft: the best, {drafts}: {change} {than}"
     return f"drafts: use {drafts}: {change} {than}"
+
+
+def with_dense_rows(known: Document) -> Iterator[str]:
+    """Say what is left of the gain if each further row costs dense work as well, which the closed form leaves out."""
+    steps, streams, alone = known["steps"], known["concurrency"], known["alone"]
+    tried = max(steps[1:], key=_middle, default=None)
+    of_none = _middle(steps[0]) / (_middle(alone) * streams) if alone else 1.0  # a pass of one row, in passes of none
+    without = 1 + FURTHER_ROW * of_none * (streams - 1)
+    left = []
+    if tried:
+        with_drafts = tried["plain_passes"] + FURTHER_ROW * of_none * (tried["rows"] - 1)
+        gain = tried["tokens_per_pass"] / streams * without / with_drafts - 1
+        many = tried["drafts"]
+        left.append(f"{percent(gain, signed=True)} tokens/s with {many} draft{'s' if many > 1 else ''}")
+    if alone:
+        left.append(f"{digits(streams * of_none / without, 3)} times as many in {streams} streams without drafts")
+    if left:
+        yield f"if each further row also took a tenth of a plain pass, as in measured runs: {', '.join(left)}"
 
 
 def in_words(gain: Document) -> str:

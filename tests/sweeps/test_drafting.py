@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moereplay.analysis.drafting_answer import in_words, verdict
+from moereplay.analysis.drafting_answer import in_words, verdict, with_dense_rows
 from moereplay.simulator.capacity import Memory
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
@@ -408,3 +408,16 @@ def test_a_head_and_the_caches_of_streams_take_memory_of_a_search() -> None:
     assert int(ns) == pytest.approx((GB / 8 + 2e8) / compute.memory_bytes_per_s * 1e9 + 3 * compute.launch_ns, abs=1)
     with pytest.raises(ConfigError, match="4 streams with 2 drafts leave no room"):
         with_drafts(Question(trace, Memory(6 * GB, GB, GB, 0), question.base), of, 2)
+
+
+def test_what_is_left_if_further_rows_cost_dense_work_by_hand():
+    # Two streams at 80 tokens/s for 50 alone: a pass takes 2 / 80 s, a plain one 1 / 50 s, .8 of it. A tenth of that for each
+    # further row: passes of 1.08 without drafts, and 1.5 + .08 x 3 = 1.74 with one, which yields 3.4 tokens for 2:
+    # 3.4 / 2 x 1.08 / 1.74 = 1.0552. Two streams have 1.6 / 1.08 = 1.48 times the tokens of one.
+    none = {"drafts": 0, "rows": 2, "tokens_per_pass": 2, "plain_passes": 1, "tokens_per_s": {"middle": 80}}
+    one = {"drafts": 1, "rows": 4, "tokens_per_pass": 3.4, "plain_passes": 1.5, "tokens_per_s": {"middle": 90.7}}
+    known = {"steps": [none, one], "concurrency": 2, "alone": {"tokens_per_s": {"middle": 50}}}
+    (line,) = with_dense_rows(known)
+    assert "+5.5% tokens/s with 1 draft," in line
+    assert "1.48 times" in line
+    assert list(with_dense_rows({"steps": [none], "concurrency": 1, "alone": None})) == []
