@@ -411,8 +411,8 @@ def test_a_head_and_the_caches_of_streams_take_memory_of_a_search() -> None:
 
 
 def test_what_is_left_if_further_rows_cost_dense_work_by_hand():
-    # Two streams at 80 tokens/s for 50 alone: a pass takes 2 / 80 s, a plain one 1 / 50 s, .8 of it. A tenth of it for each
-    # further row: passes of 1.08 without drafts, and 1.5 + .08 x 3 = 1.74 with one, which yields 3.4 tokens for 2:
+    # Two streams at 80 tokens/s for 50 alone: a pass takes 2 / 80 s, a plain one 1 / 50 s, .8 of it. A tenth of it for
+    # each further row: passes of 1.08 without drafts, and 1.5 + .08 x 3 = 1.74 with one, which yields 3.4 tokens for 2:
     # 3.4 / 2 x 1.08 / 1.74 = 1.0552. Two streams have 1.6 / 1.08 = 1.48 times the tokens of one.
     none = {"drafts": 0, "rows": 2, "tokens_per_pass": 2, "plain_passes": 1, "tokens_per_s": {"middle": 80}}
     one = {"drafts": 1, "rows": 4, "tokens_per_pass": 3.4, "plain_passes": 1.5, "tokens_per_s": {"middle": 90.7}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def rows() -> dict[str, np.ndarray]:
 
 
 def stored(path: Path, arrays: dict[str, np.ndarray], bias: np.ndarray | None = None) -> Path:
-    given = {name: array for name, array in arrays.items() if name != "lookahead"}
+    given: dict[str, Any] = {name: array for name, array in arrays.items() if name != "lookahead"}
     write_trace(path, HEADER, [Request(prompt_length=2, lookahead=(arrays["lookahead"],), **given)], bias)
     return path
 
