@@ -62,18 +62,24 @@ def with_dense_rows(known: Document) -> Iterator[str]:
     """Say what is left of the gain if each further row costs dense work as well, which the closed form leaves out."""
     steps, streams, alone = known["steps"], known["concurrency"], known["alone"]
     tried = max(steps[1:], key=_middle, default=None)
-    of_none = _middle(steps[0]) / (_middle(alone) * streams) if alone else 1.0  # a pass of one row, in passes of none
-    without = 1 + FURTHER_ROW * of_none * (streams - 1)
-    left = []
+    left, without = [], with_dense_work(known, steps[0])
     if tried:
-        with_drafts = tried["plain_passes"] + FURTHER_ROW * of_none * (tried["rows"] - 1)
-        gain = tried["tokens_per_pass"] / streams * without / with_drafts - 1
         many = tried["drafts"]
-        left.append(f"{percent(gain, signed=True)} tokens/s with {many} draft{'s' if many > 1 else ''}")
+        gain = percent(with_dense_work(known, tried) / without - 1, signed=True)
+        left.append(f"{gain} tokens/s with {many} draft{'s' if many > 1 else ''}")
     if alone:
-        left.append(f"{digits(streams * of_none / without, 3)} times as many in {streams} streams without drafts")
+        times = digits(without / _middle(alone), 3)
+        left.append(f"{times} times as many in {streams} streams without drafts")
     if left:
         yield f"if each further row also took a tenth of a plain pass, as in measured runs: {', '.join(left)}"
+
+
+def with_dense_work(known: Document, step: Document) -> float:
+    """Return tokens/s, middle routing, if each row of a pass beyond the first takes FURTHER_ROW of a plain pass."""
+    none = known["steps"][0]
+    pass_s = known["concurrency"] / _middle(none)
+    plain_s = 1 / _middle(known["alone"] or none)
+    return step["tokens_per_pass"] / (step["plain_passes"] * pass_s + FURTHER_ROW * plain_s * (step["rows"] - 1))
 
 
 def in_words(gain: Document) -> str:

@@ -78,7 +78,8 @@ def recommend(
     quant: options.Quant = "",
     search: Search,
     figures: Annotated[
-        Path | None, typer.Option(help="Folder for figures: tokens/s by VRAM and RAM, and a token's time.")
+        Path | None,
+        typer.Option(help="Folder for figures: tokens/s by VRAM and RAM, by drafts, and a token's time."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     typed: options.Typed,
@@ -209,12 +210,14 @@ def _quickly(
 
 def _draw(document: Mapping[str, Any], points: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Write the figures with their numbers. Raises ResultError if they cannot be written."""
-    from moereplay.analysis.figures.machines import speed_by_memory, token_time
+    from moereplay.analysis.figures.machines import speed_by_drafts, speed_by_memory, token_time
     from moereplay.analysis.figures.panels import rendered, save, save_numbers
 
     charts = {"token_time": token_time(document)}
     if points:
         charts["speed_by_memory"] = speed_by_memory(document, points)
+    if len(document.get("decoding", {}).get("steps", [])) > 1:
+        charts["speed_by_drafts"] = speed_by_drafts(document)
     for name, chart in charts.items():
         picture = rendered(chart)
         paths = [*save(picture, folder / name), save_numbers(picture, folder / name)]

@@ -1,14 +1,15 @@
-"""Figures of a quick answer: tokens/s over VRAM and RAM, and what a token's time is made of."""
+"""Figures of a quick answer: tokens/s over VRAM and RAM, what a token's time is made of, tokens/s by drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Tile
+from moereplay.analysis.drafting_answer import with_dense_work
+from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Point, Series, Tile, legend
 from moereplay.analysis.figures.heat import OUTLINE
 from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
-from moereplay.analysis.palette import Look
+from moereplay.analysis.palette import DASHED, LIMIT, Look
 from moereplay.analysis.placements_answer import HOLDS, MISSES
 from moereplay.results.errors import ResultError
 from moereplay.traces.texts import digits, size
@@ -81,6 +82,36 @@ def token_time(answer: Document) -> Chart:
         left=0.5 + max(map(len, names)) * TEXT_SIZE * LETTER,
         scales="each",
     )
+
+
+def speed_by_drafts(answer: Document) -> Chart:
+    """Draw tokens/s by drafts per pass on the answer's engine, and what is left if further rows cost dense work."""
+    known = answer["decoding"]
+    steps, streams = known["steps"], known["concurrency"]
+    together = f"{streams} streams" if streams > 1 else "one stream"
+    found = {
+        "experts and KV cache of further rows": (Look(PARTS["compute"][1], "o"), [_speed(each) for each in steps]),
+        "and a tenth of a plain pass for each": (
+            Look(LIMIT, "s", DASHED, hollow=True),
+            [Point(each["drafts"], with_dense_work(known, each)) for each in steps],
+        ),
+    }
+    return Chart(
+        title=f"{answer['name']}: tokens/s by drafts",
+        subtitle=f"{answer['machine']['name']}, {known['engine']}, {together}",
+        label="ESTIMATED",
+        note="Bars: the range over routings. Dashed: rows beyond the first also cost dense work, as in measured runs.",
+        x=Axis("drafts per pass", "whole"),
+        y=Axis("tokens/s", "number", zero=True),
+        panels=[[Panel([Series(name, look, points) for name, (look, points) in found.items()])]],
+        legend=legend({name: look for name, (look, _) in found.items()}),
+        size=(4.2, 2.6),
+    )
+
+
+def _speed(step: Document) -> Point:
+    speed = step["tokens_per_s"]
+    return Point(step["drafts"], speed["middle"], speed["least"], speed["most"])
 
 
 def _spent(each: Document) -> dict[str, float]:

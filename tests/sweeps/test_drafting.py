@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.analysis.drafting_answer import in_words, verdict, with_dense_rows
+from moereplay.analysis.figures.chart import rows_of
+from moereplay.analysis.figures.machines import speed_by_drafts
 from moereplay.simulator.capacity import Memory
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
@@ -414,10 +416,19 @@ def test_what_is_left_if_further_rows_cost_dense_work_by_hand():
     # Two streams at 80 tokens/s for 50 alone: a pass takes 2 / 80 s, a plain one 1 / 50 s, .8 of it. A tenth of it for
     # each further row: passes of 1.08 without drafts, and 1.5 + .08 x 3 = 1.74 with one, which yields 3.4 tokens for 2:
     # 3.4 / 2 x 1.08 / 1.74 = 1.0552. Two streams have 1.6 / 1.08 = 1.48 times the tokens of one.
-    none = {"drafts": 0, "rows": 2, "tokens_per_pass": 2, "plain_passes": 1, "tokens_per_s": {"middle": 80}}
-    one = {"drafts": 1, "rows": 4, "tokens_per_pass": 3.4, "plain_passes": 1.5, "tokens_per_s": {"middle": 90.7}}
-    known = {"steps": [none, one], "concurrency": 2, "alone": {"tokens_per_s": {"middle": 50}}}
+    none = {"drafts": 0, "rows": 2, "tokens_per_pass": 2, "plain_passes": 1, "tokens_per_s": _speeds(80)}
+    one = {"drafts": 1, "rows": 4, "tokens_per_pass": 3.4, "plain_passes": 1.5, "tokens_per_s": _speeds(90.7)}
+    known = {"steps": [none, one], "concurrency": 2, "engine": "llama.cpp", "alone": {"tokens_per_s": _speeds(50)}}
     (line,) = with_dense_rows(known)
     assert "+5.5% tokens/s with 1 draft," in line
     assert "1.48 times" in line
-    assert list(with_dense_rows({"steps": [none], "concurrency": 1, "alone": None})) == []
+    assert list(with_dense_rows(known | {"steps": [none], "concurrency": 1, "alone": None})) == []
+    chart = speed_by_drafts({"name": "a model", "machine": {"name": "a machine"}, "decoding": known})
+    drawn = [(row["x"], row["y"], row["low"]) for row in rows_of(chart)]
+    # 2 tokens in 25 + 2 ms, and 3.4 in 37.5 + 6 ms.
+    assert drawn[:2] == [(0, 80, 79), (1, 90.7, 89.7)]
+    assert [y for _, y, _ in drawn[2:]] == pytest.approx([2 / 0.027, 3.4 / 0.0435])
+
+
+def _speeds(middle: float) -> dict[str, float]:
+    return {"least": middle - 1, "middle": middle, "most": middle + 1}
