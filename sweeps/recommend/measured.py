@@ -152,7 +152,8 @@ def _streamed(row: Row) -> float:
 def spent(run: Expressed, context: int, factor: float = 1, step: float = 0) -> Parts:
     """Return the parts of a token, with misses `factor` times as dear and `step` ns more."""
     price = prices(run.machine, run.geometry, context)
-    dearer = {name: of and of * factor for name in ("cpu", "link", "disk") for of in [getattr(price, name)]}
+    slower = ("cpu", "cpu_apart", "link", "disk")
+    dearer = {name: of and of * factor for name in slower for of in [getattr(price, name)]}
     price = replace(price, **dearer, dense=price.dense + step)
     return token(price, run.mode, run.hit, run.missing, run.in_memory)
 

@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import polars as pl
@@ -336,14 +338,16 @@ def test_both_engines_print_the_same(small):
 
 @pytest.mark.parametrize("way", [kernel, priced_kernel, fast_path, batch_path, priced_path])
 def test_the_wait_for_the_compiler_has_a_reason(way, tmp_path, monkeypatch, capsys):
-    """An empty cache folder, in a process that has not compiled either; then one with that kernel."""
+    """An empty cache folder, in a process that has not asked for the kernel; then a folder with that kernel."""
     say_when_compiling()
     monkeypatch.setattr(machine_code, "folder", lambda: tmp_path)
-    monkeypatch.setattr(engine, "kept", lambda name, build: names.append(name) or 0)
-    names, uncached = list[str](), engine.machine_code.__wrapped__
-    uncached(way)
-    assert "compiling the" in capsys.readouterr().err
+    names = list[str]()
+    monkeypatch.setattr(engine, "started", lambda program, name: names.append(name) or nullcontext(Mock()))
+    monkeypatch.setattr(engine, "_wanted", set())
+    with engine.compiled_apart(way):
+        assert "compiling the" in capsys.readouterr().err
     (tmp_path / f"{way.__name__}.code").write_text("")
-    uncached(way)
-    assert capsys.readouterr().err == ""
-    assert names == [way.__name__] * 2
+    monkeypatch.setattr(engine, "_wanted", set())
+    with engine.compiled_apart(way):
+        assert capsys.readouterr().err == ""
+    assert names == [way.__name__]

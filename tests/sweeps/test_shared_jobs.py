@@ -21,7 +21,7 @@ from moereplay.traces.store import open_trace
 from tests.kit.sweeping import experiment, merged, moereplay, start
 from tests.sweeps.test_dispatch import Pretended, job, run
 
-#: 5 platforms, of which one has prices and one a lower tier; the last capacity is below the demand of a prompt.
+#: 5 platforms, of which one has a lower tier; the last capacity is below the demand of a prompt.
 GRID = """
 traces = ["tiny.zarr"]
 [grid]
@@ -31,7 +31,7 @@ eviction = ["lru", "least_stale"]
 prefetch = ["none", "top_k"]
 routing = ["standard", "cache_prior"]
 """
-PLAIN = 3  #: of the platforms
+PLAIN = 4  #: of the platforms
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def stored(out: Path, *parts: list[Job]) -> list[batches.Headline]:
 
 
 def test_shared_decisions_give_the_bytes_of_jobs_alone(sweep, tmp_path):
-    """Two of three plain platforms take over the decisions of the first, at capacities that hold every demand."""
+    """Three of four plain platforms take over the decisions of the first, at capacities that hold every demand."""
     grouped = sorted(sweep.jobs, key=lambda job: job.shares)
     together = stored(tmp_path / "together", grouped)
     alone = stored(tmp_path / "alone", *([job] for job in sweep.jobs))
