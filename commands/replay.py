@@ -154,6 +154,8 @@ def _search_rates(
     if any(others):
         raise ConfigError("--find-rate cannot be combined with --json, --events or --out; --csv prints every figure")
     for config in configs:
+        if config.arrive:
+            raise ConfigError(f"--find-rate searches for the rate: expected no --arrivals, not {config.arrivals}")
         at_rate(config, "1")
     say_when_compiling()
     with keeping(lambda: "nothing was written"), _progress(list(configs)) as advance:
