@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from moereplay.tracegen.capture import Rows
 from moereplay.tracegen.checkpoint import Loaded, quiet
-from moereplay.tracegen.decoding import config_of, last_row_as_if_alone, nll
+from moereplay.tracegen.decoding import AfterEachPass, config_of, nll
 from moereplay.tracegen.decoding import continued as decoding_alone
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.plan import Decoding, Drafting
@@ -108,27 +107,13 @@ class Verified(NamedTuple):
     rejected_ids: np.ndarray
 
 
-class Verification:
+class Verification(AfterEachPass):
     """Inside `with Verification(model):`, keep the passes of one request at a time; `take` ends it. Batch 1."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
-        self._model = model
+        super().__init__(model)
         self._passes: list[Pass] = []
         self._logits: Tensor | None = None
-        self._hooks: list[Any] = []
-
-    def __enter__(self) -> Self:
-        self._hooks = [self._model.register_forward_hook(self._after_pass, with_kwargs=True)]
-        head = self._model.get_output_embeddings()
-        if head is not None:
-            self._hooks.append(head.register_forward_hook(last_row_as_if_alone))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
     def _after_pass(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         ids = kwargs["input_ids"][0]

@@ -138,16 +138,11 @@ def nll(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([cross_entropy(rows.float(), wanted, reduction="none") for rows, wanted in parts])
 
 
-class Surprise:
-    """Inside `with Surprise(model) as surprise:`, record the nll of every token of every pass; `take` ends a sequence.
-
-    It works with generate() and with plain passes, because it hooks the model's inputs and outputs. Batch 1.
-    """
+class AfterEachPass:
+    """Inside `with`, call `_after_pass` after each pass; the last row of logits is that of plain generate()."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         self._model = model
-        self._parts: list[Tensor] = []
-        self._next: Tensor | None = None  #: (1, V) logits of the token that comes next
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -162,6 +157,23 @@ class Surprise:
     ) -> None:
         for hook in self._hooks:
             hook.remove()
+
+    def _after_pass(
+        self, model: transformers.PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        raise NotImplementedError
+
+
+class Surprise(AfterEachPass):
+    """Inside `with Surprise(model) as surprise:`, record the nll of every token of every pass; `take` ends a sequence.
+
+    It works with generate() and with plain passes, because it hooks the model's inputs and outputs. Batch 1.
+    """
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        super().__init__(model)
+        self._parts: list[Tensor] = []
+        self._next: Tensor | None = None  #: (1, V) logits of the token that comes next
 
     def take(self) -> np.ndarray:
         """Return (T,) float32 of the tokens since the last take, one sequence; the next pass starts another."""
