@@ -12,9 +12,8 @@ from typing import Any
 
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
-from moereplay.results.energy import nanojoules
 from moereplay.results.errors import unknown
-from moereplay.results.metrics import RANKED, named, values
+from moereplay.results.metrics import RANKED, named, nanojoules, values
 from moereplay.results.remarks import assumptions, seconds_in_words, synthetic_of, with_routing
 from moereplay.results.result import Result
 from moereplay.results.settings import EXPERTS, LEADING, POLICIES, SETTINGS, bare_names

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moereplay.simulator.capacity import of_layers
 from moereplay.simulator.config import configure
 from moereplay.simulator.machine import CPU_LAUNCH_NS, LAUNCH_NS, assembled
-from moereplay.simulator.overheads import Drafting
 from moereplay.simulator.platform import Measured, Platform, Roofline
 from moereplay.simulator.platforms import as_toml
+from moereplay.simulator.rates import Drafting
 from moereplay.simulator.replay import replay
-from moereplay.simulator.residents import of_layers
 from moereplay.simulator.wires import Link, LowerTier
 from moereplay.sweeps.recommend.measured import GIB, MIB, NAMED, NOMINAL, RUNTIME, Row
 from moereplay.sweeps.recommend.token_time import KERNEL_NS, KERNELS

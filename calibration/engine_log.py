@@ -11,7 +11,7 @@ from typing import Any
 from moereplay.calibration.files import read_series
 from moereplay.simulator.capacity import check_readable
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.wires import MIB
+from moereplay.simulator.rates import MIB
 from moereplay.traces.documents import DocumentError, content, from_json
 from moereplay.traces.texts import shown
 

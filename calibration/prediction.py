@@ -17,8 +17,8 @@ from moereplay.calibration.files import Series
 from moereplay.calibration.runs import Run, Sizes
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Band, Platform, Roofline
-from moereplay.simulator.rates import NS, curve
-from moereplay.simulator.wires import MIB, Link
+from moereplay.simulator.rates import MIB, NS, curve
+from moereplay.simulator.wires import Link
 from moereplay.traces.units import MS
 
 #: Times by which a run is compared: the first one that was measured.

@@ -14,7 +14,7 @@ from moereplay.calibration.columns import CELLS, MOST_MIB
 from moereplay.calibration.files import Evidence, Line, Series, read_series
 from moereplay.simulator.capacity import parse_size
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.wires import MIB
+from moereplay.simulator.rates import MIB
 from moereplay.traces.dense import TABLE_BITS, dense_of, resolved, with_bytes
 from moereplay.traces.geometry import KnownModel, known
 from moereplay.traces.schema import Geometry, TraceError

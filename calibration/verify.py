@@ -15,8 +15,8 @@ from moereplay.simulator.capacity import parse_capacity
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.presets import preset
+from moereplay.simulator.rates import MIB
 from moereplay.simulator.replay import replay
-from moereplay.simulator.wires import MIB
 from moereplay.traces.schema import Trace
 from moereplay.traces.texts import counted
 

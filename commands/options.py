@@ -304,7 +304,7 @@ def offered(settings: Iterable[Setting], blank: bool = False, preset: bool = Tru
 
 def _read(name: str, value: Any) -> Any:
     if name == "resident" and str(value or "").startswith("layers:"):
-        from moereplay.simulator.residents import of_layers
+        from moereplay.simulator.capacity import of_layers
 
         return of_layers(str(value))
     return named_experts(f"--{name.replace('_', '-')}", value) if KINDS[name] == EXPERTS else value

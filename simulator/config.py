@@ -9,8 +9,7 @@ from typing import Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moereplay.policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
-from moereplay.policies.grammar import Chosen, parse
-from moereplay.policies.precisions import at_most
+from moereplay.policies.grammar import Chosen, at_most, parse
 from moereplay.results.settings import KINDS, older
 from moereplay.simulator.arrivals import ALL, check_together, parse_arrivals
 from moereplay.simulator.capacity import check_readable, dense_size

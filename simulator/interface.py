@@ -12,9 +12,9 @@ import numpy as np
 from moereplay.policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction, PolicyError
 from moereplay.policies.grammar import Chosen
 from moereplay.results.result import Event, Row
+from moereplay.simulator.capacity import Listed, room
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.residents import Listed, room
 from moereplay.simulator.source import Gates
 from moereplay.simulator.times import Times
 from moereplay.traces.schema import Geometry, Trace

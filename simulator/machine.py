@@ -10,7 +10,8 @@ from moereplay.simulator.capacity import MOST_BYTES, parse_size, size_of
 from moereplay.simulator.cards import Card, card, cards, link_rate
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Measured, Platform, Roofline
-from moereplay.simulator.wires import MOST_RATE, Link, LowerTier
+from moereplay.simulator.rates import MOST_RATE
+from moereplay.simulator.wires import Link, LowerTier
 from moereplay.traces.schema import shown
 from moereplay.traces.units import GB
 

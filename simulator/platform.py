@@ -1,19 +1,21 @@
-"""The machine: tiers, links and processors. `simulator/times.py` derives the times of a model."""
+"""The machine: tiers, links and processors, and whether its memory holds a run.
+
+`simulator/times.py` derives the times of a model.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from moereplay.simulator.capacity import MOST_BYTES
-from moereplay.simulator.overheads import Decisions, Drafting, Loading
-from moereplay.simulator.processors import OF_CPU
-from moereplay.simulator.processors import Measured as Measured  # of a platform, to its readers
-from moereplay.simulator.processors import Roofline as Roofline
-from moereplay.simulator.wires import MOST_LINKS, MOST_RATE, MOST_TIERS, Link, LowerTier, Ns, Share, Wire
+from moereplay.simulator.capacity import MOST_BYTES, RUNTIME
+from moereplay.simulator.rates import MOST_RATE, OF_CPU, Decisions, Drafting, Loading, Ns, Share
+from moereplay.simulator.rates import Measured as Measured  # of a platform, to its readers
+from moereplay.simulator.rates import Roofline as Roofline
+from moereplay.simulator.wires import MOST_LINKS, MOST_TIERS, Link, LowerTier, Wire
 from moereplay.traces.frozen import Sparse
 from moereplay.traces.schema import canonical
 from moereplay.traces.units import GB
@@ -33,7 +35,7 @@ Watts = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class Power(Sparse):
-    """Watts of a machine: idle, and what each part takes beyond that. They change no replay (`results/energy.py`)."""
+    """Watts of a machine: idle, and what each part takes beyond that. They change no replay (`results/metrics.py`)."""
 
     idle_w: Watts = 0
     compute_w: Watts = 0
@@ -317,3 +319,44 @@ def _or_none(names: Sequence[str]) -> str:
 def _each(figures: Sequence[float]) -> float | str:
     """Return one value unchanged, or those of several links joined by +."""
     return figures[0] if len(figures) == 1 else " + ".join(f"{figure:g}" for figure in figures)
+
+
+class Peak(NamedTuple):
+    """Bytes by what needs them, and the memory that is to hold them."""
+
+    parts: Mapping[str, int]
+    memory_bytes: float
+    stated: bool  #: the platform states the system's memory, so that everything is counted
+
+    @property
+    def total(self) -> int:
+        """Sum over the parts."""
+        return sum(self.parts.values())
+
+    @property
+    def will_page(self) -> bool:
+        """True if the memory does not hold the parts."""
+        return self.total > self.memory_bytes
+
+    @property
+    def in_words(self) -> str:
+        """The parts, largest units first: `4 GB of the cache, 1.9 GB of dense weights`."""
+        return ", ".join(f"{size / GB:.4g} GB of {name}" for name, size in self.parts.items() if size)
+
+    def document(self) -> dict[str, Any]:
+        """Return the peak for `about` of a result."""
+        known = {"peak_bytes": self.total, "memory_bytes": int(self.memory_bytes), "will_page": self.will_page}
+        return known | {"parts": {name.removeprefix("the "): size for name, size in self.parts.items()}}
+
+
+def peak(machine: Platform, parts: Mapping[str, int], kv_bytes: int) -> Peak | None:
+    """Return the peak for a cache, buffers and weights of these `parts`; None if the machine's memory is unknown.
+
+    The KV cache of `kv_bytes`, an assumed runtime and the reserve count where the platform states the reserve.
+    """
+    if machine.memory_bytes is None:
+        return None
+    if machine.reserve_bytes is None:
+        return Peak(parts, machine.memory_bytes, stated=False)
+    others = {"KV cache": kv_bytes, "runtime (assumed)": RUNTIME, "reserve": int(machine.reserve_bytes)}
+    return Peak({**parts, **others}, machine.memory_bytes, stated=True)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from moereplay.policies.contract import Policy
-from moereplay.policies.grammar import parse
+from moereplay.policies.grammar import at_most, note, parse
 from moereplay.policies.hooks import given_by
-from moereplay.policies.precisions import at_most, note
 from moereplay.results.settings import KINDS
 from moereplay.simulator import bounds
 from moereplay.simulator.config import PolicySet, ReplayConfig, parse_reset

@@ -7,19 +7,26 @@ from dataclasses import dataclass, replace
 
 from moereplay import policies
 from moereplay.policies.contract import PolicyError
-from moereplay.results.energy import facts
+from moereplay.results.metrics import facts
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
 from moereplay.simulator.arrivals import arrival_times, source_of_trace
-from moereplay.simulator.capacity import Capacity, cliff, parse_capacity, sized, surplus
+from moereplay.simulator.capacity import (
+    Capacity,
+    Listed,
+    check_experts,
+    cliff,
+    parse_capacity,
+    residents,
+    sized,
+    surplus,
+)
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, PolicySet, ReplayConfig, origin_of
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, Sharing, check_profile
-from moereplay.simulator.memory import Peak, peak
-from moereplay.simulator.platform import Measured, Platform
+from moereplay.simulator.platform import Measured, Peak, Platform, peak
 from moereplay.simulator.platforms import platform
-from moereplay.simulator.residents import Listed, check_experts, residents
 from moereplay.simulator.source import Source
 from moereplay.simulator.times import Times, homes_of, times_of
 from moereplay.traces.dense import assumption

@@ -10,10 +10,10 @@ from itertools import accumulate, pairwise
 from math import floor
 
 from moereplay.policies.contract import Costs
+from moereplay.simulator.capacity import layers_in
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Contention, Measured, Platform, Roofline
 from moereplay.simulator.rates import MILLION, NS, bounded, ceiling, exact, half_even, ns_per_byte, share_up
-from moereplay.simulator.residents import layers_in
 from moereplay.simulator.wires import Wire
 from moereplay.traces.dense import Dense, dense_of, params_of
 from moereplay.traces.schema import Geometry

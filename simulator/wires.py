@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import inf
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from moereplay.simulator.capacity import check_readable
+from moereplay.simulator.capacity import check_readable, layers_in
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.rates import MILLION, MOST_NS, NS, bounded, ceiling, curve, exact, half_even
-from moereplay.simulator.residents import layers_in
+from moereplay.simulator.rates import (
+    MIB,
+    MILLION,
+    MOST_NS,
+    NS,
+    Ns,
+    Points,
+    Rate,
+    Share,
+    bounded,
+    ceiling,
+    curve,
+    exact,
+    half_even,
+    in_order,
+)
 from moereplay.traces.frozen import Sparse
 
-MIB = 1 << 20
 MOST_LINKS, MOST_TIERS = 16, 4  #: tiers between the fast and the slow one
-MOST_RATE = 1e18  #: bytes or operations per second
-Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
-Share = Annotated[float, Field(ge=1e-6, le=1)]
-Rate = Annotated[float, Field(ge=1, le=MOST_RATE)]
-#: A measured curve: points (x, y) with x rising, linear in between.
-Points = tuple[tuple[Annotated[int, Field(ge=1, lt=2**63)], Annotated[float, Field(gt=0, le=MOST_RATE)]], ...]
 
 
 class Wire(Sparse):
@@ -159,13 +166,6 @@ class LowerTier(Wire):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return capacity
-
-
-def in_order(points: Points, what: str) -> Points:
-    """Return the points. Raises ValueError unless x rises."""
-    if any(after <= before for (before, _), (after, _) in pairwise(points)):
-        raise ValueError(f"expected {what} that rise from point to point")
-    return points
 
 
 def _whole(rate: float, share: float, times: int = 1) -> int:

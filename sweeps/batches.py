@@ -12,13 +12,12 @@ from typing import NamedTuple, cast
 
 from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
-from moereplay.results import tables
+from moereplay.results import parts
 from moereplay.results.metrics import searched
-from moereplay.results.parts import Part
+from moereplay.results.parts import Part, Rows, key
 from moereplay.results.result import Result, Row
 from moereplay.results.schema import table_schemas
 from moereplay.results.settings import setting_kinds
-from moereplay.results.tables import Rows, key
 from moereplay.simulator.bounds import Counted, count
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION
 from moereplay.simulator.errors import ConfigError
@@ -130,9 +129,9 @@ def rows_of(job: Job, result: Result | Counted | None, error: str | None, reques
     if not isinstance(result, Result):
         settings = job.config.model_dump(mode="json") | {"trace": job.digest, "semantics": SEMANTICS_VERSION}
         return {"configurations": [key(job.identity) | {"bound": job.bound, "error": error} | settings]}
-    return tables.rows_of(result, job.bound, requests)
+    return parts.rows_of(result, job.bound, requests)
 
 
 def to_parquet(name: str, rows: Iterable[Row]) -> bytes:
     """Encode rows of a table as a Parquet file."""
-    return tables.to_parquet(rows, TABLES[name])
+    return parts.to_parquet(rows, TABLES[name])

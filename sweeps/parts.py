@@ -19,9 +19,8 @@ import polars as pl
 from moereplay.policies import files
 from moereplay.results import read
 from moereplay.results.errors import unknown
-from moereplay.results.parts import SWEEP_VERSION, TABLES, Part
+from moereplay.results.parts import SWEEP_VERSION, TABLES, Part, frame_bytes, part_of
 from moereplay.results.stored import load, sources, table_of
-from moereplay.results.tables import frame_bytes, part_of
 from moereplay.simulator.bounds import bound_of
 from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig
 from moereplay.simulator.errors import ConfigError

@@ -13,9 +13,9 @@ from moereplay.analysis.figures.chart import Axis, Chart, Panel, legend
 from moereplay.analysis.figures.facets import cells, columned, facets, joined, lines
 from moereplay.analysis.metrics import with_ratios
 from moereplay.analysis.palette import looks
-from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
 from moereplay.results.read import layers
+from moereplay.results.result import COUNTERS
 
 PASSES = {
     "decode": "Decode passes only.",

@@ -19,8 +19,8 @@ from moereplay.analysis.figures.facets import (
 from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
 from moereplay.analysis.metrics import HIGH, LOW, with_ends
 from moereplay.analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, DASHED, Look, looks
-from moereplay.results.counters import COUNTERS
 from moereplay.results.read import runs
+from moereplay.results.result import COUNTERS
 
 #: Column -> its legend and colour, in the order of the stack.
 CAUSES = {

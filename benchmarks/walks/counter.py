@@ -6,9 +6,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from moereplay.results.parts import part_of
 from moereplay.results.read import runs
 from moereplay.results.stored import load
-from moereplay.results.tables import part_of
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.sweeps.store import Folder

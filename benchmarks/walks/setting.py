@@ -9,8 +9,8 @@ from pathlib import Path
 import typer
 
 from moereplay.command import application
+from moereplay.results.parts import part_of
 from moereplay.results.stored import load
-from moereplay.results.tables import part_of
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.sweeps.store import Folder

@@ -1,6 +1,6 @@
 """The most hits at one capacity where experts of a pool differ in bytes: a limit that no eviction exceeds, and a way.
 
-Choosing stays (`stays.py`) that fit every place's room is an integer program (FOO, Berger, Beckmann and Harchol-Balter,
+Choosing stays (`stream.py`) that fit every place's room is an integer program (FOO, Berger, Beckmann, Harchol-Balter,
 SIGMETRICS 2018). Its optimum is bracketed:
 
 - *Limit.* Give a byte on each place a price of at least 0. Whatever is chosen, a stay of s bytes over places of prices
@@ -23,8 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moereplay.simulator.curves.optimum import rise, sink
-from moereplay.simulator.curves.stays import Stays, stays_of
-from moereplay.simulator.curves.stream import Cut, Demands
+from moereplay.simulator.curves.stream import Cut, Demands, Stays, stays_of
 from moereplay.simulator.jit.calls import compiled
 from moereplay.simulator.jit.marks import called
 from moereplay.simulator.threads import check_stop

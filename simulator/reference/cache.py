@@ -9,8 +9,7 @@ from moereplay.policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDEN
 from moereplay.simulator.interface import CopyLayout
 from moereplay.simulator.reference.counters import Counters, EventLog
 from moereplay.simulator.reference.hooks import BoundHooks, Victims
-from moereplay.simulator.reference.state import Area, Claim, Placement, Tables, Transfer
-from moereplay.simulator.reference.tiers import SideBuffer
+from moereplay.simulator.reference.state import Area, Claim, Placement, SideBuffer, Tables, Transfer
 
 NOT_EVICTED = -1  #: before the first pass
 

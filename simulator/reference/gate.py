@@ -23,8 +23,7 @@ from moereplay.policies.contract import (
 )
 from moereplay.policies.files import complaint
 from moereplay.simulator.reference.cache import Cache
-from moereplay.simulator.reference.counters import Counters, EventLog
-from moereplay.simulator.reference.fidelity import count_fidelity, weights_of
+from moereplay.simulator.reference.counters import Counters, EventLog, count_fidelity, weights_of
 from moereplay.simulator.reference.hooks import BoundHooks
 from moereplay.simulator.reference.links import Links
 from moereplay.simulator.reference.state import Tables, Transfer

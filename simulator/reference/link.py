@@ -9,8 +9,7 @@ from functools import partial
 from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.counters import Counters, EventLog
 from moereplay.simulator.reference.machine import Activity, BatchChannel, Channel, Span
-from moereplay.simulator.reference.state import Batch, Claim, Transfer
-from moereplay.simulator.reference.tiers import Below, LowerTier
+from moereplay.simulator.reference.state import Batch, Below, Claim, LowerTier, Transfer
 
 
 class Link:

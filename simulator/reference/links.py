@@ -12,8 +12,7 @@ from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.counters import Counters, EventLog
 from moereplay.simulator.reference.link import Link
 from moereplay.simulator.reference.machine import BatchChannel, Channel
-from moereplay.simulator.reference.state import Batch, Transfer
-from moereplay.simulator.reference.tiers import LowerTier, SlowTier
+from moereplay.simulator.reference.state import Batch, LowerTier, SlowTier, Transfer
 from moereplay.simulator.times import Times
 
 

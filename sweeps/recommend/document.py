@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from moereplay.policies.grammar import deciding
-from moereplay.results.assumed_decisions import Ranked, turned
-from moereplay.results.remarks import idle, synthetic_of
+from moereplay.results.remarks import Ranked, idle, synthetic_of, turned
 from moereplay.results.settings import repeat_command
 from moereplay.simulator.capacity import Memory, kv_bytes_of
 from moereplay.simulator.platforms import platform

@@ -18,8 +18,7 @@ import pytest
 from moereplay.analysis.figures.catalogue import draw, save
 from moereplay.results.errors import ResultError
 from moereplay.results.files import to_frame, write_events, write_frame
-from moereplay.results.parts import Part
-from moereplay.results.tables import part_of
+from moereplay.results.parts import Part, part_of
 from moereplay.results.trace_events import Slice, write_items
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import curve, write_curve

@@ -17,13 +17,12 @@ import numpy as np
 from moereplay.policies.contract import UNIT, Miss
 from moereplay.results.result import Event
 from moereplay.results.result import Row as Counts
-from moereplay.simulator.capacity import parse_size
+from moereplay.simulator.capacity import parse_size, residents
 from moereplay.simulator.config import configure
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
-from moereplay.simulator.overheads import Decisions, Drafting, Loading
 from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform, Wire
+from moereplay.simulator.rates import Decisions, Drafting, Loading
 from moereplay.simulator.reference.engine import run
-from moereplay.simulator.residents import residents
 from moereplay.simulator.source import Gate, Mixture, Pass, Row
 from moereplay.simulator.times import Times
 from moereplay.traces import routers

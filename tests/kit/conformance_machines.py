@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from moereplay.policies.contract import PolicyError
-from moereplay.results.counters import COUNTERS
+from moereplay.results.result import COUNTERS
 from moereplay.simulator.config import FUTURE, configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.overheads import Drafting
 from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform
+from moereplay.simulator.rates import Drafting
 from moereplay.traces.passes import Slots, slots_of
 from moereplay.traces.schema import TraceError
 from tests.kit.cases import ListSource, Outcome, replay_lists, sizes

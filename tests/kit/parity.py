@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from moereplay import policies
 from moereplay.policies.grammar import Chosen, parse
-from moereplay.simulator.capacity import at_homes
+from moereplay.simulator.capacity import at_homes, room
 from moereplay.simulator.config import FUTURE
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.residents import room
 from moereplay.simulator.times import homes_of
 from moereplay.traces.passes import Slots
 from moereplay.traces.schema import Router

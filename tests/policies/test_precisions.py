@@ -9,8 +9,7 @@ import pytest
 
 from moereplay.policies import catalogue
 from moereplay.policies.contract import Numbers, PolicyError
-from moereplay.policies.grammar import parse
-from moereplay.policies.precisions import at_most, note, scaled
+from moereplay.policies.grammar import at_most, note, parse, scaled
 from moereplay.simulator.config import configure
 from moereplay.simulator.remarks import remarks
 from moereplay.simulator.replay import plan, replay

@@ -13,12 +13,11 @@ from moereplay.analysis.metrics import measured, ranked, with_ratios
 from moereplay.results.errors import ResultError
 from moereplay.results.files import write_frame
 from moereplay.results.metrics import ALIASES, DOCUMENTED, METRICS, RANKED, formula, named
-from moereplay.results.older import NEEDED
 from moereplay.results.read import fields, layers, only, requests, runs
 from moereplay.results.result import Row
 from moereplay.results.schema import BOUNDS, row_digest, rows_schema
 from moereplay.results.settings import setting_kinds
-from moereplay.results.stored import load
+from moereplay.results.stored import NEEDED, load
 from moereplay.simulator.config import KINDS
 from tests.kit.tiny_runs import by_hand, frame_of, replayed, small_trace, written_before
 

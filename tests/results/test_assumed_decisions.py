@@ -8,7 +8,7 @@ import pytest
 
 from moereplay import policies
 from moereplay.policies.grammar import deciding, parse
-from moereplay.results.assumed_decisions import Ranked, turned
+from moereplay.results.remarks import Ranked, turned
 from tests.kit.command import moereplay_here, unfolded
 
 SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"

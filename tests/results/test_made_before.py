@@ -16,11 +16,11 @@ import polars as pl
 import pytest
 
 from moereplay.results import read
-from moereplay.results.counters import COUNT, COUNTERS, Counter
+from moereplay.results.parts import part_of
+from moereplay.results.result import COUNT, COUNTERS, Counter
 from moereplay.results.schema import FACTS, fields_of, table_schemas
 from moereplay.results.settings import setting_kinds
 from moereplay.results.stored import load
-from moereplay.results.tables import part_of
 from moereplay.simulator.config import KINDS, configure
 from moereplay.simulator.replay import replay
 from moereplay.sweeps import batches

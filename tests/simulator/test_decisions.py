@@ -10,9 +10,9 @@ import pytest
 from moereplay.policies.contract import UNIT
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.overheads import Decisions
 from moereplay.simulator.platform import Roofline
 from moereplay.simulator.platforms import platform
+from moereplay.simulator.rates import Decisions
 from moereplay.simulator.replay import plan
 from moereplay.traces.store import open_trace
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, machine, naming, replay_lists, sizes

@@ -6,8 +6,7 @@ from typing import Any
 
 from moereplay.policies.contract import UNIT
 from moereplay.simulator.config import PolicySet, configure
-from moereplay.simulator.reference.counters import Counters
-from moereplay.simulator.reference.fidelity import count_fidelity, reweighed, weights_of
+from moereplay.simulator.reference.counters import Counters, count_fidelity, reweighed, weights_of
 from moereplay.simulator.source import Gate, Mixture, Pass
 from moereplay.traces.demand import union_of
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes

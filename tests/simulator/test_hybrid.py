@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.simulator.bounds import bound_of, count
+from moereplay.simulator.capacity import of_layers
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import LowerTier, Measured, Platform, Roofline
 from moereplay.simulator.replay import replay
-from moereplay.simulator.residents import of_layers
 from moereplay.simulator.times import Times
 from moereplay.traces.schema import Geometry
 from moereplay.traces.synthetic import Synthetic, synthesise

@@ -22,8 +22,7 @@ from moereplay.simulator.reference.hooks import Victims
 from moereplay.simulator.reference.link import Link
 from moereplay.simulator.reference.links import Links
 from moereplay.simulator.reference.machine import Activity, SimulatedAccelerator, SimulatedChannel
-from moereplay.simulator.reference.state import Transfer
-from moereplay.simulator.reference.tiers import LowerTier
+from moereplay.simulator.reference.state import LowerTier, Transfer
 from moereplay.simulator.source import Pass
 from tests.kit.parity import anything, batched, priced, seen
 from tests.kit.scenarios import Scenario

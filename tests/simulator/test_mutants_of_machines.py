@@ -13,8 +13,7 @@ from moereplay.simulator.reference.cache import Cache
 from moereplay.simulator.reference.cpu import CpuQueue
 from moereplay.simulator.reference.gate import Demanded, Gatekeeper
 from moereplay.simulator.reference.links import Links
-from moereplay.simulator.reference.state import Transfer
-from moereplay.simulator.reference.tiers import LowerTier
+from moereplay.simulator.reference.state import LowerTier, Transfer
 from tests.kit.parity import hybrid
 from tests.kit.scenarios import Scenario
 from tests.simulator.test_mutants import check_killed, compare, searched

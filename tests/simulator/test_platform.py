@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.overheads import Loading
 from moereplay.simulator.platform import Link, Measured, Platform, Roofline
 from moereplay.simulator.platforms import NAMES, platform, presets
+from moereplay.simulator.rates import Loading
 from moereplay.simulator.times import Times, times_of
 from moereplay.traces.geometry import MODELS
 from moereplay.traces.schema import Geometry

@@ -16,8 +16,7 @@ from moereplay.simulator.bounds import FORCED, RELAXED, Bound, bound_of, count
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves import optimum, unequal
 from moereplay.simulator.curves.curve import curve
-from moereplay.simulator.curves.stays import Stays, stays_of
-from moereplay.simulator.curves.stream import Cut, Demands, demands_of
+from moereplay.simulator.curves.stream import Cut, Demands, Stays, demands_of, stays_of
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
 from moereplay.traces.demand import demand_of

@@ -13,11 +13,11 @@ from moereplay.analysis.figures.chart import rows_of
 from moereplay.analysis.figures.machines import speed_by_memory, token_time
 from moereplay.analysis.figures.panels import rendered, save
 from moereplay.analysis.placements_answer import placement_lines
+from moereplay.simulator.capacity import of_layers
 from moereplay.simulator.config import configure
 from moereplay.simulator.machine import Machine, assembled, of_platform
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import replay
-from moereplay.simulator.residents import of_layers
 from moereplay.sweeps.recommend.engines import Mode
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, LRU, POINTS, STATIC, Hits
 from moereplay.sweeps.recommend.placements import CACHE_US, SCHEMES, Scheme, placements

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from moereplay.analysis.recommendation import lines, with_intervals
-from moereplay.results.assumed_decisions import Ranked
+from moereplay.results.remarks import Ranked
 from moereplay.simulator.capacity import RUNTIME, Memory, divided
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError

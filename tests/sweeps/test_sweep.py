@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 from moereplay.analysis.figures.catalogue import FIGURES, draw_all
 from moereplay.analysis.metrics import grouped, measured, ranked
-from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
-from moereplay.results.parts import Part
+from moereplay.results.parts import Part, frame_bytes
 from moereplay.results.read import filtered
+from moereplay.results.result import COUNTERS
 from moereplay.results.stored import errors, load
-from moereplay.results.tables import frame_bytes
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay

@@ -18,8 +18,7 @@ from moereplay.policies.contract import PolicyError
 from moereplay.policies.routing import prune
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.reference.counters import Counters
-from moereplay.simulator.reference.fidelity import count_fidelity
+from moereplay.simulator.reference.counters import Counters, count_fidelity
 from moereplay.simulator.source import Gate, Mixture, Pass
 from moereplay.tracegen.decoding import Decoding, Stepper, continued, seed_of
 from moereplay.tracegen.errors import RecordError

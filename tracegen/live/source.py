@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from moereplay.policies.contract import DECODE, NONE, PREFILL, PolicyError
+from moereplay.simulator.reference.counters import reweighed
 from moereplay.simulator.reference.engine import Driven, FinishedRun
-from moereplay.simulator.reference.fidelity import reweighed
 from moereplay.simulator.replay import Plan
 from moereplay.simulator.source import Gate, GateReadings, Mixture, Pass, gate_of, weigh
 from moereplay.tracegen.capture import Reading, Rows, watching

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.results.counters import PHASES
-from moereplay.results.result import Event, Result, Row
+from moereplay.results.result import PHASES, Event, Result, Row
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.replay import Plan, plan, report, report_measured, source_of

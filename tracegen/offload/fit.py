@@ -9,10 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from moereplay.simulator.overheads import Loading
 from moereplay.simulator.platform import Calibration, Contention, Link, Measured, Platform
 from moereplay.simulator.platforms import sealed
-from moereplay.simulator.wires import Points
+from moereplay.simulator.rates import Loading, Points
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
 from moereplay.traces.units import MB, SECOND
 
