@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from moereplay.tracegen.capture import look
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.modules import MoeModules, Site
-from moereplay.tracegen.probe import Call, probe
+from moereplay.tracegen.modules import Call, MoeModules, Site, probe
 from moereplay.tracegen.routing import Agreement, agree, spelled
 
 TOKENS = 32
