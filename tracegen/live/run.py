@@ -24,6 +24,7 @@ from moereplay.results.result import Result
 from moereplay.simulator.config import KINDS, Origin, ReplayConfig
 from moereplay.simulator.reference.engine import FinishedRun
 from moereplay.simulator.replay import Plan, plan_for, report, report_measured
+from moereplay.tracegen.capture import check
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.decoding import Sampler, endings, seed_of
 from moereplay.tracegen.errors import RecordError
@@ -38,7 +39,6 @@ from moereplay.tracegen.plan import Decoding
 from moereplay.tracegen.plan import Plan as Recording
 from moereplay.tracegen.precision import DEFAULT, check_quantiser
 from moereplay.tracegen.record import header_of, room_of
-from moereplay.tracegen.selfcheck import check
 from moereplay.tracegen.tokens import Room, Work
 from moereplay.traces.schema import Header, Request, Trace, canonical, memory_trace
 
