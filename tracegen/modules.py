@@ -83,9 +83,6 @@ def name_of(model: transformers.PreTrainedModel) -> str:
     return model.config.name_or_path or type(model).__name__
 
 
-Calls = dict[nn.Module, list[Call]]
-
-
 def discover(model: transformers.PreTrainedModel) -> MoeModules:
     """Find every MoE layer of a model in evaluation mode, its sizes and its routing rule.
 
@@ -256,9 +253,10 @@ class Call(NamedTuple):
         return self.given[0]
 
 
-def probe(
-    model: transformers.PreTrainedModel, tokens: int, beneath: Iterable[nn.Module]
-) -> dict[nn.Module, list[Call]]:
+Calls = dict[nn.Module, list[Call]]
+
+
+def probe(model: transformers.PreTrainedModel, tokens: int, beneath: Iterable[nn.Module]) -> Calls:
     """Return the calls of every module beneath the given ones, modules in the order in which they first return.
 
     The pass is one row of `tokens` random token ids, the same at every call, without a cache.

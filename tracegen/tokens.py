@@ -1,4 +1,4 @@
-"""The requests of a recording: token ids before a model runs, and appending what it gave to a trace. No torch is needed.
+"""The requests of a recording: token ids before a model runs, and appending what it gave to a trace. Without torch.
 
 Requests are prompts to continue, or teacher-forced windows of text. Everything that can be wrong with a prompt is found
 here, before the first is recorded.

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.llama.file import GgufModel
+from moereplay.tracegen.llama.file import GgufModel, rule_of
 from moereplay.tracegen.llama.process import Engine, Tokenizer
-from moereplay.tracegen.llama.rule import rule_of
 from moereplay.tracegen.plan import Plan, seed_of
 from moereplay.tracegen.tokens import SECONDS_BETWEEN_COMMITS, Progress, Room, Work, appended, opened_writer
 from moereplay.traces.dense import with_stored
