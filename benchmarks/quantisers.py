@@ -23,8 +23,8 @@ from moereplay.analysis.tables import console, table
 from moereplay.simulator.config import configure
 from moereplay.tracegen.checkpoint import Loaded, load
 from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.experts import tiers_of
 from moereplay.tracegen.live.run import LiveRequest, proven, run
-from moereplay.tracegen.live.tiers import tiers_of
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.precision import NAMES, check_quantiser
 from moereplay.tracegen.precision.contract import Packed, Quantiser, imported

@@ -17,8 +17,8 @@ from torch import Tensor
 from moereplay.simulator.config import configure
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live import experts
+from moereplay.tracegen.live.experts import Tiers, tiers_of
 from moereplay.tracegen.live.run import prepare, run
-from moereplay.tracegen.live.tiers import Tiers, tiers_of
 from moereplay.tracegen.precision import affine, registry
 from moereplay.tracegen.precision.contract import Packed
 from moereplay.tracegen.precision.store import path_of

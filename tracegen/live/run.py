@@ -28,12 +28,11 @@ from moereplay.tracegen.capture import check
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.decoding import Sampler, endings, seed_of
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.live.experts import check_computable, implemented
+from moereplay.tracegen.live.experts import Stored, check_computable, implemented, said, tiers_of
 from moereplay.tracegen.live.offloaded import Transfers
 from moereplay.tracegen.live.quality import Quality, Readers
 from moereplay.tracegen.live.requests import CAPABILITIES, LiveRequest, check_live, requests_of
 from moereplay.tracegen.live.source import Emulation, changes_experts, depth_needed, rounding
-from moereplay.tracegen.live.tiers import Stored, said, tiers_of
 from moereplay.tracegen.modules import MoeModules, discover
 from moereplay.tracegen.plan import Decoding
 from moereplay.tracegen.plan import Plan as Recording

@@ -30,10 +30,9 @@ from moereplay.simulator.replay import Plan, plan_for, replay
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.decoding import input_device
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.live.experts import check_computable
+from moereplay.tracegen.live.experts import check_computable, said, tiers_of
 from moereplay.tracegen.live.requests import CAPABILITIES
 from moereplay.tracegen.live.source import changes_experts, depth_needed, rounding
-from moereplay.tracegen.live.tiers import said, tiers_of
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.plan import Plan as Recording
 from moereplay.tracegen.precision import DEFAULT

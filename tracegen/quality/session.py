@@ -25,9 +25,8 @@ from moereplay.tracegen.capture import Capture, OnGate, Reading, Rows, watching
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.decoding import Stepper, input_device
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.live.experts import Orders
+from moereplay.tracegen.live.experts import Orders, Tiers
 from moereplay.tracegen.live.source import Emulation, rounding, under_orders
-from moereplay.tracegen.live.tiers import Tiers
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.quality.texts import Text
 from moereplay.traces.schema import Request
