@@ -28,7 +28,7 @@ from moereplay.tracegen.live.run import LiveRequest, proven, run
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.precision import NAMES, check_quantiser
 from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
-from moereplay.tracegen.precision.registry import load as quantiser_of
+from moereplay.tracegen.precision.contract import load as quantiser_of
 from moereplay.tracegen.precision.torchao_intx import as_theirs
 from moereplay.traces.documents import json_text
 

@@ -26,9 +26,7 @@ from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.offload.device import free_memory
 from moereplay.tracegen.precision import DEFAULT
-from moereplay.tracegen.precision.contract import Packed, Quantiser
-from moereplay.tracegen.precision.registry import quantiser_at, titled
-from moereplay.tracegen.precision.store import stored
+from moereplay.tracegen.precision.contract import Packed, Quantiser, quantiser_at, stored, titled
 
 ROOM = 2**30  #: bytes of restored weights in memory, and of packed ones, at least
 #: Shares of the memory that is free after loading the model, if that is more.
