@@ -1,9 +1,9 @@
 """Experts that policies have dropped, replaced or rounded: one function in transformers' experts interface.
 
-It equals a model's own `eager` implementation bit for bit, except that id -1 runs nothing and that an expert requested at
-few bits runs with weights that a quantiser stored and restored; biases are left alone. The most recently used packed and
-restored weights stay in memory as space permits, so that a step does not repeat the previous one's work: packing takes
-several times as long as restoring, and packed weights are much smaller.
+It equals a model's own `eager` implementation bit for bit, except that id -1 runs nothing and that an expert requested
+at few bits runs with weights that a quantiser stored and restored; biases are left alone. The most recently used packed
+and restored weights stay in memory as space permits: packing takes several times as long as restoring, and packed
+weights are much smaller.
 """
 
 from __future__ import annotations

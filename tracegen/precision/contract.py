@@ -110,8 +110,8 @@ def titled(quantiser: Quantiser) -> str:
     return f"{quantiser.name} {version_of(NAMES[quantiser.name])}".strip()
 
 
-# -- Packed weights in the user's cache: one file each, safetensors after its sha256, so that nothing is unpickled. Files are
-# -- written atomically and recomputed if damaged. They may be removed at any time.
+# -- Packed weights in the user's cache: one file each, safetensors after its sha256, so that nothing is unpickled.
+# -- Files are written atomically and recomputed if damaged. They may be removed at any time.
 
 FORM = 1  #: raised when the same tensors come to mean other weights
 DIGEST = 32  #: bytes of a sha256

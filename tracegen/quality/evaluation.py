@@ -36,8 +36,7 @@ from moereplay.tracegen.live.source import changes_experts, depth_needed, roundi
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.plan import Plan as Recording
 from moereplay.tracegen.precision import DEFAULT
-from moereplay.tracegen.quality.answers import Answers
-from moereplay.tracegen.quality.harness import Task
+from moereplay.tracegen.quality.harness import Answers, Task
 from moereplay.tracegen.quality.session import Session, Subject, alone_because
 from moereplay.tracegen.record import header_of
 from moereplay.tracegen.tokens import Work
