@@ -18,11 +18,11 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Calibration
 from moereplay.simulator.reference.engine import Engine
 from moereplay.tracegen.offload.bench import Bench, Ran, check_measurable, replayed
-from moereplay.tracegen.offload.comparison import agreement, figures
 from moereplay.tracegen.offload.compute import Layers, layout_of, shape_of
 from moereplay.tracegen.offload.experts import check_marks, contents, marks_of
 from moereplay.tracegen.offload.part import tokens_of
 from moereplay.tracegen.offload.slow_tier import Disk, Memory, Throttled, experts_file
+from moereplay.tracegen.offload.study import agreement, figures
 from moereplay.traces.geometry import known
 from tests.kit import offloading
 from tests.kit.every import every
