@@ -282,7 +282,7 @@ def test_more_than_the_memory_holds_is_refused_before_it_is_taken(monkeypatch):
     with pytest.raises(ConfigError, match=r"--slow-tier pinned: .* of experts in .* of free memory"):
         Memory(layout_of(geometry()), "cpu")
     monkeypatch.undo()
-    monkeypatch.setattr("moereplay.tracegen.offload.device.available_memory", lambda: 10_000)
+    monkeypatch.setattr("moereplay.tracegen.offload.experts.available_memory", lambda: 10_000)
     trace, config = trace_of(), config_of()
     with pytest.raises(ConfigError, match=r"the cache needs .* are free; .*--capacity"):
         bench_of(trace, [config])

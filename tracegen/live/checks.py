@@ -19,7 +19,7 @@ from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.requests import check_live, requests_of
 from moereplay.tracegen.live.run import Prepared, prepare, proven
 from moereplay.tracegen.modules import MoeModules
-from moereplay.tracegen.offload.device import described
+from moereplay.tracegen.offload.experts import described
 from moereplay.traces.schema import Trace, memory_trace
 
 

@@ -24,7 +24,7 @@ from moereplay.tracegen.offload.bench import (
     slots_of,
 )
 from moereplay.tracegen.offload.compute import layout_of
-from moereplay.tracegen.offload.device import compute_on, described, free_memory
+from moereplay.tracegen.offload.experts import compute_on, described, free_memory
 from moereplay.tracegen.offload.part import tokens_of
 from moereplay.tracegen.offload.slow_tier import kind_of
 from moereplay.traces.geometry import known

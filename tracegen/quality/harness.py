@@ -1,4 +1,4 @@
-"""Tasks that a model answers under policies: those of lm-evaluation-harness by name, group or YAML file, and perplexity."""
+"""Tasks that a model answers under policies: perplexity of a text, and lm-evaluation-harness by name or YAML file."""
 
 from __future__ import annotations
 
