@@ -144,7 +144,7 @@ def _checked(measured: Trace, configs: Sequence[ReplayConfig], where: Where) -> 
 @contextmanager
 def _bench(plans: Sequence[Ready], where: Where, most_tokens: int) -> Iterator[Bench]:
     from moereplay.tracegen.offload.bench import Bench, bits_of_all
-    from moereplay.tracegen.offload.experts import compute_on
+    from moereplay.tracegen.offload.memory import compute_on
 
     compute_on(where.threads)
     bits = bits_of_all(plans)
@@ -179,7 +179,7 @@ def _kept(out: Path | None, runs: Sequence[Measurement]) -> str:
 
 
 def _document(runs: Sequence[Measurement], label: str, device: str) -> dict[str, object]:
-    from moereplay.tracegen.offload.experts import described
+    from moereplay.tracegen.offload.memory import described
     from moereplay.tracegen.offload.study import run_document, summary
 
     about = {"device": described(device), "platform": "calibrated around the runs, by policies and throttle"}

@@ -282,7 +282,7 @@ def test_a_read_that_fails_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch)
 
 def test_slots_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = prepared("olmoe")
-    monkeypatch.setattr("moereplay.tracegen.offload.experts.available_memory", lambda: 10_000)
+    monkeypatch.setattr("moereplay.tracegen.offload.memory.available_memory", lambda: 10_000)
     with pytest.raises(ConfigError, match=r"the cache needs .* are free; .*--capacity"), opened(ready):
         pass
 

@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 from moereplay.simulator.errors import ConfigError
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.modules import MoeModules
-from moereplay.tracegen.offload.experts import free_memory
+from moereplay.tracegen.offload.memory import free_memory
 from moereplay.tracegen.precision import DEFAULT
 from moereplay.tracegen.precision.contract import Packed, Quantiser, quantiser_at, stored, titled
 

@@ -32,8 +32,8 @@ from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.offload.arena import Arena, Slots, arena_of
 from moereplay.tracegen.offload.bench import slots_needed
 from moereplay.tracegen.offload.durations import DENSE, NoProcessor
-from moereplay.tracegen.offload.experts import Layout, described
 from moereplay.tracegen.offload.machine import RealClock, Worker
+from moereplay.tracegen.offload.memory import Layout, described
 from moereplay.tracegen.offload.part import Named
 from moereplay.tracegen.offload.slow_tier import SlowTier, faults_named, opened, throttled
 from moereplay.traces.schema import canonical

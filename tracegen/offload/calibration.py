@@ -19,8 +19,8 @@ from moereplay.simulator.platforms import as_toml, sealed
 from moereplay.tracegen.offload.bench import Bench, SlowTiers, check_measurable, replayed
 from moereplay.tracegen.offload.compute import as_weights, layout_of
 from moereplay.tracegen.offload.durations import Durations
-from moereplay.tracegen.offload.experts import BITS_PER_WEIGHT
 from moereplay.tracegen.offload.fit import Figure, Fitted, figure_of, fit
+from moereplay.tracegen.offload.memory import BITS_PER_WEIGHT
 from moereplay.tracegen.offload.slow_tier import SlowTier
 from moereplay.traces.dense import dense_of
 from moereplay.traces.geometry import KnownModel

@@ -1,4 +1,8 @@
-"""Checks of a sweep by real offloading on this machine, each with a replay on the configuration's own platform."""
+"""Checks of a sweep, each beside a replay of what was run.
+
+Live, the model runs a trace's first requests again on an emulated clock. Measured, part of the first request is
+offloaded for real on this machine, and replayed on the configuration's own platform.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
+import torch
+
 from moereplay.policies.contract import PolicyError
 from moereplay.results.checks import How, Side, side_of
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Calibration, Platform
 from moereplay.simulator.platforms import platform
-from moereplay.simulator.replay import Plan
+from moereplay.simulator.replay import Plan, plan, replay
 from moereplay.sweeps.checks import Run
+from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.requests import check_live, requests_of
+from moereplay.tracegen.live.run import Prepared, prepare, proven
+from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.offload.bench import (
     Bench,
     SlowTiers,
@@ -24,12 +35,85 @@ from moereplay.tracegen.offload.bench import (
     slots_of,
 )
 from moereplay.tracegen.offload.compute import layout_of
-from moereplay.tracegen.offload.experts import compute_on, described, free_memory
+from moereplay.tracegen.offload.memory import compute_on, described, free_memory
 from moereplay.tracegen.offload.part import tokens_of
 from moereplay.tracegen.offload.slow_tier import kind_of
 from moereplay.traces.geometry import known
-from moereplay.traces.schema import Geometry, Trace, TraceError
+from moereplay.traces.schema import Geometry, Trace, TraceError, memory_trace
 from moereplay.traces.units import GB, MB
+
+
+@dataclass(frozen=True)
+class Running:
+    """A `Checker`: the first requests of a trace, run live on an emulated clock. Models are loaded when needed."""
+
+    load: Callable[[Trace], Loaded]  #: the model of a trace; raises RecordError for another one's
+    model: str  #: what a check calls it
+    device: str
+    requests: int
+    _models: dict[str, tuple[Loaded, MoeModules]] = field(default_factory=dict)
+
+    def how(self, trace: Trace) -> How:
+        """Describe the check. Raises RecordError for a trace without token ids."""
+        requests_of(trace, 1)
+        part = self._part(trace)
+        return How(
+            way="live",
+            device=described(self._device()),
+            model=self.model,
+            layers=part.geometry.layers,
+            requests=part.requests,
+            prompt=int(part.prompt_lengths.sum()),
+            tokens=part.tokens,
+        )
+
+    def refusal(self, trace: Trace, config: ReplayConfig) -> str | None:
+        """Return why a configuration cannot run live on any model or, once loaded, on this one."""
+        try:
+            check_live(config)
+            plan(self._part(trace), config)
+        except (ConfigError, PolicyError) as error:
+            return str(error)
+        loaded = self._model(trace)
+        try:
+            self._prepared(loaded, trace, config)
+        except (ConfigError, PolicyError, RecordError) as error:
+            return str(error)
+        return None
+
+    @contextmanager
+    def opened(self, trace: Trace, configs: Sequence[ReplayConfig]) -> Iterator[Run]:
+        """Load the model, which all checks share."""
+        loaded = self._model(trace)
+        yield lambda config: self._ran(self._prepared(loaded, trace, config), self._part(trace))
+
+    def _ran(self, ready: Prepared, part: Trace) -> tuple[Side, Side]:
+        live, replayed = ready.run(quality=False).result, replay(part, ready.plan.config)
+        return side_of(live, part.tokens), side_of(replayed, part.tokens)
+
+    def _prepared(self, model: tuple[Loaded, MoeModules], trace: Trace, config: ReplayConfig) -> Prepared:
+        return prepare(model[0], requests_of(trace, self.requests), config, modules=model[1])
+
+    def _model(self, trace: Trace) -> tuple[Loaded, MoeModules]:
+        if trace.digest not in self._models:
+            self._models.clear()  # one in memory is enough
+            loaded = self.load(trace)
+            self._models[trace.digest] = loaded, proven(loaded)
+        return self._models[trace.digest]
+
+    def _device(self) -> str:
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        return self.device
+
+    def _part(self, trace: Trace) -> Trace:
+        """Return the requests to run, as a separate trace."""
+        if self.requests >= trace.requests:
+            return trace
+        return memory_trace(trace.header, [trace.request(at) for at in range(self.requests)], trace.router_bias)
+
+
+# -- By real offloading on this machine.
 
 OpenSlow = Callable[[Geometry, Sequence[float]], AbstractContextManager[SlowTiers]]
 

@@ -1,4 +1,4 @@
-"""Experts with random weights, as bytes: where each lies, and the mark by which its pages are known.
+"""Experts with random weights as bytes, the marks by which their pages are known, and this machine's memory for them.
 
 What is computed is checked to be the right expert, whole: each of its pages begins with its own mark.
 """
