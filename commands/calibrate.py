@@ -176,7 +176,7 @@ def calibrate_machine(
     rate, geometry = throttle_named(throttle), _first_layers(model, layers)
     require_place(slow_tier_named(slow_tier), device)
     from moereplay.tracegen.offload.calibration import RUNS, about_of, bench_of, calibrate, document
-    from moereplay.tracegen.offload.device import compute_on, described
+    from moereplay.tracegen.offload.memory import compute_on, described
     from moereplay.tracegen.offload.slow_tier import kind_of
 
     compute_on(threads)

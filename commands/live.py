@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from moereplay.simulator.config import ReplayConfig
     from moereplay.tracegen.checkpoint import Loaded
     from moereplay.tracegen.folder import Folder
+    from moereplay.tracegen.live.experts import Stored
     from moereplay.tracegen.live.requests import LiveRequest
     from moereplay.tracegen.live.run import Live, Prepared
-    from moereplay.tracegen.live.tiers import Stored
     from moereplay.tracegen.plan import Decoding
     from moereplay.tracegen.prompts import Prompts
     from moereplay.traces.schema import Request, Trace

@@ -144,7 +144,7 @@ def _checked(measured: Trace, configs: Sequence[ReplayConfig], where: Where) -> 
 @contextmanager
 def _bench(plans: Sequence[Ready], where: Where, most_tokens: int) -> Iterator[Bench]:
     from moereplay.tracegen.offload.bench import Bench, bits_of_all
-    from moereplay.tracegen.offload.device import compute_on
+    from moereplay.tracegen.offload.memory import compute_on
 
     compute_on(where.threads)
     bits = bits_of_all(plans)
@@ -179,8 +179,8 @@ def _kept(out: Path | None, runs: Sequence[Measurement]) -> str:
 
 
 def _document(runs: Sequence[Measurement], label: str, device: str) -> dict[str, object]:
-    from moereplay.tracegen.offload.comparison import run_document, summary
-    from moereplay.tracegen.offload.device import described
+    from moereplay.tracegen.offload.memory import described
+    from moereplay.tracegen.offload.study import run_document, summary
 
     about = {"device": described(device), "platform": "calibrated around the runs, by policies and throttle"}
     return {**about, "runs": [run_document(run, label) for run in runs], "summary": summary(runs)}
@@ -188,7 +188,7 @@ def _document(runs: Sequence[Measurement], label: str, device: str) -> dict[str,
 
 def _report(document: dict[str, object], runs: Sequence[Measurement], as_json: bool) -> None:
     from moereplay.analysis.tables import table
-    from moereplay.tracegen.offload.comparison import LEGEND, SPARE, rows, summary_lines
+    from moereplay.tracegen.offload.study import LEGEND, SPARE, rows, summary_lines
 
     if as_json:
         show_json(document)

@@ -96,8 +96,8 @@ def _run(trace: Trace, asked: Engine) -> tuple[Trace, list[EngineRun]]:
     from moereplay.commands.progress import progress
     from moereplay.simulator.capacity import parse_capacity
     from moereplay.tracegen.llama.binding import library_file
-    from moereplay.tracegen.llama.cache_runs import cache_runs, requests_of
     from moereplay.tracegen.llama.file import opened
+    from moereplay.tracegen.llama.process import cache_runs, requests_of
     from moereplay.tracegen.llama.record import processors
 
     assert asked.model

@@ -17,9 +17,8 @@ import transformers
 from torch import Tensor, nn
 
 from moereplay.tracegen import families
-from moereplay.tracegen.capture import Capture, Rows
+from moereplay.tracegen.capture import Capture, Rows, check
 from moereplay.tracegen.modules import MoeModules, discover
-from moereplay.tracegen.selfcheck import check
 from moereplay.traces import routers
 from tests.kit.tiny_models import FAMILIES, shared_model, some_ids, tiny_model
 

@@ -22,9 +22,8 @@ from moereplay.simulator.replay import Plan
 from moereplay.simulator.source import Gate, GateReadings, Mixture, Pass, gate_of, weigh
 from moereplay.tracegen.capture import Reading, Rows, watching
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.live.experts import Orders, check_obeyed, executing
+from moereplay.tracegen.live.experts import Orders, Tiers, check_obeyed, executing
 from moereplay.tracegen.live.offloaded import Transfers
-from moereplay.tracegen.live.tiers import Tiers
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.offload.machine import undisturbed
 from moereplay.traces import routers

@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.tracegen.appending import SECONDS_BETWEEN_COMMITS, Progress, appended, opened_writer
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.llama.file import GgufModel
+from moereplay.tracegen.llama.file import GgufModel, rule_of
 from moereplay.tracegen.llama.process import Engine, Tokenizer
-from moereplay.tracegen.llama.rule import rule_of
 from moereplay.tracegen.plan import Plan, seed_of
-from moereplay.tracegen.tokens import Room, Work
+from moereplay.tracegen.tokens import SECONDS_BETWEEN_COMMITS, Progress, Room, Work, appended, opened_writer
 from moereplay.traces.dense import with_stored
 from moereplay.traces.documents import package_version
 from moereplay.traces.schema import Geometry, Header, Provenance, Request, Router, Trace

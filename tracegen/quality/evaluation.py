@@ -30,15 +30,13 @@ from moereplay.simulator.replay import Plan, plan_for, replay
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.decoding import input_device
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.live.experts import check_computable
+from moereplay.tracegen.live.experts import check_computable, said, tiers_of
 from moereplay.tracegen.live.requests import CAPABILITIES
 from moereplay.tracegen.live.source import changes_experts, depth_needed, rounding
-from moereplay.tracegen.live.tiers import said, tiers_of
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.plan import Plan as Recording
 from moereplay.tracegen.precision import DEFAULT
-from moereplay.tracegen.quality.answers import Answers
-from moereplay.tracegen.quality.harness import Task
+from moereplay.tracegen.quality.harness import Answers, Task
 from moereplay.tracegen.quality.session import Session, Subject, alone_because
 from moereplay.tracegen.record import header_of
 from moereplay.tracegen.tokens import Work
