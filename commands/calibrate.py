@@ -17,8 +17,6 @@ from moereplay.commands.options import grouped
 from moereplay.commands.terminal import STDOUT, say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from moereplay.calibration.evidence import Calibrated
     from moereplay.calibration.runs import Logged
     from moereplay.sweeps.recommend.measured import Row
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from moereplay.traces.schema import Geometry
 
     Judged = tuple[Group, Fitted]
-
 
 BASE = "phone-ufs4"  #: a device whose experts lie on flash
 Value = TypeVar("Value")
@@ -183,7 +180,7 @@ def calibrate_machine(
     rate, geometry = throttle_named(throttle), _first_layers(model, layers)
     require_place(slow_tier_named(slow_tier), device)
     from moereplay.tracegen.offload.calibration import RUNS, about_of, bench_of, calibrate, document
-    from moereplay.tracegen.offload.memory import compute_on
+    from moereplay.tracegen.offload.memory import compute_on, described
     from moereplay.tracegen.offload.slow_tier import kind_of
 
     compute_on(threads)
