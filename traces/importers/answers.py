@@ -179,8 +179,8 @@ VLLM_RESPONSE = Importer(
 )
 
 
-# -- Match the rows of a response to the tokens that a pass computed. A server returns rows for tokens [start, tokens - 1):
-# -- the last generated token went through no pass. Tokens of the prompt in the prefix cache were not computed for this
+# -- Match the rows of a response to the tokens that a pass computed. A server returns rows for tokens
+# -- [start, tokens - 1): the last generated token went through no pass. Tokens of the prompt in the prefix cache were not computed for this
 # -- request, although SGLang and newer versions of vLLM return their rows; the request begins after them. Tokens that
 # -- ran but have no row are kept as not routed (-1).
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.documents import refuse_irregular
+from moereplay.traces.importers.archive import EXPANSION, allowance
 from moereplay.traces.importers.cells import number
-from moereplay.traces.importers.packed import EXPANSION, allowance
 from moereplay.traces.importers.text import blocks, parse_json, read_json, suffix_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from moereplay.traces.importers.packed import SUFFIXES as PACKED
-from moereplay.traces.importers.packed import Unpacked, packing_of
+from moereplay.traces.importers.archive import SUFFIXES as PACKED
+from moereplay.traces.importers.archive import Unpacked, packing_of
 from moereplay.traces.schema import TraceError
 
 PIECE = 1 << 20  #: characters read at a time
