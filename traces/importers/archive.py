@@ -1,4 +1,4 @@
-"""Untrusted containers: packed files (gzip, bzip2, xz, zstd, a zip of one file), by their first bytes; and npz archives.
+"""Untrusted containers: packed files (gzip, bzip2, xz, zstd, a zip of one file) by their first bytes; npz archives.
 
 A packed file may expand to `FREE` bytes, or to `EXPANSION` times the bytes read so far: routing traces expand 5 to 20
 times, a bomb a thousand times or more. A bomb is rejected after `FREE` bytes.
