@@ -180,9 +180,9 @@ VLLM_RESPONSE = Importer(
 
 
 # -- Match the rows of a response to the tokens that a pass computed. A server returns rows for tokens
-# -- [start, tokens - 1): the last generated token went through no pass. Tokens of the prompt in the prefix cache were not
-# -- computed for this request, although SGLang and newer versions of vLLM return their rows; the request begins after
-# -- them. Tokens that ran but have no row are kept as not routed (-1).
+# -- [start, tokens - 1): the last generated token went through no pass. Tokens of the prompt in the prefix cache were
+# -- not computed for this request, although SGLang and newer versions of vLLM return their rows; the request begins
+# -- after them. Tokens that ran but have no row are kept as not routed (-1).
 
 FEWEST_SHARED = 4  #: rows of a common beginning that count as a prefix
 MOST_HELD = 1 << 18  #: beginnings that are remembered

@@ -11,9 +11,9 @@ import numpy as np
 
 from moereplay.traces.importers import mapping
 from moereplay.traces.importers.by_request import REQUEST, Restarts
-from moereplay.traces.importers.cells import number, numbers, whole
 from moereplay.traces.importers.rows import FLOATS, LISTS, PHASE, Rows, fits
 from moereplay.traces.importers.table import COUNT, LAYER, Cells, Table, ids_below, is_allowed
+from moereplay.traces.importers.text import number, numbers, whole
 from moereplay.traces.schema import MOST_EXPERTS, VALUES, TraceError, Values
 
 LAYER_NUMBER = re.compile(r"(?:layers?|blocks?|blk|h)[._/]?(\d+)", re.ASCII | re.IGNORECASE)

@@ -19,8 +19,7 @@ import numpy as np
 
 from moereplay.traces.documents import refuse_irregular
 from moereplay.traces.importers.archive import EXPANSION, allowance
-from moereplay.traces.importers.cells import number
-from moereplay.traces.importers.text import blocks, parse_json, read_json, suffix_of
+from moereplay.traces.importers.text import blocks, number, parse_json, read_json, suffix_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
 
 EXACT = 2**53  #: whole numbers below it survive the float64 they are parsed into
