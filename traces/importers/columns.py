@@ -12,6 +12,7 @@ on the first line that has other keys than the lines after it, and comments befo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers import exported, mapping
+from moereplay.traces.importers import exported
 from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.cell_rows import CellRows
 from moereplay.traces.importers.contract import (
@@ -33,9 +34,10 @@ from moereplay.traces.importers.contract import (
     shape_of,
 )
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
-from moereplay.traces.importers.table import PARQUET, SUFFIXES, Table, header_lines, tables
+from moereplay.traces.importers.table import FIELDS, PARQUET, SUFFIXES, Names, Table, header_lines, tables
 from moereplay.traces.importers.text import suffix_of
-from moereplay.traces.schema import TraceError
+from moereplay.traces.schema import TraceError, shown
+from moereplay.traces.texts import hint
 
 BY_NAME = (".tsv", ".parquet")  #: read without --columns; `generic` reads the others
 SAID = "a row per expert, ranks in the order of rows"
@@ -55,10 +57,10 @@ def read(path: Path, options: Options) -> Foreign:
 
 def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], name: str, said: str = "") -> Foreign:
     """Read a file with known columns for the importer `name`; `said` becomes a note."""
-    columns: mapping.Columns = {}
+    columns: Names = {}
 
     def choose(found: tuple[str, ...]) -> list[str]:
-        columns.update(mapping.chosen(path, found, asked))
+        columns.update(columns_of(path, found, asked))
         return list(dict.fromkeys(name for names in columns.values() for name in names))
 
     skip = 0 if options.where else header_lines(path, choose)
@@ -79,7 +81,7 @@ def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], 
     rows = (gathered(each, k) for each in found()) if k > seen.k else found()
     shape = shape_of(len(seen.layers), k, seen.highest, options)
     how = [*cells.said(len(seen.ends.last)), *renumbering(seen.layers), *([SAID] if k > seen.k else [])]
-    notes = [assumed([*mapping.words(columns), *how, cells.width(k)], shape, options), *([said] if said else [])]
+    notes = [assumed([*column_words(columns), *how, cells.width(k)], shape, options), *([said] if said else [])]
     notes += [f"the first {skip} lines describe the others: left out"] if skip > 1 else []
     notes += ["line 1 describes the others: left out"] if skip == 1 else []
     notes += [f"only rows with {options.where[0]} = {options.where[1]} are read"] if options.where else []
@@ -88,7 +90,7 @@ def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], 
     return Foreign(header, requests_in(rows, header.geometry, options))
 
 
-def _renumbered(columns: mapping.Columns, found: Iterable[Table], numbers: np.ndarray | None) -> Iterator[Rows]:
+def _renumbered(columns: Names, found: Iterable[Table], numbers: np.ndarray | None) -> Iterator[Rows]:
     """Yield the rows of the second reading; requests keep their own numbers if all of them have one."""
     for rows in map(CellRows(columns).rows, found):
         yield rows if numbers is None else replace(rows, request=np.take(numbers, rows.request, mode="clip"))
@@ -150,3 +152,70 @@ COLUMNS = Importer(
     read=read,
     columns=True,
 )
+
+
+# -- Find a file's columns of request, token, layer, experts, weights and phase: as passed, or by their names
+
+NEEDED = ("token", "layer", "experts")
+SEVERAL = {"experts": "expert", "weights": "weight"}  #: fields of several numbers, and what one of them is called
+COUNTS = "counts"  #: no field of a trace: whose counts of an archive become a profile
+FORM = "token=NAME,layer=NAME,experts=NAME[,request=NAME,weights=NAME,phase=NAME]"
+
+
+def columns_named(text: str) -> Names:
+    """Return columns as typed: `token=pos,experts=e0+e1`, a list in several columns with +. Raises TraceError."""
+    found: Names = {}
+    for part in text.split(","):
+        field, _, names = part.partition("=")
+        field = field.strip()
+        if field not in (*FIELDS, COUNTS):
+            raise TraceError(
+                f"--columns {shown(part)}: unknown field {shown(field)!r}, {hint(field, FIELDS)}; expected {FORM}"
+            )
+        columns = tuple(name.strip() for name in names.split("+"))
+        if not all(columns) or field in found or (len(columns) > 1 and field not in SEVERAL):
+            raise TraceError(f"--columns {shown(part)}: expected one name for {field}, given once, as in {FORM}")
+        found[field] = columns
+    return found
+
+
+def where_named(text: str) -> tuple[str, str]:
+    """Return a column and its value as typed: `event_type=routing`. Raises TraceError."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not key or not equals:
+        raise TraceError(f"invalid --where {shown(text)!r}: expected KEY=VALUE, such as event_type=routing")
+    return key, value
+
+
+def columns_of(file: Path, found: tuple[str, ...], asked: Mapping[str, tuple[str, ...]]) -> Names:
+    """Return the columns of each field that the file has. Raises TraceError for one that was named, or is needed."""
+    mapped: Names = {field: asked.get(field) or _by_name(field, found) for field in FIELDS}
+    for field, names in mapped.items():
+        if missing := [name for name in names if name not in found]:
+            fix = f"found {shown(', '.join(found), 200)}; correct --columns {field}="
+            raise TraceError(f"{file}: missing column {shown(missing[0])}: {fix}")
+        if not names and field in NEEDED:
+            fix = f"found {shown(', '.join(found), 200)}; pass --columns {field}=NAME"
+            raise TraceError(f"{file}: missing column {field}: {fix}")
+    return {field: names for field, names in mapped.items() if names}
+
+
+def _by_name(field: str, found: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the column of the field's name; else expert_0, expert_1, ... in the order of their numbers."""
+    if field in found or field not in SEVERAL:
+        return (field,) if field in found else ()
+    numbers = [int(each[1]) for name in found if (each := re.fullmatch(rf"{SEVERAL[field]}_([0-9]{{1,5}})", name))]
+    return tuple(f"{SEVERAL[field]}_{number}" for number in sorted(numbers))
+
+
+def column_words(columns: Names) -> list[str]:
+    """Describe the columns whose names differ from their fields'."""
+    others = {field: names for field, names in columns.items() if names != (field,)}
+    return [_words(field, names) for field, names in others.items()]
+
+
+def _words(field: str, names: tuple[str, ...]) -> str:
+    first, *_, last = (*names, *names)
+    if first != last:
+        return f"columns {shown(first)} to {shown(last)} hold the {field}"
+    return f"column {shown(first)} {'has' if field in SEVERAL else 'is'} the {field}"

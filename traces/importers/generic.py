@@ -25,11 +25,11 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers import dynande, json_lines, mapping, responses
+from moereplay.traces.importers import dynande, json_lines, responses
 from moereplay.traces.importers.cell_rows import ExactRows
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, phase_note
 from moereplay.traces.importers.rows import KEYS, Rows, Seen, requests_in, streamed
-from moereplay.traces.importers.table import header_lines, tables
+from moereplay.traces.importers.table import Names, header_lines, tables
 from moereplay.traces.importers.text import blocks, start_of, suffix_of
 from moereplay.traces.schema import Geometry, TraceError, shown
 from moereplay.traces.stated import KEY, Stated, sizes_in
@@ -79,7 +79,7 @@ def _header(path: Path) -> int:
 
 def _pieces(path: Path, skip: int, experts: int | None) -> Iterator[Rows]:
     """Return the rows after the first `skip` lines, ids below `experts` if that is known."""
-    columns: mapping.Columns = {}
+    columns: Names = {}
 
     def choose(found: tuple[str, ...]) -> list[str]:
         columns.update(_columns(found, suffix_of(path) == ".csv", f"{path} line {skip + 1}"))
@@ -88,9 +88,9 @@ def _pieces(path: Path, skip: int, experts: int | None) -> Iterator[Rows]:
     return map(ExactRows(columns, experts).rows, tables(path, choose, skip, alike=True))
 
 
-def _columns(found: tuple[str, ...], single: bool, place: str) -> mapping.Columns:
+def _columns(found: tuple[str, ...], single: bool, place: str) -> Names:
     """Return the columns of each field, a column per number if `single`. Raises TraceError for others than these."""
-    columns: mapping.Columns = {name: (name,) for name in KEYS}
+    columns: Names = {name: (name,) for name in KEYS}
     if single:
         k = sum(name.startswith("expert_") for name in found)
         columns["experts"] = tuple(f"expert_{rank}" for rank in range(max(k, 1)))

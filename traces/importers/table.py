@@ -38,6 +38,9 @@ NO_ROWS = "no rows: expected a row per token and layer, or per token, layer and 
 
 MISSING = object()  #: in place of a value that a row lacks
 
+#: Fields of rows that a table may have, and the names that a file has for the columns of each.
+FIELDS = ("request", "token", "layer", "experts", "weights", "phase")
+Names = dict[str, tuple[str, ...]]
 Choose = Callable[[tuple[str, ...]], Sequence[str]]
 Where = tuple[str, str]  #: a column, and the text that rows have in it which are read
 Row = tuple[int, list[Any]]  #: its number in the file, and its cells
