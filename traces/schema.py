@@ -19,9 +19,8 @@ from pydantic import Field, field_validator, model_validator
 
 from moereplay.traces.documents import canonical
 from moereplay.traces.draft_rows import Verified, verified
+from moereplay.traces.frozen import Cached, Name, Notes, Public, Text, Window
 from moereplay.traces.frozen import Frozen as Frozen
-from moereplay.traces.frozen import Name, Notes, Public, Text
-from moereplay.traces.kv_cache import Cached, Window
 from moereplay.traces.texts import shown
 from moereplay.traces.values import DRAFT, of_rejected
 from moereplay.traces.values import LOOKAHEAD as LOOKAHEAD

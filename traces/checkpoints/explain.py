@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moereplay.traces.dense import dense_of
+from moereplay.traces.frozen import Cached
 from moereplay.traces.geometry import KnownModel
-from moereplay.traces.kv_cache import Cached
 from moereplay.traces.texts import size
 
 
