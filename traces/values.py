@@ -158,10 +158,11 @@ def _place(name: str, first: int, at: tuple[int, ...]) -> str:
 
 
 # -- Recorded drafts: which tokens went through the model together, and the rows of the drafts that were rejected. The
-# -- token array `drafts` (T,) tells the passes: n >= 0 is a token that was known before its pass, in which n drafts were
-# -- verified beside it; -1 (RIGHT) is one of these drafts that was accepted. A pass is a known token, the a accepted
-# -- drafts that follow it, and n - a rejected ones. Rejected rows are not on the token axis: the arrays `draft/NAME`
-# -- (D, ...) have them in the order of passes. Draft j of the pass that begins with token i is computed at token i + j.
+# -- token array `drafts` (T,) tells the passes: n >= 0 is a token that was known before its pass, in which n drafts
+# -- were verified beside it; -1 (RIGHT) is one of these drafts that was accepted. A pass is a known token, the a
+# -- accepted drafts that follow it, and n - a rejected ones. Rejected rows are not on the token axis: the arrays
+# -- `draft/NAME` (D, ...) have them in the order of passes. Draft j of the pass that begins with token i is computed at
+# -- token i + j.
 
 RIGHT = -1
 
