@@ -231,7 +231,7 @@ def mapped(folder: Path, manifest: Manifest) -> dict[str, np.ndarray] | None:
     return arrays
 
 
-def _is_whole(file: BufferedReader, described: Described, seen: State | None) -> bool:
+def _is_whole(file: BufferedReader[Any], described: Described, seen: State | None) -> bool:
     """Return True if an open file is the recorded one; the size is compared first, so that no huge file is hashed."""
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode) or not is_mine(found) or found.st_size != described.bytes:
@@ -245,7 +245,7 @@ def _are_settled(states: Mapping[str, State]) -> bool:
     return all(now - max(state[2:]) > SETTLED_NS for state in states.values())
 
 
-def _state(file: BufferedReader) -> State:
+def _state(file: BufferedReader[Any]) -> State:
     found = os.fstat(file.fileno())
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
