@@ -2,7 +2,8 @@
 
     (a) reference over compiled, ns per access: the reference on the first request of the trace, compiled on all of it
     (b) compiled over libCacheSim's C++ LRU on the same stream of experts; it models neither time nor link, nor does our
-        curve, which counts the misses at every capacity at once
+        curve, which counts the misses at every capacity at once; also of a trace in memory, replayed again and for the
+        first time, when the demand is made from its rows
     (c) a cache of 25 % over one of 1 %: what a larger cache costs
     (d) two replays one after the other over the same two in two threads; and the same of two processes, which share
         nothing: the machine's own scaling to two cores
@@ -11,10 +12,11 @@
     (g) a user's policy file over the built-in policy that it is a copy of
     (h) with the event log over without; and without over an engine whose sources have neither log nor request rows
         (the log is an `if` at every event, the rows are sums at a request's end: this is what they cost when off)
-    (i) each option over the fast path at 5 %, in CPU time, and the median of all options
+    (i) each option over the fast path at 5 %, and the median of all options
+    (j) plain Python with the semantics of published tools over compiled: theirs on the first request, ours on all
 
-A figure is the median of rounds, ratios are taken within a round. Traces are synthetic, with
-the geometry of a known model, one token per pass.
+A figure is the median of rounds in CPU time (d and h: wall time), ratios are taken within a round. Traces are
+synthetic, with the geometry of a known model, one token per pass.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import typer
+from plain_replays import TOOLS, Gates
 from replay_servers import bare_tree, in_groups, round_trip, serve
 from rounds import compared, in_turns, machine
 from speed_traces import DEEPSEEK, FULL, OLMOE, ORACLE_GENERAL, QUICK, Made, Size, make
@@ -42,7 +47,7 @@ from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.replay import replay
 from moereplay.traces.documents import json_text
-from moereplay.traces.schema import Trace
+from moereplay.traces.schema import Trace, memory_trace
 
 try:
     libcachesim: Any = importlib.import_module("libcachesim")  # its stubs call its readers abstract
@@ -61,51 +66,53 @@ Row = dict[str, Any]
 # variants: each returns ns per access
 
 
-def timed(trace: Trace, config: ReplayConfig, engine: str = "compiled", log: bool = False) -> Callable[[], float]:
-    def run() -> float:
-        began = time.perf_counter()
-        result = replay(trace, config, log, engine)
-        return 1e9 * (time.perf_counter() - began) / result.totals["accesses"]
+def spent(run: Callable[[], int]) -> Callable[[], float]:
+    """Time a run that returns its accesses, in CPU time, which other work on the machine distorts less."""
 
-    return run
-
-
-def cpu_timed(trace: Trace, config: ReplayConfig, log: bool = False) -> Callable[[], float]:
-    """Time in CPU time of the process, which other work on the machine distorts less."""
-
-    def run() -> float:
+    def timed_run() -> float:
         began = time.process_time()
-        result = replay(trace, config, log)
-        return 1e9 * (time.process_time() - began) / result.totals["accesses"]
+        accesses = run()
+        return 1e9 * (time.process_time() - began) / accesses
 
-    return run
+    return timed_run
+
+
+def timed(trace: Trace, config: ReplayConfig, engine: str = "compiled", log: bool = False) -> Callable[[], float]:
+    return spent(lambda: replay(trace, config, log, engine).totals["accesses"])
+
+
+def anew(trace: Trace, config: ReplayConfig) -> Callable[[], float]:
+    """Time the first replay of a trace in memory, before its demand is known."""
+
+    def run() -> int:
+        trace.shared.clear()
+        return replay(trace, config).totals["accesses"]
+
+    return spent(run)
 
 
 def untimed(trace: Trace, policy: str = "lru") -> Callable[[], float]:
     """Count the misses at every capacity, with neither time nor link."""
-
-    def run() -> float:
-        began = time.perf_counter()
-        counted = curve(trace, policy)
-        return 1e9 * (time.perf_counter() - began) / counted.accesses
-
-    return run
+    return spent(lambda: curve(trace, policy).accesses)
 
 
 def theirs(made: Made, capacity: str) -> Callable[[], float]:
     """Time libCacheSim's loop over the file, without opening it."""
-    geometry = made.whole.geometry
-    slots = int(float(capacity.rstrip("%")) / 100 * geometry.layers * geometry.experts)
     accesses = made.stream.stat().st_size // ORACLE_GENERAL.itemsize
 
     def run() -> float:
         reader = libcachesim.TraceReader(str(made.stream), libcachesim.TraceType.ORACLE_GENERAL_TRACE)
-        cache = libcachesim.LRU(slots, hashpower=SMALL_TABLE)
-        began = time.perf_counter()
+        cache = libcachesim.LRU(slots_at(made, capacity), hashpower=SMALL_TABLE)
+        began = time.process_time()
         cache.process_trace(reader)
-        return 1e9 * (time.perf_counter() - began) / accesses
+        return 1e9 * (time.process_time() - began) / accesses
 
     return run
+
+
+def slots_at(made: Made, capacity: str) -> int:
+    geometry = made.whole.geometry
+    return int(float(capacity.rstrip("%")) / 100 * geometry.layers * geometry.experts)
 
 
 def two(trace: Trace, config: ReplayConfig, threads: int) -> Callable[[], float]:
@@ -128,21 +135,42 @@ def over_reference(made: Made, rounds: int) -> Iterator[Row]:
         for prefetch in PREFETCHES:
             config = configure(capacity=capacity, prefetch=prefetch)
             variants = {"reference": timed(made.first, config, "reference"), "compiled": timed(made.whole, config)}
-            spent = in_turns(variants, max(1, rounds // 3))
-            yield {"case": f"{capacity}, prefetch {prefetch}"} | compared(spent, "reference", "compiled")
+            taken = in_turns(variants, max(1, rounds // 3))
+            yield {"case": f"{capacity}, prefetch {prefetch}"} | compared(taken, "reference", "compiled")
 
 
 def over_libcachesim(made: Made, rounds: int) -> Iterator[Row]:
     if libcachesim is None:
         print("(b) is left out: libcachesim is not installed", file=sys.stderr)
         return
+    held = memory_trace(made.whole.header, list(map(made.whole.request, range(made.whole.requests))))
     for capacity in CAPACITIES:
         configs = {prefetch: configure(capacity=capacity, prefetch=prefetch) for prefetch in PREFETCHES}
         variants = {f"prefetch {name}": timed(made.whole, config) for name, config in configs.items()}
+        variants |= {f"in memory, {name}": timed(held, config) for name, config in configs.items()}
+        variants |= {f"in memory, {name}, first": anew(held, config) for name, config in configs.items()}
         variants["curve"] = untimed(made.whole)
-        spent = in_turns(variants | {"libCacheSim": theirs(made, capacity)}, rounds)
+        taken = in_turns(variants | {"libCacheSim": theirs(made, capacity)}, rounds)
         for name in variants:
-            yield {"case": capacity} | compared(spent, name, "libCacheSim")
+            yield {"case": capacity} | compared(taken, name, "libCacheSim")
+
+
+def over_plain_python(made: Made, rounds: int) -> Iterator[Row]:
+    ids = made.first.read("chosen").astype(np.int64)
+    first_of_layer = np.arange(made.whole.geometry.layers) * made.whole.geometry.experts
+    gates = (ids + first_of_layer[None, :, None]).reshape(-1, ids.shape[2]).tolist()
+    for capacity in CAPACITIES:
+        config, slots = configure(capacity=capacity), slots_at(made, capacity)
+        assert TOOLS["BigMoeOnEdge"](gates, slots) == replay(made.first, config).totals["hits"], capacity
+        variants = {name: spent(partial(replayed_by, tool, gates, slots)) for name, tool in TOOLS.items()}
+        taken = in_turns(variants | {"compiled": timed(made.whole, config)}, max(1, rounds // 3))
+        for name in variants:
+            yield {"case": capacity} | compared(taken, name, "compiled")
+
+
+def replayed_by(tool: Callable[[Gates, int], int], gates: Gates, slots: int) -> int:
+    tool(gates, slots)
+    return sum(map(len, gates))
 
 
 def larger_cache(made: Made, rounds: int) -> Iterator[Row]:
@@ -156,8 +184,8 @@ def larger_cache(made: Made, rounds: int) -> Iterator[Row]:
 def two_threads(made: Made, rounds: int) -> Iterator[Row]:
     for prefetch in PREFETCHES:
         config = configure(capacity="5%", prefetch=prefetch)
-        spent = in_turns({"in turn": two(made.whole, config, 1), "at once": two(made.whole, config, 2)}, rounds)
-        yield {"case": f"5%, prefetch {prefetch}"} | compared(spent, "in turn", "at once")
+        taken = in_turns({"in turn": two(made.whole, config, 1), "at once": two(made.whole, config, 2)}, rounds)
+        yield {"case": f"5%, prefetch {prefetch}"} | compared(taken, "in turn", "at once")
 
 
 def cache_prior(made: Made, rounds: int) -> Iterator[Row]:
@@ -176,9 +204,9 @@ def curve_over_replay(made: Made, rounds: int) -> Iterator[Row]:
             result = replay(made.whole, config)
             assert counted.misses_at(result.about["capacity_bytes"]) == result.totals["misses"], f"{policy}, {capacity}"
             variants[capacity] = timed(made.whole, config)
-        spent = in_turns(variants, rounds)
+        taken = in_turns(variants, rounds)
         for capacity in CAPACITIES:
-            yield {"case": policy} | compared(spent, "curve", capacity)
+            yield {"case": policy} | compared(taken, "curve", capacity)
 
 
 def users_policy(made: Made, rounds: int) -> Iterator[Row]:
@@ -206,8 +234,8 @@ def copied_policies(folder: Path, names: tuple[str, ...]) -> Iterator[dict[str, 
 def log_on(made: Made, rounds: int) -> Iterator[Row]:
     """Use the first request only: each log line becomes a Python object."""
     config = configure(capacity="5%", prefetch="top_k")
-    spent = in_turns({"log": timed(made.first, config, log=True), "no log": timed(made.first, config)}, rounds)
-    yield {"case": "5%, prefetch top_k, first request"} | compared(spent, "log", "no log")
+    taken = in_turns({"log": timed(made.first, config, log=True), "no log": timed(made.first, config)}, rounds)
+    yield {"case": "5%, prefetch top_k, first request"} | compared(taken, "log", "no log")
 
 
 def log_off(made: Made, rounds: int) -> Iterator[Row]:
@@ -220,8 +248,8 @@ def log_off(made: Made, rounds: int) -> Iterator[Row]:
                 key: stack.enter_context(serve(tree, made.whole.path, prefetch, more))
                 for key, (tree, more) in trees.items()
             }
-            spent = in_turns({key: round_trip(each) for key, each in servers.items()}, rounds)
-            yield {"case": f"5%, prefetch {prefetch}"} | compared(spent, "as it is", "without log and rows")
+            taken = in_turns({key: round_trip(each) for key, each in servers.items()}, rounds)
+            yield {"case": f"5%, prefetch {prefetch}"} | compared(taken, "as it is", "without log and rows")
 
 
 TWO_LINKS = "two-gpus:links.0.layers=0-7:links.1.layers=8-15"
@@ -281,8 +309,9 @@ def options(made: Made, rounds: int) -> Iterator[Row]:
         cells["event log, first request"] = (made.first, {}, True)
         ratios = []
         for name, (trace, settings, log) in cells.items():
-            plain = cpu_timed(trace, configure(capacity="5%"))
-            variants = {"option": cpu_timed(trace, configure(capacity="5%", **settings), log), "fast path": plain}
+            plain = timed(trace, configure(capacity="5%"))
+            option = timed(trace, configure(capacity="5%", **settings), log=log)
+            variants = {"option": option, "fast path": plain}
             row = {"case": name} | compared(in_turns(variants, rounds), "option", "fast path")
             ratios.append(row["ratio"])
             yield row
@@ -295,8 +324,8 @@ def two_processes(made: Made, rounds: int) -> Iterator[Row]:
         with ExitStack() as stack:
             one, other = (stack.enter_context(serve(ROOT, made.whole.path, prefetch, {})) for _ in range(2))
             groups = {"in turn": [[one], [other]], "at once": [[one, other]]}
-            spent = in_turns({name: in_groups(group, accesses) for name, group in groups.items()}, rounds)
-        yield {"case": f"5%, prefetch {prefetch}, processes"} | compared(spent, "in turn", "at once")
+            taken = in_turns({name: in_groups(group, accesses) for name, group in groups.items()}, rounds)
+        yield {"case": f"5%, prefetch {prefetch}, processes"} | compared(taken, "in turn", "at once")
 
 
 # all of it
@@ -311,6 +340,7 @@ PARTS: dict[str, list[tuple[Callable[[Made, int], Iterator[Row]], int]]] = {
     "g": [(users_policy, OLMOE)],
     "h": [(log_on, OLMOE), (log_off, OLMOE)],
     "i": [(options, OLMOE)],
+    "j": [(over_plain_python, OLMOE), (over_plain_python, DEEPSEEK)],
 }
 
 

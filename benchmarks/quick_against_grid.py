@@ -17,8 +17,7 @@ from pathlib import Path
 from benchmarks.recommend_against_grid import candidates
 from moereplay.analysis.tables import console, table
 from moereplay.simulator.capacity import CONTEXT, divided
-from moereplay.sweeps.recommend.pace import QUICK
-from moereplay.sweeps.recommend.runner import Runner, fastest_first
+from moereplay.sweeps.recommend.runner import QUICK, Runner, fastest_first
 from moereplay.sweeps.recommend.search import Answer, Question, chosen, judged, search
 from moereplay.sweeps.recommend.space import filling, started
 from moereplay.traces.installation import bundled

@@ -31,7 +31,7 @@ from moereplay.results.files import to_frame
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.presets import LEAST_STALE, preset
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.papers.figures import figures_of, predictor
+from moereplay.sweeps.papers import figures_of, predictor
 from moereplay.sweeps.recommend.space import can_replay
 from moereplay.traces.documents import json_text
 from moereplay.traces.geometry import known

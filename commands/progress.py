@@ -14,7 +14,7 @@ from moereplay.commands.terminal import clock, left_of, rewrite, say, say_wrote
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from moereplay.sweeps.dispatch import Progress as SweepProgress
+    from moereplay.sweeps.run import Progress as SweepProgress
     from moereplay.tracegen.tokens import Progress
     from moereplay.traces.schema import Trace
 

@@ -15,9 +15,8 @@ from moereplay.commands.terminal import INTERRUPTED, clock, interruptible, keepi
 if TYPE_CHECKING:
     from moereplay.sweeps.checks import Checker
     from moereplay.sweeps.clusters import Shards
-    from moereplay.sweeps.dispatch import Progress
     from moereplay.sweeps.jobs import Job
-    from moereplay.sweeps.run import Start, Sweep
+    from moereplay.sweeps.run import Progress, Start, Sweep
     from moereplay.sweeps.store import Place
 
 
@@ -106,7 +105,7 @@ def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out:
     """Return the checker of configurations, None without --every. Raises ConfigError if checks cannot run."""
     from moereplay.commands.checks import checker_of
     from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.objects import is_url
+    from moereplay.sweeps.store import is_url
 
     if checks.every is not None and executor == "slurm":
         raise ConfigError(

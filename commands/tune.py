@@ -59,8 +59,7 @@ def tune(
     from moereplay.simulator.replay import ENGINES
     from moereplay.sweeps.experiment.file import read
     from moereplay.sweeps.jobs import open_traces
-    from moereplay.sweeps.objects import is_url
-    from moereplay.sweeps.store import Folder
+    from moereplay.sweeps.store import Folder, is_url
     from moereplay.sweeps.tune import Search, check
 
     if is_url(out):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
@@ -104,8 +104,7 @@ class Replayed(NamedTuple):
 def _replays(
     run: Run, configs: Sequence[ReplayConfig], workers: int, done: Callable[[], None], took: Callable[[int], None]
 ) -> Iterator[Result]:
-    for passes in {config.schedule for config in configs if not config.arrive}:
-        demand_of(run.trace, passes)  # once, so that workers only map it
+    derived(run.trace, configs)
     groups, found, at = _groups(run, configs), dict[int, Result | Exception](), 0
     items = [[configs[at] for at in group] for group in groups]
     for group, replayed in zip(groups, _mapped(run, items, min(workers, len(groups))), strict=True):
@@ -117,6 +116,12 @@ def _replays(
                 raise result
             done()
             yield result
+
+
+def derived(trace: Trace, configs: Iterable[ReplayConfig]) -> None:
+    """Derive the demand of a trace under these configurations once, so that workers only map it."""
+    for passes in {config.schedule for config in configs if not config.arrive}:
+        demand_of(trace, passes)
 
 
 def _groups(run: Run, configs: Sequence[ReplayConfig]) -> list[list[int]]:

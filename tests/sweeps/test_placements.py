@@ -20,10 +20,9 @@ from moereplay.simulator.replay import replay
 from moereplay.simulator.residents import of_layers
 from moereplay.sweeps.recommend.engines import Mode
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, LRU, POINTS, STATIC, Hits
-from moereplay.sweeps.recommend.placements import CACHE_US, SCHEMES, Scheme, placements
+from moereplay.sweeps.recommend.placements import CACHE_US, SCHEMES, Scheme, placements, surface
 from moereplay.sweeps.recommend.quick import Load, quick
 from moereplay.sweeps.recommend.quick_document import quick_document
-from moereplay.sweeps.recommend.surface import surface
 from moereplay.sweeps.recommend.token_time import CPU_LEFT, Prices, prices, token
 from moereplay.traces.recorder import from_arrays
 from moereplay.traces.schema import Geometry

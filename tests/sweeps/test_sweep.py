@@ -25,10 +25,8 @@ from moereplay.results.tables import frame_bytes
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
-from moereplay.sweeps import batches
-from moereplay.sweeps.batches import Batch, compute
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.jobs import Job, job_of, open_traces
+from moereplay.sweeps.jobs import TABLES, Batch, Job, compute, job_of, open_traces
 from moereplay.sweeps.parts import keep, merge
 from moereplay.sweeps.run import Sweep, estimate, left_to_do, planned
 from moereplay.sweeps.store import Folder
@@ -138,7 +136,7 @@ def test_merging_gives_the_same_bytes_in_any_order_and_however_often_a_part_is_t
         folders.insert(dice.randrange(len(folders)), whole)
     scratch = Path(tempfile.mkdtemp(dir=tmp_path))
     assert merged(scratch / "b", *folders) == merged(scratch / "a", whole)
-    assert set(merged(scratch / "c", scratch / "b")) == {f"{name}.parquet" for name in batches.TABLES}
+    assert set(merged(scratch / "c", scratch / "b")) == {f"{name}.parquet" for name in TABLES}
 
 
 def test_equal_work_is_a_part_of_equal_name_and_bytes(sweep, whole, tmp_path):
