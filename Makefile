@@ -275,7 +275,7 @@ tables: .venv/base.stamp     ## write the tables of cards, policies, importers, 
 	sed -i -e '/<!-- importers:/,/<!-- end -->/{//!d}' -e '/<!-- importers:/r importers.table' docs/trace-format.md && rm importers.table
 	$(BIN)/python -c 'from moereplay.traces.profiles.contract import markdown; print(markdown())' > profiles.table
 	sed -i -e '/<!-- profiles:/,/<!-- end -->/{//!d}' -e '/<!-- profiles:/r profiles.table' docs/trace-format.md && rm profiles.table
-	$(BIN)/python -c 'from moereplay.traces.exporters.registry import markdown; print(markdown())' > exporters.table
+	$(BIN)/python -c 'from moereplay.traces.exporters.contract import markdown; print(markdown())' > exporters.table
 	sed -i -e '/<!-- exporters:/,/<!-- end -->/{//!d}' -e '/<!-- exporters:/r exporters.table' docs/export.md && rm exporters.table
 	$(BIN)/python -c 'from moereplay.policies.hooks import markdown; print(markdown())' > hooks.table
 	sed -i -e '/<!-- hooks:/,/<!-- end -->/{//!d}' -e '/<!-- hooks:/r hooks.table' docs/policies.md && rm hooks.table

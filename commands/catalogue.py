@@ -60,8 +60,7 @@ def models(
     """List the models whose geometry is known, or show the sizes of one, also of a file, a folder, or the hub."""
     from moereplay.analysis.tables import definitions, table
     from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.checkpoints.explain import explained
-    from moereplay.traces.checkpoints.found import model_of
+    from moereplay.traces.checkpoints.found import explained, model_of
     from moereplay.traces.geometry import MODELS
 
     if name:

@@ -15,7 +15,7 @@ from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.dense import assumption, dense_of, recorded
 from moereplay.traces.drafts import OFF
 from moereplay.traces.geometry import as_known
-from moereplay.traces.routing_candidates import routings_for
+from moereplay.traces.routing import routings_for
 from moereplay.traces.schema import Geometry, shown
 from moereplay.traces.store import open_trace
 from moereplay.traces.synthetic import synthetic

@@ -11,7 +11,7 @@ from moereplay.policies.grammar import is_added, parse
 from moereplay.policies.table import explain, markdown, rows
 from moereplay.results import counters
 from moereplay.simulator import cards
-from moereplay.traces.exporters import registry as exporters
+from moereplay.traces.exporters import contract as exporters
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.profiles import contract as profiles
 

@@ -50,7 +50,7 @@ class Options(Frozen):
     matrices: tuple[int, ...] = ()  #: relative sizes of an expert's matrices in reading order
     prompt_length: int | None = Field(default=None, ge=0)  #: prompt tokens of every request, at most its length
     chunk: int | None = Field(default=None, ge=1)  #: tokens after which the recorder cleared its context
-    columns: dict[str, tuple[str, ...]] | None = None  #: the file's names for fields, see `mapping`
+    columns: dict[str, tuple[str, ...]] | None = None  #: the file's names for fields, see `columns.py`
     where: tuple[str, str] | None = None  #: a column, and its value in the rows to read
     shape: tuple[int, int] | None = None  #: layers and k of a token's row, where ids are flat
     ids: Literal["layer", "global"] = "layer"  #: whether they count from 0 in each layer, or on through the layers

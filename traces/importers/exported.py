@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.documents import refuse_irregular
+from moereplay.traces.importers.archive import EXPANSION, allowance
 from moereplay.traces.importers.by_request import prompt_of
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from moereplay.traces.importers.packed import EXPANSION, allowance
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT, LAYER
 from moereplay.traces.schema import Geometry, Request, TraceError, check_values, first_refused, shown

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.traces.importers import mapping
 from moereplay.traces.importers.by_request import Keys, Restarts, grids, renumbering
 from moereplay.traces.importers.cell_rows import CellRows
 from moereplay.traces.importers.contract import (
@@ -26,7 +25,7 @@ from moereplay.traces.importers.contract import (
     prompt_tokens,
 )
 from moereplay.traces.importers.rows import NARROW, Rows, Seen, fits, refuse_twice, requests_in, streamed
-from moereplay.traces.importers.table import COUNT, ids_below, tables
+from moereplay.traces.importers.table import COUNT, FIELDS, Names, ids_below, tables
 from moereplay.traces.importers.text import blocks, parse_json, start_of, suffix_of
 from moereplay.traces.schema import MOST_LAYERS, Request, TraceError, shown
 
@@ -142,10 +141,10 @@ class Form:
     needed: dict[str, str]
     optional: dict[str, str]
 
-    def columns(self, keys: tuple[str, ...]) -> mapping.Columns:
+    def columns(self, keys: tuple[str, ...]) -> Names:
         """Return the names that a line with these keys has."""
         named = self.needed | {field: name for field, name in self.optional.items() if name in keys}
-        return {field: (named[field],) for field in mapping.FIELDS if field in named}
+        return {field: (named[field],) for field in FIELDS if field in named}
 
 
 FORMS = (
@@ -229,7 +228,7 @@ def read_named(path: Path, options: Options) -> Foreign:
     return Foreign(header, requests_in(found, header.geometry, options))
 
 
-def _pieces(path: Path, cells: CellRows, columns: mapping.Columns, skip: int, warm: bool = False) -> Iterator[Rows]:
+def _pieces(path: Path, cells: CellRows, columns: Names, skip: int, warm: bool = False) -> Iterator[Rows]:
     """Yield rows in pieces, without the first request if it is the engine's `warm`-up."""
     names, split = [name for each in columns.values() for name in each], _Split()
     for table in tables(path, lambda found: names, skip):
@@ -281,7 +280,7 @@ def _numbered(values: np.ndarray, numbers: dict[int, int]) -> np.ndarray:
     return np.array([numbers[value] for value in found.tolist()])[row]
 
 
-def _warm_up(path: Path, columns: mapping.Columns, skip: int, seen: Seen) -> list[str]:
+def _warm_up(path: Path, columns: Names, skip: int, seen: Seen) -> list[str]:
     """Return a note if the first request has many tokens with identical routing; else none."""
     first = next(streamed(path, _pieces(path, CellRows(columns), columns, skip), seen))
     ids = [first.experts[first.layer == layer] for layer in range(len(seen.layers))]

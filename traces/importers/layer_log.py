@@ -19,12 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.by_request import Columns, by_pass, in_groups, renumbering
-from moereplay.traces.importers.cells import numbers
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
 from moereplay.traces.importers.llama_tables import NOTE, equally_often
 from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
 from moereplay.traces.importers.table import LAYER, ids_below, tables
-from moereplay.traces.importers.text import start_of
+from moereplay.traces.importers.text import numbers, start_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError
 
 SINGLE, LISTS = ("layer", "expert"), ("layer_id", "expert_ids")

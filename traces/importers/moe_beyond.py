@@ -14,21 +14,19 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers import mapping
 from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.cell_rows import CellRows
-from moereplay.traces.importers.cells import whole
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
 from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
 from moereplay.traces.importers.sources import files_of
-from moereplay.traces.importers.table import Table, tables
-from moereplay.traces.importers.text import start_of
+from moereplay.traces.importers.table import Names, Table, tables
+from moereplay.traces.importers.text import start_of, whole
 from moereplay.traces.schema import Geometry, Request, TraceError
 
 LAYER, BATCH, EXPERTS = "Layer ID", "Batch Number", "Activated Expert IDs"
 START = f"{LAYER},{BATCH},Token,{EXPERTS}".encode()
 POSITION = "position"  #: of a token in its layer, which the file leaves out
-COLUMNS: mapping.Columns = {"request": (BATCH,), "token": (POSITION,), "layer": (LAYER,), "experts": (EXPERTS,)}
+COLUMNS: Names = {"request": (BATCH,), "token": (POSITION,), "layer": (LAYER,), "experts": (EXPERTS,)}
 FORCED = "a whole prompt at a time: every token is prompt"
 
 

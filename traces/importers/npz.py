@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from moereplay.traces.frozen import first_fault
 from moereplay.traces.importers import answers, archive, router_logits
-from moereplay.traces.importers.computed import padding_of
+from moereplay.traces.importers.answers import padding_of
 from moereplay.traces.importers.contract import (
     DECODE_ONLY,
     Foreign,

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.traces.importers import MODULES, NAMES, archive, npz, table
-from moereplay.traces.importers.cells import numbers, whole
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options
 from moereplay.traces.importers.sources import refuse_unreadable
 from moereplay.traces.importers.table import flat, objects_in
-from moereplay.traces.importers.text import blocks, read_json, suffix_of
+from moereplay.traces.importers.text import blocks, numbers, read_json, suffix_of, whole
 from moereplay.traces.patterns import experts_per_layer, ranges_by_layer
 from moereplay.traces.schema import Geometry, Header, Request, TraceError, shown
 from moereplay.traces.stated import KEY

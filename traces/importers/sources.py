@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from moereplay.traces.importers.archive import names_in_zip
-from moereplay.traces.importers.packed import Unpacked
+from moereplay.traces.importers.archive import Unpacked, names_in_zip
 from moereplay.traces.importers.text import refuse_bomb, suffix_of
 from moereplay.traces.schema import TraceError, shown
 

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.documents import refuse_irregular
-from moereplay.traces.importers.cells import number
-from moereplay.traces.importers.packed import EXPANSION, allowance
-from moereplay.traces.importers.text import blocks, parse_json, read_json, suffix_of
+from moereplay.traces.importers.archive import EXPANSION, allowance
+from moereplay.traces.importers.text import blocks, number, parse_json, read_json, suffix_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
 
 EXACT = 2**53  #: whole numbers below it survive the float64 they are parsed into
@@ -39,6 +38,9 @@ NO_ROWS = "no rows: expected a row per token and layer, or per token, layer and 
 
 MISSING = object()  #: in place of a value that a row lacks
 
+#: Fields of rows that a table may have, and the names that a file has for the columns of each.
+FIELDS = ("request", "token", "layer", "experts", "weights", "phase")
+Names = dict[str, tuple[str, ...]]
 Choose = Callable[[tuple[str, ...]], Sequence[str]]
 Where = tuple[str, str]  #: a column, and the text that rows have in it which are read
 Row = tuple[int, list[Any]]  #: its number in the file, and its cells
