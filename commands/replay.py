@@ -144,7 +144,7 @@ def _search_rates(
     from moereplay.analysis.ranking import served_at
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import replay as run
-    from moereplay.sweeps.rates import at_rate, largest_rate
+    from moereplay.sweeps.grid import at_rate, largest_rate
 
     level = _level(serving)
     if level is None:
@@ -176,12 +176,10 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 def _check_printed(printed: Printed, as_json: bool) -> None:
     """Raises ConfigError for options of the table, before anything is replayed."""
-    from moereplay.results.errors import unknown
-    from moereplay.results.metrics import RANKED
+    from moereplay.results.metrics import ranking_column
     from moereplay.simulator.errors import ConfigError
 
-    if printed.by not in RANKED:
-        raise unknown("ranking column", printed.by, RANKED)
+    ranking_column(printed.by)
     if as_json + printed.csv + printed.markdown > 1:
         raise ConfigError("--json, --csv and --markdown are mutually exclusive")
 
