@@ -149,7 +149,7 @@ study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain i
 	$(BIN)/python benchmarks/specmd_table2.py $(if $(TRACE),--trace $(TRACE))
 
 study-readings: .venv/base.stamp  ## SpecMD Table 2 under every reading of what the paper leaves open, ranked (10 minutes)
-	$(BIN)/python benchmarks/specmd_readings.py
+	$(BIN)/python benchmarks/specmd_table2.py --readings --requests 4 --decode 16
 
 study-drafts: .venv/record.stamp  ## rejected drafts as recorded and as made up, live on the miniature (10 minutes)
 	$(BIN)/python -m benchmarks.recorded_drafts --layers 12 --prompts 6 --new 64

@@ -5,7 +5,7 @@
 Each case is TRACE:PLATFORM:MEMORY, and the bytes of dense weights where the trace does not say them. The thorough
 search runs first, as the command does; then every combination of its axes is replayed on the whole trace, as far as the
 memory can hold it. With --quick it is the quick search, in one process and twice, because the first one compiles; then
-every combination is replayed on `--accesses` of the trace's requests (all by default), and so is the set that was found.
+every combination is replayed on `--accesses` of the requests (all by default), and so is the set that was found.
 `make study-recommend` and `make study-quick` run it on the miniature's recording. Seconds depend on the machine and its
 load; shares do not.
 """
