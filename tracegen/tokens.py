@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import one_line
-from moereplay.tracegen.plan import partial_of
 from moereplay.tracegen.prompts import Prompts
-from moereplay.traces.schema import Header, Request
+from moereplay.traces.schema import Request
 from moereplay.traces.writer import TraceWriter
 
 PIECE = 2**20  #: characters tokenised at a time: a tokenizer needs many times its text's memory
@@ -233,10 +231,3 @@ def appended(
             writer.commit()
             committed = now
         progress(Progress(number + 1, total, skipped, tokens, now - began))
-
-
-def opened_writer(out: Path, header: Header, bias: np.ndarray | None, resume: bool) -> TraceWriter:
-    """Return a writer of a new trace, or with `resume` of an unfinished one. Raises TraceError."""
-    if resume and partial_of(out).exists():
-        return TraceWriter.resume(out, header, bias)
-    return TraceWriter.create(out, header, bias)
