@@ -78,7 +78,7 @@ class _Empty:
 
 def _pieces(path: Path, empty: _Empty | None = None) -> Iterator[Rows]:
     for columns in by_pass(_blocks(path, empty)):
-        yield Rows(path, **{name: values for name, values in columns.items() if name != "run"})
+        yield Rows(path, **columns)
 
 
 def _blocks(path: Path, empty: _Empty | None) -> Iterator[Columns]:

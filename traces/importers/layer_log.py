@@ -141,7 +141,7 @@ def _pieces(path: Path, log: _Log) -> Iterator[Rows]:
         found = map(_by_token, in_groups(found, log.k), repeat(log.k))
     placed = _in_order(found) if len(log.layers) == 1 else by_pass({**each, "run": each["layer"]} for each in found)
     for columns in placed:
-        yield Rows(path, **{name: values for name, values in columns.items() if name != "run"})
+        yield Rows(path, **columns)
 
 
 def _by_token(columns: Columns, k: int) -> Columns:
