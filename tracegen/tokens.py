@@ -51,7 +51,8 @@ def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = 
     kept. Raises RecordError naming the prompt if it is empty or too long, or if there is no chat template.
     """
     check_chat(tokenizer, chat)
-    _refuse_no_texts(prompts)
+    if not prompts.texts:
+        raise RecordError(f"{prompts.name}: no prompts to run; raise --limit")
     most = None if room.context is None else room.context + 1 - new  # the last new token does not go through the model
     if most is not None and most < 1:
         raise RecordError(
@@ -158,11 +159,6 @@ def _pieces(text: str) -> Iterator[str]:
         end = end if end > start else start + PIECE
         yield text[start:end]
         start = end
-
-
-def _refuse_no_texts(prompts: Prompts) -> None:
-    if not prompts.texts:
-        raise RecordError(f"{prompts.name}: no prompts to run; raise --limit")
 
 
 def _refuse_no_tokens(ids: Sequence[int] | np.ndarray, text: str, called: str) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
 from moereplay.traces.dense import check_dense_bits, in_words, with_params, with_stored
+from moereplay.traces.files import digest_of
 from moereplay.traces.frozen import first_fault
 from moereplay.traces.geometry import MODELS, recognised
 from moereplay.traces.importers import sources
-from moereplay.traces.importers.sources import digest_of
 from moereplay.traces.schema import (
     LEAST_BITS,
     MOST_BITS,

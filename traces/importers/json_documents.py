@@ -70,11 +70,7 @@ def read_rows(path: Path, options: Options) -> Foreign:
     shape = seen.shape(options)
     notes = [assumed([*said, *renumbering(seen.layers), f"k = {seen.k}; one request"], shape, options), DECODED]
     header = header_for(shape, options, Origin(LAYER_ROWS.name, path, [path], decoding="recorded decode steps"), notes)
-    return Foreign(header, requests_in(streamed(path, _again(found), seen), header.geometry, options))
-
-
-def _again(rows: Rows) -> Iterator[Rows]:
-    yield rows
+    return Foreign(header, requests_in(streamed(path, [found], seen), header.geometry, options))
 
 
 def _rows(path: Path) -> tuple[np.ndarray, list[str]]:
@@ -189,12 +185,8 @@ def read_atlas(path: Path, options: Options) -> Foreign:
     scored = any(isinstance(each, dict) and "executed_scores" in each for each in layers.values())
     notes = [assumed(how, shape, options), FORCED, *([SCORES] if scored else [])]
     header = header_for(shape, options, Origin(ROUTING_ATLAS.name, path, [path]), notes)
-    return Foreign(header, _prompts(ids, ends, options))
-
-
-def _prompts(ids: np.ndarray, ends: list[int], options: Options) -> Iterator[Request]:
-    for first, last in pairwise(ends):
-        yield Request(ids[first:last], prompt_tokens(options, last - first, last - first))
+    prompts = (ids[first:last] for first, last in pairwise(ends))
+    return Foreign(header, (Request(each, prompt_tokens(options, len(each), len(each))) for each in prompts))
 
 
 def _ids(layer: Any, number: int, k: Any, path: Path) -> np.ndarray:

@@ -62,7 +62,7 @@ def read_arrays(path: Path, options: Options) -> Foreign:
     notes = [assumed([*said, how], shape, options), *phase_note(options)]
     notes += [f"{padded} rows at the end are padding, with the same ids in all layers: left out"] * bool(padded)
     header = header_for(shape, options, Origin(ARRAYS.name, path, [path]), notes)
-    return Foreign(header, _parts(ids, weights, options))
+    return Foreign(header, iter([Request(ids, prompt_tokens(options, len(ids), 0), weights=weights)]))
 
 
 def _arrays(path: Path, options: Options) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
@@ -105,10 +105,6 @@ def _check_axes(path: Path, ids: np.ndarray, options: Options) -> None:
     if layers == ids.shape[0] != ids.shape[1]:
         fix = "expected (tokens, layers, k); save it with array.transpose(1, 0, 2)"
         raise TraceError(f"{path}: shape {ids.shape} begins with the {layers} layers of {options.model}: {fix}")
-
-
-def _parts(ids: np.ndarray, weights: np.ndarray | None, options: Options) -> Iterator[Request]:
-    yield Request(ids, prompt_tokens(options, len(ids), 0), weights=weights)
 
 
 ARRAYS = Importer(
