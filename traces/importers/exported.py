@@ -14,7 +14,7 @@ import numpy as np
 
 from moereplay.traces.documents import refuse_irregular
 from moereplay.traces.importers.by_request import prompt_of
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT, LAYER, Table, parquet_tables
 from moereplay.traces.schema import Geometry, Request, TraceError, check_values
@@ -91,7 +91,7 @@ def _request(pieces: list[Columns], geometry: Geometry, options: Options, file: 
     prompt = prompt_of(rows["phase"][::layers], number, str(file))
     dense = {array: rows[name].reshape(tokens, layers, -1) for name, array in LISTS.items() if name in rows}
     chosen, weights, logits = dense["chosen"], dense.get("weights"), dense.get("logits")
-    return Request(chosen, prompt_tokens(options, tokens, prompt), weights, logits)
+    return Request(chosen, options.prompt_of(tokens, prompt), weights, logits)
 
 
 def _batches(file: Path, geometry: Geometry) -> Iterator[Columns]:

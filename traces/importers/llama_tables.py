@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.by_request import Columns, Restarts, in_groups, joined, renumbering
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
 from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, tables
 from moereplay.traces.importers.text import start_of
@@ -72,7 +72,7 @@ def _notes(path: Path, seen: Seen, shape: Shape, options: Options) -> list[str]:
     said = renumbering(seen.layers)
     first = first_prompt(next(streamed(path, _positions(path), seen)), shape.layers - 1)
     flat = read_flat(first, shape.experts or shape.highest_id + 1)
-    return [assumed([how, begun, *said], shape, options), *([NOTE] if flat else [])]
+    return [options.assumed([how, begun, *said], shape), *([NOTE] if flat else [])]
 
 
 def first_prompt(rows: Rows, count: int) -> np.ndarray:
@@ -145,7 +145,7 @@ def read_ranks(path: Path, options: Options) -> Foreign:
     held = [rows.narrowed() for rows in _ranks(path)]  # all of one request
     seen = Seen(held, keep=False)
     shape = seen.shape(options)
-    notes = [assumed(["one request, a row per expert", *renumbering(seen.layers), f"k = {shape.k}"], shape, options)]
+    notes = [options.assumed(["one request, a row per expert", *renumbering(seen.layers), f"k = {shape.k}"], shape)]
     header = header_for(shape, options, Origin(LLAMA_RANKS.name, path, [path]), notes)
     return Foreign(header, requests_in(streamed(path, emptied(held), seen), header.geometry, options, pruned=True))
 

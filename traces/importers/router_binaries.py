@@ -25,16 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.by_request import Columns, Restarts, by_pass, joined, renumbering
-from moereplay.traces.importers.contract import (
-    Foreign,
-    Importer,
-    Options,
-    Origin,
-    Shape,
-    assumed,
-    header_for,
-    phase_note,
-)
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.llama_tables import NOTE, first_prompt, read_flat
 from moereplay.traces.importers.router_logits import Choice, choice_for
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
@@ -94,7 +85,7 @@ def _of_mbolt(path: Path, options: Options) -> Foreign:
     shape = Shape(len(seen.layers), seen.k, seen.highest, experts)
     begun = f"{len(seen.ends.last):,} requests, each a prompt (passes of several tokens) and its decode steps"
     said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers), f"k = {seen.k}"]
-    notes = [assumed(said, shape, options, "its header states")]
+    notes = [options.assumed(said, shape, "its header states")]
     header = header_for(shape, options, Origin(ROUTER_BINARIES.name, path, [path]), notes)
     found = streamed(path, _mbolt_rows(path, experts), seen)
     return Foreign(header, requests_in(found, header.geometry, options, pruned=True))
@@ -157,7 +148,7 @@ def read_records(path: Path, options: Options) -> Foreign:
     begun = f"{len(seen.ends.last):,} requests, one per pass of several tokens, because the context is cleared"
     said = ["a record is a layer of one pass", f"{begun} before each", *renumbering(seen.layers), f"k = {shape.k}"]
     first = first_prompt(next(streamed(path, _lone_rows(path), seen)), shape.layers)
-    notes = [assumed(said, shape, options), *[NOTE] * read_flat(first, seen.highest + 1)]
+    notes = [options.assumed(said, shape), *[NOTE] * read_flat(first, seen.highest + 1)]
     header = header_for(shape, options, Origin(LLAMA_RECORDS.name, path, [path]), notes)
     return Foreign(header, requests_in(streamed(path, _lone_rows(path), seen), header.geometry, options))
 
@@ -198,7 +189,7 @@ def _of_fitz(path: Path, options: Options) -> Foreign:
         shape,
         options,
         Origin(ROUTER_BINARIES.name, path, [path]),
-        [assumed(said, shape, options, "its header states"), choice.note, kept, *phase_note(options)],
+        [options.assumed(said, shape, "its header states"), choice.note, kept, *options.phase_note()],
     )
     return Foreign(
         header, requests_in(streamed(path, _fitz_rows(path, experts, choice), seen), header.geometry, options)
