@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from moereplay.commands import options
+from moereplay.commands.catalogue import Parts
 from moereplay.commands.options import CORES, OfRecommendation, grouped
-from moereplay.commands.platforms import Parts
 from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:

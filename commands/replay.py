@@ -118,18 +118,18 @@ def _level(serving: Serving) -> Level | None:
 
 def _served(results: Sequence[Result], level: Level | None) -> list[dict[str, Any]]:
     """Return the serving figures of results, none without arrivals and a level."""
-    from moereplay.analysis.serving import rows
+    from moereplay.analysis.ranking import served
 
     if level is None and all(result.config["arrivals"] == "all" for result in results):
         return []
-    return rows(results, level)
+    return served(results, level)
 
 
 def _print_served(rows: Sequence[dict[str, Any]], printed: Printed) -> None:
-    from moereplay.analysis.serving import printed as lines
+    from moereplay.analysis.ranking import served_lines
 
     if rows:
-        show(*lines(rows, "csv" if printed.csv else "markdown" if printed.markdown else ""))
+        show(*served_lines(rows, "csv" if printed.csv else "markdown" if printed.markdown else ""))
 
 
 def _search_rates(
@@ -143,7 +143,7 @@ def _search_rates(
     """Print the largest rate of each configuration that holds the level. Raises ConfigError for other outputs."""
     from functools import partial
 
-    from moereplay.analysis.serving import found
+    from moereplay.analysis.ranking import served_at
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import replay as run
     from moereplay.sweeps.rates import at_rate, largest_rate
@@ -163,7 +163,7 @@ def _search_rates(
         for config in configs:
             holdings.append(largest_rate(partial(run, trace, engine=engine), config, level))
             advance()
-    _print_served(found(holdings, level), printed)
+    _print_served(served_at(holdings, level), printed)
 
 
 def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -> None:

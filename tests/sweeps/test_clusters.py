@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moereplay.commands.sweep import sweep_run as sweep_run_verb
-from moereplay.commands.tune import tune as tune_verb
+from moereplay.commands.sweep import tune as tune_verb
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.clusters import RayExecutor, last_line, options_of, pack, place

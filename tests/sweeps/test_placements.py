@@ -12,7 +12,7 @@ import pytest
 from moereplay.analysis.figures.chart import rows_of
 from moereplay.analysis.figures.machines import speed_by_memory, token_time
 from moereplay.analysis.figures.panels import rendered, save
-from moereplay.analysis.placements_answer import placement_lines
+from moereplay.analysis.quick_answer import placement_lines
 from moereplay.simulator.config import configure
 from moereplay.simulator.machine import Machine, assembled, of_platform
 from moereplay.simulator.platforms import platform
