@@ -151,13 +151,11 @@ class _Watch:
         site = self.modules.sites[number]
         logits, weights, ids = (each.detach() for each in output[site.index : site.index + 3])
         order = by_rank(self.modules.geometry.router, logits, self.biases[number], ids)
-        ahead = tuple(self._look(number + distance, args[0]) for distance in self._distances(number))
+        last = min(number + self.depth, len(self.modules.sites) - 1)
+        ahead = tuple(self._look(target, args[0]) for target in range(number + 1, last + 1))
         reading = Reading(logits, weights.gather(-1, order), ids.gather(-1, order), ahead)
         replaced = self.on_gate(number, reading)
         return None if replaced is None else _with_choice(output, site, *replaced)
-
-    def _distances(self, number: int) -> range:
-        return range(1, min(self.depth, len(self.modules.sites) - 1 - number) + 1)
 
     def _look(self, target: int, like: Tensor) -> Tensor:
         assert self.residual is not None  # a gate's norm runs before it: discover saw it

@@ -24,10 +24,11 @@ from moereplay.tracegen.decoding import Stepper, Surprise, continued
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.modules import MoeModules, discover
 from moereplay.tracegen.plan import Plan, seed_of
-from moereplay.tracegen.tokens import SECONDS_BETWEEN_COMMITS, Progress, Room, Work, appended, opened_writer
+from moereplay.tracegen.tokens import SECONDS_BETWEEN_COMMITS, Progress, Room, Work, appended
 from moereplay.traces.dense import with_stored
 from moereplay.traces.documents import package_version
 from moereplay.traces.schema import Header, Provenance, Request, Trace
+from moereplay.traces.writer import begun
 
 
 def record(
@@ -51,7 +52,7 @@ def record(
     drafter = drafter_of(plan.drafting, loaded, drafts) if plan.drafting else None
     header = header_of(loaded, modules, work, plan, f", {drafter.words}" if drafter else "")
     recorder = _Recorder(loaded, modules, plan, drafter)
-    with opened_writer(Path(out), header, modules.bias, resume) as writer:
+    with begun(out, header, modules.bias, resume) as writer:
         appended(writer, recorder.request, work, progress, SECONDS_BETWEEN_COMMITS)
         return writer.finish()
 

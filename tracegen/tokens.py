@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import one_line
-from moereplay.tracegen.plan import partial_of
 from moereplay.tracegen.prompts import Prompts
-from moereplay.traces.schema import Header, Request
+from moereplay.traces.schema import Request
 from moereplay.traces.writer import TraceWriter
 
 PIECE = 2**20  #: characters tokenised at a time: a tokenizer needs many times its text's memory
@@ -53,7 +51,8 @@ def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = 
     kept. Raises RecordError naming the prompt if it is empty or too long, or if there is no chat template.
     """
     check_chat(tokenizer, chat)
-    _refuse_no_texts(prompts)
+    if not prompts.texts:
+        raise RecordError(f"{prompts.name}: no prompts to run; raise --limit")
     most = None if room.context is None else room.context + 1 - new  # the last new token does not go through the model
     if most is not None and most < 1:
         raise RecordError(
@@ -162,11 +161,6 @@ def _pieces(text: str) -> Iterator[str]:
         start = end
 
 
-def _refuse_no_texts(prompts: Prompts) -> None:
-    if not prompts.texts:
-        raise RecordError(f"{prompts.name}: no prompts to run; raise --limit")
-
-
 def _refuse_no_tokens(ids: Sequence[int] | np.ndarray, text: str, called: str) -> None:
     if len(ids):
         return
@@ -233,10 +227,3 @@ def appended(
             writer.commit()
             committed = now
         progress(Progress(number + 1, total, skipped, tokens, now - began))
-
-
-def opened_writer(out: Path, header: Header, bias: np.ndarray | None, resume: bool) -> TraceWriter:
-    """Return a writer of a new trace, or with `resume` of an unfinished one. Raises TraceError."""
-    if resume and partial_of(out).exists():
-        return TraceWriter.resume(out, header, bias)
-    return TraceWriter.create(out, header, bias)

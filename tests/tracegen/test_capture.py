@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from moereplay.tracegen import families, routing
 from moereplay.tracegen.capture import Capture, Reading, by_rank, check, watching
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.family import small
+from moereplay.tracegen.families import small
 from moereplay.tracegen.modules import MoeModules, discover
 from moereplay.traces import routers
 from moereplay.traces.schema import Router

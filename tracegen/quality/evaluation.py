@@ -42,7 +42,7 @@ from moereplay.tracegen.record import header_of
 from moereplay.tracegen.tokens import Work
 from moereplay.traces.documents import package_version
 from moereplay.traces.lock import refuse_busy
-from moereplay.traces.metadata import PARTIAL
+from moereplay.traces.metadata import partial_of
 from moereplay.traces.schema import Request, Trace, canonical
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import TraceWriter
@@ -175,7 +175,7 @@ class Evaluation:
     def _recorded(self, job: Job, advance: Callable[[str, int], None]) -> Row:
         """Return the unmodified model, its routing recorded. Raises TraceError if another process records it now."""
         path = self.trace_of(job.task)
-        partial = path.with_name(path.name + PARTIAL)
+        partial = partial_of(path)
         refuse_busy(partial)
         for left in (path, partial):  # of a run that was killed
             shutil.rmtree(left, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import shlex
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from moereplay.traces.exporters import MODULES, NAMES
-from moereplay.traces.files import whole_file, whole_folder
+from moereplay.traces.files import sha256_of, whole_file, whole_folder
 from moereplay.traces.geometry import known
 from moereplay.traces.schema import LOOKAHEAD, Frozen, Trace, TraceError
 from moereplay.traces.summary import uses
@@ -243,5 +242,4 @@ def _check(exporter: Exporter, options: Options, out: Path) -> None:
 
 
 def _written(path: Path) -> Written:
-    with path.open("rb") as file:
-        return Written(str(path), path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return Written(str(path), path.stat().st_size, sha256_of(path))

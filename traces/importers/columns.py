@@ -23,17 +23,7 @@ import numpy as np
 from moereplay.traces.importers import dynande, exported, json_lines, responses
 from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.cell_rows import CellRows, ExactRows
-from moereplay.traces.importers.contract import (
-    Foreign,
-    Importer,
-    Options,
-    Origin,
-    Shape,
-    assumed,
-    header_for,
-    phase_note,
-    shape_of,
-)
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import KEYS, Rows, Seen, requests_in, streamed
 from moereplay.traces.importers.table import FIELDS, PARQUET, SUFFIXES, Names, Table, header_lines, tables
 from moereplay.traces.importers.text import blocks, start_of, suffix_of
@@ -81,13 +71,13 @@ def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], 
 
     k = width_of(found(), "row" if suffix_of(path) == PARQUET else "line") if seen.k == 1 else seen.k
     rows = (gathered(each, k) for each in found()) if k > seen.k else found()
-    shape = shape_of(len(seen.layers), k, seen.highest, options)
+    shape = options.shape_of(len(seen.layers), k, seen.highest)
     how = [*cells.said(len(seen.ends.last)), *renumbering(seen.layers), *([SAID] if k > seen.k else [])]
-    notes = [assumed([*column_words(columns), *how, cells.width(k)], shape, options), *([said] if said else [])]
+    notes = [options.assumed([*column_words(columns), *how, cells.width(k)], shape), *([said] if said else [])]
     notes += [f"the first {skip} lines describe the others: left out"] if skip > 1 else []
     notes += ["line 1 describes the others: left out"] if skip == 1 else []
     notes += [f"only rows with {options.where[0]} = {options.where[1]} are read"] if options.where else []
-    notes += [] if seen.phased else phase_note(options)
+    notes += [] if seen.phased else options.phase_note()
     header = header_for(shape, options, Origin(name, path, [path]), notes)
     return Foreign(header, requests_in(rows, header.geometry, options))
 
@@ -272,7 +262,7 @@ def read_generic(path: Path, options: Options) -> Foreign:
         raise TraceError(f"{path}: no rows: expected a line per request, token and layer")
     seen = Seen(_plain_pieces(path, skip, experts))
     notes = ["line 1 describes the others: left out"] if skip and not stated else []
-    notes += [] if seen.phased else phase_note(options)
+    notes += [] if seen.phased else options.phase_note()
     shape = _shape(path, seen, stated)
     origin = Origin(GENERIC.name, path, [path], said and said.model, synthetic=said.synthetic if said else "")
     header = header_for(shape, options, origin, notes)

@@ -13,17 +13,7 @@ import numpy as np
 
 from moereplay.traces.importers.by_request import Keys, Restarts, grids, renumbering
 from moereplay.traces.importers.cell_rows import CellRows
-from moereplay.traces.importers.contract import (
-    Foreign,
-    Importer,
-    Options,
-    Origin,
-    Shape,
-    assumed,
-    header_for,
-    phase_note,
-    prompt_tokens,
-)
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import NARROW, Rows, Seen, fits, refuse_twice, requests_in, streamed
 from moereplay.traces.importers.table import COUNT, FIELDS, Names, ids_below, tables
 from moereplay.traces.importers.text import blocks, parse_json, start_of, suffix_of
@@ -55,7 +45,7 @@ def read_tokens(path: Path, options: Options) -> Foreign:
         raise TraceError(f"{path}: invalid first line: expected {LINE} on each line")
     ids, tokens = _read(path)
     layers, k = ids.shape[1:]
-    notes = phase_note(options)
+    notes = options.phase_note()
     notes += [SORTED] if k > 1 and (ids[:, :, 1:] > ids[:, :, :-1]).all() else []
     origin = Origin(TOKEN_LINES.name, path, [path], decoding="recorded decode steps")
     header = header_for(Shape(layers, k, int(ids.max())), options, origin, notes)
@@ -78,7 +68,7 @@ def _requests(path: Path, ids: np.ndarray, tokens: np.ndarray, options: Options)
     """Yield the request. Raises TraceError if one of its tokens is missing or repeated."""
     zero = np.zeros_like(tokens)
     for grid in grids(Keys(zero, tokens, zero, 1, 1 + np.arange(len(tokens)), str(path))):
-        yield Request(grid.dense(ids, -1)[:, 0], prompt_tokens(options, grid.tokens, 0))
+        yield Request(grid.dense(ids, -1)[:, 0], options.prompt_of(grid.tokens, 0))
 
 
 class _Records:
@@ -217,8 +207,8 @@ def read_named(path: Path, options: Options) -> Foreign:
         shape = replace(shape, experts=count)
     basis = "line 1 says" if shape.experts == count else "the largest id + 1"
     notes = [
-        assumed([begun, *numbered, cells.width(seen.k)], shape, options, basis),
-        *([] if seen.phased else phase_note(options)),
+        options.assumed([begun, *numbered, cells.width(seen.k)], shape, basis),
+        *([] if seen.phased else options.phase_note()),
         *warm,
     ]
     model = meta.get("model_id", meta.get("model_name")) if meta else None

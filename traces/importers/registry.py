@@ -268,7 +268,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
         return []
     rows = list(csv.reader(lines, delimiter="\t" if suffix == ".tsv" else ","))
     names = [name.strip() for name in rows[0]]
-    return [dict(zip(names, row, strict=False)) for row in rows[1:]] if not all(map(_is_number, names)) else []
+    return [dict(zip(names, row, strict=False)) for row in rows[1:]] if None in map(whole, names) else []
 
 
 def _parsed(line: str) -> Any:
@@ -276,10 +276,6 @@ def _parsed(line: str) -> Any:
         return json.loads(line)
     except ValueError:
         return None
-
-
-def _is_number(text: str) -> bool:
-    return whole(text) is not None
 
 
 def _of_records(path: Path, records: list[dict[str, Any]]) -> str:

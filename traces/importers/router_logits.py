@@ -21,16 +21,7 @@ import numpy as np
 
 from moereplay.traces.geometry import known
 from moereplay.traces.importers import archive
-from moereplay.traces.importers.contract import (
-    DECODE_ONLY,
-    Foreign,
-    Importer,
-    Options,
-    Origin,
-    Shape,
-    header_for,
-    prompt_tokens,
-)
+from moereplay.traces.importers.contract import DECODE_ONLY, Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import Survey
 from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat, torch_files
 from moereplay.traces.routers import choice_scores, choose, weigh
@@ -82,7 +73,7 @@ def _requests(path: Path, saved: Saved, choice: Choice, options: Options) -> Ite
             raise TraceError(f"{path}: {MASK} leaves no token of text {text}: expected at least one")
         logits = np.stack([layer[rows] for layer in saved.layers], 1)
         ids = saved.tokens.reshape(-1)[rows] if saved.tokens is not None else None
-        yield choice.request(logits, prompt_tokens(options, len(rows), len(rows)), f"{path}: {FIELD}", ids)
+        yield choice.request(logits, options.prompt_of(len(rows), len(rows)), f"{path}: {FIELD}", ids)
 
 
 def _saved(path: Path) -> Saved:
@@ -284,7 +275,7 @@ def _of_logits(runs: list[Run], choice: Choice, options: Options, origin: Origin
 
     def requests() -> Iterator[Request]:
         for run in runs:
-            prompt = prompt_tokens(options, run.steps, 0)
+            prompt = options.prompt_of(run.steps, 0)
             yield choice.request(run.rows()[:, routes], prompt, f"{run.place}.logits", run.tokens)
 
     return Foreign(header_for(shape, options, origin, notes), requests())
@@ -298,7 +289,7 @@ def _of_ids(runs: list[Run], options: Options, origin: Origin, notes: list[str])
 
     def requests() -> Iterator[Request]:
         for run in runs:
-            yield Request(survey.kept(run.rows()), prompt_tokens(options, run.steps, 0), token_ids=run.tokens)
+            yield Request(survey.kept(run.rows()), options.prompt_of(run.steps, 0), token_ids=run.tokens)
 
     return Foreign(header_for(shape, options, origin, [*notes, PARTIAL, *survey.notes()]), requests())
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import Survey
 from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat, torch_files
 from moereplay.traces.schema import MOST_EXPERTS, VALUES, Request, TraceError, check_values, shown
@@ -237,7 +237,7 @@ class Dump:
         """Return one sequence as a request."""
         ids = np.concatenate([self.ids(number)[start:stop] for number, start, stop in sequence.parts])
         tokens = np.concatenate([self.passes[number].tokens[start:stop] for number, start, stop in sequence.parts])
-        prompt = prompt_tokens(options, len(ids), sequence.prompt)
+        prompt = options.prompt_of(len(ids), sequence.prompt)
         return Request(survey.kept(ids), prompt, token_ids=tokens)
 
 

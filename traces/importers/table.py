@@ -143,7 +143,7 @@ def tables(
     if suffix == PARQUET:
         if where:
             raise TraceError(f"{file}: --where cannot be combined with Parquet; filter it with polars")
-        yield from _of_parquet(file, choose)
+        yield from parquet_tables(file, choose)
     elif suffix in (".jsonl", ".json"):
         records = _json_lines(file, skip) if suffix == ".jsonl" else _entries(file)
         rows = _json_rows(file, choose, records, where, alike)
@@ -347,7 +347,8 @@ def _value(record: dict[str, Any], name: str) -> Any:
     return found
 
 
-def _of_parquet(file: Path, choose: Choose) -> Iterator[Table]:
+def parquet_tables(file: Path, choose: Choose, width: int = 1) -> Iterator[Table]:
+    """Yield rows in pieces as `tables` does; `width` is the fewest numbers that a row holds. Raises TraceError."""
     import polars as pl
 
     try:
@@ -355,10 +356,10 @@ def _of_parquet(file: Path, choose: Choose) -> Iterator[Table]:
         lazy = pl.scan_parquet(file)
         chosen = list(choose(tuple(lazy.collect_schema().names())))
         rows, size = lazy.select(pl.len()).collect().item(), file.stat().st_size
-        if rows * max(len(chosen), 1) * CELL > allowance(size):
+        if rows * max(len(chosen), width) * CELL > allowance(size):
             raise TraceError(f"{file}: expands more than {EXPANSION}-fold; if that is correct, write it as CSV")
         plain = all(_is_plain(dtype) for name, dtype in lazy.collect_schema().items() if name in chosen)
-        step = ROWS_OF_NUMBERS if plain else ROWS
+        step = max((ROWS_OF_NUMBERS if plain else ROWS) // width, 1)
         for first in range(0, rows, step):
             frame = lazy.select(chosen).slice(first, step).collect()
             yield Table(
