@@ -89,8 +89,13 @@ def in_words(gain: Document) -> str:
         return "as many tokens/s, no more"
     if least < 0 < most:
         return f"{percent(-least)} fewer to {percent(most)} more tokens/s"
-    low, high = map(percent, sorted((abs(least), abs(most))))
-    return f"{low if low == high else f'{low} to {high}'} {'more' if most > 0 else 'fewer'} tokens/s"
+    return f"{span_of(gain)} {'more' if most > 0 else 'fewer'} tokens/s"
+
+
+def span_of(gain: Document) -> str:
+    """Return the sizes of a gain over routings: 12% to 20%, or one of them if they are equal."""
+    low, high = map(percent, sorted((abs(gain["least"]), abs(gain["most"]))))
+    return low if low == high else f"{low} to {high}"
 
 
 def _middle(step: Document) -> float:
@@ -102,7 +107,7 @@ def _cache(none: Document, of: Document, tier: str) -> str:
     many, rows = of["drafts"], of["rows"]
     return (
         f"with {many} draft{'s' if many > 1 else ''} a pass has {rows} rows and demands "
-        f"{_number(of['experts_per_layer'])} experts of a layer in place of {_number(none['experts_per_layer'])}; "
+        f"{three(of['experts_per_layer'])} experts of a layer in place of {three(none['experts_per_layer'])}; "
         f"{tier} holds {_hit(of)} of them in place of {_hit(none)}; it lacks "
         f"{size(of['bytes_missed_per_token'])} per token in place of {size(none['bytes_missed_per_token'])}"
     )
@@ -111,11 +116,11 @@ def _cache(none: Document, of: Document, tier: str) -> str:
 def _together(known: Document, best: Document, tier: str) -> str:
     """Say what streams that decode together do, beside one stream without drafts."""
     alone, streams = known["alone"], known["concurrency"]
-    times, each = digits(_middle(best) / _middle(alone), 3), _number(best["tokens_per_s_per_stream"])
+    times, each = digits(_middle(best) / _middle(alone), 3), three(best["tokens_per_s_per_stream"])
     return (
-        f"streams: {streams} together have {_number(_middle(best))} tokens/s, {each} each; "
-        f"one alone without drafts has {_number(_middle(alone))}: {times} times as many in all. A pass demands "
-        f"{_number(best['experts_per_layer'])} experts of a layer in place of {_number(alone['experts_per_layer'])}, "
+        f"streams: {streams} together have {three(_middle(best))} tokens/s, {each} each; "
+        f"one alone without drafts has {three(_middle(alone))}: {times} times as many in all. A pass demands "
+        f"{three(best['experts_per_layer'])} experts of a layer in place of {three(alone['experts_per_layer'])}, "
         f"{tier} holds {_hit(best)} of them in place of {_hit(alone)}, and it lacks "
         f"{size(best['bytes_missed_per_token'])} per token in place of {size(alone['bytes_missed_per_token'])}"
     )
@@ -125,19 +130,19 @@ def _row(each: Document, streams: int) -> dict[str, object]:
     row: dict[str, object] = {
         "drafts": each["drafts"],
         "rows": each["rows"],
-        "tokens": _number(each["tokens_per_pass"]),
-        "experts": _number(each["experts_per_layer"]),
+        "tokens": three(each["tokens_per_pass"]),
+        "experts": three(each["experts_per_layer"]),
         "hit": _hit(each),
-        "MB": _number(each["bytes_missed_per_token"] / 1e6),
+        "MB": three(each["bytes_missed_per_token"] / 1e6),
         "pass": digits(each["plain_passes"], 3),
-        "tokens/s": _speeds(each["tokens_per_s"]),
+        "tokens/s": speeds(each["tokens_per_s"]),
     }
-    return row | ({"each": _number(each["tokens_per_s_per_stream"])} if streams > 1 else {})
+    return row | ({"each": three(each["tokens_per_s_per_stream"])} if streams > 1 else {})
 
 
 def _engine(each: Document) -> dict[str, object]:
     """Return the row of an engine: without drafts, with the best number of them, and whether to draft."""
-    row: dict[str, object] = {"engine": each["engine"], "without": _number(each["tokens_per_s_without"])}
+    row: dict[str, object] = {"engine": each["engine"], "without": three(each["tokens_per_s_without"])}
     if each["tokens_per_s"] is None:
         return row | {
             "drafts": "",
@@ -147,7 +152,7 @@ def _engine(each: Document) -> dict[str, object]:
         }
     draft = {True: "yes", False: "no", None: "depends"}[each["pays"]]
     gain = percent(each["gain"]["middle"], signed=True)
-    return row | {"drafts": each["drafts"], "with": _number(each["tokens_per_s"]), "gain": gain, "draft?": draft}
+    return row | {"drafts": each["drafts"], "with": three(each["tokens_per_s"]), "gain": gain, "draft?": draft}
 
 
 def replayed_lines(known: Document) -> Iterator[str]:
@@ -162,20 +167,20 @@ def replayed_lines(known: Document) -> Iterator[str]:
     best = next((each for each in steps if each["drafts"] == known["drafts"]), steps[0])
     if alone:
         yield (
-            f"streams: {streams} together have {_number(best['throughput_tokens_per_s'])} tokens/s with prompts, "
-            f"{_number(best['tokens_per_s'])} each in decoding; one at a time without drafts has "
-            f"{_number(alone['throughput_tokens_per_s'])} and {_number(alone['tokens_per_s'])}; "
+            f"streams: {streams} together have {three(best['throughput_tokens_per_s'])} tokens/s with prompts, "
+            f"{three(best['tokens_per_s'])} each in decoding; one at a time without drafts has "
+            f"{three(alone['throughput_tokens_per_s'])} and {three(alone['tokens_per_s'])}; "
             f"hit rate {best['hit_rate']:.0%} in place of {alone['hit_rate']:.0%}"
         )
     yield table(
         [
             {
                 "drafts": each["drafts"],
-                "tokens": _number(each["tokens_per_pass"]),
-                "tokens/s": _number(each["tokens_per_s"]),
-                "with prompts": _number(each["throughput_tokens_per_s"]),
+                "tokens": three(each["tokens_per_pass"]),
+                "tokens/s": three(each["tokens_per_s"]),
+                "with prompts": three(each["throughput_tokens_per_s"]),
                 "hit": f"{each['hit_rate']:.0%}",
-                "MB": _number(each["bytes_moved_per_token"] / 1e6),
+                "MB": three(each["bytes_moved_per_token"] / 1e6),
                 "miss": each["set"]["miss"],
             }
             for each in steps
@@ -205,10 +210,12 @@ def _hit(each: Document) -> str:
     return f"{each['hit_rate']['middle']:.0%}"
 
 
-def _number(value: float) -> str:
+def three(value: float) -> str:
+    """Return a number with three digits."""
     return digits(value, 3)
 
 
-def _speeds(found: Document) -> str:
-    speeds = [_number(found[name]) for name in ("least", "middle", "most")]
-    return " ".join(speeds) if len(set(speeds)) > 1 else speeds[0]
+def speeds(found: Document) -> str:
+    """Return the least, the middle and the most of a range, or the one that all routings give."""
+    values = [three(found[name]) for name in ("least", "middle", "most")]
+    return " ".join(values) if len(set(values)) > 1 else values[0]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moereplay.analysis.drafting_answer import drafting_lines, drafts_assumed
-from moereplay.analysis.placements_answer import placement_lines
+from moereplay.analysis.drafting_answer import drafting_lines, drafts_assumed, span_of, speeds, three
 from moereplay.analysis.tables import table
 from moereplay.traces.texts import digits, percent, size
 from moereplay.traces.units import GB
@@ -76,7 +75,7 @@ def _compared(best: Document) -> str:
     tried = best["tried"]
     if not tried:
         return "not compared with measured runs of this engine"
-    then = _number(best["tokens_per_s"]["middle"] / tried["median"])
+    then = three(best["tokens_per_s"]["middle"] / tried["median"])
     return f"{best['tried_in_words']} of this engine, median {tried['median']:.2f}: then {then} tokens/s"
 
 
@@ -110,8 +109,8 @@ def _gb(count: float) -> str:
 def _speed(each: Document) -> str:
     found = each["tokens_per_s"]
     if found["most"] < found["least"] * 1.02:
-        return f"{_number(found['middle'])} tokens/s"
-    return f"{_number(found['least'])} to {_number(found['most'])} tokens/s"
+        return f"{three(found['middle'])} tokens/s"
+    return f"{three(found['least'])} to {three(found['most'])} tokens/s"
 
 
 def _fast(found: Document, best: Document) -> str:
@@ -136,20 +135,14 @@ def _fast(found: Document, best: Document) -> str:
 def _ms(best: Document) -> str:
     parts = {PARTS[name]: value for name, value in best["parts_ns"].items() if value}
     total = sum(parts.values())
-    each = ", ".join(
-        f"{_number(value / MS)} {name}" for name, value in sorted(parts.items(), key=lambda part: -part[1])
-    )
-    return f"{_number(total / MS)} ms: {each}"
-
-
-def _number(value: float) -> str:
-    return digits(value, 3)
+    each = ", ".join(f"{three(value / MS)} {name}" for name, value in sorted(parts.items(), key=lambda part: -part[1]))
+    return f"{three(total / MS)} ms: {each}"
 
 
 def _more(each: Document) -> dict[str, object]:
     return {
         "part": each["what"],
-        "tokens/s": _number(each["tokens_per_s"]),
+        "tokens/s": three(each["tokens_per_s"]),
         "gain": percent(each["gain"]),
         "with": each["engine"],
     }
@@ -187,10 +180,13 @@ def _gained(this: str, other: str, known: Document) -> Iterator[str]:
     elif known["pays"] is None:
         yield f"{this}: depends on the routing, {_change(least)} to {_change(most)} than {other}, {by}"
     else:
-        low, high = map(percent, sorted((abs(least), abs(most))))
-        across = low if low == high else f"{low} to {high}"
-        verdict = f"pays, {across} more" if known["pays"] else f"does not pay, {across} less"
-        yield f"{this}: {verdict} than {other}, {by}"
+        yield f"{this}: {_verdict(known)} than {other}, {by}"
+
+
+def _verdict(known: Document) -> str:
+    """Return: pays, 12% to 20% more."""
+    across = span_of(known)
+    return f"pays, {across} more" if known["pays"] else f"does not pay, {across} less"
 
 
 def _change(gain: float) -> str:
@@ -202,7 +198,7 @@ def _engine(each: Document) -> dict[str, object]:
     return {
         "engine": each["engine"],
         "flags": each["flags"],
-        "tokens/s": _three(each),
+        "tokens/s": speeds(each["tokens_per_s"]),
         "hit": f"{each['hit_rate']['middle']:.0%}",
         "runs": tried["runs"] if tried else "none",
     }
@@ -210,12 +206,116 @@ def _engine(each: Document) -> dict[str, object]:
 
 def _step(each: Document) -> dict[str, object]:
     fast = f"{each['fast_tier']} GB" if each["peak_ram_bytes"] else "GB"
-    row: dict[str, object] = {"flags": each["flags"], "tokens/s": _three(each)}
+    row: dict[str, object] = {"flags": each["flags"], "tokens/s": speeds(each["tokens_per_s"])}
     row[fast] = f"{each['peak_fast_bytes'] / GB:.3g}"
     return row | ({"RAM GB": f"{each['peak_ram_bytes'] / GB:.3g}"} if each["peak_ram_bytes"] else {})
 
 
-def _three(each: Document) -> str:
-    """Return the least, the median and the most tokens/s, or the one that all routings give."""
-    speeds = [_number(each["tokens_per_s"][name]) for name in ("least", "middle", "most")]
-    return " ".join(speeds) if len(set(speeds)) > 1 else speeds[0]
+# -- Placement: place for good or cache, and who serves a miss
+
+
+SCHEMES = {"layers": "whole layers", "static": "most used, listed", "lru in one pool": "cache of last used"}
+SERVES = {"cpu": "on the CPU", "fetch": "fetched", "split": "divided"}
+SERVED = {"cpu": "computed by the CPU", "fetch": "fetched", "split": "divided between CPU and link"}
+USES = {
+    "layers": "whole layers of experts",
+    "static": "the most used experts of each layer by a list, placed for good",
+    "lru in one pool": "a cache of the last used experts",
+}
+KINDS = {"layers": "whole layers", "static": "the most used experts in VRAM", "lru in one pool": "a cache"}
+
+
+#: What published runs say against the form (docs/hybrid.md, direction 4; freetoken.toml).
+MEASURED = (
+    "published runs say less for a cache: dividing misses was no faster than fetching them in two pairs, and with "
+    "misses on the CPU it lost or tied where 10 to 15% of the experts fit; measure before you change engines"
+)
+
+
+def placement_lines(found: Document) -> Iterator[str]:
+    """Yield the table of schemes and what follows from it; nothing where every expert fits or there is no RAM below."""
+    known = found["placements"]
+    if known is None or known["experts_bytes"] >= found["model"]["expert_bytes"]:
+        return
+    tier = found["machine"]["fast_tier"]
+    yield ""
+    yield _fastest_use(known["choices"])
+    yield table(
+        [_scheme(each, tier, found["best"]["engine"]) for each in known["choices"]],
+        f"what the {size(known['experts_bytes'])} of {tier} for experts could hold, and who serves a miss (the same "
+        "bytes and costs for all, so not an engine's speed; tokens/s: least, middle and most over the routings):",
+    )
+    if known["choices"][0]["holds"] == "lru in one pool":
+        yield MEASURED
+    yield from _cached_or_placed(found, known, tier)
+    yield from _served(known)
+
+
+def _fastest_use(choices: Sequence[Document]) -> str:
+    """Return the fastest way, the engine that has it, and what whole layers reach."""
+    best, layers = choices[0], next(each for each in choices if each["holds"] == "layers")
+    has = f"which {best['engines'][0]} has" if best["engines"] else "which no engine listed here has"
+    speed, whole = (digits(each["tokens_per_s"]["middle"], 3) for each in (best, layers))
+    more = "" if best is layers else f"; whole layers with the rest on the CPU reach {whole}"
+    way = f"{USES[best['holds']]}, misses {SERVED[best['miss']]}, {has}"
+    return f"by this form the fastest use of VRAM: {way}: {speed} tokens/s{more}"
+
+
+def _scheme(each: Document, tier: str, preferred: str) -> dict[str, object]:
+    holds = SCHEMES[each["holds"]]
+    if each["gpu_layers"] is not None:
+        holds = f"{each['gpu_layers']} {holds}"
+    first, *more = sorted(each["engines"], key=lambda name: name != preferred) or ["none listed"]
+    return {
+        f"{tier} holds": holds,
+        "a miss is": SERVES[each["miss"]],
+        "tokens/s": speeds(each["tokens_per_s"]),
+        "hit": f"{each['hit_rate']['middle']:.0%}",
+        "engines": f"{first} + {len(more)}" if more else first,
+    }
+
+
+def _cached_or_placed(found: Document, known: Document, tier: str) -> Iterator[str]:
+    """Yield whether a cache gains over experts placed for good, and the step from which on it loses."""
+    if known["cache"]["gain"] is None:
+        return
+    yield f"a cache of the last used experts: {_gain(known['cache'])} than the best experts placed for good"
+    layers, turns = found["model"]["layers"], known["turns"]
+    last = turns[-1] if turns else None
+    if last is None:
+        return
+    if last["faster"] != "placed":
+        yield f"the cache begins to lose at no size of {tier} below the whole model"
+    elif len(turns) == 1:
+        yield f"the cache loses at every size of {tier}: place experts for good"
+    else:
+        here = "below" if known["experts_bytes"] < last["size"] else "above"
+        yield (
+            f"the cache begins to lose where {tier} holds {last['layers']} of {layers} layers' bytes "
+            f"({size(last['size'])}, {last['slots']:,} slots): from there on place experts for good; this machine is "
+            f"{here} that"
+        )
+
+
+def _served(known: Document) -> Iterator[str]:
+    """Yield what an expert costs each way, and the speed of each way where experts lie as is fastest."""
+    places = {"cpu": "on the CPU", "link": "over the link", "disk": "from the disk"}
+    costs = ", ".join(f"{_us(us)} {places[name]}" for name, us in known["expert_us"].items())
+    best = known["choices"][0]["holds"]
+    alike = [each for each in known["choices"] if each["holds"] == best]
+    ways = ", ".join(f"{digits(each['tokens_per_s']['middle'], 3)} {SERVED[each['miss']]}" for each in alike)
+    verdict = f"; with {KINDS[best]}, tokens/s by how misses are served: {ways}" if len(alike) > 1 else ""
+    yield f"a missing expert takes {costs}{verdict}"
+
+
+def _us(value: float) -> str:
+    return f"{digits(value / 1000, 3)} ms" if value >= 1000 else f"{value:.0f} us"
+
+
+def _gain(known: Document) -> str:
+    least, most = known["least"], known["most"]
+    if max(abs(least), abs(most)) <= 0.01:
+        return "as fast, no more"
+    if known["pays"] is None:
+        return f"depends on the routing, {_change(least)} to {_change(most)} ({_change(known['gain'])} in the middle)"
+    return _verdict(known)

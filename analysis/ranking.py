@@ -1,4 +1,4 @@
-"""The printed table of replays: heading, rows, and verdict.
+"""The printed tables of replays: heading, rows, and verdict; and of their serving figures.
 
 It is made from results directly, because building a data frame takes longer than a replay.
 """
@@ -11,12 +11,14 @@ from functools import cmp_to_key, partial
 from typing import Any
 
 from moereplay.analysis.sentences import lines
+from moereplay.analysis.tables import csv, folded, markdown, table
 from moereplay.analysis.verdict import Entry
-from moereplay.results.errors import unknown
-from moereplay.results.metrics import RANKED, named, nanojoules, values
+from moereplay.results.counters import nanojoules
+from moereplay.results.metrics import RANKED, ranking_column, values
 from moereplay.results.remarks import assumptions, seconds_in_words, synthetic_of, with_routing
 from moereplay.results.result import Result
-from moereplay.results.settings import EXPERTS, LEADING, POLICIES, SETTINGS, bare_names
+from moereplay.results.serving import LATENCIES, PERCENTILES, Holding, Level, figures, shortened
+from moereplay.results.settings import EXPERTS, LEADING, POLICIES, SETTINGS, bare_names, setting_kinds
 from moereplay.traces.schema import Trace
 from moereplay.traces.synthetic import synthetic
 from moereplay.traces.texts import counted
@@ -82,9 +84,7 @@ def best_of_each(rows: Sequence[Row], top: int) -> list[Row]:
 
 
 def _sorted(rows: Sequence[Row], by: str, presets: Mapping[str, str] | None) -> tuple[list[dict[str, Any]], list[str]]:
-    by = named(by)
-    if by not in RANKED:
-        raise unknown("ranking column", by, RANKED)
+    by = ranking_column(by)
     table: list[dict[str, Any]] = [{**_settings(row), **_figures(row)} for row in rows]
     for line in table if presets else ():
         line["preset"] = (presets or {})[line["identity"]]
@@ -223,3 +223,84 @@ def _echo(results: Sequence[Result], names: Sequence[str]) -> str:
     return "; ".join(
         f"{name} {', '.join(each)}" for name, each in values.items() if each not in ([""], QUIET.get(name))
     )
+
+
+# -- Serving figures: settings that vary, latencies, throughput and goodput
+
+
+WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e"}
+#: Heads of the terminal's table; others are printed with --csv alone.
+HEADS = {
+    "rate": "rate/s",
+    **{f"{name}_p{each}_ms": f"{WORDS[name]} p{each}" for name in LATENCIES for each in PERCENTILES},
+    "requests_per_s": "req/s",
+    "throughput_tokens_per_s": "tok/s",
+    "slo_share": "meet",
+    "goodput_per_s": "goodput/s",
+}
+#: Columns that a narrow terminal drops, first to go first.
+SPARE = ("TPOT p90", "e2e p90", "TTFT p90", "req/s", "e2e p50", "tok/s")
+MEANING = (
+    "TTFT and e2e from arrival, in ms; req/s, tok/s and goodput (requests that meet --slo) per second from the first "
+    "arrival to the last end"
+)
+
+
+def served(results: Sequence[Result], level: Level | None) -> list[dict[str, Any]]:
+    """Return a row per result: its capacity, arrivals and settings that vary, then its figures."""
+    varying = _varying(results)
+    return [_named(result, varying) | figures(result.per_request, level) for result in results]
+
+
+def served_at(holdings: Sequence[Holding], level: Level) -> list[dict[str, Any]]:
+    """Return a row per search: settings that vary, the largest rate that holds the level, and the figures there.
+
+    The rate is null if none holds, or if every rate does.
+    """
+    varying = [name for name in _varying([each.result for each in holdings]) if name != "arrivals"]
+    return [
+        _named(each.result, varying)
+        | {"rate": each.rate, "holds": each.rate is not None or not each.bounded, "bounded": each.bounded}
+        | figures(each.result.per_request, level)
+        for each in holdings
+    ]
+
+
+def _varying(results: Sequence[Result]) -> list[str]:
+    names = [*dict.fromkeys([*LEADING, *setting_kinds()])]
+    return [
+        name
+        for name in names
+        if name in results[0].config
+        and (name == "capacity" or len({str(result.config[name]) for result in results}) > 1)
+    ]
+
+
+def _named(result: Result, names: Sequence[str]) -> dict[str, Any]:
+    return {name: shortened(str(result.config[name])) for name in names}
+
+
+def served_lines(made: Sequence[dict[str, Any]], form: str) -> list[str]:
+    """Return the lines of a table: of a terminal, or `csv` or `markdown` with all columns."""
+    if form:
+        return [(csv if form == "csv" else markdown)(made)]
+    shown = [
+        {HEADS.get(name, name): value for name, value in row.items() if name in HEADS or _is_setting(name)}
+        for row in made
+    ]
+    return ["", table(shown, spare=SPARE), folded(MEANING), *_unbounded(made)]
+
+
+def _is_setting(name: str) -> bool:
+    return name in setting_kinds()
+
+
+def _unbounded(made: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what a search without a largest rate found."""
+    lines = []
+    for row in made:
+        if row.get("rate", 0) is None:
+            where = ", ".join(f"{name} {value}" for name, value in row.items() if _is_setting(name))
+            all_hold = "every rate holds the level: it is met with all requests at the start"
+            lines.append(f"{where}: {all_hold if row['holds'] else 'no rate that was tried holds the level'}")
+    return lines

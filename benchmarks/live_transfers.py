@@ -18,7 +18,7 @@ import polars as pl
 
 from moereplay.analysis.tables import console, table
 from moereplay.results.metrics import METRICS, request_times
-from moereplay.tracegen.offload.comparison import VERDICTS
+from moereplay.tracegen.offload.study import VERDICTS
 
 CONTRACTS, EVICTIONS, CAPACITIES = ("atomic", "sequential"), ("lru", "least_stale", "lfu"), ("10%", "25%", "50%")
 ON_DISK = "25%"  #: the capacity that is run from a disk as well

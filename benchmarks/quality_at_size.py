@@ -24,9 +24,9 @@ from moereplay.analysis.tables import console, table
 from moereplay.simulator.config import Origin, configure
 from moereplay.simulator.replay import Plan, plan_for
 from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.live.experts import tiers_of
 from moereplay.tracegen.live.requests import CAPABILITIES
 from moereplay.tracegen.live.run import proven
-from moereplay.tracegen.live.tiers import tiers_of
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.precision import DEFAULT
 from moereplay.tracegen.quality.session import Session, Subject, alone_because

@@ -23,12 +23,12 @@ from moereplay.analysis.tables import console, table
 from moereplay.simulator.config import configure
 from moereplay.tracegen.checkpoint import Loaded, load
 from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.experts import tiers_of
 from moereplay.tracegen.live.run import LiveRequest, proven, run
-from moereplay.tracegen.live.tiers import tiers_of
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.precision import NAMES, check_quantiser
 from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
-from moereplay.tracegen.precision.registry import load as quantiser_of
+from moereplay.tracegen.precision.contract import load as quantiser_of
 from moereplay.tracegen.precision.torchao_intx import as_theirs
 from moereplay.traces.documents import json_text
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moereplay.analysis.tables import console, table
-from moereplay.sweeps.papers.figures import figures_of
+from moereplay.sweeps.papers import figures_of
 from moereplay.traces.geometry import known
 
 BYTES_PER_S = 5e9

@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import mean
 
 from moereplay.results.metrics import METRICS
-from moereplay.sweeps.batches import Batch, Headline, compute
-from moereplay.sweeps.dispatch import Stored
 from moereplay.sweeps.experiment.expand import configurations
 from moereplay.sweeps.experiment.file import read
-from moereplay.sweeps.jobs import job_of, open_traces
+from moereplay.sweeps.jobs import Batch, Headline, compute, job_of, open_traces
+from moereplay.sweeps.run import Stored
 from moereplay.sweeps.tune import Found, Search, tune
 from moereplay.traces.schema import Geometry
 from moereplay.traces.synthetic import Synthetic, synthesise

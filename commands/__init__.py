@@ -75,16 +75,16 @@ GROUPS = {
 NAMES = tuple(name for verbs in VERBS.values() for name in verbs)
 #: Verbs that another file than their own defines.
 FILES = {
-    "routing": ("routing_fit", "routing_list", "routing_show"),
     "traces": ("inspect", "split", "synthesise", *(name for name in NAMES if name.startswith("traces_"))),
     "replay": ("timeline",),
-    "sweep": ("sweep_run", "sweep_merge", "sweep_schema"),
+    "sweep": ("sweep_run", "sweep_merge", "sweep_schema", "tune"),
     "sweep_results": ("sweep_show", "sweep_compare"),
     "report": ("plot",),
     "bounds": ("curve",),
     "quality": ("forecast",),
-    "calibrate": ("calibrate_logs", "calibrate_folder", "calibrate_machine", "evidence"),
-    "catalogue": ("policies", "presets", "models"),
+    "calibrate": tuple(name for name in NAMES if name.startswith("calibrate_")),
+    "verify": ("evidence",),
+    "catalogue": ("policies", "presets", "platforms", "models", "routing_fit", "routing_list", "routing_show"),
 }
 
 

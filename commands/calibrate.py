@@ -1,7 +1,7 @@
-"""`moereplay calibrate` fits a platform to measured runs; `moereplay evidence` compares its predictions with runs.
+"""`moereplay calibrate` fits a platform to measured runs.
 
-A calibration has three sources, and a subcommand for each: per-token logs of an engine, a folder of published runs, and
-this machine, on which experts are then really moved.
+A calibration has four sources, and a subcommand for each: per-token logs of an engine, a folder of published runs, a
+series of runs of one machine, and this machine, on which experts are then really moved.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from moereplay.commands.options import Typed, grouped
+from moereplay.commands.options import grouped
 from moereplay.commands.terminal import STDOUT, say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
-    from moereplay.calibration.evidence import Calibrated, Machines
-    from moereplay.calibration.prediction import Prediction
+    from moereplay.calibration.evidence import Calibrated
     from moereplay.calibration.runs import Logged
+    from moereplay.sweeps.recommend.measured import Row
+    from moereplay.sweeps.recommend.series import Fitted, Group
+    from moereplay.sweeps.recommend.series import Written as Machine
     from moereplay.traces.schema import Geometry
+
+    Judged = tuple[Group, Fitted]
 
 BASE = "phone-ufs4"  #: a device whose experts lie on flash
 Value = TypeVar("Value")
@@ -108,13 +112,13 @@ def calibrate_logs(
 
     written.check()
     for log in logs:
-        _check_exists(log)
+        check_exists(log)
         if log.is_dir():
             raise ConfigError(f"{log} is a folder: for a folder use `moereplay calibrate folder {log} --fit PATTERN`")
     if about.trace and len(logs) > 1:
         raise ConfigError("--trace requires a single log")
     routing = about.trace[0] if about.trace else None
-    _finish(fitted(logs, _described(about, logs, fitting.device), fitting.hold_out, platform(base), routing), written)
+    _finish(fitted(logs, facts_of(about, logs, fitting.device), fitting.hold_out, platform(base), routing), written)
 
 
 @grouped
@@ -131,7 +135,7 @@ def calibrate_folder(
     from moereplay.simulator.platforms import platform
 
     written.check()
-    _check_exists(folder)
+    check_exists(folder)
     if not folder.is_dir():
         raise ConfigError(
             f"{folder} is a file: for per-token logs use `moereplay calibrate logs {folder} --model NAME`"
@@ -176,7 +180,7 @@ def calibrate_machine(
     rate, geometry = throttle_named(throttle), _first_layers(model, layers)
     require_place(slow_tier_named(slow_tier), device)
     from moereplay.tracegen.offload.calibration import RUNS, about_of, bench_of, calibrate, document
-    from moereplay.tracegen.offload.device import compute_on, described
+    from moereplay.tracegen.offload.memory import compute_on, described
     from moereplay.tracegen.offload.slow_tier import kind_of
 
     compute_on(threads)
@@ -198,7 +202,8 @@ def older_use(arguments: Sequence[str]) -> str:
     return "logs"
 
 
-def _check_exists(source: Path) -> None:
+def check_exists(source: Path) -> None:
+    """Raises ConfigError for a file or folder that is not there."""
     from moereplay.simulator.errors import ConfigError
 
     if not source.exists():
@@ -217,7 +222,7 @@ def _first_layers(model: str, layers: int) -> Geometry:
     return shallow(geometry, layers)
 
 
-def _described(about: AboutLogs, files: Sequence[Path], device: str) -> list[Logged]:
+def facts_of(about: AboutLogs, files: Sequence[Path], device: str) -> list[Logged]:
     """Return the facts about each log. Raises ConfigError naming an option that is missing or repeated too often."""
     from moereplay.calibration.runs import Logged
     from moereplay.simulator.errors import ConfigError
@@ -227,10 +232,10 @@ def _described(about: AboutLogs, files: Sequence[Path], device: str) -> list[Log
     if about.memory is None:
         raise ConfigError("missing memory: pass --memory, the size of the expert cache, such as 4000MiB, or 0")
     rest = (about.k, about.lanes, about.serial, about.quant, about.dense, device)
-    return [Logged(about.model, size, *rest) for size in _per_log(about.memory, files, "--memory")]
+    return [Logged(about.model, size, *rest) for size in per_log(about.memory, files, "--memory")]
 
 
-def _per_log(values: Sequence[Value], files: Sequence[Path], option: str) -> list[Value]:
+def per_log(values: Sequence[Value], files: Sequence[Path], option: str) -> list[Value]:
     """Return one value per log. Raises ConfigError unless there is one value, or one per log."""
     from moereplay.simulator.errors import ConfigError
 
@@ -280,109 +285,109 @@ def _show_machine(document: dict[str, Any], as_json: bool) -> None:
     )
 
 
+# -- calibrate series: one or two measured runs of a machine fit it, and the other runs are predicted
+
+
 @grouped
-def evidence(
-    sources: Annotated[
-        list[Path], typer.Argument(help="Folder with cells.csv, or per-token logs (.csv).", show_default=False)
+def calibrate_series(
+    table: Annotated[
+        Path, typer.Argument(metavar="RUNS", help="Table of measured runs (.csv), a row per run.", show_default=False)
     ],
     *,
-    calibration: Annotated[
-        list[str] | None, typer.Option(help="Calibrated platform (.toml); one per device (repeatable).")
-    ] = None,
+    series: Annotated[str, typer.Option(help="Only this series of the table.")] = "",
     fit: Annotated[
-        list[str] | None, typer.Option(help="With a folder: fit on these cells instead of --calibration (repeatable).")
+        list[str] | None,
+        typer.Option(help="Id of a run to fit, once or twice (default: the slowest and the fastest by prediction)."),
     ] = None,
-    base: Annotated[
-        str | None, typer.Option(help=f"With --fit: platform that supplies the other figures (default: {BASE}).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    logs: AboutLogs,
-    typed: Typed,
+    written: Written,
 ) -> None:
-    """Predict measured runs with a calibrated platform, by replay where their routing is available."""
-    from moereplay.calibration.evidence import document
+    """Fit a machine's rate of misses and its fixed step to one or two runs of a series, and predict its other runs."""
+    from moereplay.calibration.files import read_runs
     from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.platforms import as_toml
+    from moereplay.sweeps.recommend.measured import samples
+    from moereplay.sweeps.recommend.series import chosen_of, fitted, groups, platform_of
 
-    for source in sources:
-        _check_exists(source)
-    if sources[0].is_dir():
-        for name in sorted(typed & {*AboutLogs._fields}):
-            raise ConfigError(f"--{name} cannot be combined with a folder: it is a column of cells.csv")
-        found, machines = _of_folder(sources, calibration, fit, base)
-    else:
-        for name, given in (("--fit", fit), ("--base", base)):
-            if given:
-                raise ConfigError(f"{name} cannot be combined with logs: run `moereplay calibrate logs` first")
-        found, machines = _of_logs(sources, calibration, logs)
-    for line in machines.remarks:
-        say(line)
-    if as_json:
-        show_json(document(found))
-    elif sources[0].is_dir():
-        _show_folder(found)
-    else:
-        _show_logs(found, bool(logs.trace))
-
-
-def _of_folder(
-    sources: Sequence[Path], calibration: list[str] | None, fit: list[str] | None, base: str | None
-) -> tuple[list[Prediction], Machines]:
-    from moereplay.calibration.evidence import from_files, from_fits, predictions
-    from moereplay.calibration.files import read_folder
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.platforms import platform
-
-    if len(sources) > 1:
-        raise ConfigError(f"{sources[0]} cannot be combined with {sources[1]}: pass one folder, or logs")
-    if bool(calibration) == bool(fit):
-        raise ConfigError("pass exactly one of --calibration FILE and --fit PATTERN (both repeatable)")
-    if base and calibration:
-        raise ConfigError("--base cannot be combined with --calibration")
-    cells = read_folder(sources[0])
-    machines = from_files(calibration) if calibration else from_fits(cells, fit or [], platform(base or BASE))
-    return list(predictions(cells, machines)), machines
-
-
-def _of_logs(files: list[Path], calibration: list[str] | None, about: AboutLogs) -> tuple[list[Prediction], Machines]:
-    from moereplay.calibration.evidence import from_files, of_log
-    from moereplay.calibration.replayed import model_of
-    from moereplay.calibration.runs import runs_of_logs
-    from moereplay.simulator.errors import ConfigError
-
-    if not calibration:
-        raise ConfigError("missing calibration: pass --calibration FILE, which `moereplay calibrate` writes")
-    if len(calibration) > 1:
-        raise ConfigError("--calibration cannot be repeated with logs, which belong to one machine")
-    for file in files:
-        if file.is_dir():
-            raise ConfigError(f"{file} is a folder: pass one folder, or logs")
-    machines = from_files(calibration)
-    ((device, machine),) = machines.platforms.items()
-    about = about._replace(model=about.model or model_of(about.trace or [], machine))
-    runs = runs_of_logs(files, _described(about, files, device), fewest=1)
-    routings = _per_log(about.trace, files, "--trace") if about.trace else [None] * len(files)
-    for routing in routings:
-        if routing and not routing.exists():
-            raise ConfigError(f"--trace {routing}: No such file or directory; check the path")
+    written.check()
+    rows = _of_series(read_runs(table), series)
     say_when_compiling()
-    return [of_log(machine, run, routing) for run, routing in zip(runs, routings, strict=True)], machines
+    found, refused = samples(rows, {}, strict=False)
+    judged = [(group, fitted(group, chosen_of(group, fit or ()))) for group in _with(groups(found), fit or [], refused)]
+    if not judged:
+        reasons = "; ".join(f"{row['id']}: {why}" for row, why in refused[:3])
+        raise ConfigError(f"{table}: no run can be expressed: {reasons}")
+    if written.out and len(judged) > 1:
+        names = ", ".join(sorted({group.series for group, _ in judged}))
+        raise ConfigError(
+            f"--out requires one group of runs, and these are {len(judged)} of {names}: pass --series, --fit, or both"
+        )
+    machine = platform_of(*judged[0]) if written.out or (len(judged) == 1 and judged[0][1].runs[0].run) else None
+    shown = partial(_show_series, judged, refused, machine, written.as_json)
+    written.finish(as_toml(machine.platform) if machine else "", machine.warnings if machine else (), shown)
 
 
-def _show_folder(found: list[Prediction]) -> None:
+def _of_series(rows: Sequence[Row], series: str) -> list[Row]:
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.texts import hint
+
+    kept = [row for row in rows if not series or row["series"] == series]
+    if not kept:
+        raise ConfigError(f"unknown series {series!r}: {hint(series, sorted({row['series'] for row in rows}))}")
+    return kept
+
+
+def _with(found: Sequence[Group], names: list[str], refused: Sequence[tuple[Row, str]]) -> list[Group]:
+    """Return the groups that hold a named run, or all. Raises ConfigError for a run that is refused or in no group."""
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.texts import hint
+
+    for row, why in refused:
+        if row["id"] in names:
+            raise ConfigError(f"--fit {row['id']} cannot be expressed: {why}")
+    known = [run.row["id"] for group in found for run in group.runs]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"invalid --fit {name!r}: expected the id of a run: {hint(name, known)}")
+    kept = [group for group in found if not names or {run.row["id"] for run in group.runs} & set(names)]
+    if names and len(kept) > 1:
+        raise ConfigError(f"--fit {names[0]} and {names[1]} belong to groups of their own: {', '.join(_about(kept))}")
+    return kept
+
+
+def _about(groups: Sequence[Group]) -> list[str]:
+    return [f"{group.series} ({group.runs[0].row['engine']}, {group.question or 'decoding'})" for group in groups]
+
+
+def _show_series(
+    judged: Sequence[Judged], refused: Sequence[tuple[Row, str]], machine: Machine | None, as_json: bool
+) -> None:
     from moereplay.analysis.tables import table
-    from moereplay.calibration.report import SPARE, refusal_rows, residual_rows, summary_line
+    from moereplay.calibration.report import figure_row, warning_lines
+    from moereplay.sweeps.recommend.series import document
 
-    for rows in filter(None, (residual_rows(found), refusal_rows(found))):
-        show(table(rows, spare=SPARE, more="--json"))
-    for role in ("fit", "held_out"):
-        show(f"{role.replace('_', ' '):9} {summary_line([each for each in found if each.role == role])}")
+    said = document(judged, refused, machine)
+    if as_json:
+        show_json(said)
+        return
+    for each in said["groups"]:
+        show(f"{each['series'] or 'runs'}, {each['engine']}: {each['in_words']}")
+        show(table([_row(run) for run in each["runs"]]))
+    if machine:
+        show(table([figure_row(name, value, None, len(judged[0][1].runs)) for name, value in machine.figures.items()]))
+        show(*warning_lines(machine.warnings))
+    held = said["held_out"]
+    if held["runs"]:
+        show(f"held out  {held['runs']} runs: median |error| {held['median']:.1%}, worst {held['worst']:+.1%}")
+    if refused:
+        show(table([{"run": row["id"], "not expressed because": why} for row, why in refused]))
+    show(f"{sum(len(group.runs) for group, _ in judged)} runs are expressed, {len(refused)} are not")
 
 
-def _show_logs(found: list[Prediction], replayed: bool) -> None:
-    from moereplay.analysis.tables import table
-    from moereplay.calibration.report import quantity_rows
-
-    show(table([row for each in found for row in quantity_rows(each)]))
-    show("error: predicted / measured - 1; measured hits follow from the bytes in the log")
-    if not replayed:
-        show("predicted from the bytes in the log; pass --trace, its routing, to predict hits and bytes too")
+def _row(run: dict[str, object]) -> dict[str, object]:
+    return {
+        "run": run["id"],
+        "role": run["role"],
+        "predicted tokens/s": run["predicted_tokens_per_s"],
+        "measured": run["measured_tokens_per_s"],
+        "error": f"{run['error']:+.1%}",
+    }

@@ -111,7 +111,7 @@ def _measuring(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
     part = (asked.layers or 4, asked.check_prompt or 0, asked.check_tokens or 16)
     throttle = throttle_named(asked.throttle or "none")
     require_place(slow_tier_named(named), device)
-    from moereplay.tracegen.offload.checks import Measuring
+    from moereplay.tracegen.live.checks import Measuring
 
     found = Measuring(
         named, lambda geometry, bits: slow_tier_of(named, device, geometry, bits), device, throttle, *part

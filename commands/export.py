@@ -14,8 +14,7 @@ from moereplay.commands.terminal import keeping, say, show, show_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from moereplay.traces.exporters.contract import Options
-    from moereplay.traces.exporters.registry import Export
+    from moereplay.traces.exporters.contract import Export, Options
     from moereplay.traces.schema import Trace
 
 
@@ -62,7 +61,7 @@ def export(
     """Write a trace, or an expert placement derived from it, in the format of another tool."""
     from moereplay.results.remarks import assumptions
     from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.exporters import registry
+    from moereplay.traces.exporters import contract
     from moereplay.traces.selection import first_requests
     from moereplay.traces.store import open_trace
     from moereplay.traces.synthetic import synthetic
@@ -74,11 +73,11 @@ def export(
         raise ConfigError(
             "missing trace, --format or --out: pass all three; `moereplay export --list` lists the formats"
         )
-    exporter = registry.load(format)
+    exporter = contract.load(format)
     opened = open_trace(source)
     taken = opened if limit is None else first_requests(opened, limit)
     with keeping(lambda: "nothing was written"):
-        made = registry.export(taken, exporter, _options(taken, placement, stream, licence), out)
+        made = contract.export(taken, exporter, _options(taken, placement, stream, licence), out)
     if as_json:
         show_json(made.document() | {"trace": opened.digest, "requests": taken.requests})
     else:
@@ -87,7 +86,7 @@ def export(
 
 def _list(as_json: bool) -> None:
     from moereplay.analysis.tables import table
-    from moereplay.traces.exporters.registry import exporters, options
+    from moereplay.traces.exporters.contract import exporters, options
 
     found = [
         {"format": each.name, "writes": each.writes, "options": options(each), "what": each.summary}

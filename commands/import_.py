@@ -84,7 +84,7 @@ def import_(
 ) -> None:
     """Convert another tool's routing trace. Expert counts become a profile, NAME.json."""
 
-    from moereplay.traces.importers.mapping import COUNTS
+    from moereplay.traces.importers.columns import COUNTS
     from moereplay.traces.profiles import contract as profiles
     from moereplay.traces.schema import TraceError
 
@@ -133,7 +133,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
 
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.checkpoints.found import model_of
-    from moereplay.traces.importers import mapping
+    from moereplay.traces.importers.columns import columns_named, where_named
     from moereplay.traces.importers.contract import Options
     from moereplay.traces.schema import TraceError
 
@@ -153,8 +153,8 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
             **options.stored(sizes.expert_bits, sizes.dense, sizes.dense_bits, sizes.matrices),
             prompt_length=reading.prompt_length,
             chunk=reading.chunk,
-            columns=mapping.named(reading.columns) if reading.columns is not None else None,
-            where=mapping.where(reading.where) if reading.where is not None else None,
+            columns=columns_named(reading.columns) if reading.columns is not None else None,
+            where=where_named(reading.where) if reading.where is not None else None,
             shape=_shape(reading.shape),
             ids=_ids(reading.ids),
             real_experts=reading.real_experts,
@@ -239,7 +239,7 @@ def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: 
 
 def _named(options: Options) -> str | None:
     """Return NAME of `--columns counts=NAME`. Raises TraceError for other columns."""
-    from moereplay.traces.importers.mapping import COUNTS
+    from moereplay.traces.importers.columns import COUNTS
     from moereplay.traces.schema import TraceError
 
     asked = options.columns or {}

@@ -172,7 +172,7 @@ def real_transfers(ready: Prepared, real: Real | None) -> Iterator[Transfers | N
         yield None
         return
     from moereplay.tracegen.live.offloaded import real_transfers
-    from moereplay.tracegen.offload.device import compute_on
+    from moereplay.tracegen.offload.memory import compute_on
 
     if real.threads:
         compute_on(real.threads)

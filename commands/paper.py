@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from moereplay.sweeps.papers.figures import PaperFigure, Planned
+    from moereplay.sweeps.papers import PaperFigure, Planned
     from moereplay.traces.schema import Trace
 
 MOST_ROWS = 32  #: maximum number of rows in a printed table; files have all rows
@@ -65,7 +65,7 @@ def paper(
     from moereplay.results.files import check_output
     from moereplay.results.stored import load
     from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.papers.figures import figures_of
+    from moereplay.sweeps.papers import figures_of
     from moereplay.traces.store import open_trace
 
     figures = figures_of(name, figure)
@@ -117,7 +117,7 @@ def _document(path: Path) -> dict[str, Any]:
 def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[str, list[Each]]:
     """Plan each figure on the traces that allow it. Print why figures and cells are left out."""
     from moereplay.simulator.remarks import adapted
-    from moereplay.sweeps.papers.figures import LackingError, planned
+    from moereplay.sweeps.papers import LackingError, planned
 
     able: dict[str, list[Each]] = {figure.name: [] for figure in figures}
     left_out: dict[str, list[str]] = {}
@@ -142,7 +142,7 @@ def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[s
 def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
     """Run the replays that are not stored yet, trace by trace."""
     from moereplay.commands.progress import progress
-    from moereplay.sweeps.papers.figures import replay_into, work
+    from moereplay.sweeps.papers import replay_into, work
     from moereplay.traces.texts import counted
 
     say_when_compiling()
@@ -190,7 +190,7 @@ def _cells(each: Each) -> list[dict[str, Any]]:
 
 def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
     """Return the published numbers for the model of a trace, or for all models."""
-    from moereplay.sweeps.papers.figures import of_model
+    from moereplay.sweeps.papers import of_model
 
     model = trace.header.provenance.model
     place = {"model": model, "trace": trace.digest}

@@ -14,8 +14,8 @@ from moereplay.commands.terminal import clock, left_of, rewrite, say, say_wrote
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from moereplay.sweeps.dispatch import Progress as SweepProgress
-    from moereplay.tracegen.appending import Progress
+    from moereplay.sweeps.run import Progress as SweepProgress
+    from moereplay.tracegen.tokens import Progress
     from moereplay.traces.schema import Trace
 
 SECONDS_BETWEEN_LINES = 10
@@ -145,7 +145,7 @@ class LiveMeter(RequestMeter):
 
     def passed(self, tokens: int) -> None:
         """Count a pass and its tokens."""
-        from moereplay.tracegen.appending import Progress
+        from moereplay.tracegen.tokens import Progress
 
         self.tokens += tokens
         self.update(Progress(self.done, self.requests, 0, self.tokens, time.monotonic() - self.began))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from moereplay.commands import options
+from moereplay.commands.catalogue import Parts
 from moereplay.commands.options import CORES, OfRecommendation, grouped
-from moereplay.commands.platforms import Parts
 from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ def _searched(
     from moereplay.sweeps.recommend.document import document
     from moereplay.sweeps.recommend.draft_replays import asked_of, search_with_drafts
     from moereplay.sweeps.recommend.drafting import asked
-    from moereplay.sweeps.recommend.pace import QUICK, THOROUGH
-    from moereplay.sweeps.recommend.runner import Budget
+    from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget
     from moereplay.sweeps.recommend.search import Question, judged, most_replays
     from moereplay.sweeps.recommend.search import search as find
     from moereplay.traces.installation import name_of
@@ -186,10 +185,10 @@ def _quickly(
     """Answer by the closed form."""
     from moereplay.analysis.quick_answer import lines
     from moereplay.sweeps.recommend.drafting import drafted
+    from moereplay.sweeps.recommend.placements import surface
     from moereplay.sweeps.recommend.quick import quick
     from moereplay.sweeps.recommend.quick_document import decoding_document, quick_document
     from moereplay.sweeps.recommend.subject import Asked, model_load, trace_load
-    from moereplay.sweeps.recommend.surface import surface
 
     machine = _machine_of(settings, given, parts)
     base = settings.values

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from moereplay.commands import model_options, options, record_gguf
+from moereplay.commands import model_options, options
 from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Placement
 from moereplay.commands.options import NewTrace, Typed, grouped, option_fault, stored
-from moereplay.commands.record_gguf import Llama
 from moereplay.commands.terminal import keeping, left_of, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from moereplay.commands.model_options import Placement
     from moereplay.tracegen.checkpoint import Loaded
+    from moereplay.tracegen.llama.record import Running
     from moereplay.tracegen.plan import Plan
     from moereplay.tracegen.tokens import Room, Work
+
 
 #: Options that require one kind of input; None or False means that the option was not given.
 FOR_TEXT = ("window", "prompt_tokens")
@@ -81,6 +85,17 @@ class Kept(NamedTuple):
     matrices: options.Matrices = ""
 
 
+class Llama(NamedTuple):
+    """How llama.cpp is run, for a GGUF file."""
+
+    llama_lib: Annotated[
+        Path | None, typer.Option(help="With a GGUF file: your own libllama.so (default: that of the package).")
+    ] = None
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=512, help="With a GGUF file: threads (default: all processors).")
+    ] = None
+
+
 @grouped
 def record(
     model: Model,
@@ -103,17 +118,16 @@ def record(
 
     source = _checked(model, source, sampling)
     if is_named(model):
-        _refuse_drafts(sampling)
         kept = kept._replace(look_ahead=kept.look_ahead if "look_ahead" in typed else 0)
-        record_gguf.refuse_foreign(placement, kept.look_ahead)
+        _refuse_foreign(placement, sampling, kept.look_ahead)
         with keeping(lambda: left_of(out, "recorded")):
             refuse_taken(out, resume)
             check_output(out)
             plan, texts = _plan(source, sampling, kept), _texts(source, kept.seed)
             work_of = partial(_work, source, sampling, texts)
-            record_gguf.run(model, llama, placement.dtype == "float32", work_of, out, plan, resume)
+            _run_gguf(model, llama, placement.dtype == "float32", work_of, out, plan, resume)
         return
-    record_gguf.refuse_without_gguf(llama)
+    _refuse_without_gguf(llama)
     require_torch()
     with keeping(lambda: left_of(out, "recorded")):  # check everything that needs no torch before loading the model
         refuse_taken(out, resume)
@@ -124,15 +138,10 @@ def record(
         drafting = None if plan.drafting is None or plan.drafting.is_ngram else _located_drafts(plan, placement)
         loaded = placement.loaded(model, folder)
         drafts = None if drafting is None else drafting[0].loaded(*drafting[1:])
-        work = _work(source, sampling, texts, loaded.tokenizer, _room(loaded))
+        from moereplay.tracegen.record import room_of
+
+        work = _work(source, sampling, texts, loaded.tokenizer, room_of(loaded))
         _run(loaded, work, out, plan, resume, drafts)
-
-
-def _refuse_drafts(sampling: Sampling) -> None:
-    from moereplay.tracegen.errors import RecordError
-
-    if sampling.draft_model:
-        raise RecordError("--draft-model cannot be combined with a GGUF file; record the model's checkpoint")
 
 
 def _located_drafts(plan: Plan, placement: Placement) -> tuple[Placement, str, Any]:
@@ -207,12 +216,6 @@ def _texts(source: Source, seed: int) -> Any:
     return read.chosen(seed if source.shuffle else None, source.limit)
 
 
-def _room(loaded: Loaded) -> Room:
-    from moereplay.tracegen.record import room_of
-
-    return room_of(loaded)
-
-
 def _work(source: Source, sampling: Sampling, texts: Any, tokenizer: Any, room: Room) -> Work:
     from moereplay.tracegen.tokens import encode, windows
 
@@ -220,3 +223,67 @@ def _work(source: Source, sampling: Sampling, texts: Any, tokenizer: Any, room: 
         return windows(texts, tokenizer, room, source.window or WINDOW, source.limit)
     new = sampling.max_new_tokens or NEW_TOKENS
     return encode(texts, tokenizer, room, new, source.chat, source.truncate)
+
+
+# -- A GGUF file runs in llama.cpp instead of a checkpoint in torch
+
+
+def _refuse_without_gguf(llama: Llama) -> None:
+    """Raises RecordError for options of llama.cpp with a model that does not run in it."""
+    from moereplay.tracegen.errors import RecordError
+
+    for name, value in llama._asdict().items():
+        if value is not None:
+            raise RecordError(f"--{name.replace('_', '-')} requires a GGUF file as MODEL")
+
+
+def _refuse_foreign(placement: Placement, sampling: Sampling, look_ahead: int | None) -> None:
+    """Raises RecordError for options that mean nothing in llama.cpp; `look_ahead` is None if it was not typed."""
+    from moereplay.tracegen.errors import RecordError
+    from moereplay.tracegen.llama.record import NO_LOOK_AHEAD
+
+    if sampling.draft_model:
+        raise RecordError("--draft-model cannot be combined with a GGUF file; record the model's checkpoint")
+    if placement.device not in ("auto", "cpu"):
+        raise RecordError(f"--device {placement.device}: a GGUF file is recorded on the CPU; omit --device")
+    if placement.dtype not in ("auto", "float32"):
+        fix = "auto for llama.cpp's defaults, float32 for keys and values in float32 without flash attention"
+        raise RecordError(f"--dtype {placement.dtype}: a GGUF file fixes its weights: expected {fix}")
+    for name in ("device_map", "quantise", "revision"):
+        if getattr(placement, name) is not None:
+            raise RecordError(f"--{name.replace('_', '-')} cannot be combined with a GGUF file")
+    if look_ahead:
+        raise RecordError(f"--look-ahead {look_ahead}: {NO_LOOK_AHEAD}; record the model's checkpoint for it")
+
+
+def _run_gguf(
+    model: str,
+    llama: Llama,
+    exact: bool,
+    work_of: Callable[[Any, Any], Work],
+    out: Path,
+    plan: Plan,
+    resume: bool,
+) -> None:
+    """Record the GGUF file; `work_of` makes the input from its tokenizer and its limits."""
+    from moereplay.tracegen.llama.binding import library_file
+    from moereplay.tracegen.llama.file import opened
+    from moereplay.tracegen.llama.process import Engine
+    from moereplay.tracegen.llama.record import Way, loaded, processors
+
+    file, way = opened(model), Way(llama.threads or processors(), exact)
+    with Engine(library_file(llama.llama_lib)) as engine:
+        say(f"loading {model}")
+        running = loaded(engine, file)
+        work = work_of(running.tokenizer, running.room)
+        _record_gguf(running, work, out, plan, way, resume)
+
+
+def _record_gguf(running: Running, work: Work, out: Path, plan: Plan, way: Any, resume: bool) -> None:
+    from moereplay.commands.progress import write_recording
+    from moereplay.tracegen.llama.record import NO_LOOK_AHEAD, record
+
+    known = running.file.known
+    say(f"recording {known.name} ({known.published.format}, llama.cpp, {way.words}): {work.prompts}; {plan.words}")
+    say(f"without look-ahead: {NO_LOOK_AHEAD}, so prefetch policies that need it cannot be replayed")
+    write_recording(out, lambda progress: record(running, work, out, plan, way, resume, progress))

@@ -1,4 +1,4 @@
-"""`moereplay sweep run`, `merge` and `schema`: run an experiment file on all cores or a cluster."""
+"""`moereplay sweep run`, `merge`, `schema`: run an experiment file on all cores or a cluster; `tune`: search it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ import typer
 
 from moereplay.commands.checks import Checks
 from moereplay.commands.options import CORES, PolicyFiles, grouped
-from moereplay.commands.terminal import INTERRUPTED, clock, interruptible, keeping, say, say_shared, show_json
+from moereplay.commands.terminal import INTERRUPTED, clock, interruptible, keeping, say, say_shared, show, show_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from moereplay.sweeps.checks import Checker
-    from moereplay.sweeps.clusters import Shards
-    from moereplay.sweeps.dispatch import Progress
     from moereplay.sweeps.jobs import Job
-    from moereplay.sweeps.run import Start, Sweep
-    from moereplay.sweeps.store import Place
+    from moereplay.sweeps.run import Progress, Start, Sweep
+    from moereplay.sweeps.store import Folder, Place
+    from moereplay.sweeps.tune import Found, Search
 
 
 MOST_NAMED = 5  #: maximum number of errors that are printed
 EXECUTORS = ("local", "ray", "slurm")
+
+
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="Override an entry of the file: table.key=value (repeatable).")
+]
 
 
 class Machines(NamedTuple):
@@ -46,9 +52,7 @@ def sweep_run(
     out: Annotated[
         str, typer.Option(help="Folder, or URL such as s3://bucket/name; stored configurations are not rerun.")
     ] = "sweep",
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Override an entry of the file: table.key=value (repeatable).")
-    ] = None,
+    changes: Changes = None,
     engine: Annotated[str, typer.Option(help="compiled or reference (default: compiled).", show_default=False)] = "",
     shard: Annotated[str, typer.Option(help="Run part i of n only: i/n; parts share --out.")] = "1/1",
     machines: Machines,
@@ -86,10 +90,12 @@ def sweep_run(
         _say_estimate(ready, engine, machines.workers, sweep.experiment.keeps_requests)
     elif machines.executor == "slurm" and jobs:
         from moereplay.policies.files import registered
-        from moereplay.sweeps.clusters import Shards
+        from moereplay.sweeps.clusters import Shards, options_of, run_shards
 
         how = (tuple(changes or ()), place, engine, machines.workers, machines.nodes, keep_going)
-        _submit(Shards(file, *how, tuple(registered()), tuple(sys.argv)), machines.slurm or [])
+        shards = Shards(file, *how, tuple(registered()), tuple(sys.argv))
+        for line in run_shards(shards, options_of(machines.slurm or [])):
+            say(line)
     else:
         gave_up = bool(jobs) and _run(sweep, jobs, place, engine, _starter(machines, engine))
         if checker:
@@ -106,7 +112,7 @@ def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out:
     """Return the checker of configurations, None without --every. Raises ConfigError if checks cannot run."""
     from moereplay.commands.checks import checker_of
     from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.objects import is_url
+    from moereplay.sweeps.store import is_url
 
     if checks.every is not None and executor == "slurm":
         raise ConfigError(
@@ -159,13 +165,6 @@ def _starter(machines: Machines, engine: str) -> Start:
 
         return lambda out, provenance: RayExecutor(machines.address, workers, out, provenance)
     raise ConfigError(f"unknown executor {executor!r}: {hint(executor, EXECUTORS)}")
-
-
-def _submit(shards: Shards, given: list[str]) -> None:
-    from moereplay.sweeps.clusters import options_of, run_shards
-
-    for line in run_shards(shards, options_of(given)):
-        say(line)
 
 
 def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
@@ -240,3 +239,130 @@ def sweep_schema() -> None:
     from moereplay.sweeps.experiment.schema import json_schema
 
     show_json(json_schema())
+
+
+# -- tune: search a space of configurations for its Pareto set
+
+
+OBJECTIVES = "tpot_ms,mass_share_kept,gb_moved"  #: speed, fidelity and traffic
+
+
+class Drawing(NamedTuple):
+    """Choice of trials."""
+
+    trials: Annotated[int, typer.Option(min=1, help="Total number of replays, including earlier runs.")] = 200
+    sampler: Annotated[str, typer.Option(help="Sampler: tpe, nsgaii or random.")] = "tpe"
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0
+
+
+@grouped
+def tune(
+    file: Annotated[Path, typer.Argument(help="Experiment file; its axes span the search space.", show_default=False)],
+    *,
+    out: Annotated[
+        str, typer.Option(help="Folder for the journal and every replay; a rerun continues in it.")
+    ] = "tune",
+    objectives: Annotated[
+        str,
+        typer.Option(help="Comma list of metrics to optimise: tpot_ms, ttft_mean_ms, mass_share_kept, gb_moved, ..."),
+    ] = OBJECTIVES,
+    drawing: Drawing,
+    changes: Changes = None,
+    workers: Annotated[int, typer.Option(min=1, help="Number of parallel replays.")] = CORES,
+    engine: Annotated[str, typer.Option(help="compiled or reference (default: compiled).", show_default=False)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the Pareto set as JSON lines.")] = False,
+    policy_file: PolicyFiles = None,
+    checks: Checks,
+) -> None:
+    """Search an experiment for its Pareto set: configurations that no other beats in every objective. SIMULATED.
+
+    With --every, the Pareto set and one of every N other trials are also measured, or run live.
+    """
+    from moereplay.results.metrics import named
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.replay import ENGINES
+    from moereplay.sweeps.experiment.file import read
+    from moereplay.sweeps.jobs import open_traces
+    from moereplay.sweeps.store import Folder, is_url
+    from moereplay.sweeps.tune import Search, check
+
+    if is_url(out):
+        raise ConfigError(f"invalid --out {out}: expected a folder, for the journal of the search")
+    engine = engine or ENGINES[0]
+    experiment = read(file, changes or ())
+    traces = open_traces(experiment.traces, file.parent, file)
+    search = Search(experiment, file, traces, tuple(map(named, objectives.split(","))), *drawing, engine)
+    check(search)
+    checker = _checker_of_search(checks, search)
+    folder = Folder(Path(out))
+    folder.prepare()
+    found = _search(search, folder, workers)
+    say(f"wrote {out}/part-*/, every replay; run the same command with more --trials to continue")
+    if checker:
+        _check_search(checker, search, folder.path, found, checks.every or 1)
+    _print_front(search, found, as_json)
+
+
+def _search(search: Search, folder: Folder, workers: int) -> list[Found]:
+    """Run or resume a search. An interrupt ends it after the running replays."""
+    from moereplay.commands.progress import progress
+    from moereplay.sweeps.experiment.expand import platforms
+    from moereplay.sweeps.local import LocalExecutor
+    from moereplay.sweeps.parts import sweep_provenance
+    from moereplay.sweeps.run import NOGIL
+    from moereplay.sweeps.tune import tune as search_by
+
+    about = sweep_provenance(search.file.name, search.traces, search.engine, platforms(search.experiment))
+    executor = LocalExecutor(workers, search.engine == NOGIL, folder, about)
+    try:
+        kept = f"finished replays are kept in {folder.path}; run the same command to resume"
+        with keeping(lambda: kept), progress(search.trials, "trials") as advance, interruptible() as stopping:
+            found = search_by(search, folder.path, executor, advance, stopping)
+            if stopping():
+                say(f"stopped: {kept}")
+                raise typer.Exit(INTERRUPTED)
+    finally:
+        executor.close()
+    return found
+
+
+def _print_front(search: Search, found: Sequence[Found], as_json: bool) -> None:
+    from moereplay.analysis.tables import table
+    from moereplay.policies.grammar import foresight
+    from moereplay.results.metrics import METRICS
+    from moereplay.results.remarks import assumptions
+    from moereplay.sweeps.tune import jobs_found
+    from moereplay.traces.documents import json_text
+    from moereplay.traces.synthetic import synthetic
+    from moereplay.traces.texts import counted
+
+    rows = [{**each.values, **each.settings} for each in found]
+    rows.sort(key=lambda row: [-METRICS[name].score(row[name]) for name in search.objectives])
+    if as_json:
+        for row in rows:
+            print(json_text(row))
+        return
+    routing = assumptions(synthetic(trace.header.provenance) for trace in search.traces)
+    beaten = f"nothing tried beats in all of {', '.join(search.objectives)}"
+    show(f"SIMULATED: {counted(len(rows), 'configuration')} that {beaten}", *routing, "", table(rows))
+    knows, jobs = foresight(), jobs_found(search, found)
+    if knowing := sum(knows(job.config.model_dump()) for job in jobs) // len(search.traces):
+        show(f"with knowledge of the future: {knowing} of these; search without such policies for what can be used")
+
+
+def _checker_of_search(checks: Checks, search: Search) -> Checker | None:
+    """Return the checker of trials, None without --every. It takes all platforms that the search may draw."""
+    from moereplay.commands.checks import checker_of
+    from moereplay.sweeps.tune import platforms_of
+
+    return checker_of(checks, search.traces, platforms_of(search))
+
+
+def _check_search(checker: Checker, search: Search, folder: Path, found: Sequence[Found], every: int) -> None:
+    """Check the Pareto set first, then one of every N other trials in their order."""
+    from moereplay.commands.checks import checked
+    from moereplay.sweeps.tune import jobs_found, tried
+
+    trials = tried(search, folder)
+    front = jobs_found(search, found)
+    checked(checker, search.traces, folder, trials, lambda kept: kept.chosen_of_search(front, trials, every))

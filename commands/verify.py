@@ -1,4 +1,4 @@
-"""`moereplay verify` compares an engine's own counts and times with replays of the same tokens."""
+"""`moereplay verify` compares an engine's counts and times with replays, `evidence` measured runs with predictions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from moereplay.commands import options
-from moereplay.commands.options import grouped
+from moereplay.commands.calibrate import BASE, AboutLogs, check_exists, facts_of, per_log
+from moereplay.commands.options import Typed, grouped
 from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from moereplay.calibration.engine_log import EngineRun
+    from moereplay.calibration.evidence import Machines
+    from moereplay.calibration.prediction import Prediction
     from moereplay.calibration.verify import Verified
     from moereplay.tracegen.llama.file import GgufModel
     from moereplay.traces.schema import Trace
@@ -96,8 +101,8 @@ def _run(trace: Trace, asked: Engine) -> tuple[Trace, list[EngineRun]]:
     from moereplay.commands.progress import progress
     from moereplay.simulator.capacity import parse_capacity
     from moereplay.tracegen.llama.binding import library_file
-    from moereplay.tracegen.llama.cache_runs import cache_runs, requests_of
     from moereplay.tracegen.llama.file import opened
+    from moereplay.tracegen.llama.process import cache_runs, requests_of
     from moereplay.tracegen.llama.record import processors
 
     assert asked.model
@@ -165,3 +170,114 @@ def _show(found: Verified) -> None:
         )
     for remark in found.remarks:
         say(remark)
+
+
+# -- evidence
+
+
+@grouped
+def evidence(
+    sources: Annotated[
+        list[Path], typer.Argument(help="Folder with cells.csv, or per-token logs (.csv).", show_default=False)
+    ],
+    *,
+    calibration: Annotated[
+        list[str] | None, typer.Option(help="Calibrated platform (.toml); one per device (repeatable).")
+    ] = None,
+    fit: Annotated[
+        list[str] | None, typer.Option(help="With a folder: fit on these cells instead of --calibration (repeatable).")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help=f"With --fit: platform that supplies the other figures (default: {BASE}).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    logs: AboutLogs,
+    typed: Typed,
+) -> None:
+    """Predict measured runs with a calibrated platform, by replay where their routing is available."""
+    from moereplay.calibration.evidence import document
+    from moereplay.simulator.errors import ConfigError
+
+    for source in sources:
+        check_exists(source)
+    if sources[0].is_dir():
+        for name in sorted(typed & {*AboutLogs._fields}):
+            raise ConfigError(f"--{name} cannot be combined with a folder: it is a column of cells.csv")
+        found, machines = _of_folder(sources, calibration, fit, base)
+    else:
+        for name, given in (("--fit", fit), ("--base", base)):
+            if given:
+                raise ConfigError(f"{name} cannot be combined with logs: run `moereplay calibrate logs` first")
+        found, machines = _of_logs(sources, calibration, logs)
+    for line in machines.remarks:
+        say(line)
+    if as_json:
+        show_json(document(found))
+    elif sources[0].is_dir():
+        _show_folder(found)
+    else:
+        _show_logs(found, bool(logs.trace))
+
+
+def _of_folder(
+    sources: Sequence[Path], calibration: list[str] | None, fit: list[str] | None, base: str | None
+) -> tuple[list[Prediction], Machines]:
+    from moereplay.calibration.evidence import from_files, from_fits, predictions
+    from moereplay.calibration.files import read_folder
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.platforms import platform
+
+    if len(sources) > 1:
+        raise ConfigError(f"{sources[0]} cannot be combined with {sources[1]}: pass one folder, or logs")
+    if bool(calibration) == bool(fit):
+        raise ConfigError("pass exactly one of --calibration FILE and --fit PATTERN (both repeatable)")
+    if base and calibration:
+        raise ConfigError("--base cannot be combined with --calibration")
+    cells = read_folder(sources[0])
+    machines = from_files(calibration) if calibration else from_fits(cells, fit or [], platform(base or BASE))
+    return list(predictions(cells, machines)), machines
+
+
+def _of_logs(files: list[Path], calibration: list[str] | None, about: AboutLogs) -> tuple[list[Prediction], Machines]:
+    from moereplay.calibration.evidence import from_files, of_log
+    from moereplay.calibration.replayed import model_of
+    from moereplay.calibration.runs import runs_of_logs
+    from moereplay.simulator.errors import ConfigError
+
+    if not calibration:
+        raise ConfigError("missing calibration: pass --calibration FILE, which `moereplay calibrate` writes")
+    if len(calibration) > 1:
+        raise ConfigError("--calibration cannot be repeated with logs, which belong to one machine")
+    for file in files:
+        if file.is_dir():
+            raise ConfigError(f"{file} is a folder: pass one folder, or logs")
+    machines = from_files(calibration)
+    ((device, machine),) = machines.platforms.items()
+    about = about._replace(model=about.model or model_of(about.trace or [], machine))
+    runs = runs_of_logs(files, facts_of(about, files, device), fewest=1)
+    routings = per_log(about.trace, files, "--trace") if about.trace else [None] * len(files)
+    for routing in routings:
+        if routing and not routing.exists():
+            raise ConfigError(f"--trace {routing}: No such file or directory; check the path")
+    say_when_compiling()
+    return [of_log(machine, run, routing) for run, routing in zip(runs, routings, strict=True)], machines
+
+
+def _show_folder(found: list[Prediction]) -> None:
+    from moereplay.analysis.tables import table
+    from moereplay.calibration.report import SPARE, refusal_rows, residual_rows, summary_line
+
+    for rows in filter(None, (residual_rows(found), refusal_rows(found))):
+        show(table(rows, spare=SPARE, more="--json"))
+    for role in ("fit", "held_out"):
+        show(f"{role.replace('_', ' '):9} {summary_line([each for each in found if each.role == role])}")
+
+
+def _show_logs(found: list[Prediction], replayed: bool) -> None:
+    from moereplay.analysis.tables import table
+    from moereplay.calibration.report import quantity_rows
+
+    show(table([row for each in found for row in quantity_rows(each)]))
+    show("error: predicted / measured - 1; measured hits follow from the bytes in the log")
+    if not replayed:
+        show("predicted from the bytes in the log; pass --trace, its routing, to predict hits and bytes too")

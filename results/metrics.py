@@ -3,11 +3,6 @@
 A metric is a sum of counters over a sum of counters. It is undefined (not zero or infinite) if a counter is
 missing or the denominator is zero. `value` computes it for one configuration, layer or request; `expression` for a
 column of a frame. `OTHERS` declares the metrics that are not such ratios: a median and a complement.
-
-Energy is derived here as well, from a platform's watts and what its parts did: joules are idle_w x the run's time +
-compute_w x (dense + expert + loading) + cpu_w x CPU time + link_w x link time, watts above idle each. A nanosecond at
-one watt is a nanojoule. No engine knows of it, and no identity contains it: results keep the watts that their platform
-had, as facts (`WATTS`).
 """
 
 from __future__ import annotations
@@ -17,83 +12,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from moereplay.results.counters import DECODED, ENERGY, nanojoules
+from moereplay.results.errors import unknown
 from moereplay.traces.units import GB, MS, SECOND
 
 if TYPE_CHECKING:
     import polars as pl
 
     from moereplay.results.result import Result
-
-
-# energy
-
-IDLE = "power_idle_w"
-#: By fact: the counters whose nanoseconds its watts are spent in, beside the idle ones, which are spent all the time.
-SPENT = {
-    "power_compute_w": ("dense_ns", "expert_ns", "loading_ns"),
-    "power_cpu_w": ("cpu_ns",),
-    "power_link_w": ("link_busy_ns",),
-}
-WATTS = (IDLE, *SPENT)
-#: Together the time of a phase: rows per layer and phase have no `time_ns`.
-PHASE = ("dense_ns", "expert_ns", "loading_ns", "stall_ns")
-DECODE = "decode"
-#: Columns of nanojoules: of the run, and of its decode phase.
-ENERGY, DECODED = "energy_nj", "decode_energy_nj"
-
-
-def facts(power: Mapping[str, float] | None) -> dict[str, float]:
-    """Return the facts of a platform's `[power]`, none without it."""
-    return {} if power is None else {f"power_{name}": watts for name, watts in power.items()}
-
-
-def nanojoules(
-    about: Mapping[str, Any], totals: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]
-) -> dict[str, float]:
-    """Return `ENERGY` and `DECODED` of a result; nothing if its platform states no watts."""
-    if about.get(IDLE) is None:
-        return {}
-    decode = [row for row in layers if row["phase"] == DECODE]
-    names = dict.fromkeys((*PHASE, *(name for each in SPENT.values() for name in each)))
-    sums = {name: sum(row[name] or 0 for row in decode) for name in names}
-    return {
-        ENERGY: _spent(about, totals, totals["time_ns"]),
-        DECODED: _spent(about, sums, sum(sums[name] for name in PHASE)),
-    }
-
-
-def _spent(about: Mapping[str, Any], counted: Mapping[str, Any], time_ns: int) -> float:
-    parts = (about[watts] * sum(counted[name] or 0 for name in names) for watts, names in SPENT.items())
-    return about[IDLE] * time_ns + sum(parts)
-
-
-def expressions(about: Sequence[str]) -> list[pl.Expr]:
-    """Return the same as columns of a frame of results, null where a platform states no watts.
-
-    `about` lists the facts that the frame has.
-    """
-    import polars as pl
-
-    if IDLE not in about:
-        return [pl.lit(None, pl.Float64).alias(name) for name in (ENERGY, DECODED)]
-
-    def of_run(name: str) -> pl.Expr:
-        return pl.col("totals").struct.field(name).fill_null(0)
-
-    def of_decode(name: str) -> pl.Expr:
-        rows = pl.element().filter(pl.element().struct.field("phase") == DECODE).struct.field(name)
-        return pl.col("per_layer").list.eval(rows).list.sum()
-
-    watts = {name: pl.col("about").struct.field(name) for name in WATTS}
-    energy = watts[IDLE] * pl.col("totals").struct.field("time_ns")
-    decoded = watts[IDLE] * pl.sum_horizontal([of_decode(name) for name in PHASE])
-    for fact, names in SPENT.items():
-        energy += watts[fact] * pl.sum_horizontal([of_run(name) for name in names])
-        decoded += watts[fact] * pl.sum_horizontal([of_decode(name) for name in names])
-    return [energy.alias(ENERGY), decoded.alias(DECODED)]
-
-
-# metrics
 
 #: Sums over the requests of a run, in addition to its totals; `prefills` counts requests that have a `ttft_ns`.
 TIMES = ("ttft_ns", "prefills", "decode_ns", "decode_tokens")
@@ -263,6 +189,13 @@ ALIASES = {"mass_kept": "mass_share_kept", "ttft_ms": "ttft_mean_ms"}
 def named(name: str) -> str:
     """Return the present name of a metric that may be called by an earlier one."""
     return ALIASES.get(name, name)
+
+
+def ranking_column(name: str) -> str:
+    """Return the present name of a column to rank by. Raises ResultError for another one."""
+    if named(name) not in RANKED:
+        raise unknown("ranking column", name, RANKED)
+    return named(name)
 
 
 def formula(name: str) -> str:

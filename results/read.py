@@ -12,9 +12,9 @@ from functools import reduce
 
 import polars as pl
 
+from moereplay.results.counters import heading_of
 from moereplay.results.errors import ResultError, unknown
 from moereplay.results.remarks import ESTIMATE, ESTIMATED, assumptions, synthetic_of
-from moereplay.results.result import heading_of
 from moereplay.results.schema import BOUNDS, fields_of
 from moereplay.results.settings import KINDS, LEADING, OF_A_FILE
 

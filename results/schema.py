@@ -19,9 +19,8 @@ from typing import Any
 
 import polars as pl
 
+from moereplay.results.counters import COUNTERS, REQUEST_TIMES, WATTS, Rows
 from moereplay.results.errors import ResultError
-from moereplay.results.metrics import WATTS
-from moereplay.results.result import COUNTERS, REQUEST_TIMES, Rows
 from moereplay.results.settings import older, setting_kinds
 from moereplay.traces.schema import canonical
 

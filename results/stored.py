@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import polars as pl
 
+from moereplay.results.counters import COUNTERS, heading_of
 from moereplay.results.errors import ResultError
 from moereplay.results.files import check_columns, check_digests, read_rows
 from moereplay.results.parts import PROVENANCE, SWEEP_VERSION, PartError, latencies, older_files, stored_parts
 from moereplay.results.read import ABOUT_FIELDS
 from moereplay.results.remarks import SYNTHETIC
-from moereplay.results.result import COUNTERS, heading_of
 from moereplay.results.schema import (
     BOUNDS,
     FACTS,

@@ -17,8 +17,8 @@ from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.source import Gates
 from moereplay.simulator.times import Times
+from moereplay.traces.derived import read_only, shared
 from moereplay.traces.schema import Geometry, Trace
-from moereplay.traces.shared import read_only, shared
 
 
 @dataclass(frozen=True)

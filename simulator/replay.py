@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from moereplay import policies
 from moereplay.policies.contract import PolicyError
-from moereplay.results.metrics import facts
+from moereplay.results.counters import facts
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds

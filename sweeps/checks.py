@@ -1,6 +1,6 @@
 """Check a sweep: measure one of every N configurations, or run it live, and compare with a replay of the same tokens.
 
-A `Checker` runs configurations: `tracegen.offload.checks` measures transfers, `tracegen.live.checks` runs the model.
+A `Checker` runs configurations: `tracegen.live.checks` measures transfers, `tracegen.live.checks` runs the model.
 """
 
 from __future__ import annotations

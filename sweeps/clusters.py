@@ -18,12 +18,10 @@ import numpy as np
 from moereplay.policies import files
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import extra
-from moereplay.sweeps.batches import Batch, Computed, compute
-from moereplay.sweeps.dispatch import Event, Lost, Stored, Unwritable
-from moereplay.sweeps.jobs import Job, shard
+from moereplay.sweeps.jobs import Batch, Computed, Job, compute, shard
 from moereplay.sweeps.local import LocalExecutor
 from moereplay.sweeps.processes import find_own_packages
-from moereplay.sweeps.run import NOGIL, execute, left_to_do, planned
+from moereplay.sweeps.run import NOGIL, Event, Lost, Stored, Unwritable, execute, left_to_do, planned
 from moereplay.sweeps.store import Place
 from moereplay.traces.files import temporary
 from moereplay.traces.store import files_of, open_trace

@@ -15,10 +15,9 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Literal, NamedTuple
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.batches import Batch, Headline, compute
-from moereplay.sweeps.dispatch import Event, Lost, Stored, Unwritable
-from moereplay.sweeps.jobs import Job
+from moereplay.sweeps.jobs import Batch, Headline, Job, compute
 from moereplay.sweeps.processes import ending, started
+from moereplay.sweeps.run import Event, Lost, Stored, Unwritable
 from moereplay.sweeps.store import Place
 
 CORES_PER_PROCESS = 8  #: threads share their traces; processes limit what one death costs

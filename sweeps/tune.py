@@ -18,11 +18,11 @@ from moereplay.results.metrics import ALIASES, METRICS, SEARCHED
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import plan
 from moereplay.sweeps import extra
-from moereplay.sweeps.dispatch import Dispatcher, Executor
 from moereplay.sweeps.experiment.expand import Choices, Interval, axes, check_values, grid_size, is_excluded
 from moereplay.sweeps.experiment.schema import Experiment, Settings, configuration
 from moereplay.sweeps.grid import check_count
 from moereplay.sweeps.jobs import Job, job_of
+from moereplay.sweeps.run import Dispatcher, Executor
 from moereplay.sweeps.store import Folder
 from moereplay.traces.documents import json_text
 from moereplay.traces.lock import lock, open_in_place

@@ -1,7 +1,7 @@
 """Record a model that verifies drafts: transformers' assisted generation, by a smaller model or by n-grams of the text.
 
 The prompt goes through the model alone, and once more in front of the first drafts, as generate() takes them; these
-second rows are left out. Rows of the drafts that the model rejects are kept apart (`traces/draft_rows.py`).
+second rows are left out. Rows of the drafts that the model rejects are kept apart (`traces/values.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moereplay.tracegen.decoding import AfterEachPass, config_of, nll
 from moereplay.tracegen.decoding import continued as decoding_alone
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.plan import Decoding, Drafting
-from moereplay.traces.draft_rows import RIGHT
+from moereplay.traces.values import RIGHT
 
 
 class Drafter(NamedTuple):

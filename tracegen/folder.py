@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.documents import DocumentError, content, from_json, refuse_irregular
+from moereplay.traces.files import digest_of
 from moereplay.traces.geometry import BY_SPELLING, KnownModel
 
 MINIATURE = Path(__file__).parent / "miniature"
@@ -235,19 +236,8 @@ def fingerprint(files: list[Path], header_bytes: Callable[[Path], int] | None = 
     `header_bytes` is the offset of the weights in files other than safetensors.
     """
     if sum(path.stat().st_size for path in files) > WHOLE_HASH_BYTES:
-        return "sampled-" + _sampled(files, header_bytes or _weights_begin)
-    hashes = {path.name: _sha256(path) for path in sorted(files)}
-    listing = "".join(f"{found}  {name}\n" for name, found in hashes.items())
-    return hashlib.sha256(listing.encode()).hexdigest() if len(hashes) > 1 else next(iter(hashes.values()))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _weights_begin(path: Path) -> int:
-    return 8 + _header_bytes(path, path.name)
+        return "sampled-" + _sampled(files, header_bytes or (lambda path: 8 + _header_bytes(path, path.name)))
+    return digest_of(sorted(files))
 
 
 def _sampled(files: list[Path], header_bytes: Callable[[Path], int]) -> str:

@@ -2,12 +2,14 @@
 
 Nothing is found by its name: gates are the modules that the model declares as the source of `router_logits`, and a
 probe run finds the rest. The block is what holds the gate in its decoder layer, the norm is the layer's module whose
-output tensor is the block's input, the experts are what the gate's ids are given to. Sizes are in `tracegen/sizes.py`.
+output tensor is the block's input, the experts are what the gate's ids are given to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +18,7 @@ import transformers
 from torch import Tensor, nn
 
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.probe import Call, probe
 from moereplay.tracegen.routing import routing_of
-from moereplay.tracegen.sizes import measure
 from moereplay.traces.schema import Geometry
 
 PROBE_TOKENS = 32
@@ -81,9 +81,6 @@ class Place(NamedTuple):
 def name_of(model: transformers.PreTrainedModel) -> str:
     """Return the name of a model for messages: its checkpoint, or its class."""
     return model.config.name_or_path or type(model).__name__
-
-
-Calls = dict[nn.Module, list[Call]]
 
 
 def discover(model: transformers.PreTrainedModel) -> MoeModules:
@@ -231,3 +228,136 @@ def _biases(sites: tuple[Site, ...], experts: int) -> np.ndarray | None:
 def _bias(site: Site) -> Tensor | None:
     tensors = [*site.block.named_buffers(), *site.block.named_parameters()]
     return next((tensor for name, tensor in tensors if name.rpartition(".")[2] in BIAS_NAMES), None)
+
+
+# -- The probe run: one short forward pass that keeps every call of chosen modules, to find and check a model's parts.
+
+SEED = 20240924
+
+
+class Call(NamedTuple):
+    """Arguments and output of one call of a module."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """All arguments, positional ones first."""
+        return (*self.args, *self.kwargs.values())
+
+    @property
+    def first(self) -> Any:
+        """The first argument, by position or by name: a module's input."""
+        return self.given[0]
+
+
+Calls = dict[nn.Module, list[Call]]
+
+
+def probe(model: transformers.PreTrainedModel, tokens: int, beneath: Iterable[nn.Module]) -> Calls:
+    """Return the calls of every module beneath the given ones, modules in the order in which they first return.
+
+    The pass is one row of `tokens` random token ids, the same at every call, without a cache.
+    """
+    calls: dict[nn.Module, list[Call]] = {}
+
+    def keep(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        calls.setdefault(module, []).append(Call(args, kwargs, output))
+
+    watched = dict.fromkeys(module for root in beneath for module in root.modules())
+    hooks = [module.register_forward_hook(keep, with_kwargs=True) for module in watched]
+    try:
+        with torch.inference_mode():
+            model(input_ids=random_tokens(model, tokens), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def random_tokens(model: transformers.PreTrainedModel, tokens: int) -> Tensor:
+    """Return seeded token ids (1, tokens) on the embedding's device, or on the CPU if it is offloaded."""
+    matrix = next(model.get_input_embeddings().parameters())
+    ids = torch.randint(0, len(matrix), (1, tokens), generator=torch.Generator().manual_seed(SEED))
+    return ids.to("cpu" if matrix.is_meta else matrix.device)
+
+
+# -- Sizes of a loaded model, as `traces/geometry.py` defines them, measured on its tensors.
+
+#: Dtypes that hold no plain numbers, so that elements cannot be counted.
+PACKED = (torch.uint8, torch.int32)
+
+
+class Sizes(NamedTuple):
+    """Fields of `traces.schema.Geometry`. Parameters include biases and norms."""
+
+    expert_bytes: tuple[int, ...]  #: of one expert, per MoE layer, at the loaded precision
+    expert_bits: float  #: per parameter, scales of quantised experts included
+    expert_params: int
+    dense_params: int  #: per MoE layer, on average: all but the routed experts
+    head_params: int  #: used by every token outside the MoE layers: head, last norm, dense layers
+    dense_bits: float  #: per parameter of these two
+
+
+def measure(
+    model: transformers.PreTrainedModel, experts: list[nn.Module], layers: list[nn.Module], count: int
+) -> Sizes:
+    """Return sizes from the experts module and the decoder layer of each gate, `count` experts in each.
+
+    Raises RecordError if a layer does not hold `count` experts of one size, or holds them in an unknown packed format.
+    """
+    held = [_experts(each, count, at) for at, each in enumerate(experts)]
+    sizes, params = ([sum(map(size, each)) // count for each in held] for size in (_bytes, _numbers))
+    moe = sum(_params(layer) for layer in layers)
+    dense = _params(model) - count * sum(params) - _embedding(model)
+    return Sizes(
+        expert_bytes=tuple(sizes),
+        expert_bits=8 * sum(sizes) / sum(params),
+        expert_params=sum(params) // len(params),
+        dense_params=(moe - count * sum(params)) // len(layers),
+        head_params=_params(model) - moe - _embedding(model),
+        dense_bits=_dense_bits(model, count * sum(sizes), dense),
+    )
+
+
+def _experts(module: nn.Module, count: int, at: int) -> list[Tensor]:
+    """Return the tensors of a layer's experts."""
+    tensors = list(chain(module.parameters(), module.buffers()))
+    held = int(getattr(module, "num_experts", count))
+    if held != count or not tensors or sum(map(_bytes, tensors)) % count or sum(map(_numbers, tensors)) % count:
+        raise RecordError(
+            f"MoE layer {at}: {type(module).__name__} does not hold the {count} equal experts of its gate"
+        )
+    for tensor in tensors:
+        if tensor.dtype in PACKED and not hasattr(tensor, "quant_state"):
+            raise RecordError(f"MoE layer {at}: experts are packed as {tensor.dtype}; load the checkpoint unpacked")
+    return tensors
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _numbers(tensor: Tensor) -> int:
+    """Count the numbers that a tensor represents: bitsandbytes packs two in a byte and stores the shape separately."""
+    packed = getattr(tensor, "quant_state", None)
+    return tensor.numel() if packed is None else packed.shape.numel()
+
+
+def _params(module: nn.Module) -> int:
+    return sum(map(_numbers, module.parameters()))
+
+
+def _dense_bits(model: transformers.PreTrainedModel, experts: int, params: int) -> float:
+    """Return the bits per weight of all but routed experts and embedding tables; 16 if there are none."""
+    embedding = _embedding(model) and sum(map(_bytes, model.get_input_embeddings().parameters()))
+    return 8 * (sum(map(_bytes, model.parameters())) - experts - embedding) / params if params else 16.0
+
+
+def _embedding(model: transformers.PreTrainedModel) -> int:
+    """Return parameters that only look tokens up: none if the head multiplies by the same matrix."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and head.weight is embedding.weight
+    return 0 if tied else _params(embedding)

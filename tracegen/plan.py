@@ -10,7 +10,7 @@ from pydantic import Field
 
 from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.lock import refuse_busy
-from moereplay.traces.metadata import PARTIAL
+from moereplay.traces.metadata import partial_of
 from moereplay.traces.schema import Frozen, TraceError
 from moereplay.traces.texts import hint, whole
 from moereplay.traces.values import MOST_DRAFTS
@@ -105,11 +105,6 @@ def refuse_taken(out: str | Path, resume: bool, resumable: bool = True) -> None:
     if partial_of(out).exists() and not resume:
         fix = "rerun with --resume, or remove it" if resumable else "remove it, or choose another path"
         raise TraceError(f"{partial_of(out)} exists, an unfinished recording; {fix}")
-
-
-def partial_of(out: Path) -> Path:
-    """Return the path of an unfinished trace."""
-    return out.with_name(f"{out.name}{PARTIAL}")
 
 
 # -- Options for dtype, quantisation and device of the weights, checked before torch is imported.

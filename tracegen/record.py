@@ -16,20 +16,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from moereplay.tracegen.appending import SECONDS_BETWEEN_COMMITS, Progress, appended, opened_writer
 from moereplay.tracegen.assisted import Drafter, Verification, drafter_of
 from moereplay.tracegen.assisted import continued as assisted
-from moereplay.tracegen.capture import Capture, Rows
+from moereplay.tracegen.capture import Capture, Rows, check
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.decoding import Stepper, Surprise, continued
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.modules import MoeModules, discover
 from moereplay.tracegen.plan import Plan, seed_of
-from moereplay.tracegen.selfcheck import check
-from moereplay.tracegen.tokens import Room, Work
+from moereplay.tracegen.tokens import SECONDS_BETWEEN_COMMITS, Progress, Room, Work, appended
 from moereplay.traces.dense import with_stored
 from moereplay.traces.documents import package_version
 from moereplay.traces.schema import Header, Provenance, Request, Trace
+from moereplay.traces.writer import begun
 
 
 def record(
@@ -53,7 +52,7 @@ def record(
     drafter = drafter_of(plan.drafting, loaded, drafts) if plan.drafting else None
     header = header_of(loaded, modules, work, plan, f", {drafter.words}" if drafter else "")
     recorder = _Recorder(loaded, modules, plan, drafter)
-    with opened_writer(Path(out), header, modules.bias, resume) as writer:
+    with begun(out, header, modules.bias, resume) as writer:
         appended(writer, recorder.request, work, progress, SECONDS_BETWEEN_COMMITS)
         return writer.finish()
 

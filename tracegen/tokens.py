@@ -1,11 +1,13 @@
-"""Token ids of the requests, before a model runs: prompts to continue, or teacher-forced windows of text.
+"""The requests of a recording: token ids before a model runs, and appending what it gave to a trace. Without torch.
 
-Everything that can be wrong with a prompt is found here, before the first is recorded. No torch is needed.
+Requests are prompts to continue, or teacher-forced windows of text. Everything that can be wrong with a prompt is found
+here, before the first is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,8 @@ import numpy as np
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import one_line
 from moereplay.tracegen.prompts import Prompts
+from moereplay.traces.schema import Request
+from moereplay.traces.writer import TraceWriter
 
 PIECE = 2**20  #: characters tokenised at a time: a tokenizer needs many times its text's memory
 #: Some chat templates print today's date; a recording resumed tomorrow must see the same prompt.
@@ -47,7 +51,8 @@ def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = 
     kept. Raises RecordError naming the prompt if it is empty or too long, or if there is no chat template.
     """
     check_chat(tokenizer, chat)
-    _refuse_no_texts(prompts)
+    if not prompts.texts:
+        raise RecordError(f"{prompts.name}: no prompts to run; raise --limit")
     most = None if room.context is None else room.context + 1 - new  # the last new token does not go through the model
     if most is not None and most < 1:
         raise RecordError(
@@ -156,11 +161,6 @@ def _pieces(text: str) -> Iterator[str]:
         start = end
 
 
-def _refuse_no_texts(prompts: Prompts) -> None:
-    if not prompts.texts:
-        raise RecordError(f"{prompts.name}: no prompts to run; raise --limit")
-
-
 def _refuse_no_tokens(ids: Sequence[int] | np.ndarray, text: str, called: str) -> None:
     if len(ids):
         return
@@ -175,3 +175,55 @@ def _check_known(sequences: Sequence[np.ndarray], room: Room) -> None:
     if highest >= room.vocabulary:
         why = f"the tokenizer gives token {highest}; the vocabulary of the model has {room.vocabulary}"
         raise RecordError(f"{why}; the checkpoint's tokenizer belongs to another model")
+
+
+# -- Append requests to a trace one by one: progress, commits at most a minute apart, clean-up after a stop.
+
+SECONDS_BETWEEN_COMMITS = 60.0
+
+
+class Progress(NamedTuple):
+    """Progress of a recording; tokens and seconds are of this run, without the requests of an earlier one."""
+
+    done: int
+    total: int
+    skipped: int  #: requests recorded by an earlier run, part of `done`
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of this run so far."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """Estimate from the requests of this run; 0 before the first."""
+        made = self.done - self.skipped
+        return self.seconds / made * (self.total - self.done) if made else 0.0
+
+
+def appended(
+    writer: TraceWriter,
+    run: Callable[[int, np.ndarray], Request],
+    work: Work,
+    progress: Callable[[Progress], None],
+    seconds: float,
+) -> None:
+    """Append every missing request, recorded by `run`; commit at least every `seconds`."""
+    skipped, total, tokens = writer.requests_done, len(work.sequences), 0
+    began = committed = time.monotonic()
+    progress(Progress(skipped, total, skipped, 0, 0.0))
+    for number in range(skipped, total):
+        try:
+            request = run(number, work.sequences[number])
+        except BaseException:
+            writer.commit()  # appended requests are complete even if this one was stopped, also by Ctrl-C
+            raise
+        writer.append(request)
+        tokens += len(request.chosen)
+        now = time.monotonic()
+        if now - committed > seconds:
+            writer.commit()
+            committed = now
+        progress(Progress(number + 1, total, skipped, tokens, now - began))

@@ -16,11 +16,13 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
+from threading import RLock
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -28,7 +30,6 @@ from pydantic import Field, ValidationError
 from moereplay.traces.files import is_mine, is_private, private_folder, user_cache
 from moereplay.traces.growing import Growing, InFile, InMemory, Rows
 from moereplay.traces.schema import Frozen, Trace, canonical
-from moereplay.traces.shared import Mapped, look, read_only, shared, stands_on
 
 VERSION = 3  #: raised when the meaning of any derived array changes
 MOST_NAME = 150  #: characters; file systems allow 255 in all
@@ -230,7 +231,7 @@ def mapped(folder: Path, manifest: Manifest) -> dict[str, np.ndarray] | None:
     return arrays
 
 
-def _is_whole(file: BufferedReader, described: Described, seen: State | None) -> bool:
+def _is_whole(file: BufferedReader[Any], described: Described, seen: State | None) -> bool:
     """Return True if an open file is the recorded one; the size is compared first, so that no huge file is hashed."""
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode) or not is_mine(found) or found.st_size != described.bytes:
@@ -244,6 +245,93 @@ def _are_settled(states: Mapping[str, State]) -> bool:
     return all(now - max(state[2:]) > SETTLED_NS for state in states.values())
 
 
-def _state(file: BufferedReader) -> State:
+def _state(file: BufferedReader[Any]) -> State:
     found = os.fstat(file.fileno())
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+# -- In-process cache of arrays that replays of one trace share: making them takes longer than a short replay
+
+MOST = 32  #: entries of all stored traces together, and of each trace in memory; a replay uses ten
+SHARING = RLock()  #: replays in several threads need the same arrays: one thread makes them
+
+T = TypeVar("T")
+Look = tuple[int, ...]
+
+
+class Mapped(NamedTuple):
+    """Files that arrays are mapped from, with their state at that time."""
+
+    looks: Mapping[str, Look]
+    settled: bool  #: whether a later change would show in their times
+
+
+class Entry(NamedTuple):
+    """A shared value and the files it depends on."""
+
+    value: Any
+    looks: Mapping[str, Look]
+
+
+_of_stored: dict[Hashable, Entry] = {}
+_making: list[list[Mapped]] = []  #: dependencies of the values being made, the innermost last
+
+
+def shared(trace: Trace, what: Hashable, make: Callable[[], T]) -> T:
+    """Return the value named `what`; call `make` if there is none, or if its files have changed.
+
+    Values of a stored trace are keyed by path and digest. Those of another trace live as long as the trace object.
+    """
+    stored = trace.path is not None and trace.complete
+    entries, key = (_of_stored, (str(trace.path), trace.digest, what)) if stored else (trace.shared, what)
+    with SHARING:
+        entry = entries.get(key)
+        if entry is None or not _is_current(entry):
+            entry = _kept(entries, key, make)
+        else:
+            entries[key] = entries.pop(key)  # now the most recently used
+            stands_on(Mapped(entry.looks, settled=True))
+        return entry.value
+
+
+def stands_on(mapped: Mapped) -> None:
+    """Declare, while a value is computed, that it depends on these files."""
+    if _making:
+        _making[-1].append(mapped)
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Return a read-only view, because other replays read the same bytes."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def look(found: os.stat_result) -> Look:
+    """Return what changes when a file is written to, replaced, or made accessible to others."""
+    return found.st_mode, found.st_uid, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _kept(entries: dict[Hashable, Entry], key: Hashable, make: Callable[[], Any]) -> Entry:
+    """Make a value, and keep it if a later change of its files can be noticed."""
+    _making.append([])
+    try:
+        value = make()
+    finally:
+        mapped = _making.pop()
+    files = Mapped({path: then for each in mapped for path, then in each.looks.items()}, all(m.settled for m in mapped))
+    stands_on(files)
+    entry = Entry(value, files.looks)
+    entries.pop(key, None)
+    if files.settled:
+        entries[key] = entry
+    while len(entries) > MOST:
+        del entries[next(iter(entries))]
+    return entry
+
+
+def _is_current(entry: Entry) -> bool:
+    try:
+        return all(look(os.lstat(path)) == then for path, then in entry.looks.items())
+    except OSError:
+        return False

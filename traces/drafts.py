@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from moereplay.traces.draft_rows import Verified
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.texts import whole
 from moereplay.traces.units import DECODE, PREFILL
+from moereplay.traces.values import Verified
 
 KNOWN, ACCEPTED, REJECTED = range(3)  #: kinds of rows: a token of the trace, a guess that was right, a wrong one
 Routed = Literal["other", "own", "recorded"]

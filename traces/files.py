@@ -7,6 +7,7 @@ the writer's host and process id, so the next process that writes there removes 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ import stat
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -126,6 +127,24 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+# -- Digests
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file's bytes. Raises OSError."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_of(files: Sequence[Path]) -> str:
+    """Return the SHA-256 of one file's bytes; of several, of the lines that `sha256sum` prints for their names."""
+    hashes = [sha256_of(file) for file in files]
+    if len(files) == 1:
+        return hashes[0]
+    listing = "".join(f"{sha}  {file.name}\n" for sha, file in zip(hashes, files, strict=True))
+    return hashlib.sha256(listing.encode()).hexdigest()
 
 
 # -- Private folders: machine code and arrays in them are executed, or indexed by without a check

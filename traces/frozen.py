@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Field,
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
@@ -174,3 +175,25 @@ def _got(fault: Mapping[str, Any]) -> str:
         return ""
     text = repr(found) if isinstance(found, str) else shown(found, LONGEST + 1)
     return f" (got {text if len(text) <= LONGEST else text[: LONGEST - 3] + '...'})"
+
+
+# -- Bytes of a KV cache by the length of the context: a base of geometries and known models
+
+
+class Window(NamedTuple):
+    """Layers whose attention keeps only the last positions: sliding windows and chunks."""
+
+    positions: Annotated[int, Field(ge=1, le=1 << 40)]
+    kv_bytes: Annotated[int, Field(ge=1, le=1 << 60)]  #: per position, all such layers together
+
+
+class Cached:
+    """A model with keys and values: a geometry, or a known model."""
+
+    kv_bytes: int
+    kv_windows: tuple[Window, ...]
+
+    def kv_cache(self, context: int) -> int:
+        """Return the bytes of a KV cache of `context` positions."""
+        beyond = sum(each.kv_bytes * max(0, context - each.positions) for each in self.kv_windows)
+        return max(0, self.kv_bytes * context - beyond)

@@ -71,6 +71,11 @@ class Attributes(Frozen):
         return self
 
 
+def partial_of(path: Path) -> Path:
+    """Return the path of the unfinished store."""
+    return Path(f"{path}{PARTIAL}")
+
+
 def read_attributes(path: Path) -> Attributes:
     """Read the group's attributes and check `digest`. Raises TraceError if they are missing, foreign or damaged."""
     _check_folder(path)
@@ -138,10 +143,9 @@ def committed_rows(name: str, attributes: Attributes) -> int:
 
 
 def _check_folder(path: Path) -> None:
-    partial = Path(f"{path}{PARTIAL}")
-    if not path.exists() and partial.exists():
+    if not path.exists() and partial_of(path).exists():
         raise TraceError(
-            f"{path} is not finished: rerun its recording with --resume, or open the committed part, {partial}"
+            f"{path} is not finished: rerun its recording with --resume, or open the committed part, {partial_of(path)}"
         )
     if not path.exists():
         raise TraceError(f"{path} does not exist; check the path")

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.traces.derived import derived
+from moereplay.traces.derived import derived, shared
 from moereplay.traces.drafts import OFF, Rows, Shares, parse_drafts, shares
 from moereplay.traces.growing import VALUES_AT_ONCE, Growing, append
 from moereplay.traces.growing import Rows as Column
 from moereplay.traces.schema import Trace, TraceError
-from moereplay.traces.shared import shared
 from moereplay.traces.texts import whole
 from moereplay.traces.units import DECODE, PREFILL
 

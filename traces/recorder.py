@@ -265,7 +265,7 @@ def from_arrays(
         raise TraceError(f"chosen has shape {ids.shape}: expected (tokens, layers, k)")
     header = _sizes_of(geometry, ids.shape[2], len(lookahead))
     optional = {"weights": weights, "logits": logits}
-    rows = {name: np.asarray(array) for name, array in optional.items() if array is not None}
+    rows: dict[str, Any] = {name: np.asarray(array) for name, array in optional.items() if array is not None}
     looks = tuple(np.asarray(look) for look in lookahead)
     lengths = [len(ids)] if lengths is None else lengths
     prompts = [0] * len(lengths) if prompt_lengths is None else prompt_lengths

@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import exp
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from moereplay.traces.documents import DocumentError, content, from_toml
-from moereplay.traces.schema import Frozen, TraceError, shown
+from moereplay.traces.geometry import recognised
+from moereplay.traces.schema import Frozen, Geometry, TraceError, shown
 from moereplay.traces.texts import hint
 
 KINDS = 3000  #: of tokens
@@ -229,3 +230,29 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield f"[{name}]"
         yield from _lines(table)
+
+
+# -- Routing models for a model: its own if it was recorded, else those of all other models, scaled
+
+
+class Candidate(NamedTuple):
+    """A routing model at a geometry's shape."""
+
+    routing: RoutingModel
+    name: str  #: of the routing model that ships
+    own: bool  #: whether the model's own routing was recorded
+
+
+def routings_for(name: str, geometry: Geometry) -> list[Candidate]:
+    """Return the shipped routing models for a model's name and shape: its own, else those of all real models.
+
+    Its own are those of the known model that `recognised` finds in the name, with the same layers and experts; there
+    may be several, from different text. Others are scaled: a layer takes the eight numbers of the layer at its
+    relative depth, and the noise keeps its scale. This keeps the strengths, not the hit rates; docs/routing.md gives
+    the error.
+    """
+    known = recognised(name, geometry)
+    real = {each: model for each, model in shipped().items() if not model.trial}
+    own = {each: model for each, model in real.items() if known and model.model == known.name}
+    shape = geometry.layers, geometry.experts, geometry.k
+    return [Candidate(model.scaled(*shape), each, bool(own)) for each, model in (own or real).items()]

@@ -18,12 +18,10 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from moereplay.traces.documents import canonical
-from moereplay.traces.draft_rows import Verified, verified
+from moereplay.traces.frozen import Cached, Name, Notes, Public, Text, Window
 from moereplay.traces.frozen import Frozen as Frozen
-from moereplay.traces.frozen import Name, Notes, Public, Text
-from moereplay.traces.kv_cache import Cached, Window
 from moereplay.traces.texts import shown
-from moereplay.traces.values import DRAFT, of_rejected
+from moereplay.traces.values import DRAFT, Verified, of_rejected, verified
 from moereplay.traces.values import LOOKAHEAD as LOOKAHEAD
 from moereplay.traces.values import MOST_EXPERTS as MOST_EXPERTS
 from moereplay.traces.values import TOKEN_ARRAYS as TOKEN_ARRAYS
@@ -187,7 +185,7 @@ class Request:
     token_ids: np.ndarray | None = None  #: (T,) input tokens
     nll: np.ndarray | None = None  #: (T,) their negative log-likelihood
     residency: np.ndarray | None = None  #: (T, L, k) a foreign cache's verdict: 0 miss, 1 hit, 2 prefetched, -1 unknown
-    drafts: np.ndarray | None = None  #: (T,) drafts beside a known token, -1 for an accepted one (`draft_rows.py`)
+    drafts: np.ndarray | None = None  #: (T,) drafts beside a known token, -1 for an accepted one (`values.py`)
     #: With `drafts`: rows (D, ...) of the rejected ones for each of the other arrays but `nll` and `residency`.
     rejected: Mapping[str, np.ndarray] = field(default_factory=dict)
 
@@ -218,7 +216,7 @@ class Trace:
     array_digests: Mapping[str, str] = field(default_factory=dict)
     rejects: int = 0  #: D, rows of rejected drafts
     rejected: Mapping[str, Any] = field(default_factory=dict)  #: their arrays, by the name of the token array
-    #: Cache of derived arrays for a trace that has no path and digest (`traces/shared.py`).
+    #: Cache of derived arrays for a trace that has no path and digest (`traces/derived.py`).
     shared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

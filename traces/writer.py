@@ -32,6 +32,7 @@ from moereplay.traces.metadata import (
     Attributes,
     committed_rows,
     metadata_digest,
+    partial_of,
     read_attributes,
     with_longer_files,
 )
@@ -55,7 +56,7 @@ class TraceWriter:
         """Use `create`, `resume` or `reopen` instead."""
         self.path = path
         self._lock = lock
-        self.partial = _partial(path)
+        self.partial = partial_of(path)
         self._attributes = attributes
         self._bias = router_bias
         self._columns: dict[str, Column] = {}
@@ -81,9 +82,9 @@ class TraceWriter:
         path = Path(path)
         _refuse_existing(path)
         with _locked(path) as lock:
-            if _partial(path).exists():
+            if partial_of(path).exists():
                 fix = "rerun with --resume, or remove it" if resumable else f"remove it, or {ELSEWHERE}"
-                raise TraceError(f"{_partial(path)} exists, an unfinished recording; {fix}")
+                raise TraceError(f"{partial_of(path)} exists, an unfinished recording; {fix}")
             attributes = Attributes(header=_settled(header), shard_tokens=shard_tokens)
             return cls._start(path, attributes, router_bias, lock, resumable)
 
@@ -95,8 +96,8 @@ class TraceWriter:
         """
         path = Path(path)
         _refuse_existing(path)
-        if not _partial(path).exists():
-            raise TraceError(f"{_partial(path)} does not exist, cannot resume; start without --resume")
+        if not partial_of(path).exists():
+            raise TraceError(f"{partial_of(path)} does not exist, cannot resume; start without --resume")
         with _locked(path) as lock:
             return cls._continued(path, _settled(header), router_bias, lock)
 
@@ -121,7 +122,7 @@ class TraceWriter:
 
     @classmethod
     def _continued(cls, path: Path, header: Header, router_bias: np.ndarray | None, lock: Lock) -> TraceWriter:
-        partial = _partial(path)
+        partial = partial_of(path)
         if {entry.name for entry in partial.iterdir()} <= {TEMPORARY}:
             return cls._start(path, Attributes(header=header, shard_tokens=SHARD_TOKENS), router_bias, lock)
         stored = read_attributes(partial)
@@ -346,7 +347,7 @@ def begun(
     path: str | Path, header: Header, router_bias: np.ndarray | None, resume: bool, resumable: bool = True
 ) -> TraceWriter:
     """Return a writer of a new store, or with `resume` of the unfinished one if it exists. Raises TraceError."""
-    if resume and _partial(Path(path)).exists():
+    if resume and partial_of(Path(path)).exists():
         return TraceWriter.resume(path, header, router_bias)
     return TraceWriter.create(path, header, router_bias, resumable=resumable)
 
@@ -356,18 +357,14 @@ def _settled(header: Header) -> Header:
     return header.model_copy(update={"provenance": Provenance.model_validate(header.provenance.model_dump())})
 
 
-def _partial(path: Path) -> Path:
-    return Path(f"{path}{PARTIAL}")
-
-
 @contextmanager
 def _locked(path: Path) -> Iterator[Lock]:
     """Hold the lock of a store; release it if the block fails. Raises TraceError if another process holds it."""
     try:
         refuse_inside_trace(path)
-        lock = Lock(_partial(path))
+        lock = Lock(partial_of(path))
     except OSError as refused:
-        raise TraceError(_cannot_write(_partial(path), refused, ELSEWHERE)) from refused
+        raise TraceError(_cannot_write(partial_of(path), refused, ELSEWHERE)) from refused
     try:
         yield lock
     except BaseException:

@@ -10,7 +10,7 @@ import polars as pl
 
 from moereplay.analysis import forecast
 from moereplay.analysis.checks import COLUMN
-from moereplay.analysis.figures.by_rate import arrives
+from moereplay.analysis.figures.by_capacity import arrives
 from moereplay.analysis.figures.capacities import curves_alone, unmatched
 from moereplay.analysis.figures.chart import Chart
 from moereplay.analysis.figures.panels import KINDS, Picture, rendered, save, save_caption, save_numbers
@@ -50,8 +50,8 @@ class Source(NamedTuple):
 #: Figures of each kind of results, in the order of reports: replays, then those that were checked or have forecasts,
 #: validations, measured runs, and quality.
 FIGURES = {
-    "collisions_by_layer": Source("by_layer", {"phase": ("decode", "prefill", "both"), "per": ("miss", "access")}),
-    "collisions_in_prefill": Source("by_layer", {"per": ("miss", "access")}),
+    "collisions_by_layer": Source("misses", {"phase": ("decode", "prefill", "both"), "per": ("miss", "access")}),
+    "collisions_in_prefill": Source("misses", {"per": ("miss", "access")}),
     "misses": Source("misses"),
     "hit_rate_by_capacity": Source("by_capacity", curves=True),
     "ttft_by_capacity": Source("by_capacity", {"latency": ("ttft_mean_ms", "ttft_median_ms")}),
@@ -59,7 +59,7 @@ FIGURES = {
 }
 #: Of replays whose requests arrive over time.
 SERVING_FIGURES = {
-    "latency_by_rate": Source("by_rate", {"latency": ("ttft", "tpot", "e2e"), "percentile": ("99", "90", "50")}),
+    "latency_by_rate": Source("by_capacity", {"latency": ("ttft", "tpot", "e2e"), "percentile": ("99", "90", "50")}),
 }
 CHECK_FIGURES = {"checks": Source("real_runs")}
 FORECAST_FIGURES = {"forecast_by_speed": Source("quality")}

@@ -15,10 +15,10 @@ from moereplay.analysis.metrics import HIGH, LOW, rows_of
 from moereplay.analysis.palette import Look
 from moereplay.analysis.statistics import FEW
 from moereplay.analysis.tables import DIGITS
+from moereplay.results.counters import PHASES
 from moereplay.results.errors import ResultError
 from moereplay.results.read import fields, layers
 from moereplay.results.remarks import bracketed, synthetic_of
-from moereplay.results.result import PHASES
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels on a page

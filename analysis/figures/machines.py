@@ -7,10 +7,10 @@ from typing import Any
 
 from moereplay.analysis.drafting_answer import with_dense_work
 from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Point, Series, Tile, legend
-from moereplay.analysis.figures.heat import OUTLINE
+from moereplay.analysis.figures.panels import OUTLINE
 from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
 from moereplay.analysis.palette import DASHED, LIMIT, Look
-from moereplay.analysis.placements_answer import HOLDS, MISSES
+from moereplay.analysis.quick_answer import SCHEMES, SERVES
 from moereplay.results.errors import ResultError
 from moereplay.traces.texts import digits, size
 from moereplay.traces.units import GB
@@ -127,7 +127,7 @@ def _bar(name: str, parts: Mapping[str, float]) -> Bar:
 
 
 def _way(each: Document) -> str:
-    return f"{HOLDS[each['holds']]}: {MISSES[each['miss']]}"
+    return f"{SCHEMES[each['holds']]}: {SERVES[each['miss']]}"
 
 
 def _gib(count: float) -> str:

@@ -1,11 +1,11 @@
-"""Misses by cause (SpecMD, Fig. 4): a policy's misses and the avoidable part of them."""
+"""Misses by cause (SpecMD, Fig. 4), and collisions by layer (Fig. 5)."""
 
 from __future__ import annotations
 
 import polars as pl
 
-from moereplay.analysis.figures.capacities import BELADY_NAME
-from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Rule
+from moereplay.analysis.figures.capacities import BELADY_NAME, panel_size
+from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Rule, legend
 from moereplay.analysis.figures.facets import (
     Facets,
     bound_note,
@@ -15,12 +15,14 @@ from moereplay.analysis.figures.facets import (
     facets,
     interval_note,
     joined,
+    lines,
 )
 from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
-from moereplay.analysis.metrics import HIGH, LOW, with_ends
+from moereplay.analysis.metrics import HIGH, LOW, with_ends, with_ratios
 from moereplay.analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, DASHED, Look, looks
-from moereplay.results.read import runs
-from moereplay.results.result import COUNTERS
+from moereplay.results.counters import COUNTERS
+from moereplay.results.errors import ResultError
+from moereplay.results.read import layers, runs
 
 #: Column -> its legend and colour, in the order of the stack.
 CAUSES = {
@@ -84,3 +86,70 @@ def _panel(found: Facets, names: list[str], setting: str, capacity: str) -> Pane
     ]
     bounds = (rows["bound_accesses"] - rows["bound_belady_hits"]).drop_nulls()
     return Panel(bars=bars, rules=[] if bounds.is_empty() else [Rule(min(bounds), BELADY, BELADY_NAME, upright=True)])
+
+
+# -- Collisions by layer (SpecMD, Fig. 5): where a policy evicts experts that the same pass still needs.
+#
+# A figure shows one phase. A prompt's pass demands many experts of every layer, a decode pass a few; in a sum, the
+# collisions of a few prefill passes would hide those of decode.
+
+
+PASSES = {
+    "decode": "Decode passes only.",
+    "prefill": "Prefill passes (prompts) only.",
+    "both": "Prefill and decode passes, summed.",
+}
+NO_ENDS = "No intervals: per-request rows are not stored by layer."
+#: Remedies if no pass has the phase.
+WITHOUT = {
+    "decode": "no pass decodes; draw collisions_in_prefill, or replay a trace that has decoded tokens",
+    "prefill": "no pass is a prompt's; draw collisions_by_layer, or replay a trace of requests that have prompts",
+}
+
+
+def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str) -> Chart:
+    """Draw a line per eviction policy over layers; a column of panels per capacity, a row per setting.
+
+    Raises ResultError if nothing was replayed in that phase, or no layer has a miss (or an access) in it.
+    """
+    found = columned(facets(frame, _points(frame, phase, f"collisions_per_{per}")))
+    drawn, laid = looks(found.policies), cells(found)
+    definition = f"Collisions: {COUNTERS['collisions'].definition}. Layers without any {per} have no point."
+    return Chart(
+        title=f"Collisions per {per} by layer, {'prefill and decode together' if phase == 'both' else phase}",
+        subtitle=found.shared,
+        label=found.label,
+        note=joined(PASSES[phase], definition, NO_ENDS, found.left_out),
+        x=Axis("MoE layer", "whole"),
+        y=Axis(f"collisions per {per}", "share", zero=True),
+        columns=laid.columns,
+        rows=laid.rows,
+        panels=[[Panel(lines(found.panel(*each), "layer", "value", drawn)) for each in row] for row in laid.shown],
+        legend=legend(drawn),
+        size=panel_size(len(found.settings), len(found.capacities)),
+        names_hidden=True,
+    )
+
+
+def collisions_in_prefill(frame: pl.DataFrame, per: str) -> Chart:
+    """Draw the collisions of prefill passes. Raises ResultError without a prompt, or without a collision in prefill."""
+    rows = layers(frame).filter(pl.col("phase") == "prefill")
+    if not rows.is_empty() and not rows["collisions"].sum():
+        raise ResultError("misses in a prompt's pass are never collisions; draw collisions_by_layer")
+    return collisions_by_layer(frame, phase="prefill", per=per)
+
+
+def _points(frame: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
+    """Return a row per configuration and layer, summed over phases, with `value` null where undefined."""
+    rows = layers(frame)
+    rows = rows if phase == "both" else rows.filter(pl.col("phase") == phase)
+    if rows.is_empty():
+        raise ResultError(WITHOUT.get(phase, "no result has rows of layers; replay again with moereplay replay"))
+    sums = rows.group_by("identity", "layer").agg(pl.col("collisions", "misses", "accesses").sum())
+    about = rows.drop("layer", "collisions", "misses", "accesses").unique("identity", maintain_order=True)
+    points = with_ratios(sums.join(about, on="identity")).with_columns(pl.col(ratio).alias("value"))
+    if points["value"].drop_nulls().is_empty():
+        raise ResultError(
+            f"{ratio} is undefined in every layer ({phase}): there are no misses; replay a smaller --capacity"
+        )
+    return points.sort("identity", "layer")

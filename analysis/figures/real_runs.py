@@ -24,8 +24,8 @@ from moereplay.analysis.figures.sheet import NO_BREAK
 from moereplay.analysis.metrics import measured as tidied
 from moereplay.analysis.palette import MUTED, Look, looks
 from moereplay.analysis.tables import DIGITS
+from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
-from moereplay.results.result import COUNTERS
 from moereplay.results.settings import NAMES
 from moereplay.traces.units import MB
 

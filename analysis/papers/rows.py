@@ -11,9 +11,9 @@ import polars as pl
 from moereplay.analysis.metrics import measured, with_ratios
 from moereplay.analysis.tables import DIGITS, csv, table
 from moereplay.results.chart import BOUND, RELATIVE, Chart
+from moereplay.results.counters import LIFETIME_BUCKETS
 from moereplay.results.errors import ResultError
 from moereplay.results.read import layers
-from moereplay.results.result import LIFETIME_BUCKETS
 from moereplay.results.settings import KINDS
 from moereplay.traces.files import write_whole
 

@@ -15,8 +15,8 @@ from moereplay.analysis.metrics import HIGH, LOW, with_ratios
 from moereplay.analysis.palette import DASHES, SOLID, Look, looks
 from moereplay.analysis.report.cases import Case, Material, Run
 from moereplay.analysis.report.vega import Figure
+from moereplay.results.counters import COUNTERS
 from moereplay.results.read import layers
-from moereplay.results.result import COUNTERS
 from moereplay.results.settings import OF_CURVES
 
 MOST_SERIES = 16  #: most lines that a reader can distinguish

@@ -13,16 +13,20 @@ from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from moereplay.analysis.report import answer, figures
-from moereplay.analysis.report.answer import meaning, question
+from moereplay.analysis.metrics import DEFAULTS
+from moereplay.analysis.report import figures
 from moereplay.analysis.report.cases import Case, Material, Run, cases, interval, runs, title
 from moereplay.analysis.report.cautions import cautions, health, machines, method
 from moereplay.analysis.report.figures import summary, value
 from moereplay.analysis.report.vega import Figure, compiled, runtime, still
+from moereplay.analysis.sentences import Condition, certainty, paragraph, set_names
 from moereplay.analysis.tables import SHARES, Share, cell
-from moereplay.analysis.verdict import Verdict
+from moereplay.analysis.verdict import Verdict, listed, name_of_set
+from moereplay.results.read import fields, label_of
+from moereplay.results.read import runs as tidied
+from moereplay.results.settings import POLICIES, SETTINGS
 from moereplay.traces.documents import json_text
-from moereplay.traces.texts import escaped_document, escaped_lines
+from moereplay.traces.texts import counted, escaped_document, escaped_lines
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -135,7 +139,7 @@ class Panel(NamedTuple):
 
     title: str
     answer: Sequence[str]
-    budgets: Sequence[answer.Budget]  #: a row per capacity, if several are compared
+    budgets: Sequence[Budget]  #: a row per capacity, if several are compared
     runs: Sequence[Run]  #: best first
     figures: Sequence[Figure]
     varies: Sequence[str]  #: settings that have a column in the ranking
@@ -159,11 +163,11 @@ def contents(material: Material) -> Contents:
     panels = [_panel(at, case, found, every, material) for at, case in enumerate(found)] or [
         Panel("", [CURVES_ALONE], [], [], figures.of_curves(material), (), False)
     ]
-    best = answer.brief(found)
+    best = brief(found)
     data = {
         "question": question(material, found),
         "answer": [sentence for panel in panels for sentence in _named(panel, len(panels) > 1)],
-        "budgets": [each._asdict() | {"case": at} for at, case in enumerate(found) for each in answer.budgets(case)],
+        "budgets": [each._asdict() | {"case": at} for at, case in enumerate(found) for each in budgets(case)],
         "best": best and _best(best, every),
         "interval": best and interval(best.best, best.figure.name),
         "runs": every,
@@ -176,8 +180,8 @@ def _panel(at: int, case: Case, found: Sequence[Case], every: Sequence[Run], mat
     own = [run for run in every if run["case"] == at]
     return Panel(
         title=title(case, found),
-        answer=answer.sentences(case),
-        budgets=answer.budgets(case),
+        answer=answers(case),
+        budgets=budgets(case),
         runs=own,
         figures=figures.figures(at, case, own, material),
         varies=case.names,
@@ -201,3 +205,149 @@ def _best(found: Verdict, every: Sequence[Run]) -> dict[str, Any]:
         "case": run["case"],
         "as_good": sorted(alike),
     }
+
+
+# -- The question that results answer, and the answer in the sentences of the tables (`analysis/sentences.py`)
+
+
+MEANINGS = {each.name: each.help.partition(":")[0].rstrip(".") for each in SETTINGS} | {
+    "model": "The model of the trace",
+    "trace": "The recorded routing, by its digest",
+    "policy": "The eviction policy of a curve",
+    "semantics": "The version of what counters and times mean",
+}
+#: Settings that are shown even at their default.
+ALWAYS = ("model", "platform", "passes", "contract", "scope", *POLICIES)
+
+
+def answers(case: Case) -> list[str]:
+    """Return the verdict on each figure that the case has, or why nothing can be chosen."""
+    if case.verdicts:
+        parts = [paragraph(found.figure, case.entries, case.names) for found in case.verdicts]
+        return [_sentence(line) for part in parts for line in part.lines]
+    if not case.usable:
+        return ["Every configuration knows the future, so none can be used."]
+    return ["No configuration has a figure to compare."]
+
+
+def _sentence(line: str) -> str:
+    text = line.strip()
+    return f"{text[0].upper()}{text[1:]}."
+
+
+class Budget(NamedTuple):
+    """A row of the answer: the best set at one capacity."""
+
+    capacity: str
+    best: str
+    value: str
+    ends: str  #: the interval of its figure; empty if there is none
+    second: str
+    lead: str
+    sure: str
+    bound: str  #: the best that knows the future at this capacity
+
+
+def budgets(case: Case) -> list[Budget]:
+    """Return the best set at each capacity by the first figure; none with one capacity, or one set at each."""
+    return [_budget(case, each) for each in case.conditions]
+
+
+def _budget(case: Case, each: Condition) -> Budget:
+    found, lead = each.found, each.found.lead
+    figure, names = found.figure, set_names(case.names)
+    own, bounds = found.own(), [bound for bound in case.bound_conditions if bound.label == each.label]
+    known = own is not None and own.low is not None and own.high is not None
+    tied = len(found.tied) > 1
+    return Budget(
+        capacity=each.label,
+        best=listed(found.tied, names),
+        value=figure.shown(found.value),
+        ends=f"{figure.end(own.low or 0)} to {figure.end(own.high or 0)}" if own and known else "",
+        second=name_of_set(found.second, names) if found.second and not tied else "",
+        lead=figure.more(lead.more, lead.below) if lead and not tied else "",
+        sure=certainty(found, lead) if lead and not tied else "",
+        bound=figure.shown(bounds[0].found.value) if bounds else "",
+    )
+
+
+def brief(cases: Sequence[Case]) -> Verdict | None:
+    """Return the fastest of all cases, or the one with most hits where nothing decodes."""
+    firsts = [each.verdicts[0] for each in cases if each.verdicts]
+    fastest = [each for each in firsts if each.figure.name == "tokens_per_s"] or firsts
+    return max(fastest, key=lambda each: each.value, default=None)
+
+
+def question(material: Material, cases: Sequence[Case]) -> dict[str, Any]:
+    """Return the question as a sentence and as settings: `varies` name -> values, `constant` name -> value."""
+    if material.frame.is_empty():
+        return _of_curves(material)
+    table = tidied(material.frame)
+    known = [name for name in fields(material.frame) if name in table.columns]
+    values = {name: _values(table[name].to_list()) for name in known}
+    return {
+        "text": _asked(material, cases),
+        "label": label_of(material.frame),
+        "traces": [_trace(material, digest) for digest in values["trace"]],
+        "platforms": values["platform"],
+        "varies": {name: found for name, found in values.items() if len(found) > 1},
+        "constant": {name: found[0] for name, found in values.items() if len(found) == 1 and _is_said(name, found[0])},
+    }
+
+
+def _of_curves(material: Material) -> dict[str, Any]:
+    curves = material.curves
+    models, digests = (curves[name].unique().sort().to_list() for name in ("model", "trace"))
+    text = f"How does the hit rate of {', '.join(models)} grow with the capacity? Curves alone: nothing was timed."
+    traces = [_trace(material, digest) for digest in digests]
+    varies = {"policy": curves["policy"].unique().sort().to_list()}
+    return {
+        "text": text,
+        "label": " / ".join(curves["label"].unique().sort()),
+        "traces": traces,
+        "platforms": [],
+        "varies": varies,
+        "constant": {},
+    }
+
+
+def _asked(material: Material, cases: Sequence[Case]) -> str:
+    models = dict.fromkeys(str(case.shared["model"]) for case in cases)
+    platforms = dict.fromkeys(str(case.shared["platform"]) for case in cases)
+    decodes = any(case.verdicts and case.verdicts[0].figure.name == "tokens_per_s" for case in cases)
+    places = ", ".join(platforms)
+    asked = "decodes fastest" if decodes else "hits most"
+    of = counted(len(material.frame), "cache configuration")
+    sizes = max((len(case.conditions) for case in cases), default=0)
+    if sizes:
+        return f"Which policies {_plural(asked)} at each of {sizes} capacities for {', '.join(models)} on {places}?"
+    return f"Which of {of} {asked} for {', '.join(models)} on {places}?"
+
+
+def _plural(asked: str) -> str:
+    return asked.replace("decodes", "decode").replace("hits", "hit")
+
+
+def _trace(material: Material, digest: str) -> dict[str, Any]:
+    return {"digest": digest, "name": material.sources[digest].name}
+
+
+def _values(found: Sequence[Any]) -> list[Any]:
+    """Return distinct values, numbers by size and texts by name."""
+    return sorted(set(found), key=lambda value: (value is None, _size(value), str(value)))
+
+
+def _size(value: Any) -> float:
+    """Return the leading number of a capacity, so that 5% sorts before 25%."""
+    text = str(value)
+    digits = next((text[:end] for end in range(len(text), 0, -1) if text[:end].replace(".", "", 1).isdecimal()), "")
+    return float(digits) if digits else float("inf")
+
+
+def _is_said(name: str, value: Any) -> bool:
+    return name in ALWAYS or (name in DEFAULTS and value not in (DEFAULTS[name], "", None))
+
+
+def meaning(name: str) -> str:
+    """Explain what a setting controls."""
+    return MEANINGS.get(name, "")

@@ -6,7 +6,7 @@ pass is charged to the request and phase of its first row, work per token to the
 
 from __future__ import annotations
 
-from moereplay.results.result import COUNTERS, LIFETIME_BUCKETS
+from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS
 from moereplay.simulator.compiled.state import (
     before,
     cells,

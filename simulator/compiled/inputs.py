@@ -17,13 +17,12 @@ from moereplay.simulator.source import Gate, Pass, Source
 from moereplay.simulator.times import BATCH_TABLES, Times
 from moereplay.traces import routers, token_arrays
 from moereplay.traces.demand import demand_of, next_passes
-from moereplay.traces.derived import derived
+from moereplay.traces.derived import derived, read_only, shared
 from moereplay.traces.drafts import KNOWN
 from moereplay.traces.drafts import Rows as PassRows
 from moereplay.traces.growing import VALUES_AT_ONCE, Growing, Rows, append
 from moereplay.traces.passes import Passes, is_long, schedule, slots_of
 from moereplay.traces.schema import Geometry, Trace
-from moereplay.traces.shared import read_only, shared
 from moereplay.traces.token_arrays import look
 
 #: Columns of the demand stream, by input array, in `traces.demand`.

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from moereplay.policies.contract import PolicyError
-from moereplay.results.result import COUNTERS, PHASES, Event, Row, queued, reported
+from moereplay.results.counters import COUNTERS, PHASES, queued, reported
+from moereplay.results.result import Event, Row
 from moereplay.simulator.compiled.counters import (
     BUCKETS,
     BY_RESET,

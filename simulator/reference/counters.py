@@ -14,7 +14,8 @@ from dataclasses import replace
 import simpy
 
 from moereplay.policies.contract import NONE
-from moereplay.results.result import COUNTERS, LIFETIME_BUCKETS, PHASES, Event, Row, queued, reported
+from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS, PHASES, queued, reported
+from moereplay.results.result import Event, Row
 from moereplay.simulator.reference.machine import Activity, Span
 from moereplay.simulator.reference.state import Tables
 from moereplay.simulator.source import Gate, Gates, Mixture, Pass

@@ -16,8 +16,7 @@ from typing import Any
 from moereplay.simulator.capacity import Memory
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.replay import plan
-from moereplay.sweeps.recommend.pace import THOROUGH, Pace
-from moereplay.sweeps.recommend.runner import Budget, Runner, Runners, Tried, fastest_first
+from moereplay.sweeps.recommend.runner import THOROUGH, Budget, Pace, Runner, Runners, Tried, fastest_first
 from moereplay.sweeps.recommend.space import (
     ALL_FIT,
     EMPTY,

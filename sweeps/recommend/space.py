@@ -23,9 +23,9 @@ from moereplay.simulator.presets import NAMES, SPECMD, preset
 from moereplay.simulator.replay import plan
 from moereplay.sweeps.recommend.engines import engines
 from moereplay.traces.demand import demand_of
+from moereplay.traces.derived import shared
 from moereplay.traces.growing import token_blocks
 from moereplay.traces.schema import Trace
-from moereplay.traces.shared import shared
 from moereplay.traces.units import NEVER
 
 #: Parameters to try besides every policy's defaults.

@@ -32,9 +32,10 @@ from moereplay.analysis.validation import (
     quality_rows,
     to_frame,
 )
+from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
 from moereplay.results.files import write_frame
-from moereplay.results.result import COUNTERS, Event, Result, Row
+from moereplay.results.result import Event, Result, Row
 from moereplay.results.settings import setting_kinds
 from moereplay.results.validation import FILE, load
 from moereplay.simulator.config import configure

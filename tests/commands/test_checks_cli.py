@@ -13,7 +13,7 @@ import pytest
 
 from moereplay.simulator.platform import Calibration, Link, Measured, Platform
 from moereplay.simulator.platforms import as_toml
-from moereplay.tracegen.offload.device import described
+from moereplay.tracegen.offload.memory import described
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 from tests.kit.every import every

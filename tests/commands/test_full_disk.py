@@ -23,9 +23,8 @@ from moereplay.results.trace_events import Slice, write_items
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import curve, write_curve
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.batches import Batch, compute
 from moereplay.sweeps.grid import Outcome, run_grid
-from moereplay.sweeps.jobs import job_of
+from moereplay.sweeps.jobs import Batch, compute, job_of
 from moereplay.sweeps.parts import merge
 from moereplay.sweeps.store import Folder
 from moereplay.sweeps.tune import Drawn, open_journal

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 from torch import Tensor
 
-from moereplay.tracegen.offload.comparison import VERDICTS
 from moereplay.tracegen.offload.slow_tier import Memory
+from moereplay.tracegen.offload.study import VERDICTS
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.tiny_checkpoints import checkpoint
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from moereplay.calibration.engine_log import runs_of, runs_of_lines
-from moereplay.calibration.small_batches import most_tokens, small_batches
-from moereplay.calibration.verify import LLAMA_CPP, RULES, Verifier
+from moereplay.calibration.verify import LLAMA_CPP, RULES, Verifier, most_tokens, small_batches
 from moereplay.simulator.errors import ConfigError
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.llama.binding import library_file

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from moereplay.results.result import COUNTERS
+from moereplay.results.counters import COUNTERS
 from tests.digests.runs import digest_of, exp_of_this_machine, replays
 
 FILE = Path(__file__).with_name("digests.json")

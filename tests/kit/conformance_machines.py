@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from moereplay.policies.contract import PolicyError
-from moereplay.results.result import COUNTERS
+from moereplay.results.counters import COUNTERS
 from moereplay.simulator.config import FUTURE, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.exporters import registry
-from moereplay.traces.exporters.contract import Exporter, Options
-from moereplay.traces.exporters.registry import Export
+from moereplay.traces.exporters import contract
+from moereplay.traces.exporters.contract import Export, Exporter, Options
 from moereplay.traces.schema import Request, Trace, memory_trace
 from tests.kit.stored import HEADER, everything
 
-ALL = registry.exporters()
+ALL = contract.exporters()
 NEEDED = {"cache_bytes": 2_600, "licence": "mit"}  #: of 4,800 bytes of experts
 
 
@@ -35,9 +34,9 @@ def out_of(exporter: Exporter, folder: Path) -> Path:
 
 def exported(trace: Trace, name: str, folder: Path, **more: object) -> tuple[Path, Export]:
     """The trace in that format: where it lies, and what was said."""
-    exporter = registry.load(name)
+    exporter = contract.load(name)
     out = out_of(exporter, folder)
-    return out, registry.export(trace, exporter, options_for(exporter, **more), out)
+    return out, contract.export(trace, exporter, options_for(exporter, **more), out)
 
 
 def same_rows(found: list[Request], trace: Trace, *names: str) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.tracegen.offload.bench import Bench, bits_of_all, check_measurable
 from moereplay.tracegen.offload.compute import layout_of
-from moereplay.tracegen.offload.experts import Layout
+from moereplay.tracegen.offload.memory import Layout
 from moereplay.tracegen.offload.slow_tier import Memory, SlowTier
 from moereplay.traces.schema import Geometry, Header, Provenance, Request, Trace, memory_trace
 

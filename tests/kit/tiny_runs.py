@@ -8,9 +8,10 @@ from pathlib import Path
 
 import polars as pl
 
+from moereplay.results.counters import COUNTERS, REQUEST_TIMES
 from moereplay.results.files import to_frame, write_frame
 from moereplay.results.parts import SWEEP_VERSION, part_of
-from moereplay.results.result import COUNTERS, REQUEST_TIMES, Result, Row
+from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
 from moereplay.simulator.bounds import Counted
 from moereplay.simulator.config import KINDS, configure

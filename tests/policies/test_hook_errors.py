@@ -14,8 +14,7 @@ from moereplay.simulator import dry_run
 from moereplay.simulator.config import configure
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.replay import replay
-from moereplay.sweeps.batches import Batch, compute
-from moereplay.sweeps.jobs import job_of
+from moereplay.sweeps.jobs import Batch, compute, job_of
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace

@@ -21,10 +21,9 @@ from moereplay.policies.contract import PolicyError
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import clusters
-from moereplay.sweeps.batches import Batch, Computed, compute
 from moereplay.sweeps.clusters import _run
 from moereplay.sweeps.experiment.file import read
-from moereplay.sweeps.jobs import open_traces, shard
+from moereplay.sweeps.jobs import Batch, Computed, compute, open_traces, shard
 from moereplay.sweeps.run import Sweep, execute, left_to_do, planned
 from moereplay.sweeps.store import Folder
 from moereplay.sweeps.tune import Search, tune

@@ -18,9 +18,8 @@ from moereplay.results.stored import errors, load
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import curve, write_curve
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps import batches
-from moereplay.sweeps.batches import Batch, compute
 from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.jobs import TABLES, Batch, compute
 from moereplay.sweeps.run import Sweep, planned
 from moereplay.sweeps.store import Folder
 from moereplay.traces.store import open_trace
@@ -188,7 +187,7 @@ def test_the_parts_of_a_newer_version_are_refused_by_all(copy, tmp_path):
 
 
 def test_a_part_can_hold_the_tables_that_there_are():
-    assert set(parts.TABLES) == set(batches.TABLES)
+    assert set(parts.TABLES) == set(TABLES)
 
 
 @pytest.mark.parametrize("count", COUNTS)

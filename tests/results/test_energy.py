@@ -9,8 +9,9 @@ from pytest import approx
 
 from moereplay.analysis.metrics import figures_of, measured
 from moereplay.analysis.ranking import ranking
+from moereplay.results.counters import DECODED, ENERGY, WATTS, nanojoules
 from moereplay.results.files import to_frame
-from moereplay.results.metrics import DECODED, ENERGY, WATTS, nanojoules, values_of
+from moereplay.results.metrics import values_of
 from moereplay.results.read import layers
 from moereplay.results.stored import load
 from moereplay.simulator.config import configure

@@ -16,15 +16,15 @@ import polars as pl
 import pytest
 
 from moereplay.results import read
+from moereplay.results.counters import COUNT, COUNTERS, Counter
 from moereplay.results.parts import part_of
-from moereplay.results.result import COUNT, COUNTERS, Counter
 from moereplay.results.schema import FACTS, fields_of, table_schemas
 from moereplay.results.settings import setting_kinds
 from moereplay.results.stored import load
 from moereplay.simulator.config import KINDS, configure
 from moereplay.simulator.replay import replay
-from moereplay.sweeps import batches
-from moereplay.sweeps.batches import Batch, compute
+from moereplay.sweeps import jobs
+from moereplay.sweeps.jobs import Batch, compute
 from moereplay.sweeps.run import planned
 from moereplay.sweeps.store import Folder
 from moereplay.traces.store import open_trace
@@ -120,7 +120,7 @@ def test_curves_are_still_drawn(before, tmp_path):
 def one_counter_more(monkeypatch) -> pytest.MonkeyPatch:
     """As in a later version; `undo` goes back to this one."""
     monkeypatch.setitem(COUNTERS, "spilled", Counter("spilled", COUNT, "made up by this test"))
-    monkeypatch.setattr(batches, "TABLES", table_schemas(setting_kinds(), KINDS))
+    monkeypatch.setattr(jobs, "TABLES", table_schemas(setting_kinds(), KINDS))
     return monkeypatch
 
 

@@ -12,9 +12,9 @@ import typer
 
 from moereplay import policies
 from moereplay.command import application
-from moereplay.results import result, settings
+from moereplay.results import counters, settings
+from moereplay.results.counters import COUNTERS, Counter, reported
 from moereplay.results.remarks import LEAST, idle
-from moereplay.results.result import COUNTERS, Counter, reported
 from moereplay.results.schema import rows_schema, table_schemas, with_config, with_settings
 from moereplay.results.settings import (
     EXPERTS,
@@ -143,7 +143,7 @@ def test_an_added_setting_has_its_default_in_results_that_lack_it():
     assert with_settings(lacking.unnest("config")).equals(whole.unnest("config"))
 
 
-MADE_UP = Counter("spilled", result.COUNT, "made up by this test", per=("request",), column="spilled_over")
+MADE_UP = Counter("spilled", counters.COUNT, "made up by this test", per=("request",), column="spilled_over")
 
 
 @pytest.fixture
@@ -153,10 +153,10 @@ def one_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_counter_says_what_it_counts_in_which_unit() -> None:
-    units = {result.COUNT, result.BYTES, result.NS, result.WEIGHT}
+    units = {counters.COUNT, counters.BYTES, counters.NS, counters.WEIGHT}
     assert {counter.unit for counter in COUNTERS.values()} == units
     assert all(counter.definition and counter.per for counter in COUNTERS.values())
-    assert all((counter.unit == result.NS) == name.endswith("_ns") for name, counter in COUNTERS.items())
+    assert all((counter.unit == counters.NS) == name.endswith("_ns") for name, counter in COUNTERS.items())
 
 
 def test_no_column_of_a_flat_table_is_there_twice() -> None:
@@ -179,7 +179,7 @@ def test_schemas_and_the_documented_table_have_what_is_declared(one_more: None) 
     nested, tables = rows_schema(), table_schemas()
     assert "spilled" in str(nested["per_request"]) and "spilled" not in str(nested["per_layer"])
     assert [name for name, table in tables.items() if "spilled_over" in table] == ["configurations", "requests"]
-    assert "| `spilled` | count | made up by this test (per request only) |" in result.markdown()
+    assert "| `spilled` | count | made up by this test (per request only) |" in counters.markdown()
 
 
 def test_compiled_code_has_the_column_of_every_counter_by_name() -> None:

@@ -8,7 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from moereplay.policies.grammar import parse
-from moereplay.results.result import COUNTERS, Event, Row
+from moereplay.results.counters import COUNTERS
+from moereplay.results.result import Event, Row
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.every import every
 from tests.kit.scenarios import DECLINING, EVICTIONS, PREFETCHES, Scenario, scenarios

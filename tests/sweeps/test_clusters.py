@@ -14,15 +14,13 @@ from pathlib import Path
 import pytest
 
 from moereplay.commands.sweep import sweep_run as sweep_run_verb
-from moereplay.commands.tune import tune as tune_verb
+from moereplay.commands.sweep import tune as tune_verb
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.batches import Batch, compute
 from moereplay.sweeps.clusters import RayExecutor, last_line, options_of, pack, place
-from moereplay.sweeps.dispatch import Stored
 from moereplay.sweeps.experiment.file import read
-from moereplay.sweeps.jobs import open_traces
-from moereplay.sweeps.run import execute, planned
+from moereplay.sweeps.jobs import Batch, compute, open_traces
+from moereplay.sweeps.run import Stored, execute, planned
 from moereplay.sweeps.store import Folder, Place
 from moereplay.sweeps.tune import Search, check, tune
 from moereplay.traces.store import open_trace

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import local
-from moereplay.sweeps.batches import Batch, Headline
-from moereplay.sweeps.dispatch import MOST_JOBS, Dispatcher, Event, Lost, Progress, Stored, Unwritable
-from moereplay.sweeps.jobs import Job, shard
+from moereplay.sweeps.jobs import Batch, Headline, Job, shard
 from moereplay.sweeps.local import Message
+from moereplay.sweeps.run import MOST_JOBS, Dispatcher, Event, Lost, Progress, Stored, Unwritable
 from moereplay.sweeps.store import Folder
 
 

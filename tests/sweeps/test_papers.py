@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moereplay.results.errors import ResultError
-from moereplay.sweeps.papers.figures import (
+from moereplay.sweeps.papers import (
     ORACLE,
     PAPERS,
     Cells,

@@ -12,7 +12,7 @@ import pytest
 from moereplay.analysis.figures.chart import rows_of
 from moereplay.analysis.figures.machines import speed_by_memory, token_time
 from moereplay.analysis.figures.panels import rendered, save
-from moereplay.analysis.placements_answer import placement_lines
+from moereplay.analysis.quick_answer import placement_lines
 from moereplay.simulator.capacity import of_layers
 from moereplay.simulator.config import configure
 from moereplay.simulator.machine import Machine, assembled, of_platform
@@ -20,10 +20,9 @@ from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import replay
 from moereplay.sweeps.recommend.engines import Mode
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, LRU, POINTS, STATIC, Hits
-from moereplay.sweeps.recommend.placements import CACHE_US, SCHEMES, Scheme, placements
+from moereplay.sweeps.recommend.placements import CACHE_US, SCHEMES, Scheme, placements, surface
 from moereplay.sweeps.recommend.quick import Load, quick
 from moereplay.sweeps.recommend.quick_document import quick_document
-from moereplay.sweeps.recommend.surface import surface
 from moereplay.sweeps.recommend.token_time import CPU_LEFT, Prices, prices, token
 from moereplay.traces.recorder import from_arrays
 from moereplay.traces.schema import Geometry

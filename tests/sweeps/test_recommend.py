@@ -17,8 +17,7 @@ from moereplay.simulator.capacity import RUNTIME, Memory, divided
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.recommend.document import document
-from moereplay.sweeps.recommend.pace import QUICK, THOROUGH
-from moereplay.sweeps.recommend.runner import Budget, Runner
+from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget, Runner
 from moereplay.sweeps.recommend.search import WORTH, Answer, Question, judged, most_replays, search
 from moereplay.sweeps.recommend.space import (
     ANY,

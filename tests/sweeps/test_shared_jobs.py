@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps import batches, grid
-from moereplay.sweeps.batches import Batch, compute
-from moereplay.sweeps.dispatch import MOST_JOBS
+from moereplay.simulator.replay import replay
+from moereplay.sweeps import grid
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.jobs import Job, shard
-from moereplay.sweeps.run import Sweep, planned
+from moereplay.sweeps.jobs import Batch, Headline, Job, compute, shard
+from moereplay.sweeps.run import MOST_JOBS, Sweep, planned
 from moereplay.sweeps.store import Folder
 from moereplay.traces.store import open_trace
 from tests.kit.sweeping import experiment, merged, moereplay, start
@@ -39,7 +38,7 @@ def sweep(tmp_path_factory) -> Sweep:
     return planned(experiment(tmp_path_factory.mktemp("shared"), GRID))
 
 
-def stored(out: Path, *parts: list[Job]) -> list[batches.Headline]:
+def stored(out: Path, *parts: list[Job]) -> list[Headline]:
     """Run batches of jobs here and now; return all headlines."""
     headlines = []
     for number, jobs in enumerate(parts):
@@ -70,14 +69,14 @@ def test_a_failing_job_does_not_lose_those_that_share_with_it(sweep, tmp_path, m
     for failing in (group[0], group[1]):
         out = tmp_path / failing.identity
         with monkeypatch.context() as patch:
-            real = batches.replay
+            real = replay
 
             def fails(trace, config, failing=failing, real=real, **more):
                 if config == failing.config:
                     raise ConfigError("no such thing")
                 return real(trace, config, **more)
 
-            patch.setattr(batches, "replay", fails)
+            patch.setattr("moereplay.sweeps.jobs.replay", fails)
             headlines = stored(out, group)
         assert [headline.key for headline in headlines if headline.error] == [failing.key]
         assert sum(headline.shared for headline in headlines) == PLAIN - 2

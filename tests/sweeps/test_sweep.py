@@ -16,18 +16,16 @@ from hypothesis import strategies as st
 
 from moereplay.analysis.figures.catalogue import FIGURES, draw_all
 from moereplay.analysis.metrics import grouped, measured, ranked
+from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
 from moereplay.results.parts import Part, frame_bytes
 from moereplay.results.read import filtered
-from moereplay.results.result import COUNTERS
 from moereplay.results.stored import errors, load
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
-from moereplay.sweeps import batches
-from moereplay.sweeps.batches import Batch, compute
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.jobs import Job, job_of, open_traces
+from moereplay.sweeps.jobs import TABLES, Batch, Job, compute, job_of, open_traces
 from moereplay.sweeps.parts import keep, merge
 from moereplay.sweeps.run import Sweep, estimate, left_to_do, planned
 from moereplay.sweeps.store import Folder
@@ -137,7 +135,7 @@ def test_merging_gives_the_same_bytes_in_any_order_and_however_often_a_part_is_t
         folders.insert(dice.randrange(len(folders)), whole)
     scratch = Path(tempfile.mkdtemp(dir=tmp_path))
     assert merged(scratch / "b", *folders) == merged(scratch / "a", whole)
-    assert set(merged(scratch / "c", scratch / "b")) == {f"{name}.parquet" for name in batches.TABLES}
+    assert set(merged(scratch / "c", scratch / "b")) == {f"{name}.parquet" for name in TABLES}
 
 
 def test_equal_work_is_a_part_of_equal_name_and_bytes(sweep, whole, tmp_path):

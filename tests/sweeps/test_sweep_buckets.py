@@ -21,10 +21,9 @@ from moereplay.results.parts import PROVENANCE, PartError
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.jit import machine_code
-from moereplay.sweeps.batches import Batch, compute
-from moereplay.sweeps.objects import Objects
+from moereplay.sweeps.jobs import Batch, compute
 from moereplay.sweeps.run import left_to_do, planned
-from moereplay.sweeps.store import Bucket, Folder, place_of
+from moereplay.sweeps.store import Bucket, Folder, Objects, place_of
 from tests.kit.command import in_python
 from tests.kit.every import every
 from tests.kit.sweeping import experiment, merged, moereplay, start, store_trace

@@ -11,7 +11,7 @@ import pytest
 #: 200 MB in blocks too small for mappings of their own, with something small that is kept behind each.
 HOLES = """
 import torch
-from moereplay.tracegen.allocator import return_freed_memory
+from moereplay.tracegen.quality.session import return_freed_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

@@ -17,11 +17,10 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor, nn
 
 from moereplay.tracegen import families, routing
-from moereplay.tracegen.capture import Capture, Reading, by_rank, watching
+from moereplay.tracegen.capture import Capture, Reading, by_rank, check, watching
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.family import small
+from moereplay.tracegen.families import small
 from moereplay.tracegen.modules import MoeModules, discover
-from moereplay.tracegen.selfcheck import check
 from moereplay.traces import routers
 from moereplay.traces.schema import Router
 from tests.kit.every import every

@@ -18,8 +18,8 @@ from moereplay.results.quality import UNMODIFIED, counted_by, examples_of
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
-from moereplay.tracegen.quality.answers import Answers, Example, Measure
 from moereplay.tracegen.quality.evaluation import Evaluation
+from moereplay.tracegen.quality.harness import Answers, Example, Measure
 from moereplay.tracegen.quality.session import Session
 from moereplay.tracegen.quality.texts import TeacherForced
 from moereplay.traces.lock import Lock

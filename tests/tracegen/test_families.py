@@ -17,9 +17,8 @@ import transformers
 from torch import Tensor, nn
 
 from moereplay.tracegen import families
-from moereplay.tracegen.capture import Capture, Rows
+from moereplay.tracegen.capture import Capture, Rows, check
 from moereplay.tracegen.modules import MoeModules, discover
-from moereplay.tracegen.selfcheck import check
 from moereplay.traces import routers
 from tests.kit.tiny_models import FAMILIES, shared_model, some_ids, tiny_model
 
@@ -66,7 +65,7 @@ def seen(name: str, dtype: str) -> Seen:
 
 
 def test_no_two_families_claim_a_model_type() -> None:
-    claimed = [kind for family in families.FAMILIES for kind in family.model_types]
+    claimed = [family.model_type for family in families.FAMILIES]
     assert len(claimed) == len(set(claimed))
     assert families.family_of("mixtral") is FAMILIES["mixtral"]
     assert families.family_of("llama") is None

@@ -15,8 +15,7 @@ from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.requests import CAPABILITIES
 from moereplay.tracegen.live.run import proven
 from moereplay.tracegen.modules import MoeModules
-from moereplay.tracegen.quality.answers import sha256_of
-from moereplay.tracegen.quality.harness import Asking, HarnessTask, known_tasks, tasks_of
+from moereplay.tracegen.quality.harness import Asking, HarnessTask, known_tasks, sha256_of, tasks_of
 from moereplay.tracegen.quality.session import Session, Subject
 from tests.kit.every import every
 

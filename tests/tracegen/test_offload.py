@@ -18,11 +18,11 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Calibration
 from moereplay.simulator.reference.engine import Engine
 from moereplay.tracegen.offload.bench import Bench, Ran, check_measurable, replayed
-from moereplay.tracegen.offload.comparison import agreement, figures
 from moereplay.tracegen.offload.compute import Layers, layout_of, shape_of
-from moereplay.tracegen.offload.experts import check_marks, contents, marks_of
+from moereplay.tracegen.offload.memory import check_marks, contents, marks_of
 from moereplay.tracegen.offload.part import tokens_of
 from moereplay.tracegen.offload.slow_tier import Disk, Memory, Throttled, experts_file
+from moereplay.tracegen.offload.study import agreement, figures
 from moereplay.traces.geometry import known
 from tests.kit import offloading
 from tests.kit.every import every
@@ -282,7 +282,7 @@ def test_more_than_the_memory_holds_is_refused_before_it_is_taken(monkeypatch):
     with pytest.raises(ConfigError, match=r"--slow-tier pinned: .* of experts in .* of free memory"):
         Memory(layout_of(geometry()), "cpu")
     monkeypatch.undo()
-    monkeypatch.setattr("moereplay.tracegen.offload.device.available_memory", lambda: 10_000)
+    monkeypatch.setattr("moereplay.tracegen.offload.memory.available_memory", lambda: 10_000)
     trace, config = trace_of(), config_of()
     with pytest.raises(ConfigError, match=r"the cache needs .* are free; .*--capacity"):
         bench_of(trace, [config])

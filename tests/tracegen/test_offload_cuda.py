@@ -11,8 +11,8 @@ import torch
 from moereplay.simulator.platform import Calibration
 from moereplay.simulator.reference.machine import COMPUTE
 from moereplay.tracegen.offload.compute import Layers, as_weights, layout_of
-from moereplay.tracegen.offload.experts import contents
 from moereplay.tracegen.offload.machine import RealClock, Worker
+from moereplay.tracegen.offload.memory import contents
 from moereplay.tracegen.offload.slow_tier import copier
 from tests.kit.offloading import geometry
 

@@ -9,11 +9,11 @@ import torch
 
 from moereplay.simulator.platform import Calibration, Measured
 from moereplay.simulator.platforms import platform
-from moereplay.tracegen.offload import calibration, kernels
+from moereplay.tracegen.offload import calibration
 from moereplay.tracegen.offload.compute import as_weights, layout_of, shape_of
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
-from moereplay.tracegen.offload.experts import BITS_PER_WEIGHT, WEIGHT, marks_of
 from moereplay.tracegen.offload.fit import Figure, fit, trimmed_mean
+from moereplay.tracegen.offload.memory import BITS_PER_WEIGHT, WEIGHT, marks_of
 from moereplay.tracegen.offload.slow_tier import Disk, Memory, Throttled
 from moereplay.tracegen.offload.study import Cell, Plan, measure
 from tests.kit.offloading import RATE, bench_of, config_of, geometry, trace_of
@@ -74,7 +74,7 @@ def test_packed_integers_are_unpacked_as_they_stand_for():
 
 
 def test_times_by_tokens_never_fall():
-    assert kernels.in_times({n: Figure(ns, 0, 1) for n, ns in ((1, 10), (2, 9), (4, 30), (8, 20))}) == (
+    assert calibration.in_times({n: Figure(ns, 0, 1) for n, ns in ((1, 10), (2, 9), (4, 30), (8, 20))}) == (
         (1, 1.0),
         (2, 1.0),
         (4, 3.0),
@@ -136,7 +136,7 @@ def test_a_machine_is_calibrated_by_its_own_runs(tmp_path):
     machine = found.fitted.platform
     assert isinstance(machine.compute, Measured) and machine.compute.expert_ns_per_token == 0
     for curve in (machine.compute.dense_by_tokens, machine.compute.expert_by_tokens):
-        assert [tokens for tokens, _ in curve] == list(kernels.TOKENS)
+        assert [tokens for tokens, _ in curve] == list(calibration.TOKENS)
     assert {"expert.bfloat16_ns", "expert.int4_ns", "dense.64_tokens_ns"} <= found.figures.keys()
     assert machine.links[0].bytes_per_s == found.figures["bytes_per_s"].value
     assert machine.calibration is not None and machine.calibration.mape == found.on_itself > 0

@@ -33,10 +33,10 @@ from moereplay.tracegen.live.requests import check_offloadable
 from moereplay.tracegen.live.run import LiveRequest, Prepared, prepare, proven
 from moereplay.tracegen.live.source import Emulation
 from moereplay.tracegen.modules import MoeModules
-from moereplay.tracegen.offload.comparison import agreement
 from moereplay.tracegen.offload.machine import RealClock, Worker
 from moereplay.tracegen.offload.part import Named
 from moereplay.tracegen.offload.slow_tier import Memory
+from moereplay.tracegen.offload.study import agreement
 from tests.kit.every import every
 from tests.kit.live_runs import DTYPES, TO_RUN, loaded, modules, tokens
 
@@ -282,7 +282,7 @@ def test_a_read_that_fails_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch)
 
 def test_slots_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = prepared("olmoe")
-    monkeypatch.setattr("moereplay.tracegen.offload.device.available_memory", lambda: 10_000)
+    monkeypatch.setattr("moereplay.tracegen.offload.memory.available_memory", lambda: 10_000)
     with pytest.raises(ConfigError, match=r"the cache needs .* are free; .*--capacity"), opened(ready):
         pass
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from moereplay.tracegen.precision import store
+from moereplay.tracegen.precision import contract
 from moereplay.tracegen.precision.affine import pack
-from moereplay.tracegen.precision.contract import Packed
-from moereplay.tracegen.precision.store import path_of, stored
+from moereplay.tracegen.precision.contract import Packed, path_of, stored
 from tests.kit.every import every
 
 WEIGHT = torch.randn(4, 128, generator=torch.Generator().manual_seed(3)).bfloat16()
@@ -107,7 +106,7 @@ def test_a_full_disk_keeps_nothing_and_stops_nobody(monkeypatch: pytest.MonkeyPa
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "write_whole", full)
+    monkeypatch.setattr(contract, "write_whole", full)
     made = Made()
     for _ in range(2):
         assert equal(stored(KEY, (4, 128), 4, made), pack(WEIGHT, 4))
@@ -118,7 +117,7 @@ def test_a_user_without_a_place_for_it_packs_each_time(monkeypatch: pytest.Monke
     def nowhere(name: str) -> Path:
         raise OSError
 
-    monkeypatch.setattr(store, "private_folder", nowhere)
+    monkeypatch.setattr(contract, "private_folder", nowhere)
     made = Made()
     stored(KEY, (4, 128), 4, made)
     stored(KEY, (4, 128), 4, made)

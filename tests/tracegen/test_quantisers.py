@@ -17,9 +17,8 @@ from torch.nn.functional import linear
 from moereplay.tracegen import precision
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.precision import BEST, CHOOSING, NAMES, affine, at_width, check_quantiser
-from moereplay.tracegen.precision.contract import Packed, Quantiser, imported
+from moereplay.tracegen.precision.contract import Packed, Quantiser, imported, load, quantiser_at, titled
 from moereplay.tracegen.precision.integers import packed, unpacked
-from moereplay.tracegen.precision.registry import load, quantiser_at, titled
 from moereplay.tracegen.precision.torchao_intx import as_theirs
 from tests.kit.every import every
 
@@ -249,7 +248,7 @@ def test_the_best_is_a_quantiser_by_width_and_ours_where_none_was_measured() -> 
 
 
 def test_its_title_has_the_version_of_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moereplay.tracegen.precision.registry.version_of", lambda library: "1.2" if library else "")
+    monkeypatch.setattr("moereplay.tracegen.precision.contract.version_of", lambda library: "1.2" if library else "")
     nothing: Any = lambda *given: Packed({}, (1, 1), 4)  # noqa: E731
     assert titled(Quantiser("hqq", "", nothing, nothing, (4,))) == "hqq 1.2"
     assert titled(Quantiser("affine", "", nothing, nothing, None)) == "affine"

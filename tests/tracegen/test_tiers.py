@@ -17,11 +17,10 @@ from torch import Tensor
 from moereplay.simulator.config import configure
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live import experts
+from moereplay.tracegen.live.experts import Tiers, tiers_of
 from moereplay.tracegen.live.run import prepare, run
-from moereplay.tracegen.live.tiers import Tiers, tiers_of
-from moereplay.tracegen.precision import affine, registry
-from moereplay.tracegen.precision.contract import Packed
-from moereplay.tracegen.precision.store import path_of
+from moereplay.tracegen.precision import affine, contract
+from moereplay.tracegen.precision.contract import Packed, path_of
 from moereplay.tracegen.quality.evaluation import Evaluation
 from tests.kit.live_runs import DTYPES, TO_RUN, live, loaded, modules
 from tests.tracegen.test_evaluation import Likelihood
@@ -67,14 +66,14 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[Used]:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> str:
     """Our own quantiser, but with everything that it packs on disk: there without any library."""
-    monkeypatch.setattr(registry, "load", lambda name: replace(affine.QUANTISER, keeps=True, moves=True))
+    monkeypatch.setattr(contract, "load", lambda name: replace(affine.QUANTISER, keeps=True, moves=True))
     return "affine"
 
 
 def on_disk(tiers: Tiers, one: Used, quantiser: str) -> Tensor:
     """Restore this matrix from its file's bytes, without the program's own reader."""
     assert one.bits is not None
-    found = registry.quantiser_at(quantiser, one.bits)
+    found = contract.quantiser_at(quantiser, one.bits)
     own = getattr(one.module, one.parameter).data[one.expert]
     weight = own.T if one.module.is_transposed else own
     path = path_of(tiers._key(found, one[:4], weight))  # pyright: ignore[reportArgumentType]
@@ -125,8 +124,8 @@ def test_another_process_would_run_from_the_same_bytes(monkeypatch: pytest.Monke
     def packed_again(*given: object) -> Packed:
         raise AssertionError("it was packed again")
 
-    found = registry.load("hqq")
-    monkeypatch.setattr(registry, "load", lambda name: replace(found, pack=packed_again))
+    found = contract.load("hqq")
+    monkeypatch.setattr(contract, "load", lambda name: replace(found, pack=packed_again))
     second = live("olmoe", quality=True, miss="fetch:bits=3", quantiser="hqq")
     assert first.quality == second.quality
     assert first.stored == second.stored
@@ -159,9 +158,9 @@ def test_what_has_no_room_restored_is_not_packed_again(monkeypatch: pytest.Monke
     """Room for one restored matrix and for every packed one: of three turns over two experts only the first packs."""
     module: Any = modules("olmoe").sites[0].experts
     packed: list[int] = []
-    own = registry.load("affine")
+    own = contract.load("affine")
     counted = replace(own, pack=lambda weight, bits: packed.append(1) or own.pack(weight, bits))
-    monkeypatch.setattr(registry, "load", lambda name: counted)
+    monkeypatch.setattr(contract, "load", lambda name: counted)
     tiers = Tiers(room=1)
     turns = [[tiers.weight(module, "down_proj", expert, 4) for expert in (0, 1)] for _ in range(3)]
     assert len(packed) == 2
@@ -209,6 +208,6 @@ def test_tasks_under_a_quantiser_of_another_version_are_asked_again_and_say_so(
     said = {row["set"]: row["about"]["policies"].partition("experts at ")[2] for row in rows}
     assert said == {"unmodified": "", "low": "3 bits by affine", "lru": ""}
     before = {job.name: job.key for job in asked().jobs(task)}
-    monkeypatch.setattr(registry, "version_of", lambda library: "2")
+    monkeypatch.setattr(contract, "version_of", lambda library: "2")
     after = {job.name: job.key for job in asked().jobs(task)}
     assert {name for name in before if before[name] != after[name]} == {"low"}

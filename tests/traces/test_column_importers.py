@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from moereplay.traces.importers import mapping
+from moereplay.traces.importers.columns import columns_named
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import TraceError
 from tests.kit.collecting import case
@@ -29,7 +29,7 @@ FORMS = {
 
 
 def options(columns: str = COLUMNS, **more: object) -> Options:
-    return Options.model_validate({"expert_bytes": 1000, "columns": mapping.named(columns), **more})
+    return Options.model_validate({"expert_bytes": 1000, "columns": columns_named(columns), **more})
 
 
 def rows(cell: str = '"[{}, {}]"', layer_first: bool = False) -> str:
@@ -136,7 +136,7 @@ def test_what_is_wrong_is_refused_by_line_value_and_fix(tmp_path: Path) -> None:
 def test_columns_that_cannot_be_read_are_refused() -> None:
     for text in ["", "pos", "token=", "token=a,token=b", "token=a+b", "experts=a+", "tokens=x"]:
         with case(text), pytest.raises(TraceError, match=r"--columns .* token=NAME,layer=NAME,experts=NAME"):
-            mapping.named(text)
+            columns_named(text)
 
 
 def test_plain_formats_say_how_columns_are_named(tmp_path: Path) -> None:

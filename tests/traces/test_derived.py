@@ -18,11 +18,11 @@ import pytest
 from moereplay.simulator.compiled.inputs import inputs_of
 from moereplay.simulator.config import configure
 from moereplay.traces import derived as manifest_module
-from moereplay.traces import shared as sharing
+from moereplay.traces import derived as sharing
 from moereplay.traces.demand import Demand, demand_of, next_passes
+from moereplay.traces.derived import shared
 from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Trace, memory_trace
-from moereplay.traces.shared import shared
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
 from tests.traces.test_demand import HEADER, assert_same, in_memory, request

@@ -9,9 +9,9 @@ from moereplay.calibration.columns import markdown as columns
 from moereplay.policies import NAMES, catalogue
 from moereplay.policies.grammar import is_added, parse
 from moereplay.policies.table import explain, markdown, rows
-from moereplay.results import result
+from moereplay.results import counters
 from moereplay.simulator import cards
-from moereplay.traces.exporters import registry as exporters
+from moereplay.traces.exporters import contract as exporters
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.profiles import contract as profiles
 
@@ -76,7 +76,7 @@ def test_the_table_of_exporters_is_up_to_date() -> None:
 
 
 def test_semantics_defines_every_counter_as_the_code_does():
-    assert between("docs/semantics.md", "counters") == result.markdown(), "run `make tables`"
+    assert between("docs/semantics.md", "counters") == counters.markdown(), "run `make tables`"
 
 
 def test_links_lead_to_files():

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from moereplay.traces.combine import appended, merged, taken
-from moereplay.traces.draft_rows import verified
 from moereplay.traces.drafts import verified_of
 from moereplay.traces.library.publish import publish
 from moereplay.traces.schema import Request, Trace, TraceError, memory_trace
 from moereplay.traces.selection import first_requests, shortened
 from moereplay.traces.store import open_trace, verify
+from moereplay.traces.values import verified
 from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.every import every
 from tests.kit.stored import BIAS, HEADER, PLAIN, assert_holds, drafted, everything, ids_only

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from moereplay.traces import growing
-from moereplay.traces.exporters import MODULES, NAMES, parquet, registry
+from moereplay.traces.exporters import MODULES, NAMES, contract, parquet
 from moereplay.traces.exporters.contract import Exporter, Options, fields_of
 from moereplay.traces.schema import Geometry, Header, Trace, TraceError
 from tests.kit.collecting import case
@@ -51,7 +51,7 @@ def broken(error: type[BaseException]) -> Trace:
 
 def is_a_file_and_a_word(exporter: Exporter, folder: Path) -> None:
     files = {path.stem for path in (ROOT / "traces" / "exporters").glob("*.py")}
-    assert files - {"__init__", "contract", "registry"} == {MODULES.get(name, name) for name in NAMES}
+    assert files - {"__init__", "contract"} == {MODULES.get(name, name) for name in NAMES}
     assert re.sub("[-.]", "_", exporter.name) in NAMES
     assert exporter.needs <= exporter.takes <= Options.model_fields.keys()
 
@@ -94,10 +94,10 @@ def refuses_options_that_it_has_no_use_for_and_lacks(exporter: Exporter, folder:
     for name in given.keys() - exporter.takes:
         options = options_for(exporter, **{name: given[name]})
         with case(name), pytest.raises(TraceError, match=f"combined with format {re.escape(exporter.name)}"):
-            registry.export(whole(), exporter, options, out_of(exporter, folder))
+            contract.export(whole(), exporter, options, out_of(exporter, folder))
     for _ in exporter.needs:
         with pytest.raises(TraceError, match="requires --"):
-            registry.export(whole(), exporter, Options(), out_of(exporter, folder))
+            contract.export(whole(), exporter, Options(), out_of(exporter, folder))
     assert list(folder.iterdir()) == []
 
 
@@ -146,7 +146,6 @@ def test_memory_does_not_grow_with_the_trace(name: str, tmp_path: Path, monkeypa
     """The format that is left out reads derived arrays, which are mapped."""
     monkeypatch.setattr(growing, "VALUES_AT_ONCE", 1)
     monkeypatch.setattr(growing, "SHARD_TOKENS", 64)
-    monkeypatch.setattr(registry, "PIECE", 1024)
     monkeypatch.setattr(parquet, "GROUP", 256)
     peaks = []
     for tokens in (512, 512, 2_048):

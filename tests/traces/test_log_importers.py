@@ -187,12 +187,12 @@ def records(*heads: tuple[int, int, int]) -> bytes:
 
 def test_records_that_are_wrong_are_named(tmp_path: Path) -> None:
     for content, said in [
-        (records((0, 3, 2), (1, 3, 2), (0, 3, 2)), "pass 1 has 1 layers"),
-        (records((0, 3, 2), (1, 1, 2)), "1 or 3 tokens"),
-        (records((0, 3, 2), (1, 3, 4)) + records((0, 3, 2), (1, 3, 2)), "pass 1"),
+        (records((0, 3, 2), (1, 3, 2), (0, 3, 2)), "request 1: layer 1 has 0 tokens of 3"),
+        (records((0, 3, 2), (1, 1, 2)), "layer 1 has 1 tokens of 3"),
+        (records((0, 3, 2), (1, 3, 4)), "record 1 at byte 36"),
         (records((0, 3, 2), (1, 3, 2))[:-4], "record 1 at byte 36"),
         (records((0, 3, 2)) + struct.pack("<iii", 1, 2**30, 2**10), "record 1"),
-        (records((0, 3, 2)) + struct.pack("<iii2i", 1, 1, 2, -7, 3), "pass 0 has 2 layers"),
+        (records((0, 3, 2)) + struct.pack("<iii2i", 1, 1, 2, -7, 3), "is -7"),
         (struct.pack("<iii2i", 0, 1, 2, -7, 3), "is -7"),
     ]:
         (tmp_path / "a.bin").write_bytes(content)

@@ -14,9 +14,9 @@ import polars as pl
 import pytest
 from numcodecs import zstd  # pyright: ignore[reportAttributeAccessIssue]
 
-from moereplay.traces.importers import packed, text
+from moereplay.traces.importers import archive, text
+from moereplay.traces.importers.archive import FREE, MOST_HELD, Unpacked
 from moereplay.traces.importers.contract import Options
-from moereplay.traces.importers.packed import FREE, MOST_HELD, Unpacked
 from moereplay.traces.schema import TraceError
 from tests.kit.collecting import case
 from tests.kit.importing import imported
@@ -79,7 +79,7 @@ def test_a_bomb_of_zstd_is_refused_before_it_is_unpacked(
     stated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = bytes(zstd.compress(bytes(2 * MOST_HELD)))
-    frame = whole if stated else frames_without_sizes(packed.MOST_HELD // packed.ZSTD_BLOCK + 1)
+    frame = whole if stated else frames_without_sizes(archive.MOST_HELD // archive.ZSTD_BLOCK + 1)
     (tmp_path / "a.csv.zst").write_bytes(frame)
     monkeypatch.setattr(zstd, "decompress", lambda *_: pytest.fail("it was unpacked"))
     with pytest.raises(TraceError, match=r"a\.csv\.zst.*zstd -d"):
@@ -88,14 +88,14 @@ def test_a_bomb_of_zstd_is_refused_before_it_is_unpacked(
 
 def frames_without_sizes(blocks: int) -> bytes:
     """One frame of blocks that repeat a byte, as a stream writes it whose length is not known at its start."""
-    repeated = (packed.ZSTD_BLOCK << 3 | 1 << 1).to_bytes(3, "little") + b"\n"
+    repeated = (archive.ZSTD_BLOCK << 3 | 1 << 1).to_bytes(3, "little") + b"\n"
     last = (1 << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"\n"
     return b"\x28\xb5\x2f\xfd\x00\x58" + repeated * blocks + last
 
 
 def test_frames_of_zstd_without_sizes_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt.zst").write_bytes(frames_without_sizes(2) + bytes(zstd.compress(b"end")))
-    assert "".join(text.pieces(tmp_path / "a.txt.zst")) == "\n" * (2 * packed.ZSTD_BLOCK + 1) + "end"
+    assert "".join(text.pieces(tmp_path / "a.txt.zst")) == "\n" * (2 * archive.ZSTD_BLOCK + 1) + "end"
 
 
 def test_a_zip_of_several_files_is_refused_by_their_names(tmp_path: Path) -> None:

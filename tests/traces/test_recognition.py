@@ -102,21 +102,21 @@ def suggested(said: str) -> dict[str, str]:
 
 
 def test_rows_of_other_names_are_imported_as_the_message_says(tmp_path: Path) -> None:
-    from moereplay.traces.importers import mapping
+    from moereplay.traces.importers.columns import columns_named
 
     kinds: dict[str, list[dict[str, object]]] = {"a.jsonl": LINES, "b.jsonl": [{"x": {"y": row}} for row in LINES]}
     for name, rows in kinds.items():
         found = suggested(refusal(lines(tmp_path / name, rows)))
-        options = Options(expert_bytes=10, columns=mapping.named(found["columns"]))
+        options = Options(expert_bytes=10, columns=columns_named(found["columns"]))
         assert imported(tmp_path / name, options)[1][0].chosen.shape == (3, 2, 2)
 
 
 def test_events_in_an_envelope_are_imported_as_the_message_says(tmp_path: Path) -> None:
-    from moereplay.traces.importers import mapping
+    from moereplay.traces.importers.columns import columns_named, where_named
 
     found = suggested(refusal(lines(tmp_path / "a.jsonl", EVENTS)))
     assert found["where"] == "event_type=routing"
-    columns, where = mapping.named(found["columns"]), mapping.where(found["where"])
+    columns, where = columns_named(found["columns"]), where_named(found["where"])
     trace, (request,) = imported(tmp_path / "a.jsonl", Options(expert_bytes=10, columns=columns, where=where))
     np.testing.assert_array_equal(request.chosen.reshape(-1, 2), [ids for _, _, ids in ROWS])
     assert any("event_type = routing" in note for note in trace.header.provenance.notes)

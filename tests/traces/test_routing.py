@@ -10,8 +10,18 @@ import pytest
 
 from moereplay.traces.geometry import known
 from moereplay.traces.installation import bundled
-from moereplay.traces.routing import PARTS, RoutingModel, as_toml, draw, named, read, scores_of, shipped, text_of
-from moereplay.traces.routing_candidates import routings_for
+from moereplay.traces.routing import (
+    PARTS,
+    RoutingModel,
+    as_toml,
+    draw,
+    named,
+    read,
+    routings_for,
+    scores_of,
+    shipped,
+    text_of,
+)
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace
 from moereplay.traces.summary import summarise

@@ -31,10 +31,9 @@ from moereplay.tracegen.live.experts import Weights, check_computable, projectio
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.offload.arena import Arena, Slots, arena_of
 from moereplay.tracegen.offload.bench import slots_needed
-from moereplay.tracegen.offload.device import described
 from moereplay.tracegen.offload.durations import DENSE, NoProcessor
-from moereplay.tracegen.offload.experts import Layout
 from moereplay.tracegen.offload.machine import RealClock, Worker
+from moereplay.tracegen.offload.memory import Layout, described
 from moereplay.tracegen.offload.part import Named
 from moereplay.tracegen.offload.slow_tier import SlowTier, faults_named, opened, throttled
 from moereplay.traces.schema import canonical

@@ -24,21 +24,20 @@ from moereplay.results.result import Result
 from moereplay.simulator.config import KINDS, Origin, ReplayConfig
 from moereplay.simulator.reference.engine import FinishedRun
 from moereplay.simulator.replay import Plan, plan_for, report, report_measured
+from moereplay.tracegen.capture import check
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.decoding import Sampler, endings, seed_of
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.live.experts import check_computable, implemented
+from moereplay.tracegen.live.experts import Stored, check_computable, implemented, said, tiers_of
 from moereplay.tracegen.live.offloaded import Transfers
 from moereplay.tracegen.live.quality import Quality, Readers
 from moereplay.tracegen.live.requests import CAPABILITIES, LiveRequest, check_live, requests_of
 from moereplay.tracegen.live.source import Emulation, changes_experts, depth_needed, rounding
-from moereplay.tracegen.live.tiers import Stored, said, tiers_of
 from moereplay.tracegen.modules import MoeModules, discover
 from moereplay.tracegen.plan import Decoding
 from moereplay.tracegen.plan import Plan as Recording
 from moereplay.tracegen.precision import DEFAULT, check_quantiser
 from moereplay.tracegen.record import header_of, room_of
-from moereplay.tracegen.selfcheck import check
 from moereplay.tracegen.tokens import Room, Work
 from moereplay.traces.schema import Header, Request, Trace, canonical, memory_trace
 

@@ -22,9 +22,8 @@ from moereplay.simulator.replay import Plan
 from moereplay.simulator.source import Gate, GateReadings, Mixture, Pass, gate_of, weigh
 from moereplay.tracegen.capture import Reading, Rows, watching
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.live.experts import Orders, check_obeyed, executing
+from moereplay.tracegen.live.experts import Orders, Tiers, check_obeyed, executing
 from moereplay.tracegen.live.offloaded import Transfers
-from moereplay.tracegen.live.tiers import Tiers
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.offload.machine import undisturbed
 from moereplay.traces import routers
@@ -153,7 +152,9 @@ class Emulation:
         self._engine, self._transfers = Driven(self._gates, ready.spec(log), machine, slots), transfers
         self._bits, self._routing = rounding(ready, stored), ready.chosen.routing.policy.name
         #: What experts modules must do in a pass, inside `under_orders`; None where the model's own run is right.
-        self.orders = self._ordering(tiers or Tiers()) if transfers or changes_experts(ready, stored) else None
+        served = partial(self._served, transfers) if transfers else None
+        ordered = transfers or changes_experts(ready, stored)
+        self.orders = Orders(tiers=tiers or Tiers(), elsewhere=served) if ordered else None
         self._kept: list[list[Said]] = [[] for _ in modules.sites]
         self._executed: list[list[np.ndarray]] = [[] for _ in modules.sites]
         self._passes = self._tokens = 0
@@ -232,12 +233,6 @@ class Emulation:
     def _keep(self, layer: int, mixture: Mixture) -> None:
         shape = self._kept[layer][-1].chosen.shape
         self._executed[layer].append(np.array(mixture.run, np.int16).reshape(shape))
-
-    def _ordering(self, tiers: Tiers) -> Orders:
-        return Orders(tiers=tiers, elsewhere=self._elsewhere())
-
-    def _elsewhere(self) -> Callable[[nn.Module, Tensor, Tensor], Mapping[int, Tensor]] | None:
-        return None if self._transfers is None else partial(self._served, self._transfers)
 
     def _served(self, transfers: Transfers, module: nn.Module, hidden: Tensor, ids: Tensor) -> Mapping[int, Tensor]:
         """Compute the step's experts from slots as they arrive; the engine has then decided what every token runs."""

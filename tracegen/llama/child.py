@@ -10,17 +10,16 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.llama.binding import AT_ONCE, Library, Model
 from moereplay.tracegen.llama.expert_cache import Cached, CachedModel
-from moereplay.tracegen.llama.nodes import Routers
-from moereplay.tracegen.llama.sampling import nll, pick
 from moereplay.traces.documents import from_json, json_text
 
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
@@ -156,6 +155,117 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
         for values in arrays.values():
             answers.write(np.ascontiguousarray(values).tobytes())
         answers.flush()
+
+
+# -- The next token from a row of logits, and the nll of given ones; in numpy, from a seed.
+
+
+def pick(logits: np.ndarray, temperature: float, top_p: float, top_k: int, draw: np.random.Generator) -> int:
+    """Return a token from logits (V,): the likeliest at temperature 0, else one drawn within `top_k` and `top_p`."""
+    if not temperature:
+        return int(logits.argmax())
+    order = np.argsort(-logits, kind="stable")[: top_k or None]
+    scaled = logits[order].astype(np.float64) / temperature
+    chances = np.exp(scaled - scaled[0])
+    chances /= chances.sum()
+    if top_p < 1:  # the fewest whose total reaches top_p
+        kept = int(np.searchsorted(chances.cumsum(), top_p)) + 1
+        order, chances = order[:kept], chances[:kept] / chances[:kept].sum()
+    return int(order[min(int(np.searchsorted(chances.cumsum(), draw.random(), side="right")), len(order) - 1)])
+
+
+def nll(last: np.ndarray | None, logits: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+    """Return (T,) f32 nats of tokens: the first from `last` (V,), 0 without one, the others from logits (T, V)."""
+    found = np.zeros(len(tokens), np.float32)
+    for at, token in enumerate(tokens):
+        row = logits[at - 1] if at else last
+        if row is not None:
+            most = row.max()
+            found[at] = np.log(np.exp((row - most).astype(np.float64)).sum()) + float(most) - float(row[token])
+    return found
+
+
+# -- The routers in llama.cpp's graph of a pass: nodes `ffn_moe_NAME-LAYER` become rows of logits, choices and weights.
+
+PREFIX = b"ffn_moe_"
+#: Nodes that are read. If there are several for logits or weights, the model uses the last computed one.
+KINDS = {
+    b"logits": "logits",
+    b"logits_biased": "logits",
+    b"probs": "scores",
+    b"topk": "chosen",
+    b"weights": "weights",
+    b"weights_softmax": "weights",
+    b"weights_norm": "weights",
+    b"weights_scaled": "weights",
+}
+#: Where it exists, the scores are the logits with the gate's bias: a softmax of the chosen alone follows.
+OF_THE_CHOSEN = b"weights_softmax"
+
+
+class Pass(NamedTuple):
+    """Routers of T tokens: L layers, E experts, k chosen."""
+
+    layers: list[int]  #: the model's own numbers
+    chosen: np.ndarray  #: (T, L, k) int32, best first
+    weights: np.ndarray  #: (T, L, k) f32 as the experts get them
+    logits: np.ndarray  #: (T, L, E) f32
+
+
+class Routers:
+    """Copies the routers of a pass while it runs; `name` and `values` read a node."""
+
+    def __init__(self, name: Callable[[int], bytes], values: Callable[[int], np.ndarray]) -> None:
+        self._name, self._values = name, values
+        self._rows: dict[tuple[str, int], np.ndarray] = {}
+        self._error: Exception | None = None
+
+    def on_node(self, tensor: int, ask: bool) -> bool:
+        """Before a node, return whether to stop after it; after it, copy its data. False would end the pass."""
+        try:
+            kind, layer = _parsed(self._name(tensor))
+            if kind is None:
+                return not ask
+            if not ask:
+                self._keep(kind, layer, self._values(tensor))
+        except Exception as wrong:  # must not cross C; raised after the pass
+            self._error = wrong
+        return True
+
+    def _keep(self, kind: bytes, layer: int, values: np.ndarray) -> None:
+        what = KINDS[kind]
+        width = self._rows["chosen", layer].shape[1] if what == "weights" else values.shape[-1]
+        self._rows[what, layer] = values.reshape(-1, width)
+        if kind == OF_THE_CHOSEN:
+            self._rows["logits", layer] = self._rows["scores", layer]
+
+    def take(self, tokens: int) -> Pass:
+        """Return the data of the last pass (`tokens` tokens). Raises RecordError if a layer lacks a node or tokens."""
+        rows, self._rows = self._rows, {}
+        error, self._error = self._error, None
+        if error:
+            raise error if isinstance(error, RecordError) else RecordError(f"a router cannot be read: {error!r}")
+        layers = sorted({layer for _, layer in rows})
+        if not layers:
+            raise RecordError("llama.cpp's graph of this model has no router: expected a Mixture of Experts")
+        for kind, layer in ((kind, layer) for kind in ("logits", "chosen", "weights") for layer in layers):
+            if (kind, layer) not in rows:
+                raise RecordError(f"llama.cpp's graph of this model has no {kind} of the router in layer {layer}")
+            if len(rows[kind, layer]) != tokens:
+                found = len(rows[kind, layer])
+                raise RecordError(f"layer {layer} routes {found} of {tokens} tokens; such a model cannot be recorded")
+        found = {kind: [rows[kind, layer] for layer in layers] for kind in ("chosen", "weights", "logits")}
+        if any(len({part.shape for part in parts}) > 1 for parts in found.values()):
+            raise RecordError("layers have routers of different widths: expected the same in all layers")
+        return Pass(layers, **{kind: np.stack(parts, 1) for kind, parts in found.items()})
+
+
+def _parsed(name: bytes) -> tuple[bytes | None, int]:
+    """Return the kind and layer of a router's node; None for other nodes, as `ffn_moe_probs-3 (reshaped)`."""
+    kind, dash, layer = name.removeprefix(PREFIX).rpartition(b"-")
+    if not name.startswith(PREFIX) or not dash or kind not in KINDS or not layer.isdigit():
+        return None, 0
+    return kind, int(layer)
 
 
 if __name__ == "__main__":

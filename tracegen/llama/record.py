@@ -14,16 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.tracegen.appending import SECONDS_BETWEEN_COMMITS, Progress, appended, opened_writer
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.llama.file import GgufModel
+from moereplay.tracegen.llama.file import GgufModel, rule_of
 from moereplay.tracegen.llama.process import Engine, Tokenizer
-from moereplay.tracegen.llama.rule import rule_of
 from moereplay.tracegen.plan import Plan, seed_of
-from moereplay.tracegen.tokens import Room, Work
+from moereplay.tracegen.tokens import SECONDS_BETWEEN_COMMITS, Progress, Room, Work, appended
 from moereplay.traces.dense import with_stored
 from moereplay.traces.documents import package_version
 from moereplay.traces.schema import Geometry, Header, Provenance, Request, Router, Trace
+from moereplay.traces.writer import begun
 
 PROBE_TOKENS = 32  #: random ones, on which the routing rule is checked before anything is written
 NO_LOOK_AHEAD = "llama.cpp does not compute a later layer's gate on this layer's state"
@@ -81,7 +80,7 @@ def record(
     longest = max(PROBE_TOKENS, *(len(ids) for ids in work.sequences)) + recorder.new
     running.engine.ask("context", longest=-(-longest // 256) * 256, threads=way.threads, exact=way.exact)
     header = _header(running, recorder.probed(), work, plan, way)
-    with opened_writer(out, header, running.file.bias if plan.logits else None, resume) as writer:
+    with begun(out, header, running.file.bias if plan.logits else None, resume) as writer:
         appended(writer, recorder.request, work, progress, SECONDS_BETWEEN_COMMITS)
         return writer.finish()
 

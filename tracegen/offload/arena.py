@@ -10,8 +10,7 @@ from torch import Tensor
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.reference.state import Area
 from moereplay.tracegen.offload.compute import Shape, as_weights
-from moereplay.tracegen.offload.device import free_memory, memory_of
-from moereplay.tracegen.offload.experts import PAGE, Layout, check_marks, marks_of
+from moereplay.tracegen.offload.memory import PAGE, Layout, check_marks, free_memory, marks_of, memory_of
 from moereplay.tracegen.offload.slow_tier import SlowTier
 from moereplay.traces.units import GB
 

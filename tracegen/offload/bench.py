@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.results.result import PHASES, Event, Result, Row
+from moereplay.results.counters import PHASES
+from moereplay.results.result import Result, Row
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.replay import Plan, plan, report, report_measured, source_of
@@ -154,8 +155,5 @@ def replayed(trace: Trace, config: ReplayConfig, durations: Durations | None = N
     ready = plan(trace, config)
     machine = as_machine(durations) if durations else None
     result = report(reference.run(source_of(trace, ready), ready.spec(True), machine), ready)
-    return Ran(result, np.diff([*_pass_begins(result.events), result.totals["time_ns"]]))
-
-
-def _pass_begins(events: Sequence[Event]) -> list[int]:
-    return [event.t0 for event in events if event.kind == "dense" and event.layer == 0]
+    begins = [event.t0 for event in result.events if event.kind == "dense" and event.layer == 0]
+    return Ran(result, np.diff([*begins, result.totals["time_ns"]]))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.tracegen.offload.experts import BITS_PER_WEIGHT, SEED, WEIGHT, Layout
+from moereplay.tracegen.offload.memory import BITS_PER_WEIGHT, SEED, WEIGHT, Layout
 from moereplay.traces.geometry import MODELS
 from moereplay.traces.schema import Geometry
 

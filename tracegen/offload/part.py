@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,9 @@ def tokens_of(trace: Trace, layers: int | None, first: int, last: int, prompt: i
     if layers is not None and layers > most:
         raise ConfigError(f"invalid --layers {layers}: expected at most {most}, the layers of the trace")
     kept = most if layers is None else layers
-    others = {name: _cut(getattr(request, name), first, last, kept) for name in (*PER_LAYER, *PER_TOKEN)}
+    others: dict[str, Any] = {
+        name: _cut(getattr(request, name), first, last, kept) for name in (*PER_LAYER, *PER_TOKEN)
+    }
     chosen = request.chosen[first:last, :kept]
     look = tuple(each[first:last, :kept] for each in request.lookahead)
     header = trace.header.model_copy(update={"geometry": shallow(trace.geometry, kept)})

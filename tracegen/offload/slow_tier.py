@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.tracegen.offload.device import available_memory, free_memory, host_memory
-from moereplay.tracegen.offload.experts import Layout, contents
+from moereplay.tracegen.offload.memory import Layout, available_memory, contents, free_memory, host_memory
 from moereplay.tracegen.offload.part import Named
 from moereplay.traces.documents import json_text
 from moereplay.traces.units import GB, SECOND

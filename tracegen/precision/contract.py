@@ -1,24 +1,31 @@
-"""The contract of a quantiser: it packs a weight and restores it."""
+"""The contract of a quantiser, which packs a weight and restores it; quantisers by name; packed weights on disk."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from io import StringIO
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save
 from torch import Tensor
 
 from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.precision import DEFAULT, NAMES, at_width, check_quantiser
+from moereplay.traces.files import private_folder, write_whole
 from moereplay.traces.installation import install_command
+from moereplay.traces.schema import canonical
 
 
 class Packed(NamedTuple):
@@ -78,3 +85,72 @@ def imported(module: str) -> ModuleType:
 def version_of(library: str | None) -> str:
     """Return the version of an installed library; empty if it is not installed."""
     return version(library) if library else ""
+
+
+# -- Quantisers by name and width.
+
+
+def load(name: str) -> Quantiser:
+    """Return the quantiser of that file."""
+    return import_module(f"moereplay.tracegen.precision.{name}").QUANTISER
+
+
+def quantiser_at(name: str, bits: float) -> Quantiser:
+    """Return the quantiser that `name` selects at `bits`. Raises RecordError for a width that it lacks."""
+    check_quantiser(name)
+    found = load(at_width(name, bits))
+    if found.widths is not None and bits not in found.widths:
+        has = ", ".join(map(str, found.widths))
+        raise RecordError(f"quantiser {name} has {has} bits, not {bits:g}; take {DEFAULT}, or other bits of --miss")
+    return found
+
+
+def titled(quantiser: Quantiser) -> str:
+    """Return a quantiser's name with its library's version, which together determine its bytes."""
+    return f"{quantiser.name} {version_of(NAMES[quantiser.name])}".strip()
+
+
+# -- Packed weights in the user's cache: one file each, safetensors after its sha256, so that nothing is unpickled.
+# -- Files are written atomically and recomputed if damaged. They may be removed at any time.
+
+FORM = 1  #: raised when the same tensors come to mean other weights
+DIGEST = 32  #: bytes of a sha256
+LOG = logging.getLogger(__name__)
+
+
+def stored(key: Mapping[str, object], shape: tuple[int, int], bits: float, make: Callable[[], Packed]) -> Packed:
+    """Load the packed weight of a key, or pack it by `make` and store it if the disk has space."""
+    path = path_of(key)
+    tensors = None if path is None else _read(path)
+    if tensors is not None:
+        return Packed(tensors, shape, bits)
+    made = make()
+    if path is not None:
+        with suppress(OSError):
+            write_whole(path, _sealed(made.tensors))
+    return made
+
+
+def path_of(key: Mapping[str, object]) -> Path | None:
+    """Return the file of a key; None if the user has no cache folder."""
+    name = hashlib.sha256(canonical({**key, "form": FORM})).hexdigest()
+    try:
+        return private_folder("packed-experts") / name[:2] / f"{name}.packed"
+    except OSError:
+        return None
+
+
+def _sealed(tensors: Mapping[str, Tensor]) -> bytes:
+    content = save({name: each.contiguous().cpu() for name, each in tensors.items()})
+    return hashlib.sha256(content).digest() + content
+
+
+def _read(path: Path) -> dict[str, Tensor] | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
+        LOG.warning("%s is damaged; it is made anew", path)
+        return None
+    return read_tensors(data[DIGEST:])

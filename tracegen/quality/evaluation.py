@@ -30,21 +30,19 @@ from moereplay.simulator.replay import Plan, plan_for, replay
 from moereplay.tracegen.checkpoint import Loaded
 from moereplay.tracegen.decoding import input_device
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.live.experts import check_computable
+from moereplay.tracegen.live.experts import check_computable, said, tiers_of
 from moereplay.tracegen.live.requests import CAPABILITIES
 from moereplay.tracegen.live.source import changes_experts, depth_needed, rounding
-from moereplay.tracegen.live.tiers import said, tiers_of
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.plan import Plan as Recording
 from moereplay.tracegen.precision import DEFAULT
-from moereplay.tracegen.quality.answers import Answers
-from moereplay.tracegen.quality.harness import Task
+from moereplay.tracegen.quality.harness import Answers, Task
 from moereplay.tracegen.quality.session import Session, Subject, alone_because
 from moereplay.tracegen.record import header_of
 from moereplay.tracegen.tokens import Work
 from moereplay.traces.documents import package_version
 from moereplay.traces.lock import refuse_busy
-from moereplay.traces.metadata import PARTIAL
+from moereplay.traces.metadata import partial_of
 from moereplay.traces.schema import Request, Trace, canonical
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import TraceWriter
@@ -177,7 +175,7 @@ class Evaluation:
     def _recorded(self, job: Job, advance: Callable[[str, int], None]) -> Row:
         """Return the unmodified model, its routing recorded. Raises TraceError if another process records it now."""
         path = self.trace_of(job.task)
-        partial = path.with_name(path.name + PARTIAL)
+        partial = partial_of(path)
         refuse_busy(partial)
         for left in (path, partial):  # of a run that was killed
             shutil.rmtree(left, ignore_errors=True)

@@ -1,8 +1,9 @@
-"""Tasks of lm-evaluation-harness by name, group or YAML file, read by a model under policies."""
+"""Tasks that a model answers under policies: perplexity of a text, and lm-evaluation-harness by name or YAML file."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
 import sys
@@ -10,18 +11,61 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from math import isfinite, log
+from math import exp, inf, isfinite, log
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
+from moereplay.results.result import Row
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import one_line
-from moereplay.tracegen.quality.answers import Answers, Example, Measure, sha256_of
+from moereplay.tracegen.live.quality import LARGEST_EXPONENT
+from moereplay.tracegen.prompts import Prompts, read_texts
 from moereplay.tracegen.quality.named import PERPLEXITY, YAML, called_of, check_task_file, content_of
-from moereplay.tracegen.quality.perplexity import Perplexity
 from moereplay.tracegen.quality.session import Session
-from moereplay.tracegen.tokens import check_chat
+from moereplay.tracegen.quality.texts import TeacherForced
+from moereplay.tracegen.record import room_of
+from moereplay.tracegen.tokens import check_chat, windows
 from moereplay.traces.texts import nearest
+
+
+class Measure(NamedTuple):
+    """A figure of a task."""
+
+    name: str
+    value: float
+    higher_is_better: bool
+
+
+class Example(NamedTuple):
+    """One measure of one example; equal `example` and `prompt_sha256` of two sets are a pair."""
+
+    example: str
+    prompt_sha256: str
+    measure: str
+    value: float
+    weight: float = 1.0  #: in the mean over examples
+
+
+class Answers(NamedTuple):
+    """Answers of one task under one policy set."""
+
+    measures: list[Measure]
+    examples: list[Example]
+
+    def row(self) -> Row:
+        """Return the answers as `results.quality` stores them."""
+        return {
+            "measures": [each._asdict() for each in self.measures],
+            "examples": [each._asdict() for each in self.examples],
+        }
+
+
+def sha256_of(text: str) -> str:
+    """Return the sha256 of a prompt: results store digests, not prompts."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -- Tasks of lm-evaluation-harness.
 
 #: Measures that follow from log-likelihoods, with what a mean is divided by: an example has nats, or bits.
 NATS = {"perplexity": 1.0, "word_perplexity": 1.0, "byte_perplexity": 1.0, "bits_per_byte": log(2)}
@@ -228,3 +272,65 @@ def _task(name: str, how: Asking) -> Task:
     if name.startswith(PERPLEXITY):
         return Perplexity.of(Path(name.removeprefix(PERPLEXITY)), how.window, how.limit)
     return HarnessTask.of(name, how.limit, how.seed, how.shots, how.chat)
+
+
+# -- The task `perplexity:FILE`: windows of a text, token by token, compared with the unmodified model.
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """A text file in windows of `window` tokens, the first `limit` of them."""
+
+    path: Path
+    texts: Prompts
+    window: int
+    limit: int | None
+
+    @classmethod
+    def of(cls, path: Path, window: int, limit: int | None) -> Perplexity:
+        """Raises RecordError if the file cannot be read."""
+        return cls(path, read_texts([path]), window, limit)
+
+    compared = True  #: with the unmodified model, token by token
+
+    @property
+    def name(self) -> str:
+        """Name in tables and files."""
+        return f"{PERPLEXITY}{self.path.name}"
+
+    @property
+    def definition(self) -> list[object]:
+        """Inputs besides the model that determine the answers."""
+        return ["perplexity", self.texts.sha256, self.window, self.limit]
+
+    def answers(self, session: Session) -> Answers:
+        """Read every window. Raises RecordError for a text shorter than one."""
+        loaded = session.subject.loaded
+        work = windows(self.texts, loaded.tokenizer, room_of(loaded), self.window, self.limit)
+        texts = [TeacherForced(ids.tolist(), prompt=1, scored=1) for ids in work.sequences]
+        session.read(texts)
+        examples = [each for number, text in enumerate(texts) for each in _window_examples(number, text)]
+        return Answers(_window_measures(texts), examples)
+
+
+def _window_examples(number: int, text: TeacherForced) -> list[Example]:
+    tokens, of = len(text.ids) - 1, (str(number), sha256_of(str(list(text.ids))))
+    values = {"nll": -text.logprob / tokens, "kl": text.compared.kl / tokens, "top1": _agreed(text) / tokens}
+    return [Example(*of, name, value, tokens) for name, value in values.items()]
+
+
+def _window_measures(texts: list[TeacherForced]) -> list[Measure]:
+    tokens = sum(len(text.ids) - 1 for text in texts)
+    nll = -sum(text.logprob for text in texts) / tokens
+    kl, agreed = sum(text.compared.kl for text in texts), sum(map(_agreed, texts))
+    return [
+        Measure("nll", nll, False),
+        Measure("perplexity", exp(nll) if nll < LARGEST_EXPONENT else inf, False),
+        Measure("kl", kl / tokens, False),
+        Measure("top1", agreed / tokens, True),
+    ]
+
+
+def _agreed(text: TeacherForced) -> int:
+    """Count the agreeing tokens; all of them for the unmodified model."""
+    return text.compared.agreed if text.compared.tokens else len(text.ids) - 1

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from moereplay.traces.checkpoints.gguf import TYPES, Gguf
+from moereplay.traces.frozen import Window
 from moereplay.traces.geometry import KnownModel, ModelNumbers, Published
-from moereplay.traces.kv_cache import Window
 from moereplay.traces.schema import Geometry, Router, TraceError, shown
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 

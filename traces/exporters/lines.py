@@ -64,7 +64,7 @@ def number(value: float) -> float:
 
 
 def write_csv(trace: Trace, options: Options, target: Target) -> Answer:
-    """Write the documented CSV (`traces/importers/generic.py`): a line per request, token and layer, sizes on the first
+    """Write the documented CSV (`traces/importers/columns.py`): a line per request, token and layer, sizes on the first
     line.
 
     It keeps ids, weights if recorded, and the phase.
@@ -104,7 +104,7 @@ CSV = Exporter(
 
 
 def write_jsonl(trace: Trace, options: Options, target: Target) -> Answer:
-    """Write the documented JSON lines (`traces/importers/generic.py`): an object per request, token and layer.
+    """Write the documented JSON lines (`traces/importers/columns.py`): an object per request, token and layer.
 
     It keeps ids, weights and logits if recorded, and the phase.
     """

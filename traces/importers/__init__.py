@@ -14,6 +14,9 @@ MODULES = {
     **dict.fromkeys(("sglang_response", "vllm_response"), "answers"),
     **dict.fromkeys(("gptoss_npz", "layers_npz", "arrays"), "npz"),
     **dict.fromkeys(("gptoss_json", "routing_atlas", "layer_rows"), "json_documents"),
+    "cecar": "router_logits",
+    "generic": "columns",
+    "llama_records": "router_binaries",
     **dict.fromkeys(("token_lines", "named_jsonl"), "json_lines"),
     **dict.fromkeys(("llama_positions", "llama_ranks"), "llama_tables"),
 }

@@ -1,21 +1,188 @@
-"""Untrusted npz archives: no pickle, no allocation beyond the file's size, damage as an error of one line."""
+"""Untrusted containers: packed files (gzip, bzip2, xz, zstd, a zip of one file) by their first bytes; npz archives.
+
+A packed file may expand to `FREE` bytes, or to `EXPANSION` times the bytes read so far: routing traces expand 5 to 20
+times, a bomb a thousand times or more. A bomb is rejected after `FREE` bytes.
+"""
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import math
 import tokenize
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
 
-from moereplay.traces.importers.packed import EXPANSION, allowance
+from moereplay.traces.documents import refuse_irregular
 from moereplay.traces.schema import TraceError, check_values, shown
+
+FREE, EXPANSION = 1 << 25, 100
+MOST_HELD = 1 << 28  #: bytes of a file whose packing is undone at once
+ZSTD_BLOCK = 1 << 17  #: bytes that a block of zstd holds at most
+ZSTD_FRAME, ZSTD_SKIPPED = 0xFD2FB528, 0x184D2A50
+LONGEST_MAGIC = 8
+DAMAGE = (EOFError, zlib.error, lzma.LZMAError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile)
+
+
+class Readable(Protocol):
+    """Stream that every unpacking library returns."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to `size` bytes, none at the end."""
+        ...
+
+
+class Packing(NamedTuple):
+    """One way of packing a file."""
+
+    name: str
+    suffix: str
+    magic: bytes
+    opened: Callable[[BinaryIO, Path], Readable]
+    unpack: str  #: command that undoes it
+
+
+def _zip(source: BinaryIO, file: Path) -> Readable:
+    """Return the only file of a zip archive. Raises TraceError if there are several."""
+    archive = zipfile.ZipFile(source)
+    names = [each for each in archive.namelist() if not each.endswith("/") and not each.startswith("__MACOSX/")]
+    if len(names) != 1:
+        listed = shown(", ".join(names), 200) or "none"
+        archive.close()
+        raise TraceError(f"{file}: a zip of {len(names):,} files ({listed}): expected one file; unpack it first")
+    return archive.open(names[0])
+
+
+def _zstd(source: BinaryIO, file: Path) -> Readable:
+    """Return the whole file, unpacked: the decoder that comes with zarr has no streams."""
+    from numcodecs import zstd  # pyright: ignore[reportAttributeAccessIssue]
+
+    packed = source.read(MOST_HELD + 1)
+    size = _zstd_bound(packed)
+    if size > min(allowance(len(packed)), MOST_HELD):
+        raise TraceError(
+            f"{file}: zstd of more than {MOST_HELD >> 20:,} MiB, or {EXPANSION}-fold; run zstd -d {file.name}"
+        )
+    return io.BytesIO(zstd.decompress(packed))
+
+
+def _zstd_bound(packed: bytes) -> int:
+    """Return bytes that zstd frames hold at most, by the headers of their blocks (RFC 8878, 3.1.1)."""
+    at = bound = 0
+    while at < len(packed):
+        magic = int.from_bytes(packed[at : at + 4], "little")
+        if magic & ~15 == ZSTD_SKIPPED:
+            at += 8 + int.from_bytes(packed[at + 4 : at + 8], "little")
+            continue
+        if magic != ZSTD_FRAME or at + 5 > len(packed):
+            raise EOFError("not a zstd frame")
+        descriptor = packed[at + 4]
+        single, stated = descriptor >> 5 & 1, descriptor >> 6
+        content = (1 if single else 0, 2, 4, 8)[stated]
+        at += 5 + (not single) + (0, 1, 2, 4)[descriptor & 3]
+        size = int.from_bytes(packed[at : at + content], "little") + (256 if stated == 1 else 0)
+        blocks, at = _zstd_blocks(packed, at + content)
+        bound += min(size, blocks) if content else blocks
+        at += 4 * (descriptor >> 2 & 1)
+    return bound
+
+
+def _zstd_blocks(packed: bytes, at: int) -> tuple[int, int]:
+    """Return bytes that the blocks of a frame hold at most, and where they end."""
+    bound, last = 0, False
+    while not last:
+        header = int.from_bytes(packed[at : at + 3], "little")
+        if at + 3 > len(packed):
+            raise EOFError("cut off inside a frame of zstd")
+        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        at += 3 + (1 if kind == 1 else size)
+        bound += size if kind < 2 else ZSTD_BLOCK
+    return bound, at
+
+
+PACKINGS = (
+    Packing("gzip", ".gz", b"\x1f\x8b", lambda source, _: gzip.GzipFile(fileobj=source), "gunzip"),
+    Packing("bzip2", ".bz2", b"BZh", lambda source, _: bz2.BZ2File(source), "bunzip2"),
+    Packing("xz", ".xz", b"\xfd7zXZ\0", lambda source, _: lzma.LZMAFile(source), "unxz"),  # noqa: SIM115
+    Packing("zstd", ".zst", ZSTD_FRAME.to_bytes(4, "little"), _zstd, "zstd -d"),
+    Packing("zip", ".zip", b"PK\x03\x04", _zip, "unzip"),
+)
+SUFFIXES = tuple(each.suffix for each in PACKINGS)
+
+
+def packing_of(start: bytes, name: Path) -> Packing | None:
+    """Return the packing that a file begins with. A zip counts only by its name too: npz and torch files are zips."""
+    for each in PACKINGS:
+        if start.startswith(each.magic) and (each.suffix != ".zip" or name.suffix == ".zip"):
+            return each
+    return None
+
+
+def allowance(size: int) -> int:
+    """Return bytes that `size` compressed ones may expand to."""
+    return max(FREE, EXPANSION * size)
+
+
+class Unpacked(io.RawIOBase):
+    """The bytes of a file, unpacked if it is packed. Raises TraceError for a missing or damaged file and for bombs."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            refuse_irregular(file)
+        except OSError as wrong:
+            raise TraceError(f"{file}: {wrong.strerror}; check the path") from None
+        self.file, self.count = file, 0
+        self._source = file.open("rb")
+        start = self._source.read(LONGEST_MAGIC)
+        self._source.seek(0)
+        self.packing = packing_of(start, file)
+        try:
+            self._stream: Readable = self.packing.opened(self._source, file) if self.packing else self._source
+        except DAMAGE as broken:
+            self._source.close()
+            raise self._damaged(broken) from None
+        except TraceError:
+            self._source.close()
+            raise
+
+    def readable(self) -> bool:
+        """Return True: the file is open for reading."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes. Raises TraceError."""
+        try:
+            found = self._stream.read(len(buffer))
+        except DAMAGE as broken:
+            raise self._damaged(broken) from None
+        buffer[: len(found)] = found
+        self.count += len(found)
+        if self.packing and self.count > allowance(self._source.tell()):
+            fix = f"if that is correct, unpack it with {self.packing.unpack}"
+            raise TraceError(f"{self.file}: expands more than {EXPANSION}-fold; {fix}")
+        return len(found)
+
+    def close(self) -> None:
+        """Close the file too."""
+        if not self.closed:
+            self._source.close()
+        super().close()
+
+    def _damaged(self, broken: BaseException) -> TraceError:
+        name = self.packing.name if self.packing else "file"
+        return TraceError(f"{self.file}: damaged {name} ({shown(broken)}); download or record it again")
+
+
+# -- Untrusted npz archives: no pickle, no allocation beyond the file's size, damage as an error of one line.
 
 #: what zipfile raises on a damaged archive; RuntimeError where damage looks like encryption
 ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)

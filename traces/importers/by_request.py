@@ -277,14 +277,15 @@ def tokens_of(layer: np.ndarray, run: np.ndarray, alone: bool = False) -> Tokens
     return Tokens((np.cumsum(begins) - 1)[of_row], token, (~prompt).astype(np.int64)[of_row])
 
 
-def by_pass(pieces: Iterable[Columns]) -> Iterator[Columns]:
+def by_pass(pieces: Iterable[Columns], alone: bool = False) -> Iterator[Columns]:
     """Yield rows with their `layer` and `run`, some at a time, as whole passes with `request`, `token` and `phase`.
 
-    `run` differs where one run follows another. The rows of a pass are held until the next one begins.
+    `run` differs where one run follows another; it is left out. The rows of a pass are held until the next one begins.
+    `alone` is that of `tokens_of`.
     """
     waiting: list[Columns] = []
     last = np.zeros((2, 0), np.int64)
-    place = _Place()
+    place = _Place(alone)
     for columns in pieces:
         layer, run = np.concatenate([last, [columns["layer"], columns["run"]]], axis=1)
         last = np.array([layer[-1:], run[-1:]])
@@ -300,15 +301,16 @@ def by_pass(pieces: Iterable[Columns]) -> Iterator[Columns]:
 class _Place:
     """Requests and tokens before the next pass, and whether the last pass was a prompt's."""
 
-    def __init__(self) -> None:
+    def __init__(self, alone: bool) -> None:
         self._requests = self._tokens = 0
-        self._prompt = False
+        self._prompt, self._alone = False, alone
 
     def of(self, columns: Columns) -> Columns:
         """Return whole passes with their requests, tokens and phases."""
-        tokens = tokens_of(columns["layer"], columns["run"])
-        goes_on = self._requests > 0 and (self._prompt or tokens.phase[0] == 1)
+        tokens = tokens_of(columns["layer"], columns["run"], self._alone)
+        goes_on = self._requests > 0 and (tokens.phase[0] == 1 or (self._prompt and not self._alone))
         request, token = tokens.request + self._requests - goes_on, tokens.token + self._tokens
         self._requests, self._tokens = int(request[-1]) + 1, int(token.max()) + 1
         self._prompt = tokens.phase[-1] == 0
-        return {**columns, REQUEST: request, "token": token, "phase": tokens.phase}
+        kept = {name: values for name, values in columns.items() if name != "run"}
+        return kept | {REQUEST: request, "token": token, "phase": tokens.phase}

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.traces.importers import mapping
 from moereplay.traces.importers.by_request import REQUEST, Restarts
-from moereplay.traces.importers.cells import number, numbers, whole
 from moereplay.traces.importers.rows import FLOATS, LISTS, PHASE, Rows, fits
-from moereplay.traces.importers.table import COUNT, LAYER, Cells, Table, ids_below, is_allowed
+from moereplay.traces.importers.table import COUNT, LAYER, Cells, Names, Table, ids_below, is_allowed
+from moereplay.traces.importers.text import number, numbers, whole
 from moereplay.traces.schema import MOST_EXPERTS, VALUES, TraceError, Values
 
 LAYER_NUMBER = re.compile(r"(?:layers?|blocks?|blk|h)[._/]?(\d+)", re.ASCII | re.IGNORECASE)
@@ -26,7 +25,7 @@ PHASES = {"prompt": 0, "prefill": 0, "decode": 1, "decoding": 1, "generated": 1,
 class CellRows:
     """Rows of a file, one table after the other, and what had to be assumed, known when all have been read."""
 
-    def __init__(self, columns: mapping.Columns) -> None:
+    def __init__(self, columns: Names) -> None:
         self._columns = columns
         self._names: dict[str, int | None] = {}  #: of requests, in the order of their first rows; a number if it is one
         self._order: dict[str, int] = {}
@@ -126,7 +125,7 @@ class CellRows:
 class ExactRows:
     """Rows of the plain formats: whole numbers and lists as documented, each list as long as in the first row."""
 
-    def __init__(self, columns: mapping.Columns, experts: int | None) -> None:
+    def __init__(self, columns: Names, experts: int | None) -> None:
         self._columns = columns
         self._lengths: dict[str, int] = {}
         self._allowed = {"request": COUNT, "token": COUNT, "layer": LAYER, "phase": PHASE}

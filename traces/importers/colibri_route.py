@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.by_request import Columns, by_pass, renumbering
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, header_for
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
 from moereplay.traces.importers.table import COUNT, LAYER, ids_below
 from moereplay.traces.importers.text import blocks, start_of
@@ -48,7 +48,7 @@ def read(path: Path, options: Options) -> Foreign:
     shape = seen.shape(options)
     begun = f"{len(seen.ends.last):,} requests, each a prompt (calls of several rows) and its decode steps"
     said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers)]
-    notes = [assumed(said, shape, options), DIGITS, *empty.said()]
+    notes = [options.assumed(said, shape), DIGITS, *empty.said()]
     header = header_for(shape, options, Origin(COLIBRI_ROUTE.name, path, [path]), notes)
     return Foreign(header, requests_in(streamed(path, _pieces(path), seen), header.geometry, options))
 
@@ -78,7 +78,7 @@ class _Empty:
 
 def _pieces(path: Path, empty: _Empty | None = None) -> Iterator[Rows]:
     for columns in by_pass(_blocks(path, empty)):
-        yield Rows(path, **{name: values for name, values in columns.items() if name != "run"})
+        yield Rows(path, **columns)
 
 
 def _blocks(path: Path, empty: _Empty | None) -> Iterator[Columns]:

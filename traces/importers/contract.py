@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
 from moereplay.traces.dense import check_dense_bits, in_words, with_params, with_stored
+from moereplay.traces.files import digest_of
 from moereplay.traces.frozen import first_fault
 from moereplay.traces.geometry import MODELS, recognised
 from moereplay.traces.importers import sources
-from moereplay.traces.importers.sources import digest_of
 from moereplay.traces.schema import (
     LEAST_BITS,
     MOST_BITS,
@@ -50,7 +50,7 @@ class Options(Frozen):
     matrices: tuple[int, ...] = ()  #: relative sizes of an expert's matrices in reading order
     prompt_length: int | None = Field(default=None, ge=0)  #: prompt tokens of every request, at most its length
     chunk: int | None = Field(default=None, ge=1)  #: tokens after which the recorder cleared its context
-    columns: dict[str, tuple[str, ...]] | None = None  #: the file's names for fields, see `mapping`
+    columns: dict[str, tuple[str, ...]] | None = None  #: the file's names for fields, see `columns.py`
     where: tuple[str, str] | None = None  #: a column, and its value in the rows to read
     shape: tuple[int, int] | None = None  #: layers and k of a token's row, where ids are flat
     ids: Literal["layer", "global"] = "layer"  #: whether they count from 0 in each layer, or on through the layers
@@ -60,6 +60,32 @@ class Options(Frozen):
     def renumbers(self) -> bool:
         """True if the ids of the file are other numbers than the experts of a layer."""
         return self.ids == "global" or self.real_experts is not None
+
+    def prompt_of(self, tokens: int, recorded: int) -> int:
+        """Return the number of prompt tokens: the option's, at most `tokens`, else the recorded number."""
+        return recorded if self.prompt_length is None else min(self.prompt_length, tokens)
+
+    def phase_note(self) -> list[str]:
+        """Return the note for a file that does not mark prompt tokens; empty with --prompt-length."""
+        return [NO_PHASE] if self.prompt_length is None else []
+
+    def counted(self, ids: np.ndarray, layers: int) -> Shape:
+        """Return the shape of ids (..., k) without a stated number of experts: the model's, else the largest id + 1."""
+        return self.shape_of(layers, ids.shape[-1], int(ids.max()))
+
+    def shape_of(self, layers: int, k: int, highest: int) -> Shape:
+        """Return the shape of a file from the facts that its ids show."""
+        return Shape(layers, k, highest, None if self.geometry or highest < 0 else highest + 1)
+
+    def assumed(self, said: list[str], shape: Shape, basis: str = "the largest id + 1") -> str:
+        """Return a note on how a file without a header was read; `basis` is the source of its number of experts."""
+        told = [f"{ASSUMED}{said[0]}", *said[1:], f"layers 0..{shape.layers - 1}"]
+        if self.geometry and not self.renumbers:
+            source = "--model says" if self.model else "the geometry given has"
+            told.append(f"experts = {self.geometry.experts} as {source}")
+        elif not self.renumbers:
+            told.append(f"experts = {shape.experts} as {basis}")
+        return "; ".join(told)
 
     @field_validator("expert_bits")
     @classmethod
@@ -324,40 +350,9 @@ def _text_notes(origin: Origin, options: Options) -> list[str]:
     ]
 
 
-def counted(ids: np.ndarray, layers: int, options: Options) -> Shape:
-    """Return the shape of ids (..., k) without a stated number of experts: the model's, else the largest id + 1."""
-    return shape_of(layers, ids.shape[-1], int(ids.max()), options)
-
-
-def shape_of(layers: int, k: int, highest: int, options: Options) -> Shape:
-    """Return the shape of a file from the facts that its ids show."""
-    return Shape(layers, k, highest, None if options.geometry or highest < 0 else highest + 1)
-
-
-def assumed(said: list[str], shape: Shape, options: Options, basis: str = "the largest id + 1") -> str:
-    """Return a note on how a file without a header was read; `basis` is the source of its number of experts."""
-    said = [*said, f"layers 0..{shape.layers - 1}"]
-    if options.renumbers:
-        return "; ".join([f"{ASSUMED}{said[0]}", *said[1:]])
-    experts = f"{shape.experts} as {basis}"
-    if options.geometry:
-        experts = f"{options.geometry.experts} as {'--model says' if options.model else 'the geometry given has'}"
-    return "; ".join([f"{ASSUMED}{said[0]}", *said[1:], f"experts = {experts}"])
-
-
 def size_line(geometry: Geometry) -> str:
     """Describe the experts' size, which decides every time of a replay."""
     total = sum(geometry.expert_bytes) * geometry.experts
     mean = total / (geometry.layers * geometry.experts)
     each = f"{mean / 2**20:.4g} MiB at {geometry.expert_bits:g} bits"
     return f"an expert has {each}, all have {total / 2**30:.4g} GiB; override with --expert-bits or --expert-bytes"
-
-
-def phase_note(options: Options) -> list[str]:
-    """Return the note for a file that does not mark prompt tokens; empty with --prompt-length."""
-    return [NO_PHASE] if options.prompt_length is None else []
-
-
-def prompt_tokens(options: Options, tokens: int, recorded: int) -> int:
-    """Return the number of prompt tokens: the option's, at most `tokens`, else the recorded number."""
-    return recorded if options.prompt_length is None else min(options.prompt_length, tokens)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT, LAYER, read_table
 from moereplay.traces.importers.text import start_of, suffix_of
@@ -71,7 +71,7 @@ def _requests(
 ) -> Iterator[Request]:
     for text in range(batch):
         own = ids[text::batch]
-        prompt = prompt_tokens(options, len(own), len(own))
+        prompt = options.prompt_of(len(own), len(own))
         yield Request(own, prompt, scores[text::batch], token_ids=None if tokens is None else tokens[text::batch])
 
 

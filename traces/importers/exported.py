@@ -9,24 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from moereplay.traces.documents import refuse_irregular
 from moereplay.traces.importers.by_request import prompt_of
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from moereplay.traces.importers.packed import EXPANSION, allowance
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.sources import files_of
-from moereplay.traces.importers.table import COUNT, LAYER
-from moereplay.traces.schema import Geometry, Request, TraceError, check_values, first_refused, shown
+from moereplay.traces.importers.table import COUNT, LAYER, Table, parquet_tables
+from moereplay.traces.schema import Geometry, Request, TraceError, check_values
 from moereplay.traces.stated import KEY, sizes_in
 
 SUFFIX = ".parquet"
 KEYS = {"request": COUNT, "token": COUNT, "layer": LAYER, "phase": COUNT._replace(most=1)}
 LISTS = {"experts": "chosen", "weights": "weights", "logits": "logits"}  #: and the arrays of a trace that they are
-ROWS = 1 << 16  #: read at a time, a row group of the exporter's
-CELL = 8  #: bytes of a number
 
 Columns = Mapping[str, np.ndarray]
 
@@ -95,61 +91,30 @@ def _request(pieces: list[Columns], geometry: Geometry, options: Options, file: 
     prompt = prompt_of(rows["phase"][::layers], number, str(file))
     dense = {array: rows[name].reshape(tokens, layers, -1) for name, array in LISTS.items() if name in rows}
     chosen, weights, logits = dense["chosen"], dense.get("weights"), dense.get("logits")
-    return Request(chosen, prompt_tokens(options, tokens, prompt), weights, logits)
+    return Request(chosen, options.prompt_of(tokens, prompt), weights, logits)
 
 
 def _batches(file: Path, geometry: Geometry) -> Iterator[Columns]:
     """Yield some rows at a time as arrays by column, (N,) or (N, width). Raises TraceError naming the file."""
-    import polars as pl
 
-    try:
-        refuse_irregular(file)
-        lazy = pl.scan_parquet(file)
-        names = [name for name in (*KEYS, *LISTS) if name in lazy.collect_schema().names()]
-        if missing := {*KEYS, "experts"} - {*names}:
+    def choose(found: tuple[str, ...]) -> list[str]:
+        if missing := {*KEYS, "experts"} - {*found}:
             raise TraceError(f"{file}: missing column {min(missing)}: expected {', '.join((*KEYS, *LISTS))}")
-        rows = int(lazy.select(pl.len()).collect().item())
-        _refuse_bloat(file, rows * (len(KEYS) + geometry.k))
-        for first in range(0, rows, ROWS):
-            frame = lazy.select(names).slice(first, ROWS).collect()
-            yield {name: _column(frame[name], geometry, f"{file}, rows from {first + 1}") for name in names}
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as broken:
-        raise TraceError(f"{file}: unreadable Parquet ({shown(broken)}); export it again") from None
+        return [name for name in (*KEYS, *LISTS) if name in found]
+
+    widths = {"experts": geometry.k, "weights": geometry.k, "logits": geometry.experts}
+    for table in parquet_tables(file, choose, len(KEYS) + geometry.k):
+        lists = {name: _lists(table, name, width) for name, width in widths.items() if name in table}
+        yield {name: table.checked(allowed, name) for name, allowed in KEYS.items()} | lists
 
 
-def _refuse_bloat(file: Path, numbers: int) -> None:
-    if not numbers:
-        raise TraceError(f"{file}: no rows: expected a row per token and layer")
-    if numbers * CELL > allowance(file.stat().st_size):
-        raise TraceError(f"{file}: expands more than {EXPANSION}-fold; if that is correct, export it as CSV")
-
-
-def _column(series: Any, geometry: Geometry, place: str) -> np.ndarray:
-    """Return a column's numbers. Raises TraceError naming the column if one is out of range."""
-    width = {"experts": geometry.k, "weights": geometry.k, "logits": geometry.experts}.get(series.name)
-    numbers = series if width is None else _flat(series, width, place)
-    if numbers.null_count() or not numbers.dtype.is_numeric():
-        raise TraceError(f"{place}: {series.name} has missing values: expected a number in every row")
-    values = numbers.to_numpy()
-    if width is not None:
-        values = values.reshape(-1, width)
-        check_values(values, LISTS[series.name], f"{place}: {series.name}")
-        return values
-    at = first_refused(values, KEYS[series.name]) if values.dtype.kind in "iu" else (0,)
-    if at is not None:
-        raise TraceError(f"{place}: invalid {series.name} {values[at]}: expected {KEYS[series.name].expected}")
-    return values.astype(np.int64)
-
-
-def _flat(series: Any, width: int, place: str) -> Any:
-    """Return the concatenated numbers of lists of equal length."""
-    import polars as pl
-
-    if not isinstance(series.dtype, pl.List):
-        raise TraceError(f"{place}: invalid {series.name} {shown(series.dtype)}: expected lists of {width} numbers")
-    if series.null_count() or not (series.list.len() == width).all():
-        raise TraceError(f"{place}: invalid list length in {series.name}: expected {width} numbers")
-    return series.explode()
+def _lists(table: Table, name: str, width: int) -> np.ndarray:
+    """Return a column of lists of equal length, (N, width). Raises TraceError naming the column."""
+    found, place = table.columns[name], f"{table.place(0)} and those after it: {name}"
+    if not isinstance(found, np.ndarray) or found.shape[1:] != (width,):
+        raise TraceError(f"{place}: expected lists of {width} numbers")
+    check_values(found, LISTS[name], place)
+    return found
 
 
 EXPORTED = Importer(

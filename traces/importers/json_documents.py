@@ -12,18 +12,7 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.importers.by_request import renumbering
-from moereplay.traces.importers.contract import (
-    DECODE_ONLY,
-    Foreign,
-    Importer,
-    Options,
-    Origin,
-    Shape,
-    assumed,
-    counted,
-    header_for,
-    prompt_tokens,
-)
+from moereplay.traces.importers.contract import DECODE_ONLY, Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import Rows, Seen, fits, refuse_twice, requests_in, streamed
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT, LAYER, ids_below
@@ -68,13 +57,9 @@ def read_rows(path: Path, options: Options) -> Foreign:
     found = Rows(path, numbers, np.zeros_like(numbers), token, layer, experts, phase=np.ones_like(numbers))
     seen = Seen([found])
     shape = seen.shape(options)
-    notes = [assumed([*said, *renumbering(seen.layers), f"k = {seen.k}; one request"], shape, options), DECODED]
+    notes = [options.assumed([*said, *renumbering(seen.layers), f"k = {seen.k}; one request"], shape), DECODED]
     header = header_for(shape, options, Origin(LAYER_ROWS.name, path, [path], decoding="recorded decode steps"), notes)
-    return Foreign(header, requests_in(streamed(path, _again(found), seen), header.geometry, options))
-
-
-def _again(rows: Rows) -> Iterator[Rows]:
-    yield rows
+    return Foreign(header, requests_in(streamed(path, [found], seen), header.geometry, options))
 
 
 def _rows(path: Path) -> tuple[np.ndarray, list[str]]:
@@ -184,17 +169,13 @@ def read_atlas(path: Path, options: Options) -> Foreign:
     k = document["routing"].get("k") if isinstance(document.get("routing"), dict) else None
     ids = np.stack(_alike([_ids(layers[str(number)], number, k, path) for number in numbers], numbers, path), 1)
     ends, said = _ends(document, len(ids))
-    shape = counted(ids, len(numbers), options)
+    shape = options.counted(ids, len(numbers))
     how = [f"rows are tokens, k = {ids.shape[2]}", said, *renumbering(np.array(numbers))]
     scored = any(isinstance(each, dict) and "executed_scores" in each for each in layers.values())
-    notes = [assumed(how, shape, options), FORCED, *([SCORES] if scored else [])]
+    notes = [options.assumed(how, shape), FORCED, *([SCORES] if scored else [])]
     header = header_for(shape, options, Origin(ROUTING_ATLAS.name, path, [path]), notes)
-    return Foreign(header, _prompts(ids, ends, options))
-
-
-def _prompts(ids: np.ndarray, ends: list[int], options: Options) -> Iterator[Request]:
-    for first, last in pairwise(ends):
-        yield Request(ids[first:last], prompt_tokens(options, last - first, last - first))
+    prompts = (ids[first:last] for first, last in pairwise(ends))
+    return Foreign(header, (Request(each, options.prompt_of(len(each), len(each))) for each in prompts))
 
 
 def _ids(layer: Any, number: int, k: Any, path: Path) -> np.ndarray:
@@ -305,7 +286,7 @@ def read_gptoss(path: Path, options: Options) -> Foreign:
 def _runs(files: list[Path], options: Options) -> Iterator[Request]:
     for file in files:
         ids, probs = _run(file)
-        yield Request(ids, prompt_tokens(options, len(ids), 0), weights=probs)
+        yield Request(ids, options.prompt_of(len(ids), 0), weights=probs)
 
 
 def _run(file: Path) -> tuple[np.ndarray, np.ndarray]:

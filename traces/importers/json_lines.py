@@ -11,22 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.traces.importers import mapping
 from moereplay.traces.importers.by_request import Keys, Restarts, grids, renumbering
 from moereplay.traces.importers.cell_rows import CellRows
-from moereplay.traces.importers.contract import (
-    Foreign,
-    Importer,
-    Options,
-    Origin,
-    Shape,
-    assumed,
-    header_for,
-    phase_note,
-    prompt_tokens,
-)
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import NARROW, Rows, Seen, fits, refuse_twice, requests_in, streamed
-from moereplay.traces.importers.table import COUNT, ids_below, tables
+from moereplay.traces.importers.table import COUNT, FIELDS, Names, ids_below, tables
 from moereplay.traces.importers.text import blocks, parse_json, start_of, suffix_of
 from moereplay.traces.schema import MOST_LAYERS, Request, TraceError, shown
 
@@ -56,7 +45,7 @@ def read_tokens(path: Path, options: Options) -> Foreign:
         raise TraceError(f"{path}: invalid first line: expected {LINE} on each line")
     ids, tokens = _read(path)
     layers, k = ids.shape[1:]
-    notes = phase_note(options)
+    notes = options.phase_note()
     notes += [SORTED] if k > 1 and (ids[:, :, 1:] > ids[:, :, :-1]).all() else []
     origin = Origin(TOKEN_LINES.name, path, [path], decoding="recorded decode steps")
     header = header_for(Shape(layers, k, int(ids.max())), options, origin, notes)
@@ -79,7 +68,7 @@ def _requests(path: Path, ids: np.ndarray, tokens: np.ndarray, options: Options)
     """Yield the request. Raises TraceError if one of its tokens is missing or repeated."""
     zero = np.zeros_like(tokens)
     for grid in grids(Keys(zero, tokens, zero, 1, 1 + np.arange(len(tokens)), str(path))):
-        yield Request(grid.dense(ids, -1)[:, 0], prompt_tokens(options, grid.tokens, 0))
+        yield Request(grid.dense(ids, -1)[:, 0], options.prompt_of(grid.tokens, 0))
 
 
 class _Records:
@@ -142,10 +131,10 @@ class Form:
     needed: dict[str, str]
     optional: dict[str, str]
 
-    def columns(self, keys: tuple[str, ...]) -> mapping.Columns:
+    def columns(self, keys: tuple[str, ...]) -> Names:
         """Return the names that a line with these keys has."""
         named = self.needed | {field: name for field, name in self.optional.items() if name in keys}
-        return {field: (named[field],) for field in mapping.FIELDS if field in named}
+        return {field: (named[field],) for field in FIELDS if field in named}
 
 
 FORMS = (
@@ -218,8 +207,8 @@ def read_named(path: Path, options: Options) -> Foreign:
         shape = replace(shape, experts=count)
     basis = "line 1 says" if shape.experts == count else "the largest id + 1"
     notes = [
-        assumed([begun, *numbered, cells.width(seen.k)], shape, options, basis),
-        *([] if seen.phased else phase_note(options)),
+        options.assumed([begun, *numbered, cells.width(seen.k)], shape, basis),
+        *([] if seen.phased else options.phase_note()),
         *warm,
     ]
     model = meta.get("model_id", meta.get("model_name")) if meta else None
@@ -229,7 +218,7 @@ def read_named(path: Path, options: Options) -> Foreign:
     return Foreign(header, requests_in(found, header.geometry, options))
 
 
-def _pieces(path: Path, cells: CellRows, columns: mapping.Columns, skip: int, warm: bool = False) -> Iterator[Rows]:
+def _pieces(path: Path, cells: CellRows, columns: Names, skip: int, warm: bool = False) -> Iterator[Rows]:
     """Yield rows in pieces, without the first request if it is the engine's `warm`-up."""
     names, split = [name for each in columns.values() for name in each], _Split()
     for table in tables(path, lambda found: names, skip):
@@ -281,7 +270,7 @@ def _numbered(values: np.ndarray, numbers: dict[int, int]) -> np.ndarray:
     return np.array([numbers[value] for value in found.tolist()])[row]
 
 
-def _warm_up(path: Path, columns: mapping.Columns, skip: int, seen: Seen) -> list[str]:
+def _warm_up(path: Path, columns: Names, skip: int, seen: Seen) -> list[str]:
     """Return a note if the first request has many tokens with identical routing; else none."""
     first = next(streamed(path, _pieces(path, CellRows(columns), columns, skip), seen))
     ids = [first.experts[first.layer == layer] for layer in range(len(seen.layers))]

@@ -21,17 +21,7 @@ import numpy as np
 
 from moereplay.traces.importers import archive
 from moereplay.traces.importers.by_request import renumbering
-from moereplay.traces.importers.contract import (
-    Foreign,
-    Importer,
-    Options,
-    Origin,
-    assumed,
-    counted,
-    header_for,
-    phase_note,
-    prompt_tokens,
-)
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, header_for
 from moereplay.traces.importers.rows import fits
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT
@@ -64,11 +54,11 @@ def read(path: Path, options: Options) -> Foreign:
     above = (path.resolve().parent / META,) if path.name == "trace" else ()
     meta = next((each for each in (path / META, paths[0].parent / META, *above) if each.is_file()), None)
     ends = [0, len(ids)] if meta is None else _ends(meta, len(ids))
-    shape = counted(ids, len(paths), options)
+    shape = options.counted(ids, len(paths))
     said = [f"a file per layer, {len(ids):,} tokens, k = {ids.shape[2]}", *renumbering(numbers)]
     said += [f"{len(ends) - 1:,} requests, as stated in {META}" if meta else "one request"]
     gaps = sorted(set(range(int(numbers[0]), int(numbers[-1]))) - set(files))
-    notes = [assumed(said, shape, options), *([FORCED] if meta else phase_note(options))]
+    notes = [options.assumed(said, shape), *([FORCED] if meta else options.phase_note())]
     notes += [f"no file of layers {', '.join(map(str, gaps[:8]))}: left out"] if gaps else []
     origin = Origin(LAYER_FILES.name, path, paths, beside=(meta,) if meta else ())
     return Foreign(header_for(shape, options, origin, notes), _requests(paths, ids, ends, meta is not None, options))
@@ -78,7 +68,7 @@ def _requests(paths: list[Path], ids: np.ndarray, ends: list[int], whole: bool, 
     weights = _weights(paths, ids.shape)
     tokens = _tokens(paths[0], len(ids))
     for first, last in pairwise(ends):
-        prompt = prompt_tokens(options, last - first, last - first if whole else 0)
+        prompt = options.prompt_of(last - first, last - first if whole else 0)
         own = None if weights is None else weights[first:last]
         yield Request(ids[first:last], prompt, own, token_ids=None if tokens is None else tokens[first:last])
 

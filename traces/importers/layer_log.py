@@ -19,12 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.by_request import Columns, by_pass, in_groups, renumbering
-from moereplay.traces.importers.cells import numbers
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, header_for
 from moereplay.traces.importers.llama_tables import NOTE, equally_often
 from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
 from moereplay.traces.importers.table import LAYER, ids_below, tables
-from moereplay.traces.importers.text import start_of
+from moereplay.traces.importers.text import numbers, start_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError
 
 SINGLE, LISTS = ("layer", "expert"), ("layer_id", "expert_ids")
@@ -47,7 +46,7 @@ def read(path: Path, options: Options) -> Foreign:
     prompts = np.zeros(MOST_EXPERTS, np.int64)
     seen = Seen(_counted(_pieces(path, log), int(log.layers[0]), prompts))
     shape = seen.shape(options)
-    notes = [assumed([*_read_as(log, len(seen.ends.last)), *renumbering(log.layers), log.said], shape, options)]
+    notes = [options.assumed([*_read_as(log, len(seen.ends.last)), *renumbering(log.layers), log.said], shape)]
     notes += [NOTE] if equally_often([prompts[: shape.highest_id + 1]]) else []
     header = header_for(shape, options, Origin(LAYER_LOG.name, path, [path]), notes)
     return Foreign(header, requests_in(streamed(path, _pieces(path, log), seen), header.geometry, options, pruned=True))
@@ -142,7 +141,7 @@ def _pieces(path: Path, log: _Log) -> Iterator[Rows]:
         found = map(_by_token, in_groups(found, log.k), repeat(log.k))
     placed = _in_order(found) if len(log.layers) == 1 else by_pass({**each, "run": each["layer"]} for each in found)
     for columns in placed:
-        yield Rows(path, **{name: values for name, values in columns.items() if name != "run"})
+        yield Rows(path, **columns)
 
 
 def _by_token(columns: Columns, k: int) -> Columns:

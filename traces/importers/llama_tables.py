@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.by_request import Columns, Restarts, in_groups, joined, renumbering
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
 from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, tables
 from moereplay.traces.importers.text import start_of
@@ -70,15 +70,14 @@ def _notes(path: Path, seen: Seen, shape: Shape, options: Options) -> list[str]:
     how = f"columns are position, layer, then k = {shape.k} experts; positions below 0 belong to the prompt"
     begun = f"{len(seen.ends.last):,} requests, starting where a layer's position does not rise"
     said = renumbering(seen.layers)
-    flat = read_flat(
-        _first_prompt(next(streamed(path, _positions(path), seen)), shape.layers), shape.experts or shape.highest_id + 1
-    )
-    return [assumed([how, begun, *said], shape, options), *([NOTE] if flat else [])]
+    first = first_prompt(next(streamed(path, _positions(path), seen)), shape.layers - 1)
+    flat = read_flat(first, shape.experts or shape.highest_id + 1)
+    return [options.assumed([how, begun, *said], shape), *([NOTE] if flat else [])]
 
 
-def _first_prompt(rows: Rows, count: int) -> np.ndarray:
-    """Return ids (T, L - 1, k) of a request's prompt at all layers except the last."""
-    layers = [rows.experts[(rows.token < 0) & (rows.layer == layer)] for layer in range(count - 1)]
+def first_prompt(rows: Rows, count: int) -> np.ndarray:
+    """Return ids (T, L, k) of a request's prompt at the first `count` layers."""
+    layers = [rows.experts[(rows.phase == 0) & (rows.layer == layer)] for layer in range(count)]
     tokens = min((len(each) for each in layers), default=0)
     return np.stack([each[:tokens] for each in layers], 1) if tokens else np.empty((0, 1, 1), np.int64)
 
@@ -146,7 +145,7 @@ def read_ranks(path: Path, options: Options) -> Foreign:
     held = [rows.narrowed() for rows in _ranks(path)]  # all of one request
     seen = Seen(held, keep=False)
     shape = seen.shape(options)
-    notes = [assumed(["one request, a row per expert", *renumbering(seen.layers), f"k = {shape.k}"], shape, options)]
+    notes = [options.assumed(["one request, a row per expert", *renumbering(seen.layers), f"k = {shape.k}"], shape)]
     header = header_for(shape, options, Origin(LLAMA_RANKS.name, path, [path]), notes)
     return Foreign(header, requests_in(streamed(path, emptied(held), seen), header.geometry, options, pruned=True))
 

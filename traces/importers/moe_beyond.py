@@ -14,21 +14,19 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers import mapping
 from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.cell_rows import CellRows
-from moereplay.traces.importers.cells import whole
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, header_for
 from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
 from moereplay.traces.importers.sources import files_of
-from moereplay.traces.importers.table import Table, tables
-from moereplay.traces.importers.text import start_of
+from moereplay.traces.importers.table import Names, Table, tables
+from moereplay.traces.importers.text import start_of, whole
 from moereplay.traces.schema import Geometry, Request, TraceError
 
 LAYER, BATCH, EXPERTS = "Layer ID", "Batch Number", "Activated Expert IDs"
 START = f"{LAYER},{BATCH},Token,{EXPERTS}".encode()
 POSITION = "position"  #: of a token in its layer, which the file leaves out
-COLUMNS: mapping.Columns = {"request": (BATCH,), "token": (POSITION,), "layer": (LAYER,), "experts": (EXPERTS,)}
+COLUMNS: Names = {"request": (BATCH,), "token": (POSITION,), "layer": (LAYER,), "experts": (EXPERTS,)}
 FORCED = "a whole prompt at a time: every token is prompt"
 
 
@@ -46,8 +44,8 @@ def read(path: Path, options: Options) -> Foreign:
     first = _File(files[0])
     others = [] if options.geometry else files[1:]  # whose ids say how many experts there are, if nothing else does
     highest = max(first.seen.highest, *(_File(file).seen.highest for file in others), -1)
-    shape = shape_of(len(first.seen.layers), first.seen.k, highest, options)
-    notes = [assumed(["rows of a layer stand in the order of its tokens", *first.said()], shape, options), FORCED]
+    shape = options.shape_of(len(first.seen.layers), first.seen.k, highest)
+    notes = [options.assumed(["rows of a layer stand in the order of its tokens", *first.said()], shape), FORCED]
     header = header_for(shape, options, Origin(MOE_BEYOND.name, path, files), notes)
     return Foreign(header, _requests(files, header.geometry, options))
 

@@ -10,20 +10,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from moereplay.traces.frozen import first_fault
 from moereplay.traces.importers import answers, archive, router_logits
-from moereplay.traces.importers.computed import padding_of
-from moereplay.traces.importers.contract import (
-    DECODE_ONLY,
-    Foreign,
-    Importer,
-    Options,
-    Origin,
-    Shape,
-    assumed,
-    counted,
-    header_for,
-    phase_note,
-    prompt_tokens,
-)
+from moereplay.traces.importers.answers import padding_of
+from moereplay.traces.importers.contract import DECODE_ONLY, Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.text import parse_json, read_json
 from moereplay.traces.patterns import overlap, reset_stride
@@ -57,12 +45,12 @@ def read_arrays(path: Path, options: Options) -> Foreign:
     ids, weights = ids[: len(ids) - padded], None if weights is None else weights[: len(ids) - padded]
     tokens, layers, k = ids.shape
     _check_axes(path, ids, options)
-    shape = counted(ids, layers, options)
+    shape = options.counted(ids, layers)
     how = f"axes are (token, layer, rank), {tokens:,} tokens, k = {k}; one request"
-    notes = [assumed([*said, how], shape, options), *phase_note(options)]
+    notes = [options.assumed([*said, how], shape), *options.phase_note()]
     notes += [f"{padded} rows at the end are padding, with the same ids in all layers: left out"] * bool(padded)
     header = header_for(shape, options, Origin(ARRAYS.name, path, [path]), notes)
-    return Foreign(header, _parts(ids, weights, options))
+    return Foreign(header, iter([Request(ids, options.prompt_of(len(ids), 0), weights=weights)]))
 
 
 def _arrays(path: Path, options: Options) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
@@ -105,10 +93,6 @@ def _check_axes(path: Path, ids: np.ndarray, options: Options) -> None:
     if layers == ids.shape[0] != ids.shape[1]:
         fix = "expected (tokens, layers, k); save it with array.transpose(1, 0, 2)"
         raise TraceError(f"{path}: shape {ids.shape} begins with the {layers} layers of {options.model}: {fix}")
-
-
-def _parts(ids: np.ndarray, weights: np.ndarray | None, options: Options) -> Iterator[Request]:
-    yield Request(ids, prompt_tokens(options, len(ids), 0), weights=weights)
 
 
 ARRAYS = Importer(
@@ -203,7 +187,7 @@ def _prompts(file: Path, runs: int) -> list[int]:
 
 def _runs(ids: np.ndarray, probs: np.ndarray, offsets: np.ndarray, options: Options) -> Iterator[Request]:
     for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        yield Request(ids[start:stop], prompt_tokens(options, stop - start, 0), weights=probs[start:stop])
+        yield Request(ids[start:stop], options.prompt_of(stop - start, 0), weights=probs[start:stop])
 
 
 GPTOSS_NPZ = Importer(
@@ -305,7 +289,7 @@ def _chunks(files: list[Path], sizes: tuple[int, int], chunk: int | None, option
             raise TraceError(f"{file}: {rows.shape[1:]} (layers, k): expected {sizes}, as in {files[0].name}")
         for start in range(0, len(rows), chunk or len(rows)):
             part = rows[start : start + (chunk or len(rows))]
-            yield Request(part, prompt_tokens(options, len(part), len(part)))
+            yield Request(part, options.prompt_of(len(part), len(part)))
 
 
 LAYERS_NPZ = Importer(

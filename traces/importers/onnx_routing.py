@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.importers.columns import read_as
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, header_for
 from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
 from moereplay.traces.importers.table import ids_below
 from moereplay.traces.importers.text import blocks, parse_json, start_of
@@ -67,7 +67,7 @@ def read(path: Path, options: Options) -> Foreign:
         f"{len(seen.ends.last):,} requests, {'as marked' if log.marked else 'each a prompt and its decode steps'}"
     )
     layers = f"{len(log.nodes)} nodes are layers, in the order of their first lines"
-    notes = [assumed(["one sequence at a time, not a batch", requests, layers, f"k = {seen.k}"], shape, options)]
+    notes = [options.assumed(["one sequence at a time, not a batch", requests, layers, f"k = {seen.k}"], shape)]
     header = header_for(shape, options, Origin(ONNX_ROUTING.name, path, [path], decoding="run by ONNX Runtime"), notes)
     return Foreign(header, requests_in(streamed(path, _Log(path).pieces(), seen), header.geometry, options))
 

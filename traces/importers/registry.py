@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.traces.importers import MODULES, NAMES, archive, npz, table
-from moereplay.traces.importers.cells import numbers, whole
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options
 from moereplay.traces.importers.sources import refuse_unreadable
 from moereplay.traces.importers.table import flat, objects_in
-from moereplay.traces.importers.text import blocks, read_json, suffix_of
+from moereplay.traces.importers.text import blocks, numbers, read_json, suffix_of, whole
 from moereplay.traces.patterns import experts_per_layer, ranges_by_layer
 from moereplay.traces.schema import Geometry, Header, Request, TraceError, shown
 from moereplay.traces.stated import KEY
@@ -269,7 +268,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
         return []
     rows = list(csv.reader(lines, delimiter="\t" if suffix == ".tsv" else ","))
     names = [name.strip() for name in rows[0]]
-    return [dict(zip(names, row, strict=False)) for row in rows[1:]] if not all(map(_is_number, names)) else []
+    return [dict(zip(names, row, strict=False)) for row in rows[1:]] if None in map(whole, names) else []
 
 
 def _parsed(line: str) -> Any:
@@ -277,10 +276,6 @@ def _parsed(line: str) -> Any:
         return json.loads(line)
     except ValueError:
         return None
-
-
-def _is_number(text: str) -> bool:
-    return whole(text) is not None
 
 
 def _of_records(path: Path, records: list[dict[str, Any]]) -> str:

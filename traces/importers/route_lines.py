@@ -21,16 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.traces.importers.contract import (
-    Foreign,
-    Importer,
-    Options,
-    Origin,
-    Shape,
-    assumed,
-    header_for,
-    prompt_tokens,
-)
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.text import blocks, start_of
 from moereplay.traces.recorder import Gathering
 from moereplay.traces.schema import MOST_LAYERS, Geometry, Request, TraceError, check_values, shown
@@ -137,7 +128,7 @@ class Survey:
         """Return notes about rows that were assumed, replaced and left out."""
         found = self.numbers
         rising = f"layers {found[0]}..{found[-1]} of the file are MoE layers" if found[-1] >= len(found) else ""
-        said = [assumed([f"k = {self.k}", *([rising] if rising else [])], shape, options)]
+        said = [options.assumed([f"k = {self.k}", *([rising] if rising else [])], shape)]
         said += [] if self._prompts else [NO_PROMPTS]
         said += [f"{self.again:,} rows replace earlier rows of the same token and layer"] if self.again else []
         cut = sum(tokens[max(tokens)] != self._layers for tokens in self._open.values() if tokens)
@@ -217,7 +208,7 @@ def _ended(path: Path, name: str, found: _Open, tokens: int | None, options: Opt
     except TraceError as wrong:
         raise TraceError(f"{path}: request {shown(name)}: {wrong}") from None
     count = len(request.chosen)
-    yield replace(request, prompt_length=prompt_tokens(options, count, min(found.prompt, count)))
+    yield replace(request, prompt_length=options.prompt_of(count, min(found.prompt, count)))
 
 
 ROUTE_LINES = Importer(

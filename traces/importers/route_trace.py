@@ -29,7 +29,7 @@ from moereplay.traces.importers.by_request import (
     grids,
     prompt_of,
 )
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, tables
 from moereplay.traces.importers.text import first_lines, start_of
 from moereplay.traces.schema import MOST_LAYERS, VALUES, Request, TraceError, Values, shown
@@ -215,7 +215,7 @@ def _request(columns: Columns, grid: Grid, shape: Shape, place: str, options: Op
     chosen = grid.dense(columns["expert"], -1).reshape(grid.tokens, shape.layers, shape.k)
     # layers may lack rows, so a token's phase is the largest any of its rows gives
     prompt = prompt_of(grid.dense(columns["phase"], -1).max(1), grid.request, place)
-    prompt = prompt_tokens(options, grid.tokens, prompt)
+    prompt = options.prompt_of(grid.tokens, prompt)
     return Request(chosen, prompt, weights=rows("weight", 0), residency=rows("residency", -1))
 
 

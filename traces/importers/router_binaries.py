@@ -8,6 +8,10 @@ and a float32 for each expert, the softmax of its logits. Their logarithms are t
 softmax router sees; they are kept, and the experts follow by the router of `--model`, or are the largest k of
 `--shape LAYERSxK`.
 
+An offline `moe-trace` writes `.bin` files of records alone: int32 layer, tokens, k and the ids. It clears its context
+before each chunk of text and requests every token's output, so that a pass of several tokens is a separate request, all
+of it prompt; single tokens are decode steps.
+
 Sources: the packages mbolt 0.1.0 (mbolt/trace.py) and fitz-tec 0.1.1 (fitz_tec/tools/_trace_format.py).
 """
 
@@ -15,21 +19,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from moereplay.traces.importers.by_request import Columns, Restarts, by_pass, joined, renumbering
-from moereplay.traces.importers.contract import (
-    Foreign,
-    Importer,
-    Options,
-    Origin,
-    Shape,
-    assumed,
-    header_for,
-    phase_note,
-)
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
+from moereplay.traces.importers.llama_tables import NOTE, first_prompt, read_flat
 from moereplay.traces.importers.router_logits import Choice, choice_for
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
 from moereplay.traces.routers import choice_scores, choose, weigh
@@ -40,7 +37,8 @@ MBOLT_HEAD, FITZ_HEAD = struct.Struct("<4sii"), struct.Struct("<8sii")
 RECORD = struct.Struct("<iii")
 ROWS = 1 << 14  #: read at a time
 RECORDS = 1 << 10  #: read at a time, of mbolt
-FORM = "int32 layer, k, tokens, then tokens * k ids"
+FORM, LONE = "int32 layer, k, tokens, then tokens * k ids", "int32 layer, tokens, k, then tokens * k ids"
+CUT = b"\xff"  #: in place of bytes that are missing: makes sizes that are impossible
 LEAST = np.finfo(np.float32).tiny  #: a probability of 0 is taken for this one
 SOFTMAX = ("softmax_topk", "topk_softmax", "softmax_groups")
 
@@ -87,40 +85,34 @@ def _of_mbolt(path: Path, options: Options) -> Foreign:
     shape = Shape(len(seen.layers), seen.k, seen.highest, experts)
     begun = f"{len(seen.ends.last):,} requests, each a prompt (passes of several tokens) and its decode steps"
     said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers), f"k = {seen.k}"]
-    notes = [assumed(said, shape, options, "its header states")]
+    notes = [options.assumed(said, shape, "its header states")]
     header = header_for(shape, options, Origin(ROUTER_BINARIES.name, path, [path]), notes)
     found = streamed(path, _mbolt_rows(path, experts), seen)
     return Foreign(header, requests_in(found, header.geometry, options, pruned=True))
 
 
 def _mbolt_rows(path: Path, experts: int) -> Iterator[Rows]:
-    for columns in by_pass(_mbolt_blocks(path, experts)):
-        yield Rows(path, **{name: values for name, values in columns.items() if name != "run"})
+    for columns in by_pass(_blocks(_records(path, MBOLT_HEAD.size, experts))):
+        yield Rows(path, **columns)
 
 
-def _mbolt_blocks(path: Path, experts: int) -> Iterator[Columns]:
+def _blocks(records: Iterator[Columns]) -> Iterator[Columns]:
     """Yield the rows of some records at a time."""
-    waiting: list[Columns] = []
-    for record in _mbolt_records(path, experts):
-        waiting.append(record)
-        if len(waiting) == RECORDS:
-            yield joined(waiting)
-            waiting = []
-    if waiting:
-        yield joined(waiting)
+    while some := list(islice(records, RECORDS)):
+        yield joined(some)
 
 
-def _mbolt_records(path: Path, experts: int) -> Iterator[Columns]:
+def _records(path: Path, start: int, experts: int, tokens_first: bool = False) -> Iterator[Columns]:
     """Yield the rows of one record after the other; `lines` are the numbers of the records."""
-    size, at, k, number = path.stat().st_size, MBOLT_HEAD.size, 0, 0
+    size, at, k, number, form = path.stat().st_size, start, 0, 0, LONE if tokens_first else FORM
     with path.open("rb") as stream:
         stream.seek(at)
         while head := stream.read(RECORD.size):
-            layer, width, tokens = RECORD.unpack(head.ljust(RECORD.size, b"\xff"))
-            fine = 0 <= layer < MOST_LAYERS and 0 < width <= MOST_EXPERTS and k in (0, width) and tokens > 0
-            if not fine or tokens * width * 4 > size - at - RECORD.size:
+            layer, *sizes = RECORD.unpack(head.ljust(RECORD.size, CUT))
+            width, tokens = reversed(sizes) if tokens_first else sizes
+            if not _is_possible(layer, width, tokens, size - at - RECORD.size) or k not in (0, width):
                 wrong = f"record {number} at byte {at:,} is truncated or invalid"
-                raise TraceError(f"{path}: {wrong}: expected {FORM}")
+                raise TraceError(f"{path}: {wrong}: expected {form}{f', k = {k}' if k else ''}")
             ids = np.frombuffer(stream.read(tokens * width * 4), "<i4").reshape(tokens, width).astype(np.int64)
             check_values(ids, "chosen", f"{path}: record {number} at byte {at:,}")
             if ids.max() >= experts:
@@ -129,7 +121,50 @@ def _mbolt_records(path: Path, experts: int) -> Iterator[Columns]:
             yield {"lines": full, "run": full, "layer": np.full(tokens, layer), "experts": ids}
             k, number, at = width, number + 1, at + RECORD.size + ids.size * 4
     if not number:
-        raise TraceError(f"{path}: no records: expected {FORM}")
+        raise TraceError(f"{path}: no records: expected {form}")
+
+
+def _is_possible(layer: int, k: int, tokens: int, left: int) -> bool:
+    return 0 <= layer < MOST_LAYERS and 0 < k <= MOST_EXPERTS and tokens > 0 and tokens * k * 4 <= left
+
+
+# ---------------------------------------------------------------- records alone
+
+
+def sniff_records(path: Path) -> bool:
+    """Return True for a .bin file whose first record may be one."""
+    if not path.is_file() or path.suffix != ".bin":
+        return False
+    with path.open("rb") as stream:
+        head = stream.read(RECORD.size)
+    layer, tokens, k = RECORD.unpack(head.ljust(RECORD.size, CUT))
+    return _is_possible(layer, k, tokens, path.stat().st_size - RECORD.size)
+
+
+def read_records(path: Path, options: Options) -> Foreign:
+    """Return a request per chunk. Raises TraceError naming the record that is wrong, or the layer that lacks tokens."""
+    seen = Seen(_lone_rows(path))
+    shape = seen.shape(options)
+    begun = f"{len(seen.ends.last):,} requests, one per pass of several tokens, because the context is cleared"
+    said = ["a record is a layer of one pass", f"{begun} before each", *renumbering(seen.layers), f"k = {shape.k}"]
+    first = first_prompt(next(streamed(path, _lone_rows(path), seen)), shape.layers)
+    notes = [options.assumed(said, shape), *[NOTE] * read_flat(first, seen.highest + 1)]
+    header = header_for(shape, options, Origin(LLAMA_RECORDS.name, path, [path]), notes)
+    return Foreign(header, requests_in(streamed(path, _lone_rows(path), seen), header.geometry, options))
+
+
+def _lone_rows(path: Path) -> Iterator[Rows]:
+    for columns in by_pass(_blocks(_records(path, 0, MOST_EXPERTS, tokens_first=True)), alone=True):
+        yield Rows(path, **columns)
+
+
+LLAMA_RECORDS = Importer(
+    name="llama_records",
+    summary="binary records of an offline moe-trace of llama.cpp, a layer of a chunk each: ids in rank order",
+    formats=f"FILE.bin of {LONE}",
+    sniff=sniff_records,
+    read=read_records,
+)
 
 
 # ---------------------------------------------------------------- fitz-tec
@@ -154,7 +189,7 @@ def _of_fitz(path: Path, options: Options) -> Foreign:
         shape,
         options,
         Origin(ROUTER_BINARIES.name, path, [path]),
-        [assumed(said, shape, options, "its header states"), choice.note, kept, *phase_note(options)],
+        [options.assumed(said, shape, "its header states"), choice.note, kept, *options.phase_note()],
     )
     return Foreign(
         header, requests_in(streamed(path, _fitz_rows(path, experts, choice), seen), header.geometry, options)

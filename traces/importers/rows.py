@@ -20,7 +20,7 @@ from moereplay.traces.importers.by_request import (
     prompt_of,
     renumbering,
 )
-from moereplay.traces.importers.contract import Options, Shape, prompt_tokens, shape_of
+from moereplay.traces.importers.contract import Options, Shape
 from moereplay.traces.schema import MOST_LAYERS, TOKEN_ARRAYS, Geometry, Request, TraceError, Values, check_values
 
 KEYS = ("request", "token", "layer")
@@ -128,7 +128,7 @@ class Seen:
 
     def shape(self, options: Options) -> Shape:
         """Return the shape of a file that does not state its number of experts."""
-        return shape_of(len(self.layers), self.k, self.highest, options)
+        return options.shape_of(len(self.layers), self.k, self.highest)
 
 
 class Survey:
@@ -242,7 +242,7 @@ def requests_of(rows: Rows, geometry: Geometry, options: Options, pruned: bool =
         _refuse_holes(grid, place, prompt - 1 if pruned else 0)
         yield Request(
             grid.dense(rows.experts, -1),
-            prompt_tokens(options, grid.tokens, prompt),
+            options.prompt_of(grid.tokens, prompt),
             weights=None if rows.weights is None else grid.dense(rows.weights, 0),
             logits=None if rows.logits is None else grid.dense(rows.logits, 0),
             token_ids=None if rows.token_ids is None else _by_token(grid, rows.token_ids),

@@ -7,7 +7,6 @@ Plain numbers (`part-3.csv`, `layer7.npz`) do not give the total: a gap between 
 
 from __future__ import annotations
 
-import hashlib
 import re
 import zipfile
 from collections import defaultdict
@@ -15,8 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from moereplay.traces.importers.archive import names_in_zip
-from moereplay.traces.importers.packed import Unpacked
+from moereplay.traces.importers.archive import Unpacked, names_in_zip
 from moereplay.traces.importers.text import refuse_bomb, suffix_of
 from moereplay.traces.schema import TraceError, shown
 
@@ -78,20 +76,6 @@ def _refuse_file(file: Path) -> None:
         raise TraceError(f"{file}: pickled data{cut} can run code and is never loaded; convert it to npz or jsonl")
     if file.suffix == ".npz" and names is None:
         raise TraceError(f"{file}: truncated or not an npz archive; download or record it again")
-
-
-def digest_of(files: list[Path]) -> str:
-    """Return SHA-256 of one file's bytes; of several, of the lines `sha256sum` prints for their names."""
-    hashes = [_sha256(file) for file in files]
-    if len(files) == 1:
-        return hashes[0]
-    listing = "".join(f"{sha}  {file.name}\n" for sha, file in zip(hashes, files, strict=True))
-    return hashlib.sha256(listing.encode()).hexdigest()
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 # ---------------------------------------------------------------- formats by their first bytes

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.documents import refuse_irregular
-from moereplay.traces.importers.cells import number
-from moereplay.traces.importers.packed import EXPANSION, allowance
-from moereplay.traces.importers.text import blocks, parse_json, read_json, suffix_of
+from moereplay.traces.importers.archive import EXPANSION, allowance
+from moereplay.traces.importers.text import blocks, number, parse_json, read_json, suffix_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
 
 EXACT = 2**53  #: whole numbers below it survive the float64 they are parsed into
@@ -39,6 +38,9 @@ NO_ROWS = "no rows: expected a row per token and layer, or per token, layer and 
 
 MISSING = object()  #: in place of a value that a row lacks
 
+#: Fields of rows that a table may have, and the names that a file has for the columns of each.
+FIELDS = ("request", "token", "layer", "experts", "weights", "phase")
+Names = dict[str, tuple[str, ...]]
 Choose = Callable[[tuple[str, ...]], Sequence[str]]
 Where = tuple[str, str]  #: a column, and the text that rows have in it which are read
 Row = tuple[int, list[Any]]  #: its number in the file, and its cells
@@ -141,7 +143,7 @@ def tables(
     if suffix == PARQUET:
         if where:
             raise TraceError(f"{file}: --where cannot be combined with Parquet; filter it with polars")
-        yield from _of_parquet(file, choose)
+        yield from parquet_tables(file, choose)
     elif suffix in (".jsonl", ".json"):
         records = _json_lines(file, skip) if suffix == ".jsonl" else _entries(file)
         rows = _json_rows(file, choose, records, where, alike)
@@ -345,7 +347,8 @@ def _value(record: dict[str, Any], name: str) -> Any:
     return found
 
 
-def _of_parquet(file: Path, choose: Choose) -> Iterator[Table]:
+def parquet_tables(file: Path, choose: Choose, width: int = 1) -> Iterator[Table]:
+    """Yield rows in pieces as `tables` does; `width` is the fewest numbers that a row holds. Raises TraceError."""
     import polars as pl
 
     try:
@@ -353,10 +356,10 @@ def _of_parquet(file: Path, choose: Choose) -> Iterator[Table]:
         lazy = pl.scan_parquet(file)
         chosen = list(choose(tuple(lazy.collect_schema().names())))
         rows, size = lazy.select(pl.len()).collect().item(), file.stat().st_size
-        if rows * max(len(chosen), 1) * CELL > allowance(size):
+        if rows * max(len(chosen), width) * CELL > allowance(size):
             raise TraceError(f"{file}: expands more than {EXPANSION}-fold; if that is correct, write it as CSV")
         plain = all(_is_plain(dtype) for name, dtype in lazy.collect_schema().items() if name in chosen)
-        step = ROWS_OF_NUMBERS if plain else ROWS
+        step = max((ROWS_OF_NUMBERS if plain else ROWS) // width, 1)
         for first in range(0, rows, step):
             frame = lazy.select(chosen).slice(first, step).collect()
             yield Table(

@@ -9,13 +9,15 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import math
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from moereplay.traces.importers.packed import SUFFIXES as PACKED
-from moereplay.traces.importers.packed import Unpacked, packing_of
+from moereplay.traces.importers.archive import SUFFIXES as PACKED
+from moereplay.traces.importers.archive import Unpacked, packing_of
 from moereplay.traces.schema import TraceError
 
 PIECE = 1 << 20  #: characters read at a time
@@ -213,3 +215,62 @@ def parse_json(text: str, place: str) -> Any:
         raise TraceError(f"{place}: JSON with a number of thousands of digits: expected a routing trace") from broken
     except RecursionError as broken:
         raise TraceError(f"{place}: JSON nested too deeply: expected a routing trace") from broken
+
+
+# -- Cells of a file, as people and programs write them: a number, or a list of numbers.
+
+SEPARATORS = re.compile(r"[\s,;|]+")
+BRACKETS = ("[]", "()", "{}")
+DIGITS = 18  #: of a whole number, which int64 holds
+PLAIN = re.compile(rf"\d{{1,{DIGITS}}}(?: \d{{1,{DIGITS}}})*", re.ASCII)
+
+
+def number(cell: Any) -> float | None:
+    """Return a finite number, as int if it is an integer; None for anything else, including true and false."""
+    if isinstance(cell, str):
+        if len(cell) <= DIGITS and cell.isascii() and cell.isdigit():
+            return int(cell)
+        cell = _parsed(cell.strip())
+    if isinstance(cell, bool) or not isinstance(cell, int | float) or not math.isfinite(cell):
+        return None
+    if cell != int(cell):
+        return float(cell)
+    return int(cell) if abs(cell) < 10**DIGITS else None
+
+
+def whole(cell: Any) -> int | None:
+    """Return an integer, which may be written as 5.0; None for anything else."""
+    found = number(cell)
+    return found if isinstance(found, int) else None
+
+
+def numbers(cell: Any) -> list[float] | None:
+    """Return the numbers of a list `[3, 17]`, `3 17` or `3;17`, or a single number; None for anything else."""
+    if isinstance(cell, str) and PLAIN.fullmatch(cell):  # what nearly every file has
+        return [int(each) for each in cell.split(" ")]
+    found = [number(each) for each in _parts(cell)]
+    return None if None in found else [each for each in found if each is not None]
+
+
+def _parts(cell: Any) -> list[Any]:
+    if isinstance(cell, list):
+        return cell
+    if not isinstance(cell, str):
+        return [cell]
+    text = cell.strip()
+    if text[:1] + text[-1:] in BRACKETS:
+        text = text[1:-1].strip()
+    return SEPARATORS.split(text)
+
+
+def _parsed(text: str) -> float | None:
+    if len(text) > 2 * DIGITS or "_" in text or not text.isascii():
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.traces.importers.archive import ZIP_DAMAGE, names_in_zip
-from moereplay.traces.importers.packed import EXPANSION, allowance
+from moereplay.traces.importers.archive import EXPANSION, ZIP_DAMAGE, allowance, names_in_zip
 from moereplay.traces.importers.sources import TORCH_DOCUMENT, TORCH_SUFFIXES, files_of
 from moereplay.traces.importers.torch_pickle import Layout, Sealed, interpret
 from moereplay.traces.schema import TraceError, shown

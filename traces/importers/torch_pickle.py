@@ -278,14 +278,6 @@ def _parameter(tensor: Any, gradient: Any, hooks: Any) -> Any:
     return tensor
 
 
-def _empty_dict() -> dict[Any, Any]:
-    return {}
-
-
-def _no_bytes() -> bytes:
-    return b""
-
-
 def _numpy_scalar(numpy_type: Any, content: bytes) -> Any:
     if not isinstance(numpy_type, _NumpyType) or len(content) != numpy_type.dtype.itemsize:
         raise BrokenError
@@ -294,13 +286,13 @@ def _numpy_scalar(numpy_type: Any, content: bytes) -> Any:
 
 #: Functions that a pickle may call; None marks methods of the unpickler.
 CALLS: dict[str, Callable[..., Any] | None] = {
-    "collections OrderedDict": _empty_dict,
+    "collections OrderedDict": lambda: {},  # noqa: PIE807 - dict would take arguments
     "torch Size": _sizes,
     "torch._utils _rebuild_tensor_v2": None,
     "torch._utils _rebuild_tensor_v3": None,
     "torch._utils _rebuild_parameter": _parameter,
     ENCODE: None,
-    "__builtin__ bytes": _no_bytes,
+    "__builtin__ bytes": lambda: b"",
     "numpy dtype": _NumpyType,
     "numpy.core.multiarray scalar": _numpy_scalar,
     "numpy._core.multiarray scalar": _numpy_scalar,
