@@ -146,7 +146,7 @@ def tpot_by_capacity(frame: pl.DataFrame) -> Chart:
         )
     drawn, marked = looks(found.policies), ringed(frame, "tpot_ms")
     note = [
-        f"Decode passes only. TPOT: {formula('tpot_ms')}. tokens/s: its inverse, one token per pass.",
+        f"Decode passes only. TPOT: {formula('tpot_ms')}. tokens/s: its inverse.",
         f"Seconds: {seconds_of(frame)}.",
         capacities.meaning(found.rows),
         interval_note(frame),

@@ -237,6 +237,7 @@ REFUSALS = {
     "needs logits": (["replay", "IDS", "--routing", "cache_prior", "--capacity", "50%"], "needs logits"),
     "needs look-ahead": (["replay", "IDS", "--prefetch", "top_k", "--capacity", "50%"], "needs lookahead"),
     "needs weights": (["replay", "IDS", "--eviction", "score", "--capacity", "50%"], "needs weights"),
+    "an option given twice": (["replay", "TRACE", "--capacity", "25%", "--capacity", "50%"], "given 2 times"),
     "unknown contract": (["replay", "TRACE", "--contract", "loose"], "atomic"),
     "unknown passes": (
         ["replay", "TRACE", "--passes", "all"],
