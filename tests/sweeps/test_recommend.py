@@ -40,6 +40,7 @@ from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_tra
 from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
+from tests.kit.every import every
 
 SIZE = 1_000_000
 GEOMETRY = Geometry(layers=3, experts=8, k=2, expert_bytes=(SIZE,) * 3, dense_params=1_000, head_params=500, kv_bytes=7)
