@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
@@ -114,7 +115,7 @@ def calibrate_logs(
     for log in logs:
         check_exists(log)
         if log.is_dir():
-            raise ConfigError(f"{log} is a folder: for a folder use `moereplay calibrate folder {log} --fit PATTERN`")
+            raise ConfigError(f"{log} is a folder: use `moereplay calibrate folder {quote(str(log))} --fit PATTERN`")
     if about.trace and len(logs) > 1:
         raise ConfigError("--trace requires a single log")
     routing = about.trace[0] if about.trace else None
@@ -138,7 +139,7 @@ def calibrate_folder(
     check_exists(folder)
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder} is a file: for per-token logs use `moereplay calibrate logs {folder} --model NAME`"
+            f"{folder} is a file: for per-token logs use `moereplay calibrate logs {quote(str(folder))} --model NAME`"
         )
     _finish(fitted(folder, fit, platform(base)), written)
 

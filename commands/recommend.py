@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -120,7 +121,7 @@ def _searched(
     from moereplay.analysis.recommendation import lines, with_intervals
     from moereplay.commands.progress import searching
     from moereplay.commands.terminal import INTERRUPTED, interruptible
-    from moereplay.sweeps.recommend.document import document
+    from moereplay.sweeps.recommend.document import KNOWN, document
     from moereplay.sweeps.recommend.draft_replays import asked_of, search_with_drafts
     from moereplay.sweeps.recommend.drafting import asked
     from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget
@@ -150,13 +151,15 @@ def _searched(
             answer = find(question, search.workers, advance, budget)
         stopped = interrupted()
     rows = {each.result.about["identity"]: each.result.per_request for each in (answer.best, answer.second) if each}
-    said = with_intervals(document(question, answer, name_of(trace), opened), rows) | {"assumed": _assumed(given)}
+    at = f"{search.out}{os.sep}" if search.out else ""
+    said = with_intervals(document(question, answer, name_of(trace), opened, at), rows) | {"assumed": _assumed(given)}
     said |= {"decoding": found} if found else {}
     if as_json:
         show_json(said)
     else:
         show(*lines(said))
-    _write_lists(search.out, answer.best.config.model_dump(mode="json"))
+    configs = {"": answer.best.config} | ({KNOWN: answer.known.config} if answer.known else {})
+    _write_lists(search.out, {before: config.model_dump(mode="json") for before, config in configs.items()})
     if stopped:
         raise typer.Exit(INTERRUPTED)
 
@@ -285,16 +288,16 @@ def _check_new(out: Path | None) -> None:
         raise ConfigError(f"{out} exists; remove it or choose another --out")
 
 
-def _write_lists(out: Path | None, config: Mapping[str, Any]) -> None:
-    """Write the lists of experts that the recommended command reads. Raises ConfigError."""
+def _write_lists(out: Path | None, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the lists of experts that commands read, by the beginning of their names. Raises ConfigError."""
     from moereplay.results.settings import expert_lists
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.documents import json_text
 
-    lists = expert_lists(config)
+    lists = {f"{before}{name}": pairs for before, each in configs.items() for name, pairs in expert_lists(each).items()}
     if out is None:
-        if lists:
-            say(f"--out FOLDER writes {' and '.join(lists)}, which that command reads")
+        if read := expert_lists(configs[""]):
+            say(f"--out FOLDER writes {' and '.join(read)}, which that command reads")
         return
     try:
         out.mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -99,7 +100,7 @@ def replay(
     say_shared(sum(taken), len(configs), "replays")
     if out:
         say(f"wrote {out}/part-*/")
-        say(f"figures: moereplay plot {out}")
+        say(f"figures: moereplay plot {quote(str(out))}")
     if events:
         say(f"wrote {events}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -104,8 +105,8 @@ def sweep_run(
             raise typer.Exit(1)
     if not dry_run:
         say(f"wrote {out}/part-*/")
-        say(f"next: moereplay sweep show {out}")
-        say(f"figures: moereplay plot {out}")
+        say(f"next: moereplay sweep show {quote(str(out))}")
+        say(f"figures: moereplay plot {quote(str(out))}")
 
 
 def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out: str) -> Checker | None:

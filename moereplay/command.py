@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import sys
+from collections import Counter
 from importlib import import_module
 from io import TextIOWrapper
 from math import isfinite
@@ -60,6 +61,7 @@ class Verb(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments. Raises BadParameter for infinities, NaN (which passes every range), and `-` as output."""
+        self._check_once(ctx, list(args))
         left = super().parse_args(ctx, args)
         param: Any
         for param in self.params:
@@ -71,6 +73,20 @@ class Verb(TyperCommand):
                     "expected a file or folder (got -); this verb writes no file to standard output", ctx, param
                 )
         return left
+
+    def _check_once(self, ctx: Any, args: list[str]) -> None:
+        """Raises BadParameter for an option that is given twice and takes one value: the first would be ignored."""
+        if ctx.resilient_parsing:
+            return
+        typed = Counter(self.make_parser(ctx).parse_args(args=args)[2])
+        param: Any
+        for param, times in typed.items():
+            if times > 1 and param.param_type_name == "option" and not (param.multiple or param.is_flag):
+                raise typer.BadParameter(
+                    f"expected once (given {times} times); separate several values by commas, where it takes them",
+                    ctx,
+                    param,
+                )
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then options by heading."""

@@ -185,10 +185,11 @@ def _listed(setting: Setting) -> str:
 LISTS = tuple(name for name, kind in setting_kinds().items() if kind == EXPERTS)
 
 
-def repeat_command(config: Mapping[str, Any], trace: str, policy_files: Sequence[str] = ()) -> str:
+def repeat_command(config: Mapping[str, Any], trace: str, policy_files: Sequence[str] = (), lists_at: str = "") -> str:
     """Return the command that replays a configuration. Defaults are left out; `trace` is the user's name for it.
 
-    Lists of experts are named by `files`; user policies are named without the hash of their file.
+    Lists of experts are named as `expert_lists` names them, after `lists_at`, the beginning of their paths; user
+    policies are named without the hash of their file.
     """
     words = ["moereplay", "replay", trace]
     for each in SETTINGS:
@@ -196,7 +197,7 @@ def repeat_command(config: Mapping[str, Any], trace: str, policy_files: Sequence
         if value is not None and _plain(value) != _plain(each.default):
             words += [
                 f"--{each.name.replace('_', '-')}",
-                f"{each.name}.json" if each.name in LISTS else _typed(each.name, value),
+                f"{lists_at}{each.name}.json" if each.name in LISTS else _typed(each.name, value),
             ]
     return shlex.join([*words, *(word for path in policy_files for word in ("--policy-file", path))])
 

@@ -70,6 +70,9 @@ class Tried(Band):
     expert_rate: float | None = Field(default=None, gt=0, le=100)
 
 
+NEAR = 0.05  #: a model whose dense bytes differ by more is not the one that a calibration was fitted on
+
+
 class Calibration(Sparse):
     """Provenance of measured figures. It does not change a replay."""
 
@@ -97,6 +100,21 @@ class Calibration(Sparse):
         runs = f"{self.cells} runs" if self.cells else None
         unverified = None if self.digest else "figures unverified (no digest)"
         return ", ".join(filter(None, (self.device, runs, error, self.date, unverified)))
+
+    def unlike(self, name: str, dense: int) -> str | None:
+        """Return why the figures do not hold for a model with `dense` bytes of dense weights; None if they do.
+
+        A model without a name is judged by its bytes alone; 0 bytes are unknown.
+        """
+        if not self.models:
+            return None
+        if name and name not in self.models:
+            return f"not calibrated for this model: {name}, fitted with {', '.join(self.models)}"
+        fitted = [self.models[name]] if name else list(self.models.values())
+        if any(not size or not dense or abs(dense / size - 1) <= NEAR for size in fitted):
+            return None
+        sizes = ", ".join(f"{size / GB:.3g} GB" for size in fitted)
+        return f"not calibrated for this model: dense {dense / GB:.3g} GB, fitted with {sizes}"
 
 
 #: The figures of a link that its times are made from.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from moereplay import policies
@@ -30,15 +29,15 @@ from moereplay.simulator.platforms import platform
 from moereplay.simulator.source import Source
 from moereplay.simulator.times import Times, homes_of, times_of
 from moereplay.traces.dense import assumption
+from moereplay.traces.drafts import OFF
 from moereplay.traces.geometry import as_known, recognised, with_hidden, with_matrices
-from moereplay.traces.passes import longest_context
+from moereplay.traces.passes import longest_context, slots_of
 from moereplay.traces.schema import Geometry, Provenance, Trace
 from moereplay.traces.texts import hint
 from moereplay.traces.units import GB
 
 #: The first is the default. Both give the same bytes; the reference is the specification.
 ENGINES = ("compiled", "reference")
-NEAR = 0.05  #: a model whose dense bytes differ by more is not the one that a calibration was fitted on
 UNNAMED = Provenance().model  #: what a trace calls a model that has no name
 
 
@@ -156,7 +155,18 @@ class Plan:
             return "not calibrated for this trace: its dense weights are unknown; pass --dense"
         name = "" if self.origin.synthetic or self.origin.model == UNNAMED else self.origin.model
         model = recognised(name)
-        return _unlike(about.models, model.name if model else name, self._times.dense.read)
+        unlike = about.unlike(model.name if model else name, self._times.dense.read)
+        return unlike or self._several_rows()
+
+    def _several_rows(self) -> str | None:
+        """Return why figures fitted on one decoded token per pass do not hold for passes of several, else None."""
+        compute, slots = self.machine.compute, slots_of(self.config.passes)
+        measured = compute.dense_by_tokens if isinstance(compute, Measured) else compute.by_tokens
+        if self.config.draft != OFF:
+            what = "drafts"
+        else:
+            what = f"passes {self.config.passes}" if slots and slots.many > 1 else ""
+        return f"not calibrated for {what}: fitted on passes of one decoded token" if what and not measured else None
 
     @property
     def assumed_of_dense(self) -> str | None:
@@ -336,22 +346,6 @@ def _seconds(ready: Plan) -> Row:
     if band is None:
         return known
     return known | {"band": band.in_words(), "band_least": band.least, "band_most": band.most}
-
-
-def _unlike(models: Mapping[str, float], name: str, dense: int) -> str | None:
-    """Return why figures fitted on `models` (name: dense bytes) do not hold for this model; None if they do.
-
-    A model without a name is judged by its bytes alone; 0 bytes are unknown.
-    """
-    if not models:
-        return None
-    if name and name not in models:
-        return f"not calibrated for this model: {name}, fitted with {', '.join(models)}"
-    fitted = [models[name]] if name else list(models.values())
-    if any(not size or not dense or abs(dense / size - 1) <= NEAR for size in fitted):
-        return None
-    sizes = ", ".join(f"{size / GB:.3g} GB" for size in fitted)
-    return f"not calibrated for this model: dense {dense / GB:.3g} GB, fitted with {sizes}"
 
 
 def _label(ready: Plan) -> str:

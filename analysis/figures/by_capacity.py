@@ -147,7 +147,7 @@ def tpot_by_capacity(frame: pl.DataFrame) -> Chart:
         )
     drawn, marked = looks(found.policies), ringed(frame, "tpot_ms")
     note = [
-        f"Decode passes only. TPOT: {formula('tpot_ms')}. tokens/s: its inverse, one token per pass.",
+        f"Decode passes only. TPOT: {formula('tpot_ms')}. tokens/s: its inverse.",
         f"Seconds: {seconds_of(frame)}.",
         capacities.meaning(found.rows),
         interval_note(frame),
@@ -222,7 +222,7 @@ def latency_by_rate(frame: pl.DataFrame, latency: str, percentile: str) -> Chart
     tidy = runs(results).with_columns(rates, pl.Series("value", values, pl.Float64), arrivals=pl.lit("all"))
     found = facets(results, tidy)
     rows = found.rows.with_columns(_panel(found.policies).alias("panel"))
-    panels = rows["panel"].unique(maintain_order=True).to_list()
+    panels = _panels(found)
     drawn, word = looks(found.capacities), f"p{percentile} {WORDS[latency]}"
     drawn = {capacity: drawn[capacity] for capacity in found.capacities}
     known = [value for value in values if value is not None]
@@ -258,6 +258,15 @@ def _rates(frame: pl.DataFrame) -> pl.Series:
     config = frame["config"].struct
     arrivals = config.field("arrivals").to_list() if "arrivals" in config.fields else [None] * len(frame)
     return pl.Series("rate", [rate_of(text) for text in arrivals], pl.Float64)
+
+
+def _panels(found: Facets) -> list[str]:
+    """Return the headings of all panels: by eviction policy, then by setting, in the order of other figures."""
+    if len(found.policies) == 1:
+        return found.settings
+    drawn = set(found.rows.select("eviction", "setting").rows())
+    every = [(policy, setting) for policy in found.policies for setting in found.settings]
+    return [", ".join(filter(None, pair)) for pair in every if pair in drawn]
 
 
 def _panel(policies: list[str]) -> pl.Expr:

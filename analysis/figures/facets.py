@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -112,8 +113,15 @@ def _check(found: Facets, varying: list[str]) -> None:
 
 
 def _in_order(rows: pl.DataFrame, name: str, *keys: str) -> list[str]:
-    order = [key for key in keys if key != name]
-    return rows.sort(*order, name)[name].unique(maintain_order=True).to_list() if order else sorted(set(rows[name]))
+    """Return the values of a column, ordered by the columns `keys`; numbers inside texts by their size."""
+    found = rows.select(*(key for key in keys if key != name), name).unique().rows()
+    return list(dict.fromkeys(row[-1] for row in sorted(found, key=lambda row: [_by_numbers(each) for each in row])))
+
+
+def _by_numbers(value: object) -> list[tuple[float, str]]:
+    """Return a sort key by which poisson:5 comes before poisson:20."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", str(value))
+    return [(float(part), "") if at % 2 else (-1, part) for at, part in enumerate(parts)]
 
 
 def shared(rows: pl.DataFrame) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FIRST = 30  #: rows of a ranking before "show all"
 #: Columns of the ranking, with their heads and meanings.
 COLUMNS = {
-    "tokens_per_s": ("tokens/s", "of a request, one token per pass"),
+    "tokens_per_s": ("tokens/s", "of a request, decoded tokens"),
     "hit_rate": ("hit rate", "hits per access"),
     "belady_hit_rate": ("Belady", "upper bound on hits for any eviction without prefetch"),
     "ttft_mean_ms": ("TTFT, ms", "time to first token, mean"),

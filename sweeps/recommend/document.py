@@ -26,6 +26,7 @@ from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.texts import percent
 
 Document = dict[str, Any]
+KNOWN = "best_known-"  #: beginning of the names of the lists of `best_known`
 FITS = "every expert fits, so that each is loaded once"
 UNSEARCHED = "the search ended before it was known; --budget none searches on"
 SHORT_TRACE = (
@@ -39,10 +40,13 @@ UNSIZED = (
 )
 
 
-def document(question: Question, answer: Answer, trace_name: str, whole: Trace | None = None) -> Document:
+def document(
+    question: Question, answer: Answer, trace_name: str, whole: Trace | None = None, lists_at: str = ""
+) -> Document:
     """Return the document of an answer. `trace_name` is the trace as the user typed it. All sizes are in bytes.
 
-    `whole` is the complete trace if the question covers a part of it.
+    `whole` is the complete trace if the question covers a part of it. `lists_at` is the beginning of the paths of the
+    lists of experts that commands read; those of `best_known` are named after it.
     """
     trace = whole or question.trace
     best = answer.best
@@ -53,9 +57,9 @@ def document(question: Question, answer: Answer, trace_name: str, whole: Trace |
         "memory": {name: size for name, size in question.memory._asdict().items() if size or name != "head_bytes"}
         | {"cache_bytes": question.memory.cache_bytes}
         | _peak(question, question.memory.total_bytes),
-        "best": _leader(question, best, trace_name),
+        "best": _leader(question, best, trace_name, lists_at),
         "from_empty": answer.from_empty and _found(answer.from_empty),
-        "best_known": answer.known and _leader(question, answer.known, trace_name),
+        "best_known": answer.known and _leader(question, answer.known, trace_name, f"{lists_at}{KNOWN}"),
         "compulsory_limit": compulsory_limit(question.trace, best.config.schedule),
         "second": answer.second and _found(answer.second) | {"differs": list(differing(best, answer.second))},
         "seconds": _about(best)["seconds"],
@@ -112,13 +116,13 @@ def _found(tried: Tried) -> Document:
     }
 
 
-def _leader(question: Question, tried: Tried, trace_name: str) -> Document:
+def _leader(question: Question, tried: Tried, trace_name: str, lists_at: str) -> Document:
     """Describe a leading set: result, start of the cache, engines that support it, and the command that replays it."""
     start = start_of(question.trace, tried.config)
     return _found(tried) | {
         "start": start,
         "engines": engines_of(tried.config, start),
-        "command": repeat_command(tried.config.model_dump(mode="json"), trace_name),
+        "command": repeat_command(tried.config.model_dump(mode="json"), trace_name, lists_at=lists_at),
     }
 
 

@@ -288,6 +288,15 @@ def test_a_process_of_its_own_gives_the_same_answer(name, refused):
     assert (alone.returncode, alone.stdout, alone.stderr) == (2, here.stdout, here.stderr)
 
 
+def test_an_option_of_one_value_that_is_given_twice_is_refused(small):
+    """The first would be ignored; flags and options of several values may be repeated."""
+    twice = moereplay_here("replay", small, "--capacity", "25%", "--capacity", "50%")
+    assert (twice.returncode, twice.stdout) == (2, "")
+    assert "--capacity" in twice.stderr and "given 2 times" in twice.stderr
+    again = moereplay_here("replay", small, "--capacity", "50%", "--json", "--json")
+    assert again.returncode == 0, again.stderr
+
+
 def test_a_damaged_chunk_is_refused_and_nothing_is_written(small, tmp_path):
     damaged = tmp_path / "damaged.zarr"
     shutil.copytree(small, damaged)

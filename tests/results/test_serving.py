@@ -141,6 +141,18 @@ def test_latency_against_rate_has_a_line_per_capacity() -> None:
         chart_of("latency_by_rate", to_frame(results[:1], [None]))
 
 
+def test_panels_of_latency_go_by_policy_then_by_the_numbers_of_settings() -> None:
+    results = [
+        replay(TRACE, configure(eviction=eviction, passes="batch:2", draft=draft, capacity="60%", arrivals=arrivals))
+        for draft in ("10", "2", "0")
+        for eviction in ("lru", "fifo")
+        for arrivals in ("poisson:900", "poisson:100")
+    ]
+    found = chart_of("latency_by_rate", to_frame(results, [None] * len(results))).rows
+    drafts = ["draft 0", "draft 2:accept=0.7:rejected=other", "draft 10:accept=0.7:rejected=other"]
+    assert found == [f"{eviction}, {draft}" for eviction in ("fifo", "lru") for draft in drafts]
+
+
 def test_the_command_prints_and_searches(tmp_path: Path) -> None:
     run = ("replay", "miniature", "--capacity", "25%", "--passes", "batch:2", "--engine", "reference")
     level = ("--slo", "ttft=20ms,tpot=2ms")

@@ -31,8 +31,8 @@ most = 1.25
 """
 
 
-def about(machine: str) -> dict:
-    return dict(replay(open_trace(SAMPLE), configure(capacity="25%", platform=machine)).about)
+def about(machine: str, **settings: str) -> dict:
+    return dict(replay(open_trace(SAMPLE), configure(capacity="25%", platform=machine, **settings)).about)
 
 
 @pytest.fixture
@@ -69,6 +69,21 @@ def test_a_calibration_has_the_range_of_its_held_out_runs_until_it_is_edited(cal
     calibrated.write_text(calibrated.read_text().replace("most = 1.25", "most = 1.05"))
     edited = about(str(calibrated))
     assert edited["seconds"] == "estimated" and "band" not in edited
+
+
+def test_figures_of_one_token_per_pass_are_not_called_calibrated_for_passes_of_several(calibrated):
+    def seconds(**settings: str) -> tuple[str, bool]:
+        found = about(str(calibrated), **settings)
+        return found["seconds"], "band" in found
+
+    assert seconds() == seconds(passes="batch:1") == ("calibrated", True)
+    assert seconds(draft="2") == seconds(passes="batch:2") == ("estimated", False)
+    found = about(str(calibrated), draft="2")
+    assert "not calibrated for drafts: fitted on passes of one decoded token" in seconds_in_words(found)
+    plain = platform(str(calibrated))
+    compute = plain.compute.model_copy(update={"by_tokens": ((1, 1.0), (4, 2.0))})
+    calibrated.write_text(as_toml(sealed(plain.model_copy(update={"compute": compute}))))
+    assert seconds(draft="2") == ("calibrated", True)  # what several tokens take was measured
 
 
 def test_a_range_changes_no_time_and_no_identity(calibrated):

@@ -39,6 +39,7 @@ from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_tra
 from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
+from tests.kit.every import every
 
 SIZE = 1_000_000
 GEOMETRY = Geometry(layers=3, experts=8, k=2, expert_bytes=(SIZE,) * 3, dense_params=1_000, head_params=500, kv_bytes=7)
@@ -207,15 +208,16 @@ def asked(tmp_path_factory) -> dict:
     return json.loads(ended.stdout) | {"lists": out}
 
 
-def test_the_command_of_the_best_set_gives_its_figure(asked, monkeypatch):
-    monkeypatch.chdir(asked["lists"])
-    words = asked["best"]["command"].split()
+@every("which", ("best", "best_known"))
+def test_a_printed_command_gives_its_figure_where_recommend_was_typed(asked, which):
+    """The lists are read where --out wrote them; sets that differ in their lists do not share a file."""
+    words = asked[which]["command"].split()
     assert words[:3] == ["moereplay", "replay", "miniature"]
     ended = moereplay(*words[1:], "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
-    assert found["about"]["identity"] == asked["best"]["identity"]
-    assert found["metrics"]["tokens_per_s"] == pytest.approx(asked["best"]["tokens_per_s"], rel=1e-12)
+    assert found["about"]["identity"] == asked[which]["identity"]
+    assert found["metrics"]["tokens_per_s"] == pytest.approx(asked[which]["tokens_per_s"], rel=1e-12)
 
 
 def test_refusals_are_one_line_and_come_first(tmp_path: Path):
