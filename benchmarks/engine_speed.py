@@ -143,12 +143,14 @@ def over_libcachesim(made: Made, rounds: int) -> Iterator[Row]:
     if libcachesim is None:
         print("(b) is left out: libcachesim is not installed", file=sys.stderr)
         return
-    held = memory_trace(made.whole.header, list(map(made.whole.request, range(made.whole.requests))))
+    requests = list(map(made.whole.request, range(made.whole.requests)))
+    # two traces, as `anew` makes the other's next replay slow
+    held, fresh = (memory_trace(made.whole.header, requests) for _ in range(2))
     for capacity in CAPACITIES:
         configs = {prefetch: configure(capacity=capacity, prefetch=prefetch) for prefetch in PREFETCHES}
         variants = {f"prefetch {name}": timed(made.whole, config) for name, config in configs.items()}
         variants |= {f"in memory, {name}": timed(held, config) for name, config in configs.items()}
-        variants |= {f"in memory, {name}, first": anew(held, config) for name, config in configs.items()}
+        variants |= {f"in memory, {name}, first": anew(fresh, config) for name, config in configs.items()}
         variants["curve"] = untimed(made.whole)
         taken = in_turns(variants | {"libCacheSim": theirs(made, capacity)}, rounds)
         for name in variants:

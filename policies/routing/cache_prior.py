@@ -55,10 +55,9 @@ def contend(now, copies, own, ids, scores, weights, top_j, lift, row):
     set_recorded(own.rows, ids, 1)
     last = last_of_worst(row, count, scores, mark, lift)
     worst = value(scores, mark, lift, row[last])
-    for i in range(list_candidates(own.rows, scores, max(lift, 0.0), worst)):
-        e = own.rows[i][CANDIDATE]
-        name = e + (mark if is_resident(now, copies, e) else 0)
-        if (value(scores, mark, lift, name) > worst) & (own.rows[e][RECORDED] == 0):
+    for i in range(list_candidates(now, copies, own.rows, scores, lift, worst)):
+        name = own.rows[i][CANDIDATE]
+        if value(scores, mark, lift, name) > worst:
             replace(row, last, count, name)
             last = last_of_worst(row, count, scores, mark, lift)
             worst = value(scores, mark, lift, row[last])
@@ -67,12 +66,22 @@ def contend(now, copies, own, ids, scores, weights, top_j, lift, row):
         row[j] -= mark if row[j] >= mark else 0
 
 
-def list_candidates(rows, scores, most, worst):
-    """List the experts that may exceed the worst when lifted; return their number."""
-    count = 0
-    for e in range(len(scores)):  # no branch, because it would be unpredictable
-        rows[count][CANDIDATE] = e
-        count += 1 if scores[e] + most > worst else 0
+def list_candidates(now, copies, rows, scores, lift, worst):
+    """List the names of experts that the router did not choose and that exceed the worst; return their number.
+
+    No branches, because they would be unpredictable: first the experts that would exceed it if they were resident,
+    then those of them that do.
+    """
+    near, count, most, mark = 0, 0, max(lift, 0.0), now["experts"]
+    for e in range(len(scores)):
+        rows[near][CANDIDATE] = e
+        near += 1 if scores[e] + most > worst else 0
+    for i in range(near):
+        e = rows[i][CANDIDATE]
+        resident = is_resident(now, copies, e)
+        rows[count][CANDIDATE] = e + (mark if resident else 0)
+        exceeds = scores[e] + (lift if resident else 0.0) > worst
+        count += 1 if exceeds & (rows[e][RECORDED] == 0) else 0
     return count
 
 
