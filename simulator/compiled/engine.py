@@ -24,6 +24,7 @@ from moereplay.simulator.compiled.outcome import check, counters_of, events_of
 from moereplay.simulator.compiled.variants import ALONE, BATCHED, OWN_CLOCK, PLAIN, PRICED, STEPPED, is_priced
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, Sharing, oracle_of, oracle_of_trace
+from moereplay.simulator.jit import translation
 from moereplay.simulator.jit.calls import caller, flat
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
@@ -161,7 +162,7 @@ def compiled_apart(of: Callable) -> Iterator[None]:
         yield
         return
     _wanted.add(of)
-    LOG.info("compiling the %s kernel (about 15 s, first run only)", TITLES[of])
+    LOG.info("compiling the %s kernel (some seconds, first run only)", TITLES[of])
     with started(BUILD, of.__name__) as child:
         try:
             yield
@@ -191,7 +192,5 @@ def machine_code(of: Callable) -> Callable | int:
 
 
 def _built(of: Callable) -> Any:
-    from moereplay.simulator.jit import compiling  # numba takes half a second to import
-
     shapes = hooks.shapes_of(POINTERS[of]._fields)
-    return compiling.kernel(of, STATE, POINTERS[of], shapes, CONSTANTS[of])
+    return translation.kernel(of, STATE, POINTERS[of], shapes, CONSTANTS[of])

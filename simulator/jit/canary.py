@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.jit import compiling
+from moereplay.simulator.jit import compiling, translation
 from moereplay.simulator.jit.calls import caller, flat
 from moereplay.simulator.jit.machine_code import unkept
 from moereplay.simulator.jit.marks import (
@@ -46,7 +46,7 @@ class Hooks(NamedTuple):
 
 table = array_reader("table", ITEM, "n")
 grid = array_reader("grid", np.int64, "n", "m", whole=True)
-box = Reader("box", BOX)
+box: Any = Reader("box", BOX)
 
 
 @fast
@@ -111,7 +111,7 @@ def main() -> None:
 
     listener = hook(notify, EVENT)
     pointers = Hooks(hook(ask, SHAPE), (listener, listener))
-    code = unkept(lambda: compiling.kernel(kernel, STATE, Hooks, (SHAPE, EVENT), {"frozen": 0}))
+    code = unkept(lambda: translation.kernel(kernel, STATE, Hooks, (SHAPE, EVENT), {"frozen": 0}))
     state, arrays = example(7)
     caller(code, list(flat((state.ctypes.data, pointers))))()
     wanted = expected(7)

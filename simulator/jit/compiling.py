@@ -1,12 +1,12 @@
-"""Compilation of marked functions to machine code, when none is on disk.
+"""Compilation of hooks and functions of arrays through Numba, when no machine code is on disk.
 
 `_nrt=False` forbids allocation, and with it the atomic reference counts around every call of a policy's hook, which
-cost ten times the call itself. Division in kernels is C's, because no divisor is ever zero.
+cost ten times the call itself. Division is C's, because no divisor is ever zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -33,14 +33,12 @@ MARKS: dict[str, Callable] = {
 def built(
     function: FunctionType,
     signature: Any,
-    constants: Mapping[str, int] | None = None,
-    vectorised: bool = True,
     **options: Any,
 ) -> Built:
-    """Compile a function with all that it calls; numbers of the state may be frozen. Raises NotCompiledError."""
+    """Compile a function with all that it calls. Raises NotCompiledError."""
     made = with_globals(
         function,
-        Parts(constants or {}, MARKS, internals.reader, internals.BUILTINS).globals_of(function, function.__code__),
+        Parts({}, MARKS, internals.reader, internals.BUILTINS).globals_of(function, function.__code__),
     )
     try:
         dispatcher: Any = njit(signature, pipeline_class=internals.WholeCompiler, **UNWRAPPED, **options)(made)
@@ -48,29 +46,13 @@ def built(
         raise NotCompiledError(str(error)) from error
     result = next(iter(dispatcher.overloads.values()))
     entry = result.fndesc.llvm_func_name
-    code, undefined = result.library.object_code(entry, vectorised)
+    code, undefined = result.library.object_code(entry, vectorised=True)
     return Built(code, entry, undefined)
-
-
-# kernels and hooks
-
-
-def kernel(
-    entry: FunctionType, state: np.dtype, hooks: type, shapes: Iterable[Shape], constants: Mapping[str, int]
-) -> Built:
-    """Compile a kernel that takes the state and pointers to these hooks."""
-    pointers = types.NamedTuple([_pointers(shape, state) for shape in shapes], hooks)
-    return built(entry, types.void(numba.from_dtype(state), pointers), constants, vectorised=False, **OPTIONS)
 
 
 def _signature(shape: Shape, state: np.dtype) -> Any:
     result = types.int64 if shape.returns else types.void
     return result(numba.from_dtype(state), *[types.int64] * shape.numbers)
-
-
-def _pointers(shape: Shape, state: np.dtype) -> Any:
-    pointer = internals.HookPointer(_signature(shape, state))
-    return types.UniTuple(pointer, shape.listeners) if shape.listeners else pointer
 
 
 def hook(adapter: FunctionType, state: np.dtype, shape: Shape, reached: Iterable[FunctionType], checked: bool) -> Built:

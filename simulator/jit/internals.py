@@ -1,6 +1,6 @@
 """All uses of Numba and LLVM below their public names, except for the calling convention in `calls`.
 
-The first part implements in LLVM what `marks` declares: readers of the state, bit operations and hook pointers. The
+The first part implements in LLVM what `marks` declares: readers of the state and bit operations. The
 second part links functions into one module and optimizes it once; Numba would optimize and load every function by
 itself with all that it calls, and again in each of its callers. `canary` tests all of it before use; `plain` is the
 fallback.
@@ -20,10 +20,10 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
-from numba.core.typing.templates import signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
+from moereplay.simulator.jit.machine_code import optimised, symbols
 from moereplay.simulator.jit.marks import Reader
 
 WORD = ir.IntType(64)
@@ -112,55 +112,7 @@ BUILTINS = {
 }
 
 
-class HookPointer(types.Callable):
-    """The address of a hook with this signature, called by Numba's convention so that its exceptions propagate.
-
-    Numba's own function type looks up a Python object at every call, and its name contains the signature, which would
-    make every function's name long.
-    """
-
-    def __init__(self, of: Any) -> None:
-        """`of`: the hook's signature, with the state first."""
-        self.of = of
-        super().__init__(name=f"hook{len(of.args) - 1}{of.return_type}")
-
-    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
-        """Return the signature with the pointer as receiver."""
-        return signature(self.of.return_type, *self.of.args, recvr=self)
-
-    def get_call_signatures(self) -> tuple[list[Any], bool]:
-        """Return the only signature."""
-        return [self.of], False
-
-    def get_impl_key(self, sig: Any) -> Any:
-        """Use one implementation for all signatures."""
-        return HookPointer
-
-
-class Address(models.PrimitiveModel):
-    """Data model of a pointer: an integer."""
-
-    def __init__(self, manager: Any, kind: HookPointer) -> None:
-        """Use 64 bits."""
-        super().__init__(manager, kind, WORD)
-
-
-def _call(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    of = sig.args[0].of
-    function = builder.inttoptr(args[0], context.call_conv.get_function_type(of.return_type, of.args).as_pointer())
-    status, result = context.call_conv.call_function(builder, function, of.return_type, of.args, args[1:])
-    with cgutils.if_unlikely(builder, status.is_error):
-        context.call_conv.return_status_propagate(builder, status)
-    return result
-
-
-register_model(HookPointer)(Address)
-lower_builtin(HookPointer, HookPointer, types.VarArg(types.Any))(_call)
-
-
 # linking: one module of machine code
-
-LEVEL = 3  #: optimization level, as in Numba
 
 
 class NotLoaded:
@@ -211,17 +163,10 @@ class Whole(Part):
         for library in _reached_from(self):
             part = library._final_module if isinstance(library, Part) else library._get_module_for_linking()
             self._final_module.link_in(part, preserve=True)
-        for each in _symbols(self._final_module):
+        for each in symbols(self._final_module):
             if not each.is_declaration and each.name != entry:
                 each.linkage = binding.Linkage.internal
-        machine = self._codegen._tm
-        options = binding.create_pipeline_tuning_options(speed_level=LEVEL)
-        options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = vectorised
-        builder = binding.create_pass_builder(machine, options)
-        builder.getModulePassManager().run(self._final_module, builder)
-        code = machine.emit_object(self._final_module)
-        undefined = [each.name for each in _symbols(self._final_module) if each.is_declaration]
-        return code, [name for name in undefined if not name.startswith("llvm.")]
+        return optimised(self._final_module, self._codegen._tm, vectorised)
 
 
 def _reached_from(library: Any) -> Iterator[Any]:
@@ -232,10 +177,6 @@ def _reached_from(library: Any) -> Iterator[Any]:
             seen.add(each)
             waiting += each._linking_libraries if isinstance(each, Part) else ()
             yield each
-
-
-def _symbols(module: Any) -> list[Any]:
-    return [*module.functions, *module.global_variables]
 
 
 class PartCompiler(CompilerBase):

@@ -38,6 +38,7 @@ PACKAGES = ("numba", "llvmlite", "numpy")
 #: Folders of other states of the sources are deleted when no process has used them for this long.
 KEPT_SECONDS = 7 * 24 * 3600
 ENDING = ".code"
+LEVEL = 3  #: of optimization, as in Numba
 #: Numba compiles one function at a time.
 COMPILING = RLock()
 _loaded: list[Any] = []  # engines own the code
@@ -136,10 +137,40 @@ def _are_known(names: list[str]) -> bool:
     return all(binding.address_of_symbol(name) is not None for name in names)
 
 
-def _machine() -> Any:
+def _machine(**options: Any) -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    return binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
+    return binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True, **options)
+
+
+def machine_code_of(text: str, entry: str) -> Built:
+    """Compile a module in LLVM's language for this processor."""
+    machine = _machine(
+        cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(), opt=LEVEL, reloc="static"
+    )
+    module = binding.parse_assembly(text)
+    module.triple, module.data_layout = binding.get_process_triple(), str(machine.target_data)
+    code, undefined = optimised(module, machine, vectorised=False)
+    return Built(code, entry, undefined)
+
+
+def optimised(module: Any, machine: Any, vectorised: bool) -> tuple[bytes, list[str]]:
+    """Optimize a module; return its machine code and the names of its undefined symbols.
+
+    `vectorised`: vectorize loops; False where most loops have few iterations.
+    """
+    options = binding.create_pipeline_tuning_options(speed_level=LEVEL)
+    options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = vectorised
+    builder = binding.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    code = machine.emit_object(module)
+    undefined = [each.name for each in symbols(module) if each.is_declaration]
+    return code, [name for name in undefined if not name.startswith("llvm.")]
+
+
+def symbols(module: Any) -> list[Any]:
+    """Return the functions and variables of a module."""
+    return [*module.functions, *module.global_variables]
 
 
 @cache

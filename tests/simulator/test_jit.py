@@ -23,9 +23,6 @@ PUBLIC = ("numba", "numba.extending", "llvmlite")
 ATTRIBUTES = (
     ("numba.core.codegen", "JITCodeLibrary", "_get_module_for_linking"),
     ("numba.core.compiler", "DefaultPassBuilder", "define_nopython_pipeline"),
-    ("numba.core.callconv", "CPUCallConv", "call_function"),
-    ("numba.core.callconv", "CPUCallConv", "get_function_type"),
-    ("numba.core.callconv", "CPUCallConv", "return_status_propagate"),
     ("numba.core.base", "BaseContext", "make_array"),
 )
 

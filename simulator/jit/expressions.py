@@ -1,0 +1,410 @@
+"""Translation of expressions: numbers, records, arrays and calls, with Numba's meaning."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from moereplay.simulator.jit.emitting import Block, Emitter
+from moereplay.simulator.jit.marks import MARKED, NotCompiledError, Reader
+from moereplay.simulator.jit.values import (
+    NOTHING,
+    PLAIN_POINTERS,
+    POINTER,
+    REAL,
+    SHORT,
+    TRUTH,
+    WHOLE,
+    Array,
+    Group,
+    Hooks,
+    Known,
+    Layout,
+    Number,
+    Pointer,
+    Record,
+    Value,
+    common,
+    constant,
+    group,
+    layout,
+    members,
+    number_at,
+    parts_of,
+    real,
+)
+
+TO_NUMBER = {np.int64: WHOLE, int: WHOLE, np.float64: REAL, float: REAL, np.float32: SHORT, bool: TRUTH}
+INT64 = layout(np.dtype(np.int64))
+#: A load of what never changes during a run.
+INVARIANT = ", !invariant.load !0"
+#: A branch that is hardly ever taken.
+UNLIKELY = ", !prof !1"
+NO_VALUE = -2  #: the status of a hook that returns nothing
+
+
+class Expressions(Emitter):
+    """Expressions of one function; `translation` adds statements."""
+
+    def __init__(self, given: FunctionType, of_module: Any) -> None:
+        """`of_module` translates the functions that are called."""
+        super().__init__(of_module.needed)
+        self.given, self._module = given, of_module
+        self.kinds: dict[str, Any] = {}  #: of variables
+        self._bound: dict[str, Value] | None = None  # in a merged function: its arguments
+        self.fails = False  #: whether a hook is called, directly or not
+
+    # expressions
+
+    def value(self, node: ast.expr) -> Value:
+        """Translate an expression."""
+        translate = getattr(self, f"_on_{type(node).__name__.lower()}", None)
+        if translate is None:
+            raise NotCompiledError(f"{ast.unparse(node)!r}: an expression that kernels do not use")
+        return translate(node)
+
+    def _on_constant(self, node: ast.Constant) -> Value:
+        return constant(node.value)
+
+    def _on_name(self, node: ast.Name) -> Value:
+        if self._bound is not None and node.id in self._bound:
+            return self._bound[node.id]
+        if self._bound is None and node.id in self.kinds:
+            return self.variable(node.id)
+        code = self.given.__code__
+        if node.id in code.co_freevars:
+            return constant((self.given.__closure__ or ())[code.co_freevars.index(node.id)].cell_contents)
+        if node.id in self.given.__globals__:
+            return constant(self.given.__globals__[node.id])
+        if not hasattr(builtins, node.id):
+            raise NotCompiledError(f"the variable {node.id} before it is set")
+        return constant(getattr(builtins, node.id))
+
+    def variable(self, name: str) -> Value:
+        """Load a variable."""
+        kind = self.kinds[name]
+        return Value(
+            kind,
+            tuple(
+                self.emit(f"load {llvm}, {'ptr' if PLAIN_POINTERS else llvm + '*'} %{name}.{at}")
+                for at, llvm in enumerate(parts_of(kind))
+            ),
+        )
+
+    def _on_tuple(self, node: ast.Tuple) -> Value:
+        return group(self._values(node.elts))
+
+    def _values(self, nodes: Sequence[ast.expr]) -> list[Value]:
+        found = []
+        for each in nodes:
+            found += members(self.value(each.value)) if isinstance(each, ast.Starred) else [self.value(each)]
+        return found
+
+    def _on_binop(self, node: ast.BinOp) -> Value:
+        return self.operation(node.op, self.value(node.left), self.value(node.right))
+
+    def _on_unaryop(self, node: ast.UnaryOp) -> Value:
+        if isinstance(node.op, ast.Not):
+            return Value(TRUTH, (self.emit(f"xor i1 {self.truth(self.value(node.operand))}, true"),))
+        of = self.value(node.operand)
+        if not isinstance(node.op, ast.USub) or of.kind not in (WHOLE, REAL, SHORT):
+            raise NotCompiledError(f"{ast.unparse(node)!r}: an operator that kernels do not use")
+        if of.kind == WHOLE:
+            known = number_at(of)
+            return constant(-known) if known is not None else Value(WHOLE, (self.emit(f"sub i64 0, {of.parts[0]}"),))
+        return Value(of.kind, (self.emit(f"fneg {of.kind.llvm} {of.parts[0]}"),))
+
+    def _on_compare(self, node: ast.Compare) -> Value:
+        return self._one_of_two(node) if len(node.ops) > 1 else self._compared(node)
+
+    def _compared(self, node: ast.Compare) -> Value:
+        return Value(TRUTH, (self.compare(node.ops[0], self.value(node.left), self.value(node.comparators[0])),))
+
+    def _on_boolop(self, node: ast.BoolOp) -> Value:
+        """Stop at the first operand that decides."""
+        after, found = self.new_block(), list[tuple[Block, Value]]()
+        tests = list[tuple[Block, str, Block]]()
+        for each in node.values[:-1]:
+            value = self.value(each)
+            assert self.block is not None
+            found.append((self.block, value))
+            tests.append((self.block, self.truth(value), self.new_block()))
+            self.block = tests[-1][2]
+        value = self.value(node.values[-1])
+        assert self.block is not None
+        found.append((self.block, value))
+        kind, parts = self._in_common(found)
+        self.jump(after)
+        for block, test, more in tests:
+            self.block = block
+            self.branch(test, *((after, more) if isinstance(node.op, ast.Or) else (more, after)))
+        return self._joined(after, kind, parts)
+
+    def _in_common(self, found: list[tuple[Block, Value]]) -> tuple[Any, list[tuple[Block, tuple[str, ...]]]]:
+        """Convert the values at the ends of blocks to one kind; the last block is the current one."""
+        kind, last = found[0][1].kind, self.block
+        for _, value in found[1:]:
+            kind = common(kind, value.kind)
+        parts = []
+        for block, value in found:
+            self.block = block
+            parts.append((block, self.convert(value, kind).parts))
+        self.block = last
+        return kind, parts
+
+    def _joined(self, after: Block, kind: Any, parts: list[tuple[Block, tuple[str, ...]]]) -> Value:
+        """Continue after several blocks, with the value of the one before."""
+        self.block = after
+        return Value(
+            kind,
+            tuple(
+                self.emit(f"phi {llvm} " + ", ".join(f"[{of[at]}, %{block.name}]" for block, of in parts))
+                for at, llvm in enumerate(parts_of(kind))
+            ),
+        )
+
+    def _on_ifexp(self, node: ast.IfExp) -> Value:
+        yes, no, after = self.new_block(), self.new_block(), self.new_block()
+        self.test(node.test, yes, no)
+        self.block, found = yes, list[tuple[Block, Value]]()
+        value = self.value(node.body)
+        found.append((self.block, value))  # pyright: ignore[reportArgumentType]
+        self.block = no
+        value = self.value(node.orelse)
+        found.append((self.block, value))  # pyright: ignore[reportArgumentType]
+        kind, parts = self._in_common(found)
+        for block, _ in parts:
+            self.block = block
+            self.jump(after)
+        return self._joined(after, kind, parts)
+
+    def test(self, node: ast.expr, yes: Block, no: Block) -> None:
+        """Branch on an expression, whose operands after one that decides are not evaluated."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            self.test(node.operand, no, yes)
+        elif isinstance(node, ast.BoolOp):
+            for each in node.values[:-1]:
+                more = self.new_block()
+                self.test(each, *((yes, more) if isinstance(node.op, ast.Or) else (more, no)))
+                self.block = more
+            self.test(node.values[-1], yes, no)
+        else:
+            self.branch(self.truth(self.value(node)), yes, no)
+
+    def _one_of_two(self, node: ast.Compare) -> Value:
+        """Compare a < b <= c: evaluate each operand once, and stop at the first that is false."""
+        if len(node.ops) != 2:
+            raise NotCompiledError(f"{ast.unparse(node)!r}: a chain of comparisons")
+        left, middle = self.value(node.left), self.value(node.comparators[0])
+        first = self.compare(node.ops[0], left, middle)
+        begin, more, after = self.block, self.new_block(), self.new_block()
+        assert begin is not None
+        self.branch(first, more, after)
+        self.block = more
+        second = self.compare(node.ops[1], middle, self.value(node.comparators[1]))
+        last = self.block
+        self.jump(after)
+        return self._joined(after, TRUTH, [(begin, ("false",)), (last, (second,))])
+
+    # parts of values
+
+    def _on_attribute(self, node: ast.Attribute) -> Value:
+        of = self.value(node.value)
+        if isinstance(of.kind, Hooks):
+            return self._hook(of, of.kind.names.index(node.attr))
+        if isinstance(of.kind, Group) and node.attr in of.kind.names:
+            return members(of)[of.kind.names.index(node.attr)]
+        if isinstance(of.kind, Known) and isinstance(of.kind.value, ModuleType):
+            return constant(getattr(of.kind.value, node.attr))
+        raise NotCompiledError(f"{ast.unparse(node)!r}: an attribute that kernels do not use")
+
+    def _hook(self, table: Value, at: int) -> Value:
+        """Return a hook, or the tuple of an event's listeners."""
+        shape, first, (address,) = table.kind.shapes[at], table.kind.first[at], table.parts
+        word = self.typed(address, POINTER) if PLAIN_POINTERS else f"i8** {self.emit(f'bitcast i8* {address} to i8**')}"
+        place = self.emit(f"load {POINTER}, {word}, align 8")
+        found = [
+            Value(Pointer(shape), (self.load(self.behind(address, 8 * at), layout(np.dtype(np.int64))).parts[0], place))
+            for at in range(first, first + (shape.listeners or 1))
+        ]
+        return group(found) if shape.listeners else found[0]
+
+    def _on_subscript(self, node: ast.Subscript) -> Value:
+        of, place = self.place(node)
+        return place if of == "value" else self.load(place.parts[0], place.kind)
+
+    def place(self, node: ast.Subscript) -> tuple[str, Value]:
+        """Return what a subscript selects: a value, or the address of a "number", which may be "readonly"."""
+        of = self.value(node.value)
+        if isinstance(of.kind, Array):
+            nodes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            return self._element(of, [self.number(self.value(each), WHOLE) for each in nodes])
+        key = self.value(node.slice)
+        if isinstance(of.kind, Record) and isinstance(key.kind, Known):
+            return self._field(of, key.kind.value)
+        at = number_at(key)
+        if at is None:
+            raise NotCompiledError(f"{ast.unparse(node)!r}: an index that kernels do not use")
+        if isinstance(of.kind, Hooks):
+            return "value", self._hook(of, at)
+        if isinstance(of.kind, Group):
+            return "value", members(of)[at]
+        assert isinstance(of.kind, Known)
+        return "value", constant(of.kind.value[at])
+
+    @staticmethod
+    def _found(kind: Layout, address: str) -> tuple[str, Value]:
+        return ("value", Value(Record(kind), (address,))) if kind.is_record else ("number", Value(kind, (address,)))
+
+    def _field(self, of: Value, name: str) -> tuple[str, Value]:
+        fields = of.kind.layout.dtype.fields or {}
+        if name not in fields:
+            raise NotCompiledError(f"the field {name!r}, which a record does not have")
+        dtype, offset = fields[name][:2]
+        address = self.behind(of.parts[0], offset)
+        if dtype.subdtype is None:
+            return self._found(layout(dtype), address)
+        base, shape = dtype.subdtype
+        return "value", Value(Array(layout(base), len(shape), False), (address, *map(str, shape)))
+
+    def _element(self, of: Value, indices: list[str]) -> tuple[str, Value]:
+        """Index the first axes; a negative index counts from the end, if the length is known."""
+        address, lengths, kind = of.parts[0], of.parts[1:], of.kind
+        at = "0"
+        for axis, length in enumerate(lengths):
+            if axis and at != "0":
+                at = self.emit(f"mul nsw i64 {at}, {length}")
+            if axis < len(indices):
+                index = self._from_start(indices[axis], length)
+                at = index if at == "0" else self.emit(f"add nsw i64 {at}, {index}")
+        address = self.behind(address, self.times(at, kind.layout.size))
+        left = lengths[len(indices) :]
+        if left:
+            return "value", Value(Array(kind.layout, len(left), kind.readonly), (address, *left))
+        found = self._found(kind.layout, address)
+        if kind.readonly and found[0] == "number":
+            return "readonly", found[1]
+        return found
+
+    def _from_start(self, index: str, length: str) -> str:
+        if length == "0" or index.isdigit():
+            return index
+        behind = self.emit(f"add i64 {index}, {length}")
+        return self.emit(f"select i1 {self.emit(f'icmp slt i64 {index}, 0')}, i64 {behind}, i64 {index}")
+
+    # calls
+
+    def _on_call(self, node: ast.Call) -> Value:
+        if node.keywords:
+            raise NotCompiledError(f"{ast.unparse(node)!r}: an argument by name")
+        function, arguments = self.value(node.func), self._values(node.args)
+        if isinstance(function.kind, Pointer):
+            return self._call_hook(function, arguments)
+        of = function.kind.value if isinstance(function.kind, Known) else None
+        if isinstance(of, Reader):
+            return self._read(of, arguments[0])
+        if isinstance(of, FunctionType) and of in MARKED:
+            return self._merge(of, arguments) if MARKED[of] == "merged" else self._call(of, arguments)
+        if isinstance(of, type) and issubclass(of, tuple):
+            return group(arguments, of._fields)  # pyright: ignore[reportAttributeAccessIssue]
+        if of in TO_NUMBER:
+            return self._to_number(arguments[0], TO_NUMBER[of])
+        translate = getattr(self, f"_{getattr(of, 'name', getattr(of, '__name__', ''))}_of", None)
+        if translate is None:
+            raise NotCompiledError(f"{ast.unparse(node)!r}: a call that kernels do not use; is the function marked?")
+        return translate(*arguments)
+
+    def _read(self, of: Reader, state: Value) -> Value:
+        """Read the address and the lengths of an array, or the address of a record."""
+        number = self._invariant(state, f"at_{of.name}")
+        address = self.emit(f"inttoptr i64 {number} to {POINTER}")
+        if not of.axes:
+            return Value(Record(layout(of.dtype)), (address,))
+        lengths = ["0" if not (at or of.whole) else self._invariant(state, axis) for at, axis in enumerate(of.axes)]
+        return Value(Array(layout(of.dtype), len(lengths), of.readonly), (address, *lengths))
+
+    def _invariant(self, state: Value, name: str) -> str:
+        """Load a length or an address as invariant, so that it need not be loaded again after every store."""
+        offset = state.kind.layout.dtype.fields[name][1]
+        return self.load(self.behind(state.parts[0], offset), INT64, INVARIANT).parts[0]
+
+    def _merge(self, of: FunctionType, arguments: list[Value]) -> Value:
+        """Translate a function's only expression in place."""
+        (statement,) = [each for each in self._module.tree_of(of).body if not isinstance(each, ast.Expr)]
+        given, bound = self.given, self._bound
+        self.given, self._bound = of, dict(zip(of.__code__.co_varnames, arguments, strict=False))
+        found = self.value(statement.value)
+        self.given, self._bound = given, bound
+        return found
+
+    def _call(self, of: FunctionType, arguments: list[Value]) -> Value:
+        """Call a translated function; if it fails, return its status."""
+        name, kind, fails = self._module.function(of, tuple(each.kind for each in arguments))
+        returned = returned_parts(kind, fails)
+        given = ", ".join(
+            f"{llvm} {part}" for each in arguments for llvm, part in zip(parts_of(each.kind), each.parts, strict=True)
+        )
+        if not returned:
+            self.line(f"call void @{name}({given})")
+            return Value(kind)
+        found = self.emit(f"call {struct_of(returned)} @{name}({given})")
+        parts = [found]
+        if len(returned) > 1:
+            parts = [self.emit(f"extractvalue {struct_of(returned)} {found}, {at}") for at in range(len(returned))]
+        if fails:
+            status = parts.pop(0)
+            self._check(status, self.emit(f"icmp ne i32 {status}, 0"))
+        return Value(kind, tuple(parts))
+
+    def _check(self, status: str, failed: str) -> None:
+        """Return the status of a call that failed."""
+        self.fails = True
+        fail, go_on = self.new_block(), self.new_block()
+        self.branch(failed, fail, go_on, UNLIKELY)
+        fail.end = ("failed", status)
+        self.block = go_on
+
+    def _call_hook(self, hook: Value, arguments: list[Value]) -> Value:
+        """Call a hook by Numba's convention (`calls`)."""
+        address, place = hook.parts
+        result = self.slot("i64")
+        if not PLAIN_POINTERS:
+            result = self.emit(f"bitcast i64* {result} to i8*")
+        kinds = [POINTER, POINTER, POINTER, *["i64"] * (len(arguments) - 1)]
+        parts = [result, place, arguments[0].parts[0], *(self.number(each, WHOLE) for each in arguments[1:])]
+        to = "ptr" if PLAIN_POINTERS else f"i32 ({', '.join(kinds)})*"
+        function = self.emit(f"inttoptr i64 {address} to {to}")
+        given = ", ".join(f"{kind} {part}" for kind, part in zip(kinds, parts, strict=True))
+        status = self.emit(f"call i32 {function}({given})")
+        bad = self.emit(f"icmp ne i32 {status}, 0")
+        self._check(status, self.emit(f"and i1 {bad}, {self.emit(f'icmp ne i32 {status}, {NO_VALUE}')}"))
+        return self.load(result, INT64) if hook.kind.shape.returns else Value(NOTHING)
+
+    def _to_number(self, of: Value, kind: Number) -> Value:
+        if kind == WHOLE and of.kind in (REAL, SHORT):
+            return Value(WHOLE, (self.emit(f"fptosi {of.kind.llvm} {of.parts[0]} to i64"),))
+        if kind == SHORT and of.kind.is_whole and of.parts[0].isdigit():
+            return Value(SHORT, (real(float(np.float32(int(of.parts[0])))),))
+        return Value(kind, (self.number(of, kind),))
+
+    def _len_of(self, of: Value) -> Value:
+        if isinstance(of.kind, Group):
+            return constant(len(of.kind.kinds))
+        if not isinstance(of.kind, Array):
+            raise NotCompiledError(f"the length of {of.kind}")
+        return Value(WHOLE, (of.parts[1],))
+
+
+def returned_parts(kind: Any, fails: bool) -> list[str]:
+    """Return the LLVM kinds of what a function returns: its status, if it may fail, and its value."""
+    return ["i32"] * fails + list(parts_of(kind))
+
+
+def struct_of(parts: list[str]) -> str:
+    """Return the LLVM kind of several values."""
+    return "void" if not parts else parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"
