@@ -61,9 +61,9 @@ def percent(share: float, signed: bool = False) -> str:
     return _hundredths(share, "%", signed)
 
 
-def points(share: float, signed: bool = False) -> str:
+def points(share: float) -> str:
     """Return a difference of two shares in percentage points: `12 points`, `0.05 points`."""
-    return _hundredths(share, " points", signed)
+    return _hundredths(share, " points", False)
 
 
 def size(count: float) -> str:
