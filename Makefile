@@ -149,7 +149,7 @@ study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain i
 	$(BIN)/python benchmarks/specmd_table2.py $(if $(TRACE),--trace $(TRACE))
 
 study-readings: .venv/base.stamp  ## SpecMD Table 2 under every reading of what the paper leaves open, ranked (10 minutes)
-	$(BIN)/python benchmarks/specmd_readings.py
+	$(BIN)/python benchmarks/specmd_table2.py --readings --requests 4 --decode 16
 
 study-drafts: .venv/record.stamp  ## rejected drafts as recorded and as made up, live on the miniature (10 minutes)
 	$(BIN)/python -m benchmarks.recorded_drafts --layers 12 --prompts 6 --new 64
@@ -203,7 +203,7 @@ study-live-transfers: .venv/record.stamp  ## the live miniature with real transf
 	$(BIN)/python benchmarks/live_transfers.py
 
 study-quick: .venv/base.stamp  ## the quick search of a trace compared with all sets (CASES="a.zarr:phone-ufs4:4GB", ACCESSES=)
-	$(BIN)/python -m benchmarks.quick_against_grid $(or $(CASES),miniature:phone-ufs4:510MB) $(if $(ACCESSES),--accesses $(ACCESSES))
+	$(BIN)/python benchmarks/recommend_against_grid.py --quick $(or $(CASES),miniature:phone-ufs4:510MB) $(if $(ACCESSES),--accesses $(ACCESSES))
 
 study-quants: .venv/base.stamp  ## bytes of known models in quantisations compared with published files (CELLS=cells.csv)
 	$(BIN)/python benchmarks/quant_sizes.py $(or $(CELLS),../shared/data/hybrid/cells.csv)

@@ -150,7 +150,6 @@ def against(
     one: Rows,
     others: Sequence[Rows],
     figure: str,
-    seed: int = 0,
     picked: bool = False,
     exact: Sequence[bool] = (),
 ) -> list[Comparison]:
@@ -161,7 +160,7 @@ def against(
     not tested (`by_count`).
     """
     figure = named(figure)
-    found = [compare(one, rows, figure, seed) for rows in others]
+    found = [compare(one, rows, figure) for rows in others]
     found = [by_count(each, figure) if at < len(exact) and exact[at] else each for at, each in enumerate(found)]
     tested = [each.p for each in found if each.p is not None]
     family = pairs_of(len(tested) + 1) if picked else len(tested)

@@ -13,7 +13,7 @@ from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
 from moereplay.results.energy import DECODED, ENERGY, expressions
 from moereplay.results.errors import unknown
-from moereplay.results.metrics import DOCUMENTED, METRICS, RANKED, RATIOS, TIMES, named
+from moereplay.results.metrics import DOCUMENTED, METRICS, RANKED, RATIOS, TIMES, ranking_column
 from moereplay.results.read import fields, runs
 from moereplay.results.remarks import synthetic_of
 from moereplay.results.schema import fields_of
@@ -52,9 +52,7 @@ def ranked(frame: pl.DataFrame, by: str, ends: bool = False) -> pl.DataFrame:
     With `ends`, intervals follow their columns (`with_ends`). Raises ResultError if `by` is not one
     of those columns.
     """
-    by = named(by)
-    if by not in RANKED:
-        raise unknown("ranking column", by, RANKED)
+    by = ranking_column(by)
     table = measured(frame)
     varying = [field for field in fields(frame) if table[field].n_unique() > 1]
     known = [figure for figure in RANKED if figure in PARTS] if ends else []
@@ -148,9 +146,7 @@ def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFra
     for setting in settings:
         if setting not in fields(frame):
             raise unknown("configuration field", setting, fields(frame))
-    by = named(by)
-    if by not in RANKED:
-        raise unknown("ranking column", by, RANKED)
+    by = ranking_column(by)
     means = measured(frame).group_by(settings).agg(pl.len().alias("configurations"), pl.col(*RANKED).mean())
     return means.sort(by, *settings, descending=[RANKED[by], *[False] * len(settings)], nulls_last=True)
 

@@ -14,8 +14,7 @@ from moereplay.analysis.sentences import lines
 from moereplay.analysis.tables import csv, folded, markdown, table
 from moereplay.analysis.verdict import Entry
 from moereplay.results.energy import nanojoules
-from moereplay.results.errors import unknown
-from moereplay.results.metrics import RANKED, named, values
+from moereplay.results.metrics import RANKED, ranking_column, values
 from moereplay.results.remarks import assumptions, seconds_in_words, synthetic_of, with_routing
 from moereplay.results.result import Result
 from moereplay.results.serving import LATENCIES, PERCENTILES, Holding, Level, figures, shortened
@@ -85,9 +84,7 @@ def best_of_each(rows: Sequence[Row], top: int) -> list[Row]:
 
 
 def _sorted(rows: Sequence[Row], by: str, presets: Mapping[str, str] | None) -> tuple[list[dict[str, Any]], list[str]]:
-    by = named(by)
-    if by not in RANKED:
-        raise unknown("ranking column", by, RANKED)
+    by = ranking_column(by)
     table: list[dict[str, Any]] = [{**_settings(row), **_figures(row)} for row in rows]
     for line in table if presets else ():
         line["preset"] = (presets or {})[line["identity"]]

@@ -30,6 +30,8 @@ from moereplay.calibration.comparison import (
     as_records,
     leave_one_model_out,
     markdown,
+    markdown_table,
+    refusals,
     rows_of,
 )
 from moereplay.calibration.files import Evidence, read_folder, read_runs
@@ -148,20 +150,9 @@ def series_markdown(rows: Sequence[Row]) -> str:
         ]
         for row in timed
     ]
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row.error is None:
-            reasons.setdefault(row.remark, []).append(row.id)
-    gone = [[str(len(ids)), why, ", ".join(ids)] for why, ids in reasons.items()]
-    parts = [SERIES, ABOUT_SERIES, *told, table("run,model,from,role,predicted ms,measured ms,error", lines)]
-    return "\n\n".join([*parts, "### Refused", table("runs,reason,which", gone)]) + "\n"
-
-
-def table(heads: str, rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    names = heads.split(",")
-    cells = [f"| {' | '.join(each.replace('|', '/') for each in row)} |" for row in rows]
-    return "\n".join([f"| {' | '.join(names)} |", "|---" * len(names) + "|", *cells])
+    heads = ("run", "model", "from", "role", "predicted ms", "measured ms", "error")
+    parts = [SERIES, ABOUT_SERIES, *told, markdown_table(heads, lines)]
+    return "\n\n".join([*parts, "### Refused", refusals(rows)]) + "\n"
 
 
 def write(rows: list[Row], out: Path) -> None:

@@ -13,14 +13,24 @@ and so does the trace of `--trace`. Where that has no look-ahead an oracle stand
 where it has no prompts the change is that of the time per token, and presets that need more than it has are left out.
 SIMULATED: its machine's 5 GB/s, without the 1 to 2.5 ms per expert that its software adds to small experts' loads, so
 percentages can be compared and milliseconds cannot; `--load-us 1750` adds them. `make study-specmd` runs it.
+
+With --readings (`make study-readings`) the synthetic models are replayed under every reading of what the paper leaves
+open, one for all 16 cells, none tuned per cell. A reading says: which order Least-Stale has inside a class (c, a, b),
+the contract, of which bytes "5 %" is, what software spends on a load of an expert, whether the cache is kept between
+requests, how much top-k prefetch fetches beyond k, and whether a prefetch may evict. Whether an expert in flight counts
+as a hit changes hit rates, but no time, so that it is not among them. Scored are signs that agree, Spearman's rank
+correlation, and the mean difference of the changes in points; a constant, always the mean of the published changes,
+beside them.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -28,6 +38,7 @@ from moereplay.analysis.metrics import measured
 from moereplay.analysis.statistics import spearman
 from moereplay.analysis.tables import console, table
 from moereplay.results.files import to_frame
+from moereplay.results.metrics import values_of
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.presets import LEAST_STALE, preset
 from moereplay.sweeps.grid import run_grid
@@ -87,6 +98,9 @@ class Cell(NamedTuple):
 def main() -> None:
     """Make the traces, replay, print a table per model and one of agreement; keep both in --out."""
     options = _options()
+    if options.readings:
+        readings(options)
+        return
     rows: list[Row] = []
     for model in [str(options.trace)] if options.trace else options.models:
         with TemporaryDirectory() as folder:
@@ -97,19 +111,24 @@ def main() -> None:
         rows += found
     agreed = [line for capacity in CAPACITIES for line in _agreement(rows, capacity)]
     console().print(table(agreed, title="agreement with the published changes of TTFT"))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json_text({"cells": rows, "agreement": agreed}, indent=1))
+    _keep(options.out or Path("runs/specmd_table2.json"), {"cells": rows, "agreement": agreed})
+
+
+def _keep(path: Path, document: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json_text(document, indent=1))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=lambda text: text.split(","), default=[MINIATURE, *PUBLISHED])
     parser.add_argument("--trace", type=Path, help="this one alone, beside OLMoE's row")
-    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=8, help="4 is enough for --readings")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a synthetic prompt")
     parser.add_argument("--decode", type=int, default=64, help="tokens after it")
     parser.add_argument("--load-us", type=int, default=0, help="microseconds of software per load of an expert")
-    parser.add_argument("--out", type=Path, default=Path("runs/specmd_table2.json"))
+    parser.add_argument("--readings", action="store_true", help="all models under every reading, ranked")
+    parser.add_argument("--out", type=Path, help="default: runs/specmd_table2.json, or runs/specmd_readings.json")
     return parser.parse_args()
 
 
@@ -201,8 +220,115 @@ def _agreement(rows: list[Row], capacity: str) -> Iterator[Row]:
 
 def _scored(ours: list[float], theirs: list[float]) -> Row:
     """Score signs and ranks; a change of zero agrees with neither sign."""
-    same = sum(mine * other > 0 for mine, other in zip(ours, theirs, strict=True))
-    return {"signs that agree": f"{same} of {len(ours)}", "rank correlation": spearman(ours, theirs)}
+    found = _scores(ours, theirs)
+    return {"signs that agree": f"{found['signs']} of {len(ours)}", "rank correlation": found["rank"]}
+
+
+# -- every reading
+
+#: What is left open, and the values of each.
+OPEN = {
+    "contract": ("sequential", "atomic"),
+    "capacity": ("5%@16", "5%@4"),
+    "load_us": ("0", "1750"),
+    "reset": ("never", "request"),
+    "overfetch": ("1", "1.5"),
+    "admission": ("evict", "free_only"),
+}
+ORDERS = ("c", "a", "b")
+
+
+class Reading(NamedTuple):
+    """A value of every open question except the order of Least-Stale."""
+
+    contract: str
+    capacity: str
+    load_us: str
+    reset: str
+    overfetch: str
+    admission: str
+
+    def config(self, name: str, eviction: str = "") -> ReplayConfig:
+        """Return a preset under this reading, with another eviction if given."""
+        chosen = preset(name).values()
+        chosen |= {"contract": self.contract, "capacity": self.capacity, "reset": self.reset}
+        chosen["prefetch_admission"] = self.admission
+        chosen["platform"] += f":loading.ns_per_expert={1000 * int(self.load_us)}" if self.load_us != "0" else ""
+        if chosen["prefetch"] == "top_k":
+            chosen["prefetch"] = f"top_k:factor={self.overfetch}"
+        return configure(**chosen | ({"eviction": eviction} if eviction else {}))
+
+
+READINGS = [Reading(*values) for values in product(*OPEN.values())]
+
+
+def readings(options: argparse.Namespace) -> None:
+    """Replay every reading of every model, score, print the whole ranking, and keep it with its cells."""
+    changes: dict[str, Mapping[tuple[Reading, str, str], float]] = {}
+    for model in (each for each in options.models if each in PUBLISHED):
+        with TemporaryDirectory() as folder:
+            changes[model] = _changes(synthetic(model, options, Path(folder)))
+        console(stderr=True).print(f"replayed {model}")
+    rows = list(_ranked(changes))
+    title = f"Table 2 under {len(rows) - 1} readings: SIMULATED, SYNTHETIC routing"
+    console().print(table([_in_short(row) for row in rows], title=title))
+    _keep(options.out or Path("runs/specmd_readings.json"), {"ranking": rows, "cells": list(_every_cell(changes))})
+
+
+def _in_short(row: Row) -> Row:
+    """Shorten names and values for a terminal."""
+    heads = {"capacity": "5% of", "load_us": "us/load", "overfetch": "x k", "admission": "ahead"}
+    words = {"5%@16": "16 bit", "5%@4": "4 bit", "free_only": "free", "constant": "-"}
+    return {heads.get(name, name): words.get(str(value), value) for name, value in row.items()}
+
+
+def _changes(trace: Trace) -> dict[tuple[Reading, str, str], float]:
+    """Return by how many percent of the TTFT Least-Stale is faster, by reading, order and preset."""
+    evictions = {"": "", **{order: f"least_stale:order={order}" for order in ORDERS}}
+    spots = list(product(READINGS, PRESETS, evictions))
+    configs = {spot: spot[0].config(spot[1], evictions[spot[2]]) for spot in spots}
+    unlike = list(dict.fromkeys(configs.values()))
+    found = run_grid(trace, unlike, os.cpu_count() or 1, bounded=False)
+    times = {
+        config: values_of(result)["ttft_mean_ms"] or 0.0 for config, (result, _) in zip(unlike, found, strict=True)
+    }
+    return {
+        (reading, order, name): 100 * (1 - times[configs[reading, name, order]] / times[configs[reading, name, ""]])
+        for reading, name, order in spots
+        if order
+    }
+
+
+def _published(model: str) -> list[float]:
+    return [100 * (1 - after / before) for before, after in PUBLISHED[model]]
+
+
+def _ranked(changes: Mapping[str, Mapping[tuple[Reading, str, str], float]]) -> Iterator[Row]:
+    """Yield the readings by rank correlation, then by difference; the constant last."""
+    theirs = [value for model in changes for value in _published(model)]
+    rows = []
+    for reading, order in product(READINGS, ORDERS):
+        ours = [found[reading, order, name] for found in changes.values() for name in PRESETS]
+        rows.append({"LS": order} | reading._asdict() | _scores(ours, theirs))
+    yield from sorted(rows, key=lambda row: (-(row["rank"] if row["rank"] is not None else -2), row["off by"]))
+    yield {"LS": "constant"} | dict.fromkeys(Reading._fields, "") | _scores([mean(theirs)] * len(theirs), theirs)
+
+
+def _scores(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
+    return {
+        "signs": sum(mine * other > 0 for mine, other in zip(ours, theirs, strict=True)),
+        "rank": spearman(ours, theirs),
+        "off by": mean(abs(mine - other) for mine, other in zip(ours, theirs, strict=True)),
+    }
+
+
+def _every_cell(changes: Mapping[str, Mapping[tuple[Reading, str, str], float]]) -> Iterator[Row]:
+    """Yield every change of every reading beside the published one."""
+    for model, found in changes.items():
+        published: dict[str, float] = dict(zip(PRESETS, _published(model), strict=True))
+        for (reading, order, name), change in found.items():
+            place = {"model": model, "preset": name, "LS": order}
+            yield place | reading._asdict() | {"faster by %": change, "published %": published[name]}
 
 
 if __name__ == "__main__":

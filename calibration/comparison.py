@@ -6,7 +6,7 @@ the reason. Every run has an error, even if its time is not the machine's; such 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -214,9 +214,9 @@ def markdown(rows: Sequence[Row]) -> str:
     if counts:
         parts += [
             "## Hits and bytes of replayed routing",
-            _table(("run", "quantity", "predicted", "measured"), map(_count, counts)),
+            markdown_table(("run", "quantity", "predicted", "measured"), map(_count, counts)),
         ]
-    return "\n\n".join([*parts, "## Not predicted", _refusals(rows)]) + "\n"
+    return "\n\n".join([*parts, "## Not predicted", refusals(rows)]) + "\n"
 
 
 def _summary_table(rows: Sequence[Row]) -> str:
@@ -229,7 +229,7 @@ def _summary_table(rows: Sequence[Row]) -> str:
         *(f"within {bound:.0%}" for bound in BOUNDS),
         "worst",
     )
-    return _table(
+    return markdown_table(
         heads,
         (
             [*each[:4], f"{each.median:.1%}", *(f"{share:.0%}" for share in each.within), f"{each.worst:+.1%}"]
@@ -242,7 +242,7 @@ def _times(rows: Sequence[Row]) -> Iterator[str]:
     for machine, source in dict.fromkeys((row.machine, row.predicted_from) for row in rows):
         own = [row for row in rows if (row.machine, row.predicted_from) == (machine, source)]
         yield f"### {machine}, from {source}"
-        yield _table(
+        yield markdown_table(
             ("run", "model", "role", "predicted ms", "measured ms", "error", "not counted because"), map(_time, own)
         )
 
@@ -260,15 +260,17 @@ def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _refusals(rows: Sequence[Row]) -> str:
+def refusals(rows: Sequence[Row]) -> str:
+    """Return the table of refusals by reason."""
     reasons: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.role == REFUSED:
             reasons.setdefault(row.remark, {})[row.id] = None
     listed = ([len(ids), reason, ", ".join(ids)] for reason, ids in reasons.items())
-    return _table(("runs", "reason", "which"), listed)
+    return markdown_table(("runs", "reason", "which"), listed)
 
 
-def _table(heads: Sequence[str], rows: Iterator[Sequence[object]] | map[list[object]]) -> str:
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table; a bar inside a cell becomes a slash."""
     lines = [" | ".join(str(cell).replace("|", "/") for cell in row) for row in rows]
     return "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {line} |" for line in lines)])

@@ -188,13 +188,11 @@ class Figure(NamedTuple):
     n: int
 
 
-def jackknifed(
-    items: Sequence[Item], fitted: Callable[[Sequence[Item]], dict[str, float]], n: int | None = None
-) -> dict[str, Figure]:
+def jackknifed(items: Sequence[Item], fitted: Callable[[Sequence[Item]], dict[str, float]]) -> dict[str, Figure]:
     """Fit all items, and each subset without one item for the spread."""
     whole = fitted(items)
     without = [fitted([*items[:at], *items[at + 1 :]]) for at in range(len(items))] if len(items) > 1 else []
-    return {name: Figure(value, _half_range(name, without), n or len(items)) for name, value in whole.items()}
+    return {name: Figure(value, _half_range(name, without), len(items)) for name, value in whole.items()}
 
 
 def _half_range(name: str, fits: Sequence[dict[str, float]]) -> float | None:

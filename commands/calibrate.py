@@ -314,7 +314,8 @@ def calibrate_series(
     found, refused = samples(rows, {}, strict=False)
     judged = [(group, fitted(group, chosen_of(group, fit or ()))) for group in _with(groups(found), fit or [], refused)]
     if not judged:
-        raise ConfigError(f"{table}: no run can be expressed: {'; '.join(_reason(*each) for each in refused[:3])}")
+        reasons = "; ".join(f"{row['id']}: {why}" for row, why in refused[:3])
+        raise ConfigError(f"{table}: no run can be expressed: {reasons}")
     if written.out and len(judged) > 1:
         names = ", ".join(sorted({group.series for group, _ in judged}))
         raise ConfigError(
@@ -355,10 +356,6 @@ def _with(found: Sequence[Group], names: list[str], refused: Sequence[tuple[Row,
 
 def _about(groups: Sequence[Group]) -> list[str]:
     return [f"{group.series} ({group.runs[0].row['engine']}, {group.question or 'decoding'})" for group in groups]
-
-
-def _reason(row: Row, why: str) -> str:
-    return f"{row['id']}: {why}"
 
 
 def _show_series(

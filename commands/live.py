@@ -19,7 +19,6 @@ from moereplay.commands.terminal import keeping, say, say_wrote, show, show_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from moereplay.commands.options import Given
     from moereplay.simulator.config import ReplayConfig
     from moereplay.tracegen.checkpoint import Loaded
     from moereplay.tracegen.folder import Folder
@@ -103,7 +102,7 @@ def live(
     from moereplay.tracegen.precision import check_quantiser
 
     tokens = _checked(model, tokens)
-    config = _config(settings)
+    config = settings.only("live")
     real = offloading.checked(config, settings, placement)
     require_torch()
     check_quantiser(quantiser)
@@ -138,18 +137,6 @@ def _checked(model: str, tokens: Tokens) -> Tokens:
         if getattr(tokens, name) not in (None, False):
             raise RecordError(f"--{name.replace('_', '-')} cannot be combined with --{sources[0]}")
     return tokens
-
-
-def _config(settings: Given) -> ReplayConfig:
-    """Return the only configuration. Raises ConfigError for several."""
-    from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.grid import expand
-
-    fixed = settings.fixed()
-    configs = list(settings.of_presets(fixed).values()) if settings.preset else expand(settings.lists(), fixed)
-    if len(configs) > 1:
-        raise ConfigError(f"live runs one configuration; these options expand to {len(configs)}")
-    return configs[0]
 
 
 class _Input(NamedTuple):

@@ -6,13 +6,14 @@ import platform as this
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from moereplay.commands import options
 from moereplay.commands.model_options import slow_tier_of
 from moereplay.commands.options import Settings, grouped
+from moereplay.commands.progress import progress
 from moereplay.commands.terminal import keeping, say, show, show_json
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def measure(
 ) -> None:
     """Run real offloading on this machine under every configuration, and compare its times with replays. MEASURED."""
     from moereplay.analysis.figures.real_runs import check_throttles
-    from moereplay.results.measured import FILE
+    from moereplay.results.measured import FILE, write
     from moereplay.results.outputs import check_output
     from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
@@ -84,13 +85,13 @@ def measure(
     runs: list[Measurement] = []
     with _folder(out) as folder, _bench(plans, where, max(1, part.prompt)) as bench:
         plan = _plan(configs, throttles, (measured, calibration), (repeat, order_seed))
-        with keeping(lambda: _kept(out, runs)), _progress(plan.runs) as done:
+        with keeping(lambda: _kept(out, runs)), progress(plan.runs, "real runs") as done:
             from moereplay.tracegen.offload.study import measure as run_all
 
             for run in run_all(bench, plan, folder, done):
                 runs.append(run)
                 if out and len(runs) % len(plan.cells) == 0:
-                    _write(out, _document(runs, bench.label, where.device))
+                    say(f"wrote {write(out, _document(runs, bench.label, where.device))}")
     document = _document(runs, bench.label, where.device)
     _report(document, runs, as_json)
     if out:
@@ -108,12 +109,10 @@ def _parts(trace: Trace, part: Part) -> tuple[Trace, Trace]:
 
 def _configs(settings: Given) -> list[ReplayConfig]:
     from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.grid import expand
 
     if PLATFORM in settings.typed:
         raise ConfigError("--platform cannot be combined with measure, which calibrates this machine")
-    fixed = settings.fixed()
-    return list(settings.of_presets(fixed).values() if settings.preset else expand(settings.lists(), fixed))
+    return list(settings.preset_names())
 
 
 @contextmanager
@@ -165,12 +164,6 @@ def _plan(
     return Plan(cells, order[0], *parts, this.node() or "this machine", order[1])
 
 
-def _progress(runs: int) -> Any:
-    from moereplay.commands.progress import progress
-
-    return progress(runs, "real runs")
-
-
 def _kept(out: Path | None, runs: Sequence[Measurement]) -> str:
     """Describe what an interrupted measurement has stored."""
     if out is None or not (out / "measured.json").exists():
@@ -200,12 +193,6 @@ def _report(document: dict[str, object], runs: Sequence[Measurement], as_json: b
         *LEGEND,
         *summary_lines(runs),
     )
-
-
-def _write(out: Path, document: dict[str, object]) -> None:
-    from moereplay.results.measured import write
-
-    say(f"wrote {write(out, document)}")
 
 
 def _draw(out: Path) -> None:

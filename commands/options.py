@@ -161,6 +161,7 @@ PolicyFiles = Annotated[
         callback=_register_policies,
     ),
 ]
+By = Annotated[str, typer.Option(help="Column to rank by, best first: hit_rate, ttft_mean_ms, tpot_ms, gb_moved, ...")]
 Engine = Annotated[str, typer.Option(help="compiled (fast) or reference (readable); both give the same results.")]
 Workers = Annotated[int, typer.Option(help="Number of parallel replays.")]
 Where = Annotated[
@@ -281,6 +282,15 @@ class Given(NamedTuple):
             for name, values in settings(self.preset)
         }
         return named_sets(sets, fixed)
+
+    def only(self, verb: str) -> ReplayConfig:
+        """Return the only configuration. Raises ConfigError for several."""
+        from moereplay.simulator.errors import ConfigError
+
+        config, *others = self.preset_names()
+        if others:
+            raise ConfigError(f"{verb} requires one configuration; these options expand to {1 + len(others)}")
+        return config
 
     def preset_names(self) -> dict[ReplayConfig, str]:
         """Return each configuration with the names of its presets. Raises ConfigError or PolicyError."""

@@ -15,16 +15,11 @@ from moereplay.commands.options import grouped, naming
 from moereplay.commands.terminal import keeping, say, show, show_json
 
 if TYPE_CHECKING:
-    import polars as pl
-
-    from moereplay.analysis.forecast import Forecast
-
-
-if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import polars as pl
 
+    from moereplay.analysis.forecast import Forecast
     from moereplay.simulator.config import ReplayConfig
     from moereplay.tracegen.checkpoint import Loaded
     from moereplay.tracegen.quality.evaluation import Evaluation, Job
@@ -89,7 +84,9 @@ def quality(
     folder = placement.located(model)
     require_torch()
     check_quantiser(quantiser)
-    tasks = _tasks(names, asked)
+    from moereplay.tracegen.quality.harness import Asking, tasks_of
+
+    tasks = tasks_of(names, Asking(asked.limit, asked.seed, asked.window, asked.shots, asked.chat))
     with keeping(lambda: f"answers are kept in {out}; run the same command to resume"):
         loaded = placement.loaded(model, folder)
         frame = _answered(_evaluation(loaded, chosen, asked, out, quantiser), tasks)
@@ -129,12 +126,6 @@ def _configs(path: Path) -> dict[str, ReplayConfig]:
         with naming(name):
             check_live(config)
     return configs
-
-
-def _tasks(names: Sequence[str], asked: Asked) -> Sequence[Task]:
-    from moereplay.tracegen.quality.harness import Asking, tasks_of
-
-    return tasks_of(names, Asking(asked.limit, asked.seed, asked.window, asked.shots, asked.chat))
 
 
 def _evaluation(loaded: Loaded, chosen: Chosen, asked: Asked, out: Path, quantiser: str) -> Evaluation:

@@ -118,9 +118,8 @@ def record(
 
     source = _checked(model, source, sampling)
     if is_named(model):
-        _refuse_drafts(sampling)
         kept = kept._replace(look_ahead=kept.look_ahead if "look_ahead" in typed else 0)
-        _refuse_foreign(placement, kept.look_ahead)
+        _refuse_foreign(placement, sampling, kept.look_ahead)
         with keeping(lambda: left_of(out, "recorded")):
             refuse_taken(out, resume)
             check_output(out)
@@ -139,15 +138,10 @@ def record(
         drafting = None if plan.drafting is None or plan.drafting.is_ngram else _located_drafts(plan, placement)
         loaded = placement.loaded(model, folder)
         drafts = None if drafting is None else drafting[0].loaded(*drafting[1:])
-        work = _work(source, sampling, texts, loaded.tokenizer, _room(loaded))
+        from moereplay.tracegen.record import room_of
+
+        work = _work(source, sampling, texts, loaded.tokenizer, room_of(loaded))
         _run(loaded, work, out, plan, resume, drafts)
-
-
-def _refuse_drafts(sampling: Sampling) -> None:
-    from moereplay.tracegen.errors import RecordError
-
-    if sampling.draft_model:
-        raise RecordError("--draft-model cannot be combined with a GGUF file; record the model's checkpoint")
 
 
 def _located_drafts(plan: Plan, placement: Placement) -> tuple[Placement, str, Any]:
@@ -222,12 +216,6 @@ def _texts(source: Source, seed: int) -> Any:
     return read.chosen(seed if source.shuffle else None, source.limit)
 
 
-def _room(loaded: Loaded) -> Room:
-    from moereplay.tracegen.record import room_of
-
-    return room_of(loaded)
-
-
 def _work(source: Source, sampling: Sampling, texts: Any, tokenizer: Any, room: Room) -> Work:
     from moereplay.tracegen.tokens import encode, windows
 
@@ -249,11 +237,13 @@ def _refuse_without_gguf(llama: Llama) -> None:
             raise RecordError(f"--{name.replace('_', '-')} requires a GGUF file as MODEL")
 
 
-def _refuse_foreign(placement: Placement, look_ahead: int | None) -> None:
+def _refuse_foreign(placement: Placement, sampling: Sampling, look_ahead: int | None) -> None:
     """Raises RecordError for options that mean nothing in llama.cpp; `look_ahead` is None if it was not typed."""
     from moereplay.tracegen.errors import RecordError
     from moereplay.tracegen.llama.record import NO_LOOK_AHEAD
 
+    if sampling.draft_model:
+        raise RecordError("--draft-model cannot be combined with a GGUF file; record the model's checkpoint")
     if placement.device not in ("auto", "cpu"):
         raise RecordError(f"--device {placement.device}: a GGUF file is recorded on the CPU; omit --device")
     if placement.dtype not in ("auto", "float32"):

@@ -9,13 +9,13 @@ import typer
 
 from moereplay.commands import options
 from moereplay.commands.options import CORES, Settings, grouped
+from moereplay.commands.progress import progress
 from moereplay.commands.terminal import keeping, say, say_shared, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from moereplay.analysis.timeline_moves import Machine
-    from moereplay.commands.options import Given
     from moereplay.results.result import Result
     from moereplay.results.serving import Level
     from moereplay.simulator.config import ReplayConfig
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 class Printed(NamedTuple):
     """Rows of the table and its form."""
 
-    by: Annotated[
-        str, typer.Option(help="Column to rank by, best first: hit_rate, ttft_mean_ms, tpot_ms, gb_moved, ...")
-    ] = "hit_rate"
+    by: options.By = "hit_rate"
     top: Annotated[int, typer.Option(min=0, help="Maximum number of rows per capacity; 0 for all.")] = 0
     csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV, with all columns and digits.")] = False
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the rows as a Markdown table.")] = False
@@ -83,7 +81,7 @@ def replay(
         return
     _one_only(configs, as_json, events)
     level = _level(serving)
-    with keeping(lambda: _kept_in(out)), _progress(configs) as advance:
+    with keeping(lambda: _kept_in(out)), progress(len(configs), "replays") as advance:
         taken: list[int] = []
         outcomes = run_grid(opened, configs, workers, bool(events), done=advance, engine=engine, took=taken.append)
         say_when_compiling()
@@ -146,7 +144,7 @@ def _search_rates(
     from moereplay.analysis.ranking import served_at
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import replay as run
-    from moereplay.sweeps.rates import at_rate, largest_rate
+    from moereplay.sweeps.grid import at_rate, largest_rate
 
     level = _level(serving)
     if level is None:
@@ -158,7 +156,7 @@ def _search_rates(
             raise ConfigError(f"--find-rate searches for the rate: expected no --arrivals, not {config.arrivals}")
         at_rate(config, "1")
     say_when_compiling()
-    with keeping(lambda: "nothing was written"), _progress(list(configs)) as advance:
+    with keeping(lambda: "nothing was written"), progress(len(configs), "replays") as advance:
         holdings = []
         for config in configs:
             holdings.append(largest_rate(partial(run, trace, engine=engine), config, level))
@@ -178,20 +176,12 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 def _check_printed(printed: Printed, as_json: bool) -> None:
     """Raises ConfigError for options of the table, before anything is replayed."""
-    from moereplay.results.errors import unknown
-    from moereplay.results.metrics import RANKED
+    from moereplay.results.metrics import ranking_column
     from moereplay.simulator.errors import ConfigError
 
-    if printed.by not in RANKED:
-        raise unknown("ranking column", printed.by, RANKED)
+    ranking_column(printed.by)
     if as_json + printed.csv + printed.markdown > 1:
         raise ConfigError("--json, --csv and --markdown are mutually exclusive")
-
-
-def _progress(configs: list[ReplayConfig]) -> Any:
-    from moereplay.commands.progress import progress
-
-    return progress(len(configs), "replays")
 
 
 def _stored(
@@ -292,7 +282,7 @@ def timeline(
     check_name(out)
     check_output(out)
     opened = open_trace(trace)
-    config = _only(settings)
+    config = settings.only("timeline")
     passes = None if config.arrive else schedule(opened, config.schedule)
     ready, shown = plan(opened, config), range(0)
     if passes is not None:
@@ -305,16 +295,6 @@ def timeline(
         made = Timeline(result.events, result.totals["time_ns"], _machine(ready), passes)
         count = write_items(out, _title(result), _about(result, shown), limited(made, shown))
     say(f"wrote {out}: {len(shown):,} of {len(made):,} passes, {count:,} events; open it in https://ui.perfetto.dev")
-
-
-def _only(settings: Given) -> ReplayConfig:
-    """Return the only configuration. Raises ConfigError for several."""
-    from moereplay.simulator.errors import ConfigError
-
-    configs = list(settings.preset_names())
-    if len(configs) > 1:
-        raise ConfigError(f"timeline requires one configuration; these options expand to {len(configs)}")
-    return configs[0]
 
 
 def _shown(passes: int, first: int, many: int) -> range:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from moereplay.commands.options import grouped
+from moereplay.commands.options import Where, grouped
 from moereplay.commands.quality import Quality
 from moereplay.commands.terminal import say, say_left_out
 
@@ -30,9 +30,7 @@ def report(
     ],
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
     trace: Annotated[list[Path] | None, typer.Option(help="New path of a trace that has moved (repeatable).")] = None,
-    where: Annotated[
-        list[str] | None, typer.Option(help="Only replays with these values: setting=value,value (repeatable).")
-    ] = None,
+    where: Where = None,
 ) -> None:
     """Write one HTML page: the best configuration with its confidence interval, figures and methods. SIMULATED."""
     from moereplay.results.outputs import check_output
@@ -52,15 +50,18 @@ def report(
 
 
 def _material(folder: Path, given: Sequence[Path], where: Sequence[str]) -> Material:
+    import polars as pl
+
     from moereplay.analysis.report.cases import Material
     from moereplay.policies.grammar import foresight
     from moereplay.results import checks, curves
-    from moereplay.results.stored import errors, sources
+    from moereplay.results.read import filtered
+    from moereplay.results.stored import errors, load, sources
     from moereplay.sweeps.parts import version
 
     lines = curves.load(folder)
     alone = not lines.is_empty() and not any(folder.glob("part-*"))
-    frame = _nothing() if alone else _rows(folder, where)
+    frame = pl.DataFrame() if alone else filtered(load(folder), where)
     provenances = [dict(each.provenance) for each in sources(folder)]
     traces = _traces(_digests(frame, lines if alone else None), provenances, given)
     return Material(
@@ -74,19 +75,6 @@ def _material(folder: Path, given: Sequence[Path], where: Sequence[str]) -> Mate
         foresees=foresight(),
         version=version("moereplay") or "of no installed version",
     )
-
-
-def _nothing() -> pl.DataFrame:
-    import polars as pl
-
-    return pl.DataFrame()
-
-
-def _rows(folder: Path, where: Sequence[str]) -> pl.DataFrame:
-    from moereplay.results.read import filtered
-    from moereplay.results.stored import load
-
-    return filtered(load(folder), where)
 
 
 def _digests(frame: pl.DataFrame, curves: pl.DataFrame | None) -> list[str]:
@@ -199,9 +187,7 @@ def plot(
     figure: Annotated[
         str | None, typer.Option(help="Comma list of figures (default: all that the results allow).")
     ] = None,
-    where: Annotated[
-        list[str] | None, typer.Option(help="Only replays with these values: setting=value,value (repeatable).")
-    ] = None,
+    where: Where = None,
     quality: Quality = None,
     *,
     files: Files,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moereplay.sweeps.checks import Checker
-    from moereplay.sweeps.clusters import Shards
     from moereplay.sweeps.jobs import Job
     from moereplay.sweeps.run import Progress, Start, Sweep
     from moereplay.sweeps.store import Folder, Place
@@ -25,6 +24,11 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 5  #: maximum number of errors that are printed
 EXECUTORS = ("local", "ray", "slurm")
+
+
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="Override an entry of the file: table.key=value (repeatable).")
+]
 
 
 class Machines(NamedTuple):
@@ -48,9 +52,7 @@ def sweep_run(
     out: Annotated[
         str, typer.Option(help="Folder, or URL such as s3://bucket/name; stored configurations are not rerun.")
     ] = "sweep",
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Override an entry of the file: table.key=value (repeatable).")
-    ] = None,
+    changes: Changes = None,
     engine: Annotated[str, typer.Option(help="compiled or reference (default: compiled).", show_default=False)] = "",
     shard: Annotated[str, typer.Option(help="Run part i of n only: i/n; parts share --out.")] = "1/1",
     machines: Machines,
@@ -88,10 +90,12 @@ def sweep_run(
         _say_estimate(ready, engine, machines.workers, sweep.experiment.keeps_requests)
     elif machines.executor == "slurm" and jobs:
         from moereplay.policies.files import registered
-        from moereplay.sweeps.clusters import Shards
+        from moereplay.sweeps.clusters import Shards, options_of, run_shards
 
         how = (tuple(changes or ()), place, engine, machines.workers, machines.nodes, keep_going)
-        _submit(Shards(file, *how, tuple(registered()), tuple(sys.argv)), machines.slurm or [])
+        shards = Shards(file, *how, tuple(registered()), tuple(sys.argv))
+        for line in run_shards(shards, options_of(machines.slurm or [])):
+            say(line)
     else:
         gave_up = bool(jobs) and _run(sweep, jobs, place, engine, _starter(machines, engine))
         if checker:
@@ -161,13 +165,6 @@ def _starter(machines: Machines, engine: str) -> Start:
 
         return lambda out, provenance: RayExecutor(machines.address, workers, out, provenance)
     raise ConfigError(f"unknown executor {executor!r}: {hint(executor, EXECUTORS)}")
-
-
-def _submit(shards: Shards, given: list[str]) -> None:
-    from moereplay.sweeps.clusters import options_of, run_shards
-
-    for line in run_shards(shards, options_of(given)):
-        say(line)
 
 
 def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
@@ -270,9 +267,7 @@ def tune(
         typer.Option(help="Comma list of metrics to optimise: tpot_ms, ttft_mean_ms, mass_share_kept, gb_moved, ..."),
     ] = OBJECTIVES,
     drawing: Drawing,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Override an entry of the file: table.key=value (repeatable).")
-    ] = None,
+    changes: Changes = None,
     workers: Annotated[int, typer.Option(min=1, help="Number of parallel replays.")] = CORES,
     engine: Annotated[str, typer.Option(help="compiled or reference (default: compiled).", show_default=False)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the Pareto set as JSON lines.")] = False,

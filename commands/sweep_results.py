@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from moereplay.commands.options import grouped
+from moereplay.commands.options import By, Where, grouped
 from moereplay.commands.quality import Foreseen
 from moereplay.commands.terminal import say, show
 
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import polars as pl
+
+
+Results = Annotated[
+    str,
+    typer.Argument(help="Folder of `replay --out`, or folder or URL of `sweep run` or `merge`.", show_default=False),
+]
 
 
 class Form(NamedTuple):
@@ -28,19 +34,10 @@ class Form(NamedTuple):
 
 @grouped
 def sweep_show(
-    results: Annotated[
-        str,
-        typer.Argument(
-            help="Folder of `replay --out`, or folder or URL of `sweep run` or `merge`.", show_default=False
-        ),
-    ],
-    by: Annotated[
-        str, typer.Option(help="Column to rank by, best first: hit_rate, ttft_mean_ms, tpot_ms, gb_moved, ...")
-    ] = "hit_rate",
+    results: Results,
+    by: By = "hit_rate",
     top: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 20,
-    where: Annotated[
-        list[str] | None, typer.Option(help="Only configurations with these values: setting=value,value (repeatable).")
-    ] = None,
+    where: Where = None,
     group_by: Annotated[str, typer.Option(help="Print means over groups: comma list of settings.")] = "",
     errors: Annotated[
         bool, typer.Option("--errors", help="List configurations without a result, with the reason.")
@@ -160,12 +157,7 @@ def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
 
 
 def sweep_compare(
-    results: Annotated[
-        str,
-        typer.Argument(
-            help="Folder of `replay --out`, or folder or URL of `sweep run` or `merge`.", show_default=False
-        ),
-    ],
+    results: Results,
     one: Annotated[
         str,
         typer.Argument(help="Configuration to compare: an identity, a policy, or setting=value.", show_default=False),
@@ -173,9 +165,7 @@ def sweep_compare(
     by: Annotated[
         str, typer.Option(help="Metric: hit_rate, collisions_per_miss, ttft_mean_ms, tpot_ms or tokens_per_s.")
     ] = "hit_rate",
-    where: Annotated[
-        list[str] | None, typer.Option(help="Only configurations with these values: setting=value,value (repeatable).")
-    ] = None,
+    where: Where = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with all digits.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, with all digits.")] = False,
 ) -> None:

@@ -13,6 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from moereplay.results.energy import DECODED, ENERGY, nanojoules
+from moereplay.results.errors import unknown
 from moereplay.traces.units import GB, MS, SECOND
 
 if TYPE_CHECKING:
@@ -188,6 +189,13 @@ ALIASES = {"mass_kept": "mass_share_kept", "ttft_ms": "ttft_mean_ms"}
 def named(name: str) -> str:
     """Return the present name of a metric that may be called by an earlier one."""
     return ALIASES.get(name, name)
+
+
+def ranking_column(name: str) -> str:
+    """Return the present name of a column to rank by. Raises ResultError for another one."""
+    if named(name) not in RANKED:
+        raise unknown("ranking column", name, RANKED)
+    return named(name)
 
 
 def formula(name: str) -> str:

@@ -12,10 +12,9 @@ from moereplay.simulator.machine import of_platform
 from moereplay.simulator.platforms import platform
 from moereplay.sweeps.recommend.drafting import Asked
 from moereplay.sweeps.recommend.hits import PLAIN
-from moereplay.sweeps.recommend.load import Load
 from moereplay.sweeps.recommend.runner import Budget, Runner, Tried, fastest_first
 from moereplay.sweeps.recommend.search import WORTH, Answer, Question, placed_sets, resized, search
-from moereplay.sweeps.recommend.token_time import prices
+from moereplay.sweeps.recommend.token_time import Load, prices
 from moereplay.traces.drafts import OFF
 from moereplay.traces.geometry import as_known
 from moereplay.traces.schema import Trace

@@ -15,8 +15,8 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine
 from moereplay.sweeps.recommend.engines import Engine, engine
 from moereplay.sweeps.recommend.hits import PLAIN, Decoding
-from moereplay.sweeps.recommend.load import Load
 from moereplay.sweeps.recommend.quick import WORTH, Estimate, Range, candidates, estimates, leader, likely
+from moereplay.sweeps.recommend.token_time import Load
 from moereplay.traces.drafts import EXPECTED, HEADS, OFF, RECORDED, Drafts, parse_drafts
 from moereplay.traces.schema import TraceError, shown
 

@@ -18,8 +18,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, assembled, without_gpu
 from moereplay.sweeps.recommend.engines import Mode, engine
 from moereplay.sweeps.recommend.hits import Hits, of_model
-from moereplay.sweeps.recommend.load import Load
-from moereplay.sweeps.recommend.token_time import Parts, prices, token
+from moereplay.sweeps.recommend.token_time import Load, Parts, prices, token
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.routing import shipped
 from moereplay.traces.schema import Geometry, TraceError

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from moereplay.simulator.machine import NO_LIMIT, Machine
 from moereplay.sweeps.recommend.engines import Engine, Mode, engines
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC
-from moereplay.sweeps.recommend.load import Load
 from moereplay.sweeps.recommend.quick import (
     SYSTEM,
     WORTH,
@@ -27,7 +26,7 @@ from moereplay.sweeps.recommend.quick import (
     room_of,
     settings_at,
 )
-from moereplay.sweeps.recommend.token_time import Prices, prices
+from moereplay.sweeps.recommend.token_time import Load, Prices, prices
 from moereplay.sweeps.recommend.upgrades import CARD_SIZES, with_memory
 from moereplay.traces.geometry import last_layers, mean_experts
 from moereplay.traces.units import GB

@@ -8,11 +8,12 @@ from moereplay.simulator.machine import NO_LIMIT, Machine
 from moereplay.sweeps.recommend.drafting import Drafted, OfEngine, Step
 from moereplay.sweeps.recommend.engines import engine
 from moereplay.sweeps.recommend.hits import LAYERS
-from moereplay.sweeps.recommend.load import Load
 from moereplay.sweeps.recommend.placements import Choice, Placements, placements
 from moereplay.sweeps.recommend.quick import WORTH, Estimate, Quick, Range
+from moereplay.sweeps.recommend.token_time import Load
 
 Document = dict[str, Any]
+NO_GAIN: Document = dict.fromkeys(("gain", "least", "most", "pays"))
 
 
 def quick_document(load: Load, machine: Machine, found: Quick) -> Document:
@@ -171,16 +172,10 @@ def _pays(found: Quick) -> Document:
 def _gain(these: list[Estimate], others: list[Estimate]) -> Document:
     """Compare the fastest of two kinds, of which one may read the disk in another way."""
     if not these or not others:
-        return {"gain": None, "least": None, "most": None, "pays": None, "reads": [], "engines": []}
+        return NO_GAIN | {"reads": [], "engines": []}
     this, other = (max(each, key=lambda found: found.tokens_per_s.middle) for each in (these, others))
-    gains = [mine / theirs - 1 for mine, theirs in zip(this.speeds, other.speeds, strict=True)]
-    pays = pays_of(Range.of(gains))
     reads = [each.setting.mode.below for each in (this, other) if each.setting.disk_bytes]
-    return {
-        "gain": this.tokens_per_s.middle / other.tokens_per_s.middle - 1,
-        "least": min(gains),
-        "most": max(gains),
-        "pays": pays,
+    return _over(this, other) | {
         "reads": reads if len(set(reads)) > 1 else [],
         "engines": [f"{each.setting.engine}{_untried(each)}" for each in (this, other)],
     }
@@ -225,9 +220,12 @@ def _choice(each: Choice) -> Document:
 def _compared(these: list[Choice], others: list[Choice]) -> Document:
     """Return the gain of the fastest of these over the fastest of the others, routing by routing."""
     if not these or not others:
-        return {"gain": None, "least": None, "most": None, "pays": None}
-    this, other = these[0].estimate, others[0].estimate
+        return dict(NO_GAIN)
+    return _over(these[0].estimate, others[0].estimate)
+
+
+def _over(this: Estimate, other: Estimate) -> Document:
+    """Return the gain of one over the other: in the middle, least and most over the routings, and whether it pays."""
     gains = [mine / theirs - 1 for mine, theirs in zip(this.speeds, other.speeds, strict=True)]
-    pays = pays_of(Range.of(gains))
     gain = this.tokens_per_s.middle / other.tokens_per_s.middle - 1
-    return {"gain": gain, "least": min(gains), "most": max(gains), "pays": pays}
+    return {"gain": gain, "least": min(gains), "most": max(gains), "pays": pays_of(Range.of(gains))}

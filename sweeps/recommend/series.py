@@ -7,7 +7,7 @@ rates leave open) and a fixed step, which is what else a token costs. The result
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -60,11 +60,8 @@ def fit(slow: Sample, fast: Sample) -> tuple[float, float]:
     def step_of(factor: float) -> float:
         return (fast.measured - fast.time(factor, 0)) / fast.steps
 
-    low, high = 1e-6, 1e3
-    for _ in range(80):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if slow.time(middle, step_of(middle)) < slow.measured else (low, middle)
-    return low, step_of(low)
+    factor = _factor(lambda each: slow.time(each, step_of(each)) < slow.measured)
+    return factor, step_of(factor)
 
 
 def fit_one(run: Sample) -> tuple[float, float]:
@@ -73,11 +70,16 @@ def fit_one(run: Sample) -> tuple[float, float]:
     alike = run.time(2, 0) == run.time(1, 0)
     if alike or (step >= 0 and (run.steps > 1 or rates_known(run))):
         return 1, step
+    return _factor(lambda each: run.time(each, 0) < run.measured), 0.0
+
+
+def _factor(is_short: Callable[[float], bool]) -> float:
+    """Return the factor up to which a run takes less time than measured, by bisection."""
     low, high = 1e-6, 1e3
     for _ in range(80):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if run.time(middle, 0) < run.measured else (low, middle)
-    return low, 0.0
+        low, high = (middle, high) if is_short(middle) else (low, middle)
+    return low
 
 
 #: Column in which the rate is published of what a token waits for; how fast a disk serves faults never is.

@@ -10,7 +10,7 @@ from moereplay.simulator.capacity import CONTEXT, RUNTIME, size_of, sized
 from moereplay.sweeps.recommend.drafting import Asked as AskedDrafts
 from moereplay.sweeps.recommend.drafting import asked as asked_drafts
 from moereplay.sweeps.recommend.hits import PLAIN, Decoding, Hits, of_model_at, of_trace_at
-from moereplay.sweeps.recommend.load import Load
+from moereplay.sweeps.recommend.token_time import Load
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.dense import assumption, dense_of, recorded
 from moereplay.traces.drafts import OFF

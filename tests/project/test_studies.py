@@ -87,7 +87,7 @@ def test_a_ranking_with_and_without_decisions(short: Path) -> None:
 
 def test_readings_are_scored_over_the_same_cells(tmp_path: Path) -> None:
     size = ("--requests", 1, "--prompt", 4, "--decode", 1, "--models", "phi-3.5-moe")
-    done = run(BENCHMARKS / "specmd_readings.py", *size, "--out", tmp_path / "readings.json")
+    done = run(BENCHMARKS / "specmd_table2.py", "--readings", *size, "--out", tmp_path / "readings.json")
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "readings.json").read_text())
     *ranking, constant = document["ranking"]

@@ -17,7 +17,7 @@ from moereplay.results.result import Result
 from moereplay.results.serving import Level, figures, in_system, parse_level, percentile, rate_of
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.replay import replay
-from moereplay.sweeps.rates import STEPS, largest_rate
+from moereplay.sweeps.grid import STEPS, largest_rate
 from tests.kit.command import moereplay_here
 from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
