@@ -72,7 +72,7 @@ def thorough(case: Case, passes: str, workers: int) -> dict[str, object]:
     every = fastest_first(Runner(question.trace, workers).tried(candidates(question, answer)))
     ended = time.perf_counter()
     return {
-        "case": " ".join(case),
+        "case": " ".join(filter(None, case)),
         "found": ", ".join(chosen(answer.best).values()),
         "tok/s": answer.best.tokens_per_s,
         "of the best": f"{answer.best.tokens_per_s / every[0].tokens_per_s:.4f}",
@@ -95,7 +95,7 @@ def quick(case: Case, passes: str, accesses: int) -> dict[str, object]:
     every = fastest_first(run.tried(candidates(most, answer)))
     ended = time.process_time()
     return {
-        "case": ":".join(case),
+        "case": ":".join(filter(None, case)),
         "found": ", ".join(chosen(answer.best).values()),
         "best": ", ".join(chosen(every[0]).values()),
         "of the best": f"{_again(most, run, answer) / every[0].tokens_per_s:.4f}",

@@ -75,7 +75,6 @@ GROUPS = {
 NAMES = tuple(name for verbs in VERBS.values() for name in verbs)
 #: Verbs that another file than their own defines.
 FILES = {
-    "routing": ("routing_fit", "routing_list", "routing_show"),
     "traces": ("inspect", "split", "synthesise", *(name for name in NAMES if name.startswith("traces_"))),
     "replay": ("timeline",),
     "sweep": ("sweep_run", "sweep_merge", "sweep_schema", "tune"),
@@ -85,7 +84,7 @@ FILES = {
     "quality": ("forecast",),
     "calibrate": tuple(name for name in NAMES if name.startswith("calibrate_")),
     "verify": ("evidence",),
-    "catalogue": ("policies", "presets", "platforms", "models"),
+    "catalogue": ("policies", "presets", "platforms", "models", "routing_fit", "routing_list", "routing_show"),
 }
 
 
