@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -152,9 +151,7 @@ class AfterEachPass:
             self._hooks.append(head.register_forward_hook(last_row_as_if_alone))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         for hook in self._hooks:
             hook.remove()
 

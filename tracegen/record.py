@@ -8,7 +8,7 @@ resumed recording equals an uninterrupted one, byte for byte.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -169,11 +169,8 @@ def _memory_message(number: int, tokens: int) -> str:
 
 def _device_name(model: torch.nn.Module) -> str:
     """Return the kinds of device that hold the weights, without numbers: cpu x86_64, NVIDIA H200."""
-    return " + ".join(dict.fromkeys(_name(device) for device in _devices(model)))
-
-
-def _devices(model: torch.nn.Module) -> Iterator[torch.device]:
-    yield from dict.fromkeys(parameter.device for parameter in model.parameters())
+    devices = dict.fromkeys(parameter.device for parameter in model.parameters())
+    return " + ".join(dict.fromkeys(map(_name, devices)))
 
 
 def _name(device: torch.device) -> str:

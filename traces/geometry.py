@@ -250,9 +250,8 @@ def as_known(geometry: Geometry, name: str) -> Geometry:
 
     The weight format is that of the checkpoint if the experts are stored at its bits.
     """
-    try:
-        model = known(name)
-    except TraceError:
+    model = BY_SPELLING.get(name.lower())
+    if model is None:
         return geometry
     named = model.published.format if geometry.expert_bits == model.published.bits else ""
     return _with_kv(geometry, model).model_copy(update={"weight_format": geometry.weight_format or named})
@@ -316,10 +315,11 @@ def _spellings(model: KnownModel) -> set[str]:
 
 def _read(path: Path) -> dict[str, KnownModel]:
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    return {name: _known(name, ModelNumbers.model_validate(table)) for name, table in tables.items()}
+    return {name: known_model(name, ModelNumbers.model_validate(table)) for name, table in tables.items()}
 
 
-def _known(name: str, numbers: ModelNumbers) -> KnownModel:
+def known_model(name: str, numbers: ModelNumbers) -> KnownModel:
+    """Return the model of these numbers, with experts in the published format."""
     return KnownModel(
         name=name,
         aliases=numbers.aliases,

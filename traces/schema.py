@@ -283,11 +283,19 @@ class Trace:
     def request(self, index: int) -> Request:
         """Return the rows of one request, as they were appended."""
         first, last = (int(offset) for offset in self.request_offsets[index : index + 2])
-        rows = {name: self.read(name, first, last) for name in self.arrays}
-        span = self.verified.span(first, last)[1] if self.verified else slice(0, 0)
-        rejected = self.rejected_rows(self.arrays, span.start, span.stop)
+        return self.cut(first, last, int(self.prompt_lengths[index]))
+
+    def cut(self, first: int, last: int, prompt_length: int) -> Request:
+        """Return tokens [first, last) of a request as one of their own; `first` was known before its pass.
+
+        A pass that goes on after `last` loses its rejected drafts.
+        """
+        rows: dict[str, Any] = {name: self.read(name, first, last) for name in self.arrays}
+        if self.verified:
+            rows["drafts"], span = self.verified.span(first, last)
+            rows["rejected"] = self.rejected_rows(self.arrays, span.start, span.stop)
         look = tuple(rows.pop(f"{LOOKAHEAD}{d}") for d in range(1, self.header.lookahead_depth + 1))
-        return Request(prompt_length=int(self.prompt_lengths[index]), lookahead=look, rejected=rejected, **rows)
+        return Request(prompt_length=prompt_length, lookahead=look, **rows)
 
 
 def check_request(request: Request, header: Header, index: int) -> dict[str, np.ndarray]:

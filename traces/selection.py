@@ -7,10 +7,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 from moereplay.traces.profiles.contract import ranked
-from moereplay.traces.schema import LOOKAHEAD, Request, Trace, TraceError, memory_trace, shown
+from moereplay.traces.schema import Request, Trace, TraceError, memory_trace, shown
 from moereplay.traces.summary import uses
 
 FORM = "use numbers and ranges such as 1,5,10:50; the first request is 0, and 10:50 ends with 49"
@@ -109,21 +108,7 @@ def _cut(trace: Trace, number: int, most: int) -> Request:
     prompt = int(trace.prompt_lengths[number])
     skipped = max(0, min(prompt - most // 2, end - begin - most))
     first, last = begin + skipped, min(end, begin + skipped + most)
-    rows: dict[str, Any] = {name: trace.read(name, first, last) for name in trace.arrays}
-    look = tuple(rows.pop(f"{LOOKAHEAD}{depth}") for depth in range(1, trace.header.lookahead_depth + 1))
-    rows |= drafts_within(trace, first, last)
-    return Request(prompt_length=min(prompt - skipped, last - first), lookahead=look, **rows)
-
-
-def drafts_within(trace: Trace, first: int, last: int) -> dict[str, Any]:
-    """Return `drafts` and `rejected` of a request's tokens [first, last) as of `Request`; nothing without drafts.
-
-    A pass that goes on after `last` loses its rejected drafts. `first` is a token that was known before its pass.
-    """
-    if trace.verified is None:
-        return {}
-    drafts, span = trace.verified.span(first, last)
-    return {"drafts": drafts, "rejected": trace.rejected_rows(trace.arrays, span.start, span.stop)}
+    return trace.cut(first, last, min(prompt - skipped, last - first))
 
 
 def split(requests: int, share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:

@@ -51,7 +51,6 @@ def counted(many: int, what: str) -> str:
 
 SMALLEST = 0.01  #: percent or points; smaller values print as `<0.01`
 SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
-TIMES = ((10**9, "s"), (10**6, "ms"), (10**3, "us"), (1, "ns"))
 
 
 def percent(share: float, signed: bool = False) -> str:
@@ -62,24 +61,22 @@ def percent(share: float, signed: bool = False) -> str:
     return _hundredths(share, "%", signed)
 
 
-def points(share: float, signed: bool = False) -> str:
+def points(share: float) -> str:
     """Return a difference of two shares in percentage points: `12 points`, `0.05 points`."""
-    return _hundredths(share, " points", signed)
+    return _hundredths(share, " points", False)
 
 
 def size(count: float) -> str:
     """Return bytes in decimal units with three digits: `28 B`, `1.5 MB`, `32.4 GB`."""
-    return _in_units(count, SIZES)
+    for factor, unit in SIZES:
+        if abs(count) >= 0.9995 * factor:  # rounds up to the next unit
+            return f"{digits(count / factor, 3)} {unit}"
+    return f"{digits(count, 2)} {SIZES[-1][1]}"
 
 
 def rate(per_second: float) -> str:
     """Return bytes per second: `4.2 GB/s`."""
     return f"{size(per_second)}/s"
-
-
-def duration(ns: float) -> str:
-    """Return nanoseconds in the unit that fits: `12.3 ms`, `4.5 s`."""
-    return _in_units(ns, TIMES)
 
 
 def digits(value: float, many: int) -> str:
@@ -99,13 +96,6 @@ def _hundredths(share: float, unit: str, signed: bool) -> str:
     text = f"{abs(value):,.0f}" if abs(value) >= 9.95 else digits(float(f"{abs(value):.2f}"), 2)
     sign = "-" if value < 0 else "+" if signed else ""
     return f"{sign if text != '0' else ''}{text}{unit}"
-
-
-def _in_units(value: float, units: tuple[tuple[int, str], ...]) -> str:
-    for factor, unit in units:
-        if abs(value) >= 0.9995 * factor:  # rounds up to the next unit
-            return f"{digits(value / factor, 3)} {unit}"
-    return f"{digits(value, 2)} {units[-1][1]}"
 
 
 # -- Untrusted text: one rule for headers, terminals, figures, pages and tables

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.experts import Orders, check_computable, check_obeyed, executing, run_expert, run_experts
 from moereplay.tracegen.modules import discover
-from moereplay.tracegen.precision.affine import rounded
+from moereplay.tracegen.precision.affine import pack, restore
 from tests.kit.live_runs import DTYPES, tokens
 from tests.kit.tiny_models import FAMILIES, shared_model
 
@@ -92,6 +92,11 @@ CLAUSES = (
     an_expert_at_few_bits_runs_with_rounded_weights_and_the_others_as_they_are,
     they_can_be_computed,
 )
+
+
+def rounded(weight: torch.Tensor, bits: float) -> torch.Tensor:
+    """A weight (out, in) as it comes back."""
+    return restore(pack(weight, bits), weight.dtype)
 
 
 def test_rounding_goes_along_the_input_in_groups_of_64_and_keeps_their_ends() -> None:

@@ -151,7 +151,7 @@ def test_affine_is_plain_rounding_to_the_nearest_value_of_each_groups_grid(
 ) -> None:
     weight = drawn((2, width), dtype, seed)
     weight[0] = 0.25  # a constant group has no step
-    assert torch.equal(affine.rounded(weight, bits), plainly(weight, bits))
+    assert torch.equal(affine.restore(affine.pack(weight, bits), weight.dtype), plainly(weight, bits))
 
 
 def plainly(weight: Tensor, bits: float) -> Tensor:

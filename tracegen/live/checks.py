@@ -38,8 +38,8 @@ from moereplay.tracegen.offload.compute import layout_of
 from moereplay.tracegen.offload.memory import compute_on, described, free_memory
 from moereplay.tracegen.offload.part import tokens_of
 from moereplay.tracegen.offload.slow_tier import kind_of
-from moereplay.traces.geometry import known
-from moereplay.traces.schema import Geometry, Trace, TraceError, memory_trace
+from moereplay.traces.geometry import BY_SPELLING
+from moereplay.traces.schema import Geometry, Trace, memory_trace
 from moereplay.traces.units import GB, MB
 
 
@@ -158,7 +158,8 @@ class Measuring:
 
     def _command(self, model: str) -> str:
         rate = f" --throttle {in_words(self.throttle)}" if self.throttle else ""
-        where, of = f"--slow-tier {self.named} --device {self.device}{rate}", model if _is_known(model) else "MODEL"
+        where = f"--slow-tier {self.named} --device {self.device}{rate}"
+        of = model if model.lower() in BY_SPELLING else "MODEL"
         return f"moereplay calibrate machine {where} --model {of} --layers {self.layers} --out here.toml"
 
     def refusal(self, trace: Trace, config: ReplayConfig) -> str | None:
@@ -223,15 +224,6 @@ def mismatch(machine: Platform, here: Calibration) -> str | None:
         rates = in_words(said.throttle_bytes_per_s), in_words(here.throttle_bytes_per_s)
         return "was calibrated with throttle {}, and checks would have {}".format(*rates)
     return None
-
-
-def _is_known(model: str) -> bool:
-    """Return whether `calibrate machine --model` knows the sizes of this model."""
-    try:
-        known(model)
-    except TraceError:
-        return False
-    return True
 
 
 def in_words(rate: float | None) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -164,41 +164,29 @@ class Prepared:
         Raises RecordError if its logits are not finite, or a pass skips a gate that the probe run saw, ConfigError
         where a transfer fails.
         """
-        with self._experts(eager or transfers is not None):
-            return self._run(quality, log, progress, keep, transfers)
-
-    def _experts(self, eager: bool) -> AbstractContextManager[None]:
-        """Use `eager` for experts: other functions round differently, and later gates may then choose differently."""
-        return implemented(self.loaded.model, "eager") if eager else nullcontext()
-
-    def _run(
-        self,
-        quality: bool,
-        log: bool,
-        progress: Callable[[int], None],
-        keep: Callable[[Request], None] | None,
-        transfers: Transfers | None,
-    ) -> Live:
-        tiers = tiers_of(self.modules, self.quantiser, self.loaded.weights_sha256)
-        emulation = Emulation(self.modules, self.plan, log, self.header.lookahead_depth, transfers, tiers)
-        readers = Readers(self.loaded.model, emulation, quality)
-        requests, executed, scores = [], [], []
-        for number, given in enumerate(self.to_run):
-            try:
-                ids = self._follow(number, given, readers, progress)
-            except torch.cuda.OutOfMemoryError:
-                fix = "give shorter requests, --device-map auto, or --no-quality"
-                raise RecordError(f"request {number} ran out of GPU memory; {fix}") from None
-            rows, ran = emulation.take()
-            nll, score = readers.take()
-            request = Request(rows.chosen, given.prompt_length, rows.weights, rows.logits, rows.lookahead, ids, nll)
-            (keep or requests.append)(request)
-            executed.append(ran)
-            scores.append(score)
-        result = self._reported(emulation.close(), transfers)
-        judged = Quality(tuple(scores)) if quality else None
-        ran_as = tuple(requests), tuple(executed), tiers.stored()
-        return Live(result, judged, self.header, self.modules.bias, *ran_as)
+        # other functions for experts round differently, and later gates may then choose differently
+        one_by_one = eager or transfers is not None
+        with implemented(self.loaded.model, "eager") if one_by_one else nullcontext():
+            tiers = tiers_of(self.modules, self.quantiser, self.loaded.weights_sha256)
+            emulation = Emulation(self.modules, self.plan, log, self.header.lookahead_depth, transfers, tiers)
+            readers = Readers(self.loaded.model, emulation, quality)
+            requests, executed, scores = [], [], []
+            for number, given in enumerate(self.to_run):
+                try:
+                    ids = self._follow(number, given, readers, progress)
+                except torch.cuda.OutOfMemoryError:
+                    fix = "give shorter requests, --device-map auto, or --no-quality"
+                    raise RecordError(f"request {number} ran out of GPU memory; {fix}") from None
+                rows, ran = emulation.take()
+                nll, score = readers.take()
+                request = Request(rows.chosen, given.prompt_length, rows.weights, rows.logits, rows.lookahead, ids, nll)
+                (keep or requests.append)(request)
+                executed.append(ran)
+                scores.append(score)
+            result = self._reported(emulation.close(), transfers)
+            judged = Quality(tuple(scores)) if quality else None
+            ran_as = tuple(requests), tuple(executed), tiers.stored()
+            return Live(result, judged, self.header, self.modules.bias, *ran_as)
 
     def _reported(self, ran: FinishedRun, transfers: Transfers | None) -> Result:
         if transfers is None:

@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from select import select
 from threading import Thread
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -60,9 +59,7 @@ class Engine:
         self.build = {str(name): str(text) for name, text in said["build"].items()}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from transformers import OlmoeConfig, OlmoeForCausalLM, PreTrainedTokenizerFast
 from moereplay.traces.documents import json_text
 
 END = "<|endoftext|>"
+WINDOW, WINDOWS = 512, 64  #: tokens of a held-out window, and how many are measured
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,10 @@ def train(model: OlmoeForCausalLM, tokens: torch.Tensor, recipe: Recipe) -> None
 
 
 @torch.no_grad()
-def held_out_loss(model: OlmoeForCausalLM, tokens: torch.Tensor, window: int = 512, windows: int = 64) -> float:
-    """Return the mean nats per token over `windows` evenly spread held-out windows, without balance terms."""
-    starts = torch.linspace(0, len(tokens) - window - 1, windows).long()
-    losses = [_losses(model, tokens[start : start + window].unsqueeze(0).to(model.device))[0] for start in starts]
+def held_out_loss(model: OlmoeForCausalLM, tokens: torch.Tensor) -> float:
+    """Return the mean nats per token over evenly spread held-out windows, without balance terms."""
+    starts = torch.linspace(0, len(tokens) - WINDOW - 1, WINDOWS).long()
+    losses = [_losses(model, tokens[start : start + WINDOW].unsqueeze(0).to(model.device))[0] for start in starts]
     return torch.stack(losses).mean().item()
 
 

@@ -36,11 +36,6 @@ def restore(kept: Packed, dtype: torch.dtype) -> Tensor:
     return ungrouped(low + groups * step, kept.shape).to(dtype)
 
 
-def rounded(weight: Tensor, bits: float) -> Tensor:
-    """Return a weight (out, in) as it comes back."""
-    return restore(pack(weight, bits), weight.dtype)
-
-
 def _grid(low: Tensor, high: Tensor, bits: float) -> tuple[Tensor, Tensor]:
     """Return the least value of each group, and the step between values."""
     return low.float(), (high.float() - low.float()) / (_values(bits) - 1)

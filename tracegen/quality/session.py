@@ -11,7 +11,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -211,29 +211,8 @@ def _part(reading: Reading, place: slice) -> Reading:
     return Reading(reading.logits[place], reading.weights[place], reading.ids[place], ahead)
 
 
-# -- Observers of one sequence's gates: the policies of a set, or only a recorder.
-
-
-class Observer(Protocol):
-    """Interface of `tracegen.live.source.Emulation`: a pass begins, each gate is observed, the pass ends."""
-
-    @property
-    def orders(self) -> Orders | None:
-        """Orders for the experts of a pass; None for the model's own."""
-        ...
-
-    def begin(self, tokens: int, request: int, prefill: bool) -> None:
-        """Begin a pass."""
-
-    def at_gate(self, layer: int, reading: Reading) -> tuple[Tensor, Tensor] | None:
-        """Return the ids and weights to use instead, or None."""
-
-    def end(self) -> None:
-        """End the pass."""
-
-    def take(self) -> tuple[Rows, np.ndarray]:
-        """Return the rows since the last take, and the executed experts."""
-        ...
+# -- Observers of one sequence's gates: a pass begins, each gate is observed, the pass ends. The policies of a set
+# -- (`tracegen.live.source.Emulation`), or only a recorder.
 
 
 class Recorder:
@@ -262,6 +241,9 @@ class Recorder:
         """Return the rows since the last take; the executed experts are the chosen ones."""
         rows = self._capture.take()
         return rows, rows.chosen
+
+
+Observer = Recorder | Emulation
 
 
 # -- Sequences that go through one model together, each with the logits that it would have alone, rounding aside.

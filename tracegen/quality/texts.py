@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,24 +15,6 @@ from torch import Tensor
 from moereplay.tracegen.decoding import Sampler
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.live.quality import Score, score
-
-
-class Text(Protocol):
-    """One sequence. Its first pass, and no other, is its prompt."""
-
-    read: list[int]  #: tokens that have gone through the model
-
-    @property
-    def first(self) -> int:
-        """Tokens of its first pass."""
-        ...
-
-    def due(self) -> Sequence[int]:
-        """Return the tokens of its next pass; empty at its end."""
-        ...
-
-    def receive(self, logits: Tensor, base: Tensor | None) -> None:
-        """Take the logits (n, V) after each of the n tokens that were due; `base` are the unmodified model's."""
 
 
 @dataclass
@@ -46,11 +27,11 @@ class TeacherForced:
     logprob: float = 0.0  #: natural, summed over the scored tokens
     greedy: bool = True  #: whether each scored token is the likeliest
     compared: Score = field(default_factory=Score)  #: with the unmodified model, if that read the same tokens
-    read: list[int] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)  #: tokens that have gone through the model
 
     @property
     def first(self) -> int:
-        """The prompt's tokens."""
+        """Tokens of its first pass: the prompt's."""
         return self.prompt
 
     def due(self) -> Sequence[int]:
@@ -59,7 +40,10 @@ class TeacherForced:
         return self.ids[: self.prompt] if not at else self.ids[at : min(at + 1, len(self.ids) - 1)]
 
     def receive(self, logits: Tensor, base: Tensor | None) -> None:
-        """Score the tokens that follow those that were read. Raises RecordError if the model gives no numbers."""
+        """Score the tokens that follow those that were read, from the logits (n, V) after each of the n that were due.
+
+        `base` are the unmodified model's. Raises RecordError if the model gives no numbers.
+        """
         first, last = len(self.read) - len(logits), len(self.read)  # row i predicts token first + i + 1
         skipped = max(self.scored - first - 1, 0)
         if first + skipped >= last:
@@ -100,6 +84,9 @@ class Continued:
         """Pick the next token."""
         refuse_no_numbers(logits[-1:])
         self.added.append(self.sampler.pick(logits[-1]))
+
+
+Text = TeacherForced | Continued  #: one sequence; its first pass, and no other, is its prompt
 
 
 def refuse_no_numbers(logits: Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from moereplay.traces.checkpoints.gguf import TYPES, Gguf
 from moereplay.traces.frozen import Window
-from moereplay.traces.geometry import KnownModel, ModelNumbers, Published
+from moereplay.traces.geometry import KnownModel, ModelNumbers, Published, known_model
 from moereplay.traces.schema import Geometry, Router, TraceError, shown
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
@@ -375,21 +375,5 @@ def known_of(numbers: ModelNumbers, name: str) -> KnownModel:
     geometry = numbers.geometry()
     if numbers.published.bits != 16 and numbers.published.bits not in geometry.bytes_by_bits:
         geometry = geometry.stored_at(numbers.published.bits)
-    return KnownModel(
-        name=name,
-        geometry=geometry.model_copy(
-            update={"kv_bytes": numbers.kv_bytes(), "kv_windows": numbers.kv_windows(), "hidden": numbers.hidden}
-        ),
-        published=numbers.published,
-        matrices=(1,) * numbers.matrices,
-        context=numbers.context,
-        hidden=numbers.hidden,
-        dense_layers=numbers.dense_layers,
-        params=numbers.total(),
-        embedding_params=numbers.embedding(),
-        kv_bytes=numbers.kv_bytes(),
-        kv_windows=numbers.kv_windows(),
-        mtp=numbers.mtp,
-        source=numbers.source,
-        note=numbers.note,
-    )
+    cached = {"kv_bytes": numbers.kv_bytes(), "kv_windows": numbers.kv_windows(), "hidden": numbers.hidden}
+    return known_model(name, numbers).model_copy(update={"geometry": geometry.model_copy(update=cached)})

@@ -10,8 +10,8 @@ import numpy as np
 from moereplay.traces.documents import json_text
 from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
 from moereplay.traces.growing import token_blocks
+from moereplay.traces.importers.exported import state
 from moereplay.traces.schema import Trace
-from moereplay.traces.stated import state
 
 #: Times as large as an array's numbers are those that Python holds.
 OBJECTS = 8

@@ -11,8 +11,8 @@ from polars.io.plugins import register_io_source
 
 from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
 from moereplay.traces.exporters.lines import Block, blocks
+from moereplay.traces.importers.exported import KEY, state
 from moereplay.traces.schema import Trace
-from moereplay.traces.stated import KEY, state
 
 LISTS = {"experts": pl.Int16, "weights": pl.Float32, "logits": pl.Float32}
 KEYS = {"request": pl.Int64, "token": pl.Int64, "layer": pl.Int16, "phase": pl.Int8}

@@ -15,6 +15,7 @@ MODULES = {
     **dict.fromkeys(("gptoss_npz", "layers_npz", "arrays"), "npz"),
     **dict.fromkeys(("gptoss_json", "routing_atlas", "layer_rows"), "json_documents"),
     "cecar": "router_logits",
+    "colibri_route": "layer_log",
     "generic": "columns",
     "llama_records": "router_binaries",
     **dict.fromkeys(("token_lines", "named_jsonl"), "json_lines"),

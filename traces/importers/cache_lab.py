@@ -23,7 +23,7 @@ from moereplay.traces.frozen import first_fault
 from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import Rows, Seen, emptied, fits, requests_in, streamed
-from moereplay.traces.importers.table import COUNT, LAYER, ids_below
+from moereplay.traces.importers.table import COUNT, LAYER, ids_below, json_lines
 from moereplay.traces.importers.text import blocks, parse_json, start_of, suffix_of
 from moereplay.traces.schema import MOST_EXPERTS, VALUES, TraceError, shown
 
@@ -77,11 +77,11 @@ class Selection:
 
 def sniff(path: Path) -> bool:
     """Return True for JSON lines whose first names the format."""
-    return path.is_file() and suffix_of(path) == ".jsonl" and bool(START.match(_first_line(path)))
-
-
-def _first_line(path: Path) -> bytes:
-    return start_of(path, LONGEST_START).split(b"\n", 1)[0]
+    return (
+        path.is_file()
+        and suffix_of(path) == ".jsonl"
+        and bool(START.match(start_of(path, LONGEST_START).split(b"\n", 1)[0]))
+    )
 
 
 def read(path: Path, options: Options) -> Foreign:
@@ -152,8 +152,7 @@ def _pieces(path: Path, metadata: Metadata, stage: Stage, said: _Said) -> Iterat
 
 def _selections(path: Path, metadata: Metadata, stage: Stage, said: _Said) -> Iterator[Selection]:
     """Return the selections of the stage."""
-    for at, record in _records(path):
-        place = f"{path} line {at}"
+    for at, place, record in json_lines(path, skip=1, ended=True):
         if record.get("record_type") != SELECTION:
             raise TraceError(f"{place}: invalid record_type {shown(record.get('record_type'))}: expected {SELECTION}")
         if metadata.format_version == 2 and record.get("routing_stage") not in (ENCODER, DECODER):
@@ -165,15 +164,6 @@ def _selections(path: Path, metadata: Metadata, stage: Stage, said: _Said) -> It
             yield selection
         else:
             said.others += 1
-
-
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, lines in blocks(path, skip=1, ended=True):
-        for at, line in enumerate(lines, number):
-            record = parse_json(line, f"{path} line {at}")
-            if not isinstance(record, dict):
-                raise TraceError(f"{path} line {at}: not a JSON object: expected a {SELECTION}")
-            yield at, record
 
 
 def _selection(at: int, record: dict[str, Any], stage: Stage, place: str) -> Selection:

@@ -24,11 +24,11 @@ from moereplay.traces.importers import dynande, exported, json_lines, responses
 from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.cell_rows import CellRows, ExactRows
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
+from moereplay.traces.importers.exported import KEY, Stated, sizes_in
 from moereplay.traces.importers.rows import KEYS, Rows, Seen, requests_in, streamed
 from moereplay.traces.importers.table import FIELDS, PARQUET, SUFFIXES, Names, Table, header_lines, tables
 from moereplay.traces.importers.text import blocks, start_of, suffix_of
 from moereplay.traces.schema import Geometry, TraceError, shown
-from moereplay.traces.stated import KEY, Stated, sizes_in
 from moereplay.traces.texts import hint
 
 BY_NAME = (".tsv", ".parquet")  #: read without --columns; `generic` reads the others

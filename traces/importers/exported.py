@@ -1,7 +1,9 @@
 """Parquet of `moereplay export`: a file, or the folder of a data set with its shards below data/.
 
-The metadata of each file has the sizes of the model, columns are those of `traces/exporters/parquet.py`, and rows are
-ordered by request, token and layer. They are read in pieces: memory is that of the longest request.
+The metadata of each file has the sizes of the model, as one JSON object under the key `moereplay`, which the plain
+formats have too: {"moereplay": {"model": "mine", "layers": 2, "experts": 8, "k": 2, "expert_bytes": [1000, 1000]}}.
+Columns are those of `traces/exporters/parquet.py`, and rows are ordered by request, token and layer. They are read in
+pieces: memory is that of the longest request.
 """
 
 from __future__ import annotations
@@ -9,16 +11,55 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import ValidationError
 
-from moereplay.traces.documents import refuse_irregular
+from moereplay.traces.documents import json_text, refuse_irregular
+from moereplay.traces.frozen import first_fault
 from moereplay.traces.importers.by_request import prompt_of
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT, LAYER, Table, parquet_tables
-from moereplay.traces.schema import Geometry, Request, TraceError, check_values
-from moereplay.traces.stated import KEY, sizes_in
+from moereplay.traces.importers.text import parse_json
+from moereplay.traces.schema import Geometry, Header, Request, TraceError, check_values, shown
+from moereplay.traces.synthetic import named_synthetic, synthetic
+
+KEY = "moereplay"
+
+
+class Stated(NamedTuple):
+    """Values of the object."""
+
+    geometry: Geometry
+    model: str | None
+    synthetic: str  #: how a generator made the routing; empty for recorded routing
+
+
+def state(header: Header) -> str:
+    """Return the object, on one line."""
+    made = synthetic(header.provenance)
+    said = {"model": header.provenance.model} | ({"synthetic": made} if made else {})
+    return json_text({KEY: said | header.geometry.model_dump(mode="json")})
+
+
+def sizes_in(text: str, place: str) -> Stated:
+    """Read such an object, found at `place`. Raises TraceError if it has no sizes."""
+    document = parse_json(text, place)
+    fields: Any = document.get(KEY) if isinstance(document, dict) else None
+    if not isinstance(fields, dict):
+        raise TraceError(f"{place}: {KEY} is not a JSON object: expected the sizes of the model")
+    model, made = fields.pop("model", None), fields.pop("synthetic", "")
+    model = model if isinstance(model, str | None) else shown(model)
+    made = (made if isinstance(made, str) else shown(made)) or named_synthetic(model or "")
+    try:
+        return Stated(Geometry.model_validate(fields), model, made)
+    except ValidationError as wrong:
+        raise TraceError(f"{place}: {first_fault(wrong)}") from wrong
+
+
+# -- Parquet of our own
 
 SUFFIX = ".parquet"
 KEYS = {"request": COUNT, "token": COUNT, "layer": LAYER, "phase": COUNT._replace(most=1)}

@@ -20,12 +20,12 @@ import numpy as np
 
 from moereplay.traces.importers import MODULES, NAMES, archive, npz, table
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options
+from moereplay.traces.importers.exported import KEY
 from moereplay.traces.importers.sources import refuse_unreadable
 from moereplay.traces.importers.table import flat, objects_in
 from moereplay.traces.importers.text import blocks, numbers, read_json, suffix_of, whole
 from moereplay.traces.patterns import experts_per_layer, ranges_by_layer
 from moereplay.traces.schema import Geometry, Header, Request, TraceError, shown
-from moereplay.traces.stated import KEY
 from moereplay.traces.texts import hint
 
 COLUMNS, PLAIN = "columns", "generic"  #: importers of named columns, and of the plain formats

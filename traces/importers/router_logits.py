@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.traces.geometry import known
+from moereplay.traces.geometry import BY_SPELLING
 from moereplay.traces.importers import archive
 from moereplay.traces.importers.contract import DECODE_ONLY, Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import Survey
 from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat, torch_files
 from moereplay.traces.routers import choice_scores, choose, weigh
-from moereplay.traces.schema import Geometry, Request, Router, TraceError, check_values, shown
+from moereplay.traces.schema import Request, Router, TraceError, check_values, shown
 
 FIELD, TOKENS, MASK, K = "router_logits", "input_ids", "attention_mask", "k"
 AXES = "(layers, tokens, experts), or one (tokens, experts) per layer"
@@ -175,7 +175,8 @@ def choice_for(options: Options, place: str, k: int | None = None, model: str = 
 
     Raises TraceError if k is unknown, or if the router needs a correction bias, which was not recorded.
     """
-    geometry = options.geometry or _known(model)
+    named = BY_SPELLING.get(model.lower())
+    geometry = options.geometry or (named and named.geometry)
     router = geometry.router if geometry else Router()
     if router.family == "sigmoid_groups":
         raise TraceError(
@@ -192,13 +193,6 @@ def choice_for(options: Options, place: str, k: int | None = None, model: str = 
         geometry is not None,
         f"k = {count} experts per token are chosen from the logits by {source}{weights}",
     )
-
-
-def _known(model: str) -> Geometry | None:
-    try:
-        return known(model).geometry if model else None
-    except TraceError:
-        return None
 
 
 ROUTER_LOGITS = Importer(

@@ -145,7 +145,7 @@ def tables(
             raise TraceError(f"{file}: --where cannot be combined with Parquet; filter it with polars")
         yield from parquet_tables(file, choose)
     elif suffix in (".jsonl", ".json"):
-        records = _json_lines(file, skip) if suffix == ".jsonl" else _entries(file)
+        records = json_lines(file, skip) if suffix == ".jsonl" else _entries(file)
         rows = _json_rows(file, choose, records, where, alike)
         yield from _of_rows(file, "entry" if suffix == ".json" else "line", next(rows)[1], rows)
     else:
@@ -178,7 +178,7 @@ def header_lines(file: Path, choose: Choose) -> int:
         return sum(1 for _ in takewhile(lambda line: line.startswith("#"), found))
     if suffix != ".jsonl":
         return 0
-    first = [record for _, _, record in islice(_json_lines(file, 0), 2)]
+    first = [record for _, _, record in islice(json_lines(file, 0), 2)]
     return int(len(first) > 1 and not _has(first[0], choose) and _has(first[1], choose))
 
 
@@ -295,9 +295,9 @@ def _cells(line: str, delimiter: str, place: str) -> list[str]:
         raise TraceError(f"{place}: unreadable cells ({broken}); close every quote") from broken
 
 
-def _json_lines(file: Path, skip: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield the number, place and object of each line after the first `skip`."""
-    for first, lines in blocks(file, skip):
+def json_lines(file: Path, skip: int, ended: bool = False) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield the number, place and object of each line after the first `skip`. Raises TraceError for other lines."""
+    for first, lines in blocks(file, skip, ended):
         for at, line in enumerate(lines, first):
             place = f"{file} line {at}"
             record = parse_json(line, place)
