@@ -11,9 +11,9 @@ import polars as pl
 from moereplay.analysis.comparisons import PARTS, READ, estimate
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
-from moereplay.results.counters import expressions
+from moereplay.results.counters import DECODED, ENERGY, expressions
 from moereplay.results.errors import unknown
-from moereplay.results.metrics import DECODED, DOCUMENTED, ENERGY, METRICS, RANKED, RATIOS, TIMES, ranking_column
+from moereplay.results.metrics import DOCUMENTED, METRICS, RANKED, RATIOS, TIMES, ranking_column
 from moereplay.results.read import fields, runs
 from moereplay.results.remarks import synthetic_of
 from moereplay.results.schema import fields_of

@@ -11,16 +11,7 @@ from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
 from moereplay.simulator.arrivals import arrival_times, source_of_trace
-from moereplay.simulator.capacity import (
-    Capacity,
-    Listed,
-    check_experts,
-    cliff,
-    parse_capacity,
-    residents,
-    sized,
-    surplus,
-)
+from moereplay.simulator.capacity import Capacity, check_experts, cliff, parse_capacity, residents, sized, surplus
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, PolicySet, ReplayConfig, origin_of
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec, Sharing, check_profile
@@ -387,7 +378,7 @@ def _lower_tiers(
     return tuple(sizes)
 
 
-def _check_warm(warm: Listed, spec: RunSpec) -> None:
+def _check_warm(warm: tuple[tuple[int, int], ...], spec: RunSpec) -> None:
     filled, experts = [0] * len(spec.pools), spec.layout.geometry.experts
     for layer, expert in warm:
         if (layer * experts + expert) * spec.layout.precisions in spec.resident:
