@@ -228,10 +228,13 @@ def _draw(document: Mapping[str, Any], points: Sequence[Mapping[str, Any]], fold
 
 def _machine_of(settings: options.Given, given: Given, parts: Parts) -> Machine:
     """Return the machine that the options describe: a platform, parts, or this one. Raises ConfigError."""
+    from moereplay.simulator.capacity import size_of
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.machine import assembled, of_platform
     from moereplay.simulator.platforms import platform
 
+    if given.memory:
+        size_of(given.memory, "memory")  # named as it was typed, also where it is a machine's RAM
     named = "platform" in settings.typed
     if named + given.here + bool(parts.gpu) > 1:
         raise ConfigError("--platform, --here and --gpu cannot be combined: each describes the machine")

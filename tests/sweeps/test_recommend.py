@@ -226,6 +226,7 @@ def test_refusals_are_one_line_and_come_first(tmp_path: Path):
         (("--memory", "1GB", "--vram", "1GB"), "missing memory: pass exactly one of --memory 4GB and --vram"),
         (("--vram", "1GB", "--ram", "1MB"), "invalid --ram 1MB: expected at least 0.02517 GB"),
         (("--memory", "1MB"), "are missing"),
+        (("--memory", "-3GB"), "invalid --memory '-3GB'"),
     ):
         ended = moereplay("recommend", "miniature", "--platform", "a100-5gbps", *arguments)
         assert (ended.returncode, ended.stdout) == (2, "") and said in unfolded(ended.stderr), ended.stderr
