@@ -37,14 +37,14 @@ from moereplay.simulator.jit.values import (
     number_at,
     parts_of,
     real,
+    returned_parts,
+    struct_of,
 )
 
 TO_NUMBER = {np.int64: WHOLE, int: WHOLE, np.float64: REAL, float: REAL, np.float32: SHORT, bool: TRUTH}
 INT64 = layout(np.dtype(np.int64))
-#: A load of what never changes during a run.
-INVARIANT = ", !invariant.load !0"
-#: A branch that is hardly ever taken.
-UNLIKELY = ", !prof !1"
+INVARIANT = ", !invariant.load !0"  #: a load of what never changes during a run
+UNLIKELY = ", !prof !1"  #: a branch that is hardly ever taken
 NO_VALUE = -2  #: the status of a hook that returns nothing
 
 
@@ -398,13 +398,3 @@ class Expressions(Emitter):
         if not isinstance(of.kind, Array):
             raise NotCompiledError(f"the length of {of.kind}")
         return Value(WHOLE, (of.parts[1],))
-
-
-def returned_parts(kind: Any, fails: bool) -> list[str]:
-    """Return the LLVM kinds of what a function returns: its status, if it may fail, and its value."""
-    return ["i32"] * fails + list(parts_of(kind))
-
-
-def struct_of(parts: list[str]) -> str:
-    """Return the LLVM kind of several values."""
-    return "void" if not parts else parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"

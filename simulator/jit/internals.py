@@ -19,7 +19,6 @@ from numba.core import cgutils
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.errors import TypingError
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
@@ -200,11 +199,6 @@ class WholeCompiler(PartCompiler):
     """Numba's default passes, with a `Whole`."""
 
     library = Whole
-
-
-def register_runtime() -> None:
-    """Register the runtime symbols of hooks that allocate or print with LLVM; takes half a second."""
-    assert cpu_target.target_context
 
 
 @contextmanager

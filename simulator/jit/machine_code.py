@@ -122,15 +122,20 @@ def _load(made: Built) -> int:
     """Load an object file. Resolves undefined symbols first: MCJIT aborts the process on an unknown one."""
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
     if not _are_known(made.undefined):
-        from moereplay.simulator.jit.internals import register_runtime  # numba takes half a second to import
-
-        register_runtime()
+        _register_runtime()
         if not _are_known(made.undefined):
             raise DamagedError
     engine.add_object_file(binding.ObjectFileRef.from_data(made.code))
     engine.finalize_object()
     _loaded.append(engine)
     return engine.get_function_address(made.entry)
+
+
+def _register_runtime() -> None:
+    """Register the symbols of Numba's runtime with LLVM, as compiling anything does; takes half a second."""
+    from numba import njit
+
+    njit("int64()")(lambda: 0)
 
 
 def _are_known(names: list[str]) -> bool:

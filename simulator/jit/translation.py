@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from moereplay.simulator.jit.emitting import Block
-from moereplay.simulator.jit.expressions import Expressions, returned_parts, struct_of
+from moereplay.simulator.jit.expressions import Expressions
 from moereplay.simulator.jit.freezing import Freezer
 from moereplay.simulator.jit.machine_code import Built, machine_code_of
 from moereplay.simulator.jit.marks import MARKED, NotCompiledError, Shape
@@ -39,6 +39,8 @@ from moereplay.simulator.jit.values import (
     members,
     number_at,
     parts_of,
+    returned_parts,
+    struct_of,
 )
 
 ENTRY = "kernel"

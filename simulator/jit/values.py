@@ -189,3 +189,13 @@ def common(a: Any, b: Any) -> Any:
     if isinstance(a, Group) and isinstance(b, Group) and len(a.kinds) == len(b.kinds):
         return Group(a.names, tuple(map(common, a.kinds, b.kinds)))
     raise NotCompiledError(f"one name or expression has two kinds of values: {a} and {b}")
+
+
+def returned_parts(kind: Any, fails: bool) -> list[str]:
+    """Return the LLVM kinds of what a function returns: its status, if it may fail, and its value."""
+    return ["i32"] * fails + list(parts_of(kind))
+
+
+def struct_of(parts: list[str]) -> str:
+    """Return the LLVM kind of several values."""
+    return "void" if not parts else parts[0] if len(parts) == 1 else "{" + ", ".join(parts) + "}"
