@@ -188,7 +188,7 @@ def curve(
     out: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per curve; `plot` reads it.")] = None,
 ) -> None:
     """Count misses at every capacity in one pass: LRU and Belady, without prefetch. SIMULATED."""
-    from moereplay.results.files import check_output
+    from moereplay.results.outputs import check_output
     from moereplay.simulator.curves.curve import to_row, write_curve
     from moereplay.traces.store import open_trace
 

@@ -62,7 +62,7 @@ def replay(
     ] = None,
 ) -> None:
     """Replay a trace under every combination of the comma lists, and print a table with an upper bound. SIMULATED."""
-    from moereplay.results.files import check_output
+    from moereplay.results.outputs import check_output
     from moereplay.simulator.interface import check_profile_is_read
     from moereplay.simulator.replay import check_engine
     from moereplay.sweeps.grid import run_grid
@@ -273,7 +273,7 @@ def timeline(
 ) -> None:
     """Write one replay as a timeline for ui.perfetto.dev: compute, stalls, links, queue, cache. SIMULATED."""
     from moereplay.analysis.timeline import Timeline, limited
-    from moereplay.results.files import check_output
+    from moereplay.results.outputs import check_output
     from moereplay.results.trace_events import check_name, write_items
     from moereplay.simulator.replay import check_engine, plan, replay
     from moereplay.traces.passes import schedule

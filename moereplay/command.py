@@ -75,13 +75,15 @@ class Verb(TyperCommand):
         return left
 
     def _check_once(self, ctx: Any, args: list[str]) -> None:
-        """Raises BadParameter for an option that is given twice and takes one value: the first would be ignored."""
+        """Raises BadParameter for a setting of a replay that is given twice: the first would be ignored."""
         if ctx.resilient_parsing:
             return
+        from moereplay.results.settings import NAMES
+
         typed = Counter(self.make_parser(ctx).parse_args(args=args)[2])
         param: Any
         for param, times in typed.items():
-            if times > 1 and param.param_type_name == "option" and not (param.multiple or param.is_flag):
+            if times > 1 and param.name in NAMES:
                 raise typer.BadParameter(
                     f"expected once (given {times} times); separate several values by commas, where it takes them",
                     ctx,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from moereplay.results.schema import (
     with_file_digest,
 )
 from moereplay.traces.documents import content
-from moereplay.traces.files import refuse_inside_trace, write_whole
+from moereplay.traces.files import write_whole
 from moereplay.traces.texts import in_csv
 
 
@@ -118,20 +117,3 @@ def parquet(frame: pl.DataFrame) -> bytes:
 def _event_schema() -> dict[str, pl.DataType | type[pl.DataType]]:
     words = ("kind", "cause")
     return {name: pl.String if name in words else pl.Int64 for name in Event.__dataclass_fields__}
-
-
-def check_output(path: Path) -> None:
-    """Raise ResultError if this file or its parent folders cannot be created; create nothing."""
-    if path.parts[:1] == ("-",):
-        raise ResultError("cannot write to standard output (-): the output has several files; pass a file or a folder")
-    try:
-        refuse_inside_trace(path)
-    except OSError as refused:
-        raise ResultError(f"cannot write {path}: {refused.strerror}; choose another folder") from None
-    if path.is_dir():
-        raise ResultError(f"cannot write {path}: it is a folder; choose another name")
-    nearest = next(folder for folder in path.absolute().parents if folder.exists())
-    if not nearest.is_dir():
-        raise ResultError(f"cannot write {path}: {nearest} is not a folder; choose another")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ResultError(f"cannot write {path}: no permission to write into {nearest}; choose another folder")

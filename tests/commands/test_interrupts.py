@@ -193,7 +193,7 @@ def test_a_sweep_is_interrupted_at_once_while_nothing_is_in_flight(tmp_path, mon
     def interrupted(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("moereplay.sweeps.run.demand_of", interrupted)
+    monkeypatch.setattr("moereplay.sweeps.grid.demand_of", interrupted)
     with pytest.raises(typer.Exit) as ended:
         sweep_run(experiment(tmp_path), str(tmp_path / "out"), workers=1)
     assert ended.value.exit_code == 130
