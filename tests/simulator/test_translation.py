@@ -50,9 +50,9 @@ def seen(a, b):
     """Hold a truth value and a number in one variable."""
     found = a > b
     beyond = a > 2 or b > 2
-    if a == b and beyond:
+    if a == b:
         found = 2
-    return 0 + found + (a > 0)  # numpy adds truth values to a truth value
+    return 0 + found + 4 * beyond + (a > 0)  # numpy adds truth values to a truth value
 
 
 @called
