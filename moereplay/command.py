@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import sys
 from collections import Counter
 from importlib import import_module
@@ -24,7 +25,7 @@ try:
     FILES = {name: import_module(f"moereplay.commands.{commands.file_of(name)}") for name in commands.NAMES}
     VERBS = {name: getattr(file, name) for name, file in FILES.items()}
 except KeyboardInterrupt:  # no traceback while modules are imported
-    sys.exit(130)
+    os._exit(130)  # sys.exit would end by the signal if it arrived in an exec, such as a dataclass's
 
 #: Errors of a full disk, a quota, or a limit on file sizes.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
