@@ -302,7 +302,7 @@ def json_lines(file: Path, skip: int, ended: bool = False) -> Iterator[tuple[int
             place = f"{file} line {at}"
             record = parse_json(line, place)
             if not isinstance(record, dict):
-                raise TraceError(f"{place}: not a JSON object: expected one with the same keys on every line")
+                raise TraceError(f"{place}: not a JSON object: expected an object on every line")
             yield at, place, record
 
 
