@@ -365,6 +365,7 @@ def _show_series(
     from moereplay.analysis.tables import table
     from moereplay.calibration.report import figure_row, warning_lines
     from moereplay.sweeps.recommend.series import document
+    from moereplay.traces.texts import counted
 
     said = document(judged, refused, machine)
     if as_json:
@@ -378,7 +379,9 @@ def _show_series(
         show(*warning_lines(machine.warnings))
     held = said["held_out"]
     if held["runs"]:
-        show(f"held out  {held['runs']} runs: median |error| {held['median']:.1%}, worst {held['worst']:+.1%}")
+        show(
+            f"held out  {counted(held['runs'], 'run')}: median |error| {held['median']:.1%}, worst {held['worst']:+.1%}"
+        )
     if refused:
         show(table([{"run": row["id"], "not expressed because": why} for row, why in refused]))
     show(f"{sum(len(group.runs) for group, _ in judged)} runs are expressed, {len(refused)} are not")

@@ -278,6 +278,7 @@ def timeline(
     from moereplay.simulator.replay import check_engine, plan, replay
     from moereplay.traces.passes import schedule
     from moereplay.traces.store import open_trace
+    from moereplay.traces.texts import counted
 
     check_engine(engine)
     check_name(out)
@@ -295,7 +296,9 @@ def timeline(
             shown = _shown(result.events[-1].step_pass + 1, first_pass, passes_shown)
         made = Timeline(result.events, result.totals["time_ns"], _machine(ready), passes)
         count = write_items(out, _title(result), _about(result, shown), limited(made, shown))
-    say(f"wrote {out}: {len(shown):,} of {len(made):,} passes, {count:,} events; open it in https://ui.perfetto.dev")
+    say(
+        f"wrote {out}: {len(shown):,} of {len(made):,} passes, {counted(count, 'event')}; open it in https://ui.perfetto.dev"
+    )
 
 
 def _shown(passes: int, first: int, many: int) -> range:

@@ -176,7 +176,7 @@ def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
     traces = counted(len(sweep.traces), "trace")
     done = len(share) - len(jobs)
     say(
-        f"{sweep.file.name}: {len(share) - bounds:,} configurations and {bounds:,} bounds on {traces}"
+        f"{sweep.file.name}: {counted(len(share) - bounds, 'configuration')} and {counted(bounds, 'bound')} on {traces}"
         + (f", {done:,} already stored" if done else "")
     )
     for line in surpluses(sweep)[:MOST_NAMED]:

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from moereplay.traces.documents import DocumentError, content, from_json
 from moereplay.traces.frozen import Sparse, first_fault
+from moereplay.traces.installation import SAMPLE
 from moereplay.traces.schema import (
     FORMAT_VERSION,
     LOOKAHEAD,
@@ -22,6 +23,7 @@ from moereplay.traces.schema import (
     dtype_of,
     row_shape,
 )
+from moereplay.traces.texts import nearest
 from moereplay.traces.values import DRAFT, of_rejected
 
 FORMAT = "moereplay-trace"
@@ -148,7 +150,11 @@ def _check_folder(path: Path) -> None:
             f"{path} is not finished: rerun its recording with --resume, or open the committed part, {partial_of(path)}"
         )
     if not path.exists():
-        raise TraceError(f"{path} does not exist; check the path")
+        beside = sorted(each.name for each in path.parent.glob("*.zarr")) if path.parent.is_dir() else []
+        near = nearest(path.name, beside + [SAMPLE] * (path.parent == Path()))
+        raise TraceError(
+            f"{path} does not exist; {f'did you mean {path.with_name(near)}?' if near else 'check the path'}"
+        )
     if not path.is_dir():
         raise TraceError(f"{path} is a file, expected the folder of a Zarr v3 group; unpack it or check the path")
     if not (path / "zarr.json").exists():

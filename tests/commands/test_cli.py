@@ -248,6 +248,8 @@ REFUSALS = {
     "no CPU": (["replay", "TRACE", "--miss", "split", "--platform", "phone-ufs4"], "requires a CPU"),
     "two documents": (["replay", "TRACE", "--json", "--eviction", "lru,fifo"], "--json requires one configuration"),
     "unknown model": (["models", "mixtrall-8x7b"], "mixtral-8x7b"),
+    "unknown trace": (["replay", "miniture"], "miniture does not exist; did you mean miniature?"),
+    "trace beside it": (["replay", "TYPO"], "did you mean "),
     "unknown name": (["policies", "lruu"], "did you mean lru?"),
     "plot of nothing": (["plot", "TRACE"], "replay"),
     "foreign file": (["import", "FOREIGN", "--out", "new.zarr"], "FOREIGN"),
@@ -263,6 +265,7 @@ def refused(small, ids_only, tmp_path):
 
     def refuse(name, command):
         paths = {"TRACE": small, "IDS": ids_only, "FOREIGN": tmp_path / "foreign.bin", "WARM": tmp_path / "warm.json"}
+        paths["TYPO"] = f"{small}r"
         paths["CSV"] = ids_only.parent / "rows.csv"
         return command(*(paths.get(word, word) for word in REFUSALS[name][0]), cwd=tmp_path)
 
@@ -319,6 +322,7 @@ def test_results_that_cannot_be_written_are_one_line(small, tmp_path):
 
 def test_debug_shows_the_traceback_that_others_do_not_see(small):
     assert "Traceback" in moereplay("replay", small, "--eviction", "lur", "--debug").stderr
+    assert "Traceback" in moereplay("--debug", "replay", small, "--eviction", "lur", "--debug").stderr
     assert "Traceback" not in moereplay("replay", small, "--eviction", "lur").stderr
 
 
