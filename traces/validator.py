@@ -264,7 +264,8 @@ def check_duplicates(sample: Sample) -> Finding:
     most, times = Counter(keys).most_common(1)[0]
     if times > 1:
         same = [index for index, key in enumerate(keys) if key == most]
-        text = f"{len(keys) - len(set(keys))} requests repeat another one, such as {same[0]} and {same[1]}"
+        again = len(keys) - len(set(keys))
+        text = f"{counted(again, 'request')} {'repeats' if again == 1 else 'repeat'} another one, such as {same[0]} and {same[1]}"
         return Finding("duplicate requests", "warning", text)
     begun, tokens, longest = _begun_before(sample)
     if tokens < FEWEST_BEGUN:
