@@ -265,7 +265,8 @@ def check_duplicates(sample: Sample) -> Finding:
     if times > 1:
         same = [index for index, key in enumerate(keys) if key == most]
         again = len(keys) - len(set(keys))
-        text = f"{counted(again, 'request')} {'repeats' if again == 1 else 'repeat'} another one, such as {same[0]} and {same[1]}"
+        text = f"{counted(again, 'request')} {'repeats' if again == 1 else 'repeat'} another one, "
+        text += f"such as {same[0]} and {same[1]}"
         return Finding("duplicate requests", "warning", text)
     begun, tokens, longest = _begun_before(sample)
     if tokens < FEWEST_BEGUN:
