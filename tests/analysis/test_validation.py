@@ -292,7 +292,7 @@ def test_the_heading_says_once_what_all_sets_share_and_names_what_a_name_does_no
     assert sum("platform a100-5gbps" in line for line in lines) == 1
     assert "set eviction=fifo: prefetch top_k" in lines
     assert not any("recorded with drafts" in line for line in lines)
-    monkeypatch.setattr(type(trace), "verified", ())
+    monkeypatch.setitem(vars(trace), "verified", ())
     assert any("recorded with drafts" in line for line in heading(trace, [first, other]))
 
 
