@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -67,6 +66,7 @@ def replay(
     from moereplay.simulator.replay import check_engine
     from moereplay.sweeps.grid import run_grid
     from moereplay.traces.store import open_trace
+    from moereplay.traces.texts import typed
 
     check_engine(engine)
     for path in filter(None, (out and out / "part", events)):
@@ -100,7 +100,7 @@ def replay(
     say_shared(sum(taken), len(configs), "replays")
     if out:
         say(f"wrote {out}/part-*/")
-        say(f"figures: moereplay plot {quote(str(out))}")
+        say(f"figures: moereplay plot {typed(out)}")
     if events:
         say(f"wrote {events}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -104,9 +103,7 @@ def sweep_run(
         if gave_up:
             raise typer.Exit(1)
     if not dry_run:
-        say(f"wrote {out}/part-*/")
-        say(f"next: moereplay sweep show {quote(str(out))}")
-        say(f"figures: moereplay plot {quote(str(out))}")
+        _say_next(out)
 
 
 def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out: str) -> Checker | None:
@@ -166,6 +163,14 @@ def _starter(machines: Machines, engine: str) -> Start:
 
         return lambda out, provenance: RayExecutor(machines.address, workers, out, provenance)
     raise ConfigError(f"unknown executor {executor!r}: {hint(executor, EXECUTORS)}")
+
+
+def _say_next(out: str) -> None:
+    from moereplay.traces.texts import typed
+
+    say(f"wrote {out}/part-*/")
+    say(f"next: moereplay sweep show {typed(out)}")
+    say(f"figures: moereplay plot {typed(out)}")
 
 
 def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 from math import floor, isfinite, log10
+from shlex import quote
 from typing import Any
 
 # -- Names as users type them
@@ -43,6 +44,12 @@ def meant(name: str, known: Iterable[str]) -> str:
     known = list(known)
     near = None if name in known else nearest(name, known)
     return f"did you mean {near}? " if near else ""
+
+
+def typed(path: object) -> str:
+    """Return a path as a shell and the command line read it: quoted, and not as an option."""
+    text = str(path)
+    return quote(f"./{text}" if text.startswith("-") else text)
 
 
 def _folded(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -283,6 +284,17 @@ def test_bad_input_is_one_line_and_exit_code_two(name, refused, tmp_path):
     assert len(answer.stderr.strip().splitlines()) == 1
     assert REFUSALS[name][1].replace("FOREIGN", "foreign.bin") in answer.stderr
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_commands_to_type_next_can_be_typed(small, tmp_path):
+    """A folder with spaces or quotes, or that begins with a dash, is an argument of the printed command."""
+    for folder in ("it's here", "-o"):
+        ran = moereplay_here("replay", small, "--capacity", "50%", "--out", folder, cwd=tmp_path)
+        said = ran.stderr.strip().splitlines()[-1].partition(": ")[2]
+        again = moereplay_here(*shlex.split(said)[1:], cwd=tmp_path)
+        assert again.returncode == 0, again.stderr
+        hints = [line for line in again.stderr.splitlines() if "moereplay curve" in line]
+        assert len(hints) == 1 and Path(shlex.split(hints[0].rpartition("--out ")[2])[0]) == Path(folder)
 
 
 @pytest.mark.parametrize("name", ["missing trace", "unknown policy", "no sizes"])
