@@ -159,6 +159,9 @@ def load(folder: Path) -> pl.DataFrame:
     """
     found = sources(folder)
     table = table_of(found, "configurations").filter(pl.col("error").is_null())
+    if table.is_empty() and (folder / "zarr.json").exists():
+        make = f"moereplay replay {typed(folder)} --out FOLDER"
+        raise ResultError(f"no results in {folder}, which is a trace; make some with: {make}")
     if table.is_empty():
         raise ResultError(f"no results in {folder}; make some with: moereplay replay TRACE --out {typed(folder)}")
     table = _with_routing(table)

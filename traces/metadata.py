@@ -28,6 +28,9 @@ from moereplay.traces.values import DRAFT, of_rejected
 
 FORMAT = "moereplay-trace"
 PARTIAL = ".partial"
+FROM_FILE = (
+    "`moereplay import` converts a log, `moereplay synthesise --model` makes a trace from a config.json or GGUF file"
+)
 OFFSETS, PROMPTS, BIAS = "request_offsets", "prompt_lengths", "router_bias"
 SHARD_TOKENS = 512  #: default, unless the first request is long
 LONG_REQUEST = 1 << 20  #: tokens; files of 512 would be thousands
@@ -156,7 +159,7 @@ def _check_folder(path: Path) -> None:
             f"{path} does not exist; {f'did you mean {path.with_name(near)}?' if near else 'check the path'}"
         )
     if not path.is_dir():
-        raise TraceError(f"{path} is a file, expected the folder of a Zarr v3 group; unpack it or check the path")
+        raise TraceError(f"{path} is a file, expected a trace, the folder of a Zarr v3 group: {FROM_FILE}")
     if not (path / "zarr.json").exists():
         raise TraceError(f"{path} has no zarr.json, expected a Zarr v3 group; check the path or `moereplay import` it")
 

@@ -252,7 +252,7 @@ REFUSALS = {
     "unknown trace": (["replay", "miniture"], "miniture does not exist; did you mean miniature?"),
     "trace beside it": (["replay", "TYPO"], "did you mean "),
     "unknown name": (["policies", "lruu"], "did you mean lru?"),
-    "plot of nothing": (["plot", "TRACE"], "replay"),
+    "plot of nothing": (["plot", "TRACE"], "which is a trace; make some with: moereplay replay /"),
     "foreign file": (["import", "FOREIGN", "--out", "new.zarr"], "FOREIGN"),
     "no sizes": (["import", "CSV", "--out", "new.zarr"], "--expert-bytes"),
     "existing output": (["synthesise", "--out", "TRACE"], "exists"),
