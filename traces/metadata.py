@@ -154,10 +154,9 @@ def _check_folder(path: Path) -> None:
         )
     if not path.exists():
         beside = sorted(each.name for each in path.parent.glob("*.zarr")) if path.parent.is_dir() else []
-        near = nearest(path.name, beside + [SAMPLE] * (path.parent == Path()))
-        raise TraceError(
-            f"{path} does not exist; {f'did you mean {path.with_name(near)}?' if near else 'check the path'}"
-        )
+        near = nearest(path.name, [*beside, SAMPLE])  # the bundled trace has its name in every folder
+        meant = path.with_name(near) if near and near != SAMPLE else near
+        raise TraceError(f"{path} does not exist; {f'did you mean {meant}?' if meant else 'check the path'}")
     if not path.is_dir():
         raise TraceError(f"{path} is a file, expected a trace, the folder of a Zarr v3 group: {FROM_FILE}")
     if not (path / "zarr.json").exists():

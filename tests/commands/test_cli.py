@@ -250,6 +250,8 @@ REFUSALS = {
     "two documents": (["replay", "TRACE", "--json", "--eviction", "lru,fifo"], "--json requires one configuration"),
     "unknown model": (["models", "mixtrall-8x7b"], "mixtral-8x7b"),
     "unknown trace": (["replay", "miniture"], "miniture does not exist; did you mean miniature?"),
+    "unknown subject": (["recommend", "miniture"], "unknown model or trace 'miniture': did you mean miniature?"),
+    "unknown live model": (["live", "miniture", "--trace", "TRACE"], "did you mean miniature?"),
     "trace beside it": (["replay", "TYPO"], "did you mean "),
     "unknown name": (["policies", "lruu"], "did you mean lru?"),
     "plot of nothing": (["plot", "TRACE"], "which is a trace; make some with: moereplay replay /"),
