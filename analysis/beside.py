@@ -17,7 +17,7 @@ from moereplay.results.metrics import RANKED
 from moereplay.results.read import fields
 from moereplay.results.remarks import Ranked, turned
 from moereplay.results.settings import KINDS, OF_A_FILE
-from moereplay.traces.texts import counted, percent
+from moereplay.traces.texts import between, counted, percent
 
 #: Figures that depend on the platform although the routing does not.
 TIMED = ("tpot_ms", "tokens_per_s", "ttft_mean_ms")
@@ -137,7 +137,7 @@ def _on(made: Comparison, by: str) -> str:
     better = found.above if RANKED[by] else found.below
     apart = ""
     if found.least_share is not None and found.most_share is not None:
-        apart = f", difference {percent(found.least_share, True)} to {percent(found.most_share, True)}"
+        apart = f", difference {between(percent(found.least_share, True), percent(found.most_share, True))}"
     return f"differs only in time, not tested: better on {better} of {counted(found.requests, 'request')}{apart}"
 
 

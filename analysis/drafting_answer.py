@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moereplay.analysis.tables import table
-from moereplay.traces.texts import digits, percent, size
+from moereplay.traces.texts import between, digits, percent, size
 
 Document = Mapping[str, Any]
 SAME = 0.01  #: smaller gains count as none
@@ -95,7 +95,7 @@ def in_words(gain: Document) -> str:
 def span_of(gain: Document) -> str:
     """Return the sizes of a gain over routings: 12% to 20%, or one of them if they are equal."""
     low, high = map(percent, sorted((abs(gain["least"]), abs(gain["most"]))))
-    return low if low == high else f"{low} to {high}"
+    return between(low, high)
 
 
 def _middle(step: Document) -> float:

@@ -11,6 +11,7 @@ from moereplay.results.remarks import assumptions
 from moereplay.traces.schema import Trace
 from moereplay.traces.summary import LayerSummary, Summary
 from moereplay.traces.synthetic import synthetic
+from moereplay.traces.texts import counted
 from moereplay.traces.validator import Finding
 
 
@@ -41,7 +42,8 @@ def _heading(trace: Trace, summary: Summary) -> list[str]:
     return [
         f"{provenance.model}: {geometry.layers} MoE layers, top-{geometry.k} of {geometry.experts} experts, "
         f"{summary.bytes_of_experts / 2**30:,.2f} GiB of experts at {geometry.expert_bits:g} bits",
-        f"{summary.requests:,} requests, {summary.tokens:,} tokens ({summary.prompt_tokens:,} of prompts){state}",
+        f"{counted(summary.requests, 'request')}, {counted(summary.tokens, 'token')} "
+        f"({summary.prompt_tokens:,} of prompts){state}",
         f"holds {', '.join(summary.capabilities)}; digest {trace.digest[:16]}",
         *assumptions([synthetic(provenance)]),
         *(f"note: {note}" for note in provenance.notes),

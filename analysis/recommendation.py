@@ -8,7 +8,7 @@ from typing import Any
 from moereplay.analysis.drafting_answer import replayed_lines
 from moereplay.analysis.tables import Share, table
 from moereplay.results.remarks import assumptions, seconds_in_words, with_routing
-from moereplay.traces.texts import percent, size
+from moereplay.traces.texts import between, counted, percent, size
 from moereplay.traces.units import GB
 
 Document = Mapping[str, Any]
@@ -135,7 +135,8 @@ def _sure(best: Document) -> str:
         return "requests that cannot be compared one by one, so without an interval"
     if not interval or interval["low"] is None:
         return "of one request, so without an interval"
-    return f"{interval['low']:,.4g} to {interval['high']:,.4g}, 95% over {interval['requests']} requests"
+    ends = between(f"{interval['low']:,.4g}", f"{interval['high']:,.4g}")
+    return f"{ends}, 95% over {counted(interval['requests'], 'request')}"
 
 
 def _prefetch(found: Document) -> str:
@@ -219,9 +220,9 @@ def _searched(found: Document) -> str:
     few, part = searched["screened_on"], searched.get("judged_on")
     how = f", most of {few} requests, the best sets of all" if few and not part else ""
     if part:
-        how = f"; figures are of {part['tokens']:,} of {part['of_tokens']:,} tokens, --thorough replays all"
+        how = f"; figures are of {part['tokens']:,} of {counted(part['of_tokens'], 'token')}, --thorough replays all"
     cut = f"; it ended early, of at most {searched['at_most']:,}: --budget none tries all" if searched["cut"] else ""
-    many = f"{searched['combinations']:,} lossless sets ({each}), with {searched['replayed']:,} replays"
+    many = f"{searched['combinations']:,} lossless sets ({each}), with {counted(searched['replayed'], 'replay')}"
     return f"searched: {many}{how}{cut}"
 
 

@@ -37,7 +37,7 @@ from moereplay.analysis.verdict import (
     tied_first,
     verdict,
 )
-from moereplay.traces.texts import counted, percent, points
+from moereplay.traces.texts import between, counted, percent, points
 
 FORESEES = "knows the future"
 NOT_TESTED = f"  {FORESEES} (not tested): "
@@ -195,7 +195,7 @@ def _at_each(figure: Figure, conditions: Sequence[Condition], names: Sequence[st
     winners += [f"other sets at {more} of {len(conditions)}"] if more else []
     few = [each.found for each in contested if _has_too_few(each.found)]
     head = f"{figure.best} at each {_varying(conditions)}, {_ends(figure, conditions)}"
-    return [f"{head}: {'; '.join(winners)}", *_leads(figure, contested, names)], few
+    return [f"{head}: {'; '.join(winners)}", *_leads(figure, conditions, names)], few
 
 
 def _varying(conditions: Sequence[Condition]) -> str:
@@ -215,29 +215,49 @@ def _places(won: Sequence[int], labels: Sequence[str]) -> str:
     return f"{len(won)} of {len(labels)} ({inside})"
 
 
-def _leads(figure: Figure, contested: Sequence[Condition], names: Sequence[str]) -> list[str]:
-    """Describe the runner-up: its distance, the number of conditions with significance, and its policy set."""
-    leads = [(each, each.found.lead) for each in contested if each.found.lead and len(each.found.tied) == 1]
-    known = [(each, lead) for each, lead in leads if lead is not None]
+def _leads(figure: Figure, conditions: Sequence[Condition], names: Sequence[str]) -> list[str]:
+    """Describe the runner-up: its distance, the number of conditions with significance, and its policy set.
+
+    Every condition is counted once, out of all: significant or not, without an interval, a tie or without a second.
+    """
+    known = [(each, lead) for each in conditions if len(each.found.tied) == 1 and (lead := each.found.lead)]
     if not known:
         return []
     seconds = Counter(_second(each.found, names) for each, _ in known)
     name, often = seconds.most_common(1)[0]
     more = sorted((_share(figure, lead), figure.more(lead.more, lead.below)) for _, lead in known)
-    apart = more[0][1] if len(known) == 1 else f"{more[0][1]} to {more[-1][1]}"
     if len(known) == 1:
         only, lead = known[0]
-        return [f"  at {only.label} {apart} more than {name} (second; {certainty(only.found, lead)})"]
-    sure = [each for each, lead in known if _is_sure(lead)]
-    noise = [each for each, lead in known if lead.certainty in (LUCK, NOISE)]
-    usual = f", most often {name} ({often} of {len(known)})" if 2 * often >= len(known) else ""
-    head = f"  {apart} more than the second{usual}"
-    if not sure and not noise:
-        return [f"{head}; {NO_INTERVAL.get(known[0][1].certainty, NO_INTERVAL[UNKNOWN])}"]
-    labels = [each.label for each in contested]
-    tied = f"; not significant at {_places([labels.index(each.label) for each in noise], labels)}" if noise else ""
-    requests = min(lead.requests for _, lead in known)
-    return [f"{head}: significant at {len(sure)} of {len(known)}{tied} (95% CI, n = {_n(requests)})"]
+        return [f"  at {only.label} {more[0][1]} more than {name} (second; {certainty(only.found, lead)})"]
+    labels = [each.label for each in conditions]
+    usual = f", most often {name} ({often} of {len(labels)})" if 2 * often >= len(known) else ""
+    head = f"  {between(more[0][1], more[-1][1])} more than the second{usual}"
+    groups: dict[str, list[int]] = {}
+    for at, each in enumerate(conditions):
+        groups.setdefault(_how_sure(each.found), []).append(at)
+    tested = [lead.requests for _, lead in known if lead.certainty in (SURE, LUCK, NOISE, COUNTED)]
+    if not tested:
+        return [f"{head}; {NO_INTERVAL[known[0][1].certainty]}"]
+    sure = len(groups.pop(SIGNIFICANT, []))
+    others = "".join(f"; {how} at {_places(groups[how], labels)}" for how in sorted(groups, key=_rank))
+    return [f"{head}: {SIGNIFICANT} at {sure} of {len(labels)}{others} (95% CI, n = {_n(min(tested))})"]
+
+
+#: How sure the first place under a condition is; all other words are reasons for a missing interval.
+SIGNIFICANT, INSIGNIFICANT, TIE, ALONE = "significant", "not significant", "a tie", "no second"
+
+
+def _how_sure(found: Verdict) -> str:
+    lead = found.lead
+    if len(found.tied) > 1 or lead is None:
+        return TIE if len(found.tied) > 1 else ALONE
+    if _is_sure(lead):
+        return SIGNIFICANT
+    return NO_INTERVAL.get(lead.certainty, INSIGNIFICANT)
+
+
+def _rank(how: str) -> int:
+    return (INSIGNIFICANT, *NO_INTERVAL.values(), TIE, ALONE).index(how)
 
 
 def _share(figure: Figure, lead: Lead) -> float:
@@ -313,8 +333,7 @@ def _counted_out(figure: Figure, lead: Lead) -> str:
     shares = figure.name == "tokens_per_s" and found.least_share is not None and found.most_share is not None
     ends = [percent(found.least_share or 0), percent(found.most_share or 0)] if shares else []
     ends = ends or [points(found.least), points(found.most)]
-    apart = ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
-    return f"{figure.more_is} on {found.above:,} of {_n(found.requests)}, by {apart}"
+    return f"{figure.more_is} on {found.above:,} of {_n(found.requests)}, by {between(*ends)}"
 
 
 def _n(requests: int) -> str:

@@ -30,6 +30,7 @@ from moereplay.results.validation import LAYER_COUNTERS
 from moereplay.traces.schema import Frozen, Trace
 
 TIMES = ("TTFT ms", "TPOT ms")
+DRAFTED = "recorded with drafts: its passes of several rows round otherwise than the live run's, in last digits"
 
 
 class Tolerances(Frozen):
@@ -216,6 +217,7 @@ def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
         "; ".join(f"{name} {first[name]}" for name in SHOWN if name in alike),
         *(f"set {each.name}: {said}" for each in comparisons if (said := _settings(each, alike))),
         *capacities([(each.config, each.about) for each in comparisons]),
+        *([] if trace.verified is None else [DRAFTED]),
         "replayed: the trace, without the model; closed loop: replay of the live run's own recording",
         "allowed 0: policies that do not change the output must be identical; the others are replayed open loop",
         "",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,6 +61,7 @@ def fit(runs: Sequence[Run], base: Platform, method: str) -> Fitted:
         date=_date(runs),
         cells=len(runs),
         models=models_of(runs),
+        expert_bytes=expert_bytes_of(runs),
         serial_bytes_per_s=figures["serial_bytes_per_s"].value if "serial_bytes_per_s" in figures else None,
     )
     lanes = max(run.lanes or machine.links[0].depth for run in runs)
@@ -76,12 +77,23 @@ def fit(runs: Sequence[Run], base: Platform, method: str) -> Fitted:
 
 def models_of(runs: Sequence[Run]) -> dict[str, float]:
     """Return the models of the runs by name with their mean dense bytes per token, 0 if unknown."""
+    found = _by_model(runs, lambda run: run.sizes.dense_bytes or 0)
+    return {name: round(sum(sizes) / len(sizes)) for name, sizes in found.items()}
+
+
+def expert_bytes_of(runs: Sequence[Run]) -> dict[str, tuple[float, float]]:
+    """Return the fewest and the most bytes of an expert in the runs of each model."""
+    found = _by_model(runs, lambda run: run.sizes.expert_bytes)
+    return {name: (round(min(sizes)), round(max(sizes))) for name, sizes in found.items()}
+
+
+def _by_model(runs: Sequence[Run], size: Callable[[Run], float]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for run in runs:
         name = run.cell.text("model")
         like = recognised(name)
-        found.setdefault(like.name if like else name, []).append(run.sizes.dense_bytes or 0)
-    return {name: round(sum(sizes) / len(sizes)) for name, sizes in sorted(found.items()) if name}
+        found.setdefault(like.name if like else name, []).append(size(run))
+    return {name: sizes for name, sizes in sorted(found.items()) if name}
 
 
 def _check(runs: Sequence[Run], base: Platform) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
@@ -110,12 +109,13 @@ def calibrate_logs(
     from moereplay.calibration.evidence import calibrate_logs as fitted
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platforms import platform
+    from moereplay.traces.texts import typed
 
     written.check()
     for log in logs:
         check_exists(log)
         if log.is_dir():
-            raise ConfigError(f"{log} is a folder: use `moereplay calibrate folder {quote(str(log))} --fit PATTERN`")
+            raise ConfigError(f"{log} is a folder: use `moereplay calibrate folder {typed(log)} --fit PATTERN`")
     if about.trace and len(logs) > 1:
         raise ConfigError("--trace requires a single log")
     routing = about.trace[0] if about.trace else None
@@ -134,12 +134,13 @@ def calibrate_folder(
     from moereplay.calibration.evidence import calibrate_folder as fitted
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platforms import platform
+    from moereplay.traces.texts import typed
 
     written.check()
     check_exists(folder)
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder} is a file: for per-token logs use `moereplay calibrate logs {quote(str(folder))} --model NAME`"
+            f"{folder} is a file: for per-token logs use `moereplay calibrate logs {typed(folder)} --model NAME`"
         )
     _finish(fitted(folder, fit, platform(base)), written)
 
@@ -365,6 +366,7 @@ def _show_series(
     from moereplay.analysis.tables import table
     from moereplay.calibration.report import figure_row, warning_lines
     from moereplay.sweeps.recommend.series import document
+    from moereplay.traces.texts import counted
 
     said = document(judged, refused, machine)
     if as_json:
@@ -378,7 +380,9 @@ def _show_series(
         show(*warning_lines(machine.warnings))
     held = said["held_out"]
     if held["runs"]:
-        show(f"held out  {held['runs']} runs: median |error| {held['median']:.1%}, worst {held['worst']:+.1%}")
+        show(
+            f"held out  {counted(held['runs'], 'run')}: median |error| {held['median']:.1%}, worst {held['worst']:+.1%}"
+        )
     if refused:
         show(table([{"run": row["id"], "not expressed because": why} for row, why in refused]))
     show(f"{sum(len(group.runs) for group, _ in judged)} runs are expressed, {len(refused)} are not")

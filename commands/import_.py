@@ -224,6 +224,7 @@ def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: 
     """Write the ranking of expert counts, at most `limit` experts. Raises TraceError or ResultError."""
     from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.profiles.contract import NO_ORDER, check_model, ranked
+    from moereplay.traces.texts import counted
 
     _check_options(form, source, out, options, resume)
     counts = form.read(source, _named(options)) if form.named else form.read(source)
@@ -234,7 +235,7 @@ def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: 
     for note in counts.notes:
         say(f"note: {note}")
     say(f"note: {NO_ORDER}; --profile and --warm of `moereplay replay TRACE` take the list")
-    say(f"wrote {out}: {len(ranking):,} experts, best first, from {counts}")
+    say(f"wrote {out}: {counted(len(ranking), 'expert')}, best first, from {counts}")
 
 
 def _named(options: Options) -> str | None:

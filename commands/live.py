@@ -241,6 +241,7 @@ def _to_run(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[li
 
 def _run(ready: Prepared, kept: Outcome, run: Callable[..., Live]) -> Live:
     """Run the requests. With --record rows are written request by request; an unfinished trace is removed."""
+    from moereplay.traces.texts import counted
     from moereplay.traces.writer import TraceWriter
 
     meter, out = LiveMeter(len(ready.to_run)), kept.record_to
@@ -251,7 +252,7 @@ def _run(ready: Prepared, kept: Outcome, run: Callable[..., Live]) -> Live:
     else:
         ran = _metered(run, kept, meter, lambda request: None)
     seconds = time.monotonic() - meter.began
-    say(f"ran {meter.tokens:,} tokens in {seconds:.1f} s, {meter.tokens / seconds:.1f} tokens/s")
+    say(f"ran {counted(meter.tokens, 'token')} in {seconds:.1f} s, {meter.tokens / seconds:.1f} tokens/s")
     return ran
 
 

@@ -199,9 +199,10 @@ def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
 
 def _show(figure: PaperFigure, numbers: pl.DataFrame, routing: list[str]) -> None:
     from moereplay.analysis.papers.rows import printed
+    from moereplay.traces.texts import counted
 
     title = f"{figure.where}: {figure.title}"
     if len(numbers) > MOST_ROWS:
-        show(f"{title}: {len(numbers):,} rows in {figure.name}.csv", *routing, "")
+        show(f"{title}: {counted(len(numbers), 'row')} in {figure.name}.csv", *routing, "")
     else:
         show(*routing, printed(numbers, title))

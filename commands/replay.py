@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -67,6 +66,7 @@ def replay(
     from moereplay.simulator.replay import check_engine
     from moereplay.sweeps.grid import run_grid
     from moereplay.traces.store import open_trace
+    from moereplay.traces.texts import typed
 
     check_engine(engine)
     for path in filter(None, (out and out / "part", events)):
@@ -100,7 +100,7 @@ def replay(
     say_shared(sum(taken), len(configs), "replays")
     if out:
         say(f"wrote {out}/part-*/")
-        say(f"figures: moereplay plot {quote(str(out))}")
+        say(f"figures: moereplay plot {typed(out)}")
     if events:
         say(f"wrote {events}")
 
@@ -278,6 +278,7 @@ def timeline(
     from moereplay.simulator.replay import check_engine, plan, replay
     from moereplay.traces.passes import schedule
     from moereplay.traces.store import open_trace
+    from moereplay.traces.texts import counted
 
     check_engine(engine)
     check_name(out)
@@ -295,7 +296,9 @@ def timeline(
             shown = _shown(result.events[-1].step_pass + 1, first_pass, passes_shown)
         made = Timeline(result.events, result.totals["time_ns"], _machine(ready), passes)
         count = write_items(out, _title(result), _about(result, shown), limited(made, shown))
-    say(f"wrote {out}: {len(shown):,} of {len(made):,} passes, {count:,} events; open it in https://ui.perfetto.dev")
+    say(
+        f"wrote {out}: {len(shown):,} of {len(made):,} passes, {counted(count, 'event')}; open it in https://ui.perfetto.dev"
+    )
 
 
 def _shown(passes: int, first: int, many: int) -> range:

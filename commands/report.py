@@ -273,20 +273,23 @@ def _check_replays(where: list[str], live: Path | None, source: str) -> None:
 
 
 def _replay(folder: str) -> str:
-    return f"moereplay replay TRACE --capacity 5%,25% --out {folder}"
+    from moereplay.traces.texts import typed
+
+    return f"moereplay replay TRACE --capacity 5%,25% --out {typed(folder)}"
 
 
 def _curve(folder: str, rows: pl.DataFrame) -> str:
     """Return the command for curves with the settings of these replays."""
     from moereplay.results.read import runs
     from moereplay.results.settings import OF_CURVES, SETTINGS
+    from moereplay.traces.texts import typed
 
     defaults = {each.name: each.default for each in SETTINGS}
     found = {name: runs(rows)[name].unique().sort().to_list() for name in (*OF_CURVES, "seed")}
     unlike = [f"--{name} {values[0]}" for name, values in found.items() if values[0] != defaults[name]]
     if found["draft"] == [defaults["draft"]]:  # no curve without drafts depends on a seed
         unlike = [each for each in unlike if not each.startswith("--seed ")]
-    return " ".join(["moereplay curve TRACE", *unlike, f"--out {folder}"])
+    return " ".join(["moereplay curve TRACE", *unlike, f"--out {typed(folder)}"])
 
 
 def _replays(folder: Path, where: list[str], live: Path | None) -> pl.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -104,9 +103,7 @@ def sweep_run(
         if gave_up:
             raise typer.Exit(1)
     if not dry_run:
-        say(f"wrote {out}/part-*/")
-        say(f"next: moereplay sweep show {quote(str(out))}")
-        say(f"figures: moereplay plot {quote(str(out))}")
+        _say_next(out)
 
 
 def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out: str) -> Checker | None:
@@ -168,6 +165,14 @@ def _starter(machines: Machines, engine: str) -> Start:
     raise ConfigError(f"unknown executor {executor!r}: {hint(executor, EXECUTORS)}")
 
 
+def _say_next(out: str) -> None:
+    from moereplay.traces.texts import typed
+
+    say(f"wrote {out}/part-*/")
+    say(f"next: moereplay sweep show {typed(out)}")
+    say(f"figures: moereplay plot {typed(out)}")
+
+
 def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
     from moereplay.sweeps.run import notes, surpluses
     from moereplay.traces.texts import counted
@@ -176,7 +181,7 @@ def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
     traces = counted(len(sweep.traces), "trace")
     done = len(share) - len(jobs)
     say(
-        f"{sweep.file.name}: {len(share) - bounds:,} configurations and {bounds:,} bounds on {traces}"
+        f"{sweep.file.name}: {counted(len(share) - bounds, 'configuration')} and {counted(bounds, 'bound')} on {traces}"
         + (f", {done:,} already stored" if done else "")
     )
     for line in surpluses(sweep)[:MOST_NAMED]:

@@ -146,6 +146,7 @@ def _append(found: Verified, to: Reported) -> None:
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.documents import content
     from moereplay.traces.files import write_whole
+    from moereplay.traces.texts import counted
 
     assert to.row
     heading, _, lines = csv(as_records(found.records(to.device))).partition("\n")
@@ -156,7 +157,7 @@ def _append(found: Verified, to: Reported) -> None:
     if before.split("\n", 1)[0] != heading:
         raise ConfigError(f"--row {to.row}: expected a CSV file whose first line is {heading}")
     write_whole(to.row, f"{before.rstrip()}\n{lines}\n".encode())
-    say(f"appended {len(lines.splitlines())} lines to {to.row}")
+    say(f"appended {counted(len(lines.splitlines()), 'line')} to {to.row}")
 
 
 def _show(found: Verified) -> None:

@@ -203,9 +203,8 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that cannot be encoded
     debug = "--debug" in sys.argv
-    if debug:
-        sys.argv.remove("--debug")
-    else:
+    sys.argv[:] = [typed for typed in sys.argv if typed != "--debug"]
+    if not debug:
         sys.excepthook = _unexpected
     try:
         with second_interrupt_ends():

@@ -19,6 +19,7 @@ from moereplay.results.metrics import request_times
 from moereplay.results.result import Result, Row
 from moereplay.results.schema import BOUNDS, DTYPES, ROWS_VERSION, with_config, with_digests
 from moereplay.results.settings import setting_kinds
+from moereplay.traces.texts import typed
 
 FILE = "quality.parquet"
 EXAMPLES = "examples.parquet"
@@ -78,7 +79,7 @@ def load(folder: Path) -> pl.DataFrame:
     Raises ResultError if there are none, or if the file is damaged, foreign or lacks the unmodified model.
     """
     if not (folder / FILE).exists():
-        make = f"moereplay quality MODEL --sets SETS --tasks TASKS --out {folder}"
+        make = f"moereplay quality MODEL --sets SETS --tasks TASKS --out {typed(folder)}"
         raise ResultError(f"no quality in {folder}; make it with: {make}")
     frame = read(folder / FILE)
     judged = frame.filter(pl.col("set") == UNMODIFIED)["task"]

@@ -36,6 +36,7 @@ from moereplay.results.schema import (
 )
 from moereplay.traces.documents import DocumentError, content, from_json
 from moereplay.traces.synthetic import MODEL
+from moereplay.traces.texts import typed
 
 MOST_BYTES = 1 << 20  #: of a provenance
 #: What every file must hold: nested column -> the fields that are read by name. A counter may be missing.
@@ -158,8 +159,11 @@ def load(folder: Path) -> pl.DataFrame:
     """
     found = sources(folder)
     table = table_of(found, "configurations").filter(pl.col("error").is_null())
+    if table.is_empty() and (folder / "zarr.json").exists():
+        make = f"moereplay replay {typed(folder)} --out FOLDER"
+        raise ResultError(f"no results in {folder}, which is a trace; make some with: {make}")
     if table.is_empty():
-        raise ResultError(f"no results in {folder}; make some with: moereplay replay TRACE --out {folder}")
+        raise ResultError(f"no results in {folder}; make some with: moereplay replay TRACE --out {typed(folder)}")
     table = _with_routing(table)
     names = _names()
     totals = [pl.col(heading).alias(names.get(heading, heading)) for heading in counters_in(table.columns)]

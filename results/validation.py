@@ -13,6 +13,7 @@ from moereplay.results.files import check_columns, check_digests, read_rows
 from moereplay.results.read import ABOUT_FIELDS
 from moereplay.results.result import Row
 from moereplay.results.schema import FACTS, with_digests
+from moereplay.traces.texts import typed
 
 FILE = "validation.parquet"
 #: Counters of a layer that a comparison keeps of either run.
@@ -53,7 +54,7 @@ def load(folder: Path) -> pl.DataFrame:
     """Return the rows of a folder. Raises ResultError if there are none, or if the file is damaged or foreign."""
     path = folder / FILE
     if not path.exists():
-        raise ResultError(f"no validation in {folder}; make one with: moereplay validate TRACE --out {folder}")
+        raise ResultError(f"no validation in {folder}; make one with: moereplay validate TRACE --out {typed(folder)}")
     frame = read_rows(path, "validate")
     check_columns(path, frame.schema, NEEDED)
     check_digests(path, frame, "validate")

@@ -25,6 +25,7 @@ from moereplay.traces.documents import DocumentError, content, from_json
 from moereplay.traces.drafts import uniform
 from moereplay.traces.passes import Slots, schedule, slots_of
 from moereplay.traces.schema import Trace
+from moereplay.traces.texts import counted, meant
 
 ALL = "all"  #: every request is there at the start: the order of passes is known before the run
 EXPECTED = "expected all, every:S, poisson:R (S seconds apart, R per second) or a JSON file of seconds"
@@ -75,9 +76,11 @@ def arrival_times(text: str, seed: int, requests: int) -> tuple[int, ...]:
     if name == LISTED:
         times = [_figure(each, text) for each in figure.split("/")]
         if len(times) != requests:
-            raise ConfigError(f"--arrivals lists {len(times)} times; the trace has {requests} requests")
+            raise ConfigError(
+                f"--arrivals lists {counted(len(times), 'time')}; the trace has {counted(requests, 'request')}"
+            )
         return _checked(text, times)
-    raise ConfigError(f"invalid arrivals {text!r}: {EXPECTED}")
+    raise ConfigError(f"invalid arrivals {text!r}: {meant(name, (ALL, 'every', 'poisson'))}{EXPECTED}")
 
 
 def _figure(text: str, whole: str) -> Fraction:

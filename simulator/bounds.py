@@ -89,7 +89,7 @@ def _bound(ready: Plan, admission: str) -> Bound:
 def _by_link(ready: Plan, admission: str, spec: RunSpec) -> Bound:
     """Return the bound of pools by link. They share no expert, so each is counted alone."""
     experts, sizes, parts = ready.layout.geometry.experts, ready.layout.tiers[0], list[Bound]()
-    how = (admission, ready.config.passes, ready.config.reset)
+    how = (admission, ready.config.schedule, ready.config.reset)
     for link, pool in enumerate(spec.pools):
         others = {divmod(x, experts) for x, home in enumerate(spec.pool_of) if home != link}
         each = sorted({sizes[x // experts] for x, home in enumerate(spec.pool_of) if home == link})

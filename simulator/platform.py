@@ -18,6 +18,7 @@ from moereplay.simulator.rates import Roofline as Roofline
 from moereplay.simulator.wires import MOST_LINKS, MOST_TIERS, Link, LowerTier, Wire
 from moereplay.traces.frozen import Sparse
 from moereplay.traces.schema import canonical
+from moereplay.traces.texts import between, counted, size
 from moereplay.traces.units import GB
 
 
@@ -56,8 +57,8 @@ class Band(Sparse):
 
     def in_words(self) -> str:
         """Return the range in words: measured 1.6 to 3.3 times the predicted time in 26 runs."""
-        runs = f"{self.runs} run{'s' if self.runs > 1 else ''}"
-        return f"measured {self.least:.2f} to {self.most:.2f} times the predicted time in {runs}"
+        times = between(f"{self.least:.2f}", f"{self.most:.2f}")
+        return f"measured {times} times the predicted time in {counted(self.runs, 'run')}"
 
 
 class Tried(Band):
@@ -70,14 +71,15 @@ class Tried(Band):
     expert_rate: float | None = Field(default=None, gt=0, le=100)
 
 
-NEAR = 0.05  #: a model whose dense bytes differ by more is not the one that a calibration was fitted on
+NEAR = 0.05  #: a model whose dense weights or experts differ by more bytes is not one that a calibration was fitted on
+Bytes = Annotated[float, Field(ge=0, le=2**60)]
 
 
 class Calibration(Sparse):
     """Provenance of measured figures. It does not change a replay."""
 
     later: ClassVar = frozenset(
-        {"slow_tier", "throttle_bytes_per_s", "digest", "models", "serial_bytes_per_s", "held_out"}
+        {"slow_tier", "throttle_bytes_per_s", "digest", "models", "expert_bytes", "serial_bytes_per_s", "held_out"}
     )
 
     device: str
@@ -92,12 +94,14 @@ class Calibration(Sparse):
     held_out: Band | None = None  #: of runs of the device that the figures were not fitted on
     digest: str = Field(default="", max_length=64)  #: of the platform's figures and of the rest (`Platform.seal`)
     #: Models of the runs, with the bytes of dense weights that each of their tokens read; 0 where these are not known.
-    models: dict[str, Annotated[float, Field(ge=0, le=2**60)]] = Field(default_factory=dict)
+    models: dict[str, Bytes] = Field(default_factory=dict)
+    #: Of the same models, the bytes of an expert in the runs: the fewest and the most, each the mean over layers.
+    expert_bytes: dict[str, tuple[Bytes, Bytes]] = Field(default_factory=dict)
 
     def in_one_line(self) -> str:
         """Return device, number of runs, error, date, and whether a digest protects the figures."""
         error = None if self.mape is None else f"mean error {self.mape:.1%}"
-        runs = f"{self.cells} runs" if self.cells else None
+        runs = counted(self.cells, "run") if self.cells else None
         unverified = None if self.digest else "figures unverified (no digest)"
         return ", ".join(filter(None, (self.device, runs, error, self.date, unverified)))
 
@@ -115,6 +119,18 @@ class Calibration(Sparse):
             return None
         sizes = ", ".join(f"{size / GB:.3g} GB" for size in fitted)
         return f"not calibrated for this model: dense {dense / GB:.3g} GB, fitted with {sizes}"
+
+    def unlike_experts(self, name: str, own: float, copies: Sequence[float]) -> str | None:
+        """Return why the figures do not hold for copies of experts of these bytes; None if they do.
+
+        A calibration that does not state the bytes of its experts was fitted on the model's `own`, not converted ones.
+        """
+        spans = [self.expert_bytes[name]] if name in self.expert_bytes else list(self.expert_bytes.values())
+        spans = spans or [(own, own)]
+        held = [(least * (1 - NEAR), most * (1 + NEAR)) for least, most in spans]
+        other = [size(each) for each in copies if not any(least <= each <= most for least, most in held)]
+        sizes = ", ".join(between(size(least), size(most)) for least, most in spans)
+        return f"not calibrated for experts of {', '.join(other)}: fitted with {sizes}" if other else None
 
 
 #: The figures of a link that its times are made from.

@@ -146,8 +146,13 @@ class Plan:
             return "not calibrated for this trace: its dense weights are unknown; pass --dense"
         name = "" if self.origin.synthetic or self.origin.model == UNNAMED else self.origin.model
         model = recognised(name)
-        unlike = about.unlike(model.name if model else name, self._times.dense.read)
-        return unlike or self._several_rows()
+        name = model.name if model else name
+        own, *converted = (sum(sizes) / len(sizes) for sizes in (self.layout.geometry.expert_bytes, *self.layout.tiers))
+        return (
+            about.unlike(name, self._times.dense.read)
+            or about.unlike_experts(name, own, converted)
+            or self._several_rows()
+        )
 
     def _several_rows(self) -> str | None:
         """Return why figures fitted on one decoded token per pass do not hold for passes of several, else None."""

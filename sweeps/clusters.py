@@ -25,7 +25,7 @@ from moereplay.sweeps.run import NOGIL, Event, Lost, Stored, Unwritable, execute
 from moereplay.sweeps.store import Place
 from moereplay.traces.files import temporary
 from moereplay.traces.store import files_of, open_trace
-from moereplay.traces.texts import whole
+from moereplay.traces.texts import counted, whole
 
 LOGS = "slurm"  #: folder in the output, or next to the experiment, for submitit's scripts and logs
 
@@ -66,7 +66,7 @@ def run_shard(shards: Shards, index: int) -> str:
         command=shards.command,
     )
     given_up = "".join(f"; given up: {reason}" for reason in ended.given_up.values())
-    return f"shard {index}/{shards.nodes}: {ended.done:,} replays, {len(ended.errors):,} error rows{given_up}"
+    return f"shard {index}/{shards.nodes}: {counted(ended.done, 'replay')}, {len(ended.errors):,} error rows{given_up}"
 
 
 def run_shards(shards: Shards, options: dict[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ from moereplay.sweeps.store import Folder
 from moereplay.traces.documents import json_text
 from moereplay.traces.lock import lock, open_in_place
 from moereplay.traces.schema import Trace, canonical
-from moereplay.traces.texts import hint
+from moereplay.traces.texts import hint, typed
 
 JOURNAL = "tune.journal"
 SAMPLERS = ("tpe", "nsgaii", "random")
@@ -64,7 +64,7 @@ def check(search: Search) -> None:
     if size is not None and size <= search.trials:
         raise ConfigError(
             f"{search.file}: the grid has {size:,} combinations, no more than {search.trials:,} trials: enumerating "
-            f"is cheaper and finds everything: moereplay sweep run {search.file}"
+            f"is cheaper and finds everything: moereplay sweep run {typed(search.file)}"
         )
 
 

@@ -17,6 +17,7 @@ from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.documents import DocumentError, content, from_json, refuse_irregular
 from moereplay.traces.files import digest_of
 from moereplay.traces.geometry import BY_SPELLING, KnownModel
+from moereplay.traces.texts import meant
 
 MINIATURE = Path(__file__).parent / "miniature"
 WEIGHTS = "moereplay_miniature"  #: a separate distribution, so that the wheel stays small
@@ -66,6 +67,8 @@ def locate(source: str, revision: str | None = None) -> Folder:
         raise RecordError(_sizes_alone(BY_SPELLING[source.lower()]))
     if not HUB_ID.fullmatch(source) or source.startswith("."):
         raise RecordError(f"{source} does not exist: expected a folder, a Hugging Face id (owner/name) or `miniature`")
+    if "/" not in source and (near := meant(source, (*BY_SPELLING, "miniature"))):
+        raise RecordError(f"{source} does not exist: {near}Or pass a folder, or a Hugging Face id (owner/name)")
     return _fetched(source, revision)
 
 

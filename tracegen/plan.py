@@ -12,7 +12,7 @@ from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.lock import refuse_busy
 from moereplay.traces.metadata import partial_of
 from moereplay.traces.schema import Frozen, TraceError
-from moereplay.traces.texts import hint, whole
+from moereplay.traces.texts import counted, hint, whole
 from moereplay.traces.values import MOST_DRAFTS
 
 NGRAM = "ngram"
@@ -51,7 +51,7 @@ class Drafting(Frozen):
     def words(self) -> str:
         """The settings as provenance states them."""
         by = f"{NGRAM}:{self.ngram}" if self.is_ngram else self.model
-        return f"{self.many} drafts by {by}"
+        return f"{counted(self.many, 'draft')} by {by}"
 
 
 def drafting_of(model: str, many: int | None) -> Drafting:

@@ -16,6 +16,7 @@ from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import one_line
 from moereplay.tracegen.prompts import Prompts
 from moereplay.traces.schema import Request
+from moereplay.traces.texts import counted
 from moereplay.traces.writer import TraceWriter
 
 PIECE = 2**20  #: characters tokenised at a time: a tokenizer needs many times its text's memory
@@ -66,7 +67,7 @@ def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = 
         sequences.append(_fitted(ids, number, most, room, new, keep, truncate))
     _check_known(sequences, room)
     how = ", as chat" if chat else ""
-    return Work(tuple(sequences), f"{prompts.name}: {len(sequences)} prompts{how}, sha256 {prompts.sha256}")
+    return Work(tuple(sequences), f"{prompts.name}: {counted(len(sequences), 'prompt')}{how}, sha256 {prompts.sha256}")
 
 
 def windows(texts: Prompts, tokenizer: Any, room: Room, width: int, limit: int | None = None) -> Work:

@@ -17,6 +17,7 @@ from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Trace, TraceE
 from moereplay.traces.selection import runs
 from moereplay.traces.store import open_trace
 from moereplay.traces.synthetic import synthetic_parts
+from moereplay.traces.texts import counted
 from moereplay.traces.writer import TraceWriter, begun
 
 
@@ -153,7 +154,7 @@ def _parts(trace: Trace) -> list[str]:
     """Return the notes that name the sources of a merged trace, or a note on the trace itself."""
     provenance = trace.header.provenance
     parts = [note for note in provenance.notes if _is_part(trace, note)]
-    size = f"{trace.requests} requests, {trace.tokens} tokens"
+    size = f"{counted(trace.requests, 'request')}, {counted(trace.tokens, 'token')}"
     return parts or [f"{PART}{trace.digest}: {size} of {provenance.model}, {provenance.source}"]
 
 

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from moereplay.traces.schema import Trace, TraceError
-from moereplay.traces.texts import whole
+from moereplay.traces.texts import meant, whole
 from moereplay.traces.units import DECODE, PREFILL
 from moereplay.traces.values import Verified
 
@@ -82,11 +82,20 @@ def parse_drafts(text: str) -> Drafts:
     chances = LIKELY if recorded or "accept" not in found else _chances(found.pop("accept"))
     doubtful = found or len(others) > len({each.partition("=")[0] for each in others})
     if (many is None and not recorded) or doubtful or rejected is None or chances is None:
-        raise TraceError(f"invalid draft {text!r}: {EXPECTED} ({', '.join(HEADS)})")
+        raise TraceError(f"invalid draft {text!r}: {_meant(first, others)}{EXPECTED} ({', '.join(HEADS)})")
     if rejected == RECORDED and not recorded:
         why = "rows of a draft that was not made are in no trace"
         raise TraceError(f"invalid draft {text!r}: {why}; use rejected=other or own, or --draft recorded")
     return Drafts(many or 0, chances, rejected, recorded)
+
+
+def _meant(first: str, others: Sequence[str]) -> str:
+    """Return the first suggestion for a name that is misspelt, if there is one."""
+    known = {"accept": HEADS, "rejected": ROUTED}
+    named = [(first, {RECORDED: ""})]
+    for name, _, value in (each.partition("=") for each in others):
+        named += [(name, known), (value, known.get(name, {}))]
+    return next(filter(None, (meant(each, names) for each, names in named)), "")
 
 
 def _chances(text: str) -> tuple[float, ...] | None:

@@ -34,12 +34,16 @@ def write_whole(path: Path, data: bytes) -> None:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a scratch file that replaces `path` at the end; an exception leaves an existing file as it was."""
-    with _beside(path) as scratch:
-        with scratch.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
+    try:
+        with _beside(path) as scratch:
+            with scratch.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write that fails names no file
+        raise
 
 
 @contextmanager

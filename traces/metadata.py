@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from moereplay.traces.documents import DocumentError, content, from_json
 from moereplay.traces.frozen import Sparse, first_fault
+from moereplay.traces.installation import SAMPLE
 from moereplay.traces.schema import (
     FORMAT_VERSION,
     LOOKAHEAD,
@@ -22,10 +23,14 @@ from moereplay.traces.schema import (
     dtype_of,
     row_shape,
 )
+from moereplay.traces.texts import nearest
 from moereplay.traces.values import DRAFT, of_rejected
 
 FORMAT = "moereplay-trace"
 PARTIAL = ".partial"
+FROM_FILE = (
+    "`moereplay import` converts a log, `moereplay synthesise --model` makes a trace from a config.json or GGUF file"
+)
 OFFSETS, PROMPTS, BIAS = "request_offsets", "prompt_lengths", "router_bias"
 SHARD_TOKENS = 512  #: default, unless the first request is long
 LONG_REQUEST = 1 << 20  #: tokens; files of 512 would be thousands
@@ -148,9 +153,12 @@ def _check_folder(path: Path) -> None:
             f"{path} is not finished: rerun its recording with --resume, or open the committed part, {partial_of(path)}"
         )
     if not path.exists():
-        raise TraceError(f"{path} does not exist; check the path")
+        beside = sorted(each.name for each in path.parent.glob("*.zarr")) if path.parent.is_dir() else []
+        near = nearest(path.name, [*beside, SAMPLE])  # the bundled trace has its name in every folder
+        meant = path.with_name(near) if near and near != SAMPLE else near
+        raise TraceError(f"{path} does not exist; {f'did you mean {meant}?' if meant else 'check the path'}")
     if not path.is_dir():
-        raise TraceError(f"{path} is a file, expected the folder of a Zarr v3 group; unpack it or check the path")
+        raise TraceError(f"{path} is a file, expected a trace, the folder of a Zarr v3 group: {FROM_FILE}")
     if not (path / "zarr.json").exists():
         raise TraceError(f"{path} has no zarr.json, expected a Zarr v3 group; check the path or `moereplay import` it")
 

@@ -15,7 +15,7 @@ from moereplay.traces.drafts import OFF, Rows, Shares, parse_drafts, shares
 from moereplay.traces.growing import VALUES_AT_ONCE, Growing, append
 from moereplay.traces.growing import Rows as Column
 from moereplay.traces.schema import Trace, TraceError
-from moereplay.traces.texts import whole
+from moereplay.traces.texts import meant, whole
 from moereplay.traces.units import DECODE, PREFILL
 
 LONG = 1 << 20  #: a schedule of this many passes is kept on disk, not in memory
@@ -100,7 +100,8 @@ def parse_passes(text: str) -> Schedule:
         return partial(batch, size=slots.many, chunk=slots.chunk)
     *others, last = (*NAMED, *(f"{name}:N" for name in NUMBERED))
     raise TraceError(
-        f"unknown passes {text!r}: expected {', '.join(others)} or {last}, with N of at least 1 "
+        f"unknown passes {text!r}: {meant(name, (*NAMED, *NUMBERED))}"
+        f"expected {', '.join(others)} or {last}, with N of at least 1 "
         f"(batch:N:chunk=C for prompts in pieces)"
     )
 

@@ -26,6 +26,7 @@ from moereplay.traces.schema import (
     row_shape,
     shown,
 )
+from moereplay.traces.texts import counted
 from moereplay.traces.writer import TraceWriter
 
 
@@ -97,7 +98,9 @@ class Recorder:
         with self._lock, self._writer:
             trace = self._writer.finish()
         if wrong:
-            raise TraceError(f"{wrong[0]}; it is missing in {trace.path}, which has {trace.requests} requests")
+            raise TraceError(
+                f"{wrong[0]}; it is missing in {trace.path}, which has {counted(trace.requests, 'request')}"
+            )
         return trace
 
     def _end_incomplete(self, request: Hashable) -> TraceError | None:
@@ -297,7 +300,7 @@ def _check_lengths(lengths: Sequence[int], prompts: Sequence[int], arrays: dict[
                 f"{name} has {len(rows)} tokens: expected {sum(lengths)}, the sum of the lengths of requests"
             )
     if len(prompts) != len(lengths):
-        raise TraceError(f"prompt_lengths has {len(prompts)} numbers for {len(lengths)} requests")
+        raise TraceError(f"prompt_lengths has {len(prompts)} numbers for {counted(len(lengths), 'request')}")
     for request, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
         if length < 1:
             raise TraceError(f"request {request}: invalid length {length}: expected at least one token")

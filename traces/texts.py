@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 from math import floor, isfinite, log10
+from shlex import quote
 from typing import Any
 
 # -- Names as users type them
@@ -38,6 +39,19 @@ def hint(name: str, known: Iterable[str], otherwise: str = "choose from") -> str
     return f"{otherwise} {', '.join(sorted(known, key=lambda each: -likeness[each]))}"
 
 
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return `did you mean X? ` for a misspelt name; nothing for a known one, or if none is similar."""
+    known = list(known)
+    near = None if name in known else nearest(name, known)
+    return f"did you mean {near}? " if near else ""
+
+
+def typed(path: object) -> str:
+    """Return a path as a shell and the command line read it: quoted, and not as an option."""
+    text = str(path)
+    return quote(f"./{text}" if text.startswith("-") else text)
+
+
 def _folded(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
@@ -45,6 +59,11 @@ def _folded(name: str) -> str:
 def counted(many: int, what: str) -> str:
     """Return a number with its noun: 1 token, 2,000 tokens."""
     return f"{many:,} {what}{'' if many == 1 else 's'}"
+
+
+def between(least: str, most: str) -> str:
+    """Return a range as printed, or its one value where both ends print alike: `1.2 to 1.5`, `1.2`."""
+    return least if least == most else f"{least} to {most}"
 
 
 # -- Numbers with two to four digits and no exponents; files, `--csv` and `--json` keep every digit

@@ -18,6 +18,7 @@ from moereplay.traces.patterns import beginnings, interleaved, overlap, reset_st
 from moereplay.traces.routers import choice_scores
 from moereplay.traces.schema import Geometry, Router, Trace
 from moereplay.traces.summary import chance_of, experts_per_token
+from moereplay.traces.texts import counted
 
 SAMPLE_TOKENS = 20_000
 FEWEST_PER_REQUEST = 64
@@ -104,8 +105,12 @@ def take_sample(trace: Trace, tokens: int) -> Sample:
 def check_complete(sample: Sample) -> Finding:
     """Check that the recording is finished; an unfinished one is valid but not the whole run."""
     if sample.trace.complete:
-        return Finding("complete", "ok", f"{sample.trace.requests} requests, {sample.trace.tokens} tokens")
-    return Finding("complete", "warning", f"recording is unfinished after {sample.trace.requests} requests; resume it")
+        return Finding(
+            "complete", "ok", f"{counted(sample.trace.requests, 'request')}, {counted(sample.trace.tokens, 'token')}"
+        )
+    return Finding(
+        "complete", "warning", f"recording is unfinished after {counted(sample.trace.requests, 'request')}; resume it"
+    )
 
 
 def check_ids(sample: Sample) -> Finding:
@@ -259,11 +264,13 @@ def check_duplicates(sample: Sample) -> Finding:
     most, times = Counter(keys).most_common(1)[0]
     if times > 1:
         same = [index for index, key in enumerate(keys) if key == most]
-        text = f"{len(keys) - len(set(keys))} requests repeat another one, such as {same[0]} and {same[1]}"
+        again = len(keys) - len(set(keys))
+        text = f"{counted(again, 'request')} {'repeats' if again == 1 else 'repeat'} another one, "
+        text += f"such as {same[0]} and {same[1]}"
         return Finding("duplicate requests", "warning", text)
     begun, tokens, longest = _begun_before(sample)
     if tokens < FEWEST_BEGUN:
-        return Finding("duplicate requests", "ok", f"no two of {len(keys)} requests are alike")
+        return Finding("duplicate requests", "ok", f"no two of {counted(len(keys), 'request')} are alike")
     text = (
         f"request {longest} begins with {tokens} rows of an earlier one; {begun:,} tokens of the sample "
         f"are in such prefixes"

@@ -94,7 +94,7 @@ def _few(requests: int, of: str) -> str:
         return f"{where}no confidence interval: per-request rows were not stored (set `requests = true`)"
     if requests == 1:
         return f"{where}no confidence interval: one request"
-    return f"{where}{requests} requests, fewer than ten: intervals are rough"
+    return f"{where}{counted(requests, 'request')}, fewer than ten: intervals are rough"
 
 
 def _untimed(cases: Sequence[Case]) -> list[str]:

@@ -15,6 +15,7 @@ from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.experiment.schema import PRESET, Experiment, Range, Settings, configuration, spelled, whole
 from moereplay.sweeps.grid import check_count
+from moereplay.traces.texts import typed
 
 
 class Interval(NamedTuple):
@@ -79,7 +80,7 @@ def _check_size(experiment: Experiment, file: Path) -> None:
     """Raise ConfigError if the product of the axes is too large, before any combination is made and excluded."""
     size = grid_size(axes(experiment, file))
     if experiment.random is None and size is not None:
-        advice = f"shorten its lists, draw some with [random] n, or search them: moereplay tune {file}"
+        advice = f"shorten its lists, draw some with [random] n, or search them: moereplay tune {typed(file)}"
         check_count(size + len(experiment.include), f"{file}: [grid] makes", advice)
 
 

@@ -19,6 +19,7 @@ from moereplay.traces.drafts import OFF
 from moereplay.traces.geometry import as_known
 from moereplay.traces.schema import Trace
 from moereplay.traces.selection import shortened
+from moereplay.traces.texts import counted
 
 SCREENED = 60_000  #: accesses on which numbers of drafts are first compared
 NO_MEMORY = "{} streams with {} drafts leave no room for an expert: pass more memory, a shorter --context"
@@ -61,7 +62,7 @@ def asked_of(of: Asked, trace: Trace, has_passes: bool) -> dict[str, str]:
     if has_passes:
         raise ConfigError("--concurrency N stands for --passes batch:N: pass one of them")
     if trace.requests < of.streams:
-        raise ConfigError(f"invalid --concurrency {of.streams}: the trace has {trace.requests} requests")
+        raise ConfigError(f"invalid --concurrency {of.streams}: the trace has {counted(trace.requests, 'request')}")
     return {"draft": OFF, "passes": f"batch:{of.streams}"}
 
 

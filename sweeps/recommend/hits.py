@@ -30,6 +30,7 @@ from moereplay.traces.passes import named_schedule, schedule
 from moereplay.traces.recorder import from_arrays
 from moereplay.traces.routing import RoutingModel, draw
 from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.texts import counted
 
 LAYERS, STATIC, LRU, GLOBAL_LRU = "layers", "static", "lru", "lru in one pool"
 SAMPLED_LAYERS = 12  #: of a routing model; hits are a mean over layers
@@ -131,8 +132,8 @@ def _together(ids: np.ndarray, ends: np.ndarray, streams: int) -> tuple[np.ndarr
     spans = list(pairwise(ends.tolist()))
     if len(spans) < streams:
         raise ConfigError(
-            f"invalid --concurrency {streams}: the trace has {len(spans)} requests with k experts in every layer: "
-            "expected at least as many requests as streams; `moereplay traces merge` joins traces"
+            f"invalid --concurrency {streams}: the trace has {counted(len(spans), 'request')} with k experts in "
+            "every layer: expected at least as many requests as streams; `moereplay traces merge` joins traces"
         )
     most = MOST_TOKENS // (2 * streams)
     if len(spans) >= 2 * streams:

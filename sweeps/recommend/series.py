@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from moereplay.simulator.errors import ConfigError
@@ -177,6 +177,7 @@ def platform_of(group: Group, by: Fitted) -> Written:
     step, warnings = _step(run, row, by.step)
     figures |= {"fixed_step_ns": float(step * run.geometry.layers)}
     others = [each for each in predictions(group, by) if each.role == HELD_OUT]
+    mean = fmean(run.geometry.expert_bytes)
     about = Calibration(
         device=", ".join(filter(None, (row["cpu"], row["gpu"]))) or group.series,
         method=_method(group, by),
@@ -184,6 +185,7 @@ def platform_of(group: Group, by: Fitted) -> Written:
         cells=len(by.runs),
         mape=sum(abs(each.error) for each in others) / len(others) if others else None,
         models={row["model"]: float(dense_of(run.geometry).read)},
+        expert_bytes={row["model"]: (mean, mean)},
         held_out=_band(others),
     )
     made = scaled.model_copy(

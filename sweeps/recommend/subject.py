@@ -19,7 +19,7 @@ from moereplay.traces.routing import routings_for
 from moereplay.traces.schema import Geometry, shown
 from moereplay.traces.store import open_trace
 from moereplay.traces.synthetic import synthetic
-from moereplay.traces.texts import size
+from moereplay.traces.texts import counted, size
 
 OWN, OTHERS, RECORDED = "the model's own routing", "other models' routing", "recorded routing"
 
@@ -90,7 +90,7 @@ def trace_load(path: Path, asked: Asked) -> Subject:
     loads = _loads(geometry, about.model, asked, ways, [of_trace_at(trace, ways)])
     load = loads[0]
     made = synthetic(about)
-    routing = made or f"{trace.tokens:,} tokens of {trace.requests:,} requests"
+    routing = made or f"{counted(trace.tokens, 'token')} of {counted(trace.requests, 'request')}"
     name = f"{shown(about.model)} ({size(load.expert_bytes + load.dense_bytes)})"
     told = assumption(geometry, recorded(about))
     assumed = (*_assumed(load, asked), *([told] if told else []))

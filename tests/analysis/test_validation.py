@@ -283,7 +283,7 @@ def test_the_words_of_a_long_name_go_down_its_rows(comparisons: list[Comparison]
 
 
 def test_the_heading_says_once_what_all_sets_share_and_names_what_a_name_does_not(
-    comparisons: list[Comparison], trace: Trace
+    comparisons: list[Comparison], trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = comparisons[0]
     config = first.config | {"eviction": "fifo", "prefetch": "top_k"}
@@ -291,6 +291,9 @@ def test_the_heading_says_once_what_all_sets_share_and_names_what_a_name_does_no
     lines = heading(trace, [first, other])
     assert sum("platform a100-5gbps" in line for line in lines) == 1
     assert "set eviction=fifo: prefetch top_k" in lines
+    assert not any("recorded with drafts" in line for line in lines)
+    monkeypatch.setitem(vars(trace), "verified", ())
+    assert any("recorded with drafts" in line for line in heading(trace, [first, other]))
 
 
 def test_quality_is_told_of_sets_that_change_it(comparisons: list[Comparison]) -> None:

@@ -134,6 +134,23 @@ def test_every_rate_of_arrivals_has_a_winner_of_its_own() -> None:
     assert "lru at 4 of 4 (arrivals poisson:1, 25% to arrivals poisson:9, 50%)" in found
 
 
+def test_every_condition_is_counted_once() -> None:
+    """A sure lead, one within what requests vary, one of requests that share passes, a tie, and no second."""
+    leads = {1: (60, 40), 2: (41, 40), 3: (60, 40), 4: (50, 50), 5: (60,)}
+    entries = [
+        many(policy, hits, arrivals=f"poisson:{rate}", passes="batch:2")
+        for rate, figures in leads.items()
+        for policy, hits in zip(("lru", "fifo"), figures, strict=False)
+    ]
+    together = [{**row, "start_ns": 5 * at, "end_ns": 5 * at + 9} for at, row in enumerate(entries[4].requests())]
+    shared = [*entries[:4], entries[4]._replace(requests=lambda: together), *entries[5:]]
+    noisy = entry("lru", [(10**9, 26 + 31 * (at % 2)) for at in range(12)], arrivals="poisson:2", passes="batch:2")
+    found = said(lines([*shared[:2], noisy, *shared[3:]], ["eviction", "arrivals"]))
+    assert "most often fifo (3 of 5): significant at 1 of 5; not significant at 1 of 5 (arrivals poisson:2); " in found
+    assert "no confidence interval: requests share passes at 1 of 5 (arrivals poisson:3); " in found
+    assert "a tie at 1 of 5 (arrivals poisson:4); no second at 1 of 5 (arrivals poisson:5) (95% CI, n = 12" in found
+
+
 def test_requests_one_after_the_other_share_no_pass() -> None:
     assert not shares_passes([{"start_ns": 9 * at, "end_ns": 9 * at + 9} for at in range(4)])
 

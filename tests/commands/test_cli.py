@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -248,8 +249,12 @@ REFUSALS = {
     "no CPU": (["replay", "TRACE", "--miss", "split", "--platform", "phone-ufs4"], "requires a CPU"),
     "two documents": (["replay", "TRACE", "--json", "--eviction", "lru,fifo"], "--json requires one configuration"),
     "unknown model": (["models", "mixtrall-8x7b"], "mixtral-8x7b"),
+    "unknown trace": (["replay", "miniture"], "miniture does not exist; did you mean miniature?"),
+    "unknown subject": (["recommend", "miniture"], "unknown model or trace 'miniture': did you mean miniature?"),
+    "unknown live model": (["live", "miniture", "--trace", "TRACE"], "did you mean miniature?"),
+    "trace beside it": (["replay", "TYPO"], "did you mean "),
     "unknown name": (["policies", "lruu"], "did you mean lru?"),
-    "plot of nothing": (["plot", "TRACE"], "replay"),
+    "plot of nothing": (["plot", "TRACE"], "which is a trace; make some with: moereplay replay /"),
     "foreign file": (["import", "FOREIGN", "--out", "new.zarr"], "FOREIGN"),
     "no sizes": (["import", "CSV", "--out", "new.zarr"], "--expert-bytes"),
     "existing output": (["synthesise", "--out", "TRACE"], "exists"),
@@ -263,6 +268,7 @@ def refused(small, ids_only, tmp_path):
 
     def refuse(name, command):
         paths = {"TRACE": small, "IDS": ids_only, "FOREIGN": tmp_path / "foreign.bin", "WARM": tmp_path / "warm.json"}
+        paths["TYPO"] = f"{small}r"
         paths["CSV"] = ids_only.parent / "rows.csv"
         return command(*(paths.get(word, word) for word in REFUSALS[name][0]), cwd=tmp_path)
 
@@ -280,6 +286,17 @@ def test_bad_input_is_one_line_and_exit_code_two(name, refused, tmp_path):
     assert len(answer.stderr.strip().splitlines()) == 1
     assert REFUSALS[name][1].replace("FOREIGN", "foreign.bin") in answer.stderr
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_commands_to_type_next_can_be_typed(small, tmp_path):
+    """A folder with spaces or quotes, or that begins with a dash, is an argument of the printed command."""
+    for folder in ("it's here", "-o"):
+        ran = moereplay_here("replay", small, "--capacity", "50%", "--out", folder, cwd=tmp_path)
+        said = ran.stderr.strip().splitlines()[-1].partition(": ")[2]
+        again = moereplay_here(*shlex.split(said)[1:], cwd=tmp_path)
+        assert again.returncode == 0, again.stderr
+        hints = [line for line in again.stderr.splitlines() if "moereplay curve" in line]
+        assert len(hints) == 1 and Path(shlex.split(hints[0].rpartition("--out ")[2])[0]) == Path(folder)
 
 
 @pytest.mark.parametrize("name", ["missing trace", "unknown policy", "no sizes"])
@@ -319,6 +336,7 @@ def test_results_that_cannot_be_written_are_one_line(small, tmp_path):
 
 def test_debug_shows_the_traceback_that_others_do_not_see(small):
     assert "Traceback" in moereplay("replay", small, "--eviction", "lur", "--debug").stderr
+    assert "Traceback" in moereplay("--debug", "replay", small, "--eviction", "lur", "--debug").stderr
     assert "Traceback" not in moereplay("replay", small, "--eviction", "lur").stderr
 
 

@@ -267,7 +267,7 @@ ALL = [
         write_fitz,
         [fitz()],
         (
-            "assumed: 1 requests, starting where the token number decreases; layers 0..1; experts = 8 as its "
+            "assumed: 1 request, starting where the token number decreases; layers 0..1; experts = 8 as its "
             "header states",
             "k = 2 experts per token are chosen from the logits by order of size; no gate weights, because "
             "the router is unknown",

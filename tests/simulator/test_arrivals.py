@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
@@ -260,6 +261,18 @@ def test_what_is_no_arrival_is_refused(text: str) -> None:
         configure(passes="batch:2", arrivals=text)
 
 
+def test_names_that_are_misspelt_have_a_suggestion() -> None:
+    for said, settings in (
+        ("did you mean poisson?", {"passes": "batch:2", "arrivals": "poison:5"}),
+        ("did you mean batch?", {"passes": "bach:2"}),
+        ("did you mean recorded?", {"draft": "recordd"}),
+        ("did you mean qwen3.6-mtp?", {"draft": "2:accept=qwen3.6-mpt"}),
+        ("did you mean rejected?", {"draft": "2:rejectd=own"}),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            configure(**settings)
+
+
 def test_times_that_fall_or_are_too_late_or_too_few_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="do not decrease"):
         configure(passes="batch:2", arrivals="at:1/0")
@@ -267,7 +280,7 @@ def test_times_that_fall_or_are_too_late_or_too_few_are_refused(tmp_path: Path) 
         configure(passes="batch:2", arrivals="at:1e10")
     with pytest.raises(ConfigError, match="requires --passes batch:N"):
         configure(passes="chunk:2", arrivals="every:1")
-    with pytest.raises(ConfigError, match="lists 1 times; the trace has 4 requests"):
+    with pytest.raises(ConfigError, match="lists 1 time; the trace has 4 requests"):
         replay(TRACE, configure(capacity="50%", passes="batch:2", arrivals="at:0"))
     for wrong in ("{}", "[]", "[true]", '["1"]', "[NaN]", "x", "[-1]"):
         (tmp_path / "times.json").write_text(wrong)

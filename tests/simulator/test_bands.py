@@ -86,6 +86,20 @@ def test_figures_of_one_token_per_pass_are_not_called_calibrated_for_passes_of_s
     assert seconds(draft="2") == ("calibrated", True)  # what several tokens take was measured
 
 
+def test_figures_are_not_called_calibrated_for_experts_of_other_bytes(calibrated):
+    """The miniature's experts have 24 kB (16 bits); a calibration on runs may state other bytes."""
+    assert about(str(calibrated), miss="fetch")["seconds"] == "calibrated"
+    found = about(str(calibrated), miss="fetch:bits=2")
+    assert found["seconds"] == "estimated" and "band" not in found
+    assert "not calibrated for experts of 3.07 kB: fitted with 24.6 kB" in seconds_in_words(found)
+    plain = platform(str(calibrated))
+    assert plain.calibration is not None
+    for sizes, seconds in (((3_000, 25_000), "calibrated"), ((3_000, 20_000), "estimated")):
+        stated = plain.calibration.model_copy(update={"expert_bytes": {"any": sizes}})
+        calibrated.write_text(as_toml(sealed(plain.model_copy(update={"calibration": stated}))))
+        assert about(str(calibrated), miss="fetch")["seconds"] == seconds
+
+
 def test_a_range_changes_no_time_and_no_identity(calibrated):
     plain = replay(open_trace(SAMPLE), configure(capacity="25%", platform="mac-nvme"))
     banded = replay(open_trace(SAMPLE), configure(capacity="25%", platform=str(calibrated)))

@@ -295,6 +295,7 @@ def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
             {"lookahead": "shuffled_tokens"},
             "--lookahead shuffled_tokens cannot be combined with a live run",
         ),
+        ({"draft": "2"}, "--draft 2:.* cannot be combined with a live run, which has no drafts"),
         ({"passes": "token"}, "--passes token cannot be combined with a live run"),
         ({"capacity": "1experts", "scope": "per_layer"}, "1experts"),
     ],

@@ -146,7 +146,7 @@ def test_context_resets_within_a_request_are_a_warning_that_names_the_stride() -
 def test_duplicate_requests_are_a_warning() -> None:
     rows = drifting(60, 7)
     found = finding(trace_of(rows, drifting(60, 8), rows), "duplicate requests")
-    assert found.text == "1 requests repeat another one, such as 0 and 2"
+    assert found.text == "1 request repeats another one, such as 0 and 2"
 
 
 def test_ids_that_no_layer_uses_are_a_warning() -> None:
@@ -205,7 +205,7 @@ def test_the_sample_is_bounded_and_takes_the_first_tokens_of_requests() -> None:
     late = rows.copy()
     late[900:, 1] = late[900:, 0]  # differs only after the sample of two requests of 100 tokens
     found = [seen.text for seen in examine(trace_of(rows, late), tokens=200) if seen.check == "duplicate requests"]
-    assert found == ["1 requests repeat another one, such as 0 and 1"]
+    assert found == ["1 request repeats another one, such as 0 and 1"]
 
 
 # ---------------------------------------------------------------- the real files

@@ -9,6 +9,7 @@ from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
 from moereplay.tracegen.errors import RecordError
+from moereplay.traces.drafts import OFF
 from moereplay.traces.schema import Trace
 
 CAPABILITIES = frozenset({"ids", "weights", "logits", "lookahead"})  #: what a live model provides: all but the future
@@ -38,6 +39,8 @@ def check_live(config: ReplayConfig) -> None:
     """Raise ConfigError or PolicyError for a configuration under which no model can run."""
     if config.passes != "recorded":
         raise ConfigError(f"--passes {config.passes} cannot be combined with a live run: expected recorded")
+    if config.draft != OFF:
+        raise ConfigError(f"--draft {config.draft} cannot be combined with a live run, which has no drafts: expected 0")
     if config.lookahead != "recorded":
         fix = "replay a trace of it instead"
         raise ConfigError(

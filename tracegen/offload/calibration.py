@@ -81,7 +81,11 @@ def about_of(device: str, slow_tier: str, throttle: float | None, model: KnownMo
     """Return the provenance of a calibration made today; `slow_tier` is disk, disk:buffered or pinned."""
     method, today = "moereplay calibrate machine", datetime.date.today().isoformat()
     models = {model.name: float(dense_of(model.geometry).read)} if model else {}
-    about = Calibration(device=device, method=method, date=today, slow_tier=slow_tier, models=models)
+    mean = fmean(model.geometry.expert_bytes) if model else 0
+    experts = {model.name: (mean, mean)} if model else {}
+    about = Calibration(
+        device=device, method=method, date=today, slow_tier=slow_tier, models=models, expert_bytes=experts
+    )
     return about.model_copy(update={"throttle_bytes_per_s": throttle})
 
 

@@ -29,6 +29,7 @@ from moereplay.tracegen.offload.bench import Bench, Ran, replayed
 from moereplay.tracegen.offload.durations import Durations
 from moereplay.tracegen.offload.fit import Fitted, fit
 from moereplay.traces.schema import Trace
+from moereplay.traces.texts import counted
 from moereplay.traces.units import MB, MS
 
 
@@ -309,7 +310,7 @@ def summary_lines(runs: Sequence[Measurement]) -> list[str]:
         if of["runs"]:
             spread = "" if of["repeat_spread"] is None else f"; repeats differ by {of['repeat_spread']:.1%} (median)"
             errors = f"bias {of['bias']:+.1%}, mean |error| {of['mape']:.1%}, worst {of['worst']:+.1%}"
-            lines.append(f"{kind}: {of['runs']} runs, TPOT of the replay: {errors}{spread}")
+            lines.append(f"{kind}: {counted(of['runs'], 'run')}, TPOT of the replay: {errors}{spread}")
     closure = found["closure"]
     lines.append(
         f"closure, measured durations replayed: mean |error| {closure['mape']:.2%}, worst {closure['worst']:.2%}"

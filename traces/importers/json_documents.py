@@ -18,6 +18,7 @@ from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT, LAYER, ids_below
 from moereplay.traces.importers.text import holds, read_json, start_of, suffix_of
 from moereplay.traces.schema import MOST_EXPERTS, VALUES, Request, Router, TraceError, shown
+from moereplay.traces.texts import counted
 
 LISTS = ("trace", "entries", "data")
 START = re.compile(
@@ -214,7 +215,7 @@ def _ends(document: dict[str, Any], tokens: int) -> tuple[list[int], str]:
         if sum(lengths) != tokens or not all(lengths):
             keys = shown(", ".join(prompts[0]) if isinstance(prompts[0], dict) else prompts[0])
             return [0, tokens], f"prompts have {keys} but no known row ranges: one request"
-        return [0, *np.cumsum(lengths).tolist()], f"{len(lengths):,} requests, split by the lengths of prompts"
+        return [0, *np.cumsum(lengths).tolist()], f"{counted(len(lengths), 'request')}, split by the lengths of prompts"
     ends = [0, *(last for _, last in ranges)]
     if [first for first, _ in ranges] != ends[:-1] or ends[-1] != tokens or min(np.diff(ends)) < 1:
         wrong = next(
@@ -223,7 +224,7 @@ def _ends(document: dict[str, Any], tokens: int) -> tuple[list[int], str]:
         raise TraceError(
             f"conditional.prompts[{wrong}] has rows {ranges[wrong]}: expected ranges up to {tokens:,} without gaps"
         )
-    return ends, f"{len(ranges):,} requests, split by the row ranges of prompts"
+    return ends, f"{counted(len(ranges), 'request')}, split by the row ranges of prompts"
 
 
 def _length(prompt: Any) -> int:

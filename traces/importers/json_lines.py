@@ -18,6 +18,7 @@ from moereplay.traces.importers.rows import NARROW, Rows, Seen, fits, refuse_twi
 from moereplay.traces.importers.table import COUNT, FIELDS, Names, ids_below, tables
 from moereplay.traces.importers.text import blocks, parse_json, start_of, suffix_of
 from moereplay.traces.schema import MOST_LAYERS, Request, TraceError, shown
+from moereplay.traces.texts import counted
 
 START = re.compile(rb'\s*\{\s*"tok"\s*:\s*\d{1,18}\s*,\s*"layers"\s*:\s*\[')
 LONGEST_START = 64  #: bytes
@@ -201,7 +202,7 @@ def read_named(path: Path, options: Options) -> Foreign:
     if warm:
         seen = Seen(_pieces(path, CellRows(columns), columns, skip, warm=True))
     shape = seen.shape(options)
-    begun = f"written by {form.writer}, {len(seen.ends.last):,} requests"
+    begun = f"written by {form.writer}, {counted(len(seen.ends.last), 'request')}"
     count = meta.get("num_experts") if meta else None
     if fits(count, ids_below(None)._replace(least=seen.highest + 1)):
         shape = replace(shape, experts=count)
@@ -278,7 +279,7 @@ def _warm_up(path: Path, columns: Names, skip: int, seen: Seen) -> list[str]:
     if alike and len(seen.ends.last) == 1:
         wrong = f"all {len(ids[0]):,} tokens have identical routing, as in an engine's warm-up pass"
         raise TraceError(f"{path}: {wrong}: expected requests after it; the file may be truncated")
-    return [f"left out: the first {len(ids[0]):,} tokens, a warm-up pass with identical routing"] * alike
+    return [f"left out: the first {counted(len(ids[0]), 'token')}, a warm-up pass with identical routing"] * alike
 
 
 NAMED_JSONL = Importer(

@@ -27,6 +27,7 @@ from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT
 from moereplay.traces.importers.text import read_json
 from moereplay.traces.schema import Request, TraceError, check_values, shown
+from moereplay.traces.texts import counted
 
 NAME = re.compile(r"(?:layers?|blocks?|blk|l|moe)[._-]?(\d{1,4})", re.ASCII | re.IGNORECASE)
 IDS = ("indices", "experts", "expert_ids", "topk_ids", "topk_indices", "selected_experts", "chosen", "ids")
@@ -55,8 +56,8 @@ def read(path: Path, options: Options) -> Foreign:
     meta = next((each for each in (path / META, paths[0].parent / META, *above) if each.is_file()), None)
     ends = [0, len(ids)] if meta is None else _ends(meta, len(ids))
     shape = options.counted(ids, len(paths))
-    said = [f"a file per layer, {len(ids):,} tokens, k = {ids.shape[2]}", *renumbering(numbers)]
-    said += [f"{len(ends) - 1:,} requests, as stated in {META}" if meta else "one request"]
+    said = [f"a file per layer, {counted(len(ids), 'token')}, k = {ids.shape[2]}", *renumbering(numbers)]
+    said += [f"{counted(len(ends) - 1, 'request')}, as stated in {META}" if meta else "one request"]
     gaps = sorted(set(range(int(numbers[0]), int(numbers[-1]))) - set(files))
     notes = [options.assumed(said, shape), *([FORCED] if meta else options.phase_note())]
     notes += [f"no file of layers {', '.join(map(str, gaps[:8]))}: left out"] if gaps else []

@@ -25,6 +25,7 @@ from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, strea
 from moereplay.traces.importers.table import COUNT, LAYER, ids_below, tables
 from moereplay.traces.importers.text import blocks, numbers, start_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
+from moereplay.traces.texts import counted
 
 SINGLE, LISTS = ("layer", "expert"), ("layer_id", "expert_ids")
 START = re.compile(rb"(layer,expert|layer_id,expert_ids)\r?\n")
@@ -130,7 +131,7 @@ def _read_as(log: _Log, requests: int) -> list[str]:
     """Describe the assumption about the order of rows."""
     if len(log.layers) == 1:
         return [LONE_LAYER]
-    begun = f"{requests:,} requests, each a prompt (passes of several tokens) and its decode steps"
+    begun = f"{counted(requests, 'request')}, each a prompt (passes of several tokens) and its decode steps"
     return ["rows are in the order of computation, pass by pass", begun]
 
 
@@ -236,7 +237,7 @@ def read_colibri(path: Path, options: Options) -> Foreign:
     empty = _Empty()
     seen = Seen(_colibri_pieces(path, empty))
     shape = seen.shape(options)
-    begun = f"{len(seen.ends.last):,} requests, each a prompt (calls of several rows) and its decode steps"
+    begun = f"{counted(len(seen.ends.last), 'request')}, each a prompt (calls of several rows) and its decode steps"
     said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers)]
     notes = [options.assumed(said, shape), DIGITS, *empty.said()]
     header = header_for(shape, options, Origin(COLIBRI_ROUTE.name, path, [path]), notes)

@@ -15,6 +15,7 @@ from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, st
 from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, tables
 from moereplay.traces.importers.text import start_of
 from moereplay.traces.schema import MOST_EXPERTS, TraceError, Values
+from moereplay.traces.texts import counted
 
 POSITIONS_START = re.compile(rb"-?\d{1,9},\d{1,5},\d{1,5}(,\d{1,5})*\r?\n")
 LONGEST_POSITIONS_START = 1_024  #: bytes
@@ -68,7 +69,7 @@ def _names(columns: int) -> tuple[str, ...]:
 
 def _notes(path: Path, seen: Seen, shape: Shape, options: Options) -> list[str]:
     how = f"columns are position, layer, then k = {shape.k} experts; positions below 0 belong to the prompt"
-    begun = f"{len(seen.ends.last):,} requests, starting where a layer's position does not rise"
+    begun = f"{counted(len(seen.ends.last), 'request')}, starting where a layer's position does not rise"
     said = renumbering(seen.layers)
     first = first_prompt(next(streamed(path, _positions(path), seen)), shape.layers - 1)
     flat = read_flat(first, shape.experts or shape.highest_id + 1)

@@ -16,6 +16,7 @@ from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.text import parse_json, read_json
 from moereplay.traces.patterns import overlap, reset_stride
 from moereplay.traces.schema import Request, Router, TraceError, check_values, shown
+from moereplay.traces.texts import counted
 
 SUFFIXES = (".npy", ".npz")
 
@@ -46,7 +47,7 @@ def read_arrays(path: Path, options: Options) -> Foreign:
     tokens, layers, k = ids.shape
     _check_axes(path, ids, options)
     shape = options.counted(ids, layers)
-    how = f"axes are (token, layer, rank), {tokens:,} tokens, k = {k}; one request"
+    how = f"axes are (token, layer, rank), {counted(tokens, 'token')}, k = {k}; one request"
     notes = [options.assumed([*said, how], shape), *options.phase_note()]
     notes += [f"{padded} rows at the end are padding, with the same ids in all layers: left out"] * bool(padded)
     header = header_for(shape, options, Origin(ARRAYS.name, path, [path]), notes)

@@ -25,6 +25,7 @@ from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, strea
 from moereplay.traces.importers.table import ids_below
 from moereplay.traces.importers.text import blocks, parse_json, start_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
+from moereplay.traces.texts import counted
 
 MARK = "moe_routing {"
 INCOMPLETE, FOOTER = "moe_routing_truncated", "moe_routing_complete "
@@ -63,9 +64,8 @@ def read(path: Path, options: Options) -> Foreign:
     log = _Log(path)
     seen = Seen(log.pieces())
     shape = seen.shape(options)
-    requests = (
-        f"{len(seen.ends.last):,} requests, {'as marked' if log.marked else 'each a prompt and its decode steps'}"
-    )
+    begun = "as marked" if log.marked else "each a prompt and its decode steps"
+    requests = f"{counted(len(seen.ends.last), 'request')}, {begun}"
     layers = f"{len(log.nodes)} nodes are layers, in the order of their first lines"
     notes = [options.assumed(["one sequence at a time, not a batch", requests, layers, f"k = {seen.k}"], shape)]
     header = header_for(shape, options, Origin(ONNX_ROUTING.name, path, [path], decoding="run by ONNX Runtime"), notes)

@@ -31,6 +31,7 @@ from moereplay.traces.importers.router_logits import Choice, choice_for
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
 from moereplay.traces.routers import choice_scores, choose, weigh
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, check_values
+from moereplay.traces.texts import counted
 
 MBOLT, FITZ = b"MBLT", b"RTRACE01"
 MBOLT_HEAD, FITZ_HEAD = struct.Struct("<4sii"), struct.Struct("<8sii")
@@ -83,7 +84,7 @@ def _of_mbolt(path: Path, options: Options) -> Foreign:
     experts = _head(path, MBOLT_HEAD, 1, 1)
     seen = Seen(_mbolt_rows(path, experts))
     shape = Shape(len(seen.layers), seen.k, seen.highest, experts)
-    begun = f"{len(seen.ends.last):,} requests, each a prompt (passes of several tokens) and its decode steps"
+    begun = f"{counted(len(seen.ends.last), 'request')}, each a prompt (passes of several tokens) and its decode steps"
     said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers), f"k = {seen.k}"]
     notes = [options.assumed(said, shape, "its header states")]
     header = header_for(shape, options, Origin(ROUTER_BINARIES.name, path, [path]), notes)
@@ -145,7 +146,7 @@ def read_records(path: Path, options: Options) -> Foreign:
     """Return a request per chunk. Raises TraceError naming the record that is wrong, or the layer that lacks tokens."""
     seen = Seen(_lone_rows(path))
     shape = seen.shape(options)
-    begun = f"{len(seen.ends.last):,} requests, one per pass of several tokens, because the context is cleared"
+    begun = f"{counted(len(seen.ends.last), 'request')}, one per pass of several tokens, because the context is cleared"
     said = ["a record is a layer of one pass", f"{begun} before each", *renumbering(seen.layers), f"k = {shape.k}"]
     first = first_prompt(next(streamed(path, _lone_rows(path), seen)), shape.layers)
     notes = [options.assumed(said, shape), *[NOTE] * read_flat(first, seen.highest + 1)]
@@ -183,7 +184,10 @@ def _of_fitz(path: Path, options: Options) -> Foreign:
         )
     seen = Seen(_fitz_rows(path, experts, choice))
     shape = Shape(len(seen.layers), seen.k, experts - 1, experts, router=choice.router)
-    said = [f"{len(seen.ends.last):,} requests, starting where the token number decreases", *renumbering(seen.layers)]
+    said = [
+        f"{counted(len(seen.ends.last), 'request')}, starting where the token number decreases",
+        *renumbering(seen.layers),
+    ]
     kept = "logits are the logarithms of the recorded softmax: exact up to a constant per token and layer"
     header = header_for(
         shape,
