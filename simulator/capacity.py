@@ -202,7 +202,7 @@ def cliff(
     )
     if len(capacity.pools) == 1 and capacity.total < least:
         text += (
-            "; a global LRU that starts cold, fetches every miss and prefetches nothing then hits nothing "
+            "; a global LRU that starts cold, fetches every miss and does not prefetch hits nothing "
             f"on one-token passes that use {each}"
         )
     return text
