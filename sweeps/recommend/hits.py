@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -92,7 +93,8 @@ def of_model(routing: RoutingModel, seed: int = 0) -> Hits:
     return of_model_at(routing, (PLAIN,), seed)[0]
 
 
-def of_model_at(routing: RoutingModel, decodings: Sequence[Decoding], seed: int = 0) -> tuple[Hits, ...]:
+@lru_cache(maxsize=64)  # runs and questions in one process ask for the same few models
+def of_model_at(routing: RoutingModel, decodings: tuple[Decoding, ...], seed: int = 0) -> tuple[Hits, ...]:
     """Return the hits of a routing model for each way to decode, all of the same drawn text."""
     lengths = _drawn(max(each.streams for each in decodings))
     sampled = SAMPLED_LAYERS if lengths == DRAWN else SAMPLED_LAYERS // 2
