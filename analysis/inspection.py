@@ -53,11 +53,15 @@ def _heading(trace: Trace, summary: Summary) -> list[str]:
 
 def _legend(summary: Summary) -> list[str]:
     return [
-        f"reuse: share of a token's experts that the token before it used; {summary.chance:.3f} by chance",
-        "entropy: 1 if all experts are used equally; busiest/mean: uses of the busiest expert over the mean",
-        *(["distinct in N: how many experts N tokens in a row use, mean"] if summary.layers[0].distinct else []),
+        f"reuse: share of a token's experts that the previous token used; {summary.chance:.3f} by chance",
+        "entropy: 1 if all experts are used equally; busiest/mean: uses of the busiest expert / mean uses",
         *(
-            ["recall +D: share of the experts D layers on that look-ahead predicts here"]
+            ["distinct in N: mean number of distinct experts over N consecutive tokens"]
+            if summary.layers[0].distinct
+            else []
+        ),
+        *(
+            ["recall +D: share of the experts D layers ahead that the look-ahead of this layer predicts"]
             if summary.layers[0].recall
             else []
         ),

@@ -25,7 +25,7 @@ READS = {"mmap": "by page faults", "direct": "whole experts at a time"}
 MISSES = {
     "cpu": "the CPU computes the others",
     "fetch": "the others are fetched",
-    "split": "link and CPU divide the others",
+    "split": "link and CPU share the others",
 }
 
 
@@ -42,29 +42,29 @@ def lines(found: Document) -> Iterator[str]:
         of = f" of {_gb(machine['ram_bytes'])}" if machine["ram_bytes"] else ""
         yield f"  RAM {_gb(best['peak_ram_bytes'])}{of}: {experts}, 2 GB for the system (assumed)"
     if best["experts_disk_bytes"]:
-        yield f"  disk: {_gb(best['experts_disk_bytes'])} of experts are in no memory"
-    yield f"  a token takes {_ms(best)}"
+        yield f"  disk: {_gb(best['experts_disk_bytes'])} of experts do not fit in memory"
+    yield f"  time per token: {_ms(best)}"
     yield f"  {_compared(best)}"
     yield from _faster(found, best)
     yield from (f"warning: {each}" for each in found["warnings"])
     if found.get("decoding"):
         yield from drafting_lines(found["decoding"], machine["fast_tier"])
     yield ""
-    yield f"binds: {best['binds']}"
+    yield f"bottleneck: {best['binds']}"
     if found["more"]:
-        yield table([_more(each) for each in found["more"][:SHOWN]], "what more would buy:")
+        yield table([_more(each) for each in found["more"][:SHOWN]], "gain from upgrades:")
     else:
-        yield "no single part that is larger or twice as fast gains more than 1%"
+        yield "no single upgrade (larger, or twice as fast) gains more than 1%"
     yield from _pays(found)
     yield from placement_lines(found)
     yield ""
     yield table(
         [_engine(each) for each in found["by_engine"]],
-        "best setting of each engine (tokens/s: least, middle and most over the routings; hit: of a token's experts; "
-        "runs: measured ones, compared):",
+        "best settings of each engine (tokens/s: lowest, middle and highest over the routings; hit: of a token's "
+        "experts; runs: number of measured runs compared):",
     )
     if len(found["ladder"]["steps"]) > 1:
-        yield table([_step(each) for each in found["ladder"]["steps"]], f"steps of {found['ladder']['knob']}:")
+        yield table([_step(each) for each in found["ladder"]["steps"]], f"values of {found['ladder']['knob']}:")
     assumed = [*machine["assumed"], *found["assumed"], *drafts_assumed(found.get("decoding"))]
     if assumed:
         yield f"assumed: {'; '.join(assumed)}"
@@ -76,15 +76,15 @@ def _compared(best: Document) -> str:
     if not tried:
         return "not compared with measured runs of this engine"
     then = three(best["tokens_per_s"]["middle"] / tried["median"])
-    return f"{best['tried_in_words']} of this engine, median {tried['median']:.2f}: then {then} tokens/s"
+    return f"{best['tried_in_words']} of this engine; at their median of {tried['median']:.2f}: {then} tokens/s"
 
 
 def _faster(found: Document, best: Document) -> Iterator[str]:
     """Yield the engine that is fastest by the closed form alone, if it is far ahead."""
     first = max(found["by_engine"], key=lambda each: each["tokens_per_s"]["middle"])
     if first["tokens_per_s"]["middle"] > FAR * best["tokens_per_s"]["middle"]:
-        borne = "in runs it was slower" if first["tried"] else "compared with no run"
-        yield f"  faster by this form, {borne}: {first['engine']}, {_speed(first)}: {first['flags']}"
+        borne = "slower in measured runs" if first["tried"] else "not compared with runs"
+        yield f"  faster by the closed form ({borne}): {first['engine']}, {_speed(first)}: {first['flags']}"
 
 
 def _machine(machine: Document) -> str:
@@ -119,7 +119,7 @@ def _fast(found: Document, best: Document) -> str:
     streams = f"{decoding['concurrency']} x " if decoding and decoding["concurrency"] > 1 else ""
     parts.append(f"{_gb(found['kv_bytes'])} KV cache of {streams}{found['context']:,} positions")
     if decoding and decoding["drafts"] and decoding["head_bytes"]:
-        parts.append(f"{_gb(decoding['head_bytes'])} layer that drafts")
+        parts.append(f"{_gb(decoding['head_bytes'])} draft layer")
     parts.append(f"{_gb(found['runtime_bytes'])} runtime")
     held = f"{_gb(best['experts_fast_bytes'])} experts"
     if best["gpu_layers"] is not None:
@@ -156,16 +156,16 @@ def _pays(found: Document) -> Iterator[str]:
         return
     if not found["placements"]:
         yield from _gained("computing misses on the CPU", "fetching each", pays["cpu"])
-        yield from _gained("a cache of the last used experts", "experts placed for good", pays["cache"])
+        yield from _gained("a cache of the last used experts", "a fixed placement", pays["cache"])
     prefetch = pays["prefetch"]["gain"]
     if prefetch > 0.01:
         yield f"prefetch: at most {percent(prefetch)} more, if every transfer were hidden; the gain may be zero"
     else:
-        yield "prefetch: does not pay, nothing is waited for that it could hide"
+        yield "prefetch: does not pay, because no transfer stalls compute"
     crossings = found["crossings"]
     if len(crossings) > 1 and not found["placements"]:
         steps = [f"{HOLDS[each['holds']]}, {MISSES[each['miss']]} (from {each['share']:.0%})" for each in crossings]
-        yield f"by the share of experts that {found['machine']['fast_tier']} holds, fastest are: {'; '.join(steps)}"
+        yield f"fastest scheme by the share of experts in {found['machine']['fast_tier']}: {'; '.join(steps)}"
 
 
 def _gained(this: str, other: str, known: Document) -> Iterator[str]:
@@ -215,11 +215,11 @@ def _step(each: Document) -> dict[str, object]:
 
 
 SCHEMES = {"layers": "whole layers", "static": "most used, listed", "lru in one pool": "cache of last used"}
-SERVES = {"cpu": "on the CPU", "fetch": "fetched", "split": "divided"}
-SERVED = {"cpu": "computed by the CPU", "fetch": "fetched", "split": "divided between CPU and link"}
+SERVES = {"cpu": "on the CPU", "fetch": "fetched", "split": "split"}
+SERVED = {"cpu": "computed by the CPU", "fetch": "fetched", "split": "split between CPU and link"}
 USES = {
     "layers": "whole layers of experts",
-    "static": "the most used experts of each layer by a list, placed for good",
+    "static": "a fixed list of the most used experts of each layer",
     "lru in one pool": "a cache of the last used experts",
 }
 KINDS = {"layers": "whole layers", "static": "the most used experts in VRAM", "lru in one pool": "a cache"}
@@ -227,8 +227,8 @@ KINDS = {"layers": "whole layers", "static": "the most used experts in VRAM", "l
 
 #: What published runs say against the form (docs/hybrid.md, direction 4; freetoken.toml).
 MEASURED = (
-    "published runs say less for a cache: dividing misses was no faster than fetching them in two pairs, and with "
-    "misses on the CPU it lost or tied where 10 to 15% of the experts fit; measure before you change engines"
+    "published runs favour a cache less: splitting misses was no faster than fetching them in two pairs of runs, and "
+    "with misses on the CPU a cache lost or tied where 10 to 15% of the experts fit; measure before you change engines"
 )
 
 
@@ -242,8 +242,8 @@ def placement_lines(found: Document) -> Iterator[str]:
     yield _fastest_use(known["choices"])
     yield table(
         [_scheme(each, tier, found["best"]["engine"]) for each in known["choices"]],
-        f"what the {size(known['experts_bytes'])} of {tier} for experts could hold, and who serves a miss (the same "
-        "bytes and costs for all, so not an engine's speed; tokens/s: least, middle and most over the routings):",
+        f"ways to use the {size(known['experts_bytes'])} of {tier} for experts and to serve a miss (the same bytes and "
+        "costs for all, so not an engine's speed; tokens/s: lowest, middle and highest over the routings):",
     )
     if known["choices"][0]["holds"] == "lru in one pool":
         yield MEASURED
@@ -254,11 +254,11 @@ def placement_lines(found: Document) -> Iterator[str]:
 def _fastest_use(choices: Sequence[Document]) -> str:
     """Return the fastest way, the engine that has it, and what whole layers reach."""
     best, layers = choices[0], next(each for each in choices if each["holds"] == "layers")
-    has = f"which {best['engines'][0]} has" if best["engines"] else "which no engine listed here has"
+    has = f"as in {best['engines'][0]}" if best["engines"] else "in no engine listed here"
     speed, whole = (digits(each["tokens_per_s"]["middle"], 3) for each in (best, layers))
-    more = "" if best is layers else f"; whole layers with the rest on the CPU reach {whole}"
+    more = "" if best is layers else f"; whole layers, with the rest on the CPU: {whole}"
     way = f"{USES[best['holds']]}, misses {SERVED[best['miss']]}, {has}"
-    return f"by this form the fastest use of VRAM: {way}: {speed} tokens/s{more}"
+    return f"fastest use of VRAM by the closed form: {way}: {speed} tokens/s{more}"
 
 
 def _scheme(each: Document, tier: str, preferred: str) -> dict[str, object]:
@@ -279,21 +279,20 @@ def _cached_or_placed(found: Document, known: Document, tier: str) -> Iterator[s
     """Yield whether a cache gains over experts placed for good, and the step from which on it loses."""
     if known["cache"]["gain"] is None:
         return
-    yield f"a cache of the last used experts: {_gain(known['cache'])} than the best experts placed for good"
+    yield f"a cache of the last used experts: {_gain(known['cache'])} than the best fixed placement"
     layers, turns = found["model"]["layers"], known["turns"]
     last = turns[-1] if turns else None
     if last is None:
         return
     if last["faster"] != "placed":
-        yield f"the cache begins to lose at no size of {tier} below the whole model"
+        yield f"the cache wins at every size of {tier} below the whole model"
     elif len(turns) == 1:
-        yield f"the cache loses at every size of {tier}: place experts for good"
+        yield f"the cache loses at every size of {tier}: use a fixed placement"
     else:
         here = "below" if known["experts_bytes"] < last["size"] else "above"
         yield (
             f"the cache begins to lose where {tier} holds {last['layers']} of {layers} layers' bytes "
-            f"({size(last['size'])}, {last['slots']:,} slots): from there on place experts for good; this machine is "
-            f"{here} that"
+            f"({size(last['size'])}, {last['slots']:,} slots): above that, fixed placement wins; this machine is {here}"
         )
 
 
@@ -315,7 +314,7 @@ def _us(value: float) -> str:
 def _gain(known: Document) -> str:
     least, most = known["least"], known["most"]
     if max(abs(least), abs(most)) <= 0.01:
-        return "as fast, no more"
+        return "as fast as, not faster"
     if known["pays"] is None:
-        return f"depends on the routing, {_change(least)} to {_change(most)} ({_change(known['gain'])} in the middle)"
+        return f"depends on the routing, {_change(least)} to {_change(most)} (middle: {_change(known['gain'])})"
     return _verdict(known)

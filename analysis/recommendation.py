@@ -51,7 +51,7 @@ def lines(found: Document) -> list[str]:
                 }
                 for point in found["memory_curve"]
             ],
-            "more or less memory, with the fastest of the leading sets:",
+            "speed by memory, with the fastest of the leading sets:",
         ),
         _flags(found),
         f"again: {found['best']['command']}",
@@ -70,8 +70,8 @@ def _memory(found: Document) -> list[str]:
     runtime = " (assumed; --runtime)" if "runtime_bytes" in assumed else ""
     parts = f"{size(memory['dense_bytes'])} dense weights, {size(memory['kv_bytes'])} KV cache{context}, "
     parts += f"{size(memory['runtime_bytes'])} runtime{runtime}"
-    parts += f", {size(memory['head_bytes'])} layer that drafts" if memory.get("head_bytes") else ""
-    left = f"{size(memory['cache_bytes'])} left for experts, room for {_room(found)}"
+    parts += f", {size(memory['head_bytes'])} draft layer" if memory.get("head_bytes") else ""
+    left = f"{size(memory['cache_bytes'])} left for {_room(found)}"
     return [f"memory: {size(memory['total_bytes'])}: {parts}; {left}", *_peak(memory)]
 
 
@@ -83,7 +83,9 @@ def _peak(memory: Document) -> list[str]:
     machine = size(memory["machine_bytes"])
     if not memory["will_page"]:
         return [f"{peak}, of {machine}"]
-    return [f"warning: {peak}, but the machine has {machine}: every set here will page, which no time counts"]
+    return [
+        f"warning: {peak}, but the machine has {machine}: every set here will page; times do not include page faults"
+    ]
 
 
 def _room(found: Document) -> str:
@@ -97,14 +99,14 @@ def _best(found: Document) -> list[str]:
     named = ", ".join(f"{kind} {best['config'][kind]}" for kind in KINDS)
     named += " (will page)" if found["memory"].get("will_page") else ""
     basis = ", calibrated" if found["calibration"] else ", estimated"
-    sure = "synthetic routing, so without an interval" if found["synthetic"] else _sure(best)
+    sure = "synthetic routing, no interval" if found["synthetic"] else _sure(best)
     return [f"use: {named}: {_speed(best['tokens_per_s'])} ({sure}{basis}), hit rate {Share(best['hit_rate'])}"]
 
 
 STARTS = {
-    "layers": "it begins with the experts of whole layers, from the last, as many as fit",
-    "any": "it begins with arbitrary experts of all layers, as many as fit",
-    "used": "it begins with the experts that the first half of the trace's tokens used most, as many as fit",
+    "layers": "starts with the experts of whole layers, from the last, as many as fit",
+    "any": "starts with arbitrary experts of all layers, as many as fit",
+    "used": "starts with the experts that the first half of the trace's tokens used most, as many as fit",
 }
 
 
@@ -112,7 +114,7 @@ def _start(found: Document) -> list[str]:
     text, cold = STARTS.get(found["best"]["start"]), found["from_empty"]
     if text is None:
         return []
-    empty = f"; from an empty cache {_speed(cold['tokens_per_s'])}, hit rate {Share(cold['hit_rate'])}" if cold else ""
+    empty = f"; from an empty cache: {_speed(cold['tokens_per_s'])}, hit rate {Share(cold['hit_rate'])}" if cold else ""
     return [f"cache: {text} (--warm){empty}"]
 
 
@@ -120,21 +122,21 @@ def _engines(found: Document) -> list[str]:
     best, known = found["best"], found["best_known"]
     if best["engines"]:
         return [f"engines that have this set: {', '.join(best['engines'])}"]
-    none = "engines: none is known that has this set"
+    none = "engines: none known with this set"
     if not known:
         return [none]
     named = ", ".join(f"{kind} {known['config'][kind]}" for kind in KINDS)
     less = percent(known["tokens_per_s"] / best["tokens_per_s"] - 1, signed=True)
     what = f"{_speed(known['tokens_per_s'])} ({less}), hit rate {Share(known['hit_rate'])}"
-    return [f"{none}; best that one has: {', '.join(known['engines'])}: {what}: {named}"]
+    return [f"{none}; best supported set: {', '.join(known['engines'])}: {what}: {named}"]
 
 
 def _sure(best: Document) -> str:
     interval = best.get("interval")
     if interval and interval["low"] is None and interval["requests"] > 1:
-        return "requests that cannot be compared one by one, so without an interval"
+        return "no interval: requests cannot be compared one by one"
     if not interval or interval["low"] is None:
-        return "of one request, so without an interval"
+        return "one request, no interval"
     ends = between(f"{interval['low']:,.4g}", f"{interval['high']:,.4g}")
     return f"{ends}, 95% over {counted(interval['requests'], 'request')}"
 
@@ -163,7 +165,7 @@ def _behind(found: Document) -> str:
         return ", statistically tied with the best"
     ratio = found["best"]["tokens_per_s"] / found["second"]["tokens_per_s"]
     reason = "one request, not tested" if not interval or interval["requests"] < 2 else "not tested"
-    return f", the best has {ratio:,.4g} times as many ({reason})"
+    return f", the best is {ratio:,.4g} times as fast ({reason})"
 
 
 def _cpu(found: Document) -> list[str]:
@@ -194,7 +196,7 @@ def _target(found: Document) -> list[str]:
     if smallest is None:
         if found["searched"]["cut"]:
             return [f"target: {_speed(wanted)}: the search ended before this was known; --budget none searches on"]
-        return [f"target: {_speed(wanted)} are not reached with every expert in fast memory"]
+        return [f"target: {_speed(wanted)} cannot be reached, even with every expert in fast memory"]
     return [f"target: {_speed(wanted)} need {size(smallest['memory_bytes'])} of memory"]
 
 
@@ -218,18 +220,18 @@ def _searched(found: Document) -> str:
     searched = found["searched"]
     each = ", ".join(f"{len(values)} of {axis}" for axis, values in searched["axes"].items())
     few, part = searched["screened_on"], searched.get("judged_on")
-    how = f", most of {few} requests, the best sets of all" if few and not part else ""
+    how = f", most on {few} requests, the best sets on all" if few and not part else ""
     if part:
-        how = f"; figures are of {part['tokens']:,} of {counted(part['of_tokens'], 'token')}, --thorough replays all"
-    cut = f"; it ended early, of at most {searched['at_most']:,}: --budget none tries all" if searched["cut"] else ""
-    many = f"{searched['combinations']:,} lossless sets ({each}), with {counted(searched['replayed'], 'replay')}"
+        how = f"; figures cover {part['tokens']:,} of {counted(part['of_tokens'], 'token')}; --thorough replays all"
+    cut = f"; ended early, of at most {searched['at_most']:,}: --budget none tries all" if searched["cut"] else ""
+    many = f"{searched['combinations']:,} lossless sets ({each}); {counted(searched['replayed'], 'replay')}"
     return f"searched: {many}{how}{cut}"
 
 
 def _flags(found: Document) -> str:
     flags = found["flags"]
     spelled = "; ".join(f"{name} {text}" for name, text in flags.items() if isinstance(text, str))
-    nearest = f". Settings of engines that are nearest to it: {spelled}" if spelled else ""
+    nearest = f". Closest engine settings: {spelled}" if spelled else ""
     cache = f"{flags['cache_mib']:,} MiB, {_room(found)}"
     return f"in your engine: a cache of {cache}{nearest}"
 

@@ -365,7 +365,7 @@ def _too_few(found: Sequence[Verdict]) -> list[str]:
     pairs = pairs_of(many)
     pair = "" if many == 2 else ", or name one comparison: `moereplay sweep compare`"
     return [
-        f"  {most.samples} requests {'decide little' if decided else 'cannot decide'} among {many} configurations "
+        f"  {most.samples} requests cannot separate {'all ' if decided else ''}{many} configurations "
         f"({counted(pairs, 'pair')}): record {enough(pairs)} or more{pair}"
     ]
 

@@ -303,7 +303,7 @@ def calibrate_series(
     ] = None,
     written: Written,
 ) -> None:
-    """Fit a machine's rate of misses and its fixed step to one or two runs of a series, and predict its other runs."""
+    """Fit the rate of misses and the fixed time per token to one or two runs of a series, and predict the others."""
     from moereplay.calibration.files import read_runs
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platforms import as_toml

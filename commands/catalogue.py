@@ -58,7 +58,7 @@ def models(
     quant: options.Quant = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """List the models whose geometry is known, or show the sizes of one, also of a file, a folder, or the hub."""
+    """List the known models, or show the sizes of one: a known name, a file, a folder, or owner/name of the hub."""
     from moereplay.analysis.tables import definitions, table
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.checkpoints.found import explained, model_of
@@ -118,7 +118,7 @@ class Output(NamedTuple):
 def platforms(
     name: Annotated[str | None, typer.Argument(help="Show this platform's figures and sources.")] = None,
     *,
-    here: Annotated[bool, typer.Option("--here", help="Look at this machine, and measure its RAM and disk.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Detect this machine, and measure its RAM and disk.")] = False,
     folder: Annotated[
         Path | None, typer.Option(help="With --here: folder on the disk to measure (default: the current one).")
     ] = None,
@@ -126,7 +126,7 @@ def platforms(
     cards: Annotated[bool, typer.Option("--cards", help="List the GPUs and processors that --gpu knows.")] = False,
     output: Output,
 ) -> None:
-    """List the platforms that ship, show one with its sources, or make one of this machine or of parts."""
+    """List the built-in platforms, show one with its sources, or describe this machine or a list of parts."""
     _check(name, here, folder, parts, cards, output)
     if here:
         from moereplay.simulator.here import surveyed
@@ -233,7 +233,7 @@ def _listed(cards: bool, as_json: bool) -> None:
 
 
 def routing_list() -> None:
-    """List the routing models that ship, with the distance of their hit rates from the real ones."""
+    """List the built-in routing models, with the error of their hit rates against real routing."""
     from moereplay.analysis.tables import table
     from moereplay.traces.routing import shipped
 
@@ -284,7 +284,7 @@ def routing_fit(
     out: Annotated[Path, typer.Option(help="File to write, NAME.toml.", show_default=False)],
     *,
     steps: Annotated[int, typer.Option(min=1, max=100, help="Steps of the search of each layer.")] = 3,
-    summary: Annotated[str, typer.Option(help="What was recorded, in a line.")] = "",
+    summary: Annotated[str, typer.Option(help="One-line description of the recording.")] = "",
     source: Annotated[str, typer.Option(help="Source of the trace.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
 ) -> None:

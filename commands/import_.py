@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
         typer.Option(help="Size of one expert: bytes, 600MB or 1.5GiB; or one size per layer, separated by `/`."),
     ] = None
     expert_bits: Annotated[
-        str, typer.Option(help="Precision of these bytes: bits such as 4.85, or a format such as Q4_K_M.")
+        str, typer.Option(help="Precision of the experts: bits such as 4.85, or a format such as Q4_K_M.")
     ] = ""
     dense: options.Dense = ""
     dense_bits: options.DenseBits = ""

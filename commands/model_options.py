@@ -60,7 +60,7 @@ LookAhead = Annotated[
 Quantiser = Annotated[
     str,
     typer.Option(
-        help="Library that stores experts at few bits: affine, hqq, bitsandbytes, torchao, ...; best: by width."
+        help="Quantisation library of experts: affine, hqq, bitsandbytes, torchao, ..., or best for each width."
     ),
 ]
 

@@ -30,7 +30,7 @@ class Given(NamedTuple):
     """This machine, and memory that experts share with everything else."""
 
     here: Annotated[bool, typer.Option("--here", help="This machine: detected, its RAM and disk measured.")] = False
-    memory: Annotated[str, typer.Option(help="Total memory in which experts are cached: 4GB, 7.5GiB.")] = ""
+    memory: Annotated[str, typer.Option(help="Total memory, of which the expert cache is a part: 4GB, 7.5GiB.")] = ""
     positions: Annotated[int | None, typer.Option("--context", min=0, help=POSITIONS, show_default=False)] = None
     runtime: Annotated[str, typer.Option(help="Memory reserved for the runtime (default: 500MB, assumed).")] = ""
     concurrency: Annotated[int | None, typer.Option(help=STREAMS, show_default=False)] = None
@@ -85,10 +85,10 @@ def recommend(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     typed: options.Typed,
 ) -> None:
-    """Recommend settings for a model on a machine, with their speed and what more of each part would buy. SIMULATED.
+    """Recommend settings for a model on a machine, with their speed and the gain from upgrades. SIMULATED.
 
-    A trace with --platform is searched by replays; everything else is answered in seconds by a closed form. With
-    --draft auto it says whether to draft, and how many.
+    With a trace and --platform, policies are searched by replay. All other answers come from a closed form, in seconds.
+    With --draft auto, the answer includes whether to draft, and how many tokens.
     """
     from moereplay.simulator.errors import ConfigError
 

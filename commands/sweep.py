@@ -65,7 +65,7 @@ def sweep_run(
     policy_file: PolicyFiles = None,
     checks: Checks,
 ) -> None:
-    """Run every configuration of an experiment that --out does not have yet. SIMULATED.
+    """Run every configuration of an experiment that is not stored in --out yet. SIMULATED.
 
     With --every, one configuration of every N is also measured, or run live.
     """

@@ -27,7 +27,7 @@ class Engine(NamedTuple):
     """llama.cpp, run here with its expert cache."""
 
     model: Annotated[Path | None, typer.Option(help="GGUF file that the trace was recorded from, to run here.")] = None
-    moe_cache: Annotated[str, typer.Option(help="With --model: comma list of sizes of llama.cpp's cache.")] = (
+    moe_cache: Annotated[str, typer.Option(help="With --model: comma list of cache sizes of llama.cpp.")] = (
         "25%,50%,75%"
     )
     llama_lib: Annotated[
@@ -44,7 +44,7 @@ class Engine(NamedTuple):
 class Reported(NamedTuple):
     """Where the comparison goes."""
 
-    row: Annotated[Path | None, typer.Option(help="CSV file to append a line per capacity and quantity to.")] = None
+    row: Annotated[Path | None, typer.Option(help="CSV file to extend by one line per capacity and quantity.")] = None
     device: Annotated[str, typer.Option(help="Name of the machine in these lines.")] = "this machine"
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 
@@ -55,7 +55,7 @@ def verify(
     *,
     log: Annotated[
         list[str] | None,
-        typer.Option(help="What the engine printed: FILE, or FILE@SIZE with its cache's size (repeatable)."),
+        typer.Option(help="Log of the engine: FILE, or FILE@SIZE with the size of its cache (repeatable)."),
     ] = None,
     engine: Engine,
     preset: Annotated[
@@ -64,7 +64,7 @@ def verify(
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N requests.")] = None,
     reported: Reported,
 ) -> None:
-    """Compare an engine's own hits and times with a replay: run llama.cpp, or read what an engine printed."""
+    """Compare an engine's own hits and times with a replay: run llama.cpp, or read an engine's log."""
     from moereplay.calibration.engine_log import runs_of
     from moereplay.calibration.verify import Verifier, check_counted
     from moereplay.results.outputs import check_output

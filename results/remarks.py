@@ -129,5 +129,5 @@ def turned(first: Ranked, second: Ranked, layers: int) -> str | None:
     return (
         f"{second.name} would be faster than {first.name} if each policy that predicts or scores took "
         f"{ASSUMED_NS // 1000} us per layer (assumed; published: 6 to 47 us): {faster:,.4g} against "
-        f"{slower:,.4g} tokens/s; state it in [decisions] of the platform"
+        f"{slower:,.4g} tokens/s; set the real cost in [decisions] of the platform"
     )

@@ -125,7 +125,7 @@ SETTINGS = (
     Setting(
         "seed",
         0,
-        "Seed of random policies, of which drafts are right, of Poisson arrivals, and of sampling by a live model.",
+        "Seed for random policies, draft acceptance, Poisson arrivals, and sampling by a live model.",
         kind=WHOLE,
         listed=False,
     ),

@@ -18,8 +18,7 @@ from moereplay.traces.dense import assumption, dense_of, recorded, resolved, wit
 from moereplay.traces.geometry import as_known
 from moereplay.traces.schema import MOST_BYTES as MOST_OF_TRACE
 from moereplay.traces.schema import Geometry, Trace, TraceError, shown
-from moereplay.traces.texts import whole
-from moereplay.traces.units import GB
+from moereplay.traces.texts import size, whole
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -79,12 +78,12 @@ def parse_capacity(
     else:
         pools = (int(share * _all_bytes(geometry.expert_bytes, geometry)),)
         largest = (max(tiers[0]),)
-    for index, (pool, size) in enumerate(zip(pools, largest, strict=True)):
-        if pool < size:
+    for index, (pool, most) in enumerate(zip(pools, largest, strict=True)):
+        if pool < most:
             where = {"per_layer": f"layer {index}'s pool", "per_link": f"link {index}'s pool"}.get(scope, "the pool")
             buffers = f" after {reserved:,} of side buffers" if reserved else ""
             raise ConfigError(
-                f"capacity {text} gives {where} {pool:,} bytes{buffers}, less than one expert of {size:,}; raise it"
+                f"capacity {text} gives {where} {pool:,} bytes{buffers}, less than one expert of {most:,}; raise it"
             )
     return _described(pools, geometry, tiers[0], per_token)
 
@@ -203,7 +202,7 @@ def cliff(
     )
     if len(capacity.pools) == 1 and capacity.total < least:
         text += (
-            "; a global LRU that starts cold, fetches every miss and prefetches nothing then hits nothing "
+            "; a global LRU that starts cold, fetches every miss and does not prefetch hits nothing "
             f"on one-token passes that use {each}"
         )
     return text
@@ -259,7 +258,7 @@ def divided(trace: Trace, total: str, context: int, runtime: str = "", dense: st
         said = assumption(geometry, recorded(about))
         lacking = found.dense_bytes + found.kv_bytes + found.runtime_bytes + largest - found.total_bytes
         raise ConfigError(
-            f"{total} hold {_spelled(found)} and no expert of {largest:,} bytes: {lacking / GB:.4g} GB are missing; "
+            f"{total} cannot hold {_spelled(found)} and an expert of {largest:,} bytes: {size(lacking)} are missing; "
             "give more memory, a shorter --context, or fewer bits per weight: --dense or --dense-bits here, "
             f"--expert-bits where the trace is made{f' ({said})' if said else ''}"
         )
@@ -281,7 +280,7 @@ def size_of(text: str, what: str) -> int:
 
 def _spelled(memory: Memory) -> str:
     named = {"dense weights": memory.dense_bytes, "KV cache": memory.kv_bytes, "runtime": memory.runtime_bytes}
-    return ", ".join(f"{size / GB:.4g} GB of {name}" for name, size in named.items())
+    return ", ".join(f"{size(count)} of {name}" for name, count in named.items() if count)
 
 
 # experts that are in the fast tier for good

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moereplay.traces.metadata import BIAS
 from moereplay.traces.pieces import Piece, pieces, same_bias
@@ -162,11 +162,17 @@ def _is_part(trace: Trace, note: str) -> bool:
     return trace.header.provenance.importer == MERGED and note.startswith(PART)
 
 
+def _alike(value: Any) -> str:
+    """Return a value, or the one that all layers have."""
+    same = isinstance(value, list) and len(value) > 1 and len(set(value)) == 1
+    return f"{shown(value[0])} in every layer" if same else shown(value)
+
+
 def _refuse_other_model(first: Trace, trace: Trace) -> None:
     ours, theirs = (each.geometry.model_dump(mode="json") for each in (first, trace))
     if ours != theirs:
         name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
-        values = f"geometry.{name} is {shown(theirs.get(name))}, that of {first.path} is {shown(ours.get(name))}"
+        values = f"geometry.{name} is {_alike(theirs.get(name))}, that of {first.path} is {_alike(ours.get(name))}"
         raise TraceError(f"{trace.path}: {values}: expected traces of one model at one precision")
     if not same_bias(first.router_bias, trace.router_bias):
         raise TraceError(f"{trace.path}: {BIAS} differs from that of {first.path}: expected traces of one model")

@@ -158,7 +158,7 @@ def _prefetch(question: Question, answer: Answer) -> Document:
     gain = best.tokens_per_s / without.tokens_per_s - 1
     if best.config.prefetch != "none":
         pays = gain > WORTH
-        than = "than the best set without" + ("" if pays else ", which is next to nothing")
+        than = "than the best set without" + ("" if pays else ", which is negligible")
         return {"pays": pays, "gain": gain, "reason": f"{best.config.prefetch}: {percent(gain)} more tokens/s {than}"}
     if answer.recall_that_pays is None and answer.cut:
         return {"pays": None, "gain": 0.0, "reason": UNSEARCHED}

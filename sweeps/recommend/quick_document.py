@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from moereplay.simulator.machine import NO_LIMIT, Machine
+from moereplay.simulator.platform import Calibration
 from moereplay.sweeps.recommend.drafting import Drafted, OfEngine, Step
 from moereplay.sweeps.recommend.engines import engine
 from moereplay.sweeps.recommend.hits import LAYERS
 from moereplay.sweeps.recommend.placements import Choice, Placements, placements
 from moereplay.sweeps.recommend.quick import WORTH, Estimate, Quick, Range
 from moereplay.sweeps.recommend.token_time import Load
+from moereplay.traces.dense import dense_of
+from moereplay.traces.geometry import recognised
 
 Document = dict[str, Any]
 NO_GAIN: Document = dict.fromkeys(("gain", "least", "most", "pays"))
@@ -19,7 +23,7 @@ NO_GAIN: Document = dict.fromkeys(("gain", "least", "most", "pays"))
 def quick_document(load: Load, machine: Machine, found: Quick) -> Document:
     """Return the document of an answer."""
     return {
-        "machine": _machine(machine),
+        "machine": _machine(machine, load),
         "model": {
             "layers": load.geometry.layers,
             "experts": load.geometry.experts,
@@ -112,7 +116,7 @@ def pays_of(gain: Range) -> bool | None:
     return True if gain.least > WORTH else False if gain.most <= WORTH else None
 
 
-def _machine(machine: Machine) -> Document:
+def _machine(machine: Machine, load: Load) -> Document:
     platform = machine.platform
     ram = machine.ram_bytes if 0 < machine.ram_bytes < NO_LIMIT else None
     return {
@@ -125,9 +129,17 @@ def _machine(machine: Machine) -> Document:
         "ram_bytes": ram,
         "ram_bytes_per_s": getattr(platform.cpu, "memory_bytes_per_s", None),
         "disk_bytes_per_s": machine.disk_bytes_per_s,
-        "calibrated": platform.calibrated is not None,
+        "calibrated": platform.calibrated is not None and _covers(platform.calibrated, load),
         "assumed": list(machine.assumed),
     }
+
+
+def _covers(calibration: Calibration, load: Load) -> bool:
+    """Return whether figures were fitted on this model, or on weights of its sizes if it has no name."""
+    model, sizes = recognised(load.model), load.geometry.expert_bytes
+    name, size = model.name if model else load.model, fmean(sizes)
+    unlike = calibration.unlike(name, dense_of(load.geometry).read)
+    return not (unlike or calibration.unlike_experts(name, size, [size]))
 
 
 def _estimate(found: Estimate) -> Document:

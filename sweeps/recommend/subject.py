@@ -65,7 +65,8 @@ def model_load(spec: str, asked: Asked) -> Subject:
     routing = f"routing model{'s' if len(candidates) > 1 else ''} {names}"
     if not own:
         many = len({each.routing.model for each in candidates})
-        routing = f"no routing model of it ships; that of {many} others at its shape, whose range is no bound ({names})"
+        routing = "no built-in routing model; the range, not a bound, is over the routing of "
+        routing += f"{many} other models, scaled to its shape: {names}"
     drafts = asked_drafts(asked.concurrency, asked.draft, model.name)
     ways = drafts.decodings if drafts else (PLAIN,)
     loads = _loads(geometry, model.name, asked, ways, [of_model_at(each.routing, ways) for each in candidates])

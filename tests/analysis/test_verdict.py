@@ -82,13 +82,13 @@ def test_requests_that_can_hardly_decide_are_said_to_be_too_few_with_the_number_
     """Sixteen configurations are 120 pairs: 120 * 2 ** -12 is below the level of an answer, 120 * 2 ** -11 is not."""
     alike = [entry(f"set_{at}", [(10**9 + at, 50 + (at * n) % 37) for n in (1, 2, 5)]) for at in range(16)]
     text = said(lines(alike, NAMES))
-    assert "3 requests cannot decide among 16 configurations (120 pairs): record 13 or more" in text
-    assert text.count("cannot decide") == 1 and "sweep compare" in text
+    assert "3 requests cannot separate 16 configurations (120 pairs): record 13 or more" in text
+    assert text.count("cannot separate") == 1 and "sweep compare" in text
     for family in (1, 3, 120, 5000):
         assert family * 2.0 ** (1 - enough(family)) < SURE <= family * 2.0 ** (2 - enough(family))
     assert pairs_of(16) == 120
     alike = [entry(f"set_{at}", [(10**9 + at, 50 + (at * n) % 37) for n in range(14)]) for at in range(16)]
-    assert "cannot decide" not in said(lines(alike, NAMES))
+    assert "cannot separate" not in said(lines(alike, NAMES))
 
 
 def test_another_platform_is_counted_request_by_request_and_not_tested() -> None:

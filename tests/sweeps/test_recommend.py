@@ -65,7 +65,7 @@ def test_the_memory_is_divided():
 
 
 def test_a_memory_that_holds_no_expert_says_what_is_missing():
-    with pytest.raises(ConfigError, match=r"no expert of 1,000,000 bytes: 0\.001007 GB are missing.*--dense-bits"):
+    with pytest.raises(ConfigError, match=r"an expert of 1,000,000 bytes: 1\.01 MB are missing.*--dense-bits"):
         divided(trace_of(), "500MB", 0)
     with pytest.raises(ConfigError, match="invalid --memory 'much'"):
         divided(trace_of(), "much", 0)

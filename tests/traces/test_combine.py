@@ -208,6 +208,7 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
     for at, (changed, said) in enumerate(
         [
             ({"experts": 16}, "geometry.experts is 16, that of"),
+            ({"expert_bytes": (7,) * 3}, "geometry.expert_bytes is 7 in every layer, that of"),
             ({"expert_bytes": (1, 2, 3)}, r"geometry.expert_bytes is \[1, 2, 3\]"),
             ({"router": {"family": "topk_softmax"}}, r"geometry.router is .*topk_softmax"),
         ]
