@@ -46,7 +46,7 @@ class Error(Frozen):
     halves_misses: float | None = None  #: misses between them
 
 
-class RoutingModel(Frozen, frozen=True):
+class RoutingModel(Frozen):
     """Statistics of a model's routing. Each of the eight parts has a number per layer (L,)."""
 
     name: str

@@ -117,7 +117,7 @@ def test_streams_need_as_many_requests() -> None:
 
 
 def test_unions_rise_with_rows_and_a_cache_holds_less_of_them() -> None:
-    ways = tuple(Decoding(streams, Drafts(many)) for streams in (1, 2, 4) for many in range(4))
+    ways = [Decoding(streams, Drafts(many)) for streams in (1, 2, 4) for many in range(4)]
     routing = named("gpt-oss-20b")
     found = dict(zip(ways, of_model_at(routing, ways), strict=True))
     unions = {way: hits.work.union if hits.work else routing.k for way, hits in found.items()}
