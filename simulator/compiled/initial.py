@@ -266,6 +266,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_tiers": len(spec.lower),
         "n_tiered": len(spec.lower) * layout.experts * layout.precisions,
         "n_pools": len(spec.pools),
+        "n_reals": max(spec.layout.geometry.layers, len(spec.pools)),
         "n_queued": layout.experts * layout.precisions + len(spec.pools),
         "n_kinds": geometry.layers * layout.precisions,
         "n_cells": geometry.layers * 2 * WIDTH,
