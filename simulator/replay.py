@@ -249,7 +249,7 @@ def replay(
 ) -> Result:
     """Replay `trace`; the same arguments give the same result. Raises ConfigError, PolicyError or TraceError.
 
-    With `sharing`, replays one after the other that differ in their platform only share decisions that no time changes.
+    With `sharing`, consecutive replays that differ only in their platform share decisions that do not depend on time.
     """
     check_engine(engine)
     ready = plan(trace, config)

@@ -126,10 +126,12 @@ class Stepper:
 
 
 def can_step(spec: RunSpec) -> bool:
-    """Return whether `Stepper` supports a run: one link, no lower tier, no CPU, and only costs that are tables."""
+    """Return whether `Stepper` supports a run: all requests there at the start, one link, no lower tier, no CPU,
+    and only costs that are tables.
+    """
     times = spec.times
     miss = spec.chosen.miss
-    if spec.resident or spec.chosen.prefetch.policy.next_pass:
+    if spec.arrivals or spec.resident or spec.chosen.prefetch.policy.next_pass:
         return False
     if spec.lower or times.has_pieces or times.waits_for_all or miss.policy.uses_cpu(miss.params):
         return False

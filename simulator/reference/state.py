@@ -225,7 +225,7 @@ class LowerTier:
         self._held[y] -= 1
 
     def read(self, y: int) -> None:
-        """Make a copy the last to be evicted, unless the first in is the first out."""
+        """Move a copy to the end of the eviction order; no effect under FIFO."""
         if not self._fifo:
             del self._order[y]
             self._order[y] = None

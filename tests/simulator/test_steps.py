@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,7 @@ def test_what_steps_do_not_know_is_refused_by_their_check() -> None:
     assert can_step(spec_of(geometry, 4, machine()))
     assert not can_step(spec_of(geometry, 4, machine(prices={"overlap": "none"})))
     assert not can_step(spec_of(geometry, 4, machine(prices={"link": {"first_piece": 0.5}})))
+    assert not can_step(replace(spec_of(geometry, 4, machine()), arrivals=(0, 5)))
 
 
 def test_what_ends_a_run_is_raised() -> None:

@@ -206,6 +206,8 @@ def test_all_experts_differ_and_lie_side_by_side(tmp_path):
     ("settings", "said"),
     [
         ({"miss": "lowest_bit:bits=16/3"}, "^measure .* 2, 4 or 8 bits.*these have 3 bits.* --expert-bits 16"),
+        ({"draft": "recorded"}, "^--draft recorded: not possible in a measured run .* pass --draft N"),
+        ({"passes": "batch:2", "arrivals": "every:1"}, "^--arrivals: not possible in a measured run"),
     ],
 )
 def test_what_no_real_run_can_do_is_refused_by_name(settings, said):

@@ -16,6 +16,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import rate_of
 from moereplay.simulator.replay import Plan, plan
 from moereplay.traces.dense import resolved
+from moereplay.traces.drafts import parse_drafts
 from moereplay.traces.schema import Geometry, Request, Trace, memory_trace
 from moereplay.traces.texts import hint
 
@@ -66,6 +67,10 @@ def shallow(geometry: Geometry, layers: int) -> Geometry:
 
 def planned(trace: Trace, config: ReplayConfig) -> Plan:
     """Raises ConfigError or PolicyError for what cannot be replayed, and for platforms that no real run has."""
+    if parse_drafts(config.draft).recorded:
+        raise ConfigError("--draft recorded: not possible in a measured run of a part of the trace; pass --draft N")
+    if config.arrive:
+        raise ConfigError("--arrivals: not possible in a measured run, which has one request: expected all")
     ready = plan(trace, config)
     if ready.resident:
         raise ConfigError("--resident: not possible in a measured run; --warm FILE fills the cache at the start")
