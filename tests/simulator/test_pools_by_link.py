@@ -106,7 +106,7 @@ def test_pools_of_one_layer_each_evict_as_if_alone(eviction: str) -> None:
     where = machine(more=(Link(bytes_per_s=1e9),))
     homes = homes_of(where, sizes(1, 8, 1))
 
-    def replayed(pools: int | tuple[int, ...], rows: list[list[int]], **scope: str) -> Outcome:
+    def replayed(pools: int | tuple[int, ...], rows: list[list[int]], **scope: Any) -> Outcome:
         source = ListSource(sizes(1, 8, 1), [Prompted(tokens(*([row] for row in rows)))])
         return replay_lists(source, pools, where, eviction=eviction, **scope)
 
