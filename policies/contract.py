@@ -5,7 +5,7 @@ A policy is written once and runs in every engine. Its hooks are plain functions
     now       one record: the execution point (pass, layer, phase, ...), see NOW
     experts   a row per expert x = layer * E + e, see EXPERT
     copies    a row per copy y = x * P + p at precision p (0 is the most precise), see COPY
-    own       the policy's own memory: own.rows[y], own.regs[pool], own.reals[layer], own.par[slot]
+    own       the policy's own memory: own.rows[y], own.regs[pool], own.reals[layer or pool], own.par[slot]
     step      the gate's arrays (hooks that are called at a gate only), see Step
 
 `policies/hooks.py` lists the hooks: what each takes after these tables, what it returns, and when it is called.
@@ -103,7 +103,7 @@ class Own(NamedTuple):
 
     rows: Any  #: (copies, Memory.rows) int64
     regs: Any  #: (pools, Memory.regs) int64
-    reals: Any  #: (layers, Memory.reals) float64
+    reals: Any  #: (layers, Memory.reals) float64; as many rows as pools if these are more (a pool per link)
     par: Any  #: (PAR_SLOTS,) float64: the parameters in declaration order, to be read
     capacity: Any  #: (pools,) int64: bytes of each pool, to be read
 

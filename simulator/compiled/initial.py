@@ -255,7 +255,6 @@ def _key_dependencies(eviction: Eviction) -> dict[str, int]:
 
 def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep: bool) -> dict[str, int]:
     layout, geometry = spec.layout, spec.layout.geometry
-    tokens = len(inputs["token_ids"])
     most = len(pass_lengths(inputs, spec)) - 1
     numbers = {
         "passes": len(inputs["pass_start"]),
@@ -266,6 +265,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_tiers": len(spec.lower),
         "n_tiered": len(spec.lower) * layout.experts * layout.precisions,
         "n_pools": len(spec.pools),
+        "n_reals": max(geometry.layers, len(spec.pools)),
         "n_queued": layout.experts * layout.precisions + len(spec.pools),
         "n_kinds": geometry.layers * layout.precisions,
         "n_cells": geometry.layers * 2 * WIDTH,
@@ -277,7 +277,7 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_steps": len(inputs["offsets"]),
         "n_demand": len(inputs["stream_expert"]),
         "n_passes": len(inputs["stream_pass"]),
-        "n_tokens": tokens,
+        "n_tokens": len(inputs["token_ids"]),
         "n_weighted": len(inputs["token_weights"]),
         "n_scored": len(inputs["token_choice"]),
         "n_sums": len(inputs["token_assigned"]),

@@ -32,7 +32,7 @@ class BoundPolicy(Generic[PolicyT]):
         tables: dict[str, Any] = {
             "rows": _zeros(rows, memory.rows + memory.rows_per_expert * self._tables.now["experts"], 0),
             "regs": _zeros(len(self._pools), memory.regs, 0),
-            "reals": _zeros(layers, memory.reals, 0.0),
+            "reals": _zeros(max(layers, len(self._pools)), memory.reals, 0.0),
         }
         if self._checks is not None:
             tables = {name: self._checks.tables.memory(name, table) for name, table in tables.items()}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -94,6 +95,11 @@ def of_model(routing: RoutingModel, seed: int = 0) -> Hits:
 
 def of_model_at(routing: RoutingModel, decodings: Sequence[Decoding], seed: int = 0) -> tuple[Hits, ...]:
     """Return the hits of a routing model for each way to decode, all of the same drawn text."""
+    return _of_model(routing, tuple(decodings), seed)  # pyright: ignore[reportArgumentType] pydantic gives it a hash
+
+
+@lru_cache(maxsize=64)  # runs and questions in one process ask for the same few models
+def _of_model(routing: RoutingModel, decodings: tuple[Decoding, ...], seed: int) -> tuple[Hits, ...]:
     lengths = _drawn(max(each.streams for each in decodings))
     sampled = SAMPLED_LAYERS if lengths == DRAWN else SAMPLED_LAYERS // 2
     places = np.unique(np.linspace(0, routing.layers - 1, min(routing.layers, sampled)).round().astype(int))

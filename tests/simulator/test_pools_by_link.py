@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,24 @@ class TestByHand:
         assert plan(trace, configure(capacity="50%", scope="per_link", platform=split)).capacity.pools == (22, 7)
         with pytest.raises(ConfigError, match=r"capacity 25% gives link 1's pool 3 bytes, less than one expert of 5"):
             plan(trace, configure(capacity="25%", scope="per_link", platform=split))
+
+
+@every("eviction", ("lru", "arc", "s3fifo", "sieve", "clock"))
+def test_pools_of_one_layer_each_evict_as_if_alone(eviction: str) -> None:
+    """A model of one layer with two links has more pools than layers; a policy keeps numbers for each of them."""
+    draw = random.Random(3)
+    stream = [[draw.choice((0, 0, 1, 2, 3, 4, 4, 5, 6, 7))] for _ in range(200)]
+    where = machine(more=(Link(bytes_per_s=1e9),))
+    homes = homes_of(where, sizes(1, 8, 1))
+
+    def replayed(pools: int | tuple[int, ...], rows: list[list[int]], **scope: Any) -> Outcome:
+        source = ListSource(sizes(1, 8, 1), [Prompted(tokens(*([row] for row in rows)))])
+        return replay_lists(source, pools, where, eviction=eviction, **scope)
+
+    parts = [[row if homes[row[0]] == link else [-1] for row in stream] for link in (0, 1)]
+    apart = [replayed(2, rows).counts("hits", "misses", "evictions") for rows in parts]
+    both = replayed((2, 2), stream, scope="per_link").counts("hits", "misses", "evictions")
+    assert both == tuple(map(sum, zip(*apart, strict=True))) and both[0] > 20 < both[2]
 
 
 def numbers(result: Result) -> tuple[object, ...]:
