@@ -28,31 +28,39 @@ NOISE = 0.03  #: smaller measured changes have no sign
 NOTED = 0.003  #: smaller predicted changes have none
 HEAD = """# Machines that use VRAM, RAM and SSD at once: closed forms and measured runs
 
-`make study-estimates` (CELLS=folder with `cells.csv`, OUT=page) writes this page. The runs are other people's and not
-in this repository. A *series* is one person's runs on one machine with one thing changed. A token's time is the closed
-form of [`recommend`](recommend.md), plus a step (dense weights of unknown size, launches, attention), with misses a
-factor dearer (the unknown rate of CPU, link or disk). A prompt streams, per batch, the experts that the batch uses.
+`make study-estimates` (CELLS=folder with `cells.csv`, OUT=page) writes this page. It compares closed forms with runs
+that other people measured; the runs are not in this repository. A *series* is a set of runs by one person on one
+machine in which one thing changes. The predicted time of a token is the closed form of [`recommend`](recommend.md)
+with two fitted figures. The *step* is an added constant (dense weights of unknown size, launches, attention). The
+*factor* multiplies the cost of misses (the unknown rate of CPU, link or disk). A prompt streams, per batch, the
+experts that the batch uses.
 
-**Changes**: two runs, the slowest and the fastest by prediction, fit both figures (one run, where there are but two
-or they do not differ). Engines of a series are groups of their own; signs and ratios are of all pairs of runs of a
-group but the fitted one. **Levels**: the middle run alone fits one figure (the step where the rates of all that it
-waits for are published: RAM's for the CPU, the link's for fetches; the factor otherwise), and the others are
-predicted. A measured change below 3 % has no sign. Errors of a question are medians over its groups of the median
-error within a group. `moereplay calibrate series` does the same with [runs of
-yours](logs.md#runs-of-a-machine-with-vram-ram-and-a-disk); every run beside its prediction is in
-[predicted-vs-measured](predicted-vs-measured.md).
+**Changes.** Two runs fit both figures: the slowest and the fastest by prediction. One run fits if there are only two
+runs, or if they do not differ. Each engine of a series is a separate group. Signs and ratios are taken over all pairs
+of runs in a group, except the fitted pair. A measured change below 3 % has no sign.
 
-**What these figures are not.** Groups, the run that fits, and which runs are refused were settled with the results in
-view, so none of this is a blind test. So were the corrections of November 2026 (medians of 13.2 % and 18.5 % before):
-ktransformers places experts uniformly by default, not by use, keeps 3.6 GB of each card for prompts, and takes 16,384
-tokens of a prompt at once (all three from its tutorials); a token reads the positions of the cache that are filled,
-not all that are allocated; a process's memory limit also holds its runtime, and without a GPU what RAM lacks comes
-from the disk (it was counted against RAM twice); a measured rate of the link replaces that of its generation (of cold
-slices, where it is published); and one run fits what is not published, where a rate of RAM says nothing of a disk.
-None was fitted to a number of a row, but each was looked for where errors were large. A factor of 1e-06, or a
-negative step, is not a rate of a machine: there the form fits a constant or a slope. With few runs to a group, small
-errors say little, and six of the groups are pairs of one document: the last line of the next table counts each series
-once.
+**Levels.** The middle run alone fits one figure, and the other runs are predicted. The figure is the step if the
+rates of everything that the run waits for are published (RAM's for the CPU, the link's for fetches), otherwise the
+factor. For each question, the table has the median over groups of the median error within a group. `moereplay
+calibrate series` does the same with [your own runs](logs.md#runs-of-a-machine-with-vram-ram-and-a-disk).
+[predicted-vs-measured](predicted-vs-measured.md) lists every run with its prediction.
+
+**What these figures are not.** This is not a blind test: groups, the fitted runs and the refused runs were chosen
+with the results in view. So were these corrections of November 2026 (medians were 13.2 % and 18.5 % before):
+
+- ktransformers places experts uniformly by default, not by use. It keeps 3.6 GB of each card for prompts, and takes
+  16,384 tokens of a prompt at once. All three are from its tutorials.
+- A token reads the filled positions of the KV cache, not all allocated ones.
+- A process's memory limit also includes its runtime. Without a GPU, what does not fit into RAM comes from the disk
+  (it was counted against RAM twice).
+- A measured rate of the link replaces the rate of its PCIe generation. If a rate for cold slices is published, that
+  one is used.
+- One run fits unpublished figures if the RAM rate gives no information about a disk.
+
+None of these was fitted to a number in a row, but each was sought where errors were large. A factor of 1e-06 or a
+negative step is not a property of a machine: there the form fits only a constant or only a slope. With few runs per
+group, small errors mean little. Six of the groups are pairs of runs from one document, so the last line of the second
+table counts each series once.
 """
 
 
@@ -111,16 +119,16 @@ def _page(
     refused: Sequence[tuple[object, str]],
     rows: int,
 ) -> Iterator[str]:
-    yield f"\n{len(found)} of {rows} runs are expressed; with nothing fitted {len(alone)}:\n"
+    yield f"\n{len(found)} of {rows} runs can be predicted, {len(alone)} of them without any fit:\n"
     yield from _table("placement,runs,least,median,most,within 25 %", _alone(alone))
-    yield "\nMeasured / predicted time. Then by question:\n"
+    yield "\nThe table has measured / predicted time. By question:\n"
     head = "groups,changes,signs right,median error of ratios,median error of levels after one run,after two runs"
     yield from _table(f"question,{head}", _questions(every))
     yield "\nBy series:\n"
     yield from _table(f"series,question,runs,factor,step ms,{head.partition(',')[2]}", map(_series, every))
-    yield "\n## Directions\n\nKnown of these machines, and whether the closed form or a replay has them:\n"
+    yield "\n## Directions\n\nKnown effects on these machines, and whether the closed form or a replay shows them:\n"
     yield from _table("direction,predicted,measured,reproduced", directions(found))
-    yield "\n## Runs that are not expressed\n"
+    yield "\n## Runs that cannot be predicted\n"
     counted = Counter(why[:100] for _, why in refused)
     yield from _table("runs,reason", ([str(count), why] for why, count in counted.most_common()))
 

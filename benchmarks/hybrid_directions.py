@@ -73,7 +73,7 @@ def _verdict(sign: bool, size: bool = True, why: str = "") -> str:
     """Return whether a direction is reproduced, and if not, why."""
     if sign and size:
         return YES
-    return f"{SIGN if sign else NO}{'; supposed cause, not tested: ' if why else ''}{why}"
+    return f"{SIGN if sign else NO}{'; suspected cause, untested: ' if why else ''}{why}"
 
 
 @cache
@@ -136,7 +136,7 @@ def _frequency() -> Answer:
     gains = [_cached(mode, share, UNIFORM) / _cached(mode, share, STATIC) - 1 for share in (0.15, 0.85)]
     whole = _cached(mode, 0.5, UNIFORM) / _cached(mode, 0.5, LAYERS) - 1
     told = f"{gains[0]:+.1%} at 15 %, {gains[1]:+.1%} at 85 % of the experts; whole layers {whole:+.1%} at half"
-    why = "the shipped routing models use few experts more often than Qwen3-Next did"
+    why = "the shipped routing models use a few experts more often than Qwen3-Next did"
     measured = "2 to 4 %, 27 to 32 %; whole layers are better"
     return told, measured, _verdict(min(gains) > 0 and whole > 0, gains[0] < 0.06 and gains[1] > 0.2, why)
 
@@ -151,7 +151,7 @@ def _cache_against_layers() -> Answer:
     measured = "loses near 100 %, wins well below over a fast link, loses or ties at 10 to 15 % with CPU misses"
     near, below = gains[0] < 0, min(gains[1:]) > 0
     why = "with CPU misses at 12 % its hits are those of other models' routing, and every upload is on time"
-    two = f"two of three; supposed cause, not tested: {why}"
+    two = f"two of three; suspected cause, untested: {why}"
     verdict = two if near and below and tie > 0.05 else _verdict(near and below)
     return f"fetching LRU {told}; CPU misses {tie:+.0%} at 12 %", measured, verdict
 
@@ -189,7 +189,7 @@ def _slots() -> Answer:
     told = f"misses at 50 %: LRU {lru:.1%}, Belady {best:.1%}, static {static:.1%}, half pinned {pinned:.1%}"
     concave = falls[0] / 13 > falls[1] / 25
     ok = concave and static > lru and pinned > lru
-    why = "the drawn text keeps its experts, so that a static set ages less"
+    why = "the drawn text keeps its experts, so a static set ages less"
     return told, "4.7, 2.6, 23.3, 5.8 %", _verdict(ok, lru - best < 0.025 and static > 3 * lru, why)
 
 
