@@ -317,7 +317,7 @@ def calibrate_series(
     judged = [(group, fitted(group, chosen_of(group, fit or ()))) for group in _with(groups(found), fit or [], refused)]
     if not judged:
         reasons = "; ".join(f"{row['id']}: {why}" for row, why in refused[:3])
-        raise ConfigError(f"{table}: no run can be expressed: {reasons}")
+        raise ConfigError(f"{table}: no run can be predicted by the closed form: {reasons}")
     if written.out and len(judged) > 1:
         names = ", ".join(sorted({group.series for group, _ in judged}))
         raise ConfigError(
@@ -345,14 +345,14 @@ def _with(found: Sequence[Group], names: list[str], refused: Sequence[tuple[Row,
 
     for row, why in refused:
         if row["id"] in names:
-            raise ConfigError(f"--fit {row['id']} cannot be expressed: {why}")
+            raise ConfigError(f"invalid --fit {row['id']}: the closed form cannot predict this run: {why}")
     known = [run.row["id"] for group in found for run in group.runs]
     for name in names:
         if name not in known:
             raise ConfigError(f"invalid --fit {name!r}: expected the id of a run: {hint(name, known)}")
     kept = [group for group in found if not names or {run.row["id"] for run in group.runs} & set(names)]
     if names and len(kept) > 1:
-        raise ConfigError(f"--fit {names[0]} and {names[1]} belong to groups of their own: {', '.join(_about(kept))}")
+        raise ConfigError(f"--fit {names[0]} and {names[1]} belong to different groups: {', '.join(_about(kept))}")
     return kept
 
 
@@ -384,8 +384,8 @@ def _show_series(
             f"held out  {counted(held['runs'], 'run')}: median |error| {held['median']:.1%}, worst {held['worst']:+.1%}"
         )
     if refused:
-        show(table([{"run": row["id"], "not expressed because": why} for row, why in refused]))
-    show(f"{sum(len(group.runs) for group, _ in judged)} runs are expressed, {len(refused)} are not")
+        show(table([{"run": row["id"], "not predicted because": why} for row, why in refused]))
+    show(f"{sum(len(group.runs) for group, _ in judged)} runs can be predicted, {len(refused)} cannot")
 
 
 def _row(run: dict[str, object]) -> dict[str, object]:

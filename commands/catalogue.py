@@ -157,7 +157,7 @@ def _check(name: str | None, here: bool, folder: Path | None, parts: Parts, card
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"--folder {folder}: expected a folder on the disk to measure")
     if output.out is not None and not (here or of_parts):
-        raise ConfigError("--out requires --here, or parts such as --gpu; of a platform, --toml prints the file")
+        raise ConfigError("--out requires --here, or parts such as --gpu; to print a platform's file, pass --toml")
     if output.toml and not asked:
         raise ConfigError("--toml requires a platform, as in `moereplay platforms phone-ufs4 --toml`")
     if output.toml and cards:

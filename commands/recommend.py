@@ -101,7 +101,7 @@ def recommend(
         _quickly(subject, trace, settings, given, parts, engine, quant, figures, as_json)
         return
     if figures:
-        raise ConfigError("--figures requires an answer by the closed form: leave --platform out, or pass --engine")
+        raise ConfigError("--figures requires an estimate by the closed form: omit --platform, or pass --engine")
     if quant:
         raise ConfigError("--quant requires a model: a trace states how its experts are stored")
     _searched(trace, settings, given, parts, search, as_json)

@@ -154,7 +154,7 @@ def _search_rates(
         raise ConfigError("--find-rate cannot be combined with --json, --events or --out; --csv prints every figure")
     for config in configs:
         if config.arrive:
-            raise ConfigError(f"--find-rate searches for the rate: expected no --arrivals, not {config.arrivals}")
+            raise ConfigError("--find-rate cannot be combined with --arrivals: it searches for the arrival rate")
         at_rate(config, "1")
     say_when_compiling()
     with keeping(lambda: "nothing was written"), progress(len(configs), "replays") as advance:

@@ -109,7 +109,7 @@ def _checked(text: str, seconds: Iterable[Fraction]) -> tuple[int, ...]:
     if any(later < earlier for earlier, later in pairwise(times)):
         raise ConfigError(f"invalid arrivals {shortened(text)!r}: expected times that do not decrease")
     if times and times[-1] > LATEST_NS:
-        raise ConfigError(f"invalid arrivals {shortened(text)!r}: the last is after 146 years")
+        raise ConfigError(f"invalid arrivals {shortened(text)!r}: expected the last within 146 years")
     return times
 
 

@@ -206,7 +206,7 @@ class Platform(Sparse):
     def _is_no_cpu(cls, compute: Roofline | Measured) -> Roofline | Measured:
         for name in sorted(OF_CPU):
             if getattr(compute, name):
-                raise ValueError(f"{name}: only [cpu] may have it")
+                raise ValueError(f"{name} is valid only in [cpu]")
         return compute
 
     @field_validator("cpu")

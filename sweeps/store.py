@@ -130,7 +130,9 @@ def _download(objects: Objects, folder: Path) -> None:
     for name in objects.names():
         target = folder / name
         if ".." in target.parts or not target.is_relative_to(folder):
-            raise ConfigError(f"cannot fetch {objects.url}: {name!r} leads out of the trace; check the address")
+            raise ConfigError(
+                f"cannot fetch {objects.url}: invalid path {name!r}: expected a file in the trace; check the address"
+            )
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(objects.get(name))

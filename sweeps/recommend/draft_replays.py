@@ -60,7 +60,7 @@ def asked_of(of: Asked, trace: Trace, has_passes: bool) -> dict[str, str]:
     if of.streams == 1 and not of.concurrent:
         return {"draft": OFF}
     if has_passes:
-        raise ConfigError("--concurrency N stands for --passes batch:N: pass one of them")
+        raise ConfigError("--concurrency N cannot be combined with --passes: it sets --passes batch:N")
     if trace.requests < of.streams:
         raise ConfigError(f"invalid --concurrency {of.streams}: the trace has {counted(trace.requests, 'request')}")
     return {"draft": OFF, "passes": f"batch:{of.streams}"}

@@ -112,7 +112,9 @@ def quick(load: Load, machine: Machine, only: str = "") -> Quick:
     """Return the best settings of all engines, or of one. Raises ConfigError if none can run the model."""
     chosen = candidates(load, only)
     if not chosen[0].runs(load.model):
-        raise ConfigError(f"{only} runs {' and '.join(chosen[0].models)} alone, not {load.model}: leave --engine out")
+        raise ConfigError(
+            f"invalid --engine {only}: it runs only {' and '.join(chosen[0].models)}, not {load.model}; omit --engine"
+        )
     found = estimates(load, machine, chosen)
     if not found:
         raise ConfigError(_refusal(load, machine, only))

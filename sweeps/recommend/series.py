@@ -134,7 +134,7 @@ def chosen_of(group: Group, names: Sequence[str]) -> tuple[Sample, ...]:
     for name in names:
         if name not in by_id:
             raise ConfigError(
-                f"invalid --fit {name!r}: expected a run of the series that can be expressed: {hint(name, list(by_id))}"
+                f"invalid --fit {name!r}: expected a run of the series that can be predicted: {hint(name, list(by_id))}"
             )
     chosen = tuple(by_id[name] for name in dict.fromkeys(names))
     if len(chosen) > 2:
@@ -172,7 +172,9 @@ def platform_of(group: Group, by: Fitted) -> Written:
     """Return the machine of a group with the figures that were fitted. Raises ConfigError where there are none."""
     run, row = by.runs[0].run, by.runs[0].row
     if run is None:
-        raise ConfigError(f"{group.series} measures prompts, which fit no platform: pass runs of decoded tokens")
+        raise ConfigError(
+            f"cannot fit a platform to {group.series}, which measures prompts: pass runs of decoded tokens"
+        )
     scaled, figures = _scaled(run.machine.platform, by.factor, _waited(by))
     step, warnings = _step(run, row, by.step)
     figures |= {"fixed_step_ns": float(step * run.geometry.layers)}

@@ -82,14 +82,17 @@ def test_what_cannot_be_expressed_is_refused_by_its_name(tmp_path: Path) -> None
     assert named.keys() == refused.keys()
     assert all(why in named[name] for name, (_, why) in refused.items())
     shown = unfolded(moereplay("calibrate", "series", runs).stdout)
-    assert all(name in shown for name in refused) and "5 runs are expressed, 5 are not" in shown
+    assert all(name in shown for name in refused) and "5 runs can be predicted, 5 cannot" in shown
 
 
 @every(
     "words, told",
     [
         (("--fit", "desk-41"), "invalid --fit 'desk-41': expected the id of a run: did you mean desk-40"),
-        (("--fit", "drafted"), "--fit drafted cannot be expressed: drafts or several requests"),
+        (
+            ("--fit", "drafted"),
+            "invalid --fit drafted: the closed form cannot predict this run: drafts or several requests",
+        ),
         (
             ("--fit", "desk-0", "--fit", "desk-10", "--fit", "desk-20"),
             "--fit is given 3 times: expected one run, or two",
@@ -97,7 +100,7 @@ def test_what_cannot_be_expressed_is_refused_by_its_name(tmp_path: Path) -> None
         (("--fit", "desk-20", "--fit", "again"), "predicted to take the same time"),
         (("--series", "dusk"), "unknown series 'dusk': did you mean desk"),
         (("--out", "x.toml"), "--out requires one group of runs, and these are 2"),
-        (("--fit", "desk-0", "--fit", "other"), "belong to groups of their own"),
+        (("--fit", "desk-0", "--fit", "other"), "belong to different groups"),
     ],
     apart=True,
 )
@@ -118,7 +121,7 @@ def test_a_wrong_question_is_a_line(tmp_path: Path, words: tuple[str, ...], told
         ("id,engine,model,gpu,placement\na,b,c,d,e\na,b,c,d,e\n", "line 3: id 'a' repeats line 2"),
         ("id,engine,model,gpu,placement,ram_gib\na,b,c,d,e,nan\n", "invalid ram_gib 'nan': expected a number from 0"),
         ("id,engine,model,gpu,placement\n", "no runs"),
-        ("id,engine,model,gpu,placement\na,b,c,d,e\n", "no run can be expressed: a: no decode rate"),
+        ("id,engine,model,gpu,placement\na,b,c,d,e\n", "no run can be predicted by the closed form: a: no decode rate"),
     ],
     apart=True,
 )

@@ -233,7 +233,7 @@ def test_a_cpu_that_reads_no_row_is_refused() -> None:
     for tiers in ((), (ram(4),)):
         with pytest.raises(ValueError, match="'SSD'"):
             hybrid(tiers=tiers, cpu={"tier": "SSD"})
-    with pytest.raises(ValueError, match=r"only \[cpu\] may have it"):
+    with pytest.raises(ValueError, match=r"is valid only in \[cpu\]"):
         machine(prices={"compute": {"tier": "RAM"}})
 
 

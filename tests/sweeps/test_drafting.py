@@ -388,7 +388,7 @@ def test_a_search_by_replays_compares_numbers_of_drafts_and_counts_the_memory_of
     assert tokens == sorted(tokens) and tokens[0] == 1
     for wrong, said in (
         (("--concurrency", "7"), "the trace has 6 requests"),
-        (("--concurrency", "2", "--passes", "token"), "stands for --passes batch:N"),
+        (("--concurrency", "2", "--passes", "token"), "--concurrency N cannot be combined with --passes"),
     ):
         refused = moereplay(*told, *wrong)
         assert refused.returncode == 2 and said in unfolded(refused.stderr)

@@ -240,7 +240,7 @@ def test_the_command_draws_both_figures_with_their_numbers(tmp_path: Path) -> No
         f"{name}.{kind}" for name in ("token_time", "speed_by_memory") for kind in ("png", "svg", "csv")
     }
     ended = moereplay("recommend", "miniature", "--platform", "phone-ufs4", "--memory", "1GB", "--figures", tmp_path)
-    assert ended.returncode == 2 and "--figures requires an answer by the closed form" in unfolded(ended.stderr)
+    assert ended.returncode == 2 and "--figures requires an estimate by the closed form" in unfolded(ended.stderr)
 
 
 def test_platforms_with_vram_state_its_size_and_what_ram_is_left() -> None:

@@ -256,7 +256,7 @@ def test_ranges_hold_every_routing() -> None:
                 "only": "mixtral-offloading",
                 "of": Load(model(), 0, 0, (linear(),), "gpt-oss"),
             },
-            "mixtral-offloading runs mixtral alone, not gpt-oss",
+            "invalid --engine mixtral-offloading: it runs only mixtral, not gpt-oss",
         ),
     ],
 )

@@ -96,7 +96,7 @@ def _together(path: Path, layers: list[Layer]) -> tuple[np.ndarray, np.ndarray]:
     first, k = layers[0], max(layer.ids.shape[1] for layer in layers)
     for before, layer in itertools.pairwise(layers):
         if layer.number == before.number:
-            raise TraceError(f"{layer.file} is layer {layer.number}, as is {before.file.name}; import one of them")
+            raise TraceError(f"{layer.file} and {before.file.name} are both layer {layer.number}; import one of them")
         if (len(layer.ids), layer.experts) != (len(first.ids), first.experts):
             said = f"{len(layer.ids)} tokens, {layer.experts or 'any number of'} experts"
             raise TraceError(
