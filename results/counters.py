@@ -63,11 +63,11 @@ _DECLARED = (
     Counter("prefetch_hits", COUNT, "hits that are the first use since a prefetch brought the expert"),
     Counter("prefetch_used", COUNT, "prefetch hits and lates"),
     Counter("predicted", COUNT, "experts that the prefetch policy suggested, each time"),
-    Counter("predicted_demanded", COUNT, "those that the target step demanded"),
+    Counter("predicted_demanded", COUNT, "predicted experts that the target step demanded"),
     Counter(
         "predictable",
         COUNT,
-        "how often these could have been: per access, the gates before it that may predict its layer, "
+        "sum over accesses: the gates before the access that may predict its layer, "
         "or its predictions if they are more",
     ),
     Counter("evictions", COUNT, "victims"),
@@ -76,7 +76,9 @@ _DECLARED = (
     Counter("dropped", COUNT, "misses skipped by the miss policy"),
     Counter("substituted", COUNT, "assignments given to another, resident expert"),
     Counter("cpu_executed", COUNT, "misses executed on the CPU"),
-    Counter("cpu_absent", COUNT, "of these, how many were not complete at the gate in the tier that the CPU reads"),
+    Counter(
+        "cpu_absent", COUNT, "CPU-executed misses that were not complete at the gate in the tier that the CPU reads"
+    ),
     Counter("low_precision", COUNT, "used experts below the highest precision tier"),
     Counter("bytes_demand", BYTES, "bytes of demand transfers, charged when they start"),
     Counter("bytes_prefetch", BYTES, "bytes of prefetch transfers, charged when they start"),
@@ -99,22 +101,20 @@ _DECLARED = (
     Counter("stall_ns", NS, "per step end - gate - expert compute - loading"),
     Counter("assignments_kept", COUNT, "assignments of the router's own choice that were executed as chosen"),
     Counter("mass", WEIGHT, "gate weight of the router's own choice"),
-    Counter("mass_kept", WEIGHT, "of that, the part executed as chosen"),
+    Counter("mass_kept", WEIGHT, "the part of mass executed as chosen"),
     Counter("mass_low_precision", WEIGHT, "the part of mass_kept executed below the highest precision tier"),
     Counter(
         "mass_substituted",
         WEIGHT,
-        "gate weight of the router's own choice in whose place another expert was executed",
+        "the part of mass in whose place another expert was executed",
     ),
     Counter(
         "mass_dropped",
         WEIGHT,
-        "the part not executed; mass_kept + mass_substituted + mass_dropped = mass",
+        "the part of mass not executed; mass_kept + mass_substituted + mass_dropped = mass",
     ),
     Counter("draft_rows", COUNT, "draft tokens, each once, at layer 0"),
-    Counter(
-        "draft_rejected", COUNT, "of these, the rejected ones: computed, but left out of the counters of single tokens"
-    ),
+    Counter("draft_rejected", COUNT, "rejected draft tokens: computed, but left out of the counters of single tokens"),
     Counter("rank_displacement", COUNT, "sum over assignments of how far their rank is from the slot they fill"),
     Counter(
         "variation",
