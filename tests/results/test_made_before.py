@@ -95,7 +95,7 @@ def known_then(today: Any, then: Any) -> Any:
 def test_a_sweep_resumes_with_no_replay(before):
     ended = moereplay("sweep", "run", before / "experiment.toml", "--out", before / "sweep")
     assert ended.returncode == 0, ended.stderr
-    assert "2 configurations and 1 bounds on 1 trace, 3 already stored" in ended.stderr
+    assert "2 configurations and 1 bound on 1 trace, 3 already stored" in ended.stderr
     assert len(list((before / "sweep").glob("part-*"))) == 3
 
 

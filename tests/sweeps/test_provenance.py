@@ -83,7 +83,7 @@ def test_a_sweep_leaves_out_what_a_replay_has_stored(trace: Path, tmp_path: Path
     file.write_text(f'traces = ["{trace}"]\n[grid]\ncapacity = ["50%"]\neviction = ["lru", "fifo"]\n')
     capsys.readouterr()
     command("sweep", "run", file, "--out", out, "--engine", "reference", "--workers", 1)
-    assert "2 configurations and 1 bounds on 1 trace, 2 already stored" in capsys.readouterr().err
+    assert "2 configurations and 1 bound on 1 trace, 2 already stored" in capsys.readouterr().err
 
 
 def test_a_sweep_says_the_same_and_its_experiment(trace: Path) -> None:

@@ -340,7 +340,7 @@ def test_a_search_that_has_no_time_answers_with_what_it_has(interrupted):
     assert answer.cut and 1 <= answer.replayed < 5 and answer.best.tokens_per_s > 0
     said = json.loads(json.dumps(document(question, answer, "here.zarr")))
     text = "\n".join(lines(with_intervals(said | {"assumed": {}}, {})))
-    assert "it ended early" in text and "use: eviction" in text
+    assert "ended early" in text and "use: eviction" in text
 
 
 def test_options_of_a_search_are_refused_where_there_is_none(tmp_path: Path):

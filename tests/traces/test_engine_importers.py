@@ -344,6 +344,6 @@ def test_a_layer_that_is_a_copy_is_named(tmp_path: Path) -> None:
     assert trace.geometry.layers == 2
     assert "layer 9 has the rows of layer 3 throughout: a copy" in notes_of(tmp_path)
     shutil.copy(tmp_path / "run_layer9_shard0.csv", tmp_path / "also_layer9_.csv")
-    assert "is layer 9, as" in refusal(tmp_path)
+    assert "both layer 9" in refusal(tmp_path)
     written(tmp_path / "also_layer9_.csv", "".join(first[:-1])).rename(tmp_path / "run_layer9_shard0.csv")
     assert "has 5 tokens, 8 experts; run_layer3_shard0.csv has 6, 8" in refusal(tmp_path)
