@@ -96,12 +96,14 @@ def _documents(trace: Trace, configs: list[ReplayConfig], free: Freedom | None, 
 def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays: Sequence[Outcome]) -> dict[str, Any]:
     """Return settings, limits and the policies that were replayed."""
     from moereplay.results.metrics import METRICS
+    from moereplay.results.remarks import seconds_in_words
     from moereplay.results.settings import OF_BOUNDS
 
     least, fixed, routed = found.least, found.fixed, found.routed
     return {
         "config": {name: getattr(config, name) for name in OF_BOUNDS if name != "eviction"},
         "capacity_forms": replays[0][0].about["capacity_forms"],
+        "seconds": seconds_in_words(replays[0][0].about),
         "accesses": found.accesses,
         "limits": {
             "compulsory": found.compulsory,
@@ -152,7 +154,8 @@ def _report_bounds(trace: Trace, documents: Sequence[dict[str, Any]], free: Free
     for document in documents:
         varied = {name: value for name, value in document["config"].items() if name != "capacity" and value != ""}
         settings = "; ".join(f"{name} {value}" for name, value in varied.items())
-        show("", f"capacity {document['config']['capacity']}: {document['capacity_forms']}", settings, "")
+        seconds = f"seconds of {document['config']['platform']}: {document['seconds']}"
+        show("", f"capacity {document['config']['capacity']}: {document['capacity_forms']}", settings, seconds, "")
         show(*drawn(document))
     show("", *LEGEND)
     show(*(f"routing: {free.text}" for _ in (1,) if free))

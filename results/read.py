@@ -17,6 +17,8 @@ from moereplay.results.errors import ResultError, unknown
 from moereplay.results.remarks import ESTIMATE, ESTIMATED, assumptions, synthetic_of
 from moereplay.results.schema import BOUNDS, fields_of
 from moereplay.results.settings import KINDS, LEADING, OF_A_FILE
+from moereplay.traces.drafts import parse_drafts
+from moereplay.traces.schema import TraceError
 
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
 
@@ -45,8 +47,9 @@ def requests(frame: pl.DataFrame) -> pl.DataFrame:
 def only(frame: pl.DataFrame, /, **wanted: str | Collection[str]) -> pl.DataFrame:
     """Return the configurations whose fields have one of the wanted values: `only(frame, contract="atomic")`.
 
-    `trace` takes the beginning of a digest; user policies are named without the digest of their file. Raises
-    ResultError naming the unknown field, or the missing values and the existing ones.
+    `trace` takes the beginning of a digest; user policies are named without the digest of their file; `draft="2"` is
+    2 drafts with any other parameters. Raises ResultError naming the unknown field, or the missing values and the
+    existing ones.
     """
     for field, values in wanted.items():
         if field not in fields(frame):
@@ -93,7 +96,18 @@ def seconds_of(frame: pl.DataFrame) -> str:
         basis = f"calibrated in part ({', '.join(known)}), else {other}"
     else:
         basis = f"calibrated ({', '.join(known)})"
-    return "; ".join([basis, *_texts(frame, "band")])
+    return "; ".join([basis, *_bands(frame)])
+
+
+def _bands(frame: pl.DataFrame) -> list[str]:
+    """Return the measured error of the times, with the platforms that have it if other rows have none or another."""
+    bands = _texts(frame, "band")
+    if not bands or "config" not in frame.columns:
+        return bands
+    of = frame.select(pl.col("about").struct.field("band"), pl.col("config").struct.field("platform"))
+    if len(bands) == 1 and not of["band"].null_count():
+        return bands
+    return [f"{', '.join(sorted(set(of.filter(band=each)['platform'])))} {each}" for each in bands]
 
 
 def _texts(frame: pl.DataFrame, fact: str) -> list[str]:
@@ -146,4 +160,20 @@ def _matches(frame: pl.DataFrame, field: str, value: str) -> pl.Expr:
         return text.str.starts_with(value)
     if field in KINDS:
         return (text == value) | (text.str.replace(OF_A_FILE, "") == value)
+    if field == "draft":
+        many, *others = _of_drafts(value)
+        found = (text + ":").str
+        return reduce(
+            pl.Expr.and_, (found.contains(f":{part}:", literal=True) for part in others), found.starts_with(f"{many}:")
+        )
     return text == value
+
+
+def _of_drafts(value: str) -> list[str]:
+    """Return the parts of a draft setting that were typed, as results spell them: `2:accept=.80` is 2, accept=0.8."""
+    try:
+        whole = parse_drafts(value).text.split(":")
+    except TraceError:
+        return [value]
+    typed = {part.partition("=")[0] for part in value.split(":")[1:]}
+    return [whole[0], *(part for part in whole[1:] if part.partition("=")[0] in typed)]

@@ -60,6 +60,7 @@ def test_the_table_and_the_csv_have_a_row_for_every_limit_and_policy(trace: Path
     assert shown.returncode == 0, shown.stderr
     assert max(map(len, shown.stdout.splitlines())) <= 80
     printed = unfolded(shown.stdout)
+    assert printed.count("\nseconds of a100-5gbps: estimated, not calibrated") == 2
     assert printed.count("\nany prefetch ") == 2 and "lru: " in printed and "potential after " in printed
     rows = list(csv.DictReader(moereplay("bounds", trace, *GRID, "--csv").stdout.splitlines()))
     assert len(rows) == 2 * 10 and {row["capacity"] for row in rows} == {"25%", "50%"}

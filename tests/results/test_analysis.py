@@ -185,6 +185,20 @@ def test_only_says_which_fields_and_values_there_are(frame: pl.DataFrame) -> Non
         only(frame, eviction="mru")
 
 
+def test_drafts_are_found_by_the_parts_that_are_named() -> None:
+    stored = ("0", "2:accept=0.7:rejected=other", "2:accept=0.8:rejected=own", "12:accept=0.8/0.2:rejected=other")
+    frames = [by_hand({}).with_columns(pl.col("config").struct.with_fields(draft=pl.lit(text))) for text in stored]
+    frame = pl.concat(
+        [*frames, by_hand({}).with_columns(pl.col("config").struct.with_fields(draft=pl.lit("recorded:rejected=own")))]
+    )
+    counts = {"0": 1, "2": 2, "2:accept=.80": 1, "2:rejected=own": 1, "12:accept=.8/.2": 1, "recorded": 1}
+    assert {typed: len(only(frame, draft=typed)) for typed in counts} == counts
+    assert len(only(frame, draft=stored[1])) == 1
+    for absent in ("8", "accept=0.8", "12:accept=.8", "0.2"):
+        with pytest.raises(ResultError, match="no result has draft = "):
+            only(frame, draft=absent)
+
+
 def test_warm_content_is_text_in_tidy_frames() -> None:
     warm = by_hand({}).with_columns(pl.col("config").struct.with_fields(warm=pl.lit([[0, 3], [1, 5]])))
     assert value(runs(warm), "warm") == "0:3 1:5"

@@ -113,6 +113,18 @@ def test_seconds_of_a_sweep_name_every_range_once():
     assert seconds_of(pl.DataFrame({"about": [facts]})) == "estimated, not calibrated"
 
 
+def test_seconds_of_a_sweep_name_the_platforms_of_a_range_that_is_not_everyones():
+    facts = {"calibration": None, "uncalibrated": None}
+    rows = [
+        {"about": facts | {"band": text}, "config": {"platform": name}}
+        for name, text in zip("abab", "xyxy", strict=True)
+    ]
+    assert seconds_of(pl.DataFrame(rows)) == "estimated, not calibrated; a x; b y"
+    rows[0]["about"]["band"] = None  # drafts, for which a calibration does not hold
+    assert seconds_of(pl.DataFrame(rows[:3])) == "estimated, not calibrated; a x; b y"
+    assert seconds_of(pl.DataFrame(rows[2:3])) == "estimated, not calibrated; x"
+
+
 def test_a_band_is_measured_over_predicted_of_what_is_compared():
     times = [({"tpot_ms": 100.0}, {"tpot_ms": ms}) for ms in (80.0, 100.0, 150.0)]
     found = [Prediction("a", "d", "held_out", predicted=p, measured=m) for p, m in times]
