@@ -194,7 +194,7 @@ def test_drafts_are_found_by_the_parts_that_are_named() -> None:
     counts = {"0": 1, "2": 2, "2:accept=.80": 1, "2:rejected=own": 1, "12:accept=.8/.2": 1, "recorded": 1}
     assert {typed: len(only(frame, draft=typed)) for typed in counts} == counts
     assert len(only(frame, draft=stored[1])) == 1
-    for absent in ("8", "accept=0.8", "12:accept=.8", "0.2"):
+    for absent in ("8", "accept=0.8", "12:accept=.8", "0.2", "2:kept=own"):
         with pytest.raises(ResultError, match="no result has draft = "):
             only(frame, draft=absent)
 

@@ -122,6 +122,7 @@ def test_seconds_of_a_sweep_name_the_platforms_of_a_range_that_is_not_everyones(
     assert seconds_of(pl.DataFrame(rows)) == "estimated, not calibrated; a x; b y"
     rows[0]["about"]["band"] = None  # drafts, for which a calibration does not hold
     assert seconds_of(pl.DataFrame(rows[:3])) == "estimated, not calibrated; a x; b y"
+    assert seconds_of(pl.DataFrame([rows[0], rows[2]])) == "estimated, not calibrated; a x"
     assert seconds_of(pl.DataFrame(rows[2:3])) == "estimated, not calibrated; x"
 
 
