@@ -45,10 +45,20 @@ def _heading(trace: Trace, summary: Summary) -> list[str]:
         f"{counted(summary.requests, 'request')}, {counted(summary.tokens, 'token')} "
         f"({summary.prompt_tokens:,} of prompts){state}",
         f"holds {', '.join(summary.capabilities)}; digest {trace.digest[:16]}",
+        *_drafts(trace),
         *assumptions([synthetic(provenance)]),
         *(f"note: {note}" for note in provenance.notes),
         "",
     ]
+
+
+def _drafts(trace: Trace) -> list[str]:
+    """Return the size of the record of drafts, if there is one."""
+    if (passes := trace.verified) is None:
+        return []
+    some, many, right = int((passes.many > 0).sum()), int(passes.many.sum()), int(passes.right.sum())
+    verified = f"{counted(many, 'draft')} of which {right:,} were accepted"
+    return [f"record of drafts (--draft recorded): {some:,} decode passes verified {verified}"]
 
 
 def _legend(summary: Summary) -> list[str]:

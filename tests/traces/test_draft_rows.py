@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moereplay.analysis.inspection import render as inspected
 from moereplay.traces.combine import appended, merged, taken
 from moereplay.traces.drafts import verified_of
 from moereplay.traces.library.publish import publish
 from moereplay.traces.schema import Request, Trace, TraceError, memory_trace
 from moereplay.traces.selection import first_requests, shortened
 from moereplay.traces.store import open_trace, verify
+from moereplay.traces.summary import summarise
 from moereplay.traces.values import verified
 from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.every import every
@@ -58,6 +60,11 @@ def test_it_comes_back_and_belongs_to_the_passes_of_a_plain_loop(trace):
             assert (known.many[at], known.right[at], known.first[at]) == (right + wrong, right, rejected)
             rejected += wrong
     assert rejected == trace.rejects > 20
+    made = [(right, wrong) for request in requests() for _, right, wrong in passes(request) if right + wrong]
+    of = f"{len(made)} decode passes verified {np.sum(made)} drafts of which {sum(right for right, _ in made)} were"
+    assert any(of in line for line in inspected(trace, summarise(trace), []))
+    plain = memory_trace(PLAIN, [ids_only(8)])
+    assert "drafts" not in str(inspected(plain, summarise(plain), [])[:4])
     assert trace.rows == trace.tokens + trace.rejects
 
 
