@@ -207,25 +207,24 @@ def start_transfers(s, hooks):
 @fast
 def next_landing(s):
     """Return when the next transfer completes, or its first piece arrives, ns."""
-    return landing(s, next_to_land(s))
+    return next_to_land(s)[1]
 
 
 @fast
 def next_to_land(s):
-    """Return the link whose transfer completes next."""
-    if s["n_links"] == 1:
-        return 0
-    next_one = 0
+    """Return the link whose transfer completes next, or whose first piece arrives, and when, ns."""
+    first, at = 0, landing(s, 0)
     for link in range(1, s["n_links"]):
-        if landing(s, link) < landing(s, next_one):
-            next_one = link
-    return next_one
+        its = landing(s, link)
+        if its < at:
+            first, at = link, its
+    return first, at
 
 
 @fast
 def complete(s, hooks):
     """Process a LINK event: make the copy resident, and resume compute if it waits. The caller wakes the links."""
-    link = next_to_land(s)
+    link = next_to_land(s)[0]
     if s["by_matrix"] == 1:
         land_by_matrix(s, hooks, link)
         return
