@@ -43,7 +43,7 @@ from moereplay.simulator.compiled.state import (
     weights,
 )
 from moereplay.simulator.compiled.weights import take_weights, to_units, weigh_run
-from moereplay.simulator.jit.marks import called, fast
+from moereplay.simulator.jit.marks import called, fast, vectorized
 
 
 @fast
@@ -108,7 +108,7 @@ def read_scores(s):
             widen(token_choice(s)[at, layer], choice(s)[t])
 
 
-@called
+@vectorized
 def widen(given, row):
     """Copy a row into one of another type."""
     for e in range(len(given)):

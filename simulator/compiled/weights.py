@@ -50,7 +50,7 @@ from moereplay.simulator.compiled.state import (
     token_weights,
     units,
 )
-from moereplay.simulator.jit.marks import called, fast
+from moereplay.simulator.jit.marks import called, fast, vectorized
 from moereplay.traces.drafts import REJECTED
 
 FAMILIES = ("softmax_topk", "topk_softmax", "sparsemixer", "softmax_groups", "sigmoid_groups")
@@ -379,14 +379,12 @@ def after(weighed, at, before, is_anew):
     return weighed[at] if is_anew == 1 else before
 
 
-@called
+@vectorized
 def rank_behind(choice, own, e):
     """Return the rank of an expert that was not chosen: after the chosen, by descending score, ties by lowest id."""
     rank, score = np.int64(len(own)), choice[e]
-    for other in range(e):
-        rank += 1 if choice[other] >= score else 0
-    for other in range(e + 1, len(choice)):
-        rank += 1 if choice[other] > score else 0
+    for other in range(len(choice)):
+        rank += 1 if (choice[other] > score) | ((choice[other] == score) & (other < e)) else 0
     for other in own:
         if other != NONE:
             rank -= 1 if (choice[other] > score) | ((choice[other] == score) & (other < e)) else 0

@@ -44,7 +44,7 @@ class Emitter:
 
     def __init__(self, needed: dict[str, str]) -> None:
         """Start with one empty block; functions of LLVM's that are called are added to `needed`."""
-        self.needed = needed
+        self.needed, self.loop_hint = needed, ""
         self.blocks, self.slots, self._names = [Block("b0")], list[str](), 0
         self.block: Block | None = self.blocks[0]  #: None after its end
 
@@ -151,7 +151,7 @@ class Emitter:
         self.jump(following)
         self.block = following
         self.line(f"store i64 {self.emit(f'add nsw i64 {at}, {step}')}, {here}")
-        self.jump(test)
+        self.end(f"br label %{test.name}{self.loop_hint}")
         self.block = after
 
     # numbers

@@ -18,6 +18,8 @@ F = TypeVar("F", bound=Callable)
 IS_PYTHON = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 #: Functions to be compiled with their callers, with their mark.
 MARKED: dict[Callable, str] = {}
+#: Those of them whose loops are vectorized in kernels: they have many iterations.
+VECTORIZED: set[Callable] = set()
 
 
 def fast(function: F) -> F:
@@ -30,6 +32,12 @@ def called(function: F) -> F:
     """Mark a function that the compiler may inline or call."""
     MARKED[function] = "plain"
     return function
+
+
+def vectorized(function: F) -> F:
+    """Mark a function like `called`, whose loops have many iterations: over all experts of a layer, say."""
+    VECTORIZED.add(function)
+    return called(function)
 
 
 def merged(function: F) -> F:

@@ -23,7 +23,7 @@ from moereplay.simulator.jit.emitting import Block
 from moereplay.simulator.jit.expressions import Expressions
 from moereplay.simulator.jit.freezing import Freezer
 from moereplay.simulator.jit.machine_code import Built, machine_code_of
-from moereplay.simulator.jit.marks import MARKED, NotCompiledError, Shape
+from moereplay.simulator.jit.marks import MARKED, VECTORIZED, NotCompiledError, Shape
 from moereplay.simulator.jit.values import (
     NOTHING,
     PLAIN_POINTERS,
@@ -44,6 +44,7 @@ from moereplay.simulator.jit.values import (
 )
 
 ENTRY = "kernel"
+VECTORIZE = ", !llvm.loop !2"
 
 
 class Function(Expressions):
@@ -57,6 +58,7 @@ class Function(Expressions):
         self.kinds, self._arguments = kinds, arguments
         self._loops: list[tuple[Block, Block]] = []  # where `continue` and `break` go
         self.has_widened = False
+        self.loop_hint = VECTORIZE if given in VECTORIZED else ""
 
     def translate(self) -> None:
         """Translate the body."""
@@ -328,5 +330,6 @@ def translated(
     else:
         lines += [f"call void @{called}({POINTER} %s, {POINTER} {base})", "ret i32 0", "}"]
     needed = [f"declare {each}" for each in module.needed.values()]
-    ends = ["!0 = !{}", '!1 = !{!"branch_weights", i32 1, i32 99}', ""]
+    ends = ["!0 = !{}", '!1 = !{!"branch_weights", i32 1, i32 99}']
+    ends += ["!2 = distinct !{!2, !3}", '!3 = !{!"llvm.loop.vectorize.enable", i1 true}', ""]
     return "\n".join([*module.texts, *lines, *needed, *ends])
