@@ -181,9 +181,10 @@ def rank(s, keys, count):
     keys(s, count)
     for i in range(count):
         y, key = eval_copies(s)[i], eval_keys(s)[i]
-        at, order = row_place(s, y), experts(s)[expert_of(s, y)]["last_use"] * s["n_ring"] + y
-        row_key(s)[at], row_order(s)[at] = key - row_shift(s)[row_of(s, y)], order
-        update_minimum(s, row_of(s, y), y, key, order)
+        row, order = row_of(s, y), experts(s)[expert_of(s, y)]["last_use"] * s["n_ring"] + y
+        at = row_place(s, row, y)
+        row_key(s)[at], row_order(s)[at] = key - row_shift(s)[row], order
+        update_minimum(s, row, y, key, order)
 
 
 @fast
@@ -199,9 +200,9 @@ def copy_of_order(s, order):
 
 
 @fast
-def row_place(s, y):
+def row_place(s, row, y):
     """Return the position of copy y in its row, appending it if it has none."""
-    mine, row = owned(s)[y], row_of(s, y)
+    mine = owned(s)[y]
     if mine["row_at"] == 0:
         row_count(s)[row] += 1
         mine["row_at"] = row_count(s)[row]
