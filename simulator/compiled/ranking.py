@@ -181,10 +181,9 @@ def rank(s, keys, count):
     keys(s, count)
     for i in range(count):
         y, key = eval_copies(s)[i], eval_keys(s)[i]
-        row, order = row_of(s, y), experts(s)[expert_of(s, y)]["last_use"] * s["n_ring"] + y
-        at = row_place(s, row, y)
-        row_key(s)[at], row_order(s)[at] = key - row_shift(s)[row], order
-        update_minimum(s, row, y, key, order)
+        at, order = row_place(s, y), experts(s)[expert_of(s, y)]["last_use"] * s["n_ring"] + y
+        row_key(s)[at], row_order(s)[at] = key - row_shift(s)[row_of(s, y)], order
+        update_minimum(s, row_of(s, y), y, key, order)
 
 
 @fast
@@ -200,9 +199,9 @@ def copy_of_order(s, order):
 
 
 @fast
-def row_place(s, row, y):
+def row_place(s, y):
     """Return the position of copy y in its row, appending it if it has none."""
-    mine = owned(s)[y]
+    mine, row = owned(s)[y], row_of(s, y)
     if mine["row_at"] == 0:
         row_count(s)[row] += 1
         mine["row_at"] = row_count(s)[row]
