@@ -10,8 +10,8 @@ import pytest
 from moereplay.calibration.prediction import Prediction, band_of
 from moereplay.results.read import seconds_of
 from moereplay.results.remarks import seconds_in_words
+from moereplay.simulator.calibration import Band
 from moereplay.simulator.config import configure
-from moereplay.simulator.platform import Band
 from moereplay.simulator.platforms import as_toml, platform, presets, sealed
 from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.analysis.quick_answer import lines
+from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, assembled, of_platform
-from moereplay.simulator.platform import Calibration
 from moereplay.simulator.platforms import platform
 from moereplay.sweeps.recommend import hits as expected
 from moereplay.sweeps.recommend.engines import NAMES, Mode, engine, engines
