@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+from moereplay.simulator.calibration import unlike_passes
 from moereplay.simulator.machine import NO_LIMIT, Machine
 from moereplay.simulator.platform import Platform
 from moereplay.sweeps.recommend.drafting import Drafted, OfEngine, Step
@@ -14,6 +15,7 @@ from moereplay.sweeps.recommend.placements import Choice, Placements, placements
 from moereplay.sweeps.recommend.quick import WORTH, Estimate, Quick, Range
 from moereplay.sweeps.recommend.token_time import Load, Parts, waited
 from moereplay.traces.dense import dense_of
+from moereplay.traces.drafts import OFF
 from moereplay.traces.geometry import recognised
 
 Document = dict[str, Any]
@@ -129,24 +131,35 @@ def _machine(machine: Machine, load: Load, parts: Parts) -> Document:
         "ram_bytes": ram,
         "ram_bytes_per_s": getattr(platform.cpu, "memory_bytes_per_s", None),
         "disk_bytes_per_s": machine.disk_bytes_per_s,
-        "calibrated": _covers(platform, load, parts),
+        **_basis(platform, load, parts),
         "assumed": list(machine.assumed),
     }
 
 
-def _covers(platform: Platform, load: Load, parts: Parts) -> bool:
-    """Return whether figures were fitted on this model and on what a token waits for.
+def _basis(platform: Platform, load: Load, parts: Parts) -> Document:
+    """Return whether the platform's figures were fitted on this model and on what a token waits for here, or why not.
 
     A model without a name is judged by the sizes of its weights.
     """
     about = platform.calibrated
     if about is None:
-        return False
+        return {"calibrated": False, "calibration": None, "uncalibrated": None, "band": None}
     model, size = recognised(load.model), fmean(load.geometry.expert_bytes)
     name = model.name if model else load.model
-    used = waited(platform, [parts])
-    unlike = about.unlike(name, dense_of(load.geometry).read) or about.unlike_experts(name, size, [size])
-    return not (unlike or about.unmeasured(used))
+    several = f"batch:{load.decoding.rows}"
+    wrong = (
+        about.unlike(name, dense_of(load.geometry).read)
+        or about.unlike_experts(name, size, [size])
+        or unlike_passes(platform.compute, several, OFF)
+        or about.unmeasured(waited(platform, [parts]))
+    )
+    band = platform.band if wrong is None else None
+    return {
+        "calibrated": wrong is None,
+        "calibration": about.in_one_line() if wrong is None else None,
+        "uncalibrated": wrong,
+        "band": band and band.in_words(),
+    }
 
 
 def _estimate(found: Estimate) -> Document:
