@@ -163,7 +163,8 @@ def _append(found: Verified, to: Reported) -> None:
 def _show(found: Verified) -> None:
     from moereplay.analysis.tables import table
 
-    show(f"replayed: {found.rule}", "", table(found.counts()), "", table(found.times()))
+    match = "" if found.points is None else "; it matches" if found.matches else "; it is the nearest, and none matches"
+    show(f"replayed: {found.rule}{match}", "", table(found.counts()), "", table(found.times()))
     if found.line:
         base, slope = found.line
         show(
