@@ -74,7 +74,7 @@ def verify(
 
     if bool(log) == bool(engine.model):
         raise ConfigError(
-            "pass either --log FILE, what the engine printed, or --model FILE.gguf, to run llama.cpp here"
+            "missing run: pass either --log FILE, what the engine printed, or --model FILE.gguf, to run llama.cpp here"
         )
     if reported.row:
         check_output(reported.row.with_name(f"{reported.row.name}.part"))
@@ -232,7 +232,9 @@ def _of_folder(
     if len(sources) > 1:
         raise ConfigError(f"{sources[0]} cannot be combined with {sources[1]}: pass one folder, or logs")
     if bool(calibration) == bool(fit):
-        raise ConfigError("pass exactly one of --calibration FILE and --fit PATTERN (both repeatable)")
+        raise ConfigError(
+            "missing calibration: pass exactly one of --calibration FILE and --fit PATTERN (both repeatable)"
+        )
     if base and calibration:
         raise ConfigError("--base cannot be combined with --calibration")
     cells = read_folder(sources[0])
