@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Calibration, Contention, Link, Measured, Platform
+from moereplay.simulator.platform import Contention, Link, Measured, Platform
 from moereplay.simulator.platforms import as_toml, platform, presets, sealed
 from moereplay.traces.schema import Geometry
 from tests.kit.every import every
