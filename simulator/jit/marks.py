@@ -84,7 +84,10 @@ def record_reader(name: str, dtype: np.dtype) -> Any:
 bit_length: Any = (lambda number: int(number).bit_length()) if IS_PYTHON else Builtin("bit_length")
 #: The number of set bits; of a negative number, those of its two's complement.
 bit_count: Any = (lambda number: (int(number) & (1 << 64) - 1).bit_count()) if IS_PYTHON else Builtin("bit_count")
-#: Ask the processor for a record that is read soon.
-load_ahead: Any = (lambda record: None) if IS_PYTHON else Builtin("load_ahead")
 #: A hook's result. A hook that may return a float does not compile: Numba would truncate it silently.
 whole_number: Any = (lambda answer: answer) if IS_PYTHON else Builtin("whole_number")
+
+
+@called
+def load_ahead(record):
+    """Ask the processor for a record that is used soon; the translation has an instruction for it (`emitting`)."""

@@ -93,12 +93,7 @@ def whole_number(answer):
     return _whole(answer)
 
 
-@njit
-def load_ahead(record):
-    """Do nothing: a hint to the processor has no public name."""
-
-
-BUILTINS = {"bit_length": bit_length, "bit_count": bit_count, "whole_number": whole_number, "load_ahead": load_ahead}
+BUILTINS = {"bit_length": bit_length, "bit_count": bit_count, "whole_number": whole_number}
 
 
 def _njit(function: FunctionType, signature: Any, constants: Mapping[str, int], **more: Any) -> Any:
