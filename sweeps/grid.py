@@ -136,8 +136,8 @@ def _groups(run: Run, configs: Sequence[ReplayConfig]) -> list[list[int]]:
 
 
 def shares(config: ReplayConfig) -> str:
-    """Return all but the platform where decisions cannot depend on time, else an empty text."""
-    return "" if prefetches(config) or config.arrive else config.model_dump_json(exclude={"platform"})
+    """Return all but the platform where decisions may hold on several, else an empty text."""
+    return "" if config.arrive else config.model_dump_json(exclude={"platform"})
 
 
 def prefetches(config: ReplayConfig) -> bool:

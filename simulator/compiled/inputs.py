@@ -43,6 +43,10 @@ KEPT = {
 }
 
 
+#: Marks of a course (course.py) at most; memory is taken as it fills.
+MOST_MARKS = 1 << 25
+
+
 class Demanded(NamedTuple):
     """Settings that decide which arrays of a trace are input, and in which form."""
 
@@ -335,6 +339,12 @@ def noted_lengths(inputs: Inputs, numbers: Mapping[str, int], notes: bool) -> di
     tokens, layers = inputs["pass_tokens"], numbers["layers"] if notes else 0
     accesses = np.minimum(tokens[tokens > 1] * numbers["width"], numbers["experts"]).sum() if notes else 0
     return {"n_noted": layers * len(tokens), "n_noted_tokens": layers * int(accesses)}
+
+
+def course_length(numbers: Mapping[str, int]) -> int:
+    """Return the room for a run's course; 0 if its marks are too many, or if numbers of tokens exceed a mark."""
+    most = 6 * (numbers["n_demand"] + numbers["n_steps"])
+    return most if most <= MOST_MARKS and numbers["n_most"] <= np.iinfo(np.int16).max else 0
 
 
 def _together(of_requests: np.ndarray, spec: RunSpec) -> int:

@@ -49,16 +49,21 @@ def stored(out: Path, *parts: list[Job]) -> list[Headline]:
 
 
 def test_shared_decisions_give_the_bytes_of_jobs_alone(sweep, tmp_path):
-    """Three of four plain platforms take over the decisions of the first, at capacities that hold every demand."""
+    """Three of four plain platforms take over the decisions of the first, at capacities that hold every demand.
+
+    With prefetch those of another do so on which transfers land in the same order.
+    """
     grouped = sorted(sweep.jobs, key=lambda job: job.shares)
     together = stored(tmp_path / "together", grouped)
     alone = stored(tmp_path / "alone", *([job] for job in sweep.jobs))
     assert merged(tmp_path / "a", tmp_path / "together") == merged(tmp_path / "b", tmp_path / "alone")
     assert not any(headline.shared for headline in alone)
     took = {headline.key for headline in together if headline.shared}
-    jobs = [job for job in sweep.jobs if job.key in took]
-    assert {job.config.capacity for job in jobs} == {"60%", "40%"} and {job.config.prefetch for job in jobs} == {"none"}
-    assert len(jobs) == (PLAIN - 1) * 2 * 2 * 2
+    jobs, following = (
+        [job for job in sweep.jobs if job.key in took and job.config.prefetch == name] for name in ("none", "top_k")
+    )
+    assert {job.config.capacity for job in jobs} == {"60%", "40%"} and len(jobs) == (PLAIN - 1) * 2 * 2 * 2
+    assert 0 < len(following) < (PLAIN - 1) * 3 * 2 * 2
 
 
 def test_a_failing_job_does_not_lose_those_that_share_with_it(sweep, tmp_path, monkeypatch):
