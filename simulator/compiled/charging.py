@@ -35,6 +35,7 @@ from moereplay.simulator.compiled.counters import (
 from moereplay.simulator.compiled.initial import SimulationState
 from moereplay.simulator.compiled.layout import SETTING
 from moereplay.simulator.compiled.state import NO_ERROR
+from moereplay.simulator.compiled.variants import is_priced
 from moereplay.simulator.config import KINDS
 from moereplay.simulator.errors import LATEST_NS
 from moereplay.simulator.interface import RunSpec
@@ -64,8 +65,8 @@ class NotedCourse:
         self.holds = len(self.marks) == state["course"]["end"]  # else there was no room for all
 
     def fits(self, state: SimulationState) -> bool:
-        """Return whether a state that has not begun differs from this run's in its times alone."""
-        return _fixed(state) == self._fixed
+        """Return whether a state that has not begun differs from this run's in the numbers of `follow` alone."""
+        return state.is_fast and not is_priced(state) and _fixed(state) == self._fixed
 
     def complete(self, state: SimulationState) -> bool:
         """Add all but the times to the results of a state that has followed the course; return False if it has not."""

@@ -12,7 +12,7 @@ from moereplay.policies.grammar import Chosen
 from moereplay.policies.hooks import EVENTS
 from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
-from moereplay.simulator.compiled.inputs import Inputs, costs_of, course_length, noted_lengths, pass_lengths
+from moereplay.simulator.compiled.inputs import Inputs, costs_of, noted_lengths, pass_lengths
 from moereplay.simulator.compiled.layout import (
     ARRAYS,
     HEAD,
@@ -27,15 +27,7 @@ from moereplay.simulator.compiled.layout import (
 )
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
 from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL
-from moereplay.simulator.compiled.variants import (
-    OWN_CLOCK,
-    QUEUED,
-    STEPPED,
-    depends_on_time,
-    is_fast,
-    is_plain,
-    notes_decisions,
-)
+from moereplay.simulator.compiled.variants import OWN_CLOCK, QUEUED, STEPPED, is_fast, is_plain, notes_decisions
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
@@ -103,9 +95,7 @@ def initial_state(
     arrives = bool(numbers["arrives"])
     numbers |= {"reads_ids": keep or arrives or numbers["precisions"] > 1 or _reads_ids(numbers, chosen.reads)}
     numbers |= _victim_selection(numbers, chosen.eviction)
-    notes, ordered = notes and notes_decisions(numbers), depends_on_time(numbers)
-    numbers |= noted_lengths(inputs, numbers, notes and not ordered)
-    numbers |= {"n_course": course_length(numbers) if notes and ordered else 0 if course is None else len(course)}
+    numbers |= noted_lengths(inputs, numbers, notes and notes_decisions(numbers))
     costs = costs_of(inputs, spec)
     numbers |= {"n_lengths": len(costs["dense_ns"]), "n_sizes": len(costs["expert_ns"])}
     numbers |= {"n_costs": costs["expert_ns"].shape[1], "n_cpu_costs": costs["cpu_ns"].shape[1]}
@@ -116,7 +106,7 @@ def initial_state(
         name: _zeros(numbers, dtype, axes) for name, (dtype, axes) in (ARRAYS | MEMORIES).items() if name not in costs
     }
     if course is not None:
-        arrays["course"] = course
+        numbers["n_course"], arrays["course"] = len(course), course
     records = {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE), "stop": stop_flag()}
     plan = {name: _zeros(numbers, *INPUT_ARRAYS[name]) for name in PLAN_ARRAYS.values() if arrives}
     state = SimulationState(numbers, arrays | costs | dict(inputs) | plan | records)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moereplay.simulator.compiled import charging, engine, initial
+from moereplay.simulator.compiled import charging, engine
+from moereplay.simulator.compiled import inputs as inputs_module
 from moereplay.simulator.compiled.charging import key_of
 from moereplay.simulator.compiled.inputs import inputs_from
 from moereplay.simulator.interface import Sharing, oracle_of
@@ -115,5 +116,5 @@ def test_a_platform_follows_a_course_until_a_transfer_would_land_on_the_other_si
 
     assert ends(platforms) == [(end, taken) for *_, end, taken in platforms]
     for room in (0, 5):  # none, or not for all marks
-        monkeypatch.setattr(initial, "course_length", lambda numbers, room=room: room)
+        monkeypatch.setattr(inputs_module, "course_length", lambda numbers, room=room: room)
         assert ends(platforms) == [(end, 0) for *_, end, _ in platforms]
