@@ -132,7 +132,7 @@ def with_default(text: str) -> str:
 
 def _bundled(path: Path) -> Path:
     """Replace the name of the bundled trace by its path."""
-    from moereplay.traces.installation import bundled
+    from moereplay.traces.files import bundled
 
     return bundled(path)
 

@@ -108,7 +108,7 @@ def _traces(
 def _source(digest: str, path: str, moved: tuple[Path, Trace] | None) -> Source:
     """Describe a trace without local folders, since pages are passed on."""
     from moereplay.analysis.report.cases import Source
-    from moereplay.traces.installation import SAMPLE, bundled, name_of
+    from moereplay.traces.files import SAMPLE, bundled, name_of
 
     if moved is not None:
         return Source(moved[0].name, moved[1])
@@ -136,9 +136,9 @@ def _remarks(frame: pl.DataFrame, traces: Mapping[str, Source]) -> list[str]:
     """Return the remarks of `replay`, for available traces and known policies, and on bounds."""
     from moereplay.policies.contract import PolicyError
     from moereplay.results.remarks import bracketed
+    from moereplay.simulator.bounds import remarks
     from moereplay.simulator.config import configure
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.remarks import remarks
     from moereplay.simulator.replay import plan
 
     of_trace: dict[str, list[ReplayConfig]] = {}

@@ -98,7 +98,7 @@ def verify(
 def _run(trace: Trace, asked: Engine) -> tuple[Trace, list[EngineRun]]:
     """Run llama.cpp at each size; return the trace as of the file, and the runs."""
     from moereplay.calibration.engine_log import runs_of_lines
-    from moereplay.commands.progress import progress
+    from moereplay.commands.terminal import progress
     from moereplay.simulator.capacity import parse_capacity
     from moereplay.tracegen.llama.binding import library_file
     from moereplay.tracegen.llama.file import opened

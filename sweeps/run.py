@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, Protocol
 from moereplay.policies import files
 from moereplay.results.metrics import METRICS
 from moereplay.results.parts import stored
-from moereplay.simulator.bounds import count
+from moereplay.simulator.bounds import adapted, count, without_effect
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.remarks import adapted, without_effect
 from moereplay.simulator.replay import check_engine, plan, replay
 from moereplay.sweeps.experiment.expand import configurations
 from moereplay.sweeps.experiment.file import read

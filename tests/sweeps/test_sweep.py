@@ -29,7 +29,7 @@ from moereplay.sweeps.jobs import TABLES, Batch, Job, compute, job_of, open_trac
 from moereplay.sweeps.parts import keep, merge
 from moereplay.sweeps.run import Sweep, estimate, left_to_do, planned
 from moereplay.sweeps.store import Folder
-from moereplay.traces.installation import bundled
+from moereplay.traces.files import bundled
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace
 from tests.kit.every import every
