@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
 from moereplay.sweeps import grid
@@ -131,6 +133,20 @@ def test_jobs_that_share_are_in_one_batch_and_one_shard():
     for number in range(5):
         (where,) = [at for at in (1, 2, 3) if jobs[number] in shard(jobs, (at, 3))]
         assert all(each in shard(jobs, (where, 3)) for each in jobs[number::5])
+
+
+def test_jobs_with_prefetch_share_only_as_long_as_others_are_left_for_idle_workers(sweep):
+    """They may decide differently, so that the second waits for the first in vain."""
+    executor = Pretended(slots=2)
+    alike = [replace(of_group(number, "a"), config=configure(prefetch="top_k", seed=number)) for number in range(8)]
+    assert run(alike, executor).done == 8
+    assert [len(batch.jobs) for batch in executor.batches] == [7, 1]
+    executor, trace = Pretended(slots=8), open_trace(sweep.jobs[0].trace)
+    assert run(alike, executor).done == 8
+    assert [len(batch.jobs) for batch in executor.batches] == [1] * 8
+    for prefetch, workers, many in (("top_k", 1, 1), ("top_k", 2, 3), ("none", 2, 1)):
+        configs = [configure(prefetch=prefetch, platform=of) for of in ("rtx4090-pcie4", "phone-ufs4", "h100-pcie5")]
+        assert len(grid._groups(grid.Run(trace, False, "compiled"), configs, workers)) == many
 
 
 @pytest.mark.long
