@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -39,13 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
         is_sound()  # once, for all of them
         with ProcessPoolExecutor(len(compiled.POINTERS)) as processes:
             list(processes.map(make, compiled.POINTERS))
-
-
-def pytest_collection_finish() -> None:
-    """Collect garbage rarely, and never what imports made: with torch imported, a tenth of the time went there."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
