@@ -143,7 +143,7 @@ def test_a_pool_of_unequal_bytes_has_lru_alone_and_says_why(unequal: Path) -> No
 
 REFUSALS = {
     "missing trace": (["nowhere.zarr"], "nowhere.zarr"),
-    "no stack algorithm": (["TRACE", "--eviction", "lru,fifo"], "no curve of fifo"),
+    "no stack algorithm": (["TRACE", "--eviction", "lru,fifo"], "invalid --eviction 'fifo'"),
     "unknown policy": (["TRACE", "--eviction", "lur"], "did you mean lru?"),
     "empty entry": (["TRACE", "--eviction", "lru,"], "''"),
     "two documents": (["TRACE", "--json"], "--json requires one policy, not 2"),
