@@ -45,6 +45,7 @@ def lines(found: Document) -> Iterator[str]:
         yield f"  disk: {_gb(best['experts_disk_bytes'])} of experts do not fit in memory"
     yield f"  time per token: {_ms(best)}"
     yield f"  {_compared(best)}"
+    yield from _basis(machine)
     yield from _faster(found, best)
     yield from (f"warning: {each}" for each in found["warnings"])
     if found.get("decoding"):
@@ -68,6 +69,14 @@ def lines(found: Document) -> Iterator[str]:
     assumed = [*machine["assumed"], *found["assumed"], *drafts_assumed(found.get("decoding"))]
     if assumed:
         yield f"assumed: {'; '.join(assumed)}"
+
+
+def _basis(machine: Document) -> Iterator[str]:
+    """Say which runs the platform's figures were fitted on, if any, and whether they hold here."""
+    if machine["calibrated"]:
+        yield "  platform: " + "; ".join(filter(None, (f"calibrated, {machine['calibration']}", machine["band"])))
+    elif machine["uncalibrated"]:
+        yield f"  platform: {machine['uncalibrated']}"
 
 
 def _compared(best: Document) -> str:

@@ -25,7 +25,7 @@ from moereplay.sweeps.recommend.hits import GLOBAL_LRU, Decoding, Hits, of_trace
 from moereplay.sweeps.recommend.placements import Scheme
 from moereplay.sweeps.recommend.token_time import prices, token
 from moereplay.traces.drafts import Drafts
-from moereplay.traces.installation import bundled
+from moereplay.traces.files import bundled
 from moereplay.traces.recorder import from_arrays
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace

@@ -26,7 +26,7 @@ from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Pace, Runner, fastest_first
 from moereplay.sweeps.recommend.search import Answer, Question, chosen, judged, search
 from moereplay.sweeps.recommend.space import can_replay, filling, started
-from moereplay.traces.installation import bundled
+from moereplay.traces.files import bundled
 from moereplay.traces.selection import shortened
 from moereplay.traces.store import open_trace
 

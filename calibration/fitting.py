@@ -11,8 +11,9 @@ from moereplay.calibration.compute_fit import fit_compute
 from moereplay.calibration.link_fit import Figure, fit_line, fit_link, jackknifed, waits_of
 from moereplay.calibration.prediction import PUBLISHED, Prediction, band_of, measured, predicted, summary
 from moereplay.calibration.runs import MIB, Run
+from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Calibration, Platform
+from moereplay.simulator.platform import Platform
 from moereplay.simulator.platforms import sealed
 from moereplay.traces.geometry import recognised
 from moereplay.traces.texts import counted
@@ -62,6 +63,7 @@ def fit(runs: Sequence[Run], base: Platform, method: str) -> Fitted:
         cells=len(runs),
         models=models_of(runs),
         expert_bytes=expert_bytes_of(runs),
+        parts=("link",),
         serial_bytes_per_s=figures["serial_bytes_per_s"].value if "serial_bytes_per_s" in figures else None,
     )
     lanes = max(run.lanes or machine.links[0].depth for run in runs)

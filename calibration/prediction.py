@@ -15,8 +15,9 @@ import numpy as np
 
 from moereplay.calibration.files import Series
 from moereplay.calibration.runs import Run, Sizes
+from moereplay.simulator.calibration import Band
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Band, Platform, Roofline
+from moereplay.simulator.platform import Platform, Roofline
 from moereplay.simulator.rates import MIB, NS, curve
 from moereplay.simulator.wires import Link
 from moereplay.traces.units import MS

@@ -75,7 +75,7 @@ def _freedom(trace: Trace, asked: Routing) -> Freedom | None:
 
 def _documents(trace: Trace, configs: list[ReplayConfig], free: Freedom | None, workers: int) -> list[dict[str, Any]]:
     """Return a document per combination of settings other than eviction."""
-    from moereplay.commands.progress import progress
+    from moereplay.commands.terminal import progress
     from moereplay.simulator.limits.limits import limits
     from moereplay.sweeps.grid import run_grid
 
@@ -245,7 +245,7 @@ def _check_replays(machine: str, engine: str) -> None:
 
 
 def _counted(trace: Trace, policy: str, how: Mapping[str, Any]) -> Curve:
-    from moereplay.commands.progress import progress
+    from moereplay.commands.terminal import progress
     from moereplay.simulator.curves.curve import curve, is_ready
     from moereplay.traces.drafts import parse_drafts
     from moereplay.traces.passes import named_schedule, schedule
@@ -260,7 +260,7 @@ def _counted(trace: Trace, policy: str, how: Mapping[str, Any]) -> Curve:
 
 def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int) -> Curve:
     """Replay capacities whose counts depend on times, if a platform is given."""
-    from moereplay.commands.progress import progress
+    from moereplay.commands.terminal import progress
     from moereplay.sweeps.grid import decide, undecided
 
     if not platform or made.decided.all():

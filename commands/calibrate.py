@@ -171,7 +171,7 @@ def calibrate_machine(
     from tempfile import TemporaryDirectory
 
     from moereplay.commands.model_options import slow_tier_of
-    from moereplay.commands.progress import progress
+    from moereplay.commands.terminal import progress
     from moereplay.simulator.platforms import as_toml
     from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named

@@ -9,8 +9,7 @@ import typer
 
 from moereplay.commands import options
 from moereplay.commands.options import grouped
-from moereplay.commands.progress import progress
-from moereplay.commands.terminal import STDOUT, say, show, show_json
+from moereplay.commands.terminal import STDOUT, progress, say, show, show_json
 
 if TYPE_CHECKING:
     from moereplay.simulator.here import Survey

@@ -141,7 +141,7 @@ def checked(
 ) -> None:
     """Run the chosen checks that are not stored yet, and print the errors of replays. Raises Exit if interrupted."""
     from moereplay.analysis.checks import summary
-    from moereplay.commands.progress import progress
+    from moereplay.commands.terminal import progress
     from moereplay.sweeps.checks import Checks as Kept
 
     say_when_compiling()

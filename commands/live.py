@@ -13,8 +13,7 @@ import typer
 from moereplay.commands import model_options
 from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Offloading, Placement, measured_on, real_transfers
 from moereplay.commands.options import LiveSettings, PolicyFiles, check_events, grouped, option_fault
-from moereplay.commands.progress import LiveMeter
-from moereplay.commands.terminal import keeping, say, say_wrote, show, show_json
+from moereplay.commands.terminal import LiveMeter, keeping, say, say_wrote, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

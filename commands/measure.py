@@ -13,8 +13,7 @@ import typer
 from moereplay.commands import options
 from moereplay.commands.model_options import slow_tier_of
 from moereplay.commands.options import Settings, grouped
-from moereplay.commands.progress import progress
-from moereplay.commands.terminal import keeping, say, show, show_json
+from moereplay.commands.terminal import keeping, progress, say, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ MOST_ROWS = 32  #: maximum number of rows in a printed table; files have all row
 
 
 def _bundled(paths: list[Path] | None) -> list[Path] | None:
-    from moereplay.traces.installation import bundled
+    from moereplay.traces.files import bundled
 
     return paths and [*map(bundled, paths)]
 
@@ -116,7 +116,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[str, list[Each]]:
     """Plan each figure on the traces that allow it. Print why figures and cells are left out."""
-    from moereplay.simulator.remarks import adapted
+    from moereplay.simulator.bounds import adapted
     from moereplay.sweeps.papers import LackingError, planned
 
     able: dict[str, list[Each]] = {figure.name: [] for figure in figures}
@@ -141,7 +141,7 @@ def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[s
 
 def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
     """Run the replays that are not stored yet, trace by trace."""
-    from moereplay.commands.progress import progress
+    from moereplay.commands.terminal import progress
     from moereplay.sweeps.papers import replay_into, work
     from moereplay.traces.texts import counted
 

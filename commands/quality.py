@@ -147,7 +147,7 @@ def _answered(evaluation: Evaluation, tasks: Sequence[Task]) -> pl.DataFrame:
     """Return every row, from the folder or computed now."""
     import polars as pl
 
-    from moereplay.commands.progress import QualityMeter
+    from moereplay.commands.terminal import QualityMeter
 
     meter = QualityMeter(len(tasks) * (len(evaluation.plans) + 1))
 

@@ -119,15 +119,14 @@ def _searched(
     from dataclasses import replace
 
     from moereplay.analysis.recommendation import lines, with_intervals
-    from moereplay.commands.progress import searching
-    from moereplay.commands.terminal import INTERRUPTED, interruptible
+    from moereplay.commands.terminal import INTERRUPTED, interruptible, searching
     from moereplay.sweeps.recommend.document import KNOWN, document
     from moereplay.sweeps.recommend.draft_replays import asked_of, search_with_drafts
     from moereplay.sweeps.recommend.drafting import asked
     from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Budget
     from moereplay.sweeps.recommend.search import Question, judged, most_replays
     from moereplay.sweeps.recommend.search import search as find
-    from moereplay.traces.installation import name_of
+    from moereplay.traces.files import name_of
     from moereplay.traces.store import open_trace
 
     thorough = search.thorough or search.budget is not None
@@ -167,8 +166,8 @@ def _searched(
 def _trace_of(subject: str) -> Path | None:
     """Return the folder of a trace, None for a model. `miniature` is the bundled trace unless a model is required."""
     from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.files import SAMPLE, bundled
     from moereplay.traces.geometry import BY_SPELLING
-    from moereplay.traces.installation import SAMPLE, bundled
     from moereplay.traces.texts import nearest
 
     path = Path(subject)

@@ -152,7 +152,7 @@ def _located_drafts(plan: Plan, placement: Placement) -> tuple[Placement, str, A
 
 
 def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool, drafts: Loaded | None) -> None:
-    from moereplay.commands.progress import write_recording
+    from moereplay.commands.terminal import write_recording
     from moereplay.tracegen.record import record as run
 
     say(f"recording {loaded.name} ({loaded.dtype}, {loaded.model.device}): {work.prompts}; {plan.words}")
@@ -280,7 +280,7 @@ def _run_gguf(
 
 
 def _record_gguf(running: Running, work: Work, out: Path, plan: Plan, way: Any, resume: bool) -> None:
-    from moereplay.commands.progress import write_recording
+    from moereplay.commands.terminal import write_recording
     from moereplay.tracegen.llama.record import NO_LOOK_AHEAD, record
 
     known = running.file.known

@@ -9,8 +9,7 @@ import typer
 
 from moereplay.commands import options
 from moereplay.commands.options import CORES, Settings, grouped
-from moereplay.commands.progress import progress
-from moereplay.commands.terminal import keeping, say, say_shared, say_when_compiling, show, show_json
+from moereplay.commands.terminal import keeping, progress, say, say_shared, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -205,7 +204,7 @@ def _document(trace: Trace, config: ReplayConfig, outcome: Outcome, engine: str)
     from moereplay.analysis.metrics import figures_of
     from moereplay.results.files import to_frame
     from moereplay.results.remarks import bracketed, idle
-    from moereplay.simulator.remarks import remarks
+    from moereplay.simulator.bounds import remarks
 
     result, bound = outcome
     said = [*remarks(trace, [config], engine), *bracketed([{"bounds": bound}]), *idle([result.to_json()])]
@@ -226,7 +225,7 @@ def _report(
     from moereplay.analysis.tables import drawn
     from moereplay.policies.grammar import foresight
     from moereplay.results.remarks import bracketed, idle
-    from moereplay.simulator.remarks import remarks
+    from moereplay.simulator.bounds import remarks
 
     results = [result for result, _ in outcomes]
     rows = [result.to_json() | {"bounds": bound} for result, bound in outcomes]

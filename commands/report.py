@@ -34,11 +34,14 @@ def report(
 ) -> None:
     """Write one HTML page: the best configuration with its confidence interval, figures and methods. SIMULATED."""
     from moereplay.results.outputs import check_output
+    from moereplay.simulator.errors import ConfigError
     from moereplay.sweeps import extra
     from moereplay.sweeps.store import place_of
     from moereplay.traces.files import write_whole
 
     check_output(out)
+    if out.suffix not in (".html", ".htm"):
+        raise ConfigError(f"invalid --out {out}: expected a name that ends in .html")
     for package in ("jinja2", "vl_convert"):
         extra("report", package)
     from moereplay.analysis.report.page import page
@@ -108,7 +111,7 @@ def _traces(
 def _source(digest: str, path: str, moved: tuple[Path, Trace] | None) -> Source:
     """Describe a trace without local folders, since pages are passed on."""
     from moereplay.analysis.report.cases import Source
-    from moereplay.traces.installation import SAMPLE, bundled, name_of
+    from moereplay.traces.files import SAMPLE, bundled, name_of
 
     if moved is not None:
         return Source(moved[0].name, moved[1])
@@ -136,9 +139,9 @@ def _remarks(frame: pl.DataFrame, traces: Mapping[str, Source]) -> list[str]:
     """Return the remarks of `replay`, for available traces and known policies, and on bounds."""
     from moereplay.policies.contract import PolicyError
     from moereplay.results.remarks import bracketed
+    from moereplay.simulator.bounds import remarks
     from moereplay.simulator.config import configure
     from moereplay.simulator.errors import ConfigError
-    from moereplay.simulator.remarks import remarks
     from moereplay.simulator.replay import plan
 
     of_trace: dict[str, list[ReplayConfig]] = {}

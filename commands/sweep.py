@@ -134,7 +134,7 @@ def _check(checker: Checker, sweep: Sweep, share: list[Job], out: Place, every: 
 
 def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -> bool:
     """Run the jobs. Return True if some were given up."""
-    from moereplay.commands.progress import SweepMeter
+    from moereplay.commands.terminal import SweepMeter
     from moereplay.sweeps.run import derive, execute
 
     meter, kept = SweepMeter(), f"results in {out} are kept; run the same command to resume"
@@ -311,7 +311,7 @@ def tune(
 
 def _search(search: Search, folder: Folder, workers: int) -> list[Found]:
     """Run or resume a search. An interrupt ends it after the running replays."""
-    from moereplay.commands.progress import progress
+    from moereplay.commands.terminal import progress
     from moereplay.sweeps.experiment.expand import platforms
     from moereplay.sweeps.local import LocalExecutor
     from moereplay.sweeps.parts import sweep_provenance

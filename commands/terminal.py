@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +18,8 @@ import typer
 
 if TYPE_CHECKING:
     from moereplay.analysis.figures.catalogue import Drawn
+    from moereplay.sweeps.run import Progress as SweepProgress
+    from moereplay.tracegen.tokens import Progress
     from moereplay.traces.schema import Trace
 
 STDOUT = Path("-")  #: means standard output for verbs that write one text
@@ -99,7 +103,7 @@ def say_left_out(drawn: Drawn) -> None:
 def say_shared(shared: int, of: int, what: str) -> None:
     """Print how many replays were computed from another's decisions."""
     if shared:
-        say(f"{shared:,} of {of:,} {what}: only times were computed; without prefetch all platforms decide alike")
+        say(f"{shared:,} of {of:,} {what}: only times were computed, since platforms decide alike")
 
 
 class _ToStderr(logging.Handler):
@@ -189,3 +193,198 @@ def leave(code: Any) -> NoReturn:
                     stream.flush()
             os._exit(code if isinstance(code, int) else 1)
     sys.exit(code)
+
+
+# -- progress: a bar or a rewritten line on a terminal, elsewhere a new line every ten seconds
+
+SECONDS_BETWEEN_LINES = 10
+SECONDS_BETWEEN_REWRITES = 0.2
+SECONDS_TO_FIRST_REQUEST = 2  #: models are slow to start, so their first line comes early
+
+
+class StatusLine:
+    """The current state of long work, in one line."""
+
+    def __init__(self, seconds_to_first: float = SECONDS_BETWEEN_LINES) -> None:
+        """Start the meter; on a terminal the first line is due at once."""
+        self._terminal = sys.stderr.isatty()
+        self._due = time.monotonic() + (0 if self._terminal else seconds_to_first)
+        self._wide = 0
+
+    def show(self, status: Callable[[], str], last: bool = False) -> None:
+        """Print `status()` if a line is due, or if it is the last one. Call this after every change."""
+        if time.monotonic() < self._due and not last:
+            return
+        self._due = time.monotonic() + (SECONDS_BETWEEN_REWRITES if self._terminal else SECONDS_BETWEEN_LINES)
+        if self._terminal:
+            self._wide = rewrite(status(), self._wide)
+        else:
+            say(status())
+
+    def close(self) -> None:
+        """End a rewritten line, so that the next output starts a new one."""
+        if self._wide:
+            say("")
+        self._wide = 0
+
+
+@contextmanager
+def progress(total: int, what: str) -> Iterator[Callable[..., None]]:
+    """Yield a function to call after each piece of work, or with a number of pieces. Up to two pieces show nothing."""
+    if total <= 2:
+        yield lambda pieces=1: None
+    elif sys.stderr.isatty():
+        with _bar(total, what) as advance:
+            yield advance
+    else:
+        yield _lines(total, what)
+
+
+@contextmanager
+def _bar(total: int, what: str) -> Iterator[Callable[..., None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from moereplay.analysis.tables import console
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda pieces=1: bar.advance(task, pieces)
+
+
+def _lines(total: int, what: str) -> Callable[..., None]:
+    done, line = 0, StatusLine()
+
+    def advance(pieces: int = 1) -> None:
+        nonlocal done
+        done += pieces
+        line.show(lambda: f"{done}/{total} {what}", last=done == total)
+
+    return advance
+
+
+@contextmanager
+def searching(most: int, seconds: float | None) -> Iterator[Callable[[int, float], None]]:
+    """Yield a function to call with the number of further replays and the best tokens/s so far."""
+    from moereplay.traces.texts import digits
+
+    begun, done, first, line = 0.0, 0, 0, StatusLine()
+
+    def advance(replays: int, fastest: float) -> None:
+        nonlocal begun, done, first
+        if not done:  # the first replays include compilation, so they are left out of the rate
+            begun, first = time.monotonic(), replays
+        done += replays
+        line.show(lambda: f"{done:,} of at most {most:,} replays, {left()}best so far {digits(fastest, 4)} tokens/s")
+
+    def left() -> str:
+        spent = time.monotonic() - begun
+        if done == first:
+            return ""
+        whole = spent * max(0, most - done) / (done - first)
+        left = whole if seconds is None else min(whole, max(0.0, seconds - spent))
+        return f"about {left:.0f} s left; " if left < 100 else f"about {left / 60:.0f} min left; "
+
+    try:
+        yield advance
+    finally:
+        line.close()
+
+
+class RequestMeter(StatusLine):
+    """Progress of recordings and live runs: requests done, tokens/s and time left."""
+
+    def __init__(self) -> None:
+        """Start the meter; the first line is due after two seconds."""
+        super().__init__(SECONDS_TO_FIRST_REQUEST)
+
+    def update(self, at: Progress) -> None:
+        """Show the progress of a run, which may continue an earlier one."""
+        if at.skipped and at.done == at.skipped:
+            say(f"resuming after {at.skipped} of {at.total} requests")
+        elif at.done > at.skipped:
+            left = clock(at.seconds_left)
+            self.show(lambda: f"{at.done}/{at.total} requests, {at.tokens_per_second:,.0f} tokens/s, {left} left")
+
+
+class LiveMeter(RequestMeter):
+    """Progress of a live run, which ends passes and requests."""
+
+    def __init__(self, requests: int) -> None:
+        """Start the clock of a run of `requests` requests."""
+        super().__init__()
+        self.requests, self.done, self.tokens = requests, 0, 0
+        self.began = time.monotonic()
+
+    def passed(self, tokens: int) -> None:
+        """Count a pass and its tokens."""
+        from moereplay.tracegen.tokens import Progress
+
+        self.tokens += tokens
+        self.update(Progress(self.done, self.requests, 0, self.tokens, time.monotonic() - self.began))
+
+
+class QualityMeter(StatusLine):
+    """Progress of `quality`, and a line for each job that ends: a task under a policy set."""
+
+    def __init__(self, jobs: int) -> None:
+        """Start the clock of `jobs` jobs."""
+        super().__init__()
+        self._jobs, self._ended, self._tokens = jobs, 0, 0
+        self._began = time.monotonic()
+
+    def passed(self, name: str, tokens: int) -> None:
+        """Count a pass of a policy set."""
+        self._tokens += tokens
+        self.show(lambda: self._status(name))
+
+    def _status(self, name: str) -> str:
+        rate = self._tokens / (time.monotonic() - self._began)
+        return f"{self._ended} of {self._jobs} done; {name}: {self._tokens:,} tokens, {rate:.1f} tokens/s"
+
+    def done(self, task: str, name: str, before: bool) -> None:
+        """Report a job that ended now, or in an earlier run."""
+        self._ended += 1
+        took = "kept from an earlier run" if before else f"{time.monotonic() - self._began:.0f} s"
+        self.close()
+        say(f"{self._ended} of {self._jobs}: {task}, {name}: {took}")
+        self._began, self._tokens = time.monotonic(), 0
+
+
+class SweepMeter(StatusLine):
+    """Progress of a sweep: done of total, replays/s, time left and the best figures so far."""
+
+    def update(self, at: SweepProgress) -> None:
+        """Show the state of the sweep."""
+        self.show(partial(sweep_status, at), last=at.done == at.total)
+
+
+def sweep_status(at: SweepProgress) -> str:
+    """Return a line such as 431/1,000 replays, 12.5/s, 0:00:46 left, best hit rate 71.2% (3f9a...)."""
+    parts = [f"{at.done:,}/{at.total:,} replays"]
+    if at.done:
+        parts.append(f"{at.per_second:.3g}/s, {clock(at.seconds_left or 0)} left")
+    if at.errors or at.given_up:
+        parts.append(f"{len(at.errors) + len(at.given_up):,} failed")
+    if "hit_rate" in at.best:
+        value, identity = at.best["hit_rate"]
+        parts.append(f"best hit rate {100 * value:.1f}% ({identity[:8]})")
+    if "tpot_ms" in at.best:
+        value, identity = at.best["tpot_ms"]
+        parts.append(f"best TPOT {value:.3g} ms ({identity[:8]})")
+    return ", ".join(parts)
+
+
+def write_recording(out: Path, record: Callable[[Callable[[Progress], None]], Trace]) -> None:
+    """Record with a meter, and print a summary. Raises RecordError, naming what was kept."""
+    from moereplay.tracegen.errors import RecordError
+
+    meter = RequestMeter()
+    try:
+        trace = record(meter.update)
+    except RecordError as error:
+        raise RecordError(f"{error}; {left_of(out, 'recorded')}") from error
+    finally:
+        meter.close()
+    say_wrote(out, trace)
+    say(f"mean nll {trace.read('nll').mean():.3f} nats per token")

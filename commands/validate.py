@@ -66,7 +66,7 @@ def validate(
 ) -> None:
     """Compare live runs with replays of the trace. The exit code is 1 if they differ by more than the tolerance."""
     from moereplay.analysis.validation import Tolerances
-    from moereplay.commands.progress import progress
+    from moereplay.commands.terminal import progress
     from moereplay.results.outputs import check_output
     from moereplay.results.validation import FILE
     from moereplay.simulator.errors import ConfigError

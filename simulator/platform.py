@@ -11,14 +11,14 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
+from moereplay.simulator.calibration import Band, Calibration, Tried
 from moereplay.simulator.capacity import MOST_BYTES, RUNTIME
-from moereplay.simulator.rates import MOST_RATE, OF_CPU, Decisions, Drafting, Loading, Ns, Share
+from moereplay.simulator.rates import OF_CPU, Decisions, Drafting, Loading, Ns, Share
 from moereplay.simulator.rates import Measured as Measured  # of a platform, to its readers
 from moereplay.simulator.rates import Roofline as Roofline
 from moereplay.simulator.wires import MOST_LINKS, MOST_TIERS, Link, LowerTier, Wire
 from moereplay.traces.frozen import Sparse
 from moereplay.traces.schema import canonical
-from moereplay.traces.texts import between, counted, size
 from moereplay.traces.units import GB
 
 
@@ -42,95 +42,6 @@ class Power(Sparse):
     compute_w: Watts = 0
     cpu_w: Watts = 0
     link_w: Watts = 0
-
-
-Ratio = Annotated[float, Field(gt=0, le=1e6)]
-
-
-class Band(Sparse):
-    """Measured over predicted time per token in runs that no figure was fitted on. It does not change a replay."""
-
-    runs: int = Field(ge=1, le=10**9)
-    least: Ratio
-    median: Ratio
-    most: Ratio
-
-    def in_words(self) -> str:
-        """Return the range in words: measured 1.6 to 3.3 times the predicted time in 26 runs."""
-        times = between(f"{self.least:.2f}", f"{self.most:.2f}")
-        return f"measured {times} times the predicted time in {counted(self.runs, 'run')}"
-
-
-class Tried(Band):
-    """Runs that were predicted with an uncalibrated platform's unchanged values."""
-
-    later: ClassVar = frozenset({"expert_rate"})
-
-    source: str
-    #: Memory rate of routed experts over that of dense weights; a calibration that cannot separate the two assumes it.
-    expert_rate: float | None = Field(default=None, gt=0, le=100)
-
-
-NEAR = 0.05  #: a model whose dense weights or experts differ by more bytes is not one that a calibration was fitted on
-Bytes = Annotated[float, Field(ge=0, le=2**60)]
-
-
-class Calibration(Sparse):
-    """Provenance of measured figures. It does not change a replay."""
-
-    later: ClassVar = frozenset(
-        {"slow_tier", "throttle_bytes_per_s", "digest", "models", "expert_bytes", "serial_bytes_per_s", "held_out"}
-    )
-
-    device: str
-    method: str = ""
-    date: str = ""
-    cells: int = Field(default=0, ge=0, le=10**9)  #: runs that the figures were fitted on
-    mape: float | None = Field(default=None, ge=0)  #: of the time per token; `method` says over which runs
-    slow_tier: str = ""  #: what experts were read from: disk, disk:buffered or pinned
-    throttle_bytes_per_s: float | None = Field(default=None, gt=0, le=MOST_RATE)  #: of that slow tier, if it had one
-    #: The link's rate in runs that do not overlap reads with compute, where it differs from `link.bytes_per_s`.
-    serial_bytes_per_s: float | None = Field(default=None, gt=0, le=MOST_RATE)
-    held_out: Band | None = None  #: of runs of the device that the figures were not fitted on
-    digest: str = Field(default="", max_length=64)  #: of the platform's figures and of the rest (`Platform.seal`)
-    #: Models of the runs, with the bytes of dense weights that each of their tokens read; 0 where these are not known.
-    models: dict[str, Bytes] = Field(default_factory=dict)
-    #: Of the same models, the bytes of an expert in the runs: the fewest and the most, each the mean over layers.
-    expert_bytes: dict[str, tuple[Bytes, Bytes]] = Field(default_factory=dict)
-
-    def in_one_line(self) -> str:
-        """Return device, number of runs, error, date, and whether a digest protects the figures."""
-        error = None if self.mape is None else f"mean error {self.mape:.1%}"
-        runs = counted(self.cells, "run") if self.cells else None
-        unverified = None if self.digest else "figures unverified (no digest)"
-        return ", ".join(filter(None, (self.device, runs, error, self.date, unverified)))
-
-    def unlike(self, name: str, dense: int) -> str | None:
-        """Return why the figures do not hold for a model with `dense` bytes of dense weights; None if they do.
-
-        A model without a name is judged by its bytes alone; 0 bytes are unknown.
-        """
-        if not self.models:
-            return None
-        if name and name not in self.models:
-            return f"not calibrated for this model: {name}, fitted with {', '.join(self.models)}"
-        fitted = [self.models[name]] if name else list(self.models.values())
-        if any(not size or not dense or abs(dense / size - 1) <= NEAR for size in fitted):
-            return None
-        sizes = ", ".join(f"{size / GB:.3g} GB" for size in fitted)
-        return f"not calibrated for this model: dense {dense / GB:.3g} GB, fitted with {sizes}"
-
-    def unlike_experts(self, name: str, own: float, copies: Sequence[float]) -> str | None:
-        """Return why the figures do not hold for copies of experts of these bytes; None if they do.
-
-        A calibration that does not state the bytes of its experts was fitted on the model's `own`, not converted ones.
-        """
-        spans = [self.expert_bytes[name]] if name in self.expert_bytes else list(self.expert_bytes.values())
-        spans = spans or [(own, own)]
-        held = [(least * (1 - NEAR), most * (1 + NEAR)) for least, most in spans]
-        other = [size(each) for each in copies if not any(least <= each <= most for least, most in held)]
-        sizes = ", ".join(between(size(least), size(most)) for least, most in spans)
-        return f"not calibrated for experts of {', '.join(other)}: fitted with {sizes}" if other else None
 
 
 #: The figures of a link that its times are made from.

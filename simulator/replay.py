@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from moereplay import policies
 from moereplay.policies.contract import PolicyError
-from moereplay.results.counters import facts
+from moereplay.results.counters import PHASES, facts
 from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
 from moereplay.simulator.arrivals import arrival_times, source_of_trace
+from moereplay.simulator.calibration import one_token_only, parts_of, unlike_passes
 from moereplay.simulator.capacity import Capacity, check_experts, cliff, parse_capacity, residents, sized, surplus
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, Origin, PolicySet, ReplayConfig, origin_of
 from moereplay.simulator.errors import ConfigError
@@ -20,9 +21,8 @@ from moereplay.simulator.platforms import platform
 from moereplay.simulator.source import Source
 from moereplay.simulator.times import Times, homes_of, times_of
 from moereplay.traces.dense import assumption
-from moereplay.traces.drafts import OFF
 from moereplay.traces.geometry import as_known, recognised, with_hidden, with_matrices
-from moereplay.traces.passes import longest_context, slots_of
+from moereplay.traces.passes import longest_context
 from moereplay.traces.schema import Geometry, Provenance, Trace
 from moereplay.traces.texts import hint
 from moereplay.traces.units import GB
@@ -151,18 +151,8 @@ class Plan:
         return (
             about.unlike(name, self._times.dense.read)
             or about.unlike_experts(name, own, converted)
-            or self._several_rows()
+            or unlike_passes(self.machine.compute, self.config.passes, self.config.draft)
         )
-
-    def _several_rows(self) -> str | None:
-        """Return why figures fitted on one decoded token per pass do not hold for passes of several, else None."""
-        compute, slots = self.machine.compute, slots_of(self.config.passes)
-        measured = compute.dense_by_tokens if isinstance(compute, Measured) else compute.by_tokens
-        if self.config.draft != OFF:
-            what = "drafts"
-        else:
-            what = f"passes {self.config.passes}" if slots and slots.many > 1 else ""
-        return f"not calibrated for {what}: fitted on passes of one decoded token" if what and not measured else None
 
     @property
     def assumed_of_dense(self) -> str | None:
@@ -291,7 +281,7 @@ def report(ran: FinishedRun, ready: Plan) -> Result:
     config = ready.config.model_dump(mode="json") | {kind: getattr(ready.chosen, kind).text() for kind in KINDS}
     counters, events = ran.counters, list(ran.events)
     counted = counters.totals(ran.end_ns), counters.per_layer(), counters.per_request()
-    return Result(config, setting_kinds(), *counted, _about(ready), events)
+    return Result(config, setting_kinds(), *counted, _about(ready, *counted[:2]), events)
 
 
 def report_measured(ran: FinishedRun, ready: Plan) -> Result:
@@ -305,12 +295,12 @@ def report_measured(ran: FinishedRun, ready: Plan) -> Result:
     return replace(result, config=config, about=about | {"label": label, **seconds})
 
 
-def _about(ready: Plan) -> Row:
+def _about(ready: Plan, totals: Row, layers: list[Row]) -> Row:
     """Return everything besides the configuration that is needed to trust a figure."""
     chosen = ready.chosen.priced(times_of(ready.machine, ready.layout.geometry, ready.layout.tiers))
     return {
         "label": _label(ready),
-        **_seconds(ready),
+        **_seconds(ready, totals, layers),
         "identity": ready.config.identity(ready.origin),
         "semantics": SEMANTICS_VERSION,
         "trace": ready.origin.digest,
@@ -332,10 +322,15 @@ def _memory(ready: Plan) -> Row:
     return {"memory": ready.peak.document()} if ready.peak and ready.peak.stated else {}
 
 
-def _seconds(ready: Plan) -> Row:
+def _seconds(ready: Plan, totals: Row, layers: list[Row]) -> Row:
     """Return whether times are calibrated, and by which runs; without the dense part they are estimated."""
     about, wrong = ready.machine.calibrated, ready.uncalibrated
+    if about and wrong is None:
+        wrong = about.unmeasured(parts_of(totals))
     line = about.in_one_line() if about and wrong is None else None
+    has_prompts = any(row["phase"] == PHASES[0] and row["accesses"] for row in layers)
+    if line and has_prompts and one_token_only(ready.machine.compute):
+        line += ", decoded tokens only"
     seconds = "estimated" if line is None else "calibrated"
     known: Row = {"seconds": seconds, "calibration": line, "uncalibrated": wrong, "assumed": ready.assumed_of_dense}
     band = ready.machine.band if wrong is None else None

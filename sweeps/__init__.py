@@ -15,7 +15,7 @@ def extra(name: str, module: str) -> Any:
         return import_module(module)
     except ImportError:
         from moereplay.simulator.errors import ConfigError
-        from moereplay.traces.installation import install_command
+        from moereplay.traces.files import install_command
 
         package = module.partition(".")[0]
         raise ConfigError(f"missing package {package}: {install_command(name)}") from None

@@ -26,7 +26,7 @@ from moereplay.simulator.interface import Sharing
 from moereplay.simulator.replay import plan, replay
 from moereplay.sweeps.grid import prefetches, shares
 from moereplay.sweeps.store import fetched, is_url
-from moereplay.traces.installation import bundled
+from moereplay.traces.files import bundled
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.store import open_trace
 from moereplay.traces.texts import whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from moereplay.traces.installation import install_command
+from moereplay.traces.files import install_command
 
 
 class RecordError(Exception):

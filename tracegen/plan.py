@@ -10,8 +10,8 @@ from pydantic import Field
 
 from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.lock import refuse_busy
-from moereplay.traces.metadata import partial_of
 from moereplay.traces.schema import Frozen, TraceError
+from moereplay.traces.stored import partial_of
 from moereplay.traces.texts import counted, hint, whole
 from moereplay.traces.values import MOST_DRAFTS
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moereplay.traces.metadata import BIAS
 from moereplay.traces.pieces import Piece, pieces, same_bias
 from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Trace, TraceError, canonical, shown
 from moereplay.traces.selection import runs
 from moereplay.traces.store import open_trace
+from moereplay.traces.stored import BIAS
 from moereplay.traces.synthetic import synthetic_parts
 from moereplay.traces.texts import counted
 from moereplay.traces.writer import TraceWriter, begun

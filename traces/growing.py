@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
-from moereplay.traces.metadata import SHARD_TOKENS
 from moereplay.traces.schema import Trace
+from moereplay.traces.stored import SHARD_TOKENS
 
 
 class Rows(NamedTuple):

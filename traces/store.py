@@ -15,12 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.files import private_folder, write_whole
-from moereplay.traces.installation import bundled
-from moereplay.traces.metadata import BIAS, OFFSETS, PARTIAL, PROMPTS, Attributes, read_attributes
+from moereplay.traces.files import bundled, private_folder, write_whole
 from moereplay.traces.pieces import check_bias
 from moereplay.traces.schema import Geometry, Trace, TraceError, check_rows
-from moereplay.traces.stored import Stored
+from moereplay.traces.stored import BIAS, OFFSETS, PARTIAL, PROMPTS, Attributes, Stored, read_attributes
 from moereplay.traces.values import DRAFT, of_rejected
 
 BLOCK_TOKENS = 2048  #: rows hashed at a time; a multiple of the default shard, so that no chunk is decoded twice

@@ -23,23 +23,25 @@ import numpy as np
 from moereplay.traces.documents import json_text
 from moereplay.traces.files import clear_abandoned, refuse_inside_trace, scratch_beside
 from moereplay.traces.lock import Lock
-from moereplay.traces.metadata import (
+from moereplay.traces.pieces import Piece, check_piece, checked_bias, same_bias
+from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Request, Trace, TraceError, check_request
+from moereplay.traces.store import blocks, open_trace
+from moereplay.traces.stored import (
     BIAS,
     OFFSETS,
     PARTIAL,
     PROMPTS,
     SHARD_TOKENS,
     Attributes,
+    Column,
     committed_rows,
+    create_column,
     metadata_digest,
     partial_of,
     read_attributes,
+    reopen_column,
     with_longer_files,
 )
-from moereplay.traces.pieces import Piece, check_piece, checked_bias, same_bias
-from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Request, Trace, TraceError, check_request
-from moereplay.traces.store import blocks, open_trace
-from moereplay.traces.stored import Column, create_column, reopen_column
 
 REMOVALS, SECONDS_BETWEEN_REMOVALS = 40, 0.05
 TEMPORARY = f"zarr.json{PARTIAL}"

@@ -17,7 +17,7 @@ from moereplay.sweeps.experiment.schema import Experiment, Range, check_name
 from moereplay.traces.documents import MOST_BITS, DocumentError, checked, content, fault_of, from_toml
 from moereplay.traces.frozen import words
 from moereplay.traces.schema import shown
-from moereplay.traces.texts import hint
+from moereplay.traces.texts import meant
 
 TABLES = ("base", "grid", "zip", "include", "exclude")
 
@@ -99,7 +99,8 @@ def _loose_value(text: str) -> Any:
 def _check_tables(path: Path, document: Mapping[str, Any]) -> None:
     for name in document:
         if name not in Experiment.model_fields:
-            raise ConfigError(f"{path}: unknown key {name!r}: {hint(name, Experiment.model_fields)}")
+            known = Experiment.model_fields
+            raise ConfigError(f"{path}: unknown key {name!r}: {meant(name, known)}expected {', '.join(known)}")
 
 
 def _check_settings(path: Path, document: dict[str, Any], table: str) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+from moereplay.simulator.calibration import unlike_passes
 from moereplay.simulator.machine import NO_LIMIT, Machine
-from moereplay.simulator.platform import Calibration
+from moereplay.simulator.platform import Platform
 from moereplay.sweeps.recommend.drafting import Drafted, OfEngine, Step
 from moereplay.sweeps.recommend.engines import engine
 from moereplay.sweeps.recommend.hits import LAYERS
 from moereplay.sweeps.recommend.placements import Choice, Placements, placements
 from moereplay.sweeps.recommend.quick import WORTH, Estimate, Quick, Range
-from moereplay.sweeps.recommend.token_time import Load
+from moereplay.sweeps.recommend.token_time import Load, Parts, waited
 from moereplay.traces.dense import dense_of
+from moereplay.traces.drafts import OFF
 from moereplay.traces.geometry import recognised
 
 Document = dict[str, Any]
@@ -23,7 +25,7 @@ NO_GAIN: Document = dict.fromkeys(("gain", "least", "most", "pays"))
 def quick_document(load: Load, machine: Machine, found: Quick) -> Document:
     """Return the document of an answer."""
     return {
-        "machine": _machine(machine, load),
+        "machine": _machine(machine, load, found.best.parts),
         "model": {
             "layers": load.geometry.layers,
             "experts": load.geometry.experts,
@@ -116,7 +118,7 @@ def pays_of(gain: Range) -> bool | None:
     return True if gain.least > WORTH else False if gain.most <= WORTH else None
 
 
-def _machine(machine: Machine, load: Load) -> Document:
+def _machine(machine: Machine, load: Load, parts: Parts) -> Document:
     platform = machine.platform
     ram = machine.ram_bytes if 0 < machine.ram_bytes < NO_LIMIT else None
     return {
@@ -129,17 +131,35 @@ def _machine(machine: Machine, load: Load) -> Document:
         "ram_bytes": ram,
         "ram_bytes_per_s": getattr(platform.cpu, "memory_bytes_per_s", None),
         "disk_bytes_per_s": machine.disk_bytes_per_s,
-        "calibrated": platform.calibrated is not None and _covers(platform.calibrated, load),
+        **_basis(platform, load, parts),
         "assumed": list(machine.assumed),
     }
 
 
-def _covers(calibration: Calibration, load: Load) -> bool:
-    """Return whether figures were fitted on this model, or on weights of its sizes if it has no name."""
-    model, sizes = recognised(load.model), load.geometry.expert_bytes
-    name, size = model.name if model else load.model, fmean(sizes)
-    unlike = calibration.unlike(name, dense_of(load.geometry).read)
-    return not (unlike or calibration.unlike_experts(name, size, [size]))
+def _basis(platform: Platform, load: Load, parts: Parts) -> Document:
+    """Return whether the platform's figures were fitted on this model and on what a token waits for here, or why not.
+
+    A model without a name is judged by the sizes of its weights.
+    """
+    about = platform.calibrated
+    if about is None:
+        return {"calibrated": False, "calibration": None, "uncalibrated": None, "band": None}
+    model, size = recognised(load.model), fmean(load.geometry.expert_bytes)
+    name = model.name if model else load.model
+    several = f"batch:{load.decoding.rows}"
+    wrong = (
+        about.unlike(name, dense_of(load.geometry).read)
+        or about.unlike_experts(name, size, [size])
+        or unlike_passes(platform.compute, several, OFF)
+        or about.unmeasured(waited(platform, [parts]))
+    )
+    band = platform.band if wrong is None else None
+    return {
+        "calibrated": wrong is None,
+        "calibration": about.in_one_line() if wrong is None else None,
+        "uncalibrated": wrong,
+        "band": band and band.in_words(),
+    }
 
 
 def _estimate(found: Estimate) -> Document:

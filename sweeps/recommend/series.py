@@ -7,16 +7,18 @@ rates leave open) and a fixed step, which is what else a token costs. The result
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from moereplay.simulator.calibration import Band, Calibration, Part
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Band, Calibration, Platform, Roofline
+from moereplay.simulator.machine import without_disk
+from moereplay.simulator.platform import Platform, Roofline
 from moereplay.simulator.platforms import sealed
 from moereplay.simulator.wires import Link, LowerTier
 from moereplay.sweeps.recommend.measured import Expressed, Row, Sample, positions, spent
-from moereplay.sweeps.recommend.token_time import prices
+from moereplay.sweeps.recommend.token_time import Parts, prices, waited
 from moereplay.traces.dense import dense_of
 from moereplay.traces.texts import hint
 
@@ -175,7 +177,11 @@ def platform_of(group: Group, by: Fitted) -> Written:
         raise ConfigError(
             f"cannot fit a platform to {group.series}, which measures prompts: pass runs of decoded tokens"
         )
-    scaled, figures = _scaled(run.machine.platform, by.factor, _waited(by))
+    parts = waited(run.machine.platform, _spent(by))
+    # A replay starts with an empty tier: runs that never waited for the disk had all of their experts in main memory.
+    in_ram = run.machine.has_main_memory and "tiers" not in parts
+    machine = without_disk(run.machine) if in_ram else run.machine
+    scaled, figures = _scaled(machine.platform, by.factor, parts)
     step, warnings = _step(run, row, by.step)
     figures |= {"fixed_step_ns": float(step * run.geometry.layers)}
     others = [each for each in predictions(group, by) if each.role == HELD_OUT]
@@ -188,6 +194,7 @@ def platform_of(group: Group, by: Fitted) -> Written:
         mape=sum(abs(each.error) for each in others) / len(others) if others else None,
         models={row["model"]: float(dense_of(run.geometry).read)},
         expert_bytes={row["model"]: (mean, mean)},
+        parts=parts,
         held_out=_band(others),
     )
     made = scaled.model_copy(
@@ -203,23 +210,22 @@ def platform_of(group: Group, by: Fitted) -> Written:
     return Written(sealed(made), figures, warnings)
 
 
-def _waited(by: Fitted) -> set[str]:
-    """Return the parts of a token that the fitted runs wait for: only their rates were fitted."""
-    parts = [spent(each.run, positions(each.row), by.factor, max(0.0, by.step)) for each in by.runs if each.run]
-    return {name for each in parts for name in ("cpu", "link", "disk") if getattr(each, name)}
+def _spent(by: Fitted) -> list[Parts]:
+    """Return what each of the fitted runs waits for per token: only these parts' rates were fitted."""
+    return [spent(each.run, positions(each.row), by.factor, max(0.0, by.step)) for each in by.runs if each.run]
 
 
-def _scaled(platform: Platform, factor: float, waited: set[str]) -> tuple[Platform, dict[str, float]]:
+def _scaled(platform: Platform, factor: float, parts: Collection[Part]) -> tuple[Platform, dict[str, float]]:
     """Return the platform with the rates of these parts divided by the factor, and their new values."""
     change: dict[str, object] = {}
     figures: dict[str, float] = {}
-    if "cpu" in waited and isinstance(platform.cpu, Roofline):
+    if "cpu" in parts and isinstance(platform.cpu, Roofline):
         change["cpu"] = _slower(platform.cpu, factor)
         figures["cpu.memory_bytes_per_s"] = platform.cpu.memory_bytes_per_s / factor
-    if "link" in waited or ("disk" in waited and not platform.tiers):
+    if "link" in parts:
         change["links"] = tuple(_slowed(each, factor) for each in platform.links)
         figures["link.bytes_per_s"] = platform.links[0].bytes_per_s / factor
-    if "disk" in waited and platform.tiers:
+    if "tiers" in parts:
         change["tiers"] = tuple(_slowed(each, factor) for each in platform.tiers)
         figures["tiers.bytes_per_s"] = platform.tiers[-1].bytes_per_s / factor
     return platform.model_copy(update=change), figures

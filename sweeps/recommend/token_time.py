@@ -19,11 +19,12 @@ once, each with as many rows as chose it; an engine may compute it again for eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
 
+from moereplay.simulator.calibration import WORK, Part
 from moereplay.simulator.machine import Machine
 from moereplay.simulator.platform import Measured, Platform, Roofline
 from moereplay.simulator.rates import NS
@@ -60,6 +61,14 @@ class Parts(NamedTuple):
     def total(self) -> float:
         """The pass's time."""
         return sum(self)
+
+
+def waited(platform: Platform, spent: Iterable[Parts]) -> tuple[Part, ...]:
+    """Return the parts of a platform that passes wait for. The disk is its link where there is no tier above it."""
+    names = {name for each in spent for name in ("cpu", "link", "disk") if getattr(each, name)}
+    if "disk" in names:
+        names.add("tiers" if platform.tiers else "link")
+    return tuple(part for part in WORK if part in names)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.simulator.platform import Calibration, Link, Measured, Platform
+from moereplay.simulator.calibration import Calibration
+from moereplay.simulator.platform import Link, Measured, Platform
 from moereplay.simulator.platforms import as_toml
 from moereplay.tracegen.offload.memory import described
 from tests.kit.command import moereplay_here as moereplay

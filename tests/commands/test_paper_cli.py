@@ -15,7 +15,7 @@ from moereplay.results.result import Result
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.replay import replay
 from moereplay.sweeps.papers import PAPERS, PaperFigure, figures_of, planned
-from moereplay.traces.installation import bundled
+from moereplay.traces.files import bundled
 from moereplay.traces.schema import Request, Trace
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace

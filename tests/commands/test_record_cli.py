@@ -15,7 +15,7 @@ import pytest
 import transformers
 
 from moereplay import command as entry
-from moereplay.commands.progress import RequestMeter
+from moereplay.commands.terminal import RequestMeter
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.tracegen import folder as folders
@@ -286,7 +286,7 @@ def test_without_torch_one_line_says_what_to_install(moe, tiny, questions, tmp_p
 def test_a_terminal_gets_one_line_that_is_rewritten(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     clock = count(step=0.15)  # every other time is too soon
-    monkeypatch.setattr("moereplay.commands.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("moereplay.commands.terminal.time.monotonic", lambda: next(clock))
     meter = RequestMeter()
     for done in (0, 1, 1, 2):
         meter.update(Progress(done, 4, 0, done * 100, done * 90.0))
@@ -301,7 +301,7 @@ def test_a_terminal_gets_one_line_that_is_rewritten(capsys, monkeypatch):
 
 def test_elsewhere_a_line_comes_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 3.0, 3.0, 5.0, 14.0, 14.0])
-    monkeypatch.setattr("moereplay.commands.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("moereplay.commands.terminal.time.monotonic", lambda: next(clock))
     meter = RequestMeter()
     for done in (1, 2, 3, 4):
         meter.update(Progress(done, 9, 0, done * 1000, done * 1.0))

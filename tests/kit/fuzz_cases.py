@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from moereplay.traces.metadata import metadata_digest
+from moereplay.traces.stored import metadata_digest
 from tests.kit import count_samples, importer_loggers
 from tests.kit.damage import NINES, Damage, damages, json_damage
 from tests.kit.fuzz_documents import JSONS, TOMLS, YAMLS

@@ -15,10 +15,10 @@ from moereplay.policies.contract import Eviction, PolicyError
 from moereplay.policies.grammar import parse
 from moereplay.policies.hooks import given_by
 from moereplay.simulator import dry_run
+from moereplay.simulator.bounds import remarks
 from moereplay.simulator.compiled.hooks import compiled, refusal
 from moereplay.simulator.config import configure
 from moereplay.simulator.jit.marks import IS_PYTHON
-from moereplay.simulator.remarks import remarks
 from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace

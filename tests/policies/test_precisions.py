@@ -10,8 +10,8 @@ import pytest
 from moereplay.policies import catalogue
 from moereplay.policies.contract import Numbers, PolicyError
 from moereplay.policies.grammar import at_most, note, parse, scaled
+from moereplay.simulator.bounds import remarks
 from moereplay.simulator.config import configure
-from moereplay.simulator.remarks import remarks
 from moereplay.simulator.replay import plan, replay
 from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
 from tests.kit.command import moereplay_here, unfolded

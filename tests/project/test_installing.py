@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.traces.installation import install_command
+from moereplay.traces.files import install_command
 from tests.kit.every import every
 
 ROOT = Path(__file__).resolve().parents[2]

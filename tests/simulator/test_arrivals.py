@@ -16,10 +16,9 @@ from hypothesis import given
 
 from moereplay.policies.contract import PolicyError
 from moereplay.simulator.arrivals import arrival_times
-from moereplay.simulator.bounds import judge
+from moereplay.simulator.bounds import judge, remarks
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.remarks import remarks
 from moereplay.simulator.replay import replay
 from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Trace

@@ -10,8 +10,8 @@ import pytest
 from moereplay.calibration.prediction import Prediction, band_of
 from moereplay.results.read import seconds_of
 from moereplay.results.remarks import seconds_in_words
+from moereplay.simulator.calibration import Band
 from moereplay.simulator.config import configure
-from moereplay.simulator.platform import Band
 from moereplay.simulator.platforms import as_toml, platform, presets, sealed
 from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace
@@ -98,6 +98,30 @@ def test_figures_are_not_called_calibrated_for_experts_of_other_bytes(calibrated
         stated = plain.calibration.model_copy(update={"expert_bytes": {"any": sizes}})
         calibrated.write_text(as_toml(sealed(plain.model_copy(update={"calibration": stated}))))
         assert about(str(calibrated), miss="fetch")["seconds"] == seconds
+
+
+def test_figures_are_not_called_calibrated_for_parts_that_no_run_waited_for(calibrated):
+    """On mac-nvme a miss crosses the link. Older calibrations state no parts and are not judged by them."""
+    plain = platform(str(calibrated))
+    assert plain.calibration is not None
+    refused = ((("cpu",), "misses that the CPU computes"), ((), "the accelerator alone"))
+    for parts, why in ((None, None), (("link",), None), *refused):
+        stated = plain.calibration.model_copy(update={"parts": parts})
+        calibrated.write_text(as_toml(sealed(plain.model_copy(update={"calibration": stated}))))
+        found = about(str(calibrated))
+        assert found["seconds"] == ("calibrated" if why is None else "estimated")
+        assert ("band" in found) is (why is None)
+        if why:
+            assert "not calibrated for transfers into the fast tier" in found["uncalibrated"]
+            assert why in found["uncalibrated"]
+
+
+def test_figures_of_one_token_are_called_calibrated_for_decoded_tokens_only_where_there_are_prompts(calibrated):
+    assert about(str(calibrated))["calibration"].endswith("decoded tokens only")
+    plain = platform(str(calibrated))
+    compute = plain.compute.model_copy(update={"by_tokens": ((1, 1.0), (4, 2.0))})
+    calibrated.write_text(as_toml(sealed(plain.model_copy(update={"compute": compute}))))
+    assert "decoded tokens" not in about(str(calibrated))["calibration"]
 
 
 def test_a_range_changes_no_time_and_no_identity(calibrated):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from moereplay.simulator.bounds import FORCED, RELAXED, Bound, bound_of, count, judge, remarks
+from moereplay.simulator.bounds import FORCED, RELAXED, Bound, bound_of, bound_remarks, count, judge
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.replay import plan, replay_source
@@ -234,7 +234,7 @@ def test_where_bytes_or_demand_differ_the_bound_is_blank_and_a_line_says_why(set
     assert most is None and (limit is None) == ("routing" in settings)
     assert limit is None or hit_rate <= limit
     config = configure(capacity="30%", **settings)
-    assert remarks(trace, [config, configure(capacity="40%", **settings)]) == [why]
+    assert bound_remarks(trace, [config, configure(capacity="40%", **settings)]) == [why]
 
 
 @every("scope", ["global", "per_layer"])
@@ -244,7 +244,7 @@ def test_layers_of_unequal_bytes_have_a_bound(scope: str) -> None:
     assert most is not None and limit is not None and 0 < hit_rate <= most <= limit
     bound = bound_of(trace, configure(scope=scope, capacity="30%"))
     assert bound is not None and (count(trace, bound)["feasible_hits"] is not None) == (scope == "global")
-    assert remarks(trace, [configure(scope=scope, capacity="30%")]) == []
+    assert bound_remarks(trace, [configure(scope=scope, capacity="30%")]) == []
 
 
 def test_a_bound_has_the_bytes_of_its_result() -> None:
@@ -263,5 +263,5 @@ def test_a_bound_has_the_bytes_of_its_result() -> None:
 
 def test_what_needs_no_remark_has_none() -> None:
     configs = [configure(eviction=each, prefetch="top_k", capacity="40%") for each in ("lru", "belady", "arc")]
-    assert remarks(synthetic(), configs) == []
+    assert bound_remarks(synthetic(), configs) == []
     assert judge(synthetic(), configs[0]).bound == judge(synthetic(), configs[1]).bound

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moereplay.simulator.bounds import remarks
 from moereplay.simulator.capacity import RUNTIME
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
-from moereplay.simulator.remarks import remarks
 from moereplay.simulator.replay import plan, replay
 from moereplay.traces.passes import longest_context
 from moereplay.traces.schema import Header, Provenance, Request, Trace, memory_trace

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Calibration, Contention, Link, Measured, Platform
+from moereplay.simulator.platform import Contention, Link, Measured, Platform
 from moereplay.simulator.platforms import as_toml, platform, presets, sealed
 from moereplay.traces.schema import Geometry
 from tests.kit.every import every
@@ -111,7 +112,7 @@ def test_a_price_that_a_platform_does_not_say_may_be_set_in_place() -> None:
 @every(
     "old, new, said",
     [
-        ('"none"', '"some"', "overlap: choose from none, arrival (got 'some')"),
+        ('"none"', '"some"', "overlap: unknown value 'some': choose from none, arrival"),
         ("reads = 3", "reads = 0", "link.reads: expected at least 1 (got 0)"),
         ("[[65536, 0.9e9], [4194304", "[[65536, 0.9e9], [4096", "link.by_size: expected sizes that rise from point"),
         ("[[65536, 0.9e9]", "[[65536, inf]", "link.by_size.0.1: expected a finite number"),

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from moereplay.policies.contract import PolicyError
 from moereplay.results.result import Result
-from moereplay.simulator.bounds import bound_of, count
+from moereplay.simulator.bounds import bound_of, count, without_effect
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.limits.limits import limits
 from moereplay.simulator.platform import Link, Platform
 from moereplay.simulator.platforms import as_toml, platform
-from moereplay.simulator.remarks import without_effect
 from moereplay.simulator.replay import plan, replay
 from moereplay.simulator.times import homes_of
 from moereplay.traces.schema import Trace, memory_trace

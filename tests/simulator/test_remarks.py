@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from moereplay.simulator.bounds import without_effect
 from moereplay.simulator.config import configure
-from moereplay.simulator.remarks import without_effect
 from moereplay.simulator.replay import replay
 from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace

@@ -21,7 +21,7 @@ from moereplay.sweeps.papers import (
     planned,
     predictor,
 )
-from moereplay.traces.installation import bundled
+from moereplay.traces.files import bundled
 from moereplay.traces.recorder import from_arrays
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace

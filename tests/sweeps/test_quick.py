@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.analysis.quick_answer import lines
+from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, assembled, of_platform
-from moereplay.simulator.platform import Calibration
 from moereplay.simulator.platforms import platform
 from moereplay.sweeps.recommend import hits as expected
 from moereplay.sweeps.recommend.engines import NAMES, Mode, engine, engines
@@ -276,10 +276,13 @@ def test_a_phone_and_a_unified_memory_read_from_flash() -> None:
     phone = of_platform(platform("phone-ufs4"), memory="4GB")
     found = quick(load(), phone)
     assert phone.kind == "cpu" and found.binds == "disk reads" and found.best.setting.disk_bytes > 0
-    for models, calibrated in (({}, True), ({"a": 1e9}, True), ({"a": 2e9}, False)):
-        known = platform("phone-ufs4").model_copy(update={"calibration": Calibration(device="d", models=models)})
-        machine = of_platform(known, memory="4GB")
-        assert quick_document(load(), machine, quick(load(), machine))["machine"]["calibrated"] is calibrated
+    cases: tuple[tuple[dict[str, float], Any, bool], ...]
+    cases = (({}, ("link",), True), ({"a": 1e9}, None, True), ({"a": 2e9}, None, False), ({}, ("cpu",), False))
+    for models, parts, calibrated in cases:
+        about = Calibration(device="d", models=models, parts=parts)
+        machine = of_platform(platform("phone-ufs4").model_copy(update={"calibration": about}), memory="4GB")
+        found = quick_document(load(), machine, quick(load(), machine))["machine"]
+        assert (found["calibrated"], found["uncalibrated"] is None) == (calibrated, calibrated)
     mac: Machine = assembled(gpu="M4 Max", ram="64GB")
     assert quick(load(), mac).best.setting.disk_bytes == 0
 

@@ -23,9 +23,9 @@ from moereplay.tracegen.quality.harness import Answers, Example, Measure
 from moereplay.tracegen.quality.session import Session
 from moereplay.tracegen.quality.texts import TeacherForced
 from moereplay.traces.lock import Lock
-from moereplay.traces.metadata import PARTIAL
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace
+from moereplay.traces.stored import PARTIAL
 from tests.kit.live_runs import loaded, modules, tokens
 
 SETS = {

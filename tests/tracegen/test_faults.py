@@ -17,9 +17,9 @@ import pytest
 import zarr
 from zarr.storage import LocalStore
 
-from moereplay.traces.metadata import metadata_digest
 from moereplay.traces.schema import Geometry, Header, Request, Trace, TraceError
 from moereplay.traces.store import open_trace, verify
+from moereplay.traces.stored import metadata_digest
 from moereplay.traces.writer import TraceWriter
 from tests.kit.every import every
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.compiled.stepper import Stepper
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Calibration
 from moereplay.simulator.reference.engine import Engine
 from moereplay.tracegen.offload.bench import Bench, Ran, check_measurable, replayed
 from moereplay.tracegen.offload.compute import Layers, layout_of, shape_of

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from moereplay.simulator.platform import Calibration
+from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.reference.machine import COMPUTE
 from moereplay.tracegen.offload.compute import Layers, as_weights, layout_of
 from moereplay.tracegen.offload.machine import RealClock, Worker

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from moereplay.simulator.platform import Calibration, Measured
+from moereplay.simulator.calibration import Calibration
+from moereplay.simulator.platform import Measured
 from moereplay.simulator.platforms import platform
 from moereplay.tracegen.offload import calibration
 from moereplay.tracegen.offload.compute import as_weights, layout_of, shape_of

@@ -114,7 +114,7 @@ def test_the_best_experts_alone_are_kept(tmp_path: Path) -> None:
 
 def test_a_profile_of_counts_is_what_a_replay_takes(tmp_path: Path) -> None:
     """Counts of a trace's own choices are the profile that `static` finds by itself."""
-    from moereplay.traces.installation import bundled
+    from moereplay.traces.files import bundled
     from moereplay.traces.selection import profile
     from moereplay.traces.store import open_trace
 

@@ -251,7 +251,7 @@ def test_a_store_with_a_part_missing_is_refused(damage, trace):
 
 def test_a_forged_count_with_a_valid_digest_is_found_where_drafts_are_read(trace):
     """A hostile store: everything hashed again, but the passes tell of another number of rows."""
-    from moereplay.traces.metadata import metadata_digest
+    from moereplay.traces.stored import metadata_digest
 
     assert trace.path is not None
     document = json.loads((trace.path / "zarr.json").read_text())

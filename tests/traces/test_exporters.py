@@ -19,8 +19,8 @@ from moereplay.traces.exporters.hf import card, shards
 from moereplay.traces.exporters.lines import number
 from moereplay.traces.exporters.llama_cpp import arguments
 from moereplay.traces.exporters.parquet import schema_of
+from moereplay.traces.files import bundled
 from moereplay.traces.importers.contract import Options
-from moereplay.traces.installation import bundled
 from moereplay.traces.schema import Header, Provenance, Trace, TraceError, memory_trace
 from moereplay.traces.selection import first_requests
 from moereplay.traces.store import open_trace

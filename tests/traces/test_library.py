@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 from moereplay.sweeps.clusters import pack
-from moereplay.traces.files import write_whole
-from moereplay.traces.installation import bundled
+from moereplay.traces.files import bundled, write_whole
 from moereplay.traces.library.index import library_of
 from moereplay.traces.library.publish import fetch, publish
 from moereplay.traces.schema import TraceError

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moereplay.traces.files import bundled
 from moereplay.traces.geometry import known
-from moereplay.traces.installation import bundled
 from moereplay.traces.routing import (
     PARTS,
     RoutingModel,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moereplay.traces import metadata
+from moereplay.traces import stored
 from moereplay.traces.importers import cache_lab, table, text
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers import rows as table_rows
@@ -200,7 +200,7 @@ def test_a_long_request_is_stored_in_few_files(tmp_path: Path, monkeypatch: pyte
     ids = rng.integers(0, 8, (10_000, 2, 1)).astype(np.int16)
     header = Header(geometry=Geometry(layers=2, experts=8, k=1, expert_bytes=(1, 1)))
     write_trace(short := tmp_path / "short.zarr", header, [Request(ids, 3)])
-    monkeypatch.setattr(metadata, "LONG_REQUEST", len(ids))
+    monkeypatch.setattr(stored, "LONG_REQUEST", len(ids))
     write_trace(long := tmp_path / "long.zarr", header, [Request(ids, 3), Request(ids[:100], 0)])
     assert len([*(short / "chosen").iterdir()]) == 21
     assert len([*(long / "chosen").iterdir()]) == 2
@@ -211,6 +211,6 @@ def test_a_long_request_is_stored_in_few_files(tmp_path: Path, monkeypatch: pyte
 def test_files_of_a_long_request_have_bounded_bytes() -> None:
     for widest in (2, 2000, 10**9):
         header = Header(geometry=Geometry(layers=2, experts=8, k=1, expert_bytes=(1, 1)))
-        found = metadata.with_longer_files(metadata.Attributes(header=header, shard_tokens=512), 1 << 21, widest)
+        found = stored.with_longer_files(stored.Attributes(header=header, shard_tokens=512), 1 << 21, widest)
         assert 512 <= found.shard_tokens <= 65_536 and found.shard_tokens % 512 == 0
         assert found.shard_tokens == 512 or found.shard_tokens * widest <= 1 << 22

@@ -14,9 +14,10 @@ import torch
 
 from moereplay.policies.contract import PolicyError
 from moereplay.results.checks import How, Side, side_of
+from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Calibration, Platform
+from moereplay.simulator.platform import Platform
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import Plan, plan, replay
 from moereplay.sweeps.checks import Run

@@ -126,7 +126,7 @@ def library_file(given: Path | None = None) -> Path:
         places = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
         for found in (each for place in places for pattern in patterns for each in sorted(place.glob(pattern))):
             return found.absolute()
-    from moereplay.traces.installation import install_command
+    from moereplay.traces.files import install_command
 
     raise RecordError(f"a GGUF file needs llama.cpp: {install_command('record-gguf')}, or pass --llama-lib libllama.so")
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.config import ReplayConfig, configure
-from moereplay.simulator.platform import Calibration, Measured
+from moereplay.simulator.platform import Measured
 from moereplay.simulator.platforms import as_toml, sealed
 from moereplay.tracegen.offload.bench import Bench, SlowTiers, check_measurable, replayed
 from moereplay.tracegen.offload.compute import as_weights, layout_of
@@ -106,7 +107,9 @@ def calibrate(
     file.write_text(as_toml(found.platform), "utf-8")
     own = fmean(abs(_error(trace, ns, config, file)) for trace, ns in ran)
     errors = {other.capacity: _error(*runs[0], other, file) for other, (_, runs) in zip(others, held, strict=True)}
-    known = found.platform.model_copy(update={"calibration": about.model_copy(update={"cells": 4, "mape": own})})
+    fitted = found.platform.calibration
+    assert fitted is not None  # `fit` wrote it
+    known = found.platform.model_copy(update={"calibration": fitted.model_copy(update={"mape": own})})
     figures = found.figures | _named(tokens, by_format(bench, geometry))
     figures |= link_figures(bench.slow[geometry.expert_bytes])
     return Calibrated(found._replace(platform=sealed(known)), figures, own, errors)

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from moereplay.simulator.platform import Calibration, Contention, Link, Measured, Platform
+from moereplay.simulator.calibration import Calibration, Part
+from moereplay.simulator.platform import Contention, Link, Measured, Platform
 from moereplay.simulator.platforms import sealed
 from moereplay.simulator.rates import Loading, Points
 from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
@@ -66,6 +67,7 @@ def _platform(
 ) -> Platform:
     links = (Link(bytes_per_s=value.get("bytes_per_s", 1e12), latency_ns=round(value.get("latency_ns", 0))),)
     share = value.get("contention", 1.0)
+    parts: dict[Part, bool] = {"cpu": "cpu.expert_ns" in value, "link": "bytes_per_s" in value}
     return Platform(
         name="this-machine",
         summary=f"measured: {about.device}" + (f", throttled to {throttle / MB:g} MB/s" if throttle else ""),
@@ -85,7 +87,7 @@ def _platform(
         else None,
         contention=Contention(compute=share) if share < 1 else None,
         loading=Loading(gate_ns=round(value["gate_ns"])),
-        calibration=about,
+        calibration=about.model_copy(update={"parts": tuple(part for part, known in parts.items() if known)}),
     )
 
 

@@ -21,8 +21,8 @@ import numpy as np
 from moereplay.policies.contract import Costs
 from moereplay.results.checks import side_of
 from moereplay.results.result import Event
+from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.config import KINDS, ReplayConfig
-from moereplay.simulator.platform import Calibration
 from moereplay.simulator.platforms import as_toml, sealed
 from moereplay.simulator.replay import plan as replay_plan
 from moereplay.tracegen.offload.bench import Bench, Ran, replayed

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from moereplay.tracegen.errors import RecordError
-from moereplay.traces.installation import install_command
+from moereplay.traces.files import install_command
 from moereplay.traces.texts import hint
 
 #: Each with the library that it needs.

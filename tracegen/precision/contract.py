@@ -23,8 +23,7 @@ from torch import Tensor
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.precision import DEFAULT, NAMES, at_width, check_quantiser
-from moereplay.traces.files import private_folder, write_whole
-from moereplay.traces.installation import install_command
+from moereplay.traces.files import install_command, private_folder, write_whole
 from moereplay.traces.schema import canonical
 
 

@@ -42,9 +42,9 @@ from moereplay.tracegen.record import header_of
 from moereplay.tracegen.tokens import Work
 from moereplay.traces.documents import package_version
 from moereplay.traces.lock import refuse_busy
-from moereplay.traces.metadata import partial_of
 from moereplay.traces.schema import Request, Trace, canonical
 from moereplay.traces.store import open_trace
+from moereplay.traces.stored import partial_of
 from moereplay.traces.writer import TraceWriter
 
 #: Gates up to which the reference engine answers sooner than the compiled one is compiled. Both count the same.

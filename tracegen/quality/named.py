@@ -11,7 +11,7 @@ from typing import Any
 from moereplay.sweeps.experiment.file import composed
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import one_line
-from moereplay.traces.installation import install_command
+from moereplay.traces.files import install_command
 
 PERPLEXITY = "perplexity:"
 YAML = (".yaml", ".yml")

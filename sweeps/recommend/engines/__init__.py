@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, ValidationError, field_validator
 
+from moereplay.simulator.calibration import Tried
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.platform import Tried
 from moereplay.traces.geometry import experts_per_layer, last_layers, mean_experts
 from moereplay.traces.schema import Frozen, Geometry
 from moereplay.traces.texts import hint
