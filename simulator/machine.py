@@ -303,21 +303,21 @@ def _faster(platform: Platform) -> Iterator[tuple[str, Platform]]:
     if isinstance(platform.cpu, Roofline):
         rate = platform.cpu.memory_bytes_per_s
         twice = platform.cpu.model_copy(update={"memory_bytes_per_s": 2 * rate})
-        yield _rates("RAM read at {} GB/s", rate), platform.model_copy(update={"cpu": twice})
+        yield _twice("RAM read at {} GB/s", rate), platform.model_copy(update={"cpu": twice})
         cores = platform.cpu.model_copy(update={"flops": 2 * platform.cpu.flops})
         yield "twice the CPU's cores", platform.model_copy(update={"cpu": cores})
         link = platform.links[0]
         wider = link.model_copy(update={"bytes_per_s": 2 * link.bytes_per_s})
         yield (
-            _rates("a link of {} GB/s", link.bytes_per_s),
+            _twice("a link of {} GB/s", link.bytes_per_s),
             platform.model_copy(update={"links": (wider, *platform.links[1:])}),
         )
     if isinstance(platform.compute, Roofline):
         rate = platform.compute.memory_bytes_per_s
         faster = platform.compute.model_copy(update={"memory_bytes_per_s": 2 * rate, "kv_bytes_per_s": 2 * rate})
-        yield _rates(f"{platform.fast_tier} read at {{}} GB/s", rate), platform.model_copy(update={"compute": faster})
+        yield _twice(f"{platform.fast_tier} read at {{}} GB/s", rate), platform.model_copy(update={"compute": faster})
 
 
-def _rates(what: str, rate: float) -> str:
+def _twice(what: str, rate: float) -> str:
     """Return the words for twice a rate."""
     return f"{what.format(f'{2 * rate / GB:.4g}')} in place of {rate / GB:.4g}"

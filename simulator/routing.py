@@ -1,6 +1,6 @@
 """One layer's routing for a fit, in machine code: its misses at several capacities, and draws under many strengths.
 
-Misses are those of one token per pass, equal to replays of `lru`, `belady`, `lfu:count=history` and `static` with a pool
+Misses are of one token per pass, equal to replays of `lru`, `belady`, `lfu:count=history` and `static` with a pool
 per layer: a token's experts are looked up together, and none of them is evicted for another. LFU evicts the least
 recent of equals, Belady the lowest id. Capacities hold at least one token's experts. Draws use the scores of
 `traces.routing`, over the same random numbers, and equal its draws but for their rounding, which settles scores that
