@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from math import isfinite
@@ -118,8 +121,61 @@ class Subcommands(TyperGroup):
         return super().parse_args(ctx, args)
 
 
+class UsageError(Exception):
+    """A line that cannot be parsed, in the words of this program."""
+
+
+#: Messages of typer, and how this program says them.
+USAGE = (
+    (r"Missing option '([^' ]+).*", r"missing \1: pass \1 VALUE"),
+    (r"Missing argument '(.*)'\.", r"missing argument \1: pass it after the command"),
+    (r"Invalid value for '([^' ]+).*?': (.*)", r"invalid \1: \2"),
+    (r"No such option: (\S+) \(Possible options: ([^,]*)\)", r"unknown option \1: did you mean \2?"),
+    (r"No such option: (\S+) \(Possible options: (.*)\)", r"unknown option \1: did you mean one of \2?"),
+    (r"No such option: (\S+) Did you mean (\S+)\?", r"unknown option \1: did you mean \2?"),
+    (r"No such option: (\S+)", r"unknown option \1"),
+    (r"No such command '(.*?)'\. Did you mean '(.*)'\?", r"unknown command \1: did you mean \2?"),
+    (r"No such command '(.*?)'\. Did you mean one of: (.*)\?", r"unknown command \1: did you mean one of \2?"),
+    (r"No such command '(.*?)'\.", r"unknown command \1"),
+    (r"Got unexpected extra argument\S* \((.*)\)", r"unexpected argument \1: remove it"),
+    (r"Option '([^' ]+)' requires an argument\.", r"missing value of \1: pass \1 VALUE"),
+)
+
+
+@contextmanager
+def _usage_in_plain_words() -> Iterator[None]:
+    """Raises UsageError in place of typer's errors, which have three lines, other words, and not the value."""
+    try:
+        yield
+    except Exception as error:
+        text = error.format_message() if hasattr(error, "format_message") else "\n"  # pyright: ignore
+        if "\n" in text:  # another error, or the help that a group without a verb prints
+            raise
+        context, cause = getattr(error, "ctx", None), error.__cause__
+        option = getattr(getattr(error, "param", None), "opts", ["value"])[-1]
+        if hasattr(cause, "errors"):
+            from moereplay.traces.frozen import words
+
+            fault = cause.errors()[0]  # pyright: ignore
+            message = f"invalid {option} {fault['input']}: {words(fault).partition(' (got ')[0]}"
+        else:
+            message = next((re.sub(rule, said, text) for rule, said in USAGE if re.fullmatch(rule, text)), text)
+        verb = context.command_path.partition("moereplay ")[2].split() if context else []
+        raise UsageError(f"{message}; see `{' '.join(['moereplay', *verb])} --help`") from None
+
+
 class ByPurpose(TyperGroup):
     """The command itself, whose `--help` lists verbs under headings."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Parse the options before the verb."""
+        with _usage_in_plain_words():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb that is typed."""
+        with _usage_in_plain_words():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section per heading."""
@@ -217,6 +273,9 @@ def main() -> None:
         leave(_flushed(end.code))
     except BrokenPipeError:  # the reader of a pipe has closed it
         mute()
+    except UsageError as fault:
+        say(f"moereplay: {_line(str(fault))}")
+        leave(_flushed(2))
     except Exception as error:
         message = None if debug else _message(error)
         if message is None:

@@ -82,12 +82,13 @@ EXPERT = np.dtype(
 #: One row per copy, written by the engine.
 COPY = np.dtype(
     [
-        ("state", np.int64),
-        ("protected", np.int64),  # 1 while it may not be a victim
-        ("pool", np.int64),
+        # half a line of the processor's cache at most, as every access reads a row
         ("entered", np.int64),  # order in which it last entered its pool, or a side buffer while it is there
-        ("prefetched", np.int64),  # 1 if its last arrival was a prefetch not yet used
         ("bytes", np.int64),
+        ("pool", np.int32),
+        ("state", np.int8),
+        ("protected", np.int8),  # 1 while it may not be a victim
+        ("prefetched", np.int8),  # 1 if its last arrival was a prefetch not yet used
     ],
     align=True,
 )

@@ -53,17 +53,20 @@ from moereplay.simulator.compiled.state import (
     demand_expert,
     demand_sum,
     demand_tokens,
+    experts,
     fail,
     noted_hits,
     noted_misses,
     noted_tokens,
     now,
+    owned,
     present,
     slot,
+    stream_expert,
 )
 from moereplay.simulator.compiled.uses import mark_needed, update_next_use
 from moereplay.simulator.compiled.weights import count_assignments, count_tokens, count_unchanged
-from moereplay.simulator.jit.marks import called, fast
+from moereplay.simulator.jit.marks import called, fast, load_ahead
 
 
 class FastHooks(NamedTuple):
@@ -183,7 +186,20 @@ def begin_fast_demand(s, hooks):
         route(s, hooks)
         return 0
     begin_demand(s)
-    return begin_recall(s)
+    first = begin_recall(s)
+    load_next(s, first + s["demand"]["demanded"])
+    return first
+
+
+@fast
+def load_next(s, at):
+    """Load the rows of as many experts of the next step as this one demands; `at`: their position in the stream."""
+    base = (now(s)["layer"] + 1) * s["experts"] if now(s)["layer"] + 1 < s["layers"] else 0
+    for i in range(at, min(at + s["demand"]["demanded"], s["n_demand"])):
+        x = base + stream_expert(s)[i]
+        load_ahead(copies(s)[x])
+        load_ahead(owned(s)[x])
+        load_ahead(experts(s)[x])
 
 
 @fast

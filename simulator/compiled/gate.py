@@ -62,7 +62,14 @@ from moereplay.simulator.compiled.state import (
     waits,
     wants,
 )
-from moereplay.simulator.compiled.substitution import add_stand_ins, clear_substitutes, drop, rebuild_union, substitute
+from moereplay.simulator.compiled.substitution import (
+    add_stand_ins,
+    clear_substitutes,
+    drop,
+    find_residents,
+    rebuild_union,
+    substitute,
+)
 from moereplay.simulator.compiled.transfers import promote
 from moereplay.simulator.compiled.uses import clear_needed, mark_needed, update_next_use
 from moereplay.simulator.compiled.weights import count_assignments
@@ -254,6 +261,8 @@ def resolve(s, hooks, first, absent):
     for m in range(absent):
         verdict(s)[m] = 0
     hooks.resolve(s, absent, free_bytes(s, accesses(s)[missing(s)[0] - first]["y"]))
+    if s["has_substitute"] == 1:
+        find_residents(s)  # a verdict changes no copy
     for m in range(absent):
         apply_verdict(s, hooks, accesses(s)[missing(s)[m] - first], verdict(s)[m])
 

@@ -90,7 +90,8 @@ def initial_state(
     numbers |= STEPPED if stepped else OWN_CLOCK
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"batched": numbers["n_batched"] > 0}
-    numbers |= {"knows_future": numbers["n_demand"] > 0 and not chosen.changes_routing}
+    reads_future = bool(chosen.reads & {"next_use", "next_pass"})
+    numbers |= {"knows_future": numbers["n_demand"] > 0 and reads_future and not chosen.changes_routing}
     arrives = bool(numbers["arrives"])
     numbers |= {"reads_ids": keep or arrives or numbers["precisions"] > 1 or _reads_ids(numbers, chosen.reads)}
     numbers |= _victim_selection(numbers, chosen.eviction)

@@ -167,8 +167,8 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "member_count": (np.int64, ("n_ranks",)),
     "keyed_scope": (np.int64, ("n_ranks",)),  # the scope and the pass in which a row's keys were evaluated
     "keyed_pass": (np.int64, ("n_ranks",)),
-    "behind": (np.int64, ("n_queued",)),  # in a queue: the copies after and before a copy
-    "in_front": (np.int64, ("n_queued",)),
+    "behind": (np.int32, ("n_queued",)),  # in a queue: the copies after and before a copy
+    "in_front": (np.int32, ("n_queued",)),
     "invalid_copies": (np.int64, ("n_copies",)),
     "eval_copies": (np.int64, ("n_copies",)),  # a batch of copies, and their keys
     "eval_keys": (np.int64, ("n_copies",)),

@@ -68,7 +68,7 @@ def substitute(s, hook, access):
         if other == NONE:
             needed += 1
             continue
-        if not (0 <= other < s["experts"] and eligible(s)[other] == 1):
+        if not is_eligible(s, t, other):
             fail(s, BAD_STAND_IN, other)
             return
         run_instead(s, t, j, other)
@@ -81,15 +81,35 @@ def substitute(s, hook, access):
 
 
 @called
-def substitute_for(s, hook, t, j):
-    """Return the expert that substitutes for a token's j-th one, or NONE."""
-    base = now(s)["layer"] * s["experts"]
+def find_residents(s):
+    """Mark the layer's resident experts as eligible."""
     for e in range(s["experts"]):
-        eligible(s)[e] = 1 if find_any(s, base + e, RESIDENT) != NONE else 0
+        mark_if_resident(s, e)
+
+
+@fast
+def mark_if_resident(s, e):
+    """Mark expert e of the layer as eligible if a copy is resident."""
+    eligible(s)[e] = 1 if find_any(s, now(s)["layer"] * s["experts"] + e, RESIDENT) != NONE else 0
+
+
+@called
+def substitute_for(s, hook, t, j):
+    """Return the expert that substitutes for a token's j-th one, or NONE: a resident one that it does not run."""
     for i in range(s["width"]):
         if ran(s)[t, i] != NONE:
             eligible(s)[ran(s)[t, i]] = 0
-    return hook(s, t, j)
+    other = hook(s, t, j)
+    for i in range(s["width"]):
+        if ran(s)[t, i] != NONE:
+            mark_if_resident(s, ran(s)[t, i])
+    return other
+
+
+@fast
+def is_eligible(s, t, e):
+    """Return whether expert e is a resident one of the layer that the token does not run."""
+    return 0 <= e < s["experts"] and eligible(s)[e] == 1 and first_place(ran(s)[t], e) == NONE
 
 
 @called

@@ -9,6 +9,7 @@ from typing import Any
 from moereplay.simulator.jit.marks import NotCompiledError
 from moereplay.simulator.jit.values import (
     MEMORY,
+    NOTHING,
     PLAIN_POINTERS,
     POINTER,
     REAL,
@@ -255,6 +256,13 @@ class Emitter:
         name = "llvm.memcpy.p0.p0.i64" if PLAIN_POINTERS else "llvm.memcpy.p0i8.p0i8.i64"
         self.needed[name] = f"void @{name}({POINTER}, {POINTER}, i64, i1)"
         self.line(f"call void @{name}({POINTER} {to}, {POINTER} {of}, i64 {size}, i1 false)")
+
+    def _load_ahead_of(self, record: Value) -> Value:
+        """Prefetch the cache line at the start of a record, to be written, into all caches."""
+        name = "llvm.prefetch.p0" if PLAIN_POINTERS else "llvm.prefetch.p0i8"
+        self.needed[name] = f"void @{name}({POINTER}, i32, i32, i32)"
+        self.line(f"call void @{name}({POINTER} {record.parts[0]}, i32 1, i32 3, i32 1)")
+        return Value(NOTHING)
 
     def _min_of(self, *given: Value) -> Value:
         return self._extreme(ast.Lt(), given)

@@ -308,13 +308,13 @@ class Expressions(Emitter):
         of = function.kind.value if isinstance(function.kind, Known) else None
         if isinstance(of, Reader):
             return self._read(of, arguments[0])
-        if isinstance(of, FunctionType) and of in MARKED:
-            return self._merge(of, arguments) if MARKED[of] == "merged" else self._call(of, arguments)
         if isinstance(of, type) and issubclass(of, tuple):
             return group(arguments, of._fields)  # pyright: ignore[reportAttributeAccessIssue]
         if of in TO_NUMBER:
             return self._to_number(arguments[0], TO_NUMBER[of])
         translate = getattr(self, f"_{getattr(of, 'name', getattr(of, '__name__', ''))}_of", None)
+        if isinstance(of, FunctionType) and of in MARKED and translate is None:
+            return self._merge(of, arguments) if MARKED[of] == "merged" else self._call(of, arguments)
         if translate is None:
             raise NotCompiledError(f"{ast.unparse(node)!r}: a call that kernels do not use; is the function marked?")
         return translate(*arguments)

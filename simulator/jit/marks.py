@@ -86,3 +86,8 @@ bit_length: Any = (lambda number: int(number).bit_length()) if IS_PYTHON else Bu
 bit_count: Any = (lambda number: (int(number) & (1 << 64) - 1).bit_count()) if IS_PYTHON else Builtin("bit_count")
 #: A hook's result. A hook that may return a float does not compile: Numba would truncate it silently.
 whole_number: Any = (lambda answer: answer) if IS_PYTHON else Builtin("whole_number")
+
+
+@called
+def load_ahead(record):
+    """Ask the processor for a record that is used soon; the translation has an instruction for it (`emitting`)."""

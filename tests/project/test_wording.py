@@ -173,6 +173,27 @@ def test_no_option_ends_in_the_words_of_a_library(
     assert not (tmp_path / "new.zarr").exists() and not (tmp_path / "out").exists()
 
 
+@every(
+    "typed, said",
+    [
+        ("split miniature", "missing --out:"),
+        ("traces append a.zarr", "missing argument more:"),
+        ("replay miniature --top x", "invalid --top x: expected a whole number"),
+        ("traces sample miniature --requests 0 --out b.zarr", "invalid --requests 0: expected at least 1"),
+        ("replay miniature --top", "missing value of --top:"),
+        ("replay miniature --capacty 5%", "unknown option --capacty: did you mean"),
+        ("sweep schema a.toml", "unexpected argument a.toml:"),
+        ("sweep shema", "unknown command shema: did you mean schema?"),
+    ],
+)
+def test_a_line_that_cannot_be_parsed_gives_one_line_that_names_the_fault(
+    typed: str, said: str, command: Command
+) -> None:
+    code, out, error = command(*typed.split())
+    assert (code, out) == (2, "") and error.startswith(f"moereplay: {said}")
+    assert error.count("\n") == 1 and "--help`" in error
+
+
 # -- sizes and capacities ----------------------------------------------------------------------------------------------
 
 
