@@ -17,10 +17,12 @@ from moereplay.results.read import fields, runs
 from moereplay.results.remarks import synthetic_of
 from moereplay.results.result import DOCUMENTED, METRICS, RANKED, RATIOS, TIMES, ranking_column
 from moereplay.results.schema import fields_of
+from moereplay.results.serving import figures
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 from moereplay.traces.units import MS
 
 LOW, HIGH = "_low", "_high"  #: end the columns of an interval
+LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p99_ms", "e2e_p99_ms")  #: shown of configurations with arrivals
 DEFAULTS = {each.name: each.default for each in SETTINGS}
 #: Said of a table even at their defaults.
 ALWAYS = ("model", "trace", *POLICIES, "platform", "passes")
@@ -58,6 +60,28 @@ def ranked(frame: pl.DataFrame, by: str, ends: bool = False) -> pl.DataFrame:
     known = [figure for figure in RANKED if figure in PARTS] if ends else []
     order = with_ends(frame, table, known).sort(by, "identity", descending=[RANKED[by], False], nulls_last=True)
     return order.select("identity", *varying, *RANKED, *(f"{figure}{end}" for figure in known for end in (LOW, HIGH)))
+
+
+def with_latencies(ranking: pl.DataFrame, frame: pl.DataFrame, every: bool = False) -> pl.DataFrame:
+    """Add the serving figures of configurations whose requests arrive over time; unchanged if there are none.
+
+    Columns are `LATENCIES`, or with `every` all of `results/serving.py`; null without arrivals or rows of requests.
+    """
+    kept = runs(frame).select("identity").with_columns(frame["per_request"]) if "per_request" in frame.columns else None
+    if kept is None or "arrivals" not in fields(frame):
+        return ranking
+    arrivals = dict(runs(frame).select("identity", "arrivals").iter_rows())
+    rows = [
+        {"identity": identity} | figures(requests)
+        for identity, requests in kept.iter_rows()
+        if requests and (arrivals[identity] or DEFAULTS["arrivals"]) != DEFAULTS["arrivals"]
+    ]
+    if not rows:
+        return ranking
+    found = pl.DataFrame(rows).drop("requests")
+    return ranking.join(
+        found if every else found.select("identity", *LATENCIES), "identity", "left", maintain_order="left"
+    )
 
 
 def with_ends(frame: pl.DataFrame, table: pl.DataFrame, figures: Sequence[str]) -> pl.DataFrame:

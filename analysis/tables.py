@@ -289,6 +289,10 @@ FORECAST = {name: f"forecast {name}" for name in ("loss", "low", "high")}
 #: Heads of a ranking's columns; files, --csv and --json use the full names.
 HEADS = {
     "identity": "id",
+    "ttft_p50_ms": "TTFT p50",
+    "ttft_p99_ms": "TTFT p99",
+    "tpot_p99_ms": "TPOT p99",
+    "e2e_p99_ms": "e2e p99",
     "compulsory_limit": "limit",
     **{name: metric.head for name, metric in METRICS.items() if metric.head},
     FORECAST["low"]: "low",

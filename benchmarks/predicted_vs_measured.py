@@ -53,13 +53,15 @@ PLANS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 HEAD = """# Predicted and measured
 
-Every run of the evidence that a calibration predicts, beside what was measured; [evidence.md](evidence.md) says what
-follows from it. `make evidence RUNS=folder` writes this page, [its table](predicted-vs-measured.csv) with the source of
-every run, and the figure. The runs are other people's and not in this repository.
+This page compares predicted with measured times per token, for every run that a calibration predicts.
+[evidence.md](evidence.md) says what follows from it. `make evidence RUNS=folder` writes this page,
+[its table](predicted-vs-measured.csv) with the source of every run, and the figure. Other people measured the runs,
+which are not in this repository.
 
-A time per token is that of the median token where a log was published, else the mean. The error is predicted /
-measured - 1. *fit*: the figures were fitted on this run; *held out*: they were not; *preset*: no figure was fitted. A
-run whose time is not the machine's (throttled, paging) is predicted and does not count.
+The time per token is the median of the tokens if a log was published, else the mean. The error is predicted /
+measured - 1. The role of a run is *fit* if the figures were fitted on it, *held out* if they were fitted on other runs,
+and *preset* if no figure was fitted. Runs that heat or paging slowed down are predicted, but are left out of the
+summary.
 
 ![Predicted and measured times per token](figures/predicted_vs_measured.png)
 
@@ -136,7 +138,8 @@ def series_markdown(rows: Sequence[Row]) -> str:
     near = [sum(error <= bound for error in held) / len(held) for bound in (0.1, 0.25)]
     told = [
         f"{len(held)} runs are held out: median |error| {median(held):.1%}, {near[0]:.0%} within 10 %, {near[1]:.0%} "
-        f"within 25 %. {len(timed) - len(held)} fitted the figures, {len(rows) - len(timed)} are refused.",
+        f"within 25 %. {len(timed) - len(held)} fitted the figures, {len(rows) - len(timed)} are "
+        "not predicted; the last table gives the reasons.",
     ]
     lines = [
         [

@@ -23,8 +23,9 @@ import typer
 from rounds import in_turns, machine
 from speed_traces import FULL, OLMOE, QUICK, make
 
+from moereplay.simulator.interface import Sharing
 from moereplay.simulator.replay import replay
-from moereplay.sweeps.jobs import open_traces
+from moereplay.sweeps.jobs import in_groups, open_traces
 from moereplay.sweeps.run import planned
 from moereplay.traces.documents import json_text
 
@@ -119,8 +120,10 @@ def side_by_side(experiment: Path, folder: Path, count: int, rounds: int) -> dic
 
     def engine_alone() -> float:
         began = time.perf_counter()
-        for job in sweep.jobs:
-            replay(trace, job.config)
+        for group in in_groups(sweep.jobs):
+            sharing = Sharing() if len(group) > 1 else None
+            for job in group:
+                replay(trace, job.config, sharing=sharing)
         return time.perf_counter() - began
 
     def swept(workers: int) -> float:

@@ -87,7 +87,7 @@ def _columns(file: Path, number: int, line: str, wanted: tuple[str, ...]) -> lis
         raise ConfigError(f"{file} line {number}: {len(columns):,} columns: expected at most {MOST_COLUMNS:,}")
     for name in wanted:
         if name not in columns:
-            raise ConfigError(f"{file} line {number}: missing column {name!r}: {hint(name, columns)}")
+            raise ConfigError(f"{file} line {number}: missing column {name!r}: {hint(name, columns, 'found')}")
     return columns
 
 

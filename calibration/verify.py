@@ -29,6 +29,7 @@ RULES = {
     "slru:protected=0:misses=by_id": "an LRU, as in 0.7.0 (build 11669) and before",
 }
 NEAR = 0.05  #: of a time, that counts as predicted
+MATCHING = 0.5  #: points of a hit rate; five times the largest of the right rule, half the wrong one's (docs/logs.md)
 OTHER_MODEL = 0.01  #: difference of all experts' bytes
 
 
@@ -97,10 +98,16 @@ class Verified:
     rows: tuple[Compared, ...]
     line: tuple[float, float] | None
     remarks: tuple[str, ...]
+    points: float | None = None  #: largest difference of a hit rate, in points; None without counts of the engine
+
+    @property
+    def matches(self) -> bool:
+        """Whether the hit rates of the replay are those of the engine, at every capacity that it counted."""
+        return self.points is not None and self.points <= MATCHING
 
     def document(self) -> dict[str, Any]:
         """Return the document of `--json`."""
-        fitted = None if self.line is None else dict(zip(("base_ms", "ms_per_miss"), self.line, strict=True))
+        fitted = self.line and dict(zip(("base_ms", "ms_per_miss"), self.line, strict=True))
         rows = [
             {
                 "name": row.run.name,
@@ -116,6 +123,7 @@ class Verified:
             for row in self.rows
         ]
         about = {"trace": self.trace.digest, "rule": self.rule, "time": fitted, "near": NEAR}
+        about |= {"points": self.points, "matches": self.matches, "matching": MATCHING}
         return about | {"capacities": rows, "remarks": list(self.remarks)}
 
     def counts(self) -> list[dict[str, Any]]:
@@ -189,7 +197,7 @@ class Verifier:
         rows, line, remarks = _timed(by_rule[rule])
         words = f"{rule} ({self._rules[rule]})"
         remarks += _other_rules(by_rule, rule, self._rules) + self._other_tokens(rows)
-        return Verified(self.trace, words, tuple(rows), line, tuple(remarks))
+        return Verified(self.trace, words, tuple(rows), line, tuple(remarks), _farthest(rows))
 
     def _merged(self, runs: Iterable[EngineRun]) -> list[tuple[EngineRun, tuple[Group, ...]]]:
         """Join what several files say of one capacity; of repeated runs the shortest time counts."""
@@ -324,13 +332,17 @@ def _timed(rows: Sequence[Compared]) -> tuple[list[Compared], tuple[float, float
     return found, line, odd if slope <= 0 else []
 
 
+def _farthest(rows: Iterable[Compared]) -> float | None:
+    return max((abs(row.points) for row in rows if row.points is not None), default=None)
+
+
 def _other_rules(by_rule: dict[str, list[Compared]], chosen: str, rules: dict[str, str]) -> list[str]:
-    """Say how far off the rules are that were not chosen."""
-    found = []
-    for rule, rows in by_rule.items():
-        off = [abs(row.points) for row in rows if row.points is not None]
-        if rule != chosen and off:
-            found.append(f"{rules[rule]}: up to {max(off):.2f} points off; it is not this engine's")
+    """Say how far off the rules are, if there are several or none matches."""
+    far = {rule: _farthest(rows) for rule, rows in by_rule.items()}
+    found = [f"{rules[rule]}: up to {off:.2f} points off" for rule, off in far.items() if off and rule != chosen]
+    if (off := far[chosen]) is not None and off > MATCHING:
+        nearest = f"no rule matches this engine: the nearest, {rules[chosen]}, is up to {off:.2f} points off"
+        found.insert(0, f"{nearest}, and up to {MATCHING:g} is a match; check that trace, capacity and engine fit")
     return found
 
 

@@ -170,7 +170,7 @@ Where = Annotated[
 Dense = Annotated[str, typer.Option(help="Bytes of all weights except routed experts, as stored: 1816MiB.")]
 DenseBits = Annotated[str, typer.Option(help="Instead of --dense: bits per weight of these, or their format: Q8_0.")]
 Quant = Annotated[
-    str, typer.Option(help="Quantisation of the model's weights, unless a file is named: Q4_K_M, FP8, AWQ.")
+    str, typer.Option(help="Weight format of the model, if it is named without a file: Q4_K_M, FP8, AWQ.")
 ]
 Matrices = Annotated[
     str,

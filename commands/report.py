@@ -34,10 +34,13 @@ def report(
 ) -> None:
     """Write one HTML page: the best configuration with its confidence interval, figures and methods. SIMULATED."""
     from moereplay.results.errors import check_output
+    from moereplay.simulator.errors import ConfigError
     from moereplay.sweeps import extra
     from moereplay.sweeps.store import place_of
     from moereplay.traces.files import write_whole
 
+    if out.suffix not in (".html", ".htm"):
+        raise ConfigError(f"invalid --out {out}: expected a name that ends in .html")
     check_output(out)
     for package in ("jinja2", "vl_convert"):
         extra("report", package)

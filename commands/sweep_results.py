@@ -118,7 +118,7 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
     from moereplay.analysis.checks import candidates_of, check_columns, summary
     from moereplay.analysis.forecast import forecast_columns
     from moereplay.analysis.metrics import grouped as means
-    from moereplay.analysis.metrics import judged, ranked, shared
+    from moereplay.analysis.metrics import judged, ranked, shared, with_latencies
     from moereplay.policies.grammar import foresight
     from moereplay.results import checks
     from moereplay.results.read import filtered, label_of, routing_of, seconds_of
@@ -127,7 +127,7 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
     from moereplay.traces.texts import counted
 
     frame, said = foreseen.with_forecasts(filtered(load(folder), where))
-    ranking, found = ranked(frame, by, ends and not group_by), checks.load(folder)
+    ranking, found = with_latencies(ranked(frame, by, ends and not group_by), frame, ends), checks.load(folder)
     heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}; seconds: {seconds_of(frame)}"
     return _Page(
         rows=means(frame, group_by.split(","), by)

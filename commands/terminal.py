@@ -103,7 +103,7 @@ def say_left_out(drawn: Drawn) -> None:
 def say_shared(shared: int, of: int, what: str) -> None:
     """Print how many replays were computed from another's decisions."""
     if shared:
-        say(f"{shared:,} of {of:,} {what}: only times were computed; without prefetch all platforms decide alike")
+        say(f"{shared:,} of {of:,} {what}: only times were computed, since platforms decide alike")
 
 
 class _ToStderr(logging.Handler):

@@ -164,9 +164,9 @@ def traces_sample(
     from moereplay.traces.store import open_trace
 
     opened = open_trace(trace)
-    evenly = seed is None
-    numbers = spaced(requests, opened.requests) if evenly else drawn(requests, opened.requests, seed)
-    chosen = f"{requests} evenly spaced requests" if evenly else f"{requests} requests drawn with seed {seed}"
+    numbers = spaced(requests, opened.requests) if seed is None else drawn(requests, opened.requests, seed)
+    drawn_by = "" if seed is None else f" drawn with seed {seed}"
+    chosen = f"{requests} {'' if drawn_by else 'evenly spaced '}request{'s'[: requests > 1]}{drawn_by}"
     with keeping(lambda: left_of(out, "copied")):
         made = taken(out, opened, numbers, chosen, resume)
     say_made(out, made)

@@ -74,7 +74,7 @@ def verify(
 
     if bool(log) == bool(engine.model):
         raise ConfigError(
-            "pass either --log FILE, what the engine printed, or --model FILE.gguf, to run llama.cpp here"
+            "missing run: pass either --log FILE, what the engine printed, or --model FILE.gguf, to run llama.cpp here"
         )
     if reported.row:
         check_output(reported.row.with_name(f"{reported.row.name}.part"))
@@ -163,7 +163,8 @@ def _append(found: Verified, to: Reported) -> None:
 def _show(found: Verified) -> None:
     from moereplay.analysis.tables import table
 
-    show(f"replayed: {found.rule}", "", table(found.counts()), "", table(found.times()))
+    match = "" if found.points is None else "; it matches" if found.matches else "; it is the nearest, and none matches"
+    show(f"replayed: {found.rule}{match}", "", table(found.counts()), "", table(found.times()))
     if found.line:
         base, slope = found.line
         show(
@@ -231,7 +232,9 @@ def _of_folder(
     if len(sources) > 1:
         raise ConfigError(f"{sources[0]} cannot be combined with {sources[1]}: pass one folder, or logs")
     if bool(calibration) == bool(fit):
-        raise ConfigError("pass exactly one of --calibration FILE and --fit PATTERN (both repeatable)")
+        raise ConfigError(
+            "missing calibration: pass exactly one of --calibration FILE and --fit PATTERN (both repeatable)"
+        )
     if base and calibration:
         raise ConfigError("--base cannot be combined with --calibration")
     cells = read_folder(sources[0])

@@ -154,7 +154,7 @@ def _usage_in_plain_words() -> Iterator[None]:
         context, cause = getattr(error, "ctx", None), error.__cause__
         option = getattr(getattr(error, "param", None), "opts", ["value"])[-1]
         if hasattr(cause, "errors"):
-            from moereplay.traces.frozen import words
+            from moereplay.traces.documents import words
 
             fault = cause.errors()[0]  # pyright: ignore
             message = f"invalid {option} {fault['input']}: {words(fault).partition(' (got ')[0]}"

@@ -79,7 +79,7 @@ def load(folder: Path) -> pl.DataFrame:
     """
     if not (folder / FILE).exists():
         make = f"moereplay quality MODEL --sets SETS --tasks TASKS --out {typed(folder)}"
-        raise ResultError(f"no quality in {folder}; make it with: {make}")
+        raise ResultError(f"no results of `quality` in {folder}; make some with: {make}")
     frame = read(folder / FILE)
     judged = frame.filter(pl.col("set") == UNMODIFIED)["task"]
     if without := sorted({*frame["task"]} - {*judged}):

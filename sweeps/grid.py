@@ -107,7 +107,7 @@ def _replays(
     run: Run, configs: Sequence[ReplayConfig], workers: int, done: Callable[[], None], took: Callable[[int], None]
 ) -> Iterator[Result]:
     derived(run.trace, configs)
-    groups, found, at = _groups(run, configs), dict[int, Result | Exception](), 0
+    groups, found, at = _groups(run, configs, workers), dict[int, Result | Exception](), 0
     items = [[configs[at] for at in group] for group in groups]
     for group, replayed in zip(groups, _mapped(run, items, min(workers, len(groups))), strict=True):
         took(replayed.taken)
@@ -126,18 +126,23 @@ def derived(trace: Trace, configs: Iterable[ReplayConfig]) -> None:
         demand_of(trace, passes)
 
 
-def _groups(run: Run, configs: Sequence[ReplayConfig]) -> list[list[int]]:
-    """Return the positions of configurations that may share decisions together, in the order of the first of each."""
+def _groups(run: Run, configs: Sequence[ReplayConfig], workers: int) -> list[list[int]]:
+    """Return the positions of configurations that may share decisions together, in the order of the first of each.
+
+    Those with prefetch, which may also decide differently, are apart if together they would leave workers idle.
+    """
+    shared = [shares(config) if run.engine == "compiled" and not run.log else "" for config in configs]
+    apart = len(set(shared)) < workers
     groups: dict[Hashable, list[int]] = {}
     for at, config in enumerate(configs):
-        of = shares(config) if run.engine == "compiled" and not run.log else ""
+        of = "" if apart and prefetches(config) else shared[at]
         groups.setdefault(of or at, []).append(at)
     return list(groups.values())
 
 
 def shares(config: ReplayConfig) -> str:
-    """Return all but the platform where decisions cannot depend on time, else an empty text."""
-    return "" if prefetches(config) or config.arrive else config.model_dump_json(exclude={"platform"})
+    """Return all but the platform where decisions may hold on several, else an empty text."""
+    return "" if config.arrive else config.model_dump_json(exclude={"platform"})
 
 
 def prefetches(config: ReplayConfig) -> bool:

@@ -134,14 +134,14 @@ class Merged(NamedTuple):
 def merge(places: Sequence[Place], out: Place) -> Merged:
     """Merge all parts of `places` into one part in `out`: each row once, sorted, so that bytes are reproducible.
 
-    Raises ConfigError if `out` holds parts, ResultError if a part is damaged.
+    Raises ConfigError if `out` holds parts or one of `places` none, ResultError if a part is damaged.
     """
     if out.names():
         raise ConfigError(f"{out} holds results already; merge into a new folder")
-    found = [part for place in places for part in sources(place.local())]
-    if not found:
-        where = ", ".join(map(str, places))
-        raise ConfigError(f"no parts in {where}; make some with: moereplay sweep run FILE --out DIR")
+    of_each = {str(place): sources(place.local()) for place in places}
+    if empty := [place for place, parts in of_each.items() if not parts]:
+        raise ConfigError(f"no results in {empty[0]}; make some with: moereplay sweep run FILE --out {empty[0]}")
+    found = [part for parts in of_each.values() for part in parts]
     tables = {name: table_of(found, name) for name in TABLES}
     part = Part({name: frame_bytes(table) for name, table in tables.items() if len(table)}, _holds(tables))
     out.store(part, _provenance(each.provenance for each in found))

@@ -20,7 +20,7 @@ from moereplay.simulator.replay import check_engine, plan, replay
 from moereplay.sweeps.experiment.expand import configurations
 from moereplay.sweeps.experiment.file import read
 from moereplay.sweeps.experiment.schema import Experiment
-from moereplay.sweeps.grid import check_count, derived
+from moereplay.sweeps.grid import check_count, derived, prefetches
 from moereplay.sweeps.jobs import (
     Batch,
     Headline,
@@ -251,9 +251,9 @@ class Dispatcher:
         return jobs
 
     def _fits_in(self, jobs: list[Job], work: float, most: int, target: float) -> bool:
-        """Return whether the next job joins these; those that share decisions stay together."""
-        following = self._queue[0]
-        if following.shares and following.shares == jobs[-1].shares:
+        """Return whether the next job joins: those that may share do, or with prefetch if slots are left for others."""
+        following, busy = self._queue[0], len(self._queue) >= self._executor.slots
+        if following.shares and following.shares == jobs[-1].shares and (busy or not prefetches(following.config)):
             return len(jobs) < MOST_JOBS
         return len(jobs) < most and work + following.work <= target
 

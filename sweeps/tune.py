@@ -56,9 +56,10 @@ class Found(NamedTuple):
 def check(search: Search) -> None:
     """Raise ConfigError for unknown names, and for a grid that is smaller than the search."""
     check_values(search.experiment, search.file)
-    for name, known in (*((one, SEARCHED) for one in search.objectives), (search.sampler, SAMPLERS)):
+    asked = (*(("objective", one, SEARCHED) for one in search.objectives), ("sampler", search.sampler, SAMPLERS))
+    for what, name, known in asked:
         if name not in known:
-            raise ConfigError(f"unknown objective or sampler {name!r}: {hint(name, known)}")
+            raise ConfigError(f"unknown {what} {name!r}: {hint(name, known)}")
     check_count(search.trials, "--trials asks for", "a search needs hundreds")
     size = grid_size(axes(search.experiment, search.file))
     if size is not None and size <= search.trials:

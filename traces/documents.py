@@ -326,7 +326,7 @@ def words(fault: Mapping[str, Any]) -> str:
         return f"{fault['msg'].removeprefix('Value error, ')}{_got(fault)}"
     if kind == "literal_error":
         options = [option.strip("' ") for option in context["expected"].replace(" or ", ", ").split(", ")]
-        return f"{hint(str(fault['input']), options)}{_got(fault)}"
+        return f"unknown value {shown(fault['input'], LONGEST + 1)!r}: {hint(str(fault['input']), options)}"
     expected = EXPECTED.get(kind) or EXPECTED.get(kind.split("_")[0])
     if expected is None:
         return f"{fault['msg']}{_got(fault)}"

@@ -241,8 +241,8 @@ def known(name: str) -> KnownModel:
     if name.lower() in BY_SPELLING:
         return BY_SPELLING[name.lower()]
     near = difflib.get_close_matches(name.lower(), BY_SPELLING, n=1)
-    hint = f"did you mean {BY_SPELLING[near[0]].name}?" if near else "`moereplay models` lists known models"
-    raise TraceError(f"unknown model {name!r}; {hint}")
+    meant = f"did you mean {BY_SPELLING[near[0]].name}? " if near else ""
+    raise TraceError(f"unknown model {name!r}; {meant}`moereplay models` lists known models")
 
 
 def as_known(geometry: Geometry, name: str) -> Geometry:

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from moereplay.traces.documents import DocumentError, content, from_toml
+from moereplay.traces.documents import DocumentError, content, first_fault, from_toml
 from moereplay.traces.geometry import recognised
 from moereplay.traces.schema import Frozen, Geometry, TraceError, shown
 from moereplay.traces.texts import hint
 
+FORM = "expected a routing model, as `moereplay routing show miniature` prints one"
 KINDS = 3000  #: of tokens
 STEP = np.float32(1 / 1024)  #: scores are rounded to multiples, so that ranks do not depend on a processor's last bit
 PARTS = ("hot", "cold", "request", "slow", "fast", "kind", "slow_tokens", "fast_tokens")
@@ -205,8 +206,10 @@ def read(path: Path) -> RoutingModel:
         return RoutingModel.model_validate(from_toml(content(path)))
     except OSError as wrong:
         raise TraceError(f"{path}: {wrong.strerror}") from None
-    except (DocumentError, ValueError) as wrong:
-        raise TraceError(f"{path}: {' '.join(str(wrong).split())[:200]}") from None
+    except DocumentError as wrong:
+        raise TraceError(f"{path} is not valid TOML: {wrong}; {FORM}") from None
+    except ValidationError as wrong:
+        raise TraceError(f"{path}: {first_fault(wrong)}; {FORM}") from None
 
 
 def as_toml(model: RoutingModel) -> str:

@@ -271,7 +271,8 @@ class Trace:
         try:
             return np.asarray(array[start:stop])
         except (ValueError, RuntimeError, OSError) as broken:  # a crc32c, blosc, or the disk
-            raise TraceError(f"{where} are damaged ({broken}); restore the trace from a copy") from broken
+            why = "a checksum differs" if "checksum" in str(broken) else broken
+            raise TraceError(f"{where} are damaged ({why}); restore the trace from a copy") from broken
         except MemoryError as full:
             raise TraceError(f"{where} do not fit in memory ({full}); check the sizes, or free memory") from full
 

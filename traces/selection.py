@@ -25,7 +25,7 @@ def listed(text: str, requests: int) -> list[int]:
         found += _range(part.strip(), text, requests)
     if len(set(found)) < len(found):
         twice = next(at for at, number in enumerate(found) if number in set(found[:at]))
-        raise TraceError(f"--requests {shown(text)} lists request {found[twice]} twice; list each once")
+        raise TraceError(f"invalid --requests {shown(text)}: request {found[twice]} is listed twice; list each once")
     return found
 
 
@@ -34,7 +34,7 @@ def _range(part: str, text: str, requests: int) -> range:
     begin = _number(first or ("0" if colon else ""), text)
     end = (_number(last, text) if last else requests) if colon else begin + 1
     if not begin < end <= requests:
-        raise TraceError(f"--requests {shown(part)}: the trace has requests 0 to {requests - 1}; {FORM}")
+        raise TraceError(f"invalid --requests {shown(part)}: the trace has requests 0 to {requests - 1}; {FORM}")
     return range(begin, end)
 
 

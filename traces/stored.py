@@ -163,6 +163,8 @@ def _check_folder(path: Path) -> None:
         raise TraceError(
             f"{path} is not finished: rerun its recording with --resume, or open the committed part, {partial_of(path)}"
         )
+    if not path.exists() and str(path) == SAMPLE:
+        raise TraceError(f"{SAMPLE} is bundled and cannot be changed: copy it first: moereplay traces get {SAMPLE}")
     if not path.exists():
         beside = sorted(each.name for each in path.parent.glob("*.zarr")) if path.parent.is_dir() else []
         near = nearest(path.name, [*beside, SAMPLE])  # the bundled trace has its name in every folder

@@ -57,7 +57,7 @@ def ratio(now, own, row, layer):
 
 POLICY = Eviction(
     name="activation_ratio",
-    summary="evict the smallest activation ratio in this request, weighted by layer and frequency",
+    summary="evict the expert with the smallest activation ratio in this request, weighted by layer and frequency",
     source="MoE-Infinity 2401.14361; priority_score in its code",
     params=PARAMS,
     memory=Memory(rows=3, regs=1, reals=2),

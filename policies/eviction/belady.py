@@ -46,7 +46,7 @@ def declines(params):
 
 POLICY = Eviction(
     name="belady",
-    summary="evict the farthest next demand (offline bound)",
+    summary="evict the expert whose next demand is farthest (offline bound)",
     source="Belady 1966; bypass: McFarling 1992; window: SeqMoE 2609.12978",
     params=PARAMS,
     needs=always("future"),

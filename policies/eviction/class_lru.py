@@ -49,7 +49,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="class_lru",
-    summary="evict the largest age over a power of two that grows with use",
+    summary="evict the expert with the largest age over a power of two that grows with use",
     source="llama.cpp, expert cache",
     params=PARAMS,
     memory=Memory(rows=3),

@@ -17,7 +17,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="farthest_layer",
-    summary="evict the farthest layer",
+    summary="evict an expert of the farthest layer",
     source="HOBBIT §3.4 (cyclic); SpecMD, FLD (absolute)",
     params=PARAMS,
     key=key,

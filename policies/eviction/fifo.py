@@ -14,5 +14,10 @@ def queue(params):
 
 
 POLICY = Eviction(
-    name="fifo", summary="evict the oldest arrival", source="Belady 1966", key=key, queue=queue, reads=frozenset()
+    name="fifo",
+    summary="evict the expert that arrived first",
+    source="Belady 1966",
+    key=key,
+    queue=queue,
+    reads=frozenset(),
 )

@@ -51,7 +51,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="hobbit",
-    summary="evict the smallest weighted sum of recency, frequency, precision and nearness",
+    summary="evict the expert with the smallest weighted sum of recency, frequency, precision and nearness",
     source="HOBBIT §3.4",
     params=PARAMS,
     memory=Memory(rows=4),

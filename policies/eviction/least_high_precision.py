@@ -37,7 +37,7 @@ def scope(params):
 
 POLICY = Eviction(
     name="least_high_precision",
-    summary="evict the fewest uses at the highest precision",
+    summary="evict the expert with the fewest uses at the highest precision",
     source="HOBBIT §3.4 LHU (sequence); SpecMD §3 (history)",
     params=PARAMS,
     memory=Memory(rows=2),

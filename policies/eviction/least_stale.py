@@ -65,7 +65,7 @@ def declines(params):
 
 POLICY = Eviction(
     name="least_stale",
-    summary="evict what this pass has not touched first, then by layer",
+    summary="evict experts that this pass has not touched first, then by layer",
     source="SpecMD §4.2",
     params=PARAMS,
     key=key,

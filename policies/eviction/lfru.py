@@ -25,7 +25,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="lfru",
-    summary="evict the smallest use count per step since the last use",
+    summary="evict the expert with the smallest use count per step since the last use",
     source="2608.07911 §2.3 and its simulator",
     memory=Memory(rows=1),
     on_use=on_use,

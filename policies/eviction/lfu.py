@@ -17,7 +17,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="lfu",
-    summary="evict the fewest uses",
+    summary="evict the expert with the fewest uses",
     source="Aho, Denning & Ullman 1971; SpecMD §3 (history)",
     params=PARAMS,
     key=key,

@@ -29,7 +29,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="lfu_decay",
-    summary="evict the smallest use count; counts halve every half_life tokens",
+    summary="evict the expert with the smallest use count; counts halve every half_life tokens",
     source="LRFU: Lee et al., IEEE Transactions on Computers 2001",
     params=PARAMS,
     memory=Memory(rows=2),

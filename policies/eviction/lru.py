@@ -25,7 +25,7 @@ def queue(params):
 
 POLICY = Eviction(
     name="lru",
-    summary="evict the oldest last use",
+    summary="evict the expert whose last use is oldest",
     source="Denning 1968; SpecMD §3",
     params=PARAMS,
     key=key,

@@ -44,7 +44,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="lru_k",
-    summary="evict the oldest K-th most recent use",
+    summary="evict the expert whose K-th most recent use is oldest",
     source="O'Neil, O'Neil & Weikum, SIGMOD 1993",
     params=PARAMS,
     memory=Memory(rows=MOST),

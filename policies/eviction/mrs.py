@@ -44,7 +44,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="mrs",
-    summary="evict the smallest moving average of top router scores",
+    summary="evict the expert with the smallest moving average of top router scores",
     source="HybriMoE §IV-D (MRS)",
     params=PARAMS,
     memory=Memory(rows=1),

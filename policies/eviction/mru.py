@@ -13,5 +13,9 @@ def key(now, experts, copies, own, y):
 
 
 POLICY = Eviction(
-    name="mru", summary="evict the newest last use", source="Chou & DeWitt, VLDB 1985", key=key, reads=frozenset()
+    name="mru",
+    summary="evict the expert whose last use is newest",
+    source="Chou & DeWitt, VLDB 1985",
+    key=key,
+    reads=frozenset(),
 )

@@ -10,5 +10,10 @@ def key(now, experts, copies, own, y):
 
 
 POLICY = Eviction(
-    name="random", summary="evict a random copy", source="Belady 1966", key=key, key_scope="step", reads=frozenset()
+    name="random",
+    summary="evict an expert at random",
+    source="Belady 1966",
+    key=key,
+    key_scope="step",
+    reads=frozenset(),
 )

@@ -45,7 +45,7 @@ def scope(params):
 
 POLICY = Eviction(
     name="score",
-    summary="evict the smallest accumulated gate weight",
+    summary="evict the expert with the smallest accumulated gate weight",
     source="SpecMD (SB)",
     params=PARAMS,
     memory=Memory(rows=MOST + 2),

@@ -108,7 +108,7 @@ def leaves_before(now, experts, own, y, other):
 
 POLICY = Eviction(
     name="shielded_score",
-    summary="evict the smallest mean router score of recent passes, predicted experts last",
+    summary="evict the expert with the smallest mean router score of recent passes, predicted experts last",
     source="SMoE: Zhu et al. 2508.18983 §4 and their code",
     params=PARAMS,
     memory=Memory(rows=ROW_COLUMNS + 1 + MOST, regs=2 * REGISTERS_PER_LIST, reals=1),

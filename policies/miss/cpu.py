@@ -25,7 +25,7 @@ def uses_cpu(params):
 
 POLICY = Miss(
     name="cpu",
-    summary="execute every miss on the CPU",
+    summary="run every miss on the CPU",
     source="llama.cpp and KTransformers: experts outside VRAM run on the CPU",
     params=PARAMS,
     resolve=resolve,

@@ -42,7 +42,7 @@ def weight_of(ids, weights, e):
 
 POLICY = Miss(
     name="drop_below",
-    summary="skip a miss that weighs less than f / k",
+    summary="skip a miss whose gate weight is below f / k",
     source="BigMoeOnEdge, github.com/Helldez/BigMoeOnEdge (cold-expert dropping)",
     params=PARAMS,
     needs=always("weights"),

@@ -18,7 +18,7 @@ def bits(params):
 
 POLICY = Miss(
     name="fetch",
-    summary="wait for it (bits=0: as stored)",
+    summary="wait until the expert is loaded (bits=0: as stored)",
     source="SpecMD §3 Fetch",
     params=PARAMS,
     resolve=resolve,

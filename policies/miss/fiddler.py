@@ -66,7 +66,7 @@ def uses_cpu(params):
 
 POLICY = Miss(
     name="fiddler",
-    summary="execute a miss on the CPU where that is cheaper than to load it",
+    summary="run a miss on the CPU where that is cheaper than loading it",
     source="Fiddler, arXiv 2402.07033 and its repository",
     params=PARAMS,
     resolve=resolve,

@@ -56,7 +56,7 @@ def bits(params):
 
 POLICY = Miss(
     name="hobbit",
-    summary="high, low or skip, by the gate weight before it",
+    summary="load at high or low precision or skip, by the gate weights of better experts",
     source="HOBBIT, arXiv 2411.01433 §3.2",
     params=PARAMS,
     needs=always("weights"),

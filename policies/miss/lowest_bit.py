@@ -24,7 +24,7 @@ def bits(params):
 
 POLICY = Miss(
     name="lowest_bit",
-    summary="fetch at the lowest precision",
+    summary="load the expert at the lowest precision",
     source="SpecMD §3 Fetch-lowest-bit",
     params=PARAMS,
     want=want,

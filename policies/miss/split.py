@@ -26,7 +26,7 @@ def priced(params, costs):
 
 POLICY = Miss(
     name="split",
-    summary="fetch a share q of the misses, run the rest on the CPU",
+    summary="fetch a share q of the misses, run the others on the CPU",
     source="FreeToken (arXiv 2608.16157)",
     params=PARAMS,
     resolve=resolve,

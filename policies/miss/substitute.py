@@ -33,7 +33,7 @@ def bits(params):
 
 POLICY = Miss(
     name="substitute",
-    summary="a resident expert of similar score takes its place",
+    summary="run a resident expert of similar score instead",
     source="SpecMD §3 Substitution-score",
     params=PARAMS,
     needs=always("logits"),

@@ -126,7 +126,7 @@ def uses_cpu(params):
 
 POLICY = Miss(
     name="substitute_band",
-    summary="a resident expert just below the top k takes the place of one just inside",
+    summary="run a resident expert just below the top k instead of one just inside",
     source="SMoE, Zhu et al. arXiv 2508.18983",
     params=PARAMS,
     needs=always("logits"),

@@ -110,7 +110,7 @@ def promise(now, own, layer, past, priorities, promised, count):
 
 POLICY = Prefetch(
     name="activation_matrix",
-    summary="the continuation of the most similar past request",
+    summary="prefetch what followed in the most similar past request",
     source="MoE-Infinity, arXiv 2401.14361",
     params=PARAMS,
     memory=Memory(rows=1 + MOST, regs=2, reals=MOST),

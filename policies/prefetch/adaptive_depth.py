@@ -79,7 +79,7 @@ def depth(params):
 
 POLICY = Prefetch(
     name="adaptive_depth",
-    summary="the first of the next p layers that misses a predicted expert",
+    summary="prefetch for the first of the next p layers that lacks a predicted expert",
     source="HOBBIT, arXiv 2411.01433 §3.3",
     params=PARAMS,
     needs=always("lookahead"),

@@ -50,7 +50,7 @@ def remember(now, step, own):
 
 POLICY = Prefetch(
     name="coactivation",
-    summary="what most often followed this layer's experts",
+    summary="prefetch what most often followed this layer's experts",
     source="a baseline; inter-layer affinity as in the statistical predictors that ProMoE and Fate compare with",
     params=PARAMS,
     memory=Memory(rows=1, rows_per_expert=1, reals=1),

@@ -61,7 +61,7 @@ def depth(params):
 
 POLICY = Prefetch(
     name="confident",
-    summary="experts predicted clearly above the k+1-st, after a miss",
+    summary="prefetch experts predicted clearly above the k+1-st, after a miss",
     source="SMoE, Zhu et al. arXiv 2508.18983 (top-score online prefetch)",
     params=PARAMS,
     needs=always("lookahead"),

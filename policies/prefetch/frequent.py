@@ -28,7 +28,7 @@ def reach(params):
 
 POLICY = Prefetch(
     name="frequent",
-    summary="the experts of the next layers used most so far",
+    summary="prefetch the experts of the next layers used most so far",
     source="a baseline; popularity as in Fiddler's placement (arXiv 2402.07033)",
     params=PARAMS,
     suggest=suggest,

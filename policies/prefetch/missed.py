@@ -60,7 +60,7 @@ def on_insert(now, experts, copies, own, y, prefetched):
 
 POLICY = Prefetch(
     name="missed",
-    summary="what this pass computes on the CPU or leaves out, for the next pass",
+    summary="load what this pass ran on the CPU or left out, for the next pass",
     source="llama.cpp's expert cache, KTransformers and FreeToken: missed experts are uploaded behind the CPU's work",
     params=PARAMS,
     memory=Memory(rows=1),

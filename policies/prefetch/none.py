@@ -2,4 +2,4 @@
 
 from moereplay.policies.contract import Prefetch
 
-POLICY = Prefetch(name="none", summary="nothing is prefetched", source="the baseline of every paper", reads=frozenset())
+POLICY = Prefetch(name="none", summary="prefetch nothing", source="the baseline of every paper", reads=frozenset())

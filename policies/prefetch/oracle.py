@@ -78,7 +78,7 @@ def reach(params):
 
 POLICY = Prefetch(
     name="oracle",
-    summary="the actual demand, at a given recall and precision",
+    summary="prefetch the actual demand, at a given recall and precision",
     source="parametric; Si et al. (arXiv 2608.12103) price one-layer oracles so",
     params=PARAMS,
     needs=always("future"),

@@ -48,7 +48,7 @@ def reach(params):
 
 POLICY = Prefetch(
     name="previous_token",
-    summary="experts that the previous token used in the next layers",
+    summary="prefetch experts that the previous token used in the next layers",
     source="a baseline; temporal locality as in Eliseev & Mazur (arXiv 2312.17238) §3.1",
     params=PARAMS,
     memory=Memory(rows=1, reals=1),

@@ -88,7 +88,7 @@ def depth(params):
 
 POLICY = Prefetch(
     name="score",
-    summary="every expert predicted above a percentile",
+    summary="prefetch every expert predicted above a percentile",
     source="SpecMD §3 score-based",
     params=PARAMS,
     memory=Memory(regs=BUCKETS + 1),

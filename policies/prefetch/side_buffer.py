@@ -38,7 +38,7 @@ def side_inside(params):
 
 POLICY = Prefetch(
     name="side_buffer",
-    summary="speculate into separate buffers",
+    summary="prefetch into separate buffers",
     source="Eliseev & Mazur (arXiv 2312.17238) §3.3",
     params=PARAMS,
     needs=always("lookahead"),

@@ -36,7 +36,7 @@ def own_scores(params):
 
 POLICY = Prefetch(
     name="top_k",
-    summary="the best ceil(factor * k) of the next layers' gates",
+    summary="prefetch the best ceil(factor * k) experts of the next layers' gates",
     source="SpecMD §3; Eliseev & Mazur (arXiv 2312.17238)",
     params=PARAMS,
     needs=needs,

@@ -171,7 +171,7 @@ def mean(scores):
 
 POLICY = Routing(
     name="cache_prior",
-    summary="lift resident experts before the top-k",
+    summary="raise the scores of resident experts before the top-k",
     source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 §3.3",
     params=PARAMS,
     memory=Memory(rows=2, reals=2),

@@ -36,7 +36,7 @@ def shortest(share, order, scores):
 
 POLICY = Routing(
     name="cumulative",
-    summary="resident experts first within a probability mass of p",
+    summary="prefer resident experts within a probability mass of p",
     source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 §3.2 (Cumsum)",
     params=PARAMS,
     needs=always("logits"),

@@ -58,7 +58,7 @@ def cached_first(now, copies, order, top_j, wanted, row):
 
 POLICY = Routing(
     name="max_rank",
-    summary="resident experts first among the m best",
+    summary="prefer resident experts among the m best",
     source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 §3.2 (Max Rank)",
     params=PARAMS,
     needs=always("logits"),

@@ -18,7 +18,7 @@ def choose(now, step, experts, copies, own, out):
 
 POLICY = Routing(
     name="prune",
-    summary="each token runs its best keep experts only",
+    summary="run only the best `keep` experts of each token",
     source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 (baseline)",
     params=PARAMS,
     needs=always("logits"),

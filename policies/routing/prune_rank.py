@@ -18,7 +18,7 @@ def choose(now, step, experts, copies, own, out):
 
 POLICY = Routing(
     name="prune_rank",
-    summary="each token runs all of its experts except one rank",
+    summary="run all experts of each token except one rank",
     source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 (sensitivity experiment)",
     params=PARAMS,
     needs=always("logits"),

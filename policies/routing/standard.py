@@ -2,4 +2,4 @@
 
 from moereplay.policies.contract import Routing
 
-POLICY = Routing(name="standard", summary="the recorded choice", source="the trace", reads=frozenset())
+POLICY = Routing(name="standard", summary="run the recorded choice", source="the trace", reads=frozenset())

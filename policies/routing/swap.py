@@ -60,7 +60,7 @@ def nth(left, n):
 
 POLICY = Routing(
     name="swap",
-    summary="each token's expert of one rank gives way to another",
+    summary="replace each token's expert of one rank by another",
     source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 (sensitivity experiment)",
     params=PARAMS,
     needs=always("logits"),

@@ -33,11 +33,16 @@ from moereplay.simulator.compiled.counters import (
     WIDTH,
 )
 from moereplay.simulator.compiled.initial import SimulationState
+from moereplay.simulator.compiled.layout import SETTING
+from moereplay.simulator.compiled.state import NO_ERROR
+from moereplay.simulator.compiled.variants import is_priced
 from moereplay.simulator.config import KINDS
 from moereplay.simulator.errors import LATEST_NS
 from moereplay.simulator.interface import RunSpec
 
 RESULTS = ("cells", "lifetimes", "rows", "row_times")
+#: Columns of the counters that do not depend on a platform's times.
+COUNTED = [column for column in range(WIDTH) if column not in (DENSE_NS, EXPERT_NS, LINK_BUSY_NS, STALL_NS)]
 
 
 def key_of(spec: RunSpec) -> Hashable:
@@ -47,6 +52,36 @@ def key_of(spec: RunSpec) -> Hashable:
     chosen = spec.chosen.priced(spec.times)
     policies = tuple((of.policy.label, *of.par()) for of in (getattr(chosen, kind) for kind in KINDS))
     return config, sizes, spec.pools, spec.resident, policies
+
+
+class NotedCourse:
+    """The course and the results of a finished run whose decisions depend on time (course.py)."""
+
+    def __init__(self, state: SimulationState) -> None:
+        """`state` is that at the end of a run that noted its course."""
+        self._results = {name: state.arrays[name] for name in RESULTS}
+        self._fixed = _fixed(state)
+        self.marks = state.arrays["course"][: int(state["course"]["end"])]
+        self.holds = len(self.marks) == state["course"]["end"]  # else there was no room for all
+
+    def fits(self, state: SimulationState) -> bool:
+        """Return whether a state that has not begun differs from this run's in the numbers of `follow` alone."""
+        return state.is_fast and not is_priced(state) and _fixed(state) == self._fixed
+
+    def complete(self, state: SimulationState) -> bool:
+        """Add all but the times to the results of a state that has followed the course; return False if it has not."""
+        if state["course"]["differs"] or state["errors"]["error"] != NO_ERROR:
+            return False
+        state.arrays["lifetimes"][:] = self._results["lifetimes"]
+        for name in ("cells", "rows"):
+            mine, known = (each.reshape(-1, WIDTH) for each in (state.arrays[name], self._results[name]))
+            mine[:, COUNTED] = known[:, COUNTED]
+        return True
+
+
+def _fixed(state: SimulationState) -> list[int]:
+    """Return the numbers of a state on which decisions depend, besides the order of events."""
+    return [*(int(state[name]) for name in SETTING.split()), int(state["links"][0]["depth"])]
 
 
 class Shapes(NamedTuple):
@@ -88,7 +123,7 @@ class NotedRun:
         self._sizes, self._pools = np.array(spec.layout.tiers[0], np.int64), np.array(spec.pools, np.int64)
 
     @cached_property
-    def holds_everywhere(self) -> bool:
+    def holds(self) -> bool:
         """Whether the demand of every step fits its pool, so that no decision depends on time."""
         shapes, pools = self._shapes, np.broadcast_to(self._pools, self._layers)
         needed = (shapes.hits + shapes.misses) * self._sizes[shapes.layer]

@@ -14,14 +14,15 @@ import numpy as np
 from moereplay.policies.contract import RESIDENT
 from moereplay.simulator.arrivals import source_of_trace
 from moereplay.simulator.compiled import hooks
-from moereplay.simulator.compiled.charging import NotedRun, key_of
+from moereplay.simulator.compiled.charging import NotedCourse, NotedRun, key_of
+from moereplay.simulator.compiled.course import NoHooks, follow
 from moereplay.simulator.compiled.fast_path import FastHooks, batch_path, fast_path, priced_path
 from moereplay.simulator.compiled.initial import SimulationState, initial_state
 from moereplay.simulator.compiled.inputs import Inputs, inputs_from, inputs_of
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel, stepped_kernel
 from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.outcome import check, counters_of, events_of
-from moereplay.simulator.compiled.variants import ALONE, BATCHED, OWN_CLOCK, PLAIN, PRICED, STEPPED, is_priced
+from moereplay.simulator.compiled.variants import ALONE, BATCHED, FOLLOWED, OWN_CLOCK, PLAIN, PRICED, STEPPED, is_priced
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, Sharing, oracle_of, oracle_of_trace
 from moereplay.simulator.jit import translation
@@ -38,11 +39,12 @@ LINES = 1 << 16
 #: The named tuple of hook pointers that each kernel takes.
 POINTERS = {kernel: hooks.BoundHooks, priced_kernel: hooks.BoundHooks, stepped_kernel: hooks.BoundHooks}
 POINTERS |= dict.fromkeys((fast_path, batch_path, priced_path), FastHooks)
+POINTERS |= {follow: NoHooks}
 #: Numbers of the state that are constants in each kernel.
 CONSTANTS = {kernel: PLAIN, priced_kernel: OWN_CLOCK, stepped_kernel: STEPPED}
-CONSTANTS |= {fast_path: ALONE, batch_path: BATCHED, priced_path: PRICED}
+CONSTANTS |= {fast_path: ALONE, batch_path: BATCHED, priced_path: PRICED | {"n_course": 0}, follow: FOLLOWED}
 TITLES = {kernel: "general", priced_kernel: "extended general", stepped_kernel: "stepped"}
-TITLES |= {fast_path: "fast-path", batch_path: "fast-path batch", priced_path: "extended fast-path"}
+TITLES |= {fast_path: "fast-path", batch_path: "fast-path batch", priced_path: "extended fast-path", follow: "course"}
 LOG = logging.getLogger(__name__)
 
 
@@ -55,19 +57,30 @@ def run(trace: Trace, spec: RunSpec, sharing: Sharing | None = None) -> Finished
 
 
 def _shared(inputs: Inputs, oracle: Oracle, spec: RunSpec, sharing: Sharing, key: Hashable) -> FinishedRun:
+    known: NotedRun | NotedCourse | None = sharing.run_of(key)
+    if isinstance(known, NotedCourse):
+        state = initial_state(inputs, oracle, spec, course=known.marks)
+        if known.fits(state) and _follows(state, known, spec.chosen):
+            sharing.taken += 1
+            return _ran(state, spec)
     state = initial_state(inputs, oracle, spec, LINES if spec.log else 0, notes=True)
-    if not state["n_noted"]:
+    if not state["n_noted"] and not state["n_course"]:
         return _run(inputs, oracle, spec, keep=False).ran
-    known: NotedRun | None = sharing.run_of(key)
-    if known is not None and known.charge(state):
+    if isinstance(known, NotedRun) and known.charge(state):
         sharing.taken += 1
         return _ran(state, spec)
     _start(state, spec.chosen)
     check(state, spec.chosen)
-    noted = NotedRun(state, spec)
-    if noted.holds_everywhere:
+    noted = NotedCourse(state) if state["n_course"] else NotedRun(state, spec)
+    if noted.holds:
         sharing.keep(key, noted)
     return _ran(state, spec)
+
+
+def _follows(state: SimulationState, known: NotedCourse, chosen: PolicySet) -> bool:
+    """Return whether a platform gives a known course, and bring its state to the end if it does."""
+    bound(follow, state, chosen)()
+    return known.complete(state)
 
 
 def run_with_state(trace: Trace, spec: RunSpec) -> EndState:

@@ -33,6 +33,7 @@ from moereplay.simulator.compiled.counters import (
     close_row,
     count_here,
 )
+from moereplay.simulator.compiled.course import AFTERWARDS, AT_ONCE, ENDS, GATE, LANDS, WAITS, note_mark, note_starts
 from moereplay.simulator.compiled.demand import begin_demand, begin_recall, recall_one, route
 from moereplay.simulator.compiled.gate import (
     cancel_overtaken,
@@ -104,15 +105,14 @@ def replay_steps(s, hooks):
         if s["arrives"] == 1 and is_idle(s):
             begin_step(s)
             continue
+        note_mark(s, GATE)
         hits = look_up_demand(s, hooks)
         start_more(s, hooks)
         compute(s, hooks, hits)
         end_fast_step(s, hooks)
         begin_step(s)
     close_links(s)
-    while next_landing(s) <= s["clock"]["time"]:
-        complete(s, hooks)
-        start_more(s, hooks)
+    run_link(s, hooks, s["clock"]["time"])
     count_unused(s)
     close_row(s)
 
@@ -135,12 +135,15 @@ def catch_up(s, hooks, until):
         advance(s, next_landing(s))
         complete(s, hooks)
         start_transfers(s, hooks)
+        note_mark(s, LANDS)
+        note_starts(s, AT_ONCE)
 
 
 @called
 def start_more(s, hooks):
     """Start transfers after an event other than a landing."""
     start_transfers(s, hooks)
+    note_starts(s, AFTERWARDS)
 
 
 # the gate
@@ -261,12 +264,14 @@ def compute(s, hooks, hits):
         elif next_landing(s) == NEVER_DUE:
             fail(s, STUCK, 0)
         else:
+            note_mark(s, WAITS)
             run_link(s, hooks, next_landing(s))
 
 
 @fast
 def run(s, hooks, x, tokens):
     """Run one expert over its tokens, then start a demand that was waiting for space."""
+    note_mark(s, tokens)
     spent = expert_cost(s, x, tokens)
     spend(s, spent)
     run_link(s, hooks, s["clock"]["time"] + lasting(s, x, spent))
@@ -296,4 +301,5 @@ def end_fast_step(s, hooks):
     else:
         count_unchanged(s, now(s)["layer"])
     unpin_demanded(s)
+    note_mark(s, ENDS)
     move_on(s)

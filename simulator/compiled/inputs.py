@@ -11,6 +11,7 @@ import numpy as np
 from moereplay.policies.contract import NONE, UNIT, Prefetch
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.simulator.compiled.layout import INPUT_ARRAYS
+from moereplay.simulator.compiled.variants import depends_on_time
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.source import Gate, Pass, Source
@@ -41,6 +42,10 @@ KEPT = {
     name: Rows(np.dtype(INPUT_ARRAYS[name][0]).str)
     for name in ("pass_tokens", "pass_phase", "pass_position", "pass_apart")
 }
+
+
+#: Marks of a course (course.py) at most; memory is taken as it fills.
+MOST_MARKS = 1 << 25
 
 
 class Demanded(NamedTuple):
@@ -331,10 +336,17 @@ def pass_lengths(inputs: Inputs, spec: RunSpec) -> np.ndarray:
 
 
 def noted_lengths(inputs: Inputs, numbers: Mapping[str, int], notes: bool) -> dict[str, int]:
-    """Return the room for notes on every step, and on the accesses of steps with several tokens."""
-    tokens, layers = inputs["pass_tokens"], numbers["layers"] if notes else 0
-    accesses = np.minimum(tokens[tokens > 1] * numbers["width"], numbers["experts"]).sum() if notes else 0
-    return {"n_noted": layers * len(tokens), "n_noted_tokens": layers * int(accesses)}
+    """Return the room for notes on every step and on the accesses of steps with several tokens, or for the course."""
+    course = course_length(numbers) if notes and depends_on_time(numbers) else 0
+    tokens, layers = inputs["pass_tokens"], numbers["layers"] if notes and not depends_on_time(numbers) else 0
+    accesses = np.minimum(tokens[tokens > 1] * numbers["width"], numbers["experts"]).sum() if layers else 0
+    return {"n_noted": layers * len(tokens), "n_noted_tokens": layers * int(accesses), "n_course": course}
+
+
+def course_length(numbers: Mapping[str, int]) -> int:
+    """Return the room for a run's course; 0 if its marks are too many, or if numbers of tokens exceed a mark."""
+    most = 6 * (numbers["n_demand"] + numbers["n_steps"])
+    return most if most <= MOST_MARKS and numbers["n_most"] <= np.iinfo(np.int16).max else 0
 
 
 def _together(of_requests: np.ndarray, spec: RunSpec) -> int:

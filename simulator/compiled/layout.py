@@ -60,6 +60,7 @@ RECORDS = {
     "counters": record("row page"),
     "log": record("lines"),
     "notes": record("end"),
+    "course": record("end started differs"),  # its next mark, and the transfers that have been noted
     "reset": record("tokens passes"),
     # next request, rows of all passes; of the pass: its context, and whether it shares no request with the one before
     "arrivals": record("coming rows context apart drafts"),
@@ -84,6 +85,7 @@ LENGTHS = (
     "n_crossings n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs "
     "n_held n_pieces n_to_load n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_resident "
     "n_sums n_drafting n_batched n_batch n_slots n_shares n_share_rows n_arrivals n_firsts n_noted n_noted_tokens "
+    "n_course "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -150,6 +152,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "noted_hits": (np.int16, ("n_noted",)),
     "noted_misses": (np.int16, ("n_noted",)),
     "noted_tokens": (np.int32, ("n_noted_tokens",)),
+    "course": (np.int16, ("n_course",)),  # starts, landings and computations in their order (course.py)
     "rows": (np.int64, ("n_rows", "n_counters")),  # per request
     "row_times": (np.int64, ("n_rows", "n_times")),
     "before": (np.int64, ("n_counters",)),  # counters at the start of the current request

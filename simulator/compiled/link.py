@@ -229,6 +229,14 @@ def issue(s, link, entry, claimed, ends):
 
 
 @fast
+def start_again(s, y):
+    """Start a transfer that another platform's run has started, without a queue."""
+    mine, ends = s["links"][0], send(s, 0, y)
+    lands(s)[place(s, 0, mine["flight_end"])] = NEVER_DUE if s["link"]["closed"] == 1 else ends
+    mine["flight_end"] += 1
+
+
+@fast
 def set_landing(s, link, at, time):
     """Set the time of the next event of a transfer in flight, ns; `at`: its position in the ring."""
     lands(s)[place(s, link, at)] = time

@@ -68,7 +68,8 @@ LOOKED_UP = {
 #: The fast path without them for passes of one request each and no drafts, and for all other passes; and with them.
 PRICED = {name: value for name, value in FROZEN.items() if name not in LOOKED_UP}
 ALONE = FROZEN | {"batched": 0}
-BATCHED = {name: value for name, value in FROZEN.items() if name != "draft_ns"} | {"batched": 1}
+FOLLOWED = {name: value for name, value in FROZEN.items() if name != "draft_ns"}
+BATCHED = FOLLOWED | {"batched": 1}
 
 
 def is_plain(numbers: Mapping[str, Any]) -> bool:
@@ -78,9 +79,12 @@ def is_plain(numbers: Mapping[str, Any]) -> bool:
 
 def notes_decisions(numbers: Mapping[str, Any]) -> bool:
     """Return whether the fast path can note decisions that may hold on other platforms (charging.py)."""
-    if numbers["has_suggest"] or numbers["n_drafting"]:
-        return False
     return is_fast(numbers) and not is_priced(numbers)
+
+
+def depends_on_time(numbers: Mapping[str, Any]) -> bool:
+    """Return whether decisions depend on time, so that their order in time has to be noted (course.py)."""
+    return bool(numbers["has_suggest"] or numbers["n_drafting"])
 
 
 def is_fast(numbers: Mapping[str, Any]) -> bool:

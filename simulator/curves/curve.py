@@ -167,8 +167,8 @@ def settings(
     config = configure(eviction=replayed, seed=seed, **how)
     if policy not in POLICIES:
         raise ConfigError(
-            f"no curve of {policy}: it is not a known stack algorithm ({', '.join(POLICIES)} are); "
-            "replay the capacities that matter"
+            f"invalid --eviction {policy!r}: expected {', '.join(POLICIES)}, stack algorithms, for which one pass "
+            "counts the misses at every capacity; for others, `moereplay replay` the capacities that matter"
         )
     if scope == "per_link":
         raise ConfigError(

@@ -84,7 +84,9 @@ def freedom(trace: Trace, top_m: str, top_j: int, mass: float | None) -> Freedom
         )
     if mass is not None:
         if not 1 / MILLION <= mass <= 1 or top_j:
-            raise ConfigError(f"invalid --mass {mass:g}: expected a share above 0, at most 1, without --top-j")
+            if top_j:
+                raise ConfigError("--mass cannot be combined with --top-j")
+            raise ConfigError(f"invalid --mass {mass:g}: expected a share above 0, at most 1, such as 0.9")
         return Freedom(mass=round(mass * MILLION))
     times, digits = top_m.endswith("k"), whole(top_m.removesuffix("k"))
     if not digits:
@@ -93,8 +95,9 @@ def freedom(trace: Trace, top_m: str, top_j: int, mass: float | None) -> Freedom
         )
     most = min(digits * (geometry.k if times else 1), geometry.experts)
     if most < geometry.k or not 0 <= top_j <= geometry.k:
+        wrong = f"--top-m {top_m}" if most < geometry.k else f"--top-j {top_j}"
         raise ConfigError(
-            f"--top-m {top_m}, --top-j {top_j}: the model runs {geometry.k} experts per token; "
+            f"invalid {wrong}: the model runs {geometry.k} experts per token; "
             f"expected M of at least {geometry.k}, J of at most {geometry.k}"
         )
     return Freedom(most, top_j)

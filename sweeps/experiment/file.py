@@ -16,7 +16,7 @@ from moereplay.sweeps import extra
 from moereplay.sweeps.experiment.schema import Experiment, Range, check_name
 from moereplay.traces.documents import MOST_BITS, DocumentError, checked, content, fault_of, from_toml, words
 from moereplay.traces.schema import shown
-from moereplay.traces.texts import hint
+from moereplay.traces.texts import meant
 
 TABLES = ("base", "grid", "zip", "include", "exclude")
 
@@ -98,7 +98,8 @@ def _loose_value(text: str) -> Any:
 def _check_tables(path: Path, document: Mapping[str, Any]) -> None:
     for name in document:
         if name not in Experiment.model_fields:
-            raise ConfigError(f"{path}: unknown key {name!r}: {hint(name, Experiment.model_fields)}")
+            known = Experiment.model_fields
+            raise ConfigError(f"{path}: unknown key {name!r}: {meant(name, known)}expected {', '.join(known)}")
 
 
 def _check_settings(path: Path, document: dict[str, Any], table: str) -> None:

@@ -211,7 +211,7 @@ def expressed(row: Row, routings: Routings, strict: bool) -> Expressed:
         missing = 1 - hit**geometry.k
     elif split := re.match(r"(\d+) of 10 rows by the GPU", row["on_miss"]):
         if split[1] == "0":
-            raise RefusedError("rows of the CPU beside which the GPU reads none")
+            raise RefusedError("experts on the CPU and none read by the GPU")
         hit, missing = 1 - layers / geometry.layers * int(split[1]) / 10, layers / geometry.layers
     elif row["placement"] == "cpu_layers":
         hit, missing = 1 - layers / geometry.layers, layers / geometry.layers

@@ -16,6 +16,7 @@ import pytest
 
 from moereplay.analysis.figures.catalogue import FIGURES
 from moereplay.commands.terminal import say_when_compiling
+from moereplay.policies.errors import PolicyError
 from moereplay.results.counters import COUNTERS
 from moereplay.results.result import DOCUMENTED
 from moereplay.simulator.compiled import engine
@@ -23,18 +24,12 @@ from moereplay.simulator.compiled.fast_path import batch_path, fast_path, priced
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel
 from moereplay.simulator.jit import machine_code
 from moereplay.traces.store import open_trace
-from tests.kit.command import moereplay_here
+from tests.kit.command import moereplay_alone
+from tests.kit.command import moereplay_here as moereplay
 from tests.kit.every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
-
-
-def moereplay(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command as its own process, as a user does."""
-    command = [sys.executable, "-W", "error", "-m", "moereplay", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=240, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -198,27 +193,27 @@ def test_open_loop_is_labelled(small):
 
 
 def test_lists_explain_themselves():
-    assert "least_stale" in moereplay_here("policies").stdout
-    assert "order" in moereplay_here("policies", "least_stale").stdout
-    assert "a100-5gbps" in moereplay_here("platforms").stdout
-    assert "SpecMD" in moereplay_here("platforms", "a100-5gbps").stdout
-    assert "deepseek-v3" in moereplay_here("models").stdout
-    air = moereplay_here("models", "glm-4.5-air").stdout  # 45 layers of 128 experts, 8 of which a token uses
+    assert "least_stale" in moereplay("policies").stdout
+    assert "order" in moereplay("policies", "least_stale").stdout
+    assert "a100-5gbps" in moereplay("platforms").stdout
+    assert "SpecMD" in moereplay("platforms", "a100-5gbps").stdout
+    assert "deepseek-v3" in moereplay("models").stdout
+    air = moereplay("models", "glm-4.5-air").stdout  # 45 layers of 128 experts, 8 of which a token uses
     assert "45, after 1 without experts" in air and "128 in a layer, 8 per token" in air
-    assert json.loads(moereplay_here("models", "glm-4.5-air", "--json").stdout)["geometry"]["layers"] == 45
+    assert json.loads(moereplay("models", "glm-4.5-air", "--json").stdout)["geometry"]["layers"] == 45
 
 
 def test_inspect_prints_a_table_or_a_document(small):
-    assert "reuse" in moereplay_here("inspect", small).stdout
-    document = json.loads(moereplay_here("inspect", small, "--full", "--json").stdout)
+    assert "reuse" in moereplay("inspect", small).stdout
+    document = json.loads(moereplay("inspect", small, "--full", "--json").stdout)
     assert document["summary"]["tokens"] == 20
 
 
 def test_warm_start_saves_compulsory_misses(small, tmp_path):
     (tmp_path / "warm.json").write_text(json.dumps([[0, expert] for expert in range(8)]))
-    cold = json.loads(moereplay_here("replay", small, "--capacity", "30%", "--json").stdout)["totals"]
+    cold = json.loads(moereplay("replay", small, "--capacity", "30%", "--json").stdout)["totals"]
     arguments = ("--capacity", "30%", "--json", "--warm", tmp_path / "warm.json")
-    warm = json.loads(moereplay_here("replay", small, *arguments).stdout)["totals"]
+    warm = json.loads(moereplay("replay", small, *arguments).stdout)["totals"]
     demanded = len(np.unique(open_trace(small).read("chosen")[:, 0]))
     assert warm["compulsory"] == cold["compulsory"] - demanded
 
@@ -280,7 +275,7 @@ def refused(small, ids_only, tmp_path):
 @every("name", REFUSALS, apart=True)
 def test_bad_input_is_one_line_and_exit_code_two(name, refused, tmp_path):
     before = sorted(tmp_path.iterdir())
-    answer = refused(name, moereplay_here)
+    answer = refused(name, moereplay)
     assert answer.returncode == 2, answer.stderr
     assert answer.stdout == ""
     assert len(answer.stderr.strip().splitlines()) == 1
@@ -291,9 +286,9 @@ def test_bad_input_is_one_line_and_exit_code_two(name, refused, tmp_path):
 def test_commands_to_type_next_can_be_typed(small, tmp_path):
     """A folder with spaces or quotes, or that begins with a dash, is an argument of the printed command."""
     for folder in ("it's here", "-o"):
-        ran = moereplay_here("replay", small, "--capacity", "50%", "--out", folder, cwd=tmp_path)
+        ran = moereplay("replay", small, "--capacity", "50%", "--out", folder, cwd=tmp_path)
         said = ran.stderr.strip().splitlines()[-1].partition(": ")[2]
-        again = moereplay_here(*shlex.split(said)[1:], cwd=tmp_path)
+        again = moereplay(*shlex.split(said)[1:], cwd=tmp_path)
         assert again.returncode == 0, again.stderr
         hints = [line for line in again.stderr.splitlines() if "moereplay curve" in line]
         assert len(hints) == 1 and Path(shlex.split(hints[0].rpartition("--out ")[2])[0]) == Path(folder)
@@ -301,16 +296,16 @@ def test_commands_to_type_next_can_be_typed(small, tmp_path):
 
 @pytest.mark.parametrize("name", ["missing trace", "unknown policy", "no sizes"])
 def test_a_process_of_its_own_gives_the_same_answer(name, refused):
-    alone, here = (refused(name, command) for command in (moereplay, moereplay_here))
+    alone, here = (refused(name, command) for command in (moereplay_alone, moereplay))
     assert (alone.returncode, alone.stdout, alone.stderr) == (2, here.stdout, here.stderr)
 
 
 def test_an_option_of_one_value_that_is_given_twice_is_refused(small):
     """The first would be ignored; flags and options of several values may be repeated."""
-    twice = moereplay_here("replay", small, "--capacity", "25%", "--capacity", "50%")
+    twice = moereplay("replay", small, "--capacity", "25%", "--capacity", "50%")
     assert (twice.returncode, twice.stdout) == (2, "")
     assert "--capacity" in twice.stderr and "given 2 times" in twice.stderr
-    again = moereplay_here("replay", small, "--capacity", "50%", "--json", "--json")
+    again = moereplay("replay", small, "--capacity", "50%", "--json", "--json")
     assert again.returncode == 0, again.stderr
 
 
@@ -335,8 +330,9 @@ def test_results_that_cannot_be_written_are_one_line(small, tmp_path):
 
 
 def test_debug_shows_the_traceback_that_others_do_not_see(small):
-    assert "Traceback" in moereplay("replay", small, "--eviction", "lur", "--debug").stderr
-    assert "Traceback" in moereplay("--debug", "replay", small, "--eviction", "lur", "--debug").stderr
+    assert "Traceback" in moereplay_alone("replay", small, "--eviction", "lur", "--debug").stderr
+    with pytest.raises(PolicyError, match="lur"):
+        moereplay("--debug", "replay", small, "--eviction", "lur", "--debug")
     assert "Traceback" not in moereplay("replay", small, "--eviction", "lur").stderr
 
 
@@ -356,8 +352,7 @@ def test_a_read_only_trace_is_replayed_from_the_user_cache(small, tmp_path):
 def test_both_engines_print_the_same(small):
     arguments = ("replay", small, "--capacity", "10%,30%", "--prefetch", "none,top_k", "--workers", 2)
     shown = [
-        moereplay_here(*arguments, *engine).stdout
-        for engine in ((), ("--engine", "compiled"), ("--engine", "reference"))
+        moereplay(*arguments, *engine).stdout for engine in ((), ("--engine", "compiled"), ("--engine", "reference"))
     ]
     assert "lru" in shown[0]
     assert shown[0] == shown[1] == shown[2]

@@ -18,9 +18,10 @@ from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace
 from moereplay.traces.synthetic import Synthetic, synthesise
 from moereplay.traces.writer import write_trace
-from tests.commands.test_cli import ROOT, moereplay
+from tests.commands.test_cli import ROOT
 from tests.kit.cases import sizes
-from tests.kit.command import moereplay_here, unfolded
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.command import unfolded
 from tests.kit.every import every
 from tests.kit.tiny_runs import small_trace
 
@@ -66,7 +67,7 @@ def test_the_table_has_the_misses_of_replays_and_a_dash_where_times_decide(trace
 
 def test_a_platform_closes_the_gaps_with_its_own_replays(trace: Path) -> None:
     told = ("curve", trace, "--eviction", "belady", "--platform", "phone-ufs4", "--engine", "reference", "--json")
-    document = json.loads(moereplay_here(*told).stdout)
+    document = json.loads(moereplay(*told).stdout)
     assert [at + 1 for at, replayed in enumerate(document["replayed"]) if replayed] == [2, 3, 4, 5]
     config = configure(eviction="belady", capacity="3experts", platform="phone-ufs4")
     assert document["misses"][2] == replay(open_trace(trace), config, engine="reference").totals["misses"]
@@ -142,7 +143,7 @@ def test_a_pool_of_unequal_bytes_has_lru_alone_and_says_why(unequal: Path) -> No
 
 REFUSALS = {
     "missing trace": (["nowhere.zarr"], "nowhere.zarr"),
-    "no stack algorithm": (["TRACE", "--eviction", "lru,fifo"], "no curve of fifo"),
+    "no stack algorithm": (["TRACE", "--eviction", "lru,fifo"], "invalid --eviction 'fifo'"),
     "unknown policy": (["TRACE", "--eviction", "lur"], "did you mean lru?"),
     "empty entry": (["TRACE", "--eviction", "lru,"], "''"),
     "two documents": (["TRACE", "--json"], "--json requires one policy, not 2"),
@@ -164,7 +165,7 @@ def test_bad_input_is_one_line_and_exit_code_two(name: str, trace: Path, tmp_pat
     arguments, said = REFUSALS[name]
     (tmp_path / "file").write_text("in the way")
     paths = {"TRACE": trace, "FILE": tmp_path / "file"}
-    refused = moereplay_here("curve", *(paths.get(word, word) for word in arguments), cwd=tmp_path)
+    refused = moereplay("curve", *(paths.get(word, word) for word in arguments), cwd=tmp_path)
     assert refused.returncode == 2, refused.stderr
     lines = [line for line in refused.stderr.strip().splitlines() if not re.search(r"steps, |^compiling ", line)]
     assert len(lines) == 1 and said in lines[0]

@@ -85,7 +85,7 @@ def test_a_forecast_as_json_has_every_point(quality: Path):
 
 
 def test_a_folder_without_quality_is_refused(sweep: Path):
-    assert "no quality in" in refused("forecast", sweep)
+    assert "no results of `quality` in" in refused("forecast", sweep)
 
 
 def test_sweep_show_forecasts_every_configuration_that_it_can(sweep: Path, quality: Path):

@@ -20,7 +20,7 @@ from moereplay.commands.sweep import sweep_run as sweep_run_verb
 from moereplay.commands.sweep_results import sweep_compare
 from moereplay.commands.sweep_results import sweep_show as sweep_show_verb
 from moereplay.results.errors import ResultError
-from tests.kit.command import in_python, unfolded
+from tests.kit.command import in_python, moereplay_alone, unfolded
 from tests.kit.every import every
 from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
 
@@ -215,11 +215,11 @@ def test_compare_takes_a_users_policy_without_the_version_of_its_file(tmp_path, 
             "POLICY = Eviction(name='mine', summary='s', source='s', key=key, reads=frozenset())\n"
         )
         (tmp_path / "mine.py").write_text(text)
-        code, _, said = moereplay(
+        done = moereplay_alone(
             *("replay", tmp_path / "t.zarr", "--policy-file", tmp_path / "mine.py", "--engine", "reference"),
             *("--eviction", "lru,mine", "--capacity", "40%", "--passes", "token", "--out", tmp_path / "out"),
         )
-        assert code == 0, said
+        assert done.returncode == 0, done.stderr
         if times == 2:
             sweep_compare(str(tmp_path / "out"), "mine")
             assert "is mine better by hit_rate" in unfolded(capsys.readouterr().out)

@@ -56,7 +56,7 @@ def stored(tmp_path_factory) -> Path:
 def test_replays_have_the_counts_of_llama_cpp_at_eight_capacities(build, rule):
     """It attends in another order than the recording did, so that last bits differ: 6 hits at most, of 26,158."""
     found = Verifier(in_f32()).verify(runs_of(str(LOGS / f"{build}.log")))
-    assert found.rule.startswith(rule)
+    assert found.rule.startswith(rule) and found.matches
     assert [row.label.split()[1] for row in found.rows] == ["169", "255", "340", "425", "511", "639", "767", "937"]
     for row in found.rows:
         assert row.engine
@@ -66,7 +66,9 @@ def test_replays_have_the_counts_of_llama_cpp_at_eight_capacities(build, rule):
     assert sum(row.replayed.hits == row.engine.hits for row in found.rows if row.engine) >= 4
     other = Verifier(in_f32())
     other.__dict__["_rules"] = {each: "" for each in RULES if each != rule}
-    assert max(abs(row.points or 0) for row in other.verify(runs_of(str(LOGS / f"{build}.log"))).rows) > 1
+    wrong = other.verify(runs_of(str(LOGS / f"{build}.log")))
+    assert (wrong.points or 0) > 1 and not wrong.matches
+    assert f"is up to {wrong.points:.2f} points off, and up to 0.5 is a match" in wrong.remarks[0]
 
 
 def test_what_is_printed_and_appended(stored, tmp_path):
@@ -74,7 +76,7 @@ def test_what_is_printed_and_appended(stored, tmp_path):
     for _ in range(2):
         ran = moereplay_here("verify", stored, "--log", log, "--row", rows, "--device", "two cores")
         assert ran.returncode == 0, ran.stderr
-    assert "a segmented LRU, as in build 11739" in ran.stdout
+    assert "a segmented LRU, as in build 11739); it matches" in ran.stdout and "no rule" not in ran.stderr
     assert "0.7.0 (build 11669) and before: up to" in ran.stderr
     lines = list(csv.DictReader(rows.read_text().splitlines()))
     published = Path(__file__).parents[2] / "docs" / "predicted-vs-measured.csv"
@@ -104,6 +106,8 @@ def test_a_time_is_predicted_between_two_capacities(stored, tmp_path):
         assert row["predicted_ms"] == pytest.approx(base + slope * row["replay"]["misses"] / 192)
     assert [row["verdict"] for row in said["capacities"]] == ["fit", "outside", "fit"]
     assert "the engine ran other tokens" in said["remarks"][-1]
+    off = max(abs(row["points"]) for row in said["capacities"])
+    assert (said["points"], said["matches"]) == (off, False) and "no rule matches" in "".join(said["remarks"])
 
 
 @every(

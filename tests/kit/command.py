@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -9,12 +10,14 @@ from contextlib import redirect_stderr, redirect_stdout
 from inspect import Parameter, signature
 from io import StringIO
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import CompletedProcess, run
 from typing import Any
 
 import pytest
 
 from moereplay.command import main
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProcess[str]:
@@ -30,6 +33,13 @@ def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProc
         except SystemExit as end:
             code = int(end.code or 0)
     return CompletedProcess(words, code, out.getvalue(), said.getvalue())
+
+
+def moereplay_alone(*arguments: object, cwd: Path | None = None) -> CompletedProcess[str]:
+    """Run the command as its own process, as a user does."""
+    command = [sys.executable, "-W", "error", "-m", "moereplay", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    return run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=240, check=False)
 
 
 def unfolded(text: str) -> str:

@@ -13,6 +13,7 @@ from moereplay.sweeps.store import Folder, place_of
 from moereplay.traces.schema import Geometry, Provenance
 from moereplay.traces.synthetic import Synthetic, synthesise
 from moereplay.traces.writer import write_trace
+from tests.kit.command import moereplay_here
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = Geometry(layers=3, experts=6, k=2, expert_bytes=(1000, 1000, 1000))
@@ -60,7 +61,6 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def moereplay(*arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a finished command."""
-    process = start(*arguments)
-    out, said = process.communicate(timeout=240)
-    return process.returncode, out, said
+    """Exit code, stdout and stderr of a command in this process."""
+    ended = moereplay_here(*arguments)
+    return ended.returncode, ended.stdout, ended.stderr

@@ -68,8 +68,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         (lambda: preset("LLAMA.CPP"), "did you mean llama.cpp?"),
         (lambda: importer("Generic"), "did you mean generic?"),
         (lambda: replay(open_trace(SAMPLE), configure(), engine="Reference"), "did you mean reference?"),
-        (lambda: configure(contract="Atomic"), "contract: did you mean atomic?"),
-        (lambda: configure(scope="per-layer"), "scope: did you mean per_layer?"),
+        (lambda: configure(contract="Atomic"), "contract: unknown value 'Atomic': did you mean atomic?"),
+        (lambda: configure(scope="per-layer"), "scope: unknown value 'per-layer': did you mean per_layer?"),
     ],
 )
 def test_a_name_in_another_case_gets_the_one_that_is_meant(refused: Callable[[], object], meant: str) -> None:

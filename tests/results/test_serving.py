@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -163,6 +164,11 @@ def test_the_command_prints_and_searches(tmp_path: Path) -> None:
         each["arrival_ns"] for each in found["per_request"]
     )
     assert "goodput/s" in moereplay_here(*run, "--arrivals", "poisson:20", *level, "--out", tmp_path / "out").stdout
+    stored = csv.DictReader(moereplay_here("sweep", "show", tmp_path / "out", "--csv").stdout.splitlines())
+    shown = {name: float(value) for name, value in next(iter(stored)).items() if name in found["serving"]}
+    assert {"ttft_p50_ms", "tpot_p99_ms", "e2e_p99_ms", "requests_per_s"} <= shown.keys()
+    assert shown == pytest.approx({name: found["serving"][name] for name in shown})
+    assert "e2e" in moereplay_here("sweep", "show", tmp_path / "out").stdout
     for more, said in (
         (("--find-rate",), "--find-rate requires --slo"),
         (("--find-rate", *level, "--json"), "cannot be combined with --json"),

@@ -59,7 +59,7 @@ def test_a_wrong_policy_is_refused_with_the_fix(settings: dict[str, str], said: 
 @every(
     "settings, said",
     [
-        ({"contract": "parallel"}, "contract: choose from sequential, atomic (got 'parallel')"),
+        ({"contract": "parallel"}, "contract: unknown value 'parallel': choose from sequential, atomic"),
         (
             {"passes": "pairs:2"},
             "unknown passes 'pairs:2': expected recorded, token, chunk:N, decode:N or batch:N, with N of at least 1",

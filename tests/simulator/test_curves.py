@@ -295,7 +295,7 @@ def test_with_unequal_bytes_more_room_can_cost_belady_hits_so_it_has_no_curve() 
 
 def test_other_policies_are_refused_by_name() -> None:
     trace = trace_of([[[0]]], experts=2)
-    with pytest.raises(ConfigError, match=r"^no curve of fifo: .*stack algorithm"):
+    with pytest.raises(ConfigError, match=r"^invalid --eviction 'fifo': .*stack algorithm"):
         curve(trace, "fifo")
     with pytest.raises(PolicyError):
         curve(trace, "lur")

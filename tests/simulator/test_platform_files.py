@@ -112,7 +112,7 @@ def test_a_price_that_a_platform_does_not_say_may_be_set_in_place() -> None:
 @every(
     "old, new, said",
     [
-        ('"none"', '"some"', "overlap: choose from none, arrival (got 'some')"),
+        ('"none"', '"some"', "overlap: unknown value 'some': choose from none, arrival"),
         ("reads = 3", "reads = 0", "link.reads: expected at least 1 (got 0)"),
         ("[[65536, 0.9e9], [4194304", "[[65536, 0.9e9], [4096", "link.by_size: expected sizes that rise from point"),
         ("[[65536, 0.9e9]", "[[65536, inf]", "link.by_size.0.1: expected a finite number"),

@@ -42,7 +42,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def replayed(name: str) -> int:
     """Nanoseconds."""
-    return replay(open_trace(SAMPLE), configure(capacity="25%", platform=name), engine="reference").totals["time_ns"]
+    return replay(open_trace(SAMPLE), configure(capacity="25%", platform=name)).totals["time_ns"]
 
 
 def test_each_file_replays_as_it_says() -> None:

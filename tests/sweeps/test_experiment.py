@@ -235,7 +235,7 @@ REFUSALS = {
     ),
     "platform": ("[base]\nplatform = 'a100'", "[base] platform: unknown platform 'a100'"),
     "figure": ("[base]\n'platform.link.bytes' = 1", "did you mean link.bytes_per_s=?"),
-    "word": ("[grid]\ncontract = ['atomc']", "[grid] contract: did you mean atomic? (got 'atomc')"),
+    "word": ("[grid]\ncontract = ['atomc']", "[grid] contract: unknown value 'atomc': did you mean atomic?"),
     "empty list": ("[grid]\neviction = []", "grid.eviction"),
     "list for a value": ("[base]\neviction = ['lru']", "base.eviction"),
     "unequal lists": ("[[zip]]\nseed = [1, 2]\neviction = ['lru']", "[[zip]] 1: lists of equal length are required"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
 from moereplay.sweeps import grid
@@ -49,16 +51,21 @@ def stored(out: Path, *parts: list[Job]) -> list[Headline]:
 
 
 def test_shared_decisions_give_the_bytes_of_jobs_alone(sweep, tmp_path):
-    """Three of four plain platforms take over the decisions of the first, at capacities that hold every demand."""
+    """Three of four plain platforms take over the decisions of the first, at capacities that hold every demand.
+
+    With prefetch those of another do so on which transfers land in the same order.
+    """
     grouped = sorted(sweep.jobs, key=lambda job: job.shares)
     together = stored(tmp_path / "together", grouped)
     alone = stored(tmp_path / "alone", *([job] for job in sweep.jobs))
     assert merged(tmp_path / "a", tmp_path / "together") == merged(tmp_path / "b", tmp_path / "alone")
     assert not any(headline.shared for headline in alone)
     took = {headline.key for headline in together if headline.shared}
-    jobs = [job for job in sweep.jobs if job.key in took]
-    assert {job.config.capacity for job in jobs} == {"60%", "40%"} and {job.config.prefetch for job in jobs} == {"none"}
-    assert len(jobs) == (PLAIN - 1) * 2 * 2 * 2
+    jobs, following = (
+        [job for job in sweep.jobs if job.key in took and job.config.prefetch == name] for name in ("none", "top_k")
+    )
+    assert {job.config.capacity for job in jobs} == {"60%", "40%"} and len(jobs) == (PLAIN - 1) * 2 * 2 * 2
+    assert 0 < len(following) < (PLAIN - 1) * 3 * 2 * 2
 
 
 def test_a_failing_job_does_not_lose_those_that_share_with_it(sweep, tmp_path, monkeypatch):
@@ -126,6 +133,20 @@ def test_jobs_that_share_are_in_one_batch_and_one_shard():
     for number in range(5):
         (where,) = [at for at in (1, 2, 3) if jobs[number] in shard(jobs, (at, 3))]
         assert all(each in shard(jobs, (where, 3)) for each in jobs[number::5])
+
+
+def test_jobs_with_prefetch_share_only_as_long_as_others_are_left_for_idle_workers(sweep):
+    """They may decide differently, so that the second waits for the first in vain."""
+    executor = Pretended(slots=2)
+    alike = [replace(of_group(number, "a"), config=configure(prefetch="top_k", seed=number)) for number in range(8)]
+    assert run(alike, executor).done == 8
+    assert [len(batch.jobs) for batch in executor.batches] == [7, 1]
+    executor, trace = Pretended(slots=8), open_trace(sweep.jobs[0].trace)
+    assert run(alike, executor).done == 8
+    assert [len(batch.jobs) for batch in executor.batches] == [1] * 8
+    for prefetch, workers, many in (("top_k", 1, 1), ("top_k", 2, 3), ("none", 2, 1)):
+        configs = [configure(prefetch=prefetch, platform=of) for of in ("rtx4090-pcie4", "phone-ufs4", "h100-pcie5")]
+        assert len(grid._groups(grid.Run(trace, False, "compiled"), configs, workers)) == many
 
 
 @pytest.mark.long

@@ -115,6 +115,8 @@ def test_parts_of_before_a_counter_was_added_are_read_and_merged(whole, tmp_path
     both = merge([Folder(tmp_path / "old"), Folder(whole)], Folder(tmp_path / "both"))
     assert both.configurations == len(new) == len(load(tmp_path / "both"))
     assert measured(load(tmp_path / "both")).sort("identity").equals(new)  # what counted more stays
+    with pytest.raises(ConfigError, match=r"no results in .*misspelt"):
+        merge([Folder(whole), Folder(tmp_path / "misspelt")], Folder(tmp_path / "part of it"))
 
 
 def test_latencies_do_not_need_the_rows_of_requests(sweep, whole, tmp_path):

@@ -67,7 +67,8 @@ def _of_file(path: Path) -> KnownModel:
         return model_of_gguf([read_gguf(part) for part in parts_of(path)], path.stem, str(path))
     if path.suffix == ".safetensors":
         return _of_folder(path.parent)
-    raise TraceError(f"{path}: expected a config.json, a GGUF file, or a folder of a checkpoint")
+    found = "is empty: " if not path.stat().st_size else ""
+    raise TraceError(f"{path}: {found}expected a config.json, a GGUF file, or a folder of a checkpoint")
 
 
 def _name(path: Path) -> str:

@@ -166,6 +166,8 @@ class _Reader:
         self._stream.seek(self.at)
 
     def _refuse_beyond(self, count: int) -> None:
+        if not self._size:
+            raise TraceError(f"{self._path}: the file is empty: expected a GGUF file; download it again")
         if count > self._size - self.at:
             raise TraceError(
                 f"{self._path}: byte {self.at:,} promises {count:,} more bytes than the file has: it is truncated"

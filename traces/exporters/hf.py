@@ -13,6 +13,7 @@ from moereplay.traces.documents import json_text
 from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
 from moereplay.traces.exporters.parquet import LISTS, schema_of, write_rows
 from moereplay.traces.schema import Trace, shown
+from moereplay.traces.texts import counted
 
 SHARD = 1 << 16  #: tokens of a shard, roughly
 SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}
@@ -25,7 +26,7 @@ CARD = """---
 
 # Expert routing of {model}
 
-Which experts each token used: {tokens:,} tokens of {requests:,} requests, {layers} MoE layers, {k} of {experts} experts
+Which experts each token used: {tokens} of {requests}, {layers} MoE layers, {k} of {experts} experts
 per layer. No prompts and no token ids are in it.
 
 | column | what |
@@ -73,8 +74,8 @@ def card(trace: Trace, licence: str) -> str:
     return CARD.format(
         head="\n".join(_head(trace, licence)),
         model=_cell(provenance.model),
-        tokens=trace.tokens,
-        requests=trace.requests,
+        tokens=counted(trace.tokens, "token"),
+        requests=counted(trace.requests, "request"),
         layers=geometry.layers,
         k=geometry.k,
         experts=geometry.experts,

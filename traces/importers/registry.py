@@ -230,6 +230,8 @@ LAYOUTS = (
 
 def explain(path: Path) -> str:
     """Describe the file or folder and what to do, in one line."""
+    if path.is_dir() and (path / "zarr.json").exists():
+        return f"{path}: this folder is a trace already; pass it to `moereplay inspect` or `moereplay replay`"
     if path.is_dir():
         fix = "import one of its files, or see docs/trace-format.md"
         return f"{path}: no importer recognises this folder of {_folder(path)}; {fix}"
