@@ -39,9 +39,9 @@ def report(
     from moereplay.sweeps.store import place_of
     from moereplay.traces.files import write_whole
 
+    check_output(out)
     if out.suffix not in (".html", ".htm"):
         raise ConfigError(f"invalid --out {out}: expected a name that ends in .html")
-    check_output(out)
     for package in ("jinja2", "vl_convert"):
         extra("report", package)
     from moereplay.analysis.report.page import page

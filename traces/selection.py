@@ -25,7 +25,7 @@ def listed(text: str, requests: int) -> list[int]:
         found += _range(part.strip(), text, requests)
     if len(set(found)) < len(found):
         twice = next(at for at, number in enumerate(found) if number in set(found[:at]))
-        raise TraceError(f"invalid --requests {shown(text)}: request {found[twice]} is listed twice; list each once")
+        raise TraceError(f"invalid --requests {shown(text)}: it lists request {found[twice]} twice; list each once")
     return found
 
 
