@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, command, facts):
 @every(
     "command, fact",
     [
-        ("calibrate folder {folder}", "'--fit'"),
+        ("calibrate folder {folder}", "missing --fit"),
         ("calibrate folder {folder} --fit made* --memory 1GiB", "--memory"),
         ("calibrate folder {folder} --fit made* --device x", "--device"),
         ("calibrate logs {log} --layers 4", "--layers"),
