@@ -88,7 +88,7 @@ COPY = np.dtype(
         ("pool", np.int32),
         ("state", np.int8),
         ("protected", np.int8),  # 1 while it may not be a victim
-        ("prefetched", np.int8),  # 1 if its last arrival was a prefetch not yet used
+        ("prefetched", np.int16),  # 1 if its last arrival was a prefetch not yet used
     ],
     align=True,
 )
