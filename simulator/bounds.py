@@ -1,4 +1,4 @@
-"""What accompanies a result: the bound on its hits, and remarks on its settings.
+"""The bound on the hits of a result, and remarks on its settings.
 
 The bound is the most hits of any eviction without prefetch, for the same demand and bytes.
 It is `FORCED` where every miss is admitted, and `RELAXED` where a miss may stay out of the cache. `curves/stream.py`

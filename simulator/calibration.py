@@ -1,4 +1,4 @@
-"""What a platform's times rest on: measured runs, and how far those were from predictions.
+"""The measured runs that a platform's times come from, and how far those runs were from predictions.
 
 Nothing here changes a replay. `simulator/replay.py` calls times calibrated unless `Calibration` gives a reason not to.
 """
