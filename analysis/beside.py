@@ -13,9 +13,9 @@ from moereplay.analysis.metrics import entries, measured
 from moereplay.analysis.sentences import FORESEES
 from moereplay.analysis.verdict import Entry, Foresight, name_of_set, same_routing
 from moereplay.results.errors import ResultError, unknown
-from moereplay.results.metrics import RANKED
 from moereplay.results.read import fields
 from moereplay.results.remarks import Ranked, turned
+from moereplay.results.result import RANKED
 from moereplay.results.settings import KINDS, OF_A_FILE
 from moereplay.traces.texts import between, counted, percent
 

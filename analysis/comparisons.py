@@ -14,7 +14,7 @@ import numpy as np
 
 from moereplay.analysis.statistics import Interval, Pairs, difference, interval
 from moereplay.results.errors import unknown
-from moereplay.results.metrics import METRICS, MISS_RATE, RANKED, Metric, named
+from moereplay.results.result import METRICS, MISS_RATE, RANKED, Metric, named
 
 Rows = Sequence[Mapping[str, Any]]  #: per-request rows, numbered by `request`
 

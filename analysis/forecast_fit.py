@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moereplay.results.errors import ResultError
-from moereplay.results.metrics import METRICS
+from moereplay.results.result import METRICS
 
 LEVEL = 0.9  #: coverage of an interval
 POWERS = (1.0, 1.5, 2.0)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from moereplay.analysis.tables import Share, table
-from moereplay.results.metrics import quotient
 from moereplay.results.remarks import within
+from moereplay.results.result import quotient
 
 #: Names of table rows, and the keys of their misses, hits or routed misses in a document.
 MISSES = {"compulsory": "compulsory", "relaxed belady": "relaxed", "forced belady": "forced"}

@@ -9,8 +9,7 @@ from typing import Any
 from moereplay.analysis.tables import table
 from moereplay.results.remarks import assumptions
 from moereplay.traces.schema import Trace
-from moereplay.traces.summary import LayerSummary, Summary
-from moereplay.traces.synthetic import synthetic
+from moereplay.traces.summary import LayerSummary, Summary, synthetic
 from moereplay.traces.texts import counted
 from moereplay.traces.validator import Finding
 

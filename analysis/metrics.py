@@ -1,4 +1,4 @@
-"""Ratios and times over frames of results, derived when read (`results/metrics.py` defines them)."""
+"""Ratios and times over frames of results, derived when read (`results/result.py` defines them)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
 from moereplay.results.counters import DECODED, ENERGY, expressions
 from moereplay.results.errors import unknown
-from moereplay.results.metrics import DOCUMENTED, METRICS, RANKED, RATIOS, TIMES, ranking_column
 from moereplay.results.read import fields, runs
 from moereplay.results.remarks import synthetic_of
+from moereplay.results.result import DOCUMENTED, METRICS, RANKED, RATIOS, TIMES, ranking_column
 from moereplay.results.schema import fields_of
 from moereplay.results.serving import figures
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from moereplay.analysis.statistics import Pairs, difference
-from moereplay.results.metrics import METRICS, MISS_RATE
 from moereplay.results.quality import UNMODIFIED
-from moereplay.results.result import Row
+from moereplay.results.result import METRICS, MISS_RATE, Row
 from moereplay.results.settings import POLICIES
 
 #: Preferred leading measures, best first.

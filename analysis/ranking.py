@@ -14,13 +14,12 @@ from moereplay.analysis.sentences import lines
 from moereplay.analysis.tables import csv, folded, markdown, table
 from moereplay.analysis.verdict import Entry
 from moereplay.results.counters import nanojoules
-from moereplay.results.metrics import RANKED, ranking_column, values
 from moereplay.results.remarks import assumptions, seconds_in_words, synthetic_of, with_routing
-from moereplay.results.result import Result
+from moereplay.results.result import RANKED, Result, ranking_column, values
 from moereplay.results.serving import LATENCIES, PERCENTILES, Holding, Level, figures, shortened
 from moereplay.results.settings import EXPERTS, LEADING, POLICIES, SETTINGS, bare_names, setting_kinds
 from moereplay.traces.schema import Trace
-from moereplay.traces.synthetic import synthetic
+from moereplay.traces.summary import synthetic
 from moereplay.traces.texts import counted
 
 Row = Mapping[str, Any]

@@ -18,7 +18,7 @@ from itertools import zip_longest
 from textwrap import TextWrapper, fill, wrap
 from typing import TYPE_CHECKING, Any
 
-from moereplay.results.metrics import METRICS
+from moereplay.results.result import METRICS
 from moereplay.traces.texts import SMALLEST, escaped, in_csv, in_markdown
 
 if TYPE_CHECKING:

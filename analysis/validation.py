@@ -22,8 +22,7 @@ from moereplay.analysis.ranking import capacities, of_trace
 from moereplay.analysis.tables import LONG
 from moereplay.results import validation
 from moereplay.results.errors import ResultError
-from moereplay.results.metrics import MISS_RATE, values_of
-from moereplay.results.result import Result, Row
+from moereplay.results.result import MISS_RATE, Result, Row, values_of
 from moereplay.results.schema import ROWS_VERSION
 from moereplay.results.settings import POLICIES
 from moereplay.results.validation import LAYER_COUNTERS

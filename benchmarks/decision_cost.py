@@ -17,9 +17,8 @@ from typing import Any
 from moereplay import policies
 from moereplay.analysis.tables import console, table
 from moereplay.policies.grammar import parse
-from moereplay.results.metrics import values_of
 from moereplay.results.remarks import ASSUMED_NS
-from moereplay.results.result import Result
+from moereplay.results.result import Result, values_of
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.recommend.runner import NO_TPOT

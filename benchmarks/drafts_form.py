@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from moereplay.analysis.tables import markdown
-from moereplay.results.metrics import values_of
+from moereplay.results.result import values_of
 from moereplay.simulator.config import configure
 from moereplay.simulator.machine import of_platform
 from moereplay.simulator.platforms import platform

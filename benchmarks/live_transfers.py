@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 
 from moereplay.analysis.tables import console, table
-from moereplay.results.metrics import METRICS, request_times
+from moereplay.results.result import METRICS, request_times
 from moereplay.tracegen.offload.study import VERDICTS
 
 CONTRACTS, EVICTIONS, CAPACITIES = ("atomic", "sequential"), ("lru", "least_stale", "lfu"), ("10%", "25%", "50%")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from moereplay.analysis.tables import table
-from moereplay.simulator.routing.counts import EVICTIONS, misses_of
+from moereplay.simulator.routing import EVICTIONS, misses_of
 from moereplay.traces.routing import RoutingModel, draw, shipped
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)

@@ -38,7 +38,7 @@ from moereplay.analysis.metrics import measured
 from moereplay.analysis.statistics import spearman
 from moereplay.analysis.tables import console, table
 from moereplay.results.files import to_frame
-from moereplay.results.metrics import values_of
+from moereplay.results.result import values_of
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.presets import LEAST_STALE, preset
 from moereplay.sweeps.grid import run_grid

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
-from moereplay.results.metrics import METRICS
+from moereplay.results.result import METRICS
 from moereplay.sweeps.experiment.expand import configurations
 from moereplay.sweeps.experiment.file import read
 from moereplay.sweeps.jobs import Batch, Headline, compute, job_of, open_traces

@@ -18,8 +18,7 @@ import numpy as np
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
-from moereplay.simulator.routing.counts import misses_of
-from moereplay.simulator.routing.draws import Layer
+from moereplay.simulator.routing import Layer, misses_of
 from moereplay.traces.geometry import recognised
 from moereplay.traces.recorder import from_arrays
 from moereplay.traces.routing import PARTS, Error, Noise, RoutingModel, draw, text_of

@@ -95,8 +95,8 @@ def _documents(trace: Trace, configs: list[ReplayConfig], free: Freedom | None, 
 
 def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays: Sequence[Outcome]) -> dict[str, Any]:
     """Return settings, limits and the policies that were replayed."""
-    from moereplay.results.metrics import METRICS
     from moereplay.results.remarks import seconds_in_words
+    from moereplay.results.result import METRICS
     from moereplay.results.settings import OF_BOUNDS
 
     least, fixed, routed = found.least, found.fixed, found.routed
@@ -128,7 +128,7 @@ def _policy(outcome: Outcome, found: Limits) -> dict[str, Any]:
 
     from moereplay.analysis.gap import gap_of
     from moereplay.policies.grammar import parse
-    from moereplay.results.metrics import values_of
+    from moereplay.results.result import values_of
 
     result, _ = outcome
     eviction, misses = result.config["eviction"], result.totals["misses"]
@@ -191,7 +191,7 @@ def curve(
     out: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per curve; `plot` reads it.")] = None,
 ) -> None:
     """Count misses at every capacity in one pass: LRU and Belady, without prefetch. SIMULATED."""
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.simulator.curves.curve import to_row, write_curve
     from moereplay.traces.store import open_trace
 

@@ -72,7 +72,7 @@ class Written(NamedTuple):
 
     def check(self) -> None:
         """Raises ConfigError or ResultError for an output that cannot be written, before anything is read."""
-        from moereplay.results.outputs import check_output
+        from moereplay.results.errors import check_output
         from moereplay.simulator.errors import ConfigError
 
         if self.out == STDOUT and self.as_json:

@@ -142,7 +142,7 @@ def platforms(
 
 def _check(name: str | None, here: bool, folder: Path | None, parts: Parts, cards: bool, output: Output) -> None:
     """Raises ConfigError for options that cannot be combined, and ResultError for a file that cannot be written."""
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.simulator.errors import ConfigError
 
     said = {"a platform's name": name is not None, "--here": here, "--cards": cards}

@@ -64,7 +64,7 @@ def export(
     from moereplay.traces.exporters import contract
     from moereplay.traces.selection import first_requests
     from moereplay.traces.store import open_trace
-    from moereplay.traces.synthetic import synthetic
+    from moereplay.traces.summary import synthetic
 
     if listed:
         _list(as_json)

@@ -251,7 +251,7 @@ def _named(options: Options) -> str | None:
 
 def _check_options(form: Form, source: Path, out: Path, options: Options, resume: bool) -> None:
     """Raises TraceError for options that counts do not use, and unless the output is a new NAME.json."""
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.traces.schema import TraceError
 
     if out.suffix != SUFFIX:

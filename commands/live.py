@@ -158,7 +158,7 @@ def _read(tokens: Tokens, folder: Folder) -> _Input:
 
 def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
     """Raises errors of the configuration and of outputs before anything is read."""
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.tracegen.live.requests import check_live
     from moereplay.tracegen.plan import refuse_taken
 

@@ -64,8 +64,8 @@ def measure(
 ) -> None:
     """Run real offloading on this machine under every configuration, and compare its times with replays. MEASURED."""
     from moereplay.analysis.figures.real_runs import check_throttles
+    from moereplay.results.errors import check_output
     from moereplay.results.measured import FILE, write
-    from moereplay.results.outputs import check_output
     from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
     from moereplay.traces.store import open_trace

@@ -241,7 +241,7 @@ def check_events(path: Path | None) -> None:
 
 def option_fault(error: ValidationError) -> str:
     """Return the first fault of a validation, with the name of its option."""
-    from moereplay.traces.frozen import words
+    from moereplay.traces.documents import words
 
     first = error.errors()[0]
     option = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""

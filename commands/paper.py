@@ -62,7 +62,7 @@ def paper(
     workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES,
 ) -> None:
     """Reproduce a paper's figures and tables from any trace: a picture, a CSV and a table each. SIMULATED."""
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.results.stored import load
     from moereplay.simulator.errors import ConfigError
     from moereplay.sweeps.papers import figures_of

@@ -71,7 +71,7 @@ def quality(
 
     Answers are stored task by task and set by set. The unmodified model's routing is recorded for sweeps.
     """
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.results.quality import EXAMPLES, FILE
     from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.precision import check_quantiser

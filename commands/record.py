@@ -110,7 +110,7 @@ def record(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted recording, or start one.")] = False,
 ) -> None:
     """Record a model's routing into a trace, prompt by prompt. The model's output does not change."""
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.tracegen.errors import require_torch
     from moereplay.tracegen.folder import check_look_ahead, require_tokenizer
     from moereplay.tracegen.llama.file import is_named

@@ -60,7 +60,7 @@ def replay(
     ] = None,
 ) -> None:
     """Replay a trace under every combination of the comma lists, and print a table with an upper bound. SIMULATED."""
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.simulator.interface import check_profile_is_read
     from moereplay.simulator.replay import check_engine
     from moereplay.sweeps.grid import run_grid
@@ -176,7 +176,7 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 def _check_printed(printed: Printed, as_json: bool) -> None:
     """Raises ConfigError for options of the table, before anything is replayed."""
-    from moereplay.results.metrics import ranking_column
+    from moereplay.results.result import ranking_column
     from moereplay.simulator.errors import ConfigError
 
     ranking_column(printed.by)
@@ -272,7 +272,7 @@ def timeline(
 ) -> None:
     """Write one replay as a timeline for ui.perfetto.dev: compute, stalls, links, queue, cache. SIMULATED."""
     from moereplay.analysis.timeline import Timeline, limited
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.results.trace_events import check_name, write_items
     from moereplay.simulator.replay import check_engine, plan, replay
     from moereplay.traces.passes import schedule

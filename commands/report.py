@@ -33,7 +33,7 @@ def report(
     where: Where = None,
 ) -> None:
     """Write one HTML page: the best configuration with its confidence interval, figures and methods. SIMULATED."""
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.simulator.errors import ConfigError
     from moereplay.sweeps import extra
     from moereplay.sweeps.store import place_of

@@ -284,7 +284,7 @@ def tune(
 
     With --every, the Pareto set and one of every N other trials are also measured, or run live.
     """
-    from moereplay.results.metrics import named
+    from moereplay.results.result import named
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import ENGINES
     from moereplay.sweeps.experiment.file import read
@@ -335,11 +335,11 @@ def _search(search: Search, folder: Folder, workers: int) -> list[Found]:
 def _print_front(search: Search, found: Sequence[Found], as_json: bool) -> None:
     from moereplay.analysis.tables import table
     from moereplay.policies.grammar import foresight
-    from moereplay.results.metrics import METRICS
     from moereplay.results.remarks import assumptions
+    from moereplay.results.result import METRICS
     from moereplay.sweeps.tune import jobs_found
     from moereplay.traces.documents import json_text
-    from moereplay.traces.synthetic import synthetic
+    from moereplay.traces.summary import synthetic
     from moereplay.traces.texts import counted
 
     rows = [{**each.values, **each.settings} for each in found]

@@ -231,7 +231,7 @@ def split(
 ) -> None:
     """Split a trace by requests, to fit a policy to one part and test it on the other."""
     from moereplay.commands.import_ import write_profile
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.traces.selection import profile
     from moereplay.traces.selection import split as drawn
     from moereplay.traces.store import open_trace

@@ -67,7 +67,7 @@ def validate(
     """Compare live runs with replays of the trace. The exit code is 1 if they differ by more than the tolerance."""
     from moereplay.analysis.validation import Tolerances
     from moereplay.commands.terminal import progress
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.results.validation import FILE
     from moereplay.simulator.errors import ConfigError
     from moereplay.tracegen.errors import require_torch

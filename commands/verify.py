@@ -67,7 +67,7 @@ def verify(
     """Compare an engine's own hits and times with a replay: run llama.cpp, or read an engine's log."""
     from moereplay.calibration.engine_log import runs_of
     from moereplay.calibration.verify import Verifier, check_counted
-    from moereplay.results.outputs import check_output
+    from moereplay.results.errors import check_output
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.selection import first_requests
     from moereplay.traces.store import open_trace

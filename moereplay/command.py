@@ -154,7 +154,7 @@ def _usage_in_plain_words() -> Iterator[None]:
         context, cause = getattr(error, "ctx", None), error.__cause__
         option = getattr(getattr(error, "param", None), "opts", ["value"])[-1]
         if hasattr(cause, "errors"):
-            from moereplay.traces.frozen import words
+            from moereplay.traces.documents import words
 
             fault = cause.errors()[0]  # pyright: ignore
             message = f"invalid {option} {fault['input']}: {words(fault).partition(' (got ')[0]}"
@@ -227,7 +227,7 @@ def _message(error: Exception) -> str | None:
     """Return the message for an error that the user can correct; None for a bug of this program."""
     from moereplay.policies.files import blamed
 
-    if isinstance(error, _user_errors()):
+    if isinstance(error, (UsageError, *_user_errors())):
         return str(error)
     in_their_policy = blamed(error)
     if in_their_policy is None and isinstance(error, OSError) and error.errno in FULL:

@@ -82,7 +82,7 @@ EXPERT = np.dtype(
 #: One row per copy, written by the engine.
 COPY = np.dtype(
     [
-        # half a line of the processor's cache at most, as every access reads a row
+        # 24 bytes without padding: every access reads a row, and half a line of the processor's cache holds it
         ("entered", np.int64),  # order in which it last entered its pool, or a side buffer while it is there
         ("bytes", np.int64),
         ("pool", np.int32),

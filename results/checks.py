@@ -14,11 +14,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from moereplay.results.errors import ResultError
-from moereplay.results.metrics import values_of
-from moereplay.results.result import Result
-from moereplay.traces.documents import DocumentError, content, from_json, json_text
+from moereplay.results.result import Result, values_of
+from moereplay.traces.documents import DocumentError, Frozen, content, from_json, json_text
 from moereplay.traces.files import write_whole
-from moereplay.traces.frozen import Frozen
 from moereplay.traces.schema import canonical
 from moereplay.traces.units import MS
 

@@ -23,8 +23,7 @@ import polars as pl
 
 from moereplay.results.counters import heading_of
 from moereplay.results.errors import ResultError
-from moereplay.results.metrics import prefill_times, request_times
-from moereplay.results.result import Result, Row
+from moereplay.results.result import Result, Row, prefill_times, request_times
 from moereplay.results.schema import FACTS, IN_FULL, ORDER, table_schemas, with_settings
 from moereplay.traces.documents import content, from_json, json_text
 from moereplay.traces.schema import canonical

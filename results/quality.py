@@ -15,8 +15,7 @@ import polars as pl
 from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
 from moereplay.results.files import check_columns, check_digests, read_rows
-from moereplay.results.metrics import request_times
-from moereplay.results.result import Result, Row
+from moereplay.results.result import Result, Row, request_times
 from moereplay.results.schema import BOUNDS, DTYPES, ROWS_VERSION, with_config, with_digests
 from moereplay.results.settings import setting_kinds
 from moereplay.traces.texts import typed

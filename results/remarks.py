@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from moereplay.traces.synthetic import named_synthetic
+from moereplay.traces.summary import named_synthetic
 from moereplay.traces.texts import percent, points
 
 #: The word for seconds that do not rest on measured prices, and why.

@@ -35,7 +35,7 @@ from moereplay.results.schema import (
     with_tokens,
 )
 from moereplay.traces.documents import DocumentError, content, from_json
-from moereplay.traces.synthetic import MODEL
+from moereplay.traces.summary import SYNTHETIC_MODEL
 from moereplay.traces.texts import typed
 
 MOST_BYTES = 1 << 20  #: of a provenance
@@ -184,9 +184,9 @@ def load(folder: Path) -> pl.DataFrame:
 
 def _with_routing(table: pl.DataFrame) -> pl.DataFrame:
     """Add the synthetic routing that earlier versions stated only in the model's name."""
-    named = pl.col("model").str.strip_prefix(MODEL).alias("synthetic")
+    named = pl.col("model").str.strip_prefix(SYNTHETIC_MODEL).alias("synthetic")
     labelled = pl.col("label") + f", {SYNTHETIC}"
-    older = pl.col("synthetic").is_null() & pl.col("model").str.starts_with(MODEL)
+    older = pl.col("synthetic").is_null() & pl.col("model").str.starts_with(SYNTHETIC_MODEL)
     return table.with_columns(
         pl.when(older).then(labelled).otherwise("label").alias("label"),
         pl.when(older).then(named).otherwise("synthetic"),

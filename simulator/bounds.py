@@ -1,7 +1,7 @@
-"""What accompanies a result: the bound on its hits, and remarks on its settings.
+"""The bound on the hits of a result, and remarks on its settings.
 
 The bound is the most hits of any eviction without prefetch, for the same demand and bytes.
-It is `FORCED` where every miss is admitted, and `RELAXED` where a miss may stay out of the cache. `curves/optimum.py`
+It is `FORCED` where every miss is admitted, and `RELAXED` where a miss may stay out of the cache. `curves/stream.py`
 counts both from the demand. Where neither is a bound, the hits are null. Where experts of a pool differ in bytes the
 most hits are bracketed (`curves/unequal.py`): the bound is the upper end, and `feasible_hits` the lower one.
 """
@@ -148,7 +148,7 @@ def count(trace: Trace, bound: Bound) -> Counted:
     """
     if bound.parts:
         return _sum([count(trace, part) for part in bound.parts])
-    from moereplay.simulator.curves import optimum  # LLVM takes a moment to import
+    from moereplay.simulator.curves import stream  # LLVM takes a moment to import
     from moereplay.simulator.curves.stream import Cut, demands_of, without
     from moereplay.traces.demand import demand_of
 
@@ -161,7 +161,7 @@ def count(trace: Trace, bound: Bound) -> Counted:
     resident = [layer * geometry.experts + expert for layer, expert in bound.resident]
     demands, place = without(every, cut, resident) if resident else (every, None)
     uses = first_use if place is None else place[first_use.clip(max=len(place) - 1)]
-    hits, accesses, compulsory = optimum.count(demands, cut, slots, forced, [(x, int(uses[x])) for x in warm])
+    hits, accesses, compulsory = stream.count(demands, cut, slots, forced, [(x, int(uses[x])) for x in warm])
     always = len(every.expert) - len(demands.expert)
     feasible = None
     if bound.sizes:

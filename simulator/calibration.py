@@ -1,4 +1,4 @@
-"""What a platform's times rest on: measured runs, and how far those were from predictions.
+"""The measured runs that a platform's times come from, and how far those runs were from predictions.
 
 Nothing here changes a replay. `simulator/replay.py` calls times calibrated unless `Calibration` gives a reason not to.
 """
@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from moereplay.simulator.rates import MOST_RATE, Measured, Roofline
+from moereplay.traces.documents import Sparse
 from moereplay.traces.drafts import OFF
-from moereplay.traces.frozen import Sparse
 from moereplay.traces.passes import slots_of
 from moereplay.traces.texts import between, counted, size
 from moereplay.traces.units import GB

@@ -17,12 +17,11 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.times import Times
 from moereplay.traces.dense import check_dense_bits, recorded
+from moereplay.traces.documents import first_fault
 from moereplay.traces.drafts import OFF, parse_drafts
-from moereplay.traces.frozen import first_fault
 from moereplay.traces.passes import named_schedule, parse_passes
 from moereplay.traces.schema import Frozen, Geometry, Trace, TraceError, canonical
-from moereplay.traces.summary import experts_per_token
-from moereplay.traces.synthetic import synthetic
+from moereplay.traces.summary import experts_per_token, synthetic
 from moereplay.traces.texts import whole
 
 RESETS = "expected never, request or a number of tokens"

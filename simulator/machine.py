@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from moereplay.simulator.capacity import MOST_BYTES, parse_size, size_of
@@ -261,3 +262,62 @@ def _without_gpu(cpu: Roofline, memory: int, reads: float) -> Platform:
         links=(Link(bytes_per_s=reads, latency_ns=READ_NS),),
         compute=cpu,
     )
+
+
+# -- Machines with one larger or twice as fast part, to show the gain of each upgrade
+
+CARD_SIZES = (8, 12, 16, 24, 32, 48, 80, 96, 141, 192)  #: GiB
+LARGER = 1.2  #: times as large as the card at hand is one to think of
+
+
+def with_memory(machine: Machine, size: float) -> Machine:
+    """Return the machine with `size` bytes of fast memory."""
+    return machine._replace(platform=machine.platform.model_copy(update={"memory_bytes": float(size)}))
+
+
+def better(machine: Machine, expert_bytes: int) -> Iterator[tuple[str, Machine]]:
+    """Yield machines with one part that is larger or twice as fast."""
+    platform, name = machine.platform, machine.platform.fast_tier
+    size = machine.memory_bytes
+    if machine.kind == "gpu":
+        larger = [gib * 2**30 for gib in CARD_SIZES if gib * 2**30 > size * LARGER]
+        for more in larger[:2]:
+            yield f"{name} of {more / GB:.3g} GB in place of {size / GB:.3g}", with_memory(machine, more)
+        if machine.ram_bytes < 2 * expert_bytes:
+            doubled = machine._replace(ram_bytes=2 * machine.ram_bytes)
+            yield f"RAM of {2 * machine.ram_bytes / GB:.3g} GB in place of {machine.ram_bytes / GB:.3g}", doubled
+    else:
+        yield f"{name} of {2 * size / GB:.3g} GB in place of {size / GB:.3g}", with_memory(machine, 2 * size)
+    for what, changed in _faster(platform):
+        yield what, machine._replace(platform=changed)
+    if machine.disk_bytes_per_s:
+        twice = machine._replace(disk_bytes_per_s=2 * machine.disk_bytes_per_s)
+        yield (
+            f"a disk of {2 * machine.disk_bytes_per_s / GB:.3g} GB/s in place of {machine.disk_bytes_per_s / GB:.3g}",
+            twice,
+        )
+
+
+def _faster(platform: Platform) -> Iterator[tuple[str, Platform]]:
+    """Yield the platform with one rate doubled."""
+    if isinstance(platform.cpu, Roofline):
+        rate = platform.cpu.memory_bytes_per_s
+        twice = platform.cpu.model_copy(update={"memory_bytes_per_s": 2 * rate})
+        yield _twice("RAM read at {} GB/s", rate), platform.model_copy(update={"cpu": twice})
+        cores = platform.cpu.model_copy(update={"flops": 2 * platform.cpu.flops})
+        yield "twice the CPU's cores", platform.model_copy(update={"cpu": cores})
+        link = platform.links[0]
+        wider = link.model_copy(update={"bytes_per_s": 2 * link.bytes_per_s})
+        yield (
+            _twice("a link of {} GB/s", link.bytes_per_s),
+            platform.model_copy(update={"links": (wider, *platform.links[1:])}),
+        )
+    if isinstance(platform.compute, Roofline):
+        rate = platform.compute.memory_bytes_per_s
+        faster = platform.compute.model_copy(update={"memory_bytes_per_s": 2 * rate, "kv_bytes_per_s": 2 * rate})
+        yield _twice(f"{platform.fast_tier} read at {{}} GB/s", rate), platform.model_copy(update={"compute": faster})
+
+
+def _twice(what: str, rate: float) -> str:
+    """Return the words for twice a rate."""
+    return f"{what.format(f'{2 * rate / GB:.4g}')} in place of {rate / GB:.4g}"

@@ -17,7 +17,7 @@ from moereplay.simulator.rates import OF_CPU, Decisions, Drafting, Loading, Ns, 
 from moereplay.simulator.rates import Measured as Measured  # of a platform, to its readers
 from moereplay.simulator.rates import Roofline as Roofline
 from moereplay.simulator.wires import MOST_LINKS, MOST_TIERS, Link, LowerTier, Wire
-from moereplay.traces.frozen import Sparse
+from moereplay.traces.documents import Sparse
 from moereplay.traces.schema import canonical
 from moereplay.traces.units import GB
 
@@ -36,7 +36,7 @@ Watts = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class Power(Sparse):
-    """Watts of a machine: idle, and what each part takes beyond that. They change no replay (`results/metrics.py`)."""
+    """Watts of a machine: idle, and what each part takes beyond that. They change no replay (`results/result.py`)."""
 
     idle_w: Watts = 0
     compute_w: Watts = 0

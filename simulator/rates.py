@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.traces.frozen import Sparse
+from moereplay.traces.documents import Sparse
 from moereplay.traces.weight_formats import check_format
 
 NS = 1_000_000_000

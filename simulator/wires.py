@@ -26,7 +26,7 @@ from moereplay.simulator.rates import (
     half_even,
     in_order,
 )
-from moereplay.traces.frozen import Sparse
+from moereplay.traces.documents import Sparse
 
 MOST_LINKS, MOST_TIERS = 16, 4  #: tiers between the fast and the slow one
 

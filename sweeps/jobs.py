@@ -14,9 +14,8 @@ from typing import Literal, NamedTuple, cast
 from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
 from moereplay.results import parts
-from moereplay.results.metrics import searched
 from moereplay.results.parts import Part, Rows, key
-from moereplay.results.result import Result, Row
+from moereplay.results.result import Result, Row, searched
 from moereplay.results.schema import table_schemas
 from moereplay.results.settings import setting_kinds
 from moereplay.simulator.bounds import Bound, Counted, bound_of, count

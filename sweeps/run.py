@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from moereplay.policies import files
-from moereplay.results.metrics import METRICS
 from moereplay.results.parts import stored
+from moereplay.results.result import METRICS
 from moereplay.simulator.bounds import adapted, count, without_effect
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import check_engine, plan, replay

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from moereplay import policies
 from moereplay.policies.contract import PolicyError
-from moereplay.results.metrics import ALIASES, METRICS, SEARCHED
+from moereplay.results.result import ALIASES, METRICS, SEARCHED
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import plan
 from moereplay.sweeps import extra

@@ -16,7 +16,7 @@ from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Trace, TraceE
 from moereplay.traces.selection import runs
 from moereplay.traces.store import open_trace
 from moereplay.traces.stored import BIAS
-from moereplay.traces.synthetic import synthetic_parts
+from moereplay.traces.summary import synthetic_parts
 from moereplay.traces.texts import counted
 from moereplay.traces.writer import TraceWriter, begun
 

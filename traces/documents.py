@@ -1,4 +1,4 @@
-"""Read files, JSON and TOML within limits, with errors in one line; write JSON.
+"""Read files, JSON and TOML within limits and as immutable typed models, with errors in one line; write JSON.
 
 A path may lead to a pipe, which blocks, or to a device without an end. A document of a few bytes may be nested deeper
 than Python's stack, or hold an integer of more digits than Python prints.
@@ -12,10 +12,26 @@ import os
 import re
 import stat
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
+
+from moereplay.traces.texts import MOST_NAME, hint, settled, shown
 
 #: Of this package, where it is not installed: a checkout on PYTHONPATH.
 CHECKOUT = Path(__file__).resolve().parents[1] / "pyproject.toml"
@@ -167,3 +183,184 @@ def package_version() -> str:
         return version("moereplay")
     except PackageNotFoundError:
         return tomllib.loads(CHECKOUT.read_text("utf-8"))["project"]["version"]
+
+
+# -- Base classes of configurations, geometries and platforms
+
+
+class Frozen(BaseModel):
+    """Immutable model that rejects unknown keys (a misspelt setting is an error) and numbers that are not finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: object, info: ValidationInfo) -> object:
+        """Reject `true` as a number, and texts in lists of numbers; pydantic would convert both."""
+        if info.field_name is not None and _holds_numbers(cls, info.field_name):
+            _refuse_others(value)
+        return value
+
+
+@cache
+def _holds_numbers(model: type[BaseModel], field: str) -> bool:
+    """Return True for a number, and for lists and tables of numbers only."""
+    return _leaves(model.model_fields[field].annotation) - {type(None)} in ({int}, {float}, {int, float})
+
+
+def _leaves(annotation: Any) -> set[Any]:
+    """Return the types in an annotation, without lists, unions and the keys of tables."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is None or not inner:
+        return {annotation}
+    inner = inner[:1] if origin is Annotated else inner[1:] if origin is dict else inner
+    return set[Any]().union(*(_leaves(each) for each in inner if each is not Ellipsis))
+
+
+def _refuse_others(value: object, listed: bool = False) -> None:
+    """Raise ValueError for `true`, `false`, and strings in lists; an option's own string may be a number."""
+    if isinstance(value, bool) or (listed and isinstance(value, str)):
+        raise ValueError("expected a number" if not listed else f"expected numbers, not {value!r}")
+    if isinstance(value, dict):
+        for each in value.values():
+            _refuse_others(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _refuse_others(each, True)
+
+
+class Sparse(Frozen):
+    """Model whose newer fields (`later`) are omitted from documents when they equal their default.
+
+    So existing documents keep their hashes when a field is added.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = {name: type(self).model_fields[name] for name in self.later}
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        unset = {name for name, default in defaults.items() if getattr(self, name) == default}
+        return {name: value for name, value in whole(self).items() if name not in unset}
+
+
+class _OneLine(type(BaseModel)):
+    """Metaclass whose constructors raise `refused_as`; validation inside another model raises pydantic's error."""
+
+    refused_as: type[Exception]
+
+    def __call__(cls, *given: Any, **named: Any) -> Any:
+        try:
+            return super().__call__(*given, **named)
+        except ValidationError as wrong:
+            raise cls.refused_as(f"{cls.__name__}: {first_fault(wrong)}") from None
+
+
+#: Unpacked in the class statement: type checkers then still derive the constructor's arguments from the fields.
+_METACLASS: dict[str, Any] = {"metaclass": _OneLine}
+
+
+class Public(Sparse, **_METACLASS):
+    """Model that users construct: a wrong value raises `refused_as` in one line."""
+
+    refused_as: ClassVar[type[Exception]] = ValueError
+
+
+# -- Texts of headers
+
+
+MOST_NOTES = 1_000
+
+
+def _notes(notes: tuple[str, ...]) -> tuple[str, ...]:
+    left_out = len(notes) - MOST_NOTES + 1
+    return notes if left_out <= 1 else (*notes[: MOST_NOTES - 1], f"{left_out:,} more notes")
+
+
+Name = Annotated[str, AfterValidator(lambda text: settled(text, MOST_NAME))]
+Text = Annotated[str, AfterValidator(settled)]
+Notes = Annotated[tuple[Text, ...], AfterValidator(_notes)]
+
+
+# -- Validation errors of pydantic as one line: place, expected value, value found
+
+#: Message by the type of pydantic's error; braces take the error's context.
+EXPECTED = {
+    "missing": "missing",
+    "extra_forbidden": "unknown key",
+    "greater_than": "expected more than {gt}",
+    "greater_than_equal": "expected at least {ge}",
+    "less_than": "expected less than {lt}",
+    "less_than_equal": "expected at most {le}",
+    "multiple_of": "expected a multiple of {multiple_of}",
+    "too_short": "expected at least {min_length} of them",
+    "too_long": "expected at most {max_length} of them",
+    "finite_number": "expected a finite number",
+    "int": "expected a whole number",
+    "float": "expected a number",
+    "bool": "expected true or false",
+    "string": "expected a text",
+    "list": "expected a list",
+    "tuple": "expected a list",
+    "dict": "expected a table",
+    "mapping": "expected a table",
+    "model": "expected a table",
+    "union_tag_invalid": "unknown kind {tag!r}: choose from {expected_tags}",
+    "union_tag_not_found": "missing kind",
+}
+LONGEST = 60  #: characters of a value in a message
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first error of a document, after its place: `link.depth: expected at least 1 (got 0)`."""
+    fault = error.errors()[0]
+    where = ".".join(map(str, fault["loc"]))
+    return f"{where}: {words(fault)}" if where else words(fault)
+
+
+def words(fault: Mapping[str, Any]) -> str:
+    """Return an entry of `ValidationError.errors()` without its place: the expected value and the value found."""
+    kind, context = fault["type"], fault.get("ctx", {})
+    if kind == "value_error":  # the message of one of our own validators
+        return f"{fault['msg'].removeprefix('Value error, ')}{_got(fault)}"
+    if kind == "literal_error":
+        options = [option.strip("' ") for option in context["expected"].replace(" or ", ", ").split(", ")]
+        return f"unknown value {shown(fault['input'], LONGEST + 1)!r}: {hint(str(fault['input']), options)}"
+    expected = EXPECTED.get(kind) or EXPECTED.get(kind.split("_")[0])
+    if expected is None:
+        return f"{fault['msg']}{_got(fault)}"
+    limits = {name: int(x) if isinstance(x, float) and x.is_integer() else x for name, x in context.items()}
+    expected = expected.format(**limits)
+    return expected if kind in ("missing", "extra_forbidden") else f"{expected}{_got(fault)}"
+
+
+def _got(fault: Mapping[str, Any]) -> str:
+    """Return the value found, shortened; empty for a whole document."""
+    found = fault["input"]
+    if not fault["loc"] or isinstance(found, dict):
+        return ""
+    text = repr(found) if isinstance(found, str) else shown(found, LONGEST + 1)
+    return f" (got {text if len(text) <= LONGEST else text[: LONGEST - 3] + '...'})"
+
+
+# -- Bytes of a KV cache by the length of the context: a base of geometries and known models
+
+
+class Window(NamedTuple):
+    """Layers whose attention keeps only the last positions: sliding windows and chunks."""
+
+    positions: Annotated[int, Field(ge=1, le=1 << 40)]
+    kv_bytes: Annotated[int, Field(ge=1, le=1 << 60)]  #: per position, all such layers together
+
+
+class Cached:
+    """A model with keys and values: a geometry, or a known model."""
+
+    kv_bytes: int
+    kv_windows: tuple[Window, ...]
+
+    def kv_cache(self, context: int) -> int:
+        """Return the bytes of a KV cache of `context` positions."""
+        beyond = sum(each.kv_bytes * max(0, context - each.positions) for each in self.kv_windows)
+        return max(0, self.kv_bytes * context - beyond)

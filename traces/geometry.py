@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from moereplay.traces.frozen import Cached, Window
+from moereplay.traces.documents import Cached, Window
 from moereplay.traces.schema import MOST_MATRICES, MOST_PART, Frozen, Geometry, Router, TraceError
 from moereplay.traces.texts import whole
 from moereplay.traces.weight_formats import without_format

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from moereplay.traces.documents import DocumentError, content, from_toml
-from moereplay.traces.frozen import first_fault
+from moereplay.traces.documents import DocumentError, content, first_fault, from_toml
 from moereplay.traces.geometry import recognised
 from moereplay.traces.schema import Frozen, Geometry, TraceError, shown
 from moereplay.traces.texts import hint

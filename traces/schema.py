@@ -17,9 +17,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from moereplay.traces.documents import canonical
-from moereplay.traces.frozen import Cached, Name, Notes, Public, Text, Window
-from moereplay.traces.frozen import Frozen as Frozen
+from moereplay.traces.documents import Cached, Name, Notes, Public, Text, Window, canonical
+from moereplay.traces.documents import Frozen as Frozen
 from moereplay.traces.texts import shown
 from moereplay.traces.values import DRAFT, Verified, of_rejected, verified
 from moereplay.traces.values import LOOKAHEAD as LOOKAHEAD

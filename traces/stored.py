@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from moereplay.traces.documents import DocumentError, content, from_json
+from moereplay.traces.documents import DocumentError, Sparse, content, first_fault, from_json
 from moereplay.traces.files import SAMPLE
-from moereplay.traces.frozen import Sparse, first_fault
 from moereplay.traces.schema import (
     FORMAT_VERSION,
     LOOKAHEAD,

@@ -1,17 +1,18 @@
-"""Statistics of a trace: how evenly experts are used, reuse between tokens, recall of look-ahead, use counts."""
+"""Statistics of a trace: evenness of use, reuse between tokens, recall of look-ahead, use counts, origin of routing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from moereplay.traces.derived import derived
+from moereplay.traces.documents import DocumentError, from_json
 from moereplay.traces.growing import Growing, Rows, append, token_blocks
 from moereplay.traces.patterns import shared
 from moereplay.traces.routers import choice_scores
-from moereplay.traces.schema import LOOKAHEAD, Geometry, Trace
+from moereplay.traces.schema import LOOKAHEAD, Geometry, Provenance, Trace
 
 WINDOWS = (8, 64, 512)  #: tokens
 BLOCK_BYTES = 64 * 2**20  #: of the (tokens, L, E) table of uses held at a time
@@ -193,3 +194,43 @@ def _experts_per_token(trace: Trace) -> np.ndarray:
         choices += counts.sum(0)
         tokens += (counts > 0).sum(0)
     return np.where(tokens, choices / np.maximum(tokens, 1), float(k))
+
+
+# -- Origin: whether routing was recorded, or how it was generated
+
+SYNTHETIC_MODEL = "synthetic-"  #: prefix of the model name of a synthetic trace
+IMPORTER = "synthetic"
+RECORDED = "recorded"  #: the part of a merged trace whose routing is not synthetic
+
+
+def synthetic(provenance: Provenance) -> str:
+    """Return how a generator made the routing: `markov, reuse 0.31`; empty for recorded routing."""
+    if provenance.synthetic:
+        return provenance.synthetic
+    if provenance.importer == IMPORTER:
+        return _in_words(provenance.source) or named_synthetic(provenance.model) or "generated"
+    return named_synthetic(provenance.model)
+
+
+def named_synthetic(model: str) -> str:
+    """Return the kind that the model of a synthetic trace is named after; empty for other models."""
+    return model.removeprefix(SYNTHETIC_MODEL) if model.startswith(SYNTHETIC_MODEL) else ""
+
+
+def synthetic_parts(provenances: Sequence[Provenance]) -> str:
+    """Return how the routing of merged traces was made, in any order of merging; empty if all of it was recorded."""
+    each = {text for one in provenances for text in (synthetic(one) or RECORDED).split("; ")}
+    return "; ".join(sorted(each - {RECORDED}) + [RECORDED] * (RECORDED in each)) if each != {RECORDED} else ""
+
+
+def _in_words(source: str) -> str:
+    """Return the kind and statistics from the source of a synthetic trace; empty if it has none."""
+    try:
+        said = from_json(source.encode())
+    except (DocumentError, ValueError):
+        return ""
+    if not isinstance(said, dict) or not isinstance(said.get("kind"), str):
+        return ""
+    statistic = "reuse" if said.get("reuse") is not None else "" if said["kind"] == "cyclic" else "exponent"
+    value = said.get(statistic)
+    return f"{said['kind']}, {statistic} {value:g}" if isinstance(value, int | float) else said["kind"]

@@ -9,14 +9,13 @@ configuration gives the same bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from moereplay.traces.documents import DocumentError, from_json
 from moereplay.traces.routers import choice_scores, choose, weigh
 from moereplay.traces.routing import RoutingModel, scores_of
 from moereplay.traces.schema import (
@@ -30,10 +29,8 @@ from moereplay.traces.schema import (
     memory_trace,
     shown,
 )
+from moereplay.traces.summary import IMPORTER, SYNTHETIC_MODEL
 
-MODEL = "synthetic-"  #: prefix of the model name of a synthetic trace
-IMPORTER = "synthetic"
-RECORDED = "recorded"  #: the part of a merged trace whose routing is not synthetic
 MOST_LOGITS = 1 << 33  #: logits of a trace, which is made in memory
 BISECTIONS = 14
 TOLERANCE = 0.02
@@ -116,7 +113,7 @@ def synthesise(config: Synthetic) -> Trace:
     header = Header(
         geometry=config.geometry,
         provenance=Provenance(
-            model=f"{MODEL}{config.kind}",
+            model=f"{SYNTHETIC_MODEL}{config.kind}",
             dtype="bfloat16" if config.bf16 else "float32",
             source=config.model_dump_json(exclude={"geometry", "like"}),
             synthetic=f"routing model {config.like.name}" if config.like else "",
@@ -127,39 +124,6 @@ def synthesise(config: Synthetic) -> Trace:
     )
     starts = range(0, config.tokens, config.length)
     return memory_trace(header, [_part(whole, start, config.length) for start in starts])
-
-
-def synthetic(provenance: Provenance) -> str:
-    """Return how a generator made the routing: `markov, reuse 0.31`; empty for recorded routing."""
-    if provenance.synthetic:
-        return provenance.synthetic
-    if provenance.importer == IMPORTER:
-        return _in_words(provenance.source) or named_synthetic(provenance.model) or "generated"
-    return named_synthetic(provenance.model)
-
-
-def named_synthetic(model: str) -> str:
-    """Return the kind that the model of a synthetic trace is named after; empty for other models."""
-    return model.removeprefix(MODEL) if model.startswith(MODEL) else ""
-
-
-def synthetic_parts(provenances: Sequence[Provenance]) -> str:
-    """Return how the routing of merged traces was made, in any order of merging; empty if all of it was recorded."""
-    each = {text for one in provenances for text in (synthetic(one) or RECORDED).split("; ")}
-    return "; ".join(sorted(each - {RECORDED}) + [RECORDED] * (RECORDED in each)) if each != {RECORDED} else ""
-
-
-def _in_words(source: str) -> str:
-    """Return the kind and statistics from the source of a synthetic trace; empty if it has none."""
-    try:
-        said = from_json(source.encode())
-    except (DocumentError, ValueError):
-        return ""
-    if not isinstance(said, dict) or not isinstance(said.get("kind"), str):
-        return ""
-    statistic = "reuse" if said.get("reuse") is not None else "" if said["kind"] == "cyclic" else "exponent"
-    value = said.get(statistic)
-    return f"{said['kind']}, {statistic} {value:g}" if isinstance(value, int | float) else said["kind"]
 
 
 def _part(whole: Request, start: int, length: int) -> Request:

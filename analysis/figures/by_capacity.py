@@ -16,8 +16,8 @@ from moereplay.analysis.figures.facets import Facets, bound_note, covered, facet
 from moereplay.analysis.figures.sheet import is_narrow
 from moereplay.analysis.palette import INK, Look, looks
 from moereplay.results.errors import ResultError
-from moereplay.results.metrics import formula
 from moereplay.results.read import runs, seconds_of
+from moereplay.results.result import formula
 from moereplay.results.serving import figures, rate_of
 
 RING = Look(INK, "o", width=0, size=9.0, hollow=True)

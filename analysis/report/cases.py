@@ -16,7 +16,7 @@ from moereplay.analysis.sentences import Condition, by_condition
 from moereplay.analysis.statistics import FEW
 from moereplay.analysis.verdict import FIGURES, Entry, Verdict, independent, name_of_set, verdict
 from moereplay.results.checks import Check
-from moereplay.results.metrics import DOCUMENTED
+from moereplay.results.result import DOCUMENTED
 from moereplay.results.settings import POLICIES, expert_lists, repeat_command
 from moereplay.traces.schema import Trace
 

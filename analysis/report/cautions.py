@@ -18,8 +18,7 @@ from moereplay.results.read import fields, label_of, routing_of, runs
 from moereplay.results.remarks import assumptions, seconds_in_words
 from moereplay.results.schema import fields_of
 from moereplay.traces.schema import Trace
-from moereplay.traces.summary import Summary, summarise
-from moereplay.traces.synthetic import named_synthetic, synthetic
+from moereplay.traces.summary import Summary, named_synthetic, summarise, synthetic
 from moereplay.traces.texts import counted
 from moereplay.traces.validator import examine
 

@@ -4,8 +4,7 @@ Sizes are bytes; the target of T1 grows by max(1, B2/B1) incoming sizes on a gho
 A prefetched copy enters T1 and stays there at its first use: a prefetch does not count as a use.
 """
 
-from moereplay.policies.contract import Eviction, Memory
-from moereplay.policies.lists import (
+from moereplay.policies.blocks import (
     LIST,
     REGISTERS_PER_LIST,
     ROW_COLUMNS,
@@ -16,6 +15,7 @@ from moereplay.policies.lists import (
     push,
     unlink,
 )
+from moereplay.policies.contract import Eviction, Memory
 
 T1, T2, B1, B2 = 1, 2, 3, 4
 GHOST_HIT = ROW_COLUMNS  # row column: B1 or B2 while a copy that was a ghost is on its way in

@@ -6,8 +6,8 @@ leaves the copy unmarked; `touch_on_predict=true` marks a resident that a prefet
 marks as it is passed over.
 """
 
+from moereplay.policies.blocks import LIST, REGISTERS_PER_LIST, ROW_COLUMNS, move, oldest, push, unlink
 from moereplay.policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
-from moereplay.policies.lists import LIST, REGISTERS_PER_LIST, ROW_COLUMNS, move, oldest, push, unlink
 
 PARAMS = (Number("bits", 1, 1, 8, integer=True), Choice("touch_on_predict", "false", ("false", "true")))
 BITS, TOUCH = slot(PARAMS, "bits"), slot(PARAMS, "touch_on_predict")

@@ -11,8 +11,7 @@ The cache fills first: `fill=small` (the paper) lets the small queue grow meanwh
 `small`, ghost or not, and its first use leaves it unmarked. What is pinned is passed over and keeps its place.
 """
 
-from moereplay.policies.contract import Choice, Eviction, Memory, Number, slot
-from moereplay.policies.lists import (
+from moereplay.policies.blocks import (
     LIST,
     REGISTERS_PER_LIST,
     ROW_COLUMNS,
@@ -23,6 +22,7 @@ from moereplay.policies.lists import (
     push,
     unlink,
 )
+from moereplay.policies.contract import Choice, Eviction, Memory, Number, slot
 
 PARAMS = (
     Number("small", 0.1, 0, 1),

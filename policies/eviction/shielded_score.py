@@ -7,9 +7,20 @@ all others, until it is used. The shield holds half of the pool's bytes; the old
 uses is pinned.
 """
 
-from moereplay.policies.blocks import home, mean_score
+from moereplay.policies.blocks import (
+    LIST,
+    PREV,
+    REGISTERS_PER_LIST,
+    ROW_COLUMNS,
+    held,
+    home,
+    mean_score,
+    move,
+    oldest,
+    push,
+    unlink,
+)
 from moereplay.policies.contract import Eviction, Memory, Number, always, expert_of, slot
-from moereplay.policies.lists import LIST, PREV, REGISTERS_PER_LIST, ROW_COLUMNS, held, move, oldest, push, unlink
 
 MOST = 64  # iterations
 PARAMS = (Number("n", 15, 0, MOST - 1, integer=True),)

@@ -4,8 +4,8 @@ The hand moves from the oldest towards the newest and stays where it stopped; a 
 count as a use: the first use leaves the copy unmarked.
 """
 
+from moereplay.policies.blocks import LIST, PREV, REGISTERS_PER_LIST, ROW_COLUMNS, oldest, push, unlink
 from moereplay.policies.contract import RESIDENT, Eviction, Memory
-from moereplay.policies.lists import LIST, PREV, REGISTERS_PER_LIST, ROW_COLUMNS, oldest, push, unlink
 
 QUEUE = 1
 USED = ROW_COLUMNS  # row column: used since it entered or the hand last came by

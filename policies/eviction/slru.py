@@ -13,8 +13,7 @@ llama.cpp's expert cache is this with `misses=by_id`, as what a layer misses ent
 by side: with half protected, in 0.7.0 and before with `protected=0`, which is LRU.
 """
 
-from moereplay.policies.contract import Choice, Eviction, Memory, Number, slot
-from moereplay.policies.lists import (
+from moereplay.policies.blocks import (
     LIST,
     NEXT,
     NOWHERE,
@@ -28,6 +27,7 @@ from moereplay.policies.lists import (
     push,
     unlink,
 )
+from moereplay.policies.contract import Choice, Eviction, Memory, Number, slot
 
 PARAMS = (
     Number("segments", 2, 2, 8, integer=True),

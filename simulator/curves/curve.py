@@ -35,7 +35,7 @@ from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.demand import demand_of
 from moereplay.traces.drafts import OFF
 from moereplay.traces.schema import Geometry, Trace, canonical
-from moereplay.traces.synthetic import synthetic
+from moereplay.traces.summary import synthetic
 
 RELAXED = "relaxed_belady"
 REPLAYED = ("lru", "belady")  #: counted by default: the misses of replays under the policy of that name

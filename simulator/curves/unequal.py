@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.curves.optimum import rise, sink
-from moereplay.simulator.curves.stream import Cut, Demands, Stays, stays_of
+from moereplay.simulator.curves.stream import Cut, Demands, Stays, rise, sink, stays_of
 from moereplay.simulator.jit.calls import compiled
 from moereplay.simulator.jit.marks import called
 from moereplay.simulator.threads import check_stop

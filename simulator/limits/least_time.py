@@ -12,8 +12,7 @@ import numpy as np
 
 from moereplay.simulator.bounds import RELAXED, Bound
 from moereplay.simulator.compiled.inputs import costs_of, inputs_of
-from moereplay.simulator.curves.optimum import ACCESSES, HITS, keys, look_up, started
-from moereplay.simulator.curves.stream import Cut, Demands, demands_of
+from moereplay.simulator.curves.stream import ACCESSES, HITS, Cut, Demands, demands_of, keys, look_up, started
 from moereplay.simulator.jit.calls import compiled
 from moereplay.simulator.replay import Plan
 from moereplay.simulator.threads import check_stop
@@ -48,7 +47,7 @@ def _window(demands, origin, first, last, cut, bits, pools, steps, base, counts,
     """Raise the limits `ends` of steps [first, last), counted from `origin`, by the transfers from `first` on.
 
     `base`: the limit at which the window begins, and whether nothing can be fetched before its first gate; `counts` are
-    those of `optimum`.
+    those of `stream`.
     """
     begun, now = base[0], base[0]
     if base[1]:

@@ -8,7 +8,7 @@ of any admissible way: a broken rule costs, a kept one never more than it brings
 cached or not, so one walk over its candidates finds its cheapest way. Prices climb by subgradients (Polyak, 1969),
 in floats; a limit is then counted in integers, so that it holds however good the prices are.
 
-The relaxed bound's state is all that a pool holds after a step, as in `curves/optimum.py`: nothing has to be admitted.
+The relaxed bound's state is all that a pool holds after a step, as in `curves/stream.py`: nothing has to be admitted.
 """
 
 from __future__ import annotations

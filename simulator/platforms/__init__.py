@@ -17,8 +17,7 @@ from pydantic import ValidationError
 from moereplay import policies
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform, Power
-from moereplay.traces.documents import DocumentError, content, from_toml, json_text
-from moereplay.traces.frozen import Sparse, first_fault
+from moereplay.traces.documents import DocumentError, Sparse, content, first_fault, from_toml, json_text
 from moereplay.traces.texts import hint
 
 NAMES = (

@@ -14,8 +14,7 @@ from moereplay.policies import files
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import extra
 from moereplay.sweeps.experiment.schema import Experiment, Range, check_name
-from moereplay.traces.documents import MOST_BITS, DocumentError, checked, content, fault_of, from_toml
-from moereplay.traces.frozen import words
+from moereplay.traces.documents import MOST_BITS, DocumentError, checked, content, fault_of, from_toml, words
 from moereplay.traces.schema import shown
 from moereplay.traces.texts import meant
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from moereplay.simulator.machine import NO_LIMIT, Machine
+from moereplay.simulator.machine import CARD_SIZES, NO_LIMIT, Machine, with_memory
 from moereplay.sweeps.recommend.engines import Engine, Mode, engines
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC
 from moereplay.sweeps.recommend.quick import (
@@ -27,7 +27,6 @@ from moereplay.sweeps.recommend.quick import (
     settings_at,
 )
 from moereplay.sweeps.recommend.token_time import Load, Prices, prices
-from moereplay.sweeps.recommend.upgrades import CARD_SIZES, with_memory
 from moereplay.traces.geometry import last_layers, mean_experts
 from moereplay.traces.units import GB
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from moereplay.results.metrics import values_of
-from moereplay.results.result import Result
+from moereplay.results.result import Result, values_of
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.grid import run_grid

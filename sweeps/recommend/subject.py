@@ -18,7 +18,7 @@ from moereplay.traces.geometry import as_known
 from moereplay.traces.routing import routings_for
 from moereplay.traces.schema import Geometry, shown
 from moereplay.traces.store import open_trace
-from moereplay.traces.synthetic import synthetic
+from moereplay.traces.summary import synthetic
 from moereplay.traces.texts import counted, size
 
 OWN, OTHERS, RECORDED = "the model's own routing", "other models' routing", "recorded routing"

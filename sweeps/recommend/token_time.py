@@ -64,7 +64,7 @@ class Parts(NamedTuple):
 
 
 def waited(platform: Platform, spent: Iterable[Parts]) -> tuple[Part, ...]:
-    """Return the parts of a platform that passes wait for. The disk is its link where there is no tier above it."""
+    """Return the parts of a platform that passes wait for. Without a lower tier, the disk is behind the link."""
     names = {name for each in spent for name in ("cpu", "link", "disk") if getattr(each, name)}
     if "disk" in names:
         names.add("tiers" if platform.tiers else "link")

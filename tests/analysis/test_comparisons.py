@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moereplay.analysis.comparisons import CANT_TELL, NO, PARTS, YES, Comparison, Rows, against, compare, estimate, holm
 from moereplay.results.errors import ResultError
-from moereplay.results.metrics import RANKED
+from moereplay.results.result import RANKED
 from tests.kit.every import every
 
 CHANCES = st.lists(st.floats(0, 1), max_size=8)

@@ -184,11 +184,11 @@ def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, command, facts):
 @every(
     "command, fact",
     [
-        ("calibrate folder {folder}", "'--fit'"),
+        ("calibrate folder {folder}", "missing --fit"),
         ("calibrate folder {folder} --fit made* --memory 1GiB", "--memory"),
         ("calibrate folder {folder} --fit made* --device x", "--device"),
         ("calibrate logs {log} --layers 4", "--layers"),
-        ("calibrate machine --slow-tier pinned", "'--model'"),
+        ("calibrate machine --slow-tier pinned", "missing --model"),
         ("calibrate machine --slow-tier pinned --model olmoe-1b-7b --base phone-ufs4", "--base"),
     ],
     apart=True,

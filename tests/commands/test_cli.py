@@ -18,7 +18,7 @@ from moereplay.analysis.figures.catalogue import FIGURES
 from moereplay.commands.terminal import say_when_compiling
 from moereplay.policies.errors import PolicyError
 from moereplay.results.counters import COUNTERS
-from moereplay.results.metrics import DOCUMENTED
+from moereplay.results.result import DOCUMENTED
 from moereplay.simulator.compiled import engine
 from moereplay.simulator.compiled.fast_path import batch_path, fast_path, priced_path
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel

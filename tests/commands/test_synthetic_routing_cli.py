@@ -13,7 +13,7 @@ from moereplay.results.remarks import synthetic_of
 from moereplay.results.stored import load
 from moereplay.traces.schema import Provenance
 from moereplay.traces.store import open_trace
-from moereplay.traces.synthetic import synthetic, synthetic_parts
+from moereplay.traces.summary import synthetic, synthetic_parts
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 

@@ -22,8 +22,9 @@ from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
-from tests.commands.test_cli import ROOT, moereplay
-from tests.kit.command import moereplay_here
+from tests.commands.test_cli import ROOT
+from tests.kit.command import moereplay_alone
+from tests.kit.command import moereplay_here as moereplay
 from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace, replayed, trace_of
 
@@ -47,7 +48,7 @@ def command() -> Callable[..., tuple[int, str]]:
     """Runs the command line in this process: exit code and stderr."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        ended = moereplay_here(*arguments)
+        ended = moereplay(*arguments)
         return ended.returncode, ended.stderr
 
     return run
@@ -377,7 +378,7 @@ def test_the_catalogues_own_bugs_are_not_blamed_on_the_user() -> None:
 
 def test_debug_shows_the_traceback(small: Path, tmp_path: Path) -> None:
     mine = written(tmp_path, NEWEST.replace("last_use", "last_us"))
-    shown = moereplay("replay", small, "--policy-file", mine, "--eviction", "newest", *FRESH, "--debug")
+    shown = moereplay_alone("replay", small, "--policy-file", mine, "--eviction", "newest", *FRESH, "--debug")
     assert "Traceback" in shown.stderr and "last_us" in shown.stderr
 
 

@@ -22,7 +22,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.presets import preset
 from moereplay.simulator.replay import replay
-from moereplay.traces.frozen import first_fault
+from moereplay.traces.documents import first_fault
 from moereplay.traces.importers.registry import load as importer
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace

@@ -12,9 +12,8 @@ from moereplay.analysis import ranking as ranking_module
 from moereplay.analysis.metrics import measured, ranked, with_ratios
 from moereplay.results.errors import ResultError
 from moereplay.results.files import write_frame
-from moereplay.results.metrics import ALIASES, DOCUMENTED, METRICS, RANKED, formula, named
 from moereplay.results.read import fields, layers, only, requests, runs
-from moereplay.results.result import Row
+from moereplay.results.result import ALIASES, DOCUMENTED, METRICS, RANKED, Row, formula, named
 from moereplay.results.schema import BOUNDS, row_digest, rows_schema
 from moereplay.results.settings import setting_kinds
 from moereplay.results.stored import NEEDED, load

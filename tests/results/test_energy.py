@@ -11,8 +11,8 @@ from moereplay.analysis.metrics import figures_of, measured
 from moereplay.analysis.ranking import ranking
 from moereplay.results.counters import DECODED, ENERGY, WATTS, nanojoules
 from moereplay.results.files import to_frame
-from moereplay.results.metrics import values_of
 from moereplay.results.read import layers
+from moereplay.results.result import values_of
 from moereplay.results.stored import load
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError

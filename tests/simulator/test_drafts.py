@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from moereplay.results.metrics import values_of
+from moereplay.results.result import values_of
 from moereplay.simulator.bounds import bound_of, count
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import UNDECIDED, curve

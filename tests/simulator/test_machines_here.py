@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.simulator import detection, probes
+from moereplay.simulator import detection
+from moereplay.simulator import here as measuring
 from moereplay.simulator.cards import cards, recognised
 from moereplay.simulator.detection import Gpu, detected
-from moereplay.simulator.here import as_file, here, surveyed
+from moereplay.simulator.here import as_file, here, measured_disk, surveyed
 from moereplay.simulator.machine import assembled, in_memory, of_platform, without_gpu
 from moereplay.simulator.platforms import as_toml, platform
-from moereplay.simulator.probes import measured_disk
 from tests.kit.command import moereplay_here
 from tests.kit.every import every
 
@@ -171,9 +171,9 @@ def test_limits_of_a_container_count(other: Path) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure little."""
-    monkeypatch.setattr(probes, "FILE_BYTES", 16 << 20)
-    monkeypatch.setattr(probes, "RAM_SECONDS", 0.05)
-    monkeypatch.setattr(probes, "ARRAY_BYTES", 4 << 20)
+    monkeypatch.setattr(measuring, "FILE_BYTES", 16 << 20)
+    monkeypatch.setattr(measuring, "RAM_SECONDS", 0.05)
+    monkeypatch.setattr(measuring, "ARRAY_BYTES", 4 << 20)
 
 
 def test_this_machine_is_measured_and_leaves_nothing(other: Path, small: None) -> None:
@@ -211,12 +211,12 @@ def test_a_disk_that_cannot_be_measured_is_said(tmp_path: Path, small: None, mon
         raise OSError(30, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr(probes, "TemporaryFile", refused)
+        patch.setattr(measuring, "TemporaryFile", refused)
         assert measured_disk(tmp_path) == (None, "the disk was not measured: Read-only file system (--disk)")
     with monkeypatch.context() as patch:
-        patch.setattr(probes.os, "fsync", lambda _: refused())
+        patch.setattr(measuring.os, "fsync", lambda _: refused())
         assert measured_disk(tmp_path)[0] is None
-    monkeypatch.setattr(probes, "FILE_BYTES", 1 << 60)
+    monkeypatch.setattr(measuring, "FILE_BYTES", 1 << 60)
     rate, why = measured_disk(tmp_path)
     assert rate is None and "are free" in why
     assert list(tmp_path.iterdir()) == []
@@ -228,7 +228,7 @@ def test_an_interrupted_measurement_leaves_no_file(
     def interrupted(_: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(probes.os, "fsync", interrupted)
+    monkeypatch.setattr(measuring.os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         measured_disk(tmp_path)
     assert list(tmp_path.iterdir()) == []

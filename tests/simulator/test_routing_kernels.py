@@ -7,8 +7,7 @@ import pytest
 
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
-from moereplay.simulator.routing.counts import EVICTIONS, misses_of
-from moereplay.simulator.routing.draws import Layer
+from moereplay.simulator.routing import EVICTIONS, Layer, misses_of
 from moereplay.traces.recorder import from_arrays
 from moereplay.traces.routing import PARTS, Noise, draw, ranked, text_of
 from moereplay.traces.schema import Geometry

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from moereplay.simulator.bounds import FORCED, RELAXED, Bound, bound_of, count
 from moereplay.simulator.config import configure
-from moereplay.simulator.curves import optimum, unequal
+from moereplay.simulator.curves import stream, unequal
 from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.curves.stream import Cut, Demands, Stays, demands_of, stays_of
 from moereplay.simulator.errors import ConfigError
@@ -168,7 +168,7 @@ def test_with_equal_bytes_the_way_is_beladys(atomic: bool, forced: bool) -> None
         layers, experts = trace.geometry.layers, trace.geometry.experts
         demands, cut = demands_of(trace, "token", "never"), Cut(layers, experts, per_layer=False, atomic=atomic)
         slots = dice.randint(1, layers * experts)
-        hits, _, _ = optimum.count(demands, cut, (slots,), forced)
+        hits, _, _ = stream.count(demands, cut, (slots,), forced)
         found = unequal.most_hits(demands, cut, (7,) * layers, 7 * slots + dice.randint(0, 6), forced)
         assert found.at_least == hits <= found.at_most
 

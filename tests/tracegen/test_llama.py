@@ -236,7 +236,7 @@ def test_a_file_that_is_cut_off_or_no_mixture_is_refused_by_our_own_reader(tiny,
     named = {
         "cut.gguf": (data[:-100], "ends beyond the file"),
         "header.gguf": (data[:3000], "truncated"),
-        "empty.gguf": (b"", "truncated"),
+        "empty.gguf": (b"", "empty"),
         "text.gguf": (b"not a gguf file", "expected GGUF"),
         "old.gguf": (b"GGUF" + struct.pack("<I", 1) + data[8:], "version 1"),
         "dense.gguf": (

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.platform import Link, Measured, Platform, Roofline
-from moereplay.traces.documents import DocumentError, from_json, json_text
-from moereplay.traces.frozen import MOST_NOTES, Frozen, first_fault
+from moereplay.traces.documents import MOST_NOTES, DocumentError, Frozen, first_fault, from_json, json_text
 from moereplay.traces.schema import Geometry, Header, Provenance
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.stored import metadata_digest

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.results.errors import ResultError
-from moereplay.results.outputs import check_output
+from moereplay.results.errors import ResultError, check_output
 from moereplay.simulator.compiled.stepper import can_step
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError

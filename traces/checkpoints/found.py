@@ -19,8 +19,7 @@ from moereplay.traces.checkpoints.gguf import Gguf, is_gguf, read_gguf, read_hea
 from moereplay.traces.checkpoints.quants import quantised
 from moereplay.traces.checkpoints.tensors import Stored, known_of, model_of_gguf, sizes_of, tensors_of, with_sizes
 from moereplay.traces.dense import dense_of
-from moereplay.traces.documents import DocumentError, content, from_json, json_text
-from moereplay.traces.frozen import Cached
+from moereplay.traces.documents import Cached, DocumentError, content, from_json, json_text
 from moereplay.traces.geometry import BY_SPELLING, KnownModel, known
 from moereplay.traces.schema import TraceError, shown
 from moereplay.traces.texts import size

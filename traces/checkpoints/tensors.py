@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from moereplay.traces.checkpoints.gguf import TYPES, Gguf
-from moereplay.traces.frozen import Window
+from moereplay.traces.documents import Window
 from moereplay.traces.geometry import KnownModel, ModelNumbers, Published, known_model
 from moereplay.traces.schema import Geometry, Router, TraceError, shown
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT

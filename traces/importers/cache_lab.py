@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from moereplay.traces.frozen import first_fault
+from moereplay.traces.documents import first_fault
 from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import Rows, Seen, emptied, fits, requests_in, streamed

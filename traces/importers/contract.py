@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
 from moereplay.traces.dense import check_dense_bits, in_words, with_params, with_stored
+from moereplay.traces.documents import first_fault
 from moereplay.traces.files import digest_of
-from moereplay.traces.frozen import first_fault
 from moereplay.traces.geometry import MODELS, recognised
 from moereplay.traces.importers import sources
 from moereplay.traces.schema import (

@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
-from moereplay.traces.documents import json_text, refuse_irregular
-from moereplay.traces.frozen import first_fault
+from moereplay.traces.documents import first_fault, json_text, refuse_irregular
 from moereplay.traces.importers.by_request import prompt_of
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT, LAYER, Table, parquet_tables
 from moereplay.traces.importers.text import parse_json
 from moereplay.traces.schema import Geometry, Header, Request, TraceError, check_values, shown
-from moereplay.traces.synthetic import named_synthetic, synthetic
+from moereplay.traces.summary import named_synthetic, synthetic
 
 KEY = "moereplay"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from moereplay.traces.frozen import first_fault
+from moereplay.traces.documents import first_fault
 from moereplay.traces.importers import answers, archive, router_logits
 from moereplay.traces.importers.answers import padding_of
 from moereplay.traces.importers.contract import DECODE_ONLY, Foreign, Importer, Options, Origin, Shape, header_for

@@ -9,9 +9,8 @@ from typing import Literal, Protocol
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from moereplay.traces.documents import DocumentError, content, from_json
+from moereplay.traces.documents import DocumentError, Frozen, Name, Text, content, first_fault, from_json
 from moereplay.traces.files import SAMPLE, bundled
-from moereplay.traces.frozen import Frozen, Name, Text, first_fault
 from moereplay.traces.schema import Trace, TraceError, shown
 from moereplay.traces.store import files_of, open_trace
 from moereplay.traces.texts import hint
