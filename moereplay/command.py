@@ -273,11 +273,8 @@ def main() -> None:
         leave(_flushed(end.code))
     except BrokenPipeError:  # the reader of a pipe has closed it
         mute()
-    except UsageError as fault:
-        say(f"moereplay: {_line(str(fault))}")
-        leave(_flushed(2))
     except Exception as error:
-        message = None if debug else _message(error)
+        message = None if debug and not isinstance(error, UsageError) else _message(error)
         if message is None:
             raise
         say(f"moereplay: {_line(message)}")

@@ -67,7 +67,7 @@ def _of_file(path: Path) -> KnownModel:
         return model_of_gguf([read_gguf(part) for part in parts_of(path)], path.stem, str(path))
     if path.suffix == ".safetensors":
         return _of_folder(path.parent)
-    found = "is empty: " if not path.stat().st_size else ""
+    found = "" if path.stat().st_size else "the file is empty: "
     raise TraceError(f"{path}: {found}expected a config.json, a GGUF file, or a folder of a checkpoint")
 
 
