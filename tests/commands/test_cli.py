@@ -350,10 +350,9 @@ def test_a_read_only_trace_is_replayed_from_the_user_cache(small, tmp_path):
 
 
 def test_both_engines_print_the_same(small):
-    arguments = ("replay", small, "--capacity", "10%,30%", "--prefetch", "none,top_k", "--workers", 2)
-    shown = [
-        moereplay(*arguments, *engine).stdout for engine in ((), ("--engine", "compiled"), ("--engine", "reference"))
-    ]
+    arguments = ("replay", small, "--capacity", "10%,30%", "--prefetch", "none,top_k", "--workers")
+    engines = ((2,), (1, "--engine", "compiled"), (1, "--engine", "reference"))
+    shown = [moereplay(*arguments, *engine).stdout for engine in engines]
     assert "lru" in shown[0]
     assert shown[0] == shown[1] == shown[2]
 
