@@ -174,9 +174,9 @@ def both_phases(cells: list[Row]) -> list[Row]:
 
 
 def many() -> pl.DataFrame:
-    """As many lines as a page holds, 35 policies and variants, to layer 61, four capacities."""
+    """As many lines as a page holds, 35 policies and variants, over 61 layers, four capacities."""
     names = [*policies.NAMES["eviction"], *(f"cascade{number}" for number in range(11))][:35]
-    cells = both_phases([{"layer": layer, "misses": 7 + layer, "collisions": layer % 5} for layer in (0, 30, 61)])
+    cells = both_phases([{"layer": layer, "misses": 7 + layer, "collisions": layer % 5} for layer in range(61)])
     base = pl.concat([by_hand({"misses": 99, "capacity": 99}, cells, TIMED, capacity=f"{c}%") for c in (1, 5, 25, 50)])
     return pl.concat([renamed(base, name) for name in names])
 

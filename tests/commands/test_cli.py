@@ -248,6 +248,7 @@ REFUSALS = {
     "unknown subject": (["recommend", "miniture"], "unknown model or trace 'miniture': did you mean miniature?"),
     "unknown live model": (["live", "miniture", "--trace", "TRACE"], "did you mean miniature?"),
     "trace beside it": (["replay", "TYPO"], "did you mean "),
+    "events of another kind": (["replay", "TRACE", "--events", "e.txt"], "a name that ends in .parquet or .csv"),
     "unknown name": (["policies", "lruu"], "did you mean lru?"),
     "plot of nothing": (["plot", "TRACE"], "which is a trace; make some with: moereplay replay /"),
     "foreign file": (["import", "FOREIGN", "--out", "new.zarr"], "FOREIGN"),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +23,7 @@ from moereplay.traces.importers.registry import load as importer
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace
 from moereplay.traces.texts import hint
-from tests.commands.test_cli import ROOT, SAMPLE
+from tests.commands.test_cli import SAMPLE
 from tests.kit.cases import sizes
 from tests.kit.command import unfolded
 from tests.kit.every import every
@@ -225,89 +222,7 @@ def test_replay_prints_the_warning() -> None:
     assert code == 0 and said and out.count("warning") == 1, out
 
 
-# -- what is checked before torch --------------------------------------------------------------------------------------
-
-EARLY = """
-import json, sys
-from moereplay.command import main
-found = []
-for arguments in json.loads(sys.argv[1]):
-    sys.argv = ["moereplay", *arguments]
-    try:
-        main()
-    except SystemExit as end:
-        found.append([end.code, "torch" in sys.modules])
-print(json.dumps(found))
-"""
-
-
-def checkpoint_without(folder: Path, *missing: str) -> Path:
-    """A checkpoint as far as no torch is needed to read it."""
-    folder.mkdir()
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    files = {
-        "config.json": b'{"model_type": "olmoe"}',
-        "model.safetensors": len(header).to_bytes(8, "little") + header + bytes(4),
-        "tokenizer.json": b"{}",
-    }
-    for name in files.keys() - set(missing):
-        (folder / name).write_bytes(files[name])
-    return folder
-
-
-def test_what_needs_no_torch_is_checked_before_it_is_imported(tmp_path: Path) -> None:
-    """Importing it takes seconds. One process for all, as it takes a second itself."""
-    whole = checkpoint_without(tmp_path / "whole")
-    bare = checkpoint_without(tmp_path / "bare", "tokenizer.json")
-    headless = checkpoint_without(tmp_path / "headless", "config.json")
-    weightless = checkpoint_without(tmp_path / "weightless", "model.safetensors")
-    texts = tmp_path / "texts.txt"
-    texts.write_text("a text\n")
-    (tmp_path / "a file").write_text("")
-    taken = tmp_path / "taken.zarr"
-    taken.mkdir()
-    prompts, out = ("--prompts", texts), ("--out", tmp_path / "new.zarr")
-    elsewhere = renamed(tmp_path / "elsewhere.zarr")
-    cases: list[tuple[tuple[object, ...], str]] = [
-        (("record", bare, *prompts, *out), "bare has no tokenizer, text cannot be read without one; copy tokenizer.js"),
-        (("record", headless, *prompts, *out), "no config.json"),
-        (("record", weightless, *prompts, *out), "model.safetensors is missing"),
-        (("record", tmp_path / "nowhere", *prompts, *out), "nowhere does not exist"),
-        (("record", whole, "--prompts", tmp_path / "none.txt", *out), "none.txt does not exist"),
-        (("record", whole, *prompts, *out, "--temperature", 1, "--top-p", 7), "--top-p: expected at most 1 (got 7.0)"),
-        (("record", whole, *prompts, *out, "--dtype", "Float32"), "unknown --dtype 'Float32': did you mean float32"),
-        (("record", whole, *prompts, *out, "--quantise", "gguf"), "unknown --quantise 'gguf': choose from "),
-        (("record", whole, *prompts, "--out", taken), "taken.zarr exists"),
-        (("live", bare, "--text", texts), "bare has no tokenizer"),
-        (("live", whole, "--text", tmp_path / "none.txt"), "none.txt does not exist"),
-        (("live", whole, *prompts, "--capacity", "much"), "invalid capacity 'much'"),
-        (("live", whole, *prompts, "--platform", "a100"), "unknown platform 'a100'"),
-        (("live", whole, *prompts, "--eviction", "belady"), "needs the future, which a live run does not know"),
-        (("live", whole, *prompts, "--record", taken), "taken.zarr exists"),
-        (("live", whole, *prompts, "--events", tmp_path / "a file" / "e.csv"), "is not a folder"),
-        (("live", whole, "--trace", tmp_path / "none.zarr"), "none.zarr"),
-        (("validate", elsewhere), "'mine'; pass --model"),
-        (("validate", elsewhere, "--model", tmp_path / "nowhere"), "nowhere does not exist"),
-        (("validate", elsewhere, "--model", whole, "--dtype", "float8"), "unknown --dtype 'float8'"),
-        (("validate", elsewhere, "--model", whole, "--eviction", "LRU"), "did you mean lru?"),
-        (("validate", elsewhere, "--model", whole, "--out", tmp_path / "a file"), "is not a folder"),
-    ]
-    words = json.dumps([[*map(str, arguments)] for arguments, _ in cases])
-    ran = subprocess.run([sys.executable, "-c", EARLY, words], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert json.loads(ran.stdout) == [[2, False]] * len(cases)
-    for line, (arguments, said) in zip(ran.stderr.splitlines(), cases, strict=True):
-        assert line.startswith("moereplay: ") and said in line, (arguments, line)
-
-
-def renamed(path: Path) -> Path:
-    """The sample, as if it had been recorded from a folder called mine."""
-    from moereplay.traces.writer import write_trace
-
-    trace = open_trace(SAMPLE)
-    provenance = trace.header.provenance.model_copy(update={"model": "mine", "revision": ""})
-    header = trace.header.model_copy(update={"provenance": provenance})
-    write_trace(path, header, [trace.request(0)], trace.router_bias)
-    return path
+# -- outputs -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_grid_that_could_not_be_written_is_not_replayed(tmp_path: Path) -> None:
