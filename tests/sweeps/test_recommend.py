@@ -37,7 +37,6 @@ from moereplay.sweeps.recommend.space import (
 )
 from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
 from moereplay.traces.synthetic import Synthetic, synthesise
-from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 from tests.kit.every import every
@@ -209,19 +208,17 @@ def test_an_order_that_decisions_would_turn_is_a_warning_unless_the_platform_cha
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory) -> dict:
-    folder, trace = tmp_path_factory.mktemp("asked"), trace_of()
-    write_trace(folder / "t.zarr", trace.header, map(trace.request, range(trace.requests)))
-    search = ("--budget", "none", "--out", str(folder / "lists"), "--json")
-    ended = moereplay("recommend", folder / "t.zarr", "--platform", "phone-ufs4", "--memory", "507MB", *search)
+    search = ("--budget", "none", "--out", tmp_path_factory.mktemp("asked") / "lists", "--json")
+    ended = moereplay("recommend", "miniature", "--platform", "phone-ufs4", "--memory", "510MB", *search)
     assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout) | {"trace": str(folder / "t.zarr")}
+    return json.loads(ended.stdout)
 
 
 @every("which", ("best", "best_known"))
 def test_a_printed_command_gives_its_figure_where_recommend_was_typed(asked, which):
     """The lists are read where --out wrote them; sets that differ in their lists do not share a file."""
     words = asked[which]["command"].split()
-    assert words[:3] == ["moereplay", "replay", asked["trace"]]
+    assert words[:3] == ["moereplay", "replay", "miniature"]
     ended = moereplay(*words[1:], "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
