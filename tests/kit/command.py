@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from inspect import Parameter, signature
 from io import StringIO
 from pathlib import Path
@@ -14,16 +15,25 @@ from subprocess import CompletedProcess, run
 from typing import Any
 
 import pytest
+import typer
 
-from moereplay.command import main
+from moereplay.command import application, main
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@cache
+def command_line() -> Any:
+    """The parser of all verbs: to make it takes longer than most commands, and it is the same each time."""
+    return typer.main.get_command(application())
 
 
 def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProcess[str]:
     """Run the command in a folder. What it does not expect is raised."""
     words, out, said, code = ["moereplay", *map(str, arguments)], StringIO(), StringIO(), 0
+    parser = command_line()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(said):
+        patch.setattr(typer.main, "get_command", lambda made: parser)
         patch.setattr(sys, "argv", words)
         patch.setattr(sys, "excepthook", sys.excepthook)  # it is set, and put back at the end
         patch.setenv("NO_COLOR", "1")

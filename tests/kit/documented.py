@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,10 +117,14 @@ def home(folder: Path) -> Path:
 
 def parse(command: Command, cwd: Path) -> None:
     """Let the real command line read the words: verb, options and their values. The verb itself does nothing."""
-    group = _idle(typer.main.get_command(application()))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cwd)
-        group(list(command.words[1:]), standalone_mode=False)
+        _idle_verbs()(list(command.words[1:]), standalone_mode=False)
+
+
+@cache
+def _idle_verbs() -> Any:
+    return _idle(typer.main.get_command(application()))
 
 
 def _idle(group: Any) -> Any:

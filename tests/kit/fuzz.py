@@ -88,9 +88,12 @@ def run(folder: Path, chosen: Iterable[Case]) -> Iterator[Ending]:
 
 def _warm(torch: bool) -> None:
     """Import what verbs import; nothing is opened, as threads do not survive a fork."""
-    from moereplay.command import main
+    import typer
 
-    assert main
+    from tests.kit.command import command_line
+
+    parser = command_line()
+    typer.main.get_command = lambda typer_instance: parser
     for module in (*WARMING, *(WITH_TORCH if torch else ())):
         import_module(module)
     from moereplay.simulator.replay import replay

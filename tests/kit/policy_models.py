@@ -7,8 +7,7 @@ expert is looked up (`has`), used, and admitted if it was missing.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -62,16 +61,14 @@ class Model:
     def admit(self, x: int, kept: Collection[int]) -> None:
         """x comes in; nothing of `kept` may be evicted for it."""
 
-    def computed(self, x: int) -> None:
-        """x has run; contract sequential only."""
-
 
 def play(steps: Sequence[DemandStep], pools: Sequence[Model], contract: str) -> list[bool]:
     """Hit or miss of every access, with one model for all layers or one per layer."""
     hits = []
     for step in steps:
+        for pool in pools:
+            pool.begin(step)
         model = pools[step.layer % len(pools)]
-        model.begin(step)
         hits += _together(model, step.demand) if contract == "atomic" else _one_by_one(model, step.demand)
     return hits
 
@@ -93,7 +90,6 @@ def _one_by_one(model: Model, demand: list[int]) -> list[bool]:
         model.use(x)
         if not hits[-1]:
             model.admit(x, kept=[x])
-        model.computed(x)
     return hits
 
 
@@ -114,139 +110,6 @@ class Lru(Model):
         if len(self.residents) == self.slots:
             self.residents.remove(next(y for y in self.by_use if y in self.residents and y not in kept))
         self.residents.add(x)
-
-
-class Mru(Lru):
-    """The same list, evicted from the other end."""
-
-    def admit(self, x: int, kept: Collection[int]) -> None:
-        if len(self.residents) == self.slots:
-            self.residents.remove(next(y for y in self.by_use[::-1] if y in self.residents and y not in kept))
-        self.residents.add(x)
-
-
-class Fifo(Model):
-    """A queue, first arrival first."""
-
-    def __init__(self, slots: int) -> None:
-        super().__init__(slots)
-        self.queue = list[int]()
-
-    def has(self, x: int) -> bool:
-        return x in self.queue
-
-    def admit(self, x: int, kept: Collection[int]) -> None:
-        if len(self.queue) == self.slots:
-            self.queue.remove(next(y for y in self.queue if y not in kept))
-        self.queue.append(x)
-
-
-class Ranked(Lru):
-    """The resident of smallest `rank` is evicted; ties by least recent use."""
-
-    def __init__(self, slots: int, rank: Callable[[Ranked, int], object]) -> None:
-        super().__init__(slots)
-        self.rank = rank
-        self.uses_ever, self.uses_here, self.weight = Counter[int](), Counter[int](), Counter[int]()
-        self.pass_of = dict[int, int]()
-
-    def begin(self, step: DemandStep) -> None:
-        self.step, self.waiting = step, set(step.demand)
-        self.weight.update(step.mass)
-
-    def use(self, x: int) -> None:
-        super().use(x)
-        self.pass_of[x] = self.step.step_pass
-        self.uses_ever[x] += 1
-        self.uses_here[x] += 1
-
-    def computed(self, x: int) -> None:
-        self.waiting.discard(x)
-
-    def admit(self, x: int, kept: Collection[int]) -> None:
-        if len(self.residents) == self.slots:
-            leaving = min(self.residents - set(kept), key=lambda y: (self.rank(self, y), self.by_use.index(y)))
-            self.residents.remove(leaving)
-            del self.uses_here[leaving]
-        self.residents.add(x)
-
-    def distance(self, y: int) -> int:
-        """Layers from the execution point on, around the model, to y's."""
-        return (y // self.step.experts - self.step.layer) % self.step.layers
-
-    def current(self, y: int) -> bool:
-        """Return True if y was used in this pass."""
-        return self.pass_of[y] == self.step.step_pass
-
-    def useful_again_after(self, y: int) -> int:
-        """The distance, but a whole round for an expert with which this layer has finished."""
-        here = y // self.step.experts == self.step.layer
-        return self.step.layers if here and y not in self.waiting else self.distance(y)
-
-
-#: Each policy's definition in one line: the smallest is evicted.
-RANKS: dict[str, Callable[[Ranked, int], object]] = {
-    "lfu": lambda m, y: m.uses_here[y],
-    "lfu:count=history": lambda m, y: m.uses_ever[y],
-    "score": lambda m, y: m.weight[y],
-    "farthest_layer": lambda m, y: -m.distance(y),
-    "farthest_layer:distance=absolute": lambda m, y: -abs(y // m.step.experts - m.step.layer),
-    "least_stale": lambda m, y: (m.current(y), -m.useful_again_after(y)),
-    "least_stale:current=fifo": lambda m, y: (m.current(y), 0 if m.current(y) else -m.useful_again_after(y)),
-    "least_stale:order=a": lambda m, y: (m.current(y), y),
-    "least_stale:order=b": lambda m, y: (m.current(y), m.by_use.index(y)),
-}
-
-
-class Belady(Lru):
-    """Knows the whole stream; `bypass` leaves out what comes back later than everything that could make room."""
-
-    def __init__(self, slots: int, stream: Sequence[int], bypass: bool) -> None:
-        super().__init__(slots)
-        self.future, self.bypass = list(stream), bypass
-
-    def use(self, x: int) -> None:
-        assert self.future.pop(0) == x
-
-    def next_use(self, x: int) -> float:
-        return self.future.index(x) if x in self.future else math.inf
-
-    def admit(self, x: int, kept: Collection[int]) -> None:
-        if len(self.residents) == self.slots:
-            farthest = max(self.residents - set(kept), key=lambda y: (self.next_use(y), y))
-            if self.bypass and self.next_use(x) > self.next_use(farthest):
-                return
-            self.residents.remove(farthest)
-        self.residents.add(x)
-
-
-class Sieve(Model):
-    """Figure 2 of Zhang et al., NSDI 2024: a queue from oldest to newest, marks, and a hand that names an expert."""
-
-    def __init__(self, slots: int) -> None:
-        super().__init__(slots)
-        self.queue, self.marked, self.hand = list[int](), set[int](), None
-
-    def has(self, x: int) -> bool:
-        return x in self.queue
-
-    def use(self, x: int) -> None:
-        if x in self.queue:
-            self.marked.add(x)
-
-    def admit(self, x: int, kept: Collection[int]) -> None:
-        if len(self.queue) == self.slots:
-            self._evict(kept)
-        self.queue.append(x)
-
-    def _evict(self, kept: Collection[int]) -> None:
-        at = self.queue.index(self.hand) if self.hand is not None else 0
-        while self.queue[at] in kept or self.queue[at] in self.marked:
-            if self.queue[at] not in kept:
-                self.marked.discard(self.queue[at])
-            at = (at + 1) % len(self.queue)
-        self.hand = self.queue[at + 1] if at + 1 < len(self.queue) else None
-        self.queue.pop(at)
 
 
 class Arc(Model):
@@ -341,27 +204,6 @@ def above_running(history: list[int], scores: Sequence[int], percentile: int) ->
 
 
 # -- misses -------------------------------------------------------------------------------------------------------
-
-
-def substitutes(
-    rows: list[list[int]],
-    scores: Sequence[Sequence[int]],
-    missing: Sequence[int],
-    resident: Collection[int],
-    slack: int,
-) -> int:
-    """Replace missing experts in the tokens' rows by residents scoring at most `slack` less; the number replaced.
-
-    Missing ones in demand order, tokens in order; the best-scored resident that the token does not already use.
-    """
-    replaced = 0
-    for gone in missing:
-        for row, score in zip(rows, scores, strict=True):
-            free = [e for e in sorted(resident) if e not in row and score[e] >= score[gone] - slack]
-            if gone in row and free:
-                row[row.index(gone)] = max(free, key=lambda e, score=score: (score[e], -e))
-                replaced += 1
-    return replaced
 
 
 def cascade_tier(n: int, demanded: int, below: Sequence[str]) -> int:

@@ -162,21 +162,6 @@ def play_ahead(steps: Sequence[DemandStep], pools: Sequence[Pool], names: Sugges
     return hits
 
 
-def play_one_by_one(steps: Sequence[DemandStep], pools: Sequence[Pool]) -> list[bool]:
-    """Hit or miss of every access under contract sequential, without prefetch."""
-    hits = []
-    for step in steps:
-        for pool in pools:
-            pool.begin(step)
-        model = pools[step.layer % len(pools)]
-        for x in step.demand:
-            hits.append(model.has(x))
-            model.use(x)
-            if not hits[-1]:
-                model.admit(x, kept=[x])
-    return hits
-
-
 def _named_resident(pool: Pool, x: int) -> bool:
     if pool.has(x):
         pool.predict(x)
@@ -213,6 +198,28 @@ class Clock(Pool):
 
     def left(self, x: int) -> None:
         self.ring.remove(x)
+
+
+class Sieve(Pool):
+    """Figure 2 of Zhang et al., NSDI 2024: a queue from oldest to newest, marks, and a hand that names an expert."""
+
+    def __init__(self, *setting) -> None:
+        super().__init__(*setting)
+        self.marked, self.hand = set[int](), None
+
+    def used(self, x: int, hit: bool) -> None:
+        if hit:
+            self.marked.add(x)
+
+    def victim(self, candidates: list[int], x: int) -> int:
+        queue = list(self.residents)
+        at = queue.index(self.hand) if self.hand in queue else 0
+        while queue[at] not in candidates or queue[at] in self.marked:
+            if queue[at] in candidates:
+                self.marked.discard(queue[at])
+            at = (at + 1) % len(queue)
+        self.hand = queue[at + 1] if at + 1 < len(queue) else None
+        return queue[at]
 
 
 class Slru(Pool):

@@ -226,3 +226,16 @@ class Band:
                 taken.append(left.pop())
                 cpu += len(step.tokens_of(taken[-1]))
         return taken
+
+
+class Tolerant(Band):
+    """The best-scored resident that the token does not use may stand in, if it scores at most so much less."""
+
+    def __init__(self, tolerance: str) -> None:
+        super().__init__("0", prefill_too=True)
+        self.tolerance = Fraction(tolerance)
+
+    def stand_in(self, step: Step, t: int, e: int, row: Sequence[int], resident: Collection[int]) -> int | None:
+        scores = step.probabilities[t]
+        near = [o for o in resident if o not in row and scores[o] >= scores[e] - self.tolerance * UNIT]
+        return min(near, key=lambda o: (-scores[o], o), default=None)

@@ -77,7 +77,7 @@ class Cumulative(MaxRank):
         return max(shortest, len(token.ids))
 
 
-class CachePrior:
+class CachePrior(RoutingModel):
     """z' = z + lam * delta * [resident or among the original top J]; delta by its reading, per layer."""
 
     def __init__(self, lam: float, top_j: int, delta: str) -> None:
@@ -85,14 +85,14 @@ class CachePrior:
         self.seen = dict[int, list[float]]()
         self.average = dict[int, float]()
 
-    def choose(self, layer: int, scores: Sequence[float], ids: Sequence[int], resident: Collection[int]) -> list[int]:
-        """The token's experts by rank; equal scores stay in the recorded order, then by id."""
-        lifted = {*resident, *ids[: self.top_j]}
-        lift = self.lam * self._scale(layer, scores)
-        biased = [z + lift if e in lifted else z for e, z in enumerate(scores)]
-        recorded = [*ids, *(e for e in range(len(scores)) if e not in ids)]
-        chosen = sorted(recorded, key=lambda e: -biased[e])[: len(ids)]
-        return [e for e in by_rank(Token(scores, (), ids)) if e in chosen]
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        """Equal scores stay in the recorded order, then by id."""
+        lifted = {*resident, *token.ids[: self.top_j]}
+        lift = self.lam * self._scale(gate.layer, token.scores)
+        biased = [z + lift if e in lifted else z for e, z in enumerate(token.scores)]
+        recorded = [*token.ids, *(e for e in range(len(biased)) if e not in token.ids)]
+        chosen = sorted(recorded, key=lambda e: -biased[e])[: len(token.ids)]
+        return [e for e in by_rank(token) if e in chosen]
 
     def _scale(self, layer: int, scores: Sequence[float]) -> float:
         spread, seen = max(scores) - min(scores), self.seen.setdefault(layer, [])

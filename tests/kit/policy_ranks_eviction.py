@@ -246,11 +246,12 @@ class Shielded(Ranked):
 
 
 class Foresight(Pool):
-    """Belady with a window: the farthest next use is evicted; those beyond the window by least recent timestamp."""
+    """Belady: the farthest next use is evicted; of those beyond a window the least recent, of those never used again,
+    where there is no window, the last."""
 
     decides_once = True
 
-    def __init__(self, *setting: Any, stream: Sequence[tuple[int, int]], window: int, bypass: bool = False) -> None:
+    def __init__(self, *setting: Any, stream: Sequence[tuple[int, int]], window: int, bypass: bool) -> None:
         super().__init__(*setting)
         self.future, self.window, self.may_decline = list(stream), window, bypass
 
@@ -259,12 +260,12 @@ class Foresight(Pool):
 
     def next_use(self, x: int) -> float:
         for at, (step_pass, y) in enumerate(self.future):
-            if y == x and step_pass <= self.now.step_pass + self.window:
+            if y == x and (not self.window or step_pass <= self.now.step_pass + self.window):
                 return at
         return math.inf
 
     def victim(self, candidates: list[int], x: int) -> int:
-        return min(candidates, key=lambda y: (-self.next_use(y), self.by_timestamp.index(y)))
+        return min(candidates, key=lambda y: (-self.next_use(y), self.by_timestamp.index(y) if self.window else -y))
 
     def lets_in(self, x: int, leaving: int) -> bool:
         return self.next_use(x) <= self.next_use(leaving)

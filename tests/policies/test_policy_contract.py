@@ -7,9 +7,11 @@ replays give them; `test_policy_promises` gives them random ones.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 from importlib import import_module
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -31,10 +33,9 @@ from moereplay.policies.contract import (
 )
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.policies.hooks import HOOKS, given_by
-from moereplay.results.result import Event
 from moereplay.simulator.reference.hooks import Victims
 from tests.kit.hook_twins import hook_of
-from tests.kit.policy_catalogue import CATALOGUE, every_policy, label, of_kind, variants, with_key
+from tests.kit.policy_catalogue import CATALOGUE, every_policy, label, variants, with_key
 from tests.kit.policy_runs import Outcome, Sizes, random_trace, replayed_by_reference
 
 KINDS = {"routing": Routing, "prefetch": Prefetch, "eviction": Eviction, "miss": Miss}
@@ -87,15 +88,10 @@ def test_what_a_policy_declares_is_whole_and_survives_the_command_line(policy: P
     defaults = {param.name: param.default for param in policy.params}
     assert parse(policy.kind, policy.name).params == defaults
     assert parse(policy.kind, Chosen(policy, defaults).text(full=True)).params == defaults
+    assert sum(param.width for param in policy.params) <= PAR_SLOTS
     for chosen in variants(policy):
         assert parse(policy.kind, chosen.text()).params == chosen.params
         assert chosen.needs <= CAPABILITIES
-
-
-@every_policy
-def test_parameters_fit_their_slots(policy: Policy):
-    assert sum(param.width for param in policy.params) <= PAR_SLOTS
-    for chosen in variants(policy):
         par = chosen.par()
         assert len(par) == PAR_SLOTS
         for param in policy.params:
@@ -108,27 +104,71 @@ def test_every_hook_of_the_contract_is_tested_here():
     assert asked - QUESTIONS <= set(HOOKS)
 
 
-@of_kind("miss")
-def test_a_policy_that_never_fetches_brings_nothing_on_demand(policy: Policy):
-    assert isinstance(policy, Miss)
-    for chosen in variants(policy):
-        demanded = replay_with(chosen, 7, prefetch="none").totals["bytes_demand"]
-        assert demanded == 0 or not policy.never_fetches(chosen.params)
-
-
 # -- hooks in replays -------------------------------------------------------------------------------------------------
 
 
 @every_policy
 def test_hooks_keep_the_contract_in_a_replay(policy: Policy, monkeypatch: pytest.MonkeyPatch):
     """Checked against its declarations, as a user's own policy is, it decides the same; `test_parity` compiles it."""
+    every = list(variants(policy))
+    given = [*((chosen, "atomic") for chosen in every), (every[0], "sequential")]
 
-    def decided(**changed: Any) -> list[list[Event]]:
+    def decided(**changed: Any) -> list[Outcome]:
         put_in_place(monkeypatch, policy, **changed)
-        return [replay_with(chosen, 1, contract=each).events for each in CONTRACTS for chosen in variants(policy)]
+        return [replay_with(chosen, 1, contract=contract) for chosen, contract in given]
 
     plain = decided()
-    assert decided(version="0" * 12) == plain, "under the checks of a user's own policy"
+    misses = list[int]()
+    watched = {"resolve": watched_resolve(policy, misses)} if isinstance(policy, Miss) else {}
+    checked = decided(version="0" * 12, **watched)
+    assert [ran.events for ran in checked] == [ran.events for ran in plain], "under the checks of a user's own policy"
+    assert not watched or max(misses) > 0
+    for (chosen, _), ran in zip(given, plain, strict=True):
+        if isinstance(policy, Routing):
+            check_distinct(ran)
+        if isinstance(policy, Miss):
+            assert ran.totals["bytes_demand"] == 0 or not policy.never_fetches(chosen.params)
+
+
+def check_distinct(ran: Outcome) -> None:
+    """Every token runs distinct experts; a routing policy may leave a slot empty."""
+    for row in chain(*ran.ran):
+        executed = [e for e in row if e != NONE]
+        assert len(row) == SIZES.k
+        assert len(set(executed)) == len(executed) > 0
+        assert set(executed) <= set(range(SIZES.experts))
+
+
+def watched_resolve(policy: Miss, misses: list[int]) -> Callable:
+    """A miss policy gives known verdicts."""
+
+    def watched(now, step, experts, copies, own, missing, free, verdict):
+        answers = [None] * len(missing)
+        policy.resolve(now, step, experts, copies, own, missing, free, answers)
+        misses.append(len(missing))
+        assert set(answers) <= {DROP, CPU, *range(now["precisions"])} | ({PER_TOKEN} if policy.substitute else set())
+        verdict[:] = answers
+
+    return watched
+
+
+@pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "suggest", None)], ids=label)
+def test_prefetch_names_distinct_experts_of_layers_to_come(policy: Prefetch, monkeypatch: pytest.MonkeyPatch):
+    counts, suggest = [], hook_of(policy, "suggest")
+
+    def watched(now, step, experts, copies, own, out):
+        count = suggest(now, step, experts, copies, own, out)
+        named = out[:count]
+        counts.append(count)
+        assert len({y // now["precisions"] for y in named}) == count
+        layers = [experts[y // now["precisions"]]["layer"] for y in named]
+        assert all(layer == now["layer"] if policy.next_pass else layer > now["layer"] for layer in layers)
+        return count
+
+    put_in_place(monkeypatch, policy, suggest=watched)
+    for chosen in variants(policy):
+        replay_with(chosen, 4, miss="drop:keep=1" if policy.next_pass else "cascade", reset="never")
+    assert max(counts) > 0
 
 
 @pytest.mark.parametrize("policy", [p for p in CATALOGUE if p.reads], ids=label)
@@ -152,46 +192,3 @@ def test_orders_that_an_engine_keeps_are_those_it_would_work_out_anew(
         with monkeypatch.context() as patched:
             patched.setattr(Victims, "_drop_stale_keys", Victims.clear)
             assert [replay_with(chosen, 6, **given).events for chosen in variants(policy)] == kept, contract
-
-
-@of_kind("routing")
-def test_routing_gives_every_token_distinct_experts(policy: Policy):
-    for chosen in variants(policy):
-        for step in replay_with(chosen, 3).ran:
-            for row in step:
-                executed = [e for e in row if e != NONE]  # a routing policy may leave a slot empty
-                assert len(row) == SIZES.k
-                assert len(set(executed)) == len(executed) > 0
-                assert set(executed) <= set(range(SIZES.experts))
-
-
-@pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "suggest", None)], ids=label)
-def test_prefetch_names_distinct_experts_of_layers_to_come(policy: Prefetch, monkeypatch: pytest.MonkeyPatch):
-    counts, suggest = [], hook_of(policy, "suggest")
-
-    def watched(now, step, experts, copies, own, out):
-        count = suggest(now, step, experts, copies, own, out)
-        named = out[:count]
-        counts.append(count)
-        assert len({y // now["precisions"] for y in named}) == count
-        layers = [experts[y // now["precisions"]]["layer"] for y in named]
-        assert all(layer == now["layer"] if policy.next_pass else layer > now["layer"] for layer in layers)
-        return count
-
-    put_in_place(monkeypatch, policy, suggest=watched)
-    for chosen in variants(policy):
-        replay_with(chosen, 4, miss="drop:keep=1" if policy.next_pass else "cascade", reset="never")
-    assert max(counts) > 0
-
-
-@of_kind("miss")
-def test_miss_policies_give_known_verdicts(policy: Miss, monkeypatch: pytest.MonkeyPatch):
-    def watched(now, step, experts, copies, own, missing, free, verdict):
-        verdict[:] = [None] * len(missing)
-        policy.resolve(now, step, experts, copies, own, missing, free, verdict)
-        known = {DROP, CPU, *range(now["precisions"])} | ({PER_TOKEN} if policy.substitute else set())
-        assert set(verdict) <= known
-
-    put_in_place(monkeypatch, policy, resolve=watched)
-    for chosen in variants(policy):
-        assert replay_with(chosen, 5).misses > 0

@@ -33,6 +33,7 @@ from tests.kit.policy_models_miss import (
     MissModel,
     Split,
     Step,
+    Tolerant,
 )
 from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, random_trace, replayed
 
@@ -216,6 +217,17 @@ def test_substitution_in_a_band_runs_as_its_model(
     served.replay(partial(served.by_band, band))
     rest = "" if ratio is None else f":rest=balance:ratio={ratio}"
     text = f"substitute_band:alpha={alpha}:phase={phase}{rest}"
+    served.equals(replayed(trace, SLOTS, times, miss=text), text)
+
+
+@few
+@given(seed=seeds, tolerance=st.sampled_from(["0", "0.0625", "0.125", "0.25", "1"]), times=times)
+def test_substitution_runs_as_its_model(seed: int, tolerance: str, times: Nanoseconds):
+    """Each token finds a stand-in of its own, or the expert is fetched."""
+    trace = random_trace(seed, SIZES)
+    served = ServedInBand(trace, (8,))
+    served.replay(partial(served.by_band, Tolerant(tolerance)))
+    text = f"substitute:tolerance={tolerance}"
     served.equals(replayed(trace, SLOTS, times, miss=text), text)
 
 

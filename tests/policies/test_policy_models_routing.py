@@ -18,6 +18,7 @@ from tests.kit.every import every
 from tests.kit.policy_catalogue import by_policy
 from tests.kit.policy_models import DemandStep, Lru, play
 from tests.kit.policy_models_routing import (
+    CachePrior,
     Cumulative,
     Gate,
     MaxRank,
@@ -71,6 +72,9 @@ for p, top_j in product(("0", "0.5", "0.75", "0.9", "1"), (0, 2)):
     MODELS[f"cumulative:p={p}:top_j={top_j}"] = partial(Cumulative, p, top_j)
 for predict, keep, phase in product(("recency", "interval"), (1, 2, 4), ("decode", "any")):
     MODELS[f"reuse_distance:predict={predict}:keep={keep}:phase={phase}"] = partial(ReuseDistance, predict, keep, phase)
+READINGS = ("running_range", "token_range", "ema_range", "running_mean")
+for delta, (lam, top_j) in product(READINGS, ((0.125, 3), (0.2, 1), (0.5, 0), (2.0, 2))):
+    MODELS[f"cache_prior:lam={lam}:top_j={top_j}:delta={delta}"] = partial(CachePrior, lam, top_j, delta)
 MODELS |= {f"prune:keep={keep}": partial(Prune, keep) for keep in (1, 2, 3)}
 MODELS |= {f"prune_rank:rank={rank}": partial(PruneRank, rank) for rank in (1, 3, 4)}
 MODELS |= {f"swap:rank={rank}:by=next": partial(SwapNext, rank) for rank in (1, 3, 4)}
@@ -80,7 +84,10 @@ MODELS |= {f"swap:rank={rank}:by=next": partial(SwapNext, rank) for rank in (1, 
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(seed=seeds)
 def test_routing_runs_as_its_model(texts: tuple[str, ...], seed: int):
-    """Tokens of the prompt see one snapshot of the cache; logits tie, and the recorded order breaks ties at random."""
+    """Tokens of the prompt see one snapshot of the cache, while what a policy learns moves on from token to token.
+
+    Logits tie, and the recorded order breaks ties at random.
+    """
     trace = random_trace(seed, SIZES)
     for text in texts:
         outcome, model = replayed(trace, SLOTS, routing=text, scope="per_layer"), RoutedByModel(trace, MODELS[text]())
@@ -88,7 +95,8 @@ def test_routing_runs_as_its_model(texts: tuple[str, ...], seed: int):
         assert [access.hit for access in outcome.accesses] == model.hits, text
 
 
-@every("routing", ["max_rank:m=3", "max_rank:m=1:top_j=0", "cumulative:p=0", "prune:keep=3"])
+@every("routing", ["max_rank:m=3", "max_rank:m=1:top_j=0", "cumulative:p=0", "prune:keep=3",
+                   *(f"cache_prior:lam=0:delta={delta}" for delta in READINGS)])  # fmt: skip
 @few
 @given(seed=seeds)
 def test_a_window_of_k_is_standard_to_the_last_event(routing: str, seed: int):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
 
 import pytest
 from hypothesis import assume, given
@@ -30,22 +29,31 @@ State = frozenset[Expert]
 # ---------------------------------------------------------------- all ways to evict
 
 
-def kept(held: State, demanded: State, slots: int, admission: str) -> Iterator[State]:
-    """Everything that a pool may hold after a step."""
-    stays = demanded if admission == FORCED and len(demanded) <= slots else frozenset()
-    free = demanded if admission == FORCED and len(demanded) > slots else held | demanded
-    others = sorted(free - stays)
-    for more in range(min(slots - len(stays), len(others)) + 1):
-        yield from (stays | set(chosen) for chosen in combinations(others, more))
+def subsets(of: Sequence[tuple[int, int]], room: int, each: Sequence[int]) -> Iterator[State]:
+    """Every choice of experts (layer, expert) that fits into so many bytes."""
+    if not of:
+        yield frozenset()
+        return
+    first, *others = of
+    yield from subsets(others, room, each)
+    if each[first[0]] <= room:
+        yield from (chosen | {first} for chosen in subsets(others, room - each[first[0]], each))
 
 
-def most_hits(steps: Sequence[State], slots: int, admission: str, start: State = frozenset()) -> int:
-    """Search all sequences of choices; only the best path to each state is followed."""
+def most_hits(
+    steps: Sequence[State], pool: int, each: Sequence[int], admission: str, start: State = frozenset()
+) -> int:
+    """Search all sequences of contents that a pool of that size may have after each step."""
     best = {start: 0}
     for demanded in steps:
         after: dict[State, int] = {}
+        needed = sum(each[layer] for layer, _ in demanded)
+        stays = demanded if admission == FORCED and needed <= pool else frozenset()
+        room = pool - (needed if stays else 0)
         for held, hits in best.items():
-            for state in kept(held, demanded, slots, admission):
+            free = demanded if admission == FORCED and needed > pool else (held | demanded) - stays
+            for chosen in subsets(sorted(free), room, each):
+                state = stays | chosen
                 after[state] = max(after.get(state, 0), hits + len(held & demanded))
         best = after
     return max(best.values())
@@ -81,7 +89,8 @@ def test_no_way_to_evict_hits_more_and_one_hits_as_often(scope: str, contract: s
         slots = dice.randint(1, units)
         pools = trace.geometry.layers if scope == "per_layer" else 1
         bound = Bound(admission, "token", "never", scope, contract, (slots,) * pools, ())
-        most = sum(most_hits(steps, slots, admission) for steps in steps_of(trace, bound))
+        each = (1,) * trace.geometry.layers
+        most = sum(most_hits(steps, slots, each, admission) for steps in steps_of(trace, bound))
         assert count(trace, bound)["belady_hits"] == most
         fewer += most < demand_of(trace, "token").expert.size - units
     assert fewer > 5
@@ -96,7 +105,7 @@ def test_what_is_warm_counts_from_the_start() -> None:
             bound = Bound(admission, "token", "never", "global", "atomic", (2,), warm)
             (steps,) = steps_of(trace, bound)
             found = count(trace, bound)
-            assert found["belady_hits"] == most_hits(steps, 2, admission, frozenset(warm))
+            assert found["belady_hits"] == most_hits(steps, 2, (1, 1), admission, frozenset(warm))
             assert found["compulsory"] == len(frozenset().union(*steps) - set(warm))
             gained += found["belady_hits"] != count(trace, replace(bound, warm=()))["belady_hits"]
     assert gained > 5

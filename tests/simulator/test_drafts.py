@@ -1,15 +1,16 @@
-"""Draft tokens: which rows a pass has, what they cost, and what counts them."""
+"""Draft tokens, by chance and recorded: which rows a pass has, what they cost, and what counts them."""
 
 from __future__ import annotations
 
 import random
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 
-from moereplay.results.result import values_of
+from moereplay.results.result import Result, values_of
 from moereplay.simulator.bounds import bound_of, count
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import UNDECIDED, curve
@@ -29,6 +30,7 @@ from tests.kit.parity import drafted, seen
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.scenarios import CONTRACTS, Scenario
 from tests.kit.schedules import Guess, laid
+from tests.kit.stored import drafted as recorded_drafts
 from tests.simulator.test_parity import searched
 
 PASSES = ("recorded", "token", "chunk:2", "decode:3", "batch:1", "batch:2", "batch:4")
@@ -48,11 +50,16 @@ def crowd(seed: int = 0, lengths: tuple[tuple[int, int], ...] = LENGTHS) -> Trac
 
 
 def taken(trace: Trace, tokens: np.ndarray, prompt: int) -> Request:
-    """A request of these tokens of a trace."""
-    chosen, weights, logits, look = (
-        trace.read(name)[tokens] for name in ("chosen", "weights", "logits", f"{LOOKAHEAD}1")
-    )
+    """A request of these tokens of a trace, whose rejected drafts come behind all tokens."""
+    names = ("chosen", "weights", "logits", f"{LOOKAHEAD}1")
+    chosen, weights, logits, look = (trace.read(name, 0, trace.rows)[tokens] for name in names)
     return Request(chosen, prompt, weights, logits, (look,))
+
+
+def with_record(trace: Trace, seed: int = 0) -> Trace:
+    """The trace with a record of drafts, whose rejected rows have the routing of random tokens."""
+    requests = [recorded_drafts(trace.request(number), seed + number) for number in range(trace.requests)]
+    return memory_trace(trace.header, requests)
 
 
 # -- which rows
@@ -67,18 +74,35 @@ def plain(rows: Any) -> list[tuple[int, ...]]:
 
 
 def test_every_schedule_with_drafts_equals_plain_loops() -> None:
-    dice, drafts = random.Random(1), 0
-    for _ in range(150):
+    """Of drafts by chance and of recorded ones; 0 is a row of a token, 1 a right draft, 2 a wrong one."""
+    dice, kinds = random.Random(1), [0, 0, 0]
+    for seed in range(60):
         ends = [dice.randint(1, 12) for _ in range(dice.randint(1, 5))]
         lengths = tuple((dice.randint(0, end), end) for end in ends)
         accept = tuple(round(dice.random(), 2) for _ in range(dice.randint(1, 3)))
-        guess = Guess(dice.randint(0, 5), accept, dice.choice(("own", "other")), dice.choice((0, 5, 2**63 - 1)))
-        text = Drafts(*guess[:3]).text  # pyright: ignore[reportArgumentType]
-        for passes in PASSES:
-            found = rows_of(schedule(crowd(lengths=lengths), named_schedule(passes, text, guess.seed)))
+        bare, chance = crowd(lengths=lengths), (dice.randint(0, 5), accept, dice.choice(("own", "other")))
+        by_chance = Guess(*chance, dice.choice((0, 5, 2**63 - 1)))
+        tried = [(bare, Drafts(*chance).text, by_chance)]  # pyright: ignore[reportArgumentType]
+        recorded = with_record(bare, seed)
+        for rejected in ("own", "other", "recorded"):
+            guess = Guess(0, (), rejected, seed, recorded.read("drafts").tolist())
+            tried.append((recorded, f"recorded:rejected={rejected}", guess))
+        for (trace, text, guess), passes in product(tried, PASSES):
+            found = rows_of(schedule(trace, named_schedule(passes, text, guess.seed)))
             assert found == list(map(plain, laid(lengths, passes, guess))), (lengths, passes, guess)
-            drafts += sum(row[4] > 0 for rows in found for row in rows)
-    assert drafts > 1000
+            for row in chain(*found):
+                kinds[row[4]] += 1
+    assert min(kinds) > 1000
+
+
+def test_a_recorded_layout_is_refused_where_there_is_none() -> None:
+    config = configure(draft="recorded", capacity="50%")
+    assert config.draft == "recorded:rejected=recorded"
+    for engine in ENGINES:
+        with pytest.raises(TraceError, match="--draft recorded: this trace has no record of drafts"):
+            replay(crowd(), config, engine=engine)
+    with pytest.raises(ConfigError, match=r"rejected=recorded.*a draft that was not made"):
+        configure(draft="3:rejected=recorded")
 
 
 def test_the_hash_is_that_of_the_text() -> None:
@@ -105,7 +129,8 @@ def test_how_many_are_right_on_average() -> None:
         assert trace.tokens / passes == pytest.approx(expected, rel=0.02)
 
 
-@every("text", ["", "x", "-1", "1.5", "3:", "3:accept", "3:accept=", "3:accept=nan", "3:accept=1.5", "3:accept=.5/"])
+@every("text", ["", "x", "-1", "1.5", "3:", "3:accept", "3:accept=", "3:accept=nan", "3:accept=1.5", "3:accept=.5/",
+               "recorded:accept=.5", "recorded:rejected=none", "recorded:3"])  # fmt: skip
 def test_a_wrong_setting_is_refused_with_what_is_expected(text: str) -> None:
     with pytest.raises(
         TraceError, match=r"^invalid draft '.*': expected .*N\[:accept=A1/A2/...\]\[:rejected=other\|own\]"
@@ -254,15 +279,18 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("settings", EVERYTHING.values(), ids=EVERYTHING)
-def test_both_engines_replay_a_trace_with_drafts(settings: dict[str, Any]) -> None:
-    """And what belongs to single tokens is that of the tokens: each is kept once."""
-    trace = crowd()
+@every("draft", ["3:accept=.6", "recorded"])
+def test_both_engines_replay_a_trace_with_drafts(draft: str, settings: dict[str, Any]) -> None:
+    """And what belongs to single tokens is that of the tokens: each is kept once. A record alone changes nothing."""
+    bare = crowd()
+    trace = with_record(bare) if draft == "recorded" else bare
     for passes in PASSES:
-        config = configure(capacity="50%", passes=passes, draft="3:accept=.6", seed=4, **settings)
+        config = configure(capacity="50%", passes=passes, draft=draft, seed=4, **settings)
         compiled, reference = (replay(trace, config, engine=engine) for engine in ENGINES)
         for part in ("totals", "per_layer", "per_request"):
             assert getattr(compiled, part) == getattr(reference, part), (passes, part)
-        without = replay(trace, config.model_copy(update={"draft": "0"}))
+        without, plainly = (replay(each, config.model_copy(update={"draft": "0"})) for each in (trace, bare))
+        assert (without.totals, without.per_request) == (plainly.totals, plainly.per_request)
         assert 0 < compiled.totals["draft_rejected"] < compiled.totals["draft_rows"]
         for name in ("assignments", "mass"):
             assert compiled.totals[name] == without.totals[name]
@@ -271,37 +299,44 @@ def test_both_engines_replay_a_trace_with_drafts(settings: dict[str, Any]) -> No
                 assert ours[name] == theirs[name]
 
 
-@every("passes", PASSES)
-def test_a_replay_with_drafts_is_that_of_its_rows(passes: str) -> None:
-    """A trace with a request per pass, whose prompt are the rows, has the same demand in the same passes.
+@every("passes, draft", product(PASSES, ("2:accept=.5", "recorded")))
+def test_a_replay_with_drafts_is_that_of_its_rows(passes: str, draft: str) -> None:
+    """A trace with a request per pass, whose prompt are the rows, rejected ones too, has the same demand.
 
     So do its bound and its curve, which brute force has tried without drafts.
     """
-    trace = crowd(3)
-    how: dict[str, Any] = {"capacity": "40%", "eviction": "belady", "prefetch": "oracle:horizon=1"}
-    drafts = configure(passes=passes, draft="2:accept=.5", seed=9, **how)
-    plan = schedule(trace, drafts.schedule)
+    trace = with_record(crowd(3), 4) if draft == "recorded" else crowd(3)
+    bare: dict[str, Any] = {"capacity": "40%", "eviction": "belady"}
+    how, drafts = bare | {"prefetch": "oracle:horizon=1"}, {"passes": passes, "draft": draft, "seed": 9}
+    plan = schedule(trace, configure(**drafts).schedule)
     rows = [np.array([row.routed for row in Pass.planned(index, plan).rows]) for index in range(len(plan))]
     laid_out = memory_trace(trace.header, [taken(trace, each, len(each)) for each in rows])
-    ours, theirs = replay(trace, drafts), replay(laid_out, configure(**how))
+    ours, theirs = replay(trace, configure(**how, **drafts)), replay(laid_out, configure(**how))
     for name in ("accesses", "hits", "late", "misses", "evictions", "prefetch_used", "expert_ns", "time_ns"):
         assert ours.totals[name] == theirs.totals[name] > 0
-    bare, plainly = (configure(capacity="40%", eviction="belady", **each) for each in (spelled(drafts), {}))
-    bounds = [bound_of(trace, bare), bound_of(laid_out, plainly)]
+    bounds = [bound_of(trace, configure(**bare, **drafts)), bound_of(laid_out, configure(**bare))]
     assert None not in bounds
     assert count(trace, bounds[0]) == count(laid_out, bounds[1])  # pyright: ignore[reportArgumentType]
-
-
-def spelled(config: Any) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in ("passes", "draft", "seed")}
+    if draft == "recorded":
+        record = trace.read("drafts")
+        assert ours.totals["draft_rejected"] == trace.rejects
+        assert ours.totals["draft_rows"] == record[record > 0].sum()
 
 
 @every("passes, contract", [(passes, contract) for passes in ("recorded", "batch:2") for contract in CONTRACTS])
 def test_bounds_and_curves_serve_drafts(passes: str, contract: str) -> None:
-    """Where every step fits, Belady's replay hits as the bound says; a curve is what replays count at each capacity."""
     trace = crowd(5)
     settings: dict[str, Any] = {"passes": passes, "contract": contract, "draft": "3:accept=.6", "seed": 4}
-    config = configure(capacity="90%", eviction="belady", **settings)
+    belady = check_bounds_and_curves(trace, "90%", settings)
+    least = limits(trace, configure(capacity="90%", eviction="belady", **settings)).least
+    assert least is not None
+    assert least.time_ns <= belady.totals["time_ns"]
+    assert least.decode_tokens == sum(row["decode_tokens"] for row in belady.per_request)
+
+
+def check_bounds_and_curves(trace: Trace, capacity: str, settings: dict[str, Any]) -> Result:
+    """Where every step fits, Belady's replay hits as the bound says; a curve is what replays count at each capacity."""
+    config = configure(capacity=capacity, eviction="belady", **settings)
     bound = bound_of(trace, config)
     assert bound is not None
     counted, belady = count(trace, bound), replay(trace, config)
@@ -310,10 +345,7 @@ def test_bounds_and_curves_serve_drafts(passes: str, contract: str) -> None:
     for size, misses in zip(found.capacity_bytes.tolist(), found.misses.tolist(), strict=True):
         if misses != UNDECIDED:
             assert replay(trace, configure(capacity=f"{size}B", **settings)).totals["misses"] == misses
-    least = limits(trace, config).least
-    assert least is not None
-    assert least.time_ns <= belady.totals["time_ns"]
-    assert least.decode_tokens == sum(row["decode_tokens"] for row in belady.per_request)
+    return belady
 
 
 def test_speed_is_by_token_and_not_by_pass() -> None:

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 
 from moereplay.policies.contract import DECODE, PREFILL, PolicyError
-from moereplay.simulator.bounds import bound_of, count
 from moereplay.simulator.config import configure
-from moereplay.simulator.curves.curve import UNDECIDED, curve
 from moereplay.simulator.reference.engine import run, run_scheduled
 from moereplay.simulator.replay import replay as replay_trace
 from moereplay.simulator.source import InOrder, Pass, Row, TraceGates, TraceSource
-from moereplay.traces.schema import LOOKAHEAD, Request, Trace, memory_trace
+from moereplay.traces.schema import Trace
 from moereplay.traces.units import UNIT
 from moereplay.traces.writer import write_trace
 from tests.kit.cases import (
@@ -37,6 +34,7 @@ from tests.kit.every import every
 from tests.kit.parity import batched, seen
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.scenarios import CONTRACTS, Scenario
+from tests.simulator.test_drafts import EVERYTHING, check_bounds_and_curves, crowd
 from tests.simulator.test_parity import searched
 
 DENSE_NS, EXPERT_NS, PER_TOKEN_NS, WIRE_NS = 3, 2, 1, 5
@@ -266,56 +264,36 @@ def test_two_requests_in_slots_by_hand() -> None:
     assert [decode[name] for name in (*once, "assignments")] == [3, 3, 2, 1, 3, 3, 3]
 
 
-EVERYTHING = {
-    "lru": {},
-    "belady": {"eviction": "belady"},
-    "looks ahead": {"prefetch": "top_k:depth=2", "eviction": "least_stale"},
-    "reads scores": {"eviction": "shielded_score:n=1", "prefetch": "top_k:source=current_gate", "reset": "request"},
-    "routes": {"routing": "cache_prior:lam=1:top_j=0", "miss": "drop:keep=1", "reset": "7"},
-    "substitutes": {"miss": "substitute:tolerance=.5", "contract": "sequential"},
-    "precisions": {"miss": "cascade", "prefetch": "oracle"},
-}
-
-
 @pytest.fixture(scope="module", params=["in memory", "mapped"])
-def crowd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+def five(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Five requests of several lengths, with everything recorded."""
-    lengths = ((3, 9), (0, 2), (5, 6), (1, 8), (2, 2))
-    traces = [
-        random_trace(i, SIZES._replace(tokens=n, prompt=p, requests=1, depth=2)) for i, (p, n) in enumerate(lengths)
-    ]
-    header, requests = traces[0].header, [request_of(trace) for trace in traces]
+    trace = crowd()
     if request.param == "in memory":
-        return memory_trace(header, requests)
-    return write_trace(tmp_path_factory.mktemp("crowd") / "crowd.zarr", header, requests)
-
-
-def request_of(trace: Trace) -> Request:
-    looks = tuple(trace.read(f"{LOOKAHEAD}{depth}") for depth in (1, 2))
-    chosen, weights, logits = (trace.read(name) for name in ("chosen", "weights", "logits"))
-    return Request(chosen, int(trace.prompt_lengths[0]), weights, logits, looks)
+        return trace
+    requests = [trace.request(number) for number in range(trace.requests)]
+    return write_trace(tmp_path_factory.mktemp("crowd") / "crowd.zarr", trace.header, requests)
 
 
 @pytest.mark.parametrize("settings", EVERYTHING.values(), ids=EVERYTHING)
-def test_both_engines_replay_a_trace_in_slots(crowd: Trace, settings: dict[str, str]) -> None:
+def test_both_engines_replay_a_trace_in_slots(five: Trace, settings: dict[str, str]) -> None:
     """One slot is the default schedule."""
     for passes in ("batch:1", "batch:2", "batch:3", "batch:9"):
         config = configure(capacity="50%", passes=passes, **settings)
-        compiled, reference = (replay_trace(crowd, config, engine=engine) for engine in ENGINES)
+        compiled, reference = (replay_trace(five, config, engine=engine) for engine in ENGINES)
         for part in ("totals", "per_layer", "per_request"):
             assert getattr(compiled, part) == getattr(reference, part), (passes, part)
-        assert [row["request"] for row in compiled.per_request] == list(range(crowd.requests)), passes
+        assert [row["request"] for row in compiled.per_request] == list(range(five.requests)), passes
     one, default = (
-        replay_trace(crowd, configure(capacity="50%", passes=passes, **settings), log=True)
+        replay_trace(five, configure(capacity="50%", passes=passes, **settings), log=True)
         for passes in ("batch:1", "recorded")
     )
     for part in ("totals", "per_layer", "per_request", "events"):
         assert getattr(one, part) == getattr(default, part)
 
 
-def test_what_belongs_to_tokens_does_not_depend_on_slots(crowd: Trace) -> None:
+def test_what_belongs_to_tokens_does_not_depend_on_slots(five: Trace) -> None:
     alone, together = (
-        replay_trace(crowd, configure(capacity="50%", passes=passes)).per_request for passes in ("recorded", "batch:3")
+        replay_trace(five, configure(capacity="50%", passes=passes)).per_request for passes in ("recorded", "batch:3")
     )
     for one, of_three in zip(alone, together, strict=True):
         for name in ("assignments", "assignments_kept", "mass", "mass_kept", "tokens", "decode_passes"):
@@ -324,19 +302,8 @@ def test_what_belongs_to_tokens_does_not_depend_on_slots(crowd: Trace) -> None:
 
 
 @every("passes, reset, contract", product(("batch:2", "batch:9"), ("never", "request", "6"), CONTRACTS))
-def test_bounds_and_curves_serve_slots(crowd: Trace, passes: str, reset: str, contract: str) -> None:
-    """Where every step fits, Belady's replay hits as the bound says; a curve is what replays count at each capacity."""
-    settings: dict[str, Any] = {"passes": passes, "reset": reset, "contract": contract}
-    config = configure(capacity="80%", eviction="belady", **settings)
-    belady = replay_trace(crowd, config)
-    bound = bound_of(crowd, config)
-    assert bound is not None
-    counted = count(crowd, bound)
-    assert [belady.totals[name] for name in ("hits", "accesses")] == [counted["belady_hits"], counted["accesses"]]
-    found = curve(crowd, "lru", "global", **settings)
-    for size, misses in zip(found.capacity_bytes.tolist(), found.misses.tolist(), strict=True):
-        if misses != UNDECIDED:
-            assert replay_trace(crowd, configure(capacity=f"{size}B", **settings)).totals["misses"] == misses
+def test_bounds_and_curves_serve_slots(five: Trace, passes: str, reset: str, contract: str) -> None:
+    check_bounds_and_curves(five, "80%", {"passes": passes, "reset": reset, "contract": contract})
 
 
 def test_gates_of_tokens_that_lie_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:

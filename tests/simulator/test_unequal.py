@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,38 +23,10 @@ from moereplay.traces.schema import Trace
 from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import sizes
 from tests.kit.every import every
-from tests.simulator.test_bounds import DECLINING, FORCING, MISSES, State, hits_of, steps_of
+from tests.simulator.test_bounds import DECLINING, FORCING, MISSES, hits_of, most_hits, steps_of
 from tests.simulator.test_curves import Scenario, scenarios, searched, trace_of
 
 # ---------------------------------------------------------------- all ways to evict
-
-
-def subsets(of: Sequence[tuple[int, int]], room: int, each: Sequence[int]) -> Iterator[State]:
-    """Every choice of experts (layer, expert) that fits into so many bytes."""
-    if not of:
-        yield frozenset()
-        return
-    first, *others = of
-    yield from subsets(others, room, each)
-    if each[first[0]] <= room:
-        yield from (chosen | {first} for chosen in subsets(others, room - each[first[0]], each))
-
-
-def most_hits(steps: Sequence[State], pool: int, each: Sequence[int], admission: str, start: State) -> int:
-    """Search all sequences of contents that a pool of that size may have after each step."""
-    best = {start: 0}
-    for demanded in steps:
-        after: dict[State, int] = {}
-        needed = sum(each[layer] for layer, _ in demanded)
-        stays = demanded if admission == FORCED and needed <= pool else frozenset()
-        room = pool - (needed if stays else 0)
-        for held, hits in best.items():
-            free = demanded if admission == FORCED and needed > pool else (held | demanded) - stays
-            for chosen in subsets(sorted(free), room, each):
-                state = stays | chosen
-                after[state] = max(after.get(state, 0), hits + len(held & demanded))
-        best = after
-    return max(best.values())
 
 
 def drawn(dice: random.Random) -> Trace:
