@@ -34,7 +34,7 @@ def few_tasks() -> Iterator[None]:
     from lm_eval import evaluator, tasks
 
     shipped, every_task = Path(tasks.__file__).parent, tasks.TaskManager
-    few = [shipped / "gsm8k", shipped / "arc"]
+    few: list[str | Path] = [shipped / "gsm8k", shipped / "arc"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "TaskManager", lambda: every_task(include_path=few, include_defaults=False))
         patch.setattr(evaluator, "add_env_info", lambda results: None)
