@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moereplay.analysis.tables import console, table
 from moereplay.traces.checkpoints.found import model_of
-from moereplay.traces.geometry import BY_SPELLING
+from moereplay.traces.geometry import by_spelling
 from moereplay.traces.schema import TraceError
 
 
@@ -28,7 +28,7 @@ def main() -> None:
 def compared(model: str, quant: str, gib: str) -> dict[str, object] | None:
     """Return the row of one file, None if its model or quantisation is not known."""
     name = model.partition("/")[0].lower()
-    if not gib or name not in BY_SPELLING:
+    if not gib or name not in by_spelling():
         return None
     quant = quant.partition(" ")[0].partition(",")[0]
     try:

@@ -220,6 +220,8 @@ class Evidence:
 
 def read_folder(path: Path) -> Evidence:
     """Read the rows of a folder. Raises ConfigError naming file and line."""
+    if path.is_dir() and not (path / CELLS).exists():
+        raise ConfigError(f"{path}: no {CELLS} in this folder: expected one with a row per run (docs/logs.md)")
     cells = read_lines(path / CELLS, "cells")
     known: dict[str, Line] = {}
     for cell in cells:

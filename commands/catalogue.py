@@ -61,7 +61,7 @@ def models(
     from moereplay.analysis.tables import definitions, table
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.checkpoints.found import explained, model_of
-    from moereplay.traces.geometry import MODELS
+    from moereplay.traces.geometry import known_models
 
     if name:
         found = model_of(name, quant)
@@ -74,9 +74,9 @@ def models(
         raise ConfigError("--quant requires the name of a model")
     shown = ("model", "layers", "experts", "k", "shared", "MiB per expert")
     if as_json:
-        show_json([model.model_dump(mode="json") for model in MODELS.values()])
+        show_json([model.model_dump(mode="json") for model in known_models().values()])
         return
-    show(table([{column: model.row()[column] for column in shown} for model in MODELS.values()]))
+    show(table([{column: model.row()[column] for column in shown} for model in known_models().values()]))
     show("router, context, bytes by precision and sources of one: moereplay models NAME")
 
 

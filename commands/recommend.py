@@ -167,13 +167,13 @@ def _trace_of(subject: str) -> Path | None:
     """Return the folder of a trace, None for a model. `miniature` is the bundled trace unless a model is required."""
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.files import SAMPLE, bundled
-    from moereplay.traces.geometry import BY_SPELLING
+    from moereplay.traces.geometry import by_spelling
     from moereplay.traces.texts import nearest
 
     path = Path(subject)
     if subject == SAMPLE or path.suffix == ".zarr" or (path / "zarr.json").is_file():
         return bundled(path)
-    if nearest(subject, (*BY_SPELLING, SAMPLE)) == SAMPLE and not path.exists():
+    if nearest(subject, (*by_spelling(), SAMPLE)) == SAMPLE and not path.exists():
         raise ConfigError(f"unknown model or trace {subject!r}: did you mean {SAMPLE}?")
     return None
 

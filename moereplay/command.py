@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
@@ -20,13 +20,8 @@ try:
     from typer.core import TyperCommand, TyperGroup
 
     from moereplay import commands
-    from moereplay.commands.calibrate import older_use
     from moereplay.commands.options import HEADINGS, heading_of, with_default
     from moereplay.commands.terminal import INTERRUPTED, leave, mute, say, second_interrupt_ends
-
-    LINES = {name: line for verbs in commands.VERBS.values() for name, line in verbs.items()}
-    FILES = {name: import_module(f"moereplay.commands.{commands.file_of(name)}") for name in commands.NAMES}
-    VERBS = {name: getattr(file, name) for name, file in FILES.items()}
 except KeyboardInterrupt:  # no traceback while modules are imported
     os._exit(130)  # sys.exit would end by the signal if it arrived in an exec, such as a dataclass's
 
@@ -35,10 +30,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Thresholds of the cycle collector: traversing imported modules would take a seventh of a short replay.
 SELDOM = (100_000, 50, 100)
 LONGEST = 1000  #: characters of a message
+COMPLETES = "_MOEREPLAY_COMPLETE"  #: in the environment while a shell completes a line
 
 
-def application() -> typer.Typer:
-    """Return the command with all its verbs, some of them in groups."""
+def application(names: Sequence[str] = commands.NAMES) -> typer.Typer:
+    """Return the command with these verbs, some of them in groups; each imports the file that defines it."""
     app = typer.Typer(cls=ByPurpose, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(options)
     groups = {
@@ -47,11 +43,19 @@ def application() -> typer.Typer:
     }
     for name, group in groups.items():
         app.add_typer(group, name=name)
-    for name, verb in VERBS.items():
+    lines = {name: line for verbs in commands.VERBS.values() for name, line in verbs.items()}
+    for name in names:
+        verb = getattr(import_module(f"moereplay.commands.{commands.file_of(name)}"), name)
         group, _, rest = name.partition("_")
         where, typed = (groups[group], rest) if group in groups else (app, group)
-        where.command(typed, cls=Verb, short_help=LINES[name])(verb)
+        where.command(typed, cls=Verb, short_help=lines[name])(verb)
     return app
+
+
+def _meant(line: Sequence[str]) -> tuple[str, ...]:
+    """Return the verbs that a command line can mean: those of its first word, or all, for help and for completion."""
+    first = line[0] if line and COMPLETES not in os.environ else ""
+    return tuple(name for name in commands.NAMES if name.partition("_")[0] == first) or commands.NAMES
 
 
 #: Options that name a file or a folder to write.
@@ -115,6 +119,8 @@ class Subcommands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Accept `calibrate` as it was typed before it had subcommands, and print the new spelling."""
         if self.name == "calibrate" and args and args[0] not in (*self.commands, "--help"):
+            from moereplay.commands.calibrate import older_use
+
             use = older_use(args)
             say(f"note: the new spelling is: moereplay calibrate {use} ...")
             args = [use, *args]
@@ -264,7 +270,9 @@ def main() -> None:
         sys.excepthook = _unexpected
     try:
         with second_interrupt_ends():
-            typer.main.get_command(application())()  # application()() would install an excepthook of its own
+            typer.main.get_command(
+                application(_meant(sys.argv[1:]))
+            )()  # application()() would install an excepthook of its own
     except KeyboardInterrupt:  # before a verb has begun
         leave(INTERRUPTED)
     except SystemExit as end:  # typer has printed its message, except for Ctrl-C
@@ -273,11 +281,8 @@ def main() -> None:
         leave(_flushed(end.code))
     except BrokenPipeError:  # the reader of a pipe has closed it
         mute()
-    except UsageError as fault:
-        say(f"moereplay: {_line(str(fault))}")
-        leave(_flushed(2))
     except Exception as error:
-        message = None if debug else _message(error)
+        message = None if debug and not isinstance(error, UsageError) else _message(error)
         if message is None:
             raise
         say(f"moereplay: {_line(message)}")

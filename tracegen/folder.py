@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.documents import DocumentError, content, from_json, refuse_irregular
 from moereplay.traces.files import digest_of
-from moereplay.traces.geometry import BY_SPELLING, KnownModel
+from moereplay.traces.geometry import KnownModel, by_spelling
 from moereplay.traces.texts import meant
 
 MINIATURE = Path(__file__).parent / "miniature"
@@ -63,11 +63,11 @@ def locate(source: str, revision: str | None = None) -> Folder:
         raise RecordError(
             f"{source} is an address; to record, pass owner/name of the hub, or a folder with the weights"
         )
-    if source.lower() in BY_SPELLING and "/" not in source:
-        raise RecordError(_sizes_alone(BY_SPELLING[source.lower()]))
+    if source.lower() in by_spelling() and "/" not in source:
+        raise RecordError(_sizes_alone(by_spelling()[source.lower()]))
     if not HUB_ID.fullmatch(source) or source.startswith("."):
         raise RecordError(f"{source} does not exist: expected a folder, a Hugging Face id (owner/name) or `miniature`")
-    if "/" not in source and (near := meant(source, (*BY_SPELLING, "miniature"))):
+    if "/" not in source and (near := meant(source, (*by_spelling(), "miniature"))):
         raise RecordError(f"{source} does not exist: {near}Or pass a folder, or a Hugging Face id (owner/name)")
     return _fetched(source, revision)
 

@@ -191,7 +191,7 @@ def package_version() -> str:
 class Frozen(BaseModel):
     """Immutable model that rejects unknown keys (a misspelt setting is an error) and numbers that are not finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -239,10 +239,14 @@ class Sparse(Frozen):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = {name: type(self).model_fields[name] for name in self.later}
-        defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
-        unset = {name for name, default in defaults.items() if getattr(self, name) == default}
+        unset = {name for name, default in _defaults(type(self)).items() if getattr(self, name) == default}
         return {name: value for name, value in whole(self).items() if name not in unset}
+
+
+@cache
+def _defaults(model: type[Sparse]) -> dict[str, Any]:
+    """Return the defaults of the newer fields, to compare with."""
+    return {name: model.model_fields[name].get_default(call_default_factory=True) for name in model.later}
 
 
 class _OneLine(type(BaseModel)):

@@ -11,6 +11,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -238,10 +239,10 @@ class ModelNumbers(Frozen):
 
 def known(name: str) -> KnownModel:
     """Return the model of a name, alias or Hugging Face id, ignoring case. Raises TraceError naming a similar one."""
-    if name.lower() in BY_SPELLING:
-        return BY_SPELLING[name.lower()]
-    near = difflib.get_close_matches(name.lower(), BY_SPELLING, n=1)
-    meant = f"did you mean {BY_SPELLING[near[0]].name}? " if near else ""
+    if name.lower() in by_spelling():
+        return by_spelling()[name.lower()]
+    near = difflib.get_close_matches(name.lower(), by_spelling(), n=1)
+    meant = f"did you mean {by_spelling()[near[0]].name}? " if near else ""
     raise TraceError(f"unknown model {name!r}; {meant}`moereplay models` lists known models")
 
 
@@ -250,7 +251,7 @@ def as_known(geometry: Geometry, name: str) -> Geometry:
 
     The weight format is that of the checkpoint if the experts are stored at its bits.
     """
-    model = BY_SPELLING.get(name.lower())
+    model = by_spelling().get(name.lower())
     if model is None:
         return geometry
     named = model.published.format if geometry.expert_bits == model.published.bits else ""
@@ -297,7 +298,7 @@ def recognised(name: str, geometry: Geometry | None = None) -> KnownModel | None
     stem = re.sub(r"(-\d{5}-of-\d{5})?(\.gguf|\.safetensors)?$", "", file, flags=re.IGNORECASE)
     plain = without_format(stem)
     for spelling in (name, stem, plain, plain.partition("_")[2]):
-        model = BY_SPELLING.get(spelling.lower())
+        model = by_spelling().get(spelling.lower())
         agrees = geometry is None or (model and _shape(model.geometry) == _shape(geometry))
         if model and agrees:
             return model
@@ -339,8 +340,16 @@ def known_model(name: str, numbers: ModelNumbers) -> KnownModel:
     )
 
 
-MODELS: dict[str, KnownModel] = _read(Path(__file__).with_name("models.toml"))
-BY_SPELLING = {spelling: model for model in MODELS.values() for spelling in _spellings(model)}
+@cache
+def known_models() -> dict[str, KnownModel]:
+    """Return the known models by name. They are read when first needed: a replay needs none."""
+    return _read(Path(__file__).with_name("models.toml"))
+
+
+@cache
+def by_spelling() -> dict[str, KnownModel]:
+    """Return the known models by each spelling of their names, in lower case."""
+    return {spelling: model for model in known_models().values() for spelling in _spellings(model)}
 
 
 # -- Static placement: experts that a memory holds in engines that do not move them while they run

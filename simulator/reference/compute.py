@@ -175,7 +175,8 @@ class Compute:
         left = [access for access in accesses if access.served.runs_here]
         while left:
             yield from self._until(partial(self._round_is_due, left))
-            batches = self._links.take_batches()
+            fetches = any(access.served is Served.FETCH for access in left)
+            batches = self._links.take_batches() if fetches else []  # a substitute leaves the batch to its expert
             reading = {transfer.y for batch in batches for transfer in batch.transfers}
             runs = [access for access in left if access.served is not Served.FETCH or access.y in reading]
             yield from self._run_round(runs, batches, layer)

@@ -146,6 +146,17 @@ def test_sequentially_each_expert_is_a_batch_and_a_round() -> None:
     ]  # fmt: skip
 
 
+def test_a_substitute_leaves_the_batch_to_the_expert_that_another_token_fetches() -> None:
+    # three tokens want expert 0, which moves 2-6, parts at 4, 5, 6. Two take 1 and 2 in its place: rounds of their own,
+    # 2-5 and 5-8, the second after the batch has started. Then the parts of 0 are computed: 8-9, 9-10, 10-11
+    logits = [1, 1, -9, -9], [1, -9, 1, -9], [5, -5, -5, -9]
+    source = ListSource(sizes(1, 4, 1, expert_bytes=4), [Prompted([[Cell([0], logits=row)] for row in logits], 3)])
+    where = machine(dense_ns=2, expert_ns=3, prices=BY_MATRIX)
+    outcome = replay_lists(source, 64, where, contract="sequential", miss="substitute", warm=((0, 1), (0, 2)))
+    assert outcome.spans("transfer") == [(2, 6, 0, 0)]
+    assert [(begin, end) for begin, end, _, _ in outcome.spans("stage")] == [(2, 5), (5, 8), (8, 9), (9, 10), (10, 11)]
+
+
 def test_a_rejected_demand_is_part_of_the_batch() -> None:
     # static never admits 2: it takes the bypass buffer, of one expert, so 3 waits for the next round
     outcome = step([2, 3], BY_MATRIX, pool=8, eviction="static:profile=given", profile=((0, 0), (0, 1)),

@@ -12,7 +12,7 @@ from moereplay.simulator.platform import Link, Measured, Platform, Roofline
 from moereplay.simulator.platforms import NAMES, platform, presets
 from moereplay.simulator.rates import Loading
 from moereplay.simulator.times import Times, times_of
-from moereplay.traces.geometry import MODELS
+from moereplay.traces.geometry import known_models
 from moereplay.traces.schema import Geometry
 from tests.kit.cases import at_rate, machine
 from tests.kit.every import every
@@ -38,7 +38,7 @@ def test_every_preset_carries_its_name_and_sources(name: str) -> None:
 @every("model", ["mixtral-8x7b", "gpt-oss-20b", "qwen3-30b-a3b"])
 def test_every_preset_moves_an_expert_slower_than_it_computes_one(name: str, model: str) -> None:
     # offloading is a problem on all of them: the link, not compute, bounds a miss
-    geometry, machine = MODELS[model].geometry, platform(name)
+    geometry, machine = known_models()[model].geometry, platform(name)
     if any(link.layers for link in machine.links):  # halves of this model
         half = geometry.layers // 2
         machine = platform(f"{name}:links.0.layers=0-{half - 1}:links.1.layers={half}-{geometry.layers - 1}")
@@ -52,7 +52,7 @@ def test_presets_are_listed_in_one_order() -> None:
 
 def test_specmds_machine_moves_5_gb_per_second() -> None:
     # a Mixtral expert of 3 * 4096 * 14336 weights at 2 bytes: 352,321,536 bytes / 5e9 = 70.4643072 ms
-    geometry = MODELS["mixtral-8x7b"].geometry
+    geometry = known_models()["mixtral-8x7b"].geometry
     assert Times(platform("a100-5gbps"), geometry, tiers(geometry)).wire_ns[0][0] == [70_464_308]
 
 

@@ -16,7 +16,7 @@ from moereplay.traces.checkpoints import found
 from moereplay.traces.checkpoints.config import numbers_of
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.checkpoints.gguf import TYPES
-from moereplay.traces.geometry import MODELS
+from moereplay.traces.geometry import known_models
 from moereplay.traces.schema import TraceError
 from tests.kit.count_samples import gguf_header
 
@@ -178,7 +178,7 @@ def gemma(tmp_path: Path) -> Path:
 def test_a_gguf_file_says_the_bytes_of_every_layer(tmp_path: Path) -> None:
     made = model_of(str(gemma(tmp_path)))
     # as the phone's route trace has them: tests/traces/test_importers.py
-    assert made.geometry.expert_bytes == MODELS["gemma-4-26b-a4b"].geometry.bytes_by_bits[4]
+    assert made.geometry.expert_bytes == known_models()["gemma-4-26b-a4b"].geometry.bytes_by_bits[4]
     assert (made.geometry.experts, made.geometry.k, made.context) == (128, 8, 262144)
     layer = 2816 * 128 * 4 + 2816 * 2048 * 144 // 256
     assert made.geometry.dense_layer_bytes == (layer,) * 30
@@ -201,7 +201,7 @@ def test_a_split_gguf_is_one_model(tmp_path: Path) -> None:
         tensors |= {f"blk.{part - 1}.attn_norm.weight": ((2880,), F32)}
         (tmp_path / f"m-0000{part}-of-00002.gguf").write_bytes(gguf_header(said if part == 1 else {}, tensors))
     made = model_of(str(tmp_path / "m-00001-of-00002.gguf"))
-    assert made.geometry.expert_bytes == MODELS["gpt-oss-20b"].geometry.bytes_by_bits[4][:2]
+    assert made.geometry.expert_bytes == known_models()["gpt-oss-20b"].geometry.bytes_by_bits[4][:2]
     (tmp_path / "m-00002-of-00002.gguf").unlink()
     with pytest.raises(TraceError, match=r"m-00002-of-00002\.gguf"):
         model_of(str(tmp_path / "m-00001-of-00002.gguf"))

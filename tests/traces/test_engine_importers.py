@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moereplay.traces.geometry import MODELS
+from moereplay.traces.geometry import known_models
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.patterns import interleaved
@@ -284,7 +284,7 @@ def test_logits_that_say_too_little_or_too_much_are_refused(tmp_path: Path) -> N
     assert "is nan: expected a finite number" in said(k=2, router_logits=torch.full((2, 9, 8), torch.nan))
     assert "(batch, tokens) whole numbers for 9 rows" in said(k=2, input_ids=torch.zeros(2, 4, dtype=torch.int64))
     assert "layer 1 differs from" in said(k=2, router_logits=[torch.zeros(9, 8), torch.zeros(8, 8)])
-    known = MODELS["deepseek-v3"]
+    known = known_models()["deepseek-v3"]
     assert "adds a bias that was not recorded" in said(Options(model=known.name, geometry=known.geometry))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.geometry import MODELS
+from moereplay.traces.geometry import known_models
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Geometry
 from tests.kit.importing import DATA, imported, on_real_data, refusal, written
@@ -92,7 +92,7 @@ def test_without_sizes_the_nearest_model_is_named(tmp_path: Path) -> None:
 
 def test_a_model_that_contradicts_the_file_is_refused_with_both_named(tmp_path: Path) -> None:
     path = layers_file(tmp_path / "a.npz", np.zeros((2, 3, 1), np.int16), num_experts=4)
-    olmoe = Options(model="olmoe-1b-7b", geometry=MODELS["olmoe-1b-7b"].geometry)
+    olmoe = Options(model="olmoe-1b-7b", geometry=known_models()["olmoe-1b-7b"].geometry)
     message = refusal(path, olmoe)
     assert "2 layers, 1 of 4 experts" in message
     assert "olmoe-1b-7b has 16 layers, 8 of 64" in message
@@ -215,7 +215,7 @@ def test_meta_that_contradicts_the_rows_is_refused(tmp_path: Path) -> None:
 
 @on_real_data
 def test_the_real_gptoss_collection_has_346_decode_runs() -> None:
-    model = Options(model="gpt-oss-20b", geometry=MODELS["gpt-oss-20b"].geometry)
+    model = Options(model="gpt-oss-20b", geometry=known_models()["gpt-oss-20b"].geometry)
     trace, _ = imported(DATA / "gpt-oss-20b", model)
     assert (trace.requests, trace.tokens) == (346, 111_934)
     assert trace.prompt_lengths.sum() == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from moereplay.traces.geometry import MODELS
+from moereplay.traces.geometry import known_models
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.importers.llama_tables import NOTE
@@ -158,7 +158,7 @@ def test_rows_of_ranks_that_are_wrong_are_named(tmp_path: Path) -> None:
 
 
 def test_the_model_says_how_many_rows_a_token_has(tmp_path: Path) -> None:
-    olmoe = MODELS["olmoe-1b-7b"].geometry
+    olmoe = known_models()["olmoe-1b-7b"].geometry
     prompt = [f"{layer},{one}" for layer in range(16) for one in (*range(8), *range(8, 16))]
     path = text(tmp_path, "a.csv", "layer,expert", *prompt)
     _, (request,) = imported(path, Options(model="olmoe-1b-7b", geometry=olmoe))

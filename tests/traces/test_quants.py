@@ -8,7 +8,7 @@ import pytest
 
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.checkpoints.quants import NAMES, quantised
-from moereplay.traces.geometry import MODELS, KnownModel
+from moereplay.traces.geometry import KnownModel, known_models
 from moereplay.traces.schema import TraceError
 from tests.kit.every import every
 from tests.traces.test_checkpoints import gemma
@@ -40,7 +40,7 @@ def test_sizes_are_those_of_published_files(name: str, quant: str, gib: float, w
 def test_rows_that_do_not_divide_get_a_wider_type() -> None:
     # gemma 4's experts are 704 wide: down in Q8_0 for Q6_K and Q5_0 for Q4_K, gate and up in Q4_K: as its file has them
     found = model_of("gemma-4-26b-a4b", "Q4_K_M").geometry.expert_bytes
-    assert set(found) == set(MODELS["gemma-4-26b-a4b"].geometry.bytes_by_bits[4])
+    assert set(found) == set(known_models()["gemma-4-26b-a4b"].geometry.bytes_by_bits[4])
     # GLM-4.5-Air's are 1,408 = 5.5 x 256 wide, of 4,096: 2/3 at 4.5 bits, 1/3 at 8.5 or 5.5
     weights = 3 * 4096 * 1408
     each = {round(weights * (2 * 4.5 + down) / 3 / 8) for down in (8.5, 5.5)}
@@ -48,7 +48,7 @@ def test_rows_that_do_not_divide_get_a_wider_type() -> None:
 
 
 def test_every_quantisation_of_every_model_has_bytes() -> None:
-    for model in MODELS.values():
+    for model in known_models().values():
         sizes = [total(quantised(model, name)) for name in ("Q2_K", "Q4_K_M", "Q8_0", "BF16")]
         assert sizes == sorted(sizes), model.name
         if model.published.bits > 4:  # four bits stay four bits

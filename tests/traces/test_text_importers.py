@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.traces.geometry import MODELS
+from moereplay.traces.geometry import known_models
 from moereplay.traces.importers.contract import Options
 from tests.kit.importing import DATA, imported, on_real_data, refusal, written
 
@@ -161,7 +161,7 @@ def test_the_real_route_trace_has_157_tokens_and_its_own_sizes() -> None:
 
 @on_real_data
 def test_the_real_route_trace_takes_the_rest_from_its_model() -> None:
-    model = Options(model="gemma-4-26b-a4b", geometry=MODELS["gemma-4-26b-a4b"].geometry)
+    model = Options(model="gemma-4-26b-a4b", geometry=known_models()["gemma-4-26b-a4b"].geometry)
     trace, _ = imported(DATA / "gemma-4-26b-a4b" / "gemma.route.csv", model)
     assert (trace.geometry.k, trace.geometry.expert_bits) == (6, 4)
     assert any("default is 8" in note for note in trace.header.provenance.notes)

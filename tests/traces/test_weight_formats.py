@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moereplay.traces.dense import assumption, dense_of, resolved, with_bits, with_bytes, with_stored
-from moereplay.traces.geometry import MODELS, known, recognised
+from moereplay.traces.geometry import known, known_models, recognised
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options, Origin, Shape, header_for, size_line
 from moereplay.traces.schema import Geometry, Header, Request, TraceError, memory_trace
@@ -47,7 +47,7 @@ def test_a_known_model_has_the_bytes_of_its_own_checkpoint() -> None:
     geometry = known("gpt-oss-20b").geometry
     assert (geometry.expert_bits, geometry.expert_bytes[0]) == (4, 13_219_200)
     assert geometry.bytes_at(16)[0] == 2 * 3 * 2880 * 2880
-    assert {name for name, model in MODELS.items() if model.geometry.expert_bits != 16} == {
+    assert {name for name, model in known_models().items() if model.geometry.expert_bits != 16} == {
         "deepseek-v3",
         "gpt-oss-20b",
         "gpt-oss-120b",
@@ -57,7 +57,7 @@ def test_a_known_model_has_the_bytes_of_its_own_checkpoint() -> None:
 
 
 def test_the_published_format_has_the_stated_whole_bits() -> None:
-    for model in MODELS:
+    for model in known_models():
         published = known(model).published
         assert int(BITS_PER_WEIGHT[published.format]) == published.bits
 

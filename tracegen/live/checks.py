@@ -39,7 +39,7 @@ from moereplay.tracegen.offload.compute import layout_of
 from moereplay.tracegen.offload.memory import compute_on, described, free_memory
 from moereplay.tracegen.offload.part import tokens_of
 from moereplay.tracegen.offload.slow_tier import kind_of
-from moereplay.traces.geometry import BY_SPELLING
+from moereplay.traces.geometry import by_spelling
 from moereplay.traces.schema import Geometry, Trace, memory_trace
 from moereplay.traces.units import GB, MB
 
@@ -160,7 +160,7 @@ class Measuring:
     def _command(self, model: str) -> str:
         rate = f" --throttle {in_words(self.throttle)}" if self.throttle else ""
         where = f"--slow-tier {self.named} --device {self.device}{rate}"
-        of = model if model.lower() in BY_SPELLING else "MODEL"
+        of = model if model.lower() in by_spelling() else "MODEL"
         return f"moereplay calibrate machine {where} --model {of} --layers {self.layers} --out here.toml"
 
     def refusal(self, trace: Trace, config: ReplayConfig) -> str | None:

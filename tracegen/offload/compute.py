@@ -11,7 +11,7 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.tracegen.offload.memory import BITS_PER_WEIGHT, SEED, WEIGHT, Layout
-from moereplay.traces.geometry import MODELS
+from moereplay.traces.geometry import known_models
 from moereplay.traces.schema import Geometry
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -78,7 +78,7 @@ def _hidden(geometry: Geometry, params: int) -> int:
     size = (geometry.experts, geometry.k, params)
     known = {
         model.hidden
-        for model in MODELS.values()
+        for model in known_models().values()
         if (model.geometry.experts, model.geometry.k, model.geometry.expert_params) == size
     }
     return min(known) if known else max(1, isqrt(params // MATRICES))

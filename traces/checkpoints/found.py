@@ -20,7 +20,7 @@ from moereplay.traces.checkpoints.quants import quantised
 from moereplay.traces.checkpoints.tensors import Stored, known_of, model_of_gguf, sizes_of, tensors_of, with_sizes
 from moereplay.traces.dense import dense_of
 from moereplay.traces.documents import Cached, DocumentError, content, from_json, json_text
-from moereplay.traces.geometry import BY_SPELLING, KnownModel, known
+from moereplay.traces.geometry import KnownModel, by_spelling, known
 from moereplay.traces.schema import TraceError, shown
 from moereplay.traces.texts import size
 
@@ -42,7 +42,7 @@ def model_of(spec: str, quant: str = "") -> KnownModel:
 
 
 def _model_of(spec: str) -> KnownModel:
-    if spec.lower() in BY_SPELLING:
+    if spec.lower() in by_spelling():
         return known(spec)
     if spec.startswith(("http://", "https://")):
         return _of_address(spec)
@@ -67,7 +67,7 @@ def _of_file(path: Path) -> KnownModel:
         return model_of_gguf([read_gguf(part) for part in parts_of(path)], path.stem, str(path))
     if path.suffix == ".safetensors":
         return _of_folder(path.parent)
-    found = "is empty: " if not path.stat().st_size else ""
+    found = "" if path.stat().st_size else "the file is empty: "
     raise TraceError(f"{path}: {found}expected a config.json, a GGUF file, or a folder of a checkpoint")
 
 

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 
 from moereplay.traces.exporters import MODULES, NAMES
 from moereplay.traces.files import sha256_of, whole_file, whole_folder
-from moereplay.traces.geometry import BY_SPELLING
+from moereplay.traces.geometry import by_spelling
 from moereplay.traces.schema import LOOKAHEAD, Frozen, Trace, TraceError
 from moereplay.traces.summary import uses
 from moereplay.traces.texts import hint
@@ -157,7 +157,7 @@ def dense_layers(trace: Trace, options: Options) -> tuple[int, tuple[str, ...]]:
     """Return the number of layers before the first one with experts, and a note if the user did not pass it."""
     if options.dense_layers is not None:
         return options.dense_layers, ()
-    model = BY_SPELLING.get(trace.header.provenance.model.lower())
+    model = by_spelling().get(trace.header.provenance.model.lower())
     if model is None:
         return 0, ("assumed: every layer of the model has experts; --dense-layers N if its first N have none",)
     first = (

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator
 from moereplay.traces.dense import check_dense_bits, in_words, with_params, with_stored
 from moereplay.traces.documents import first_fault
 from moereplay.traces.files import digest_of
-from moereplay.traces.geometry import MODELS, recognised
+from moereplay.traces.geometry import known_models, recognised
 from moereplay.traces.importers import sources
 from moereplay.traces.schema import (
     LEAST_BITS,
@@ -243,10 +243,10 @@ def _nearest(shape: Shape) -> str:
     wanted = (shape.layers, shape.experts or shape.highest_id + 1, shape.k)
 
     def distance(name: str) -> float:
-        known = MODELS[name].geometry
+        known = known_models()[name].geometry
         return sum(abs(a - b) / b for a, b in zip(wanted, (known.layers, known.experts, known.k), strict=True))
 
-    return min(sorted(MODELS), key=distance)
+    return min(sorted(known_models()), key=distance)
 
 
 def _bits(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.traces.geometry import BY_SPELLING
+from moereplay.traces.geometry import by_spelling
 from moereplay.traces.importers import archive
 from moereplay.traces.importers.contract import DECODE_ONLY, Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.rows import Survey
@@ -175,7 +175,7 @@ def choice_for(options: Options, place: str, k: int | None = None, model: str = 
 
     Raises TraceError if k is unknown, or if the router needs a correction bias, which was not recorded.
     """
-    named = BY_SPELLING.get(model.lower())
+    named = by_spelling().get(model.lower())
     geometry = options.geometry or (named and named.geometry)
     router = geometry.router if geometry else Router()
     if router.family == "sigmoid_groups":

@@ -81,6 +81,8 @@ class Index(Frozen):
     def entry(self, name: str, where: str) -> Entry:
         """Return the entry of that name. Raises TraceError naming the most similar one."""
         found = {each.name: each for each in self.traces}
+        if not found:
+            raise TraceError(f"{where} has no traces: expected folders NAME.zarr, or an index; pass another --from")
         if name not in found:
             raise TraceError(f"{where} has no trace {name!r}: {hint(name, tuple(found))}")
         return found[name]
