@@ -223,10 +223,6 @@ def test_quoted_cells_that_are_wrong_are_refused_by_their_line(tmp_path: Path) -
         assert expected in refusal(written(tmp_path / "a.csv", f"{CSV}{row}\n"))
 
 
-def test_a_csv_without_its_last_line_end_may_have_been_cut_off(tmp_path: Path) -> None:
-    assert "the last line has no line end" in refusal(written(tmp_path / "a.csv", CSV + "0,0,0,3,12"))
-
-
 def test_line_ends_of_other_systems_are_read(tmp_path: Path) -> None:
     for ends in ["\r\n", "\r"]:
         (tmp_path / "a.csv").write_bytes((CSV + "0,0,0,3,1\n0,1,0,4,2\n\n\n").replace("\n", ends).encode())

@@ -51,10 +51,6 @@ def test_every_array_comes_back_with_header_and_ranges(tmp_path):
     assert trace.prompt_lengths.tolist() == [1, 1, 1]
     np.testing.assert_array_equal(trace.router_bias, BIAS)
     assert trace.complete
-
-
-def test_a_finished_trace_verifies_and_leaves_no_partial(tmp_path):
-    trace = write_trace(tmp_path / "a.zarr", HEADER, [everything(20)], BIAS)
     verify(trace)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.zarr"]
 

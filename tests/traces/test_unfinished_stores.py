@@ -83,11 +83,6 @@ def test_a_resumed_recording_equals_an_undisturbed_one(tmp_path):
         assert again.digest == once.digest, stop
 
 
-def test_resuming_reports_the_committed_requests(tmp_path):
-    commit_some(tmp_path / "a.zarr", [ids_only(20, seed) for seed in range(3)])
-    assert TraceWriter.resume(tmp_path / "a.zarr", PLAIN).requests_done == 3
-
-
 def test_a_second_writer_is_refused_by_the_name_of_the_first(tmp_path):
     with TraceWriter.create(tmp_path / "a.zarr", PLAIN) as first:
         first.append(ids_only(20))
