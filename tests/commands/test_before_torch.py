@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
+
 ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 
 #: Runs each command line with a torch that cannot be imported: what asks for it is named instead of refused.
 RUN = """
@@ -94,6 +98,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("validate miniature --sets text.txt", "text.txt"),
         ("validate miniature --eviction belady", "needs the future"),
         ("validate miniature --platform nope", "unknown platform 'nope'"),
+        ("validate elsewhere.zarr", "'mine'; pass --model"),
         ("validate miniature --requests 0", "--requests"),
         ("validate miniature --out text.txt", "text.txt is not a folder"),
     ],
@@ -132,6 +137,11 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("live miniature --capacity 5%,9%", "expand to 2"),
         ("live miniature --quantiser afine", "unknown quantiser 'afine': did you mean affine?"),
         ("live miniature --eviction belady", "needs the future"),
+        ("live bare --text text.txt", "bare has no tokenizer"),
+        ("live miniature --platform a100", "unknown platform 'a100'"),
+        ("live miniature --text text.txt --record text.txt", "text.txt exists"),
+        ("live miniature --look-ahead 100", "invalid --look-ahead 100: miniature has 16 layers"),
+        ("live miniature --events e", "invalid --events e: expected a name that ends in .parquet or .csv"),
         ("live miniature --field nope", "unknown field 'nope'"),
         ("live miniature --window 3", "--window cannot be combined with --prompts"),
         ("live miniature --revision nope", "a Hugging Face id"),
@@ -170,6 +180,11 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         (f"{RECORD} --temperature 1 --top-p 5", "--top-p: expected at most 1"),
         (f"{RECORD} --revision nope", "a Hugging Face id"),
         (f"{RECORD} --look-ahead -1", "--look-ahead"),
+        (f"{RECORD} --look-ahead 16", "invalid --look-ahead 16: miniature has 16 layers"),
+        (f"{RECORD} --dtype Float32", "unknown --dtype 'Float32': did you mean float32"),
+        (f"{RECORD.replace('miniature', 'bare')} --text text.txt", "has no tokenizer, text cannot be read without one"),
+        (f"{RECORD.replace('miniature', 'headless')} --text text.txt", "no config.json"),
+        (f"{RECORD.replace('miniature', 'weightless')} --text text.txt", "model.safetensors is missing"),
         (f"{RECORD} --limit 0", "--limit"),
         (f"{RECORD} --max-new-tokens 0", "--max-new-tokens"),
         (f"{RECORD} --nope", "unknown option"),
@@ -232,11 +247,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("wrong")
     (made / "text.txt").write_text("a text\n")
     (made / "empty.zarr").mkdir()
-    sample = ROOT / "traces" / "samples" / "miniature.zarr"
-    (made / "good.toml").write_text(f'traces = ["{sample}"]\n[grid]\ncapacity = ["5%", "9%"]\n')
+    (made / "good.toml").write_text(f'traces = ["{SAMPLE}"]\n[grid]\ncapacity = ["5%", "9%"]\n')
     (made / "sets.toml").write_text('[sets.lru]\neviction = "lru"\n')
     (made / "lost.toml").write_text('traces = ["none.zarr"]\n[grid]\ncapacity = ["5%", "9%"]\n')
+    for name, missing in {
+        "bare": "tokenizer.json",
+        "headless": "config.json",
+        "weightless": "model.safetensors",
+    }.items():
+        checkpoint_without(made / name, missing)
+    trace = open_trace(SAMPLE)
+    provenance = trace.header.provenance.model_copy(update={"model": "mine", "revision": ""})
+    header = trace.header.model_copy(update={"provenance": provenance})
+    write_trace(made / "elsewhere.zarr", header, [trace.request(0)], trace.router_bias)
     return made
+
+
+def checkpoint_without(folder: Path, missing: str) -> None:
+    """A checkpoint as far as no torch is needed to read it."""
+    folder.mkdir()
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    files = {"config.json": b'{"model_type": "olmoe"}', "tokenizer.json": b"{}"}
+    files["model.safetensors"] = len(header).to_bytes(8, "little") + header + bytes(4)
+    for name, content in files.items():
+        if name != missing:
+            (folder / name).write_bytes(content)
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +292,3 @@ def test_what_is_wrong_is_refused_without_torch(
         lines = [each for each in stderr.strip().splitlines() if not each.startswith("experts: ")]
         assert (code, stdout) == (2, "") and said in lines[-1], (line, code, stderr)
         assert len(lines) == 1 or not lines[-1].startswith("moereplay: "), (line, stderr)
-
-
-def test_twenty_wrong_inputs_for_every_verb_that_runs_a_model() -> None:
-    assert min(len(cases) for verb, cases in WRONG.items() if verb != "tune --every") >= 20

@@ -78,17 +78,20 @@ def checks(out: Path) -> dict[str, dict]:
 
 def test_the_same_configurations_are_checked_each_time_and_none_twice(sweep, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in (sweep / "out" / "checks").iterdir()}
-    again = moereplay("sweep", "run", sweep / "experiment.toml", "--out", sweep / "out", *CHECK)
+    again = moereplay("sweep", "run", sweep / "experiment.toml", "--out", sweep / "out", "--workers", 1, *CHECK)
     assert again.returncode == 0 and "checked: 3 of 8" in again.stderr and "experts: " not in again.stderr
     assert {path: path.stat().st_mtime_ns for path in (sweep / "out" / "checks").iterdir()} == before
     other = moereplay("sweep", "run", sweep / "experiment.toml", "--out", tmp_path / "out", "--workers", 1, *CHECK)
     assert other.returncode == 0 and checks(tmp_path / "out").keys() == checks(sweep / "out").keys()
 
 
-def test_the_parts_are_those_of_a_sweep_without_checks(sweep, tmp_path):
+def test_a_sweep_without_checks_has_the_same_parts_and_no_figure_of_checks(sweep, tmp_path):
     plain = moereplay("sweep", "run", sweep / "experiment.toml", "--out", tmp_path / "out", "--workers", 1)
     assert plain.returncode == 0 and not (tmp_path / "out" / "checks").exists()
     assert merged(tmp_path / "a", sweep / "out") == merged(tmp_path / "b", tmp_path / "out")
+    refused = moereplay("plot", tmp_path / "out", "--figure", "checks")
+    assert refused.returncode == 2 and "none of these configurations was checked" in refused.stderr
+    assert "checked" not in moereplay("sweep", "show", tmp_path / "out").stdout
 
 
 def test_a_check_has_both_sides_of_the_same_tokens(sweep):
@@ -125,13 +128,6 @@ def test_plot_draws_the_checks(sweep, tmp_path):
     assert "left out: ttft_by_capacity: no TTFT: no request has a prompt" in drawn.stderr
     alone = moereplay("plot", sweep / "out", "--out", tmp_path / "one", "--figure", "checks")
     assert alone.returncode == 0 and len(list((tmp_path / "one").iterdir())) == 3
-
-
-def test_a_sweep_without_checks_has_no_figure_of_them(sweep, tmp_path):
-    moereplay("sweep", "run", sweep / "experiment.toml", "--out", tmp_path / "out", "--workers", 1)
-    refused = moereplay("plot", tmp_path / "out", "--figure", "checks")
-    assert refused.returncode == 2 and "none of these configurations was checked" in refused.stderr
-    assert "checked" not in moereplay("sweep", "show", tmp_path / "out").stdout
 
 
 def test_a_shard_checks_its_own_share(sweep, tmp_path):
@@ -200,8 +196,8 @@ def test_configurations_that_no_real_run_has_are_skipped_by_name(tmp_path):
 
 def test_live_checks_skip_what_reads_the_future(tmp_path):
     # Recorded here: the bundled recording's near ties fall otherwise in the arithmetic of another processor.
-    text = ("--text", ROOT / "tracegen" / "miniature" / "heldout.txt", "--window", 48, "--limit", 2)
-    recorded = moereplay("record", "miniature", *text, "--prompt-tokens", 16, "--out", tmp_path / "mini.zarr")
+    text = ("--text", ROOT / "tracegen" / "miniature" / "heldout.txt", "--window", 16, "--limit", 1)
+    recorded = moereplay("record", "miniature", *text, "--prompt-tokens", 8, "--out", tmp_path / "mini.zarr")
     assert recorded.returncode == 0, recorded.stderr
     file = tmp_path / "live.toml"
     file.write_text(LIVE)

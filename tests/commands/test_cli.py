@@ -248,6 +248,7 @@ REFUSALS = {
     "unknown subject": (["recommend", "miniture"], "unknown model or trace 'miniture': did you mean miniature?"),
     "unknown live model": (["live", "miniture", "--trace", "TRACE"], "did you mean miniature?"),
     "trace beside it": (["replay", "TYPO"], "did you mean "),
+    "events of another kind": (["replay", "TRACE", "--events", "e.txt"], "a name that ends in .parquet or .csv"),
     "unknown name": (["policies", "lruu"], "did you mean lru?"),
     "plot of nothing": (["plot", "TRACE"], "which is a trace; make some with: moereplay replay /"),
     "foreign file": (["import", "FOREIGN", "--out", "new.zarr"], "FOREIGN"),
@@ -350,10 +351,9 @@ def test_a_read_only_trace_is_replayed_from_the_user_cache(small, tmp_path):
 
 
 def test_both_engines_print_the_same(small):
-    arguments = ("replay", small, "--capacity", "10%,30%", "--prefetch", "none,top_k", "--workers", 2)
-    shown = [
-        moereplay(*arguments, *engine).stdout for engine in ((), ("--engine", "compiled"), ("--engine", "reference"))
-    ]
+    arguments = ("replay", small, "--capacity", "10%,30%", "--prefetch", "none,top_k", "--workers")
+    engines = ((2,), (1, "--engine", "compiled"), (1, "--engine", "reference"))
+    shown = [moereplay(*arguments, *engine).stdout for engine in engines]
     assert "lru" in shown[0]
     assert shown[0] == shown[1] == shown[2]
 

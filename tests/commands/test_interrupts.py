@@ -19,7 +19,6 @@ import typer
 
 from moereplay import command as entry
 from moereplay.commands.sweep import sweep_run as sweep_run_verb
-from moereplay.results.files import write_events
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.sweeps.processes import in_processes
@@ -32,16 +31,6 @@ sweep_run = in_python(sweep_run_verb)
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 #: On a machine that does something else beside; on a quiet one it is a few milliseconds.
 SOON = 5.0
-
-
-def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
-    def interrupted(handle: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_events(tmp_path / "events.csv", [])
-    assert list(tmp_path.iterdir()) == []
 
 
 # processes

@@ -4,50 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import polars as pl
 import pytest
 
-from moereplay import command as entry
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace, verify
+from tests.kit.command import moereplay_here as moereplay
 from tests.kit.every import every
 from tests.kit.tiny_checkpoints import checkpoint
 
 SETTINGS = ("--capacity", "40%", "--device", "cpu")
 CHANGING = ("--routing", "cache_prior:lam=.8:top_j=1", "--prefetch", "top_k")
-
-
-class Ran(NamedTuple):
-    """A run of the command."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command line in this process, which has torch already."""
-
-    def command(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["moereplay", *map(str, arguments)])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            entry.main()
-        code = ended.value.code
-        said = capsys.readouterr()
-        return Ran(code if isinstance(code, int) else 0, said.out, said.err)
-
-    return command
 
 
 @pytest.fixture(scope="module")
@@ -64,40 +33,40 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def recorded(run: Run, model: Path, text: Path, path: Path) -> Trace:
+def recorded(model: Path, text: Path, path: Path) -> Trace:
     """A live run of two windows, written as a trace."""
     windows = ("--text", text, "--window", 24, "--prompt-tokens", 8, "--limit", 2)
-    assert run("live", model, *windows, *SETTINGS, *CHANGING, "--record", path).code == 0
+    assert moereplay("live", model, *windows, *SETTINGS, *CHANGING, "--record", path).returncode == 0
     return open_trace(path)
 
 
-def test_a_recorded_run_replays_to_the_same_numbers(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
-    trace = recorded(run, model, text, tmp_path / "run.zarr")
+def test_a_recorded_run_replays_to_the_same_numbers(model: Path, text: Path, tmp_path: Path) -> None:
+    trace = recorded(model, text, tmp_path / "run.zarr")
     verify(trace)
     assert (trace.requests, trace.tokens, trace.prompt_lengths.tolist()) == (2, 48, [8, 8])
     assert "recorded live under routing cache_prior:lam=0.8:top_j=1" in trace.header.provenance.notes[0]
-    again = run("live", model, "--trace", trace.path, *SETTINGS, *CHANGING, "--json")
-    replayed = run("replay", trace.path, *SETTINGS[:2], *CHANGING, "--json")
-    ours, theirs = json.loads(again.out), json.loads(replayed.out)
+    again = moereplay("live", model, "--trace", trace.path, *SETTINGS, *CHANGING, "--json")
+    replayed = moereplay("replay", trace.path, *SETTINGS[:2], *CHANGING, "--json")
+    ours, theirs = json.loads(again.stdout), json.loads(replayed.stdout)
     assert (ours["about"]["label"], theirs["about"]["label"]) == ("LIVE, emulated", "SIMULATED, open-loop")
     for part in ("config", "totals", "per_layer", "per_request"):
         assert ours[part] == theirs[part]
     assert ours["quality"]["total"]["tokens"] == 46 and ours["quality"]["total"]["kl"] > 0
 
 
-def test_the_table_says_what_is_simulated_and_what_it_costs(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
+def test_the_table_says_what_is_simulated_and_what_it_costs(model: Path, text: Path, tmp_path: Path) -> None:
     events = tmp_path / "events.parquet"
-    ran = run("live", model, "--text", text, "--window", 24, *SETTINGS, "--miss", "drop:keep=1", "--events", events)
-    assert ran.out.startswith("LIVE, emulated: tiny, 4 requests, 96 tokens\n")
+    ran = moereplay(
+        "live", model, "--text", text, "--window", 24, *SETTINGS, "--miss", "drop:keep=1", "--events", events
+    )
+    assert ran.stdout.startswith("LIVE, emulated: tiny, 4 requests, 96 tokens\n")
     for heading in ("hit rate", "collisions", "SIMULATED TTFT ms", "perplexity, unmodified", "KL, nats per token"):
-        assert re.search(rf"^{heading} +[\d.,e-]+$", ran.out, re.M)  # a line for each figure
-    assert "tokens/s" in ran.err and f"wrote {events}" in ran.err
+        assert re.search(rf"^{heading} +[\d.,e-]+$", ran.stdout, re.M)  # a line for each figure
+    assert "tokens/s" in ran.stderr and f"wrote {events}" in ran.stderr
     assert {"hits", "expert"} <= set(pl.read_parquet(events)["kind"])
 
 
-def test_a_preset_and_a_policy_of_ones_own_run_live_as_they_replay(
-    run: Run, model: Path, text: Path, tmp_path: Path
-) -> None:
+def test_a_preset_and_a_policy_of_ones_own_run_live_as_they_replay(model: Path, text: Path, tmp_path: Path) -> None:
     """specmd-4 routes by the cache; the options beside it, a policy file's eviction among them, win."""
     (tmp_path / "mine.py").write_text(
         "from moereplay.policies.contract import Eviction\n\n\n"
@@ -115,23 +84,26 @@ def test_a_preset_and_a_policy_of_ones_own_run_live_as_they_replay(
         "40%",
     )
     windows = ("--text", text, "--window", 24, "--prompt-tokens", 8, "--limit", 2, "--record", tmp_path / "run.zarr")
-    live = run("live", model, *windows, *chosen, "--device", "cpu", "--json")
-    assert live.code == 0, live.err
-    ours, theirs = json.loads(live.out), json.loads(run("replay", tmp_path / "run.zarr", *chosen, "--json").out)
+    live = moereplay("live", model, *windows, *chosen, "--device", "cpu", "--json")
+    assert live.returncode == 0, live.stderr
+    ours, theirs = (
+        json.loads(live.stdout),
+        json.loads(moereplay("replay", tmp_path / "run.zarr", *chosen, "--json").stdout),
+    )
     assert ours["config"]["eviction"].startswith("newest@") and ours["config"]["contract"] == "sequential"
     assert ours["config"]["routing"] == "cache_prior:lam=0.3:top_j=0"
     assert ours["config"] == theirs["config"] and ours["totals"] == theirs["totals"]
 
 
-def test_prompts_are_continued_under_the_policies(run: Run, model: Path, tmp_path: Path) -> None:
+def test_prompts_are_continued_under_the_policies(model: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("fast memory\nslow\n")
     written = []
     for seed in (1, 1, 2):
         path = tmp_path / f"{len(written)}.zarr"
         sampled = ("--max-new-tokens", 9, "--temperature", 1.5, "--seed", seed, "--record", path, "--no-quality")
-        ran = run("live", model, "--prompts", prompts, *SETTINGS, *CHANGING, *sampled)
-        assert ran.code == 0 and "perplexity" not in ran.out
+        ran = moereplay("live", model, "--prompts", prompts, *SETTINGS, *CHANGING, *sampled)
+        assert ran.returncode == 0 and "perplexity" not in ran.stdout
         written.append(open_trace(path).read("token_ids").tolist())
     assert len(written[0]) == len("fast memory") + 8 + len("slow") + 8
     assert written[0] == written[1] != written[2]
@@ -147,29 +119,29 @@ def test_prompts_are_continued_under_the_policies(run: Run, model: Path, tmp_pat
     ],
 )
 def test_what_cannot_run_is_one_line_and_exit_code_2(
-    arguments: tuple[object, ...], said: str, run: Run, model: Path, text: Path
+    arguments: tuple[object, ...], said: str, model: Path, text: Path
 ) -> None:
-    ran = run("live", model, "--device", "cpu", *(text if part == "TEXT" else part for part in arguments))
-    assert ran.code == 2 and not ran.out
-    last = ran.err.splitlines()[-1]
+    ran = moereplay("live", model, "--device", "cpu", *(text if part == "TEXT" else part for part in arguments))
+    assert ran.returncode == 2 and not ran.stdout
+    last = ran.stderr.splitlines()[-1]
     assert last.startswith("moereplay: ") and said.replace("TEXT", str(text)) in last
 
 
 def test_an_interrupted_run_leaves_nothing(
-    run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("moereplay.tracegen.live.source.Emulation.take", interrupt)
-    ran = run("live", model, "--text", text, "--window", 24, *SETTINGS, "--record", tmp_path / "run.zarr")
-    assert ran.code == 130 and ran.err.splitlines()[-1] == "interrupted: nothing was written"
+    ran = moereplay("live", model, "--text", text, "--window", 24, *SETTINGS, "--record", tmp_path / "run.zarr")
+    assert ran.returncode == 130 and ran.stderr.splitlines()[-1] == "interrupted: nothing was written"
     assert not list(tmp_path.glob("run.zarr*"))
 
 
-def test_another_models_trace_is_refused(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
-    trace = recorded(run, model, text, tmp_path / "run.zarr")
+def test_another_models_trace_is_refused(model: Path, text: Path, tmp_path: Path) -> None:
+    trace = recorded(model, text, tmp_path / "run.zarr")
     other = checkpoint(tmp_path / "other", "olmoe", initializer_range=0.2)
-    ran = run("live", other, "--trace", trace.path, *SETTINGS)
-    assert ran.code == 2
-    assert "was recorded from other weights (tiny) than those of other" in ran.err.splitlines()[-1]
+    ran = moereplay("live", other, "--trace", trace.path, *SETTINGS)
+    assert ran.returncode == 2
+    assert "was recorded from other weights (tiny) than those of other" in ran.stderr.splitlines()[-1]

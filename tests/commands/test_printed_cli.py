@@ -82,32 +82,6 @@ def test_inspect_says_what_its_columns_are() -> None:
     assert "0.125 by chance" in shown
 
 
-@every(
-    "words, said",
-    [
-        (
-            ("replay", "miniature", "--events", "e.txt"),
-            "invalid --events e.txt: expected a name that ends in .parquet or .csv",
-        ),
-        (
-            ("live", "miniature", "--events", "e"),
-            "invalid --events e: expected a name that ends in .parquet or .csv",
-        ),
-        (
-            ("record", "miniature", "--out", "new.zarr", "--look-ahead", 16),
-            "invalid --look-ahead 16: miniature has 16 layers",
-        ),
-        (("live", "miniature", "--look-ahead", 100), "invalid --look-ahead 100: miniature has 16 layers"),
-    ],
-    apart=True,
-)
-def test_what_cannot_be_done_is_refused_before_anything_runs(words: tuple[object, ...], said: str, tmp_path) -> None:
-    ended = moereplay(*words, cwd=tmp_path)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith(f"moereplay: {said}") and ended.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rows_that_are_not_shown_are_counted() -> None:
     words = (*REPLAY, "--capacity", "25%,50%", "--eviction", "lru,fifo,least_stale", "--engine", "compiled")
     some, all_of_them = moereplay(*words, "--top", 2), moereplay(*words)

@@ -6,15 +6,14 @@ import gzip
 import json
 import re
 import sys
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 import transformers
 
-from moereplay import command as entry
 from moereplay.commands.terminal import RequestMeter
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
@@ -22,35 +21,15 @@ from moereplay.tracegen import folder as folders
 from moereplay.tracegen.record import Progress
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace, verify
+from tests.kit.command import moereplay_here
 from tests.kit.tiny_checkpoints import checkpoint
 
 PROMPTS = [{"q": "def f(x):", "n": 1}, {"q": "Hello", "n": 2}, {"q": "a b c", "n": 3}]
 
 
-class Said(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-
-Command = Callable[..., Said]
-
-
-@pytest.fixture
-def moe(monkeypatch, capsys) -> Command:
-    """The command in this process: a process of its own would load torch for ten seconds, test by test."""
-
-    def run(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["moereplay", "record", *map(str, arguments)])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        capsys.readouterr()
-        try:
-            entry.main()
-        except SystemExit as end:
-            return Said(int(end.code or 0), *capsys.readouterr())
-        raise AssertionError("a command ends with an exit code")
-
-    return run
+def moe(*arguments: object) -> CompletedProcess[str]:
+    """`record` in this process: one of its own would load torch for ten seconds, test by test."""
+    return moereplay_here("record", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +44,10 @@ def questions(tmp_path_factory) -> Path:
     return path
 
 
-def refusal(said: Said) -> str:
+def refusal(said: CompletedProcess[str]) -> str:
     """The last line of a command that failed as it should: one line, from us."""
     *before, last = said.stderr.splitlines()
-    assert said.code == 2
+    assert said.returncode == 2
     assert not said.stdout
     assert last.startswith("moereplay: ")
     assert all(re.match(r"loading |recording |\d+/\d+ requests, ", line) for line in before)
@@ -78,10 +57,10 @@ def refusal(said: Said) -> str:
 # What it does
 
 
-def test_prompts_become_a_trace(moe, tiny, questions, tmp_path):
+def test_prompts_become_a_trace(tiny, questions, tmp_path):
     out = tmp_path / "a.zarr"
     said = moe(tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5, "--out", out)
-    assert (said.code, said.stdout) == (0, "")
+    assert (said.returncode, said.stdout) == (0, "")
     trace = open_trace(out)
     verify(trace)
     assert trace.prompt_lengths.tolist() == [9, 5, 5]
@@ -95,13 +74,13 @@ def test_prompts_become_a_trace(moe, tiny, questions, tmp_path):
     assert lines[-1].startswith("mean nll ")
 
 
-def test_text_becomes_windows(moe, tiny, tmp_path):
+def test_text_becomes_windows(tiny, tmp_path):
     (tmp_path / "a.txt").write_text("one text\n" * 20)
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"another text\n" * 20))
     texts = ("--text", tmp_path / "a.txt", "--text", tmp_path / "b.txt.gz", "--window", 32)
     options = ("--prompt-tokens", 24, "--limit", 7, "--no-logits", "--look-ahead", 1)
     said = moe(tiny, *texts, *options, "--out", tmp_path / "a.zarr")
-    assert said.code == 0, said.stderr
+    assert said.returncode == 0, said.stderr
     trace = open_trace(tmp_path / "a.zarr")
     assert trace.prompt_lengths.tolist() == [24] * 7
     assert trace.tokens == 7 * 32
@@ -109,7 +88,7 @@ def test_text_becomes_windows(moe, tiny, tmp_path):
     assert "a.txt+b.txt.gz: 7 windows of 32" in trace.header.provenance.prompts
 
 
-def test_sampling_order_and_limit_follow_the_seed(moe, tiny, questions, tmp_path):
+def test_sampling_order_and_limit_follow_the_seed(tiny, questions, tmp_path):
     def made(name: str, seed: int) -> Trace:
         draws = ("--temperature", 1, "--top-k", 20, "--top-p", 0.9, "--seed", seed, "--shuffle", "--limit", 2)
         out = tmp_path / name
@@ -127,7 +106,7 @@ def test_sampling_order_and_limit_follow_the_seed(moe, tiny, questions, tmp_path
             "--out",
             out,
         )
-        assert said.code == 0, said.stderr
+        assert said.returncode == 0, said.stderr
         return open_trace(out)
 
     first, again, other = made("a.zarr", 1), made("b.zarr", 1), made("c.zarr", 2)
@@ -135,19 +114,19 @@ def test_sampling_order_and_limit_follow_the_seed(moe, tiny, questions, tmp_path
     assert first.header.provenance.dtype == "bfloat16"
 
 
-def test_the_miniature_brings_its_own_prompts(moe, tiny, questions, tmp_path, monkeypatch):
+def test_the_miniature_brings_its_own_prompts(tiny, questions, tmp_path, monkeypatch):
     bundled = checkpoint(tmp_path / "miniature")
     (bundled / "prompts.jsonl").write_text('{"prompt": "x = 1"}\n')
     monkeypatch.setattr(folders, "MINIATURE", bundled)
     said = moe("miniature", "--max-new-tokens", 3, "--out", tmp_path / "a.zarr")
-    assert said.code == 0, said.stderr
+    assert said.returncode == 0, said.stderr
     assert open_trace(tmp_path / "a.zarr").header.provenance.model == "miniature"
 
 
-def test_a_recorded_trace_replays(moe, tiny, questions, tmp_path):
+def test_a_recorded_trace_replays(tiny, questions, tmp_path):
     """Look-ahead, logits and weights are there for policies that need them; 31 tokens, 3 layers, 4 of 16 experts."""
     out = tmp_path / "a.zarr"
-    assert moe(tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5, "--out", out).code == 0
+    assert moe(tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5, "--out", out).returncode == 0
     config = configure(capacity="25%", prefetch="top_k", eviction="score", routing="cache_prior", passes="token")
     totals = replay(open_trace(out), config).totals
     assert totals["accesses"] == 31 * 3 * 4
@@ -157,9 +136,9 @@ def test_a_recorded_trace_replays(moe, tiny, questions, tmp_path):
 # Interrupted
 
 
-def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(moe, tiny, questions, tmp_path, monkeypatch):
+def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(tiny, questions, tmp_path, monkeypatch):
     given = (tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5)
-    assert moe(*given, "--out", tmp_path / "whole.zarr").code == 0
+    assert moe(*given, "--out", tmp_path / "whole.zarr").returncode == 0
 
     def stop(meter: RequestMeter, at: Progress) -> None:
         if at.done == stop_at:
@@ -169,12 +148,12 @@ def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(moe, tiny, questions, 
     with monkeypatch.context() as patch:
         patch.setattr(RequestMeter, "update", stop)
         said = moe(*given, "--out", tmp_path / "a.zarr")
-        assert (said.code, said.stderr.splitlines()[-1]) == (130, "interrupted: nothing was recorded")
+        assert (said.returncode, said.stderr.splitlines()[-1]) == (130, "interrupted: nothing was recorded")
         assert not list(tmp_path.glob("a.zarr*"))
     interrupt_in_third_prompt(monkeypatch)
     said = moe(*given, "--out", tmp_path / "a.zarr")
     kept = f"recorded requests are kept in {tmp_path}/a.zarr.partial"
-    assert (said.code, said.stderr.splitlines()[-1]) == (
+    assert (said.returncode, said.stderr.splitlines()[-1]) == (
         130,
         f"interrupted: {kept}; run the same command with --resume to continue",
     )
@@ -183,7 +162,7 @@ def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(moe, tiny, questions, 
         moe(*given, "--out", tmp_path / "a.zarr")
     )
     said = moe(*given, "--out", tmp_path / "a.zarr", "--resume")
-    assert said.code == 0, said.stderr
+    assert said.returncode == 0, said.stderr
     assert "resuming after 2 of 3 requests" in said.stderr
     assert open_trace(tmp_path / "a.zarr").digest == open_trace(tmp_path / "whole.zarr").digest
 
@@ -202,7 +181,7 @@ def interrupt_in_third_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "continued", interrupted)
 
 
-def test_an_error_on_the_way_says_what_is_kept(moe, tiny, questions, tmp_path, monkeypatch):
+def test_an_error_on_the_way_says_what_is_kept(tiny, questions, tmp_path, monkeypatch):
     from moereplay.tracegen import record as recording
 
     original, calls = recording.continued, iter(range(10))
@@ -222,7 +201,7 @@ def test_an_error_on_the_way_says_what_is_kept(moe, tiny, questions, tmp_path, m
 # Mistakes
 
 
-def test_options_that_make_no_sense_together_are_named(moe, tiny, questions, tmp_path):
+def test_options_that_make_no_sense_together_are_named(tiny, questions, tmp_path):
     out = ("--out", tmp_path / "a.zarr")
     prompts, text = ("--prompts", questions, "--field", "q"), ("--text", questions)
     wrong = [
@@ -239,12 +218,12 @@ def test_options_that_make_no_sense_together_are_named(moe, tiny, questions, tmp
         assert refusal(moe(tiny, *options, *out)).startswith(said)
 
 
-def test_what_is_wrong_with_prompts_is_said_before_a_model_is_loaded(moe, questions, tmp_path):
+def test_what_is_wrong_with_prompts_is_said_before_a_model_is_loaded(questions, tmp_path):
     said = moe(tmp_path / "no-such-model", "--prompts", questions, "--field", "prompt", "--out", tmp_path / "a.zarr")
     assert refusal(said) == f"{questions}, line 1: unknown field 'prompt': it has q, n"
 
 
-def test_a_taken_path_is_said_before_a_model_is_loaded(moe, questions, tmp_path):
+def test_a_taken_path_is_said_before_a_model_is_loaded(questions, tmp_path):
     given = (tmp_path / "no-such-model", "--prompts", questions, "--field", "q", "--out", tmp_path / "a.zarr")
     (tmp_path / "a.zarr.partial").mkdir()
     assert "a.zarr.partial exists, an unfinished recording" in refusal(moe(*given))
@@ -252,17 +231,17 @@ def test_a_taken_path_is_said_before_a_model_is_loaded(moe, questions, tmp_path)
     assert refusal(moe(*given, "--resume")) == f"{tmp_path}/a.zarr exists; choose another path or remove it"
 
 
-def test_a_prompt_that_does_not_fit_is_named_and_can_be_cut(moe, tiny, tmp_path):
+def test_a_prompt_that_does_not_fit_is_named_and_can_be_cut(tiny, tmp_path):
     (tmp_path / "a.txt").write_text("short\n" + "x" * 99 + "\n")
     given = (tiny, "--prompts", tmp_path / "a.txt", "--max-new-tokens", 5, "--out", tmp_path / "a.zarr")
     assert refusal(moe(*given)).startswith(
         "prompt 2 has 99 tokens, with 5 new ones more than the model's context of 64; use --truncate"
     )
-    assert moe(*given, "--truncate").code == 0
+    assert moe(*given, "--truncate").returncode == 0
     assert open_trace(tmp_path / "a.zarr").prompt_lengths.tolist() == [5, 60]
 
 
-def test_a_model_without_experts_is_refused(moe, questions, tmp_path):
+def test_a_model_without_experts_is_refused(questions, tmp_path):
     dense = checkpoint(tmp_path / "dense")
     (dense / "model.safetensors").unlink()
     small = transformers.LlamaConfig(
@@ -274,7 +253,7 @@ def test_a_model_without_experts_is_refused(moe, questions, tmp_path):
     assert said.endswith("nothing was recorded")
 
 
-def test_without_torch_one_line_says_what_to_install(moe, tiny, questions, tmp_path, monkeypatch):
+def test_without_torch_one_line_says_what_to_install(tiny, questions, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     said = moe(tiny, "--prompts", questions, "--field", "q", "--out", tmp_path / "a.zarr")
     assert refusal(said).startswith("recording needs torch and transformers: pip install -e ")

@@ -49,12 +49,18 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory) -> Path:
-    """A sweep of some seconds, and its undisturbed results in `whole`."""
+    """The experiment of a sweep of some seconds."""
     folder = tmp_path_factory.mktemp("long")
     store_trace(folder / "long.zarr", prompt_tokens=20, decode_tokens=40)
     (folder / "long.toml").write_text(LONG)
-    sweep_run(folder / "long.toml", str(folder / "whole"), workers=1)
     return folder
+
+
+@pytest.fixture(scope="module")
+def whole(long) -> Path:
+    """Its undisturbed results."""
+    sweep_run(long / "long.toml", str(long / "whole"), workers=1)
+    return long / "whole"
 
 
 def test_a_finished_sweep_says_what_it_is_and_does_nothing_twice(folder):
@@ -65,19 +71,20 @@ def test_a_finished_sweep_says_what_it_is_and_does_nothing_twice(folder):
     assert sorted(folder.glob("out/part-*")) == before
 
 
-@pytest.mark.parametrize("table", ["configurations", "layers", "bounds"])
-def test_a_damaged_part_is_named_and_not_called_stored(folder, tmp_path, table):
+def test_a_damaged_part_is_named_and_not_called_stored(folder, tmp_path):
     """It is found before the night that a sweep takes. Once it is removed, the same command completes the sweep."""
     out = tmp_path / "out"
     shutil.copytree(folder / "out", out)
-    file = next(out.glob(f"part-*/{table}.parquet"))
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 4
-    file.write_bytes(data)
-    code, _, said = moereplay("sweep", "run", folder / "experiment.toml", "--out", out)
-    assert code == 2 and f"{file.parent.name}/{table}.parquet is damaged" in said and "stored" not in said
+    for table in ("configurations", "layers", "bounds"):
+        file = next(out.glob(f"part-*/{table}.parquet"))
+        content = file.read_bytes()
+        middle = len(content) // 2
+        file.write_bytes(content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :])
+        code, _, said = moereplay("sweep", "run", folder / "experiment.toml", "--out", out)
+        assert code == 2 and f"{file.parent.name}/{table}.parquet is damaged" in said and "stored" not in said
+        file.write_bytes(content)
     shutil.rmtree(file.parent)
-    code, _, said = moereplay("sweep", "run", folder / "experiment.toml", "--out", out, *SLOWLY)
+    code, _, said = moereplay("sweep", "run", folder / "experiment.toml", "--out", out, "--workers", 1, *SLOWLY)
     assert code == 0, said
     assert merged(tmp_path / "a", out) == merged(tmp_path / "b", folder / "out")
 
@@ -95,12 +102,6 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(folder, tmp_path):
     assert re.search(r"time +about 0:00:0\d with \d+ workers, engine", out)
     assert re.search(r"memory +about [\d,]+ MiB per process", out)
     assert not (tmp_path / "no").exists()
-
-
-def test_shards_in_one_folder_are_the_whole(folder, tmp_path):
-    for part in ("1/2", "2/2"):
-        sweep_run(folder / "experiment.toml", str(tmp_path / "out"), workers=1, shard=part)
-    assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", folder / "out")
 
 
 def test_show_ranks_filters_and_groups(folder, capsys):
@@ -218,6 +219,7 @@ def test_compare_takes_a_users_policy_without_the_version_of_its_file(tmp_path, 
         done = moereplay_alone(
             *("replay", tmp_path / "t.zarr", "--policy-file", tmp_path / "mine.py", "--engine", "reference"),
             *("--eviction", "lru,mine", "--capacity", "40%", "--passes", "token", "--out", tmp_path / "out"),
+            *("--workers", 1),
         )
         assert done.returncode == 0, done.stderr
         if times == 2:
@@ -281,7 +283,7 @@ def wait_for_parts(process: subprocess.Popen[str], out: Path, more_than: int) ->
 
 
 @pytest.mark.long
-def test_ctrl_c_finishes_what_is_in_flight_and_says_how_to_resume(long, tmp_path):
+def test_ctrl_c_finishes_what_is_in_flight_and_says_how_to_resume(long, whole, tmp_path):
     process = start("sweep", "run", long / "long.toml", "--out", tmp_path / "out", "--workers", 2, *SLOWLY)
     wait_for_parts(process, tmp_path / "out", 1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
@@ -293,11 +295,11 @@ def test_ctrl_c_finishes_what_is_in_flight_and_says_how_to_resume(long, tmp_path
     code, _, said = moereplay("sweep", "run", long / "long.toml", "--out", tmp_path / "out", "--workers", 1)
     assert code == 0
     assert f"{stored[1]} already stored" in said
-    assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", long / "whole")
+    assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", whole)
 
 
 @pytest.mark.long
-def test_kills_of_driver_and_workers_lose_nothing_that_is_stored(long, tmp_path):
+def test_kills_of_driver_and_workers_lose_nothing_that_is_stored(long, whole, tmp_path):
     dice, out, killed = random.Random(4), tmp_path / "out", {"drivers": 0, "workers": 0}
     command = ("sweep", "run", long / "long.toml", "--out", out, "--workers", 2, *SLOWLY)
     for _ in range(ROUNDS):
@@ -318,7 +320,7 @@ def test_kills_of_driver_and_workers_lose_nothing_that_is_stored(long, tmp_path)
     assert min(killed.values()) > 0
     code, _, said = moereplay(*command)
     assert code == 0, said
-    assert merged(tmp_path / "a", out) == merged(tmp_path / "b", long / "whole")
+    assert merged(tmp_path / "a", out) == merged(tmp_path / "b", whole)
 
 
 def wait_for_end(pids: list[int]) -> None:
@@ -337,11 +339,14 @@ def is_zombie(pid: int) -> bool:
 
 
 def test_a_dead_worker_is_replaced_and_its_work_done_again(long, tmp_path):
-    process = start("sweep", "run", long / "long.toml", "--out", tmp_path / "out", "--workers", 1, *SLOWLY)
+    half = f"grid.capacity={json.dumps(CAPACITIES[::2])}"
+    command = ("sweep", "run", long / "long.toml", "--set", half, "--workers", 1)
+    process = start(*command, *SLOWLY, "--out", tmp_path / "out")
     wait_for_parts(process, tmp_path / "out", 0)
     (worker,) = children(process.pid)
     os.kill(worker, signal.SIGKILL)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    assert f"{7 * len(CAPACITIES)}/{7 * len(CAPACITIES)} replays" in said
-    assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", long / "whole")
+    assert f"{7 * len(CAPACITIES) // 2}/{7 * len(CAPACITIES) // 2} replays" in said
+    assert moereplay(*command, "--out", tmp_path / "whole")[0] == 0
+    assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", tmp_path / "whole")

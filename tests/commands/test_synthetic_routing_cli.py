@@ -37,7 +37,7 @@ def trace(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def results(trace: Path) -> Path:
     folder = trace.parent / "out"
-    grid = ("--eviction", "lru,fifo", "--capacity", "25%", "--passes", "token", "--engine", "reference")
+    grid = ("--eviction", "lru,fifo", "--capacity", "25%", "--passes", "token", "--engine", "reference", "--workers", 1)
     shown = said("replay", trace, *grid, "--out", folder)
     assert SAID in shown and "±" not in shown and "(95" not in shown
     return folder
@@ -70,7 +70,7 @@ def test_every_table_says_it_and_has_no_interval(trace: Path, results: Path):
         assert SAID in shown and re.search(r"± ?\d", shown) is None
     (row,) = [json.loads(line) for line in said("sweep", "compare", results, "lru", "--json").splitlines()]
     assert row["half_width"] is None and row["better"] == "can't tell" and row["difference"]
-    for verb in (("curve", trace, "--eviction", "lru"), ("bounds", trace, "--capacity", "25%")):
+    for verb in (("curve", trace, "--eviction", "lru"), ("bounds", trace, "--capacity", "25%", "--workers", 1)):
         assert SAID in said(*verb)
 
 

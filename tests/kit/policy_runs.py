@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from moereplay.simulator.source import Mixture, Pass, TraceSource
 from moereplay.simulator.times import Times
 from moereplay.traces.routers import weigh
 from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
+from moereplay.traces.writer import write_trace
 from tests.kit.cases import at_rate
 
 SIZE = 5  # bytes of an expert
@@ -54,6 +56,13 @@ def random_trace(seed: int, sizes: Sizes) -> Trace:
     rng = np.random.Generator(np.random.PCG64(seed))
     header = Header(geometry=geometry_of(sizes), lookahead_depth=sizes.depth)
     return memory_trace(header, [_request(rng, sizes) for _ in range(sizes.requests)])
+
+
+def stored_trace(path: Path, sizes: Sizes) -> Path:
+    """A random trace in a file."""
+    made = random_trace(1, sizes)
+    write_trace(path, made.header, [made.request(at) for at in range(made.requests)], made.router_bias)
+    return path
 
 
 def geometry_of(sizes: Sizes) -> Geometry:

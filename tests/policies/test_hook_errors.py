@@ -17,9 +17,8 @@ from moereplay.simulator.replay import replay
 from moereplay.sweeps.jobs import Batch, compute, job_of
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace
-from moereplay.traces.writer import write_trace
 from tests.kit.every import every
-from tests.kit.policy_runs import Sizes, random_trace
+from tests.kit.policy_runs import Sizes, stored_trace
 
 #: The class of a policy that gives each hook.
 KINDS = {name: "Eviction" if name in EVENTS else hook.kinds[0].title() for name, hook in HOOKS.items()}
@@ -70,10 +69,8 @@ def said(folder: Path, error: str = "ValueError: of mine: raise ValueError('of m
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Two requests of twelve tokens through four layers of eight experts."""
-    path = tmp_path_factory.mktemp("small") / "small.zarr"
-    made = random_trace(1, Sizes(layers=4, experts=8, tokens=12, prompt=4, requests=2, depth=1, size=1000))
-    write_trace(path, made.header, [made.request(at) for at in range(made.requests)], made.router_bias)
-    return open_trace(path)
+    sizes = Sizes(layers=4, experts=8, tokens=12, prompt=4, requests=2, depth=1, size=1000)
+    return open_trace(stored_trace(tmp_path_factory.mktemp("small") / "small.zarr", sizes))
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -13,7 +13,6 @@ from moereplay import policies
 from moereplay.policies import files
 from moereplay.policies.contract import Eviction, PolicyError
 from moereplay.policies.grammar import parse
-from moereplay.policies.hooks import given_by
 from moereplay.simulator import dry_run
 from moereplay.simulator.bounds import remarks
 from moereplay.simulator.compiled.hooks import compiled, refusal
@@ -21,12 +20,11 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace
-from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import ROOT
 from tests.kit.command import moereplay_alone
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.every import every
-from tests.kit.policy_runs import Sizes, random_trace, replayed, trace_of
+from tests.kit.policy_runs import Sizes, replayed, stored_trace, trace_of
 
 DOCUMENT = (ROOT / "docs" / "policies.md").read_text()
 EXAMPLES = {match[2]: match[1] for match in re.finditer(r'```python\n("""(\w+)\.py.*?)```', DOCUMENT, re.DOTALL)}
@@ -37,10 +35,8 @@ FRESH = ("--workers", 1, "--capacity", "30%")
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two requests of twelve tokens through four layers of eight experts."""
-    path = tmp_path_factory.mktemp("own") / "small.zarr"
-    made = random_trace(1, Sizes(layers=4, experts=8, tokens=12, prompt=4, requests=2, depth=1, size=1000))
-    write_trace(path, made.header, [made.request(at) for at in range(made.requests)], made.router_bias)
-    return path
+    sizes = Sizes(layers=4, experts=8, tokens=12, prompt=4, requests=2, depth=1, size=1000)
+    return stored_trace(tmp_path_factory.mktemp("own") / "small.zarr", sizes)
 
 
 @pytest.fixture
@@ -87,13 +83,6 @@ def test_the_examples_run_together_in_two_processes_and_do_what_they_say(small: 
     assert min(rows["prefetch_issued"]) > 0
     assert min(rows["dropped"]) > 0
     assert min(rows["rank_displacement"]) > 0
-
-
-@every("name", EXAMPLES)
-def test_the_examples_compile(name: str, tmp_path: Path) -> None:
-    policy = files.register(written(tmp_path, EXAMPLES[name], f"{name}.py"))
-    for hook, _ in given_by(policy):
-        assert compiled(hook, policy)
 
 
 def test_newest_of_the_document_keeps_what_lru_loses(tmp_path: Path) -> None:

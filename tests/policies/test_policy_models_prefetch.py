@@ -19,8 +19,7 @@ from moereplay.traces.demand import union_of
 from moereplay.traces.routers import scores, to_units
 from moereplay.traces.schema import Trace
 from tests.kit.every import every
-from tests.kit.hook_twins import hook_of
-from tests.kit.policy_catalogue import by_policy
+from tests.kit.policy_catalogue import by_policy, hook_of
 from tests.kit.policy_models_prefetch import (
     ActivationMatrix,
     AdaptiveDepth,
@@ -34,7 +33,7 @@ from tests.kit.policy_models_prefetch import (
     Name,
     PreviousToken,
 )
-from tests.kit.policy_runs import Outcome, Sizes, random_trace, replayed, replayed_by_reference
+from tests.kit.policy_runs import Outcome, Sizes, random_trace, replayed, replayed_by_compiled, replayed_by_reference
 
 SIZES = Sizes(layers=4, experts=6, k=2, tokens=7, prompt=3, requests=3, depth=3)
 SLOTS = 9  # of 24; a prompt of three demands up to six
@@ -200,14 +199,11 @@ def unfetched(outcome: Outcome, miss: str) -> dict[tuple[int, int], dict[int, st
     return found
 
 
-@every("miss", MISSING)
-@every("contract", ("atomic", "sequential"))
-@settings(max_examples=2, deadline=None, derandomize=True)
-@given(seed=seeds, at=st.sampled_from(["gate", "after_demand"]))
-def test_missed_names_what_its_model_names(miss: str, seed: int, at: str, contract: str) -> None:
-    """The model reads the event log; both engines replay the same."""
+@every("seed, miss, contract", [(n, *each) for n, each in enumerate(product(MISSING, ("atomic", "sequential")))])
+def test_missed_names_what_its_model_names(seed: int, miss: str, contract: str) -> None:
+    """The model reads the event log; both engines replay the same. Under each contract both moments take turns."""
     trace, named = random_trace(seed, SIZES), 0
-    how = {"miss": miss, "prefetch_at": at, "contract": contract}
+    how = {"miss": miss, "prefetch_at": ("gate", "after_demand")[seed // 2 % 2], "contract": contract}
     for text, make in OF_MISSES.items():
         watched, outcome = watch(trace, text, **how)
         left, model = unfetched(outcome, miss), make()
@@ -244,7 +240,7 @@ def test_a_faulty_oracle_names_right_ones_in_demand_order_then_wrong_ones(seed: 
 def test_an_oracles_recall_and_precision_are_the_ones_asked_for():
     """6000 demanded experts; three deviations of a fair draw are under 2 %."""
     trace = random_trace(3, Sizes(layers=4, experts=6, k=2, tokens=1000))
-    totals = replayed(trace, 24, prefetch="oracle:recall=0.6:precision=0.8").totals
+    totals = replayed_by_compiled(trace, 24, prefetch="oracle:recall=0.6:precision=0.8").totals
     demanded = 1000 * 3 * 2
     assert totals["predicted_demanded"] == pytest.approx(0.6 * demanded, rel=0.04)
     assert totals["predicted_demanded"] == pytest.approx(0.8 * totals["predicted"], rel=0.04)

@@ -29,7 +29,7 @@ from tests.kit.policy_models_routing import (
     SwapNext,
     Token,
 )
-from tests.kit.policy_runs import Sizes, random_trace, replayed
+from tests.kit.policy_runs import Sizes, random_trace, replayed, replayed_by_compiled
 
 #: A prompt of two tokens demands up to six experts of nine; six slots per layer hold any step, and evict.
 SIZES = Sizes(layers=2, experts=9, k=3, tokens=14, prompt=2)
@@ -120,7 +120,7 @@ def test_swap_draws_evenly_and_follows_both_seeds():
     sizes = Sizes(layers=1, experts=6, k=1, tokens=3000)
     trace = random_trace(1, sizes)
     own, ran, *others = (
-        list(chain(*replayed(trace, 6, routing=routing, seed=seed).ran))
+        list(chain(*replayed_by_compiled(trace, 6, routing=routing, seed=seed).ran))
         for routing, seed in [("standard", 0), ("swap:rank=1", 0), ("swap:rank=1:seed=1", 0), ("swap:rank=1", 1)]
     )
     assert ran not in others

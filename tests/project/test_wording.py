@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from moereplay import command as entry
 from moereplay import policies
 from moereplay.policies.contract import PolicyError
 from moereplay.policies.grammar import parse
@@ -27,29 +23,12 @@ from moereplay.traces.importers.registry import load as importer
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace
 from moereplay.traces.texts import hint
-from tests.commands.test_cli import ROOT, SAMPLE
+from tests.commands.test_cli import SAMPLE
 from tests.kit.cases import sizes
 from tests.kit.command import unfolded
 from tests.kit.every import every
 from tests.kit.policy_runs import Sizes, random_trace
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command line in this process: exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["moereplay", *map(str, arguments)])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        with pytest.raises(SystemExit) as ended:
-            entry.main()
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return run
-
+from tests.kit.sweeping import moereplay
 
 # -- names -----------------------------------------------------------------------------------------------------------
 
@@ -155,7 +134,7 @@ PYDANTIC = ("Input should", "Extra inputs", "Field required", "valid integer", "
 
 @every("arguments", PLAIN, apart=True)
 def test_no_option_ends_in_the_words_of_a_library(
-    arguments: tuple[object, ...], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = {
         "WARM": '[[0, "first"]]',
@@ -167,7 +146,7 @@ def test_no_option_ends_in_the_words_of_a_library(
         (tmp_path / name).write_text(text)
     files = {Path(name).stem: tmp_path / name for name in texts}
     monkeypatch.chdir(tmp_path)
-    code, out, said = command(*(files.get(str(word), word) for word in arguments))
+    code, out, said = moereplay(*(files.get(str(word), word) for word in arguments))
     assert (code, out, len(said.splitlines())) == (2, "", 1), said
     assert said.startswith("moereplay: ") and not any(words in said for words in PYDANTIC)
     assert not (tmp_path / "new.zarr").exists() and not (tmp_path / "out").exists()
@@ -186,10 +165,8 @@ def test_no_option_ends_in_the_words_of_a_library(
         ("sweep shema", "unknown command shema: did you mean schema?"),
     ],
 )
-def test_a_line_that_cannot_be_parsed_gives_one_line_that_names_the_fault(
-    typed: str, said: str, command: Command
-) -> None:
-    code, out, error = command(*typed.split())
+def test_a_line_that_cannot_be_parsed_gives_one_line_that_names_the_fault(typed: str, said: str) -> None:
+    code, out, error = moereplay(*typed.split())
     assert (code, out) == (2, "") and error.startswith(f"moereplay: {said}")
     assert error.count("\n") == 1 and "--help`" in error
 
@@ -198,20 +175,18 @@ def test_a_line_that_cannot_be_parsed_gives_one_line_that_names_the_fault(
 
 
 @every("text, size", [("10MB", 10_000_000), ("1.5 KiB", 1536), ("1000", 1000), ("1KB/2KB", (1000, 2000))], apart=True)
-def test_expert_bytes_take_the_units_of_capacities(
-    text: str, size: int | tuple[int, ...], tmp_path: Path, command: Command
-) -> None:
+def test_expert_bytes_take_the_units_of_capacities(text: str, size: int | tuple[int, ...], tmp_path: Path) -> None:
     rows = ["request,token,layer,expert_0", "0,0,0,1", "0,0,1,0"]
     (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n")
-    code, _, said = command("import", tmp_path / "rows.csv", "--out", tmp_path / "a.zarr", "--expert-bytes", text)
+    code, _, said = moereplay("import", tmp_path / "rows.csv", "--out", tmp_path / "a.zarr", "--expert-bytes", text)
     assert code == 0, said
     assert open_trace(tmp_path / "a.zarr").geometry.expert_bytes == (size if isinstance(size, tuple) else (size, size))
 
 
 @every("text", ["1e6", "10mb", "-5", "0", "1.5", "1.5B", "", "5%", "2experts", "9" * 5000], apart=True)
-def test_what_is_no_size_of_an_expert_is_refused_with_the_forms(text: str, tmp_path: Path, command: Command) -> None:
+def test_what_is_no_size_of_an_expert_is_refused_with_the_forms(text: str, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("request,token,layer,expert_0\n0,0,0,1\n")
-    code, _, said = command("import", tmp_path / "rows.csv", "--out", tmp_path / "a.zarr", f"--expert-bytes={text}")
+    code, _, said = moereplay("import", tmp_path / "rows.csv", "--out", tmp_path / "a.zarr", f"--expert-bytes={text}")
     assert code == 2
     assert f"invalid --expert-bytes {text[:40]!r}: " in said
     assert not (tmp_path / "a.zarr").exists()
@@ -241,100 +216,18 @@ def test_where_everything_is_said_to_fit_nothing_is_evicted() -> None:
         assert result.totals["evictions"] == 0
 
 
-def test_replay_prints_the_warning(command: Command) -> None:
-    code, out, _ = command("replay", SAMPLE, "--capacity", "150%,50%", "--workers", 1)
+def test_replay_prints_the_warning() -> None:
+    code, out, _ = moereplay("replay", SAMPLE, "--capacity", "150%,50%", "--workers", 1)
     said = re.search(r"warning for 150%: capacity is 1\.5 times all [\d,]+ experts: everything fits", unfolded(out))
     assert code == 0 and said and out.count("warning") == 1, out
 
 
-# -- what is checked before torch --------------------------------------------------------------------------------------
-
-EARLY = """
-import json, sys
-from moereplay.command import main
-found = []
-for arguments in json.loads(sys.argv[1]):
-    sys.argv = ["moereplay", *arguments]
-    try:
-        main()
-    except SystemExit as end:
-        found.append([end.code, "torch" in sys.modules])
-print(json.dumps(found))
-"""
+# -- outputs -----------------------------------------------------------------------------------------------------------
 
 
-def checkpoint_without(folder: Path, *missing: str) -> Path:
-    """A checkpoint as far as no torch is needed to read it."""
-    folder.mkdir()
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    files = {
-        "config.json": b'{"model_type": "olmoe"}',
-        "model.safetensors": len(header).to_bytes(8, "little") + header + bytes(4),
-        "tokenizer.json": b"{}",
-    }
-    for name in files.keys() - set(missing):
-        (folder / name).write_bytes(files[name])
-    return folder
-
-
-def test_what_needs_no_torch_is_checked_before_it_is_imported(tmp_path: Path) -> None:
-    """Importing it takes seconds. One process for all, as it takes a second itself."""
-    whole = checkpoint_without(tmp_path / "whole")
-    bare = checkpoint_without(tmp_path / "bare", "tokenizer.json")
-    headless = checkpoint_without(tmp_path / "headless", "config.json")
-    weightless = checkpoint_without(tmp_path / "weightless", "model.safetensors")
-    texts = tmp_path / "texts.txt"
-    texts.write_text("a text\n")
-    (tmp_path / "a file").write_text("")
-    taken = tmp_path / "taken.zarr"
-    taken.mkdir()
-    prompts, out = ("--prompts", texts), ("--out", tmp_path / "new.zarr")
-    elsewhere = renamed(tmp_path / "elsewhere.zarr")
-    cases: list[tuple[tuple[object, ...], str]] = [
-        (("record", bare, *prompts, *out), "bare has no tokenizer, text cannot be read without one; copy tokenizer.js"),
-        (("record", headless, *prompts, *out), "no config.json"),
-        (("record", weightless, *prompts, *out), "model.safetensors is missing"),
-        (("record", tmp_path / "nowhere", *prompts, *out), "nowhere does not exist"),
-        (("record", whole, "--prompts", tmp_path / "none.txt", *out), "none.txt does not exist"),
-        (("record", whole, *prompts, *out, "--temperature", 1, "--top-p", 7), "--top-p: expected at most 1 (got 7.0)"),
-        (("record", whole, *prompts, *out, "--dtype", "Float32"), "unknown --dtype 'Float32': did you mean float32"),
-        (("record", whole, *prompts, *out, "--quantise", "gguf"), "unknown --quantise 'gguf': choose from "),
-        (("record", whole, *prompts, "--out", taken), "taken.zarr exists"),
-        (("live", bare, "--text", texts), "bare has no tokenizer"),
-        (("live", whole, "--text", tmp_path / "none.txt"), "none.txt does not exist"),
-        (("live", whole, *prompts, "--capacity", "much"), "invalid capacity 'much'"),
-        (("live", whole, *prompts, "--platform", "a100"), "unknown platform 'a100'"),
-        (("live", whole, *prompts, "--eviction", "belady"), "needs the future, which a live run does not know"),
-        (("live", whole, *prompts, "--record", taken), "taken.zarr exists"),
-        (("live", whole, *prompts, "--events", tmp_path / "a file" / "e.csv"), "is not a folder"),
-        (("live", whole, "--trace", tmp_path / "none.zarr"), "none.zarr"),
-        (("validate", elsewhere), "'mine'; pass --model"),
-        (("validate", elsewhere, "--model", tmp_path / "nowhere"), "nowhere does not exist"),
-        (("validate", elsewhere, "--model", whole, "--dtype", "float8"), "unknown --dtype 'float8'"),
-        (("validate", elsewhere, "--model", whole, "--eviction", "LRU"), "did you mean lru?"),
-        (("validate", elsewhere, "--model", whole, "--out", tmp_path / "a file"), "is not a folder"),
-    ]
-    words = json.dumps([[*map(str, arguments)] for arguments, _ in cases])
-    ran = subprocess.run([sys.executable, "-c", EARLY, words], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert json.loads(ran.stdout) == [[2, False]] * len(cases)
-    for line, (arguments, said) in zip(ran.stderr.splitlines(), cases, strict=True):
-        assert line.startswith("moereplay: ") and said in line, (arguments, line)
-
-
-def renamed(path: Path) -> Path:
-    """The sample, as if it had been recorded from a folder called mine."""
-    from moereplay.traces.writer import write_trace
-
-    trace = open_trace(SAMPLE)
-    provenance = trace.header.provenance.model_copy(update={"model": "mine", "revision": ""})
-    header = trace.header.model_copy(update={"provenance": provenance})
-    write_trace(path, header, [trace.request(0)], trace.router_bias)
-    return path
-
-
-def test_a_grid_that_could_not_be_written_is_not_replayed(tmp_path: Path, command: Command) -> None:
+def test_a_grid_that_could_not_be_written_is_not_replayed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     inside = tmp_path / "file" / "e.csv"
     for option, path in (("--out", tmp_path / "file"), ("--events", inside), ("--events", tmp_path)):
-        code, out, said = command("replay", tmp_path / "no-trace.zarr", option, path)
+        code, out, said = moereplay("replay", tmp_path / "no-trace.zarr", option, path)
         assert (code, out) == (2, "") and f"cannot write {path}" in said

@@ -133,7 +133,8 @@ def test_replays_of_before_and_after_a_counter_was_added_go_together(before, one
     one_counter_more.undo()
     assert read.runs(load(replays)).sort("eviction").equals(knowing)
     assert read.layers(load(replays))["spilled"].null_count() > 0
-    assert moereplay("plot", replays, "--out", tmp_path / "figures").returncode == 0
+    drawn = moereplay("plot", replays, "--figure", "misses", "--out", tmp_path / "figures")
+    assert drawn.returncode == 0, drawn.stderr
 
 
 def test_parts_of_a_sweep_of_before_and_after_a_counter_was_added_go_together(before, one_counter_more, tmp_path):
@@ -150,6 +151,6 @@ def test_parts_of_a_sweep_of_before_and_after_a_counter_was_added_go_together(be
         assert read.runs(load(folder)).sort("eviction").equals(knowing)
         shown = moereplay("sweep", "show", folder, "--json")
         assert (shown.returncode, len(shown.stdout.splitlines())) == (0, 3), shown.stderr
-        assert moereplay("plot", folder, "--out", tmp_path / "figures").returncode == 0
+    assert moereplay("plot", tmp_path / "merged", "--out", tmp_path / "figures").returncode == 0
     again = moereplay("sweep", "run", file, "--out", stored)
     assert "4 already stored" in again.stderr

@@ -124,10 +124,10 @@ def test_any_policy_that_reads_the_future_is_refused_where_routing_changes_it(ki
 
 @every("engine", ENGINES)
 def test_a_run_that_would_leave_64_bits_is_refused_alike(engine: str) -> None:
-    """4,700 experts of eleven days each are more than 146 years."""
-    where = machine(expert_ns=MOST_NS)
+    """300 tokens of sixteen experts of eleven days each are more than 146 years."""
+    where, tokens = machine(expert_ns=MOST_NS), [[Cell(list(range(16)))]] * 300
     with pytest.raises(ConfigError, match="the run takes more than 146 years of simulated time"):
-        replay_lists(ListSource(sizes(1, 2, 1), [Prompted([[Cell([0])]] * 4700)]), 2, where, log=False, engine=engine)
+        replay_lists(ListSource(sizes(1, 16, 16), [Prompted(tokens)]), 16, where, log=False, engine=engine)
 
 
 @every("miss", ["split", "cpu", "fiddler", "substitute_band:rest=balance"])

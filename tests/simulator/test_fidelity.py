@@ -23,19 +23,6 @@ def replayed(cells: list[Cell], **settings: Any) -> Outcome:
     return replay_lists(source, 32, machine(), **settings)
 
 
-def test_a_dropped_miss_loses_its_weight() -> None:
-    # token 0 keeps 3/4 and loses 1/4; token 1 keeps 1/2 and loses 1/2
-    cells = [Cell([0, 1], [3 * QUARTER, QUARTER]), Cell([2, 1], [2 * QUARTER, 2 * QUARTER])]
-    outcome = replayed(cells, miss="drop:keep=1")
-    assert outcome.counts(*MASSES) == (8 * QUARTER, 5 * QUARTER, 0, 0, 3 * QUARTER)
-
-
-def test_a_substituted_expert_loses_it_to_another() -> None:
-    # 3 is resident and scores as 0 does: it takes 0's place, and 1 is fetched
-    outcome = replayed([Cell([0, 1], [3 * QUARTER, QUARTER], logits=ALIKE)], miss="substitute", warm=((0, 3),))
-    assert outcome.counts(*MASSES) == (UNIT, QUARTER, 0, 3 * QUARTER, 0)
-
-
 def test_what_runs_at_fewer_bits_is_kept_and_counted() -> None:
     # the less important half at 4 bits: 1/4 of token 0, and all of token 1's half for the same expert
     cells = [Cell([0, 1], [3 * QUARTER, QUARTER]), Cell([0, 1], [3 * QUARTER, QUARTER])]

@@ -16,11 +16,9 @@ from moereplay.simulator.platforms import platform
 from moereplay.simulator.replay import plan, replay
 from moereplay.traces.passes import longest_context
 from moereplay.traces.schema import Header, Provenance, Request, Trace, memory_trace
-from moereplay.traces.store import open_trace
 from tests.kit.cases import sizes
 from tests.kit.command import moereplay_here, unfolded
-
-SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"
+from tests.kit.policy_runs import Sizes, stored_trace
 
 
 def trace(*lengths: int, kv_bytes: int = 10) -> Trace:
@@ -72,21 +70,18 @@ def test_without_a_reserve_nothing_is_new() -> None:
     assert platform(machine(5, 1)).figures() == platform("phone-ufs4").figures()
 
 
-def test_the_table_and_the_document_of_a_replay_say_it() -> None:
-    words = ("--capacity", "50%", "--engine", "reference", "--platform", machine(10**9, 10**9))
-    assert "warning for 50%: will page: " in unfolded(moereplay_here("replay", SAMPLE, *words).stdout)
-    document = json.loads(moereplay_here("replay", SAMPLE, *words, "--json").stdout)
+def test_the_table_and_the_document_of_a_replay_say_it_and_it_is_stored(tmp_path: Path) -> None:
+    words = ("replay", stored_trace(tmp_path / "small.zarr", Sizes()), "--capacity", "50%", "--engine", "reference")
+    words += ("--platform", machine(10**9, 10**9))
+    assert "warning for 50%: will page: " in unfolded(moereplay_here(*words).stdout)
+    document = json.loads(moereplay_here(*words, "--json").stdout)
     assert document["about"]["memory"]["will_page"]
     assert document["about"]["warning"].startswith("will page: ")
-
-
-def test_a_result_with_a_peak_is_stored(tmp_path: Path) -> None:
-    words = ("--capacity", "50%", "--engine", "reference", "--platform", machine(10**9, 10**9))
-    assert moereplay_here("replay", SAMPLE, *words, "--out", tmp_path / "out").returncode == 0
+    assert moereplay_here(*words, "--out", tmp_path / "out").returncode == 0
     assert moereplay_here("sweep", "show", tmp_path / "out").returncode == 0
 
 
 @pytest.mark.parametrize("change", ["reserve_bytes=1", "memory_bytes=5:reserve_bytes=-1"])
 def test_a_reserve_needs_a_memory_and_is_no_less_than_nothing(change: str) -> None:
     with pytest.raises(ConfigError, match="reserve_bytes"):
-        plan(open_trace(SAMPLE), configure(platform=f"phone-ufs4:{change}"))
+        plan(trace(3), configure(platform=f"phone-ufs4:{change}"))

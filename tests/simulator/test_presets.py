@@ -13,13 +13,13 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platforms import platform
 from moereplay.simulator.presets import ALWAYS, FILES, NAMES, SPECMD, explain, preset, settings
 from moereplay.simulator.replay import replay
-from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import ROOT, moereplay
 from tests.kit.command import moereplay_here
 from tests.kit.every import every
-from tests.kit.policy_runs import Sizes, random_trace
+from tests.kit.policy_runs import Sizes, random_trace, stored_trace
 
 FOLDER = ROOT / "simulator" / "presets"
+SMALL = Sizes(layers=4, experts=16, tokens=8, prompt=4, requests=2, depth=2, size=1000)
 #: SpecMD's Table 1: prefetch, eviction, miss and routing of its numbered configurations.
 TABLE_1 = {
     "specmd-1": ("top_k", "lru", "fetch", "standard"),
@@ -55,10 +55,7 @@ KNOWN_FOR = {
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two requests of eight tokens through four layers of sixteen experts, with everything that policies need."""
-    path = tmp_path_factory.mktemp("presets") / "small.zarr"
-    made = random_trace(1, Sizes(layers=4, experts=16, tokens=8, prompt=4, requests=2, depth=2, size=1000))
-    write_trace(path, made.header, [made.request(at) for at in range(made.requests)], made.router_bias)
-    return path
+    return stored_trace(tmp_path_factory.mktemp("presets") / "small.zarr", SMALL)
 
 
 def names_in(name: str) -> dict[str, str]:
@@ -83,7 +80,7 @@ def test_a_preset_names_all_with_a_source_each_and_runs(name: str) -> None:
     said = [chosen.summary, chosen.source, *(setting.source for setting in chosen.settings.values())]
     assert all(text.strip() and "\n" not in text for text in said)
     assert all("\n" not in setting.assumed for setting in chosen.settings.values())
-    trace = random_trace(1, Sizes(layers=4, experts=16, tokens=8, prompt=4, requests=2, depth=2, size=1000))
+    trace = random_trace(1, SMALL)
     result = replay(trace, configure(**chosen.values()), engine="reference")
     assert result.totals["accesses"] > 0
     assert result.totals["bytes_demand"] + result.totals["cpu_executed"] > 0

@@ -26,6 +26,7 @@ from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine,
 from tests.kit.cases import tokens as rows_of
 from tests.kit.command import moereplay_here, unfolded
 from tests.kit.every import every
+from tests.kit.policy_runs import Sizes, stored_trace
 
 
 def step(demand: list[int], prices: dict[str, Any], pool: int = 64, **settings: Any) -> Outcome:
@@ -353,11 +354,15 @@ def test_more_than_the_memory_holds_is_said() -> None:
     assert warning("phone-ufs4") is None
 
 
-def test_the_table_warns_of_the_one_platform_that_is_too_small() -> None:
-    names = "phone-ufs4:memory_bytes=5,phone-ufs4"
-    words = ("--capacity", "50%", "--platform", names, "--engine", "reference")
-    shown = unfolded(moereplay_here("replay", SAMPLE, *words).stdout)
-    assert shown.count("warning for 50%: ") == shown.count("are more than the memory of phone-ufs4:memory_bytes=5") == 1
+def test_the_table_warns_of_the_one_platform_that_is_too_small(tmp_path: Path) -> None:
+    names, small = "phone-ufs4:memory_bytes=5,phone-ufs4", stored_trace(tmp_path / "small.zarr", Sizes())
+    words = ("--capacity", "50%", "--platform", names, "--engine", "reference", "--workers", 1)
+    shown = unfolded(moereplay_here("replay", small, *words).stdout)
+    assert (
+        shown.count("are more than the memory of")
+        == shown.count("are more than the memory of phone-ufs4:memory_bytes=5")
+        == 1
+    )
 
 
 def test_a_cache_that_is_read_at_a_rate_but_has_no_known_bytes_is_said() -> None:

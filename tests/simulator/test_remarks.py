@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
 from tests.kit.command import moereplay_here, unfolded
 from tests.kit.every import every
+from tests.kit.policy_runs import Sizes, stored_trace
 
 
 def trace_of(*requests: tuple[int, int], layers: int = 2, depth: int = 1) -> Trace:
@@ -130,8 +132,9 @@ def test_one_token_a_pass_is_what_token_asks_for_and_what_it_gives(trace: Trace)
     assert np.all(plan.stop - plan.start == 1)
 
 
-def test_replay_prints_it_and_its_document_has_it() -> None:
-    options = ("replay", "miniature", "--capacity", "20%", "--passes", "decode:5000", "--engine", "reference")
+def test_replay_prints_it_and_its_document_has_it(tmp_path: Path) -> None:
+    small = stored_trace(tmp_path / "small.zarr", Sizes(prompt=4))
+    options = ("replay", small, "--capacity", "20%", "--passes", "decode:5000", "--engine", "reference")
     said = moereplay_here(*options, "--seed", 9)
     assert said.returncode == 0
     assert "passes decode:5000 has no effect" in unfolded(said.stdout)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from moereplay import command as entry
 from moereplay.policies import files
 from moereplay.results.stored import load
 from moereplay.simulator.platforms import platform
@@ -20,6 +17,7 @@ from moereplay.sweeps.experiment.expand import platforms
 from moereplay.sweeps.experiment.file import read
 from moereplay.sweeps.parts import provenance, sweep_provenance
 from moereplay.traces.store import open_trace
+from tests.kit.command import moereplay_here
 from tests.kit.sweeping import experiment, store_trace
 from tests.policies.test_own_policies import NEWEST
 
@@ -29,23 +27,14 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store_trace(tmp_path_factory.mktemp("provenance") / "tiny.zarr")
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
-    """Runs the command line in this process, to the end; returns it as it was typed."""
-
-    def run(*arguments: object) -> list[str]:
-        line = ["moereplay", *map(str, arguments)]
-        monkeypatch.setattr(sys, "argv", line)
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        with pytest.raises(SystemExit) as ended:
-            entry.main()
-        assert not ended.value.code, capsys.readouterr().err
-        return line
-
-    return run
+def command(*arguments: object) -> list[str]:
+    """Run the command line to its end; return it as it was typed."""
+    ended = moereplay_here(*arguments)
+    assert ended.returncode == 0, ended.stderr
+    return list(ended.args)
 
 
-def test_replay_keeps_where_its_parts_come_from(trace: Path, tmp_path: Path, command: Callable) -> None:
+def test_replay_keeps_where_its_parts_come_from(trace: Path, tmp_path: Path) -> None:
     mine = tmp_path / "newest.py"
     mine.write_text(NEWEST)
     out, machine = tmp_path / "out", "a100-5gbps:link.bytes_per_s=25e9"
@@ -69,7 +58,7 @@ def test_replay_keeps_where_its_parts_come_from(trace: Path, tmp_path: Path, com
         assert about["versions"]["moereplay"] and about["commit"] == origins._commit()
 
 
-def test_a_replay_again_into_the_same_folder_adds_no_part(trace: Path, tmp_path: Path, command: Callable) -> None:
+def test_a_replay_again_into_the_same_folder_adds_no_part(trace: Path, tmp_path: Path) -> None:
     for options in (("--eviction", "lru"), ("--eviction", "lru,fifo")):
         command(
             "replay", trace, *options, "--capacity", "50%", "--engine", "reference", "--workers", 1, "--out", tmp_path
@@ -77,13 +66,12 @@ def test_a_replay_again_into_the_same_folder_adds_no_part(trace: Path, tmp_path:
     assert len(list(tmp_path.glob("part-*"))) == len(load(tmp_path)) == 2
 
 
-def test_a_sweep_leaves_out_what_a_replay_has_stored(trace: Path, tmp_path: Path, command: Callable, capsys) -> None:
+def test_a_sweep_leaves_out_what_a_replay_has_stored(trace: Path, tmp_path: Path) -> None:
     out, file = tmp_path / "out", tmp_path / "e.toml"
     command("replay", trace, "--capacity", "50%", "--engine", "reference", "--workers", 1, "--out", out)
     file.write_text(f'traces = ["{trace}"]\n[grid]\ncapacity = ["50%"]\neviction = ["lru", "fifo"]\n')
-    capsys.readouterr()
-    command("sweep", "run", file, "--out", out, "--engine", "reference", "--workers", 1)
-    assert "2 configurations and 1 bound on 1 trace, 2 already stored" in capsys.readouterr().err
+    ended = moereplay_here("sweep", "run", file, "--out", out, "--engine", "reference", "--workers", 1)
+    assert "2 configurations and 1 bound on 1 trace, 2 already stored" in ended.stderr
 
 
 def test_a_sweep_says_the_same_and_its_experiment(trace: Path) -> None:

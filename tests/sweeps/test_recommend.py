@@ -57,6 +57,12 @@ def question_of(trace: Trace, experts: int, **more: Any) -> Question:
     return Question(trace, Memory(experts * SIZE + 10, 4, 3, 3), base, **more)
 
 
+@pytest.fixture(scope="module")
+def found() -> Answer:
+    """Of six experts' memory and the trace without changes."""
+    return search(question_of(trace_of(), 6))
+
+
 def test_the_memory_is_divided():
     found = divided(trace_of(), "1GB", context=100)
     assert found == Memory(10**9, 2 * (3 * 1_000 + 500), 700, RUNTIME)
@@ -112,22 +118,23 @@ def configs(question: Question, space: Space) -> list[ReplayConfig]:
     return [config for config in full if config is not None and can_replay(question.trace, config)]
 
 
-def test_the_curve_over_memory_rises_in_memory_and_holds_the_best():
-    question = question_of(trace_of(), 6)
-    answer = search(question)
-    sizes = [each.result.about["capacity_bytes"] for each in answer.curve]
+def test_the_curve_over_memory_rises_in_memory_and_holds_the_best(found):
+    sizes = [each.result.about["capacity_bytes"] for each in found.curve]
     assert sizes == sorted(sizes) and len(sizes) == len(THOROUGH.shares)
-    assert answer.best in answer.curve
+    assert found.best in found.curve
 
 
 def test_the_smallest_memory_reaches_the_target_and_none_reaches_the_impossible():
-    answer = search(question_of(trace_of(), 6, target_tokens_per_s=1.0))
+    def reaching(target: float) -> Answer:
+        return search(question_of(trace_of(), 6, target_tokens_per_s=target, pace=QUICK))
+
+    answer = reaching(1.0)
     pools = 3 if answer.best.config.scope == "per_layer" else 1
     assert answer.smallest is not None and answer.smallest.result.about["capacity_bytes"] < (pools + 1) * SIZE
     fastest = answer.curve[-1].tokens_per_s
-    answer = search(question_of(trace_of(), 6, target_tokens_per_s=fastest * 0.98))
+    answer = reaching(fastest * 0.98)
     assert answer.smallest is not None and answer.smallest.tokens_per_s >= fastest * 0.98
-    assert search(question_of(trace_of(), 6, target_tokens_per_s=1e9)).smallest is None
+    assert reaching(1e9).smallest is None
 
 
 def test_without_look_ahead_the_least_recall_that_would_pay_is_given():
@@ -152,7 +159,7 @@ def gain(question: Question, answer: Answer, recall: float) -> float:
 
 
 def test_the_document_has_what_a_program_needs_and_the_sentences_say_it():
-    question = question_of(trace_of(), 6, target_tokens_per_s=1.0)
+    question = question_of(trace_of(), 6, target_tokens_per_s=1.0, pace=QUICK)
     answer = search(question)
     said = json.loads(json.dumps(document(question, answer, "here.zarr")))
     assert set(said["memory"]) == {"total_bytes", "dense_bytes", "kv_bytes", "runtime_bytes", "cache_bytes"}
@@ -170,9 +177,9 @@ def test_the_document_has_what_a_program_needs_and_the_sentences_say_it():
         assert word in text
 
 
-def test_the_document_has_the_peak_where_the_platform_states_its_reserve():
+def test_the_document_has_the_peak_where_the_platform_states_its_reserve(found):
     question = question_of(trace_of(), 6, platform=f"a100-5gbps:memory_bytes={6 * SIZE + 110}:reserve_bytes=100")
-    said = document(question, search(question), "here.zarr")
+    said = document(question, found, "here.zarr")
     peak = {name: said["memory"][name] for name in ("peak_bytes", "reserve_bytes", "machine_bytes", "will_page")}
     assert list(peak.values()) == [6 * SIZE + 110, 100, 6 * SIZE + 110, False]
     assert [point["will_page"] for point in said["memory_curve"]] == [
@@ -180,7 +187,7 @@ def test_the_document_has_the_peak_where_the_platform_states_its_reserve():
     ]
 
 
-def test_an_order_that_decisions_would_turn_is_a_warning_unless_the_platform_charges_them(monkeypatch):
+def test_an_order_that_decisions_would_turn_is_a_warning_unless_the_platform_charges_them(found, monkeypatch):
     seen = []
 
     def turned(first: Ranked, second: Ranked, layers: int) -> str:
@@ -191,7 +198,7 @@ def test_an_order_that_decisions_would_turn_is_a_warning_unless_the_platform_cha
 
     def warnings(platform: str) -> list[str]:
         question = question_of(trace_of(), 6, platform=platform)
-        return [line for line in document(question, search(question), "here.zarr")["warnings"] if "faster" in line]
+        return [line for line in document(question, found, "here.zarr")["warnings"] if "faster" in line]
 
     assert warnings("a100-5gbps")
     first, second, layers = seen[0]
@@ -201,11 +208,10 @@ def test_an_order_that_decisions_would_turn_is_a_warning_unless_the_platform_cha
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory) -> dict:
-    out = tmp_path_factory.mktemp("asked") / "lists"
-    search = ("--budget", "none", "--out", str(out), "--json")
+    search = ("--budget", "none", "--out", tmp_path_factory.mktemp("asked") / "lists", "--json")
     ended = moereplay("recommend", "miniature", "--platform", "phone-ufs4", "--memory", "510MB", *search)
     assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout) | {"lists": out}
+    return json.loads(ended.stdout)
 
 
 @every("which", ("best", "best_known"))

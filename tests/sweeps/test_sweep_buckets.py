@@ -111,8 +111,8 @@ def remove(url: str, *names: str) -> None:
 
 
 def test_a_sweep_to_a_store_is_the_sweep_to_a_folder(url, folder, tmp_path, capsys):
-    for index in ("1/2", "2/2"):
-        sweep_run(folder / "experiment.toml", url, workers=2, engine=REFERENCE, shard=index)
+    for index, workers in (("1/2", 2), ("2/2", 1)):
+        sweep_run(folder / "experiment.toml", url, workers=workers, engine=REFERENCE, shard=index)
     assert merged(tmp_path / "a", url) == merged(tmp_path / "b", folder / "out")
     capsys.readouterr()
     sweep_run(folder / "experiment.toml", url, workers=1)
@@ -180,7 +180,7 @@ def test_a_part_that_cannot_be_stored_costs_no_other(files, folder, tmp_path):
     assert f"{first.name}/configurations.parquet" in Objects(files).names()
     assert first.name not in place_of(files).names() != []
     shutil.rmtree(tmp_path / "bucket" / first.name / "layers.parquet")
-    sweep_run(folder / "experiment.toml", files, workers=2, engine=REFERENCE)
+    sweep_run(folder / "experiment.toml", files, workers=1, engine=REFERENCE)
     assert merged(tmp_path / "a", files) == merged(tmp_path / "b", folder / "out")
 
 

@@ -69,9 +69,9 @@ def assert_holds_samples(trace: Trace) -> None:
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory) -> Path:
-    """About 450 tokens in shards of 64."""
+    """About 230 tokens in shards of 64."""
     path = tmp_path_factory.mktemp("pristine") / "a.zarr"
-    record(path, 50)
+    record(path, 25)
     return path
 
 
@@ -144,7 +144,7 @@ def test_kills_lose_no_committed_row(kills, requests, tmp_path):
 
 
 def test_one_flipped_bit_in_any_file_is_detected(store):
-    """A bit in each of the 66 files: 8 shards of 6 arrays, 5 arrays of one file, 13 zarr.json."""
+    """A bit in each of the 42 files: 4 shards of 6 arrays, 5 arrays of one file, 13 zarr.json."""
     rng = np.random.Generator(np.random.PCG64(7))
     files = sorted(file for file in store.rglob("*") if file.is_file())
     silent = []
@@ -158,7 +158,7 @@ def test_one_flipped_bit_in_any_file_is_detected(store):
             silent.append((file, bit))
         file.write_bytes(original)
     assert not silent
-    assert len(files) == 66
+    assert len(files) == 42
     assert not detected(store)  # restored, so it was the bits
 
 
@@ -198,7 +198,7 @@ def test_swapped_chunks_are_detected(store):
         verify(open_trace(store))
 
 
-@every("file", ["chosen/c.0.0.0", "lookahead/2/c.6.0.0", "request_offsets/c.0", "router_bias/c.0.0"], apart=True)
+@every("file", ["chosen/c.0.0.0", "lookahead/2/c.3.0.0", "request_offsets/c.0", "router_bias/c.0.0"], apart=True)
 def test_a_deleted_or_empty_file_is_detected_on_opening(pristine, tmp_path, file):
     store = copy_of(pristine, tmp_path)
     (store / file).write_bytes(b"")
@@ -254,8 +254,8 @@ def test_invalid_attributes_name_the_field_in_one_line(pristine, tmp_path, chang
         (lambda a: a["header"]["geometry"].update(experts=9), r"logits is float32 \(\d+, 2, 8\), expected .*, 2, 9\)"),
         (lambda a: a["committed"].update(tokens=64), "request_offsets do not rise from 0 to 64"),
         (lambda a: a["committed"].update(tokens=6400), r"chosen is int16 .*expected int16 \(6400, 2, 2\)"),
-        (lambda a: a["committed"].update(requests=40), "request_offsets do not rise from 0 to"),
-        (lambda a: a["committed"].update(requests=60), r"is int64 \(5[01],\), expected int64 \(6[01],\)"),
+        (lambda a: a["committed"].update(requests=20), "request_offsets do not rise from 0 to"),
+        (lambda a: a["committed"].update(requests=60), r"is int64 \(2[56],\), expected int64 \(6[01],\)"),
     ],
     apart=True,
 )
@@ -277,7 +277,7 @@ def test_ranges_that_do_not_rise_and_prompts_beyond_their_request_are_refused(pr
     with pytest.raises(TraceError, match="request_offsets do not rise from 0"):
         open_trace(store)
     other = copy_of(pristine, tmp_path / "other")
-    rewrite(other, "prompt_lengths", [13] * 50)
+    rewrite(other, "prompt_lengths", [13] * 25)
     with pytest.raises(TraceError, match="prompt_lengths exceed the lengths"):
         open_trace(other)
 
@@ -345,15 +345,14 @@ def fail_from(monkeypatch, call: int) -> None:
     monkeypatch.setattr(LocalStore, "set", refuse)
 
 
-@pytest.mark.parametrize("call", [40, 47, 60, 95])
-def test_a_full_disk_keeps_committed_rows_and_a_rerun_completes(tmp_path, monkeypatch, call):
+@every("call", [40, 47, 60, 80], apart=True)
+def test_a_full_disk_keeps_committed_rows_and_a_rerun_completes(pristine, tmp_path, monkeypatch, call):
     fail_from(monkeypatch, call)
     with pytest.raises(TraceError, match=r"No space left on device; committed rows are kept in a\.zarr\.partial"):
-        record(tmp_path / "a.zarr", 40)
+        record(tmp_path / "a.zarr", 25)
     assert_holds_samples(open_trace(tmp_path / "a.zarr.partial"))
     monkeypatch.undo()
-    resumed = record(tmp_path / "a.zarr", 40)
-    assert resumed.digest == record(tmp_path / "undisturbed.zarr", 40).digest
+    assert record(tmp_path / "a.zarr", 25).digest == open_trace(pristine).digest
 
 
 def test_a_disk_full_from_the_start_leaves_nothing(tmp_path, monkeypatch):

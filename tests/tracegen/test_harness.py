@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,26 @@ from moereplay.tracegen.quality.session import Session, Subject
 from tests.kit.every import every
 
 TASKS = Path(__file__).resolve().parents[1] / "tasks"
-NAMES = ("next_word", "answer", "whole_text")
 #: A choice among answers and a text that is written take seconds, perplexity of a whole text a quarter of a minute.
-SOME = [*NAMES[:2], pytest.param(NAMES[2], marks=pytest.mark.longest)]
+SOME = ["next_word", "answer", pytest.param("whole_text", marks=pytest.mark.longest)]
 CHAT = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}"
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_tasks() -> Iterator[None]:
+    """To read the files of all 13,000 tasks of the harness takes ten seconds, and to describe the machine one more."""
+    from lm_eval import evaluator, tasks
+
+    shipped, every_task = Path(tasks.__file__).parent, tasks.TaskManager
+    few: list[str | Path] = [shipped / "gsm8k", shipped / "arc"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "TaskManager", lambda: every_task(include_path=few, include_defaults=False))
+        patch.setattr(evaluator, "add_env_info", lambda results: None)
+        known_tasks.cache_clear()
+        yield
+    known_tasks.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +78,6 @@ def of_the_harness(loaded: Loaded, name: str, **asked: Any) -> Any:
     return evaluate(plain, tasks=[f"{name}.yaml"], bootstrap_iters=0, task_manager=known_tasks(), **seeds, **asked)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", SOME)
 def test_the_unmodified_model_is_lm_evaluation_harness_on_the_plain_model(miniature, name: str) -> None:
     theirs = of_the_harness(miniature[0], name)
@@ -79,46 +95,42 @@ def test_the_unmodified_model_is_lm_evaluation_harness_on_the_plain_model(miniat
             assert mine[0].value == pytest.approx(-likelihood / words, rel=1e-5) and mine[0].weight == words
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("name", "shots", "chat"), (("next_word", 2, False), ("answer", 1, True)))
 def test_examples_before_a_question_and_chat_templates_are_the_harness_s(miniature, name: str, shots, chat) -> None:
     loaded, modules = miniature
     tokenizer = copy(loaded.tokenizer)
     tokenizer.chat_template = CHAT if chat else None
     talking = loaded._replace(tokenizer=tokenizer)
-    theirs = of_the_harness(talking, name, num_fewshot=shots, apply_chat_template=chat)["samples"][name]
-    ours = task(name, None, shots, chat).answers(session((talking, modules)))
+    theirs = of_the_harness(talking, name, limit=3, num_fewshot=shots, apply_chat_template=chat)["samples"][name]
+    ours = task(name, 3, shots, chat).answers(session((talking, modules)))
     metric = theirs[0]["metrics"][0]
     assert [each.value for each in ours.examples] == [sample[metric] for sample in theirs]
     assert [each.prompt_sha256 for each in ours.examples] == [sha256_of(repr(each["arguments"])) for each in theirs]
-    without = task(name).answers(session(miniature))
+    without = task(name, 3).answers(session(miniature))
     assert not {each.prompt_sha256 for each in ours.examples} & {each.prompt_sha256 for each in without.examples}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_chat_without_a_template_is_refused_with_the_task(miniature) -> None:
     with pytest.raises(RecordError, match="--chat: this checkpoint's tokenizer has no chat template"):
         task("answer", chat=True).answers(session(miniature))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", SOME)
 def test_batched_is_one_by_one_under_policies(miniature, name: str) -> None:
     settings: dict[str, Any] = {"routing": "cache_prior:lam=.5", "eviction": "random"}
-    alone, together = session(miniature, **settings), session(miniature, batch=4, **settings)
-    one, other = task(name).answers(alone), task(name).answers(together)
+    alone, together = session(miniature, **settings), session(miniature, batch=3, **settings)
+    asked = task(name, 2 if name == "next_word" else 4)  # four texts: three together, and one
+    one, other = asked.answers(alone), asked.answers(together)
     assert [each.value for each in one.examples] == pytest.approx([each.value for each in other.examples], rel=1e-4)
     first, second = alone.close(), together.close()
     assert first.totals["misses"] == second.totals["misses"] and first.totals["time_ns"] == second.totals["time_ns"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_policies_that_change_nothing_answer_as_the_unmodified_model(miniature) -> None:
-    asked = task("answer", limit=3)
+    asked = task("answer", limit=2)
     assert asked.answers(session(miniature, eviction="least_stale")) == asked.answers(session(miniature))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_is_wrong_with_a_task_is_said_with_its_name(miniature, tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("task: broken\noutput_type: generate_until\ndataset_path: json\ntest_split: test\n")
@@ -130,7 +142,6 @@ def test_what_is_wrong_with_a_task_is_said_with_its_name(miniature, tmp_path: Pa
         HarnessTask(str(beams), None, 0, None, False).answers(session(miniature))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_task_that_the_harness_does_not_know_is_refused_with_the_nearest() -> None:
     with pytest.raises(RecordError, match="unknown task 'gsm8': did you mean gsm8k"):
         tasks_of(["gsm8"], Asking())
@@ -172,7 +183,6 @@ NO_TASKS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @every("text", NO_TASKS, apart=True)
 def test_a_file_that_is_no_task_is_refused_before_the_model_is_loaded(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.yaml"
@@ -181,13 +191,11 @@ def test_a_file_that_is_no_task_is_refused_before_the_model_is_loaded(tmp_path: 
         tasks_of([str(path)], Asking())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_list_of_tasks_that_has_no_figure_is_refused_with_their_names() -> None:
     with pytest.raises(RecordError, match=r"ai2_arc is a list of tasks .*: arc_challenge, arc_easy"):
         tasks_of(["ai2_arc"], Asking())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_task_without_a_figure_is_refused_by_name(miniature, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a group that aggregates nothing."""
     found = {

@@ -134,9 +134,15 @@ def miniature() -> tuple[Loaded, MoeModules]:
     return found, proven(found)
 
 
-@pytest.mark.parametrize("capacity", ["10%", "40%"])
-@pytest.mark.parametrize("eviction", ["lru", "least_stale", "lfu"])
-@pytest.mark.parametrize("contract", ["atomic", "sequential"])
+@every(
+    "contract, eviction, capacity",
+    [
+        ("atomic", "lru", "10%"),
+        ("atomic", "least_stale", "40%"),
+        ("sequential", "lfu", "10%"),
+        ("sequential", "lru", "40%"),
+    ],
+)
 def test_the_miniature_decides_and_predicts_as_if_emulated(contract: str, eviction: str, capacity: str) -> None:
     model, found = miniature()
     config = configure(contract=contract, eviction=eviction, capacity=capacity)

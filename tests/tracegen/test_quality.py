@@ -42,10 +42,10 @@ def plan(family: str, **settings: Any) -> Plan:
 def given() -> list[TeacherForced]:
     """Prompts and continuations of several lengths; the last has one token before all others."""
     return [
-        TeacherForced(tokens(14, 1), 6, 6),
+        TeacherForced(tokens(10, 1), 6, 6),
         TeacherForced(tokens(9, 2), 8, 8),
-        TeacherForced(tokens(20, 3), 2, 2),
-        TeacherForced(tokens(5, 4), 1, 1),
+        TeacherForced(tokens(12, 3), 2, 2),
+        TeacherForced(tokens(4, 4), 1, 1),
     ]
 
 
@@ -100,7 +100,7 @@ def counts(tally: Tally) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return exact(tally.totals), [exact(row) for row in tally.requests]
 
 
-@every("family, settings", product(("olmoe", "deepseek_v3", "gpt_oss"), CHANGING))
+@every("family, settings", [*product(["olmoe"], CHANGING), ("deepseek_v3", CHANGING[0]), ("gpt_oss", CHANGING[3])])
 def test_texts_read_together_are_read_as_alone(family: str, settings: dict[str, Any]) -> None:
     alone, apart, rows = read(family, plan(family, **settings), compare=True)
     together, side, others = read(family, plan(family, **settings), batch=3, compare=True)

@@ -23,15 +23,16 @@ from tests.kit.stored import PLAIN, ids_only
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, TOKENS = 150, 350  #: a file half as long as the published collection of decode runs
+FEW_RUNS = 40  #: which take a second to store: enough for one kill
 
 
-def recording(folder: Path) -> Path:
+def recording(folder: Path, runs: int) -> Path:
     """Decode runs of gpt-oss-20b's shape: distinct experts in every row."""
     random = np.random.Generator(np.random.PCG64(8))
-    first, step = (random.integers(32, size=(RUNS * TOKENS, 24, 1), dtype=np.uint8) for _ in range(2))
+    first, step = (random.integers(32, size=(runs * TOKENS, 24, 1), dtype=np.uint8) for _ in range(2))
     ids = (first + np.arange(4, dtype=np.uint8) * (step | 1)) % 32
     probs = np.broadcast_to(np.array([0.4, 0.3, 0.2, 0.1], np.float16), ids.shape)
-    np.savez(folder / "decode.npz", ids=ids, probs=probs, offsets=np.arange(RUNS + 1) * TOKENS)
+    np.savez(folder / "decode.npz", ids=ids, probs=probs, offsets=np.arange(runs + 1) * TOKENS)
     return folder / "decode.npz"
 
 
@@ -66,7 +67,7 @@ def wait_for_a_commit(out: Path, process: subprocess.Popen[bytes], more_than: in
 @pytest.mark.parametrize("kills", (1, pytest.param(10, marks=pytest.mark.long)))
 def test_kills_lose_nothing(kills, tmp_path):
     out, seed, kept = tmp_path / "gptoss.zarr", random.Random(8), np.empty((0, 24, 4), np.int16)
-    source = recording(tmp_path)
+    source = recording(tmp_path, FEW_RUNS if kills == 1 else RUNS)
     truth = np.load(source, allow_pickle=False)["ids"]
     killed = 0
     for _ in range(kills):
