@@ -29,10 +29,6 @@ every_policy = pytest.mark.parametrize("policy", CATALOGUE, ids=label)
 with_key = pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "key", None)], ids=label)
 
 
-def of_kind(kind: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("policy", [p for p in CATALOGUE if p.kind == kind], ids=label)
-
-
 def by_policy(texts: Iterable[str]) -> pytest.MarkDecorator:
     """One item per policy, with all of its `texts` as one argument; a test loops over them and says which one fails."""
     names = dict.fromkeys(text.partition(":")[0] for text in texts)
