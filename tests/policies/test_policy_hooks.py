@@ -16,6 +16,19 @@ MODEL = Sizes(layers=4, experts=7, k=2)
 # -- eviction -----------------------------------------------------------------------------------------------------
 
 
+def test_least_stale_leaves_a_layer_only_after_its_gate():
+    """Between the step's start and its gate none is known to be needed: distance 0 of 4; then a whole round, 4."""
+
+    def key_at(gated: int, needed: int = 0) -> int:
+        harness = PolicyHarness("eviction", "least_stale", MODEL)
+        harness.tables.now.update({"pass": 5, "layer": 0, "gated": gated})
+        harness.tables.experts[0].update(layer=0, needed=needed, last_pass=2, prediction_pass=-1)
+        return harness.call("key", 0)
+
+    assert key_at(gated=0) - key_at(gated=1) == 4
+    assert key_at(gated=0) == key_at(gated=1, needed=1)
+
+
 def test_random_ranks_of_neighbouring_copies_are_independent():
     """Over 2000 steps each of eight copies is evicted in about an eighth of them, whatever its position."""
     key = hook_of(policies.load("eviction", "random"), "key")
