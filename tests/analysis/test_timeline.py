@@ -24,7 +24,7 @@ from tests.kit.parity import by_matrix
 from tests.kit.scenarios import Scenario, scenarios
 from tests.simulator.test_laws import tiers_of
 
-searched = settings(max_examples=100, deadline=None, derandomize=True)
+searched = settings(max_examples=300, deadline=None, derandomize=True)
 REASONS = ("compulsory", "collisions", "capacity")
 
 
@@ -200,7 +200,7 @@ def test_timelines_of_any_scenario_hold_every_law(scenario: Scenario) -> None:
     hold_every_law(scenario)
 
 
-@searched
+@settings(searched, max_examples=100)
 @given(by_matrix())
 def test_timelines_of_links_that_read_matrix_by_matrix_hold_every_law(scenario: Scenario) -> None:
     hold_every_law(scenario)
