@@ -200,7 +200,7 @@ def test_timelines_of_any_scenario_hold_every_law(scenario: Scenario) -> None:
     hold_every_law(scenario)
 
 
-@settings(searched, max_examples=100)
+@searched
 @given(by_matrix())
 def test_timelines_of_links_that_read_matrix_by_matrix_hold_every_law(scenario: Scenario) -> None:
     hold_every_law(scenario)
