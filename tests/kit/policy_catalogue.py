@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -10,8 +11,14 @@ import pytest
 from moereplay import policies
 from moereplay.policies.contract import Choice, Number, Parameter, Policy
 from moereplay.policies.grammar import Chosen
+from moereplay.policies.hooks import given_by
 
 CATALOGUE = policies.catalogue()
+
+
+def hook_of(policy: Policy, name: str) -> FunctionType:
+    """A hook that the policy is known to give."""
+    return dict(given_by(policy))[name]
 
 
 def label(policy: Policy) -> str:
@@ -20,10 +27,6 @@ def label(policy: Policy) -> str:
 
 every_policy = pytest.mark.parametrize("policy", CATALOGUE, ids=label)
 with_key = pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "key", None)], ids=label)
-
-
-def of_kind(kind: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("policy", [p for p in CATALOGUE if p.kind == kind], ids=label)
 
 
 def by_policy(texts: Iterable[str]) -> pytest.MarkDecorator:

@@ -45,21 +45,10 @@ def refusal(kind: str, text: str) -> str:
 
 @several
 @given(ANY_CHOICE)
-def test_a_choice_parses_back_from_its_spelling(chosen: Chosen):
-    kind = chosen.policy.kind
-    assert parse(kind, chosen.text()).params == chosen.params
-    assert parse(kind, chosen.text(full=True)).params == chosen.params
-
-
-@several
-@given(ANY_CHOICE)
-def test_two_spellings_of_a_choice_give_the_same_parameters_to_hooks(chosen: Chosen):
-    assert parse(chosen.policy.kind, chosen.text()).par() == chosen.par()
-
-
-@several
-@given(ANY_CHOICE)
-def test_spellings_are_safe_in_a_shell_and_in_a_comma_list(chosen: Chosen):
+def test_a_choice_parses_back_from_its_spellings_which_are_safe_in_a_shell_and_in_a_comma_list(chosen: Chosen):
+    short, full = (parse(chosen.policy.kind, text) for text in (chosen.text(), chosen.text(full=True)))
+    assert short.params == full.params == chosen.params
+    assert short.par() == chosen.par()
     assert not set(chosen.text(full=True)) & set(" ,;&|<>()$`\"'\\*?[]#~!{}\n")
 
 

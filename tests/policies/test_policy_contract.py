@@ -34,8 +34,7 @@ from moereplay.policies.contract import (
 from moereplay.policies.grammar import Chosen, parse
 from moereplay.policies.hooks import HOOKS, given_by
 from moereplay.simulator.reference.hooks import Victims
-from tests.kit.hook_twins import hook_of
-from tests.kit.policy_catalogue import CATALOGUE, every_policy, label, variants, with_key
+from tests.kit.policy_catalogue import CATALOGUE, every_policy, hook_of, label, variants, with_key
 from tests.kit.policy_runs import Outcome, Sizes, random_trace, replayed_by_reference
 
 KINDS = {"routing": Routing, "prefetch": Prefetch, "eviction": Eviction, "miss": Miss}

@@ -19,8 +19,7 @@ from moereplay.traces.demand import union_of
 from moereplay.traces.routers import scores, to_units
 from moereplay.traces.schema import Trace
 from tests.kit.every import every
-from tests.kit.hook_twins import hook_of
-from tests.kit.policy_catalogue import by_policy
+from tests.kit.policy_catalogue import by_policy, hook_of
 from tests.kit.policy_models_prefetch import (
     ActivationMatrix,
     AdaptiveDepth,

@@ -51,7 +51,7 @@ READS_THE_FUTURE = {"belady", "static", "pinned", "oracle"}
 KIND_PAIRS = list(combinations(policies.NAMES, 2))
 #: Every scope but the default, in which all pairs run.
 OTHER_SCOPES = sorted({*get_args(ReplayConfig.model_fields["scope"].annotation)} - {ReplayConfig().scope})
-STRIDE = 3  #: one pair in so many runs in the other scopes
+STRIDE = 5  #: one pair in so many runs in the other scopes
 REASONS = ("compulsory", "collisions", "capacity")
 ACCESSES = ("hits", "late", *REASONS)
 SIDE = -1  #: where speculative copies are, beside all pools

@@ -187,7 +187,7 @@ def test_one_slot_in_pieces_has_the_passes_of_chunk(size: int) -> None:
 def queue(arrivals: tuple[int, ...], slots: int, decoded: int = 1) -> Outcome:
     """Requests of so many tokens that all use one expert: every pass takes 3 + 2 + 1 x tokens ns, the first 5 more."""
     requests = [Prompted(tokens(*[[[0]]] * decoded), 0)] * len(arrivals)
-    return arrived(requests, arrivals, slots, engine="reference", log=False)
+    return arrived(requests, arrivals, slots, engine="compiled", log=False)
 
 
 @every("load", [0.4, 0.7])

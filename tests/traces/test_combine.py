@@ -128,7 +128,7 @@ def test_slices_that_are_merged_are_the_whole(lengths: list[int], data: st.DataO
 
 
 def test_every_array_is_copied_and_the_bias(tmp_path: Path) -> None:
-    requests = [everything(tokens, tokens) for tokens in TOKENS]
+    requests = [everything(tokens, tokens) for tokens in (9, 1, 20, 17, 3)]
     whole = stored(tmp_path / "whole.zarr", requests, HEADER, BIAS)
     some = taken(tmp_path / "some.zarr", whole, [4, 0, 1], "requests 4,0,1")
     assert_holds(some, [requests[at] for at in (4, 0, 1)])

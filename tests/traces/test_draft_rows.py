@@ -70,8 +70,9 @@ def test_it_comes_back_and_belongs_to_the_passes_of_a_plain_loop(trace):
 
 def test_a_request_is_read_as_it_was_appended(trace):
     for number, request in enumerate(requests()):
+        found = trace.request(number).arrays()
         for name, rows in request.arrays().items():
-            np.testing.assert_array_equal(trace.request(number).arrays()[name], rows)
+            np.testing.assert_array_equal(found[name], rows)
 
 
 def test_a_trace_without_a_record_is_the_same_bytes_as_before(tmp_path):

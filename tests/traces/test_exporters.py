@@ -25,6 +25,7 @@ from moereplay.traces.schema import Header, Provenance, Trace, TraceError, memor
 from moereplay.traces.selection import first_requests
 from moereplay.traces.store import open_trace
 from moereplay.traces.summary import uses
+from tests.kit.every import every
 from tests.kit.exporting import exported, same_rows, whole
 from tests.kit.importing import imported
 
@@ -240,22 +241,18 @@ def accesses(trace: Trace) -> list[tuple[int, int, int]]:
     return found
 
 
-def test_records_of_accesses_and_their_next(tmp_path: Path) -> None:
-    for at, layer in enumerate([None, 0, 2]):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        trace = whole()
-        out, _ = exported(
-            trace, "oracle-general", folder, passes="token", **({} if layer is None else {"layer": layer})
-        )
-        stream = [each for each in accesses(trace) if layer in (None, each[1])]
-        objects = [of * 8 + expert for _, of, expert in stream]
-        following = [
-            next((later + 1 for later in range(at + 1, len(objects)) if objects[later] == each), -1)
-            for at, each in enumerate(objects)
-        ]
-        sizes = [trace.geometry.expert_bytes[of] for _, of, _ in stream]
-        assert records(out) == list(zip([number for number, _, _ in stream], objects, sizes, following, strict=True))
+@every("layer", [None, 0, 2], apart=True)
+def test_records_of_accesses_and_their_next(tmp_path: Path, layer: int | None) -> None:
+    trace = whole()
+    out, _ = exported(trace, "oracle-general", tmp_path, passes="token", **({} if layer is None else {"layer": layer}))
+    stream = [each for each in accesses(trace) if layer in (None, each[1])]
+    objects = [of * 8 + expert for _, of, expert in stream]
+    following = [
+        next((later + 1 for later in range(at + 1, len(objects)) if objects[later] == each), -1)
+        for at, each in enumerate(objects)
+    ]
+    sizes = [trace.geometry.expert_bytes[of] for _, of, _ in stream]
+    assert records(out) == list(zip([number for number, _, _ in stream], objects, sizes, following, strict=True))
 
 
 def test_what_the_records_cannot_hold_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from moereplay.traces.importers import text
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import MOST_EXPERTS, Header
 from moereplay.traces.writer import TraceWriter
+from tests.kit.every import every
 from tests.kit.importer_formulas import SAMPLES
 from tests.kit.importing import CSV, IDS, gptoss, imported, refusal, router_data, written
 
@@ -177,30 +178,26 @@ def test_counts_out_of_range_are_refused_by_their_option(tmp_path: Path) -> None
         assert option.partition("=")[0] in said
 
 
-def test_a_count_beyond_every_file_means_all_of_it(tmp_path: Path) -> None:
-    for at, option in enumerate(["--chunk", "--prompt-length", "--limit"]):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        command = ["import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", "--out", str(folder / "a.zarr")]
-        assert CliRunner().invoke(entry.application(), [*command, option, str(10**30)]).exit_code == 0
+@every("option", ["--chunk", "--prompt-length", "--limit"], apart=True)
+def test_a_count_beyond_every_file_means_all_of_it(tmp_path: Path, option: str) -> None:
+    command = ["import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", "--out", str(tmp_path / "a.zarr")]
+    assert CliRunner().invoke(entry.application(), [*command, option, str(10**30)]).exit_code == 0
 
 
 # ---------------------------------------------------------------- two imports at once
 
 
-def test_an_import_is_refused_while_another_writes_the_trace(tmp_path: Path) -> None:
-    for at, resume in enumerate([[], ["--resume"]]):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        trace, requests = imported(SAMPLES / "generic.csv", Options())
-        out = folder / "a.zarr"
-        with TraceWriter.create(out, Header(geometry=trace.geometry)) as first:
-            first.append(requests[0])
-            first.commit()
-            said = run("import", str(SAMPLES / "generic.csv"), "--out", str(out), *resume)
-            assert f"{out}.partial is being written by process " in said
-            first.append(requests[1])
-            assert first.finish().requests == 2
+@every("resume", [[], ["--resume"]], apart=True)
+def test_an_import_is_refused_while_another_writes_the_trace(tmp_path: Path, resume: list[str]) -> None:
+    trace, requests = imported(SAMPLES / "generic.csv", Options())
+    out = tmp_path / "a.zarr"
+    with TraceWriter.create(out, Header(geometry=trace.geometry)) as first:
+        first.append(requests[0])
+        first.commit()
+        said = run("import", str(SAMPLES / "generic.csv"), "--out", str(out), *resume)
+        assert f"{out}.partial is being written by process " in said
+        first.append(requests[1])
+        assert first.finish().requests == 2
 
 
 # ---------------------------------------------------------------- text
@@ -221,10 +218,6 @@ def test_quoted_cells_that_are_wrong_are_refused_by_their_line(tmp_path: Path) -
         ("0,0,0,3," + "9" * 200_000, "line 2: "),
     ]:
         assert expected in refusal(written(tmp_path / "a.csv", f"{CSV}{row}\n"))
-
-
-def test_a_csv_without_its_last_line_end_may_have_been_cut_off(tmp_path: Path) -> None:
-    assert "the last line has no line end" in refusal(written(tmp_path / "a.csv", CSV + "0,0,0,3,12"))
 
 
 def test_line_ends_of_other_systems_are_read(tmp_path: Path) -> None:

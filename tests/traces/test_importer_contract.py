@@ -27,7 +27,7 @@ from tests.kit.importer_formulas import EXPERTS, LAYERS, SAMPLES, K, Sample
 from tests.kit.importer_samples import ALL
 from tests.kit.importing import imported
 
-CUTS = 30  #: truncations of one file
+CUTS = 20  #: truncations of one file
 PACKED_CUTS = 10
 TEXTS = (".csv", ".tsv", ".jsonl", ".json", ".log", ".txt")
 

@@ -19,6 +19,7 @@ from moereplay.traces.validator import examine
 from moereplay.traces.writer import write_trace
 from tests.kit.collecting import case
 from tests.kit.command import moereplay_here
+from tests.kit.every import every
 from tests.tracegen.test_faults import edit_attributes, reseal
 
 LAYERS, EXPERTS, K, TOKENS = 2, 8, 2, 12
@@ -129,16 +130,13 @@ def test_a_folder_in_place_of_a_chunk_is_no_zeros(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    for at, name in enumerate(["zarr.json", "chosen/zarr.json", "chosen/c.0.0.0"]):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        with case(name):
-            file = stored(folder / "a.zarr", rows()) / name
-            file.unlink()
-            os.mkfifo(file)
-            with pytest.raises(TraceError, match=r"missing or damaged|is not a file"):
-                open_trace(folder / "a.zarr")
+@every("name", ["zarr.json", "chosen/zarr.json", "chosen/c.0.0.0"], apart=True)
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    file = stored(tmp_path / "a.zarr", rows()) / name
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(TraceError, match=r"missing or damaged|is not a file"):
+        open_trace(tmp_path / "a.zarr")
 
 
 def test_shards_of_sizes_that_no_writer_gives_are_refused(tmp_path: Path) -> None:

@@ -33,11 +33,18 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = bundled(Path("miniature"))
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With one trace, the bundled recording."""
-    publish(open_trace(SAMPLE), tmp_path / "lib", "mini", "Apache-2.0", "recorded | here <b>")
-    return tmp_path / "lib"
+    out = tmp_path_factory.mktemp("published") / "lib"
+    publish(open_trace(SAMPLE), out, "mini", "Apache-2.0", "recorded | here <b>")
+    return out
+
+
+@pytest.fixture
+def library(published: Path, tmp_path: Path) -> Path:
+    """A copy of its own."""
+    return Path(shutil.copytree(published, tmp_path / "lib"))
 
 
 # ---------------------------------------------------------------- published, listed, fetched

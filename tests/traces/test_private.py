@@ -12,6 +12,7 @@ import pytest
 
 from moereplay.sweeps.clusters import place
 from moereplay.traces.files import claimed, temporary
+from tests.kit.every import every
 
 Owned = Callable[[Path], None]
 
@@ -68,15 +69,13 @@ def test_what_is_no_folder_of_this_user_is_refused_and_left_alone(
     assert before[1].st_mode == (tmp_path / "folder").lstat().st_mode
 
 
-def test_a_folder_that_others_could_write_into_is_emptied_and_closed(tmp_path: Path) -> None:
-    for at, bits in enumerate([0o777, 0o770, 0o702]):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        (folder / "folder" / "planted").mkdir(parents=True)
-        (folder / "folder").chmod(bits)
-        assert claimed(folder / "folder")
-        assert mode(folder / "folder") == 0o700
-        assert list((folder / "folder").iterdir()) == []
+@every("bits", [0o777, 0o770, 0o702], apart=True)
+def test_a_folder_that_others_could_write_into_is_emptied_and_closed(tmp_path: Path, bits: int) -> None:
+    (tmp_path / "folder" / "planted").mkdir(parents=True)
+    (tmp_path / "folder").chmod(bits)
+    assert claimed(tmp_path / "folder")
+    assert mode(tmp_path / "folder") == 0o700
+    assert list((tmp_path / "folder").iterdir()) == []
 
 
 def test_a_folder_that_others_could_only_read_keeps_what_is_in_it(tmp_path: Path) -> None:

@@ -223,17 +223,14 @@ BAD_ROWS: list[tuple[tuple[Any, ...], str]] = [
 
 
 def test_a_row_that_does_not_fit_is_named_and_the_recording_goes_on(tmp_path: Path) -> None:
-    for at, (row, said) in enumerate(BAD_ROWS):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        with case(row, said):
-            with Recorder(folder / "a.zarr", SMALL) as recorder:
-                recorder.append(1, 0, [4, 5])
-                with pytest.raises(TraceError, match=said):
-                    recorder.append(*row)
-                for layer in (1, 2):
-                    recorder.append(1, layer, [4, 5])
-            assert open_trace(folder / "a.zarr").read("chosen").tolist() == [[[4, 5]] * 3]
+    with Recorder(tmp_path / "a.zarr", SMALL) as recorder:
+        recorder.append(1, 0, [4, 5])
+        for row, said in BAD_ROWS:
+            with case(row, said), pytest.raises(TraceError, match=said):
+                recorder.append(*row)
+        for layer in (1, 2):
+            recorder.append(1, layer, [4, 5])
+    assert open_trace(tmp_path / "a.zarr").read("chosen").tolist() == [[[4, 5]] * 3]
 
 
 def test_a_request_with_a_hole_is_given_up(tmp_path: Path) -> None:

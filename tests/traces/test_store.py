@@ -16,6 +16,7 @@ from moereplay.traces.schema import Geometry, Header, Provenance, Request, Trace
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.collecting import case
+from tests.kit.every import every
 from tests.kit.stored import (
     BIAS,
     EXPERTS,
@@ -51,10 +52,6 @@ def test_every_array_comes_back_with_header_and_ranges(tmp_path):
     assert trace.prompt_lengths.tolist() == [1, 1, 1]
     np.testing.assert_array_equal(trace.router_bias, BIAS)
     assert trace.complete
-
-
-def test_a_finished_trace_verifies_and_leaves_no_partial(tmp_path):
-    trace = write_trace(tmp_path / "a.zarr", HEADER, [everything(20)], BIAS)
     verify(trace)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.zarr"]
 
@@ -148,17 +145,14 @@ WRONG_ROWS = {
 
 
 def test_an_invalid_request_is_refused_and_adds_nothing(tmp_path):
-    for at, (spoil, message) in enumerate(WRONG_ROWS.values()):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        with case(spoil, message):
-            good = [everything(10, 1), everything(10, 2)]
-            with TraceWriter.create(folder / "a.zarr", HEADER) as writer:
-                writer.append(good[0])
-                with pytest.raises(TraceError, match=message):
-                    writer.append(spoil(everything(10, 3)))
-                writer.append(good[1])
-                assert_holds(writer.finish(), good)
+    good = [everything(10, 1), everything(10, 2)]
+    with TraceWriter.create(tmp_path / "a.zarr", HEADER) as writer:
+        writer.append(good[0])
+        for what, (spoil, message) in WRONG_ROWS.items():
+            with case(what), pytest.raises(TraceError, match=message):
+                writer.append(spoil(everything(10, 3)))
+        writer.append(good[1])
+        assert_holds(writer.finish(), good)
 
 
 def test_a_geometry_beyond_the_limits_is_refused():
@@ -241,31 +235,29 @@ def test_a_known_trace_is_opened_without_zarr(tmp_path):
     assert [said(), said()] == [["True", "True"], ["False", "True"]]
 
 
-def test_a_known_trace_whose_small_arrays_are_damaged_is_refused(tmp_path, monkeypatch):
-    for at, name in enumerate(["request_offsets", "prompt_lengths", "router_bias"]):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        path = folder / "a.zarr"
-        write_trace(path, HEADER, [everything(3), everything(4, seed=1)], BIAS)
-        truth = open_trace(path)
-        (file,) = (path / name).glob("c.*")
-        whole = file.read_bytes()
-        for position in range(0, len(whole), 5):
-            file.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
-            try:
-                opened = open_trace(path)
-            except TraceError as refused:
-                assert str(refused).startswith(f"{path}: {name} is damaged")
-            else:  # a byte that says nothing
-                assert np.array_equal(opened.request_offsets, truth.request_offsets)
-                assert np.array_equal(opened.prompt_lengths, truth.prompt_lengths)
-        file.write_bytes(whole)
-        for content in (b"something else", None):
-            for copy in (folder / "cache").rglob(f"{name}-*"):
-                copy.write_bytes(content or bytes(value ^ 1 for value in copy.read_bytes()))
-            again = open_trace(path)
-            assert np.array_equal(again.request_offsets, truth.request_offsets)
-            assert np.array_equal(again.prompt_lengths, truth.prompt_lengths)
-            assert again.router_bias is not None and truth.router_bias is not None
-            assert np.array_equal(again.router_bias, truth.router_bias)
+@every("name", ["request_offsets", "prompt_lengths", "router_bias"], apart=True)
+def test_a_known_trace_whose_small_arrays_are_damaged_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "a.zarr"
+    write_trace(path, HEADER, [everything(3), everything(4, seed=1)], BIAS)
+    truth = open_trace(path)
+    (file,) = (path / name).glob("c.*")
+    whole = file.read_bytes()
+    for position in range(0, len(whole), 5):
+        file.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
+        try:
+            opened = open_trace(path)
+        except TraceError as refused:
+            assert str(refused).startswith(f"{path}: {name} is damaged")
+        else:  # a byte that says nothing
+            assert np.array_equal(opened.request_offsets, truth.request_offsets)
+            assert np.array_equal(opened.prompt_lengths, truth.prompt_lengths)
+    file.write_bytes(whole)
+    for content in (b"something else", None):
+        for copy in (tmp_path / "cache").rglob(f"{name}-*"):
+            copy.write_bytes(content or bytes(value ^ 1 for value in copy.read_bytes()))
+        again = open_trace(path)
+        assert np.array_equal(again.request_offsets, truth.request_offsets)
+        assert np.array_equal(again.prompt_lengths, truth.prompt_lengths)
+        assert again.router_bias is not None and truth.router_bias is not None
+        assert np.array_equal(again.router_bias, truth.router_bias)

@@ -26,7 +26,7 @@ from tests.kit.importing import SIZED, imported
 from tests.kit.long_files import LAYERS, MANY, ONE, TOKENS, written
 
 TEXTS = [sample for sample in ALL if sample.path.is_file() and sample.path.suffix not in (".pt", ".npy", ".bin")]
-FEW, MANY_MORE = 40, 120  #: requests of a short and of a long file, with 96 rows each
+FEW, MANY_MORE = 20, 70  #: requests of a short and of a long file, with 96 rows each
 OF_REQUEST = 1_000  #: bytes that may be kept of a request: where it ends, its name and its place in each layer
 #: Bytes that are held of a row of the one request of a file; as Python's lists it took four times as much.
 OF_ROW = {"one_ranks.csv": 140, "lab.jsonl": 100, "steps.jsonl": 40}

@@ -143,7 +143,8 @@ def test_ids_and_weights_follow_from_the_recorded_logits() -> None:
     for kind in ["zipf", "markov", "phases", "cyclic"]:
         for router in [Router(), Router(family="topk_softmax"), PHI, V2, V3]:
             with case(kind, router):
-                trace = make(geometry(4, 64, 6, router), kind=kind, reuse=0.5 if kind == "markov" else None)
+                reuse = 0.5 if kind == "markov" else None
+                trace = make(geometry(4, 64, 6, router), kind=kind, reuse=reuse, decode_tokens=60)
                 logits, chosen = trace.read("logits"), trace.read("chosen")
                 assert np.array_equal(choose(choice_scores(router, logits), 6), chosen)
                 assert np.array_equal(weigh(router, logits, chosen), trace.read("weights"))

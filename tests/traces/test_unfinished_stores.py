@@ -18,6 +18,7 @@ from moereplay.traces.store import open_trace, verify
 from moereplay.traces.stored import Column
 from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.collecting import case
+from tests.kit.every import every
 from tests.kit.stored import BIAS, GEOMETRY, HEADER, LAYERS, PLAIN, K, assert_holds, commit_some, everything, ids_only
 
 DEAD = 1 << 22  #: no process of this number is there
@@ -75,17 +76,12 @@ def test_a_resumed_recording_equals_an_undisturbed_one(tmp_path):
     requests = [everything(11, seed) for seed in range(6)]
     commit_some(tmp_path / "once", requests, HEADER, BIAS)
     once = write_trace(tmp_path / "once", HEADER, requests, BIAS, resume=True)
-    for stop in (1, 5, 6):
+    for stop in (1, 6):
         commit_some(tmp_path / f"stopped{stop}", requests[:stop], HEADER, BIAS)
         again = write_trace(tmp_path / f"stopped{stop}", HEADER, requests, BIAS, resume=True)
         assert_holds(again, requests)
         verify(again)
         assert again.digest == once.digest, stop
-
-
-def test_resuming_reports_the_committed_requests(tmp_path):
-    commit_some(tmp_path / "a.zarr", [ids_only(20, seed) for seed in range(3)])
-    assert TraceWriter.resume(tmp_path / "a.zarr", PLAIN).requests_done == 3
 
 
 def test_a_second_writer_is_refused_by_the_name_of_the_first(tmp_path):
@@ -220,13 +216,11 @@ def test_resume_with_another_header_names_the_field(tmp_path):
             assert_holds(open_trace(folder / "a.zarr.partial"), [ids_only(20)])
 
 
-def test_resume_with_another_router_bias_is_refused(tmp_path):
-    for at, (stored, given) in enumerate([(BIAS, None), (None, BIAS), (BIAS, BIAS + 1)]):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        commit_some(folder / "a.zarr", [ids_only(20)], bias=stored)
-        with pytest.raises(TraceError, match="router_bias differs"):
-            TraceWriter.resume(folder / "a.zarr", PLAIN, given)
+@every("stored, given", [(BIAS, None), (None, BIAS), (BIAS, BIAS + 1)], apart=True)
+def test_resume_with_another_router_bias_is_refused(tmp_path, stored, given):
+    commit_some(tmp_path / "a.zarr", [ids_only(20)], bias=stored)
+    with pytest.raises(TraceError, match="router_bias differs"):
+        TraceWriter.resume(tmp_path / "a.zarr", PLAIN, given)
 
 
 def test_resume_holds_later_requests_to_the_same_arrays(tmp_path):
