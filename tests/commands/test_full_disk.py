@@ -261,7 +261,6 @@ def test_the_command_says_it_in_one_line(trace, tmp_path):
     [
         ({}, ("platforms",)),
         ({}, ("policies", "--markdown")),
-        ({}, ("sweep", "schema")),
         ({"PYTHONUNBUFFERED": "1"}, ("platforms",)),
     ],
 )

@@ -24,7 +24,7 @@ from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.sweeps.processes import in_processes
 from moereplay.sweeps.store import Folder
 from tests.kit.command import in_python
-from tests.kit.sweeping import ROOT, experiment, start, store_trace
+from tests.kit.sweeping import ROOT, command_of, descendants, experiment, start, store_trace
 
 sweep_run = in_python(sweep_run_verb)
 
@@ -42,22 +42,6 @@ def test_processes_give_results_in_order_and_what_they_raise():
         list(in_processes(math.sqrt, [1, -1], 1))
     with pytest.raises(ConfigError, match=r"a worker ended \(exit code 3\); check memory, or lower --workers"):
         list(in_processes(os._exit, [3], 1))
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, but for Python's own tracker of resources."""
-    try:
-        pids = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-    return [child for child in pids if "spawn_main" in command_of(child)]
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:

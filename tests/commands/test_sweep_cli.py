@@ -22,7 +22,7 @@ from moereplay.commands.sweep_results import sweep_show as sweep_show_verb
 from moereplay.results.errors import ResultError
 from tests.kit.command import in_python, moereplay_alone, unfolded
 from tests.kit.every import every
-from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
+from tests.kit.sweeping import GRID, command_of, descendants, experiment, merged, moereplay, start, store_trace
 
 plot, sweep_run, sweep_show = map(in_python, (plot_verb, sweep_run_verb, sweep_show_verb))
 
@@ -266,15 +266,6 @@ def test_error_rows_are_told_and_the_others_are_there(folder, tmp_path, capsys):
     assert len(re.findall(r"^[0-9a-f]{8} ", shown, re.MULTILINE)) == 6
 
 
-def children(pid: int) -> list[int]:
-    """Worker processes of a driver: its children but for Python's own tracker of resources."""
-    try:
-        pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in pids if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    except OSError:
-        return []
-
-
 def wait_for_parts(process: subprocess.Popen[str], out: Path, more_than: int) -> None:
     """Return once there are more parts, or the process has ended."""
     deadline = time.monotonic() + 60
@@ -307,11 +298,11 @@ def test_kills_of_driver_and_workers_lose_nothing_that_is_stored(long, whole, tm
         process = start(*command)
         wait_for_parts(process, out, len(before))
         time.sleep(dice.random() * 0.3)
-        for worker in children(process.pid)[:1]:
+        for worker in descendants(process.pid)[:1]:
             os.kill(worker, signal.SIGKILL)
             killed["workers"] += 1
         time.sleep(dice.random() * 0.5)
-        workers = children(process.pid)
+        workers = descendants(process.pid)
         process.kill()
         process.communicate()
         killed["drivers"] += process.returncode == -signal.SIGKILL
@@ -326,16 +317,9 @@ def test_kills_of_driver_and_workers_lose_nothing_that_is_stored(long, whole, tm
 def wait_for_end(pids: list[int]) -> None:
     """Workers end by themselves once their driver is gone."""
     deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() and not is_zombie(pid) for pid in pids):
+    while any("spawn_main" in command_of(pid) for pid in pids):
         assert time.monotonic() < deadline, "a worker outlived its driver"
         time.sleep(0.05)
-
-
-def is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_a_dead_worker_is_replaced_and_its_work_done_again(long, tmp_path):
@@ -343,7 +327,7 @@ def test_a_dead_worker_is_replaced_and_its_work_done_again(long, tmp_path):
     command = ("sweep", "run", long / "long.toml", "--set", half, "--workers", 1)
     process = start(*command, *SLOWLY, "--out", tmp_path / "out")
     wait_for_parts(process, tmp_path / "out", 0)
-    (worker,) = children(process.pid)
+    (worker,) = descendants(process.pid)
     os.kill(worker, signal.SIGKILL)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said

@@ -64,3 +64,19 @@ def moereplay(*arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command in this process."""
     ended = moereplay_here(*arguments)
     return ended.returncode, ended.stdout, ended.stderr
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, but for Python's own tracker of resources."""
+    try:
+        pids = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return [child for child in pids if "spawn_main" in command_of(child)]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""

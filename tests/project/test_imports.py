@@ -6,7 +6,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -41,9 +42,20 @@ SOURCES = sorted(path for package in (*PACKAGES, "moereplay") for path in (ROOT 
 NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file, which many rules look at."""
+    return tuple(ast.walk(parsed(path)))
+
+
 def imported(path: Path) -> set[str]:
     """Every module that a file imports, wherever in the file; ours without the name that all have in common."""
-    return {short(name) for node in ast.walk(ast.parse(path.read_text())) for name in named_by(node)}
+    return {short(name) for node in nodes(path) for name in named_by(node)}
 
 
 def named_by(node: ast.AST) -> list[str]:
@@ -107,7 +119,7 @@ def cycle(needs: Mapping[str, set[str]]) -> list[str]:
 
 def needed(path: Path, root: Path = ROOT) -> Iterator[str]:
     """The files of ours that run before a file that imports runs on."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         names = named_by(node)
         if isinstance(node, ast.ImportFrom):
             names += [f"{node.module}.{alias.name}" for alias in node.names]
@@ -128,7 +140,7 @@ def files_of(name: str, root: Path) -> Iterator[Path]:
 def test_json_is_written_in_one_place_that_has_no_infinities():
     """`json.dumps` writes Infinity and NaN, which no JSON reader has to take; `traces.documents.json_text` does not."""
     for path in (path for path in SOURCES if path.relative_to(ROOT) != Path("traces/documents.py")):
-        calls = [each for each in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(each, ast.Attribute)]
+        calls = [each for each in nodes(path) if isinstance(each, ast.Attribute)]
         names = {f"{each.value.id}.{each.attr}" for each in calls if isinstance(each.value, ast.Name)}
         assert not names & {"json.dump", "json.dumps"}, f"{path}: write JSON by traces.documents.json_text"
 
@@ -160,10 +172,11 @@ def checked_by_ruff(folder: str) -> list[str]:
 
 def test_nothing_at_the_top_of_a_file_is_dead():
     """A name that no file mentions; those that number something are there for the others of their row."""
-    users = [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
-    mentioned = {name for path in users for name in mentions(ast.parse(path.read_text()))}
+    users = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    mentioned = {name for path in SOURCES for name in mentions(nodes(path))}
+    mentioned |= {name for path in users for name in mentions(ast.walk(ast.parse(path.read_text("utf-8"))))}
     mentioned |= {name.upper() for name in (*importers.NAMES, *exporters.NAMES)}  # found by the format's name
-    dead = {(path.name, name) for path in SOURCES for name in defined(ast.parse(path.read_text()))}
+    dead = {(path.name, name) for path in SOURCES for name in defined(parsed(path))}
     assert {(file, name) for file, name in dead if name not in mentioned and not name.startswith("__")} == set()
 
 
@@ -184,9 +197,9 @@ def numbers(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Call) and ast.unparse(value.func) == "range"
 
 
-def mentions(tree: ast.Module) -> Iterator[str]:
+def mentions(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Every name that is read, and every word of a short text: hooks and verbs are found by their names."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             yield node.id
         elif isinstance(node, ast.Attribute):
@@ -200,7 +213,7 @@ def mentions(tree: ast.Module) -> Iterator[str]:
 def test_verbs_import_their_stage_when_they_run():
     """Not at the top of the file, but for the table of settings; what only a type checker reads may stand there."""
     for path in (ROOT / "commands").glob("*.py"):
-        at_import = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        at_import = [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
         roots = {name.split(".")[0] for node in at_import for name in map(short, named_by(node)) if name != INSTANT}
         assert roots & {*STAGES} == set(), path.name
 
@@ -229,7 +242,7 @@ def test_no_verb_takes_more_than_ten_arguments():
 
 def functions_of(path: Path) -> list[ast.FunctionDef]:
     """Return the functions and methods of a file."""
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    return [node for node in nodes(path) if isinstance(node, ast.FunctionDef)]
 
 
 def test_every_package_is_listed_by_name():
@@ -251,7 +264,7 @@ def test_every_policy_file_is_listed_by_one_word():
 
 def test_every_verb_is_a_function_of_the_file_that_lists_it():
     for name in commands.NAMES:
-        body = ast.parse((ROOT / "commands" / f"{commands.file_of(name)}.py").read_text()).body
+        body = parsed(ROOT / "commands" / f"{commands.file_of(name)}.py").body
         assert name in {node.name for node in body if isinstance(node, ast.FunctionDef)}, name
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from moereplay.sweeps import store as folder
 from moereplay.traces import files
-from tests.kit.sweeping import ROOT, experiment
+from tests.kit.sweeping import ROOT, experiment, store_trace
 
 #: What Windows lacks, and what macOS lacks.
 MODULES = ("fcntl", "grp", "pwd", "resource", "termios")
@@ -47,8 +47,8 @@ def without_unix(tmp_path: Path, *arguments: object) -> subprocess.CompletedProc
 
 @pytest.mark.parametrize("engine", ["compiled", "reference"])
 def test_everything_is_imported_and_a_grid_is_replayed(engine, tmp_path):
-    sample, arguments = ROOT / "traces" / "samples" / "miniature.zarr", ("--capacity", "20%,30%", "--workers", 2)
-    ran = without_unix(tmp_path, "replay", sample, *arguments, "--engine", engine, "--out", tmp_path / "out")
+    trace, arguments = store_trace(tmp_path / "tiny.zarr"), ("--capacity", "40%,60%", "--workers", 2)
+    ran = without_unix(tmp_path, "replay", trace, *arguments, "--engine", engine, "--out", tmp_path / "out")
     assert ran.returncode == 0, ran.stderr
     assert len(list((tmp_path / "out").glob("part-*"))) == 2
 

@@ -25,12 +25,12 @@ def short(tmp_path: Path) -> Path:
     """The first tokens of the sample."""
     sample = open_trace(SAMPLE)
     whole = sample.request(0)
-    rows = slice(0, 32)
+    rows = slice(0, 16)
     weights, logits = whole.weights, whole.logits
     assert weights is not None
     assert logits is not None
     look = tuple(each[rows] for each in whole.lookahead)
-    part = Request(whole.chosen[rows], 16, weights[rows], logits[rows], look)
+    part = Request(whole.chosen[rows], 8, weights[rows], logits[rows], look)
     write_trace(tmp_path / "short.zarr", sample.header, [part])
     return tmp_path / "short.zarr"
 
