@@ -159,7 +159,7 @@ ERRORS = {
     "evidence none.csv --calibration {desk}": ("cannot read none.csv: No such file",),
     "evidence {folder}": ("--calibration FILE", "--fit PATTERN"),
     "evidence {folder} --calibration phone-ufs4": ("phone-ufs4", "[calibration]"),
-    "evidence {folder}/tokens --fit made*": ("cells.csv: No such file or directory",),
+    "evidence {folder}/tokens --fit made*": ("no cells.csv",),
     "evidence {folder} --fit made* --calibration {desk}": ("--calibration FILE", "--fit PATTERN"),
 }
 
