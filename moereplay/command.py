@@ -270,9 +270,8 @@ def main() -> None:
         sys.excepthook = _unexpected
     try:
         with second_interrupt_ends():
-            typer.main.get_command(
-                application(_meant(sys.argv[1:]))
-            )()  # application()() would install an excepthook of its own
+            app = application(_meant(sys.argv[1:]))
+            typer.main.get_command(app)()  # app() would install an excepthook of its own
     except KeyboardInterrupt:  # before a verb has begun
         leave(INTERRUPTED)
     except SystemExit as end:  # typer has printed its message, except for Ctrl-C

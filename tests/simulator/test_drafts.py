@@ -74,7 +74,7 @@ def plain(rows: Any) -> list[tuple[int, ...]]:
 
 
 def test_every_schedule_with_drafts_equals_plain_loops() -> None:
-    """Of drafts by chance and of recorded ones; 0 is a row of a token, 1 a right draft, 2 a wrong one."""
+    """Rows of drafts by chance and of recorded ones; 0 is a row of a token, 1 a right draft, 2 a wrong one."""
     dice, kinds = random.Random(1), [0, 0, 0]
     for seed in range(60):
         ends = [dice.randint(1, 12) for _ in range(dice.randint(1, 5))]

@@ -59,7 +59,7 @@ def question_of(trace: Trace, experts: int, **more: Any) -> Question:
 
 @pytest.fixture(scope="module")
 def found() -> Answer:
-    """Of six experts' memory and the trace without changes."""
+    """A search with the memory of six experts and the trace without changes."""
     return search(question_of(trace_of(), 6))
 
 
