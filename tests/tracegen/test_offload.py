@@ -17,9 +17,10 @@ from moereplay.simulator.calibration import Calibration
 from moereplay.simulator.compiled.stepper import Stepper
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.reference.engine import Engine
+from moereplay.tracegen.offload.arena import Copies
 from moereplay.tracegen.offload.bench import Bench, Ran, check_measurable, replayed
 from moereplay.tracegen.offload.compute import Layers, layout_of, shape_of
-from moereplay.tracegen.offload.memory import check_marks, contents, marks_of
+from moereplay.tracegen.offload.memory import Marks, contents, marks_of, page_marks
 from moereplay.tracegen.offload.part import tokens_of
 from moereplay.tracegen.offload.slow_tier import Disk, Memory, Throttled, experts_file
 from moereplay.tracegen.offload.study import agreement, figures
@@ -71,14 +72,15 @@ class Sleeping:
     def __init__(self, of: Layers, dense_s: float, expert_s: float) -> None:
         self.shape, self._dense_s, self._expert_s = of.shape, dense_s, expert_s
 
-    def warm_up(self) -> None:
+    def warm_up(self, formats: object) -> None:
         pass
 
     def dense(self, layer: int, tokens: int) -> None:
         time.sleep(self._dense_s)
 
-    def expert(self, weights: torch.Tensor, tokens: int) -> None:
+    def expert(self, slot: torch.Tensor, dtype: str, tokens: int) -> Marks:
         time.sleep(self._expert_s)
+        return Marks(*[int(slot.view(torch.int64)[0])] * 2)
 
 
 def sleeping(bench: Bench, dense_s: float, expert_s: float) -> Bench:
@@ -180,12 +182,14 @@ def test_an_expert_of_other_bytes_ends_the_run():
 
 def test_every_page_of_an_expert_is_checked():
     layout = layout_of(geometry())
+    layers, copies = Layers(geometry(), 1, "cpu"), Copies([Memory(layout, "cpu")])
     content = next(contents(layout)).copy()
-    mark = marks_of(layout)[0]
-    check_marks(torch.from_numpy(content), layout.size(0), mark, 0)
-    content[4096] ^= 1
-    with pytest.raises(AssertionError, match="expert 0 holds wrong bytes"):
-        check_marks(torch.from_numpy(content), layout.size(0), mark, 0)
+    copies.check(0, layers.expert(torch.from_numpy(content), layout.dtype, 1))
+    for first in (0, 4096):  # the beginning of each of its pages
+        other = content.copy()
+        other[first] ^= 1
+        with pytest.raises(AssertionError, match="expert 0 holds wrong bytes"):
+            copies.check(0, layers.expert(torch.from_numpy(other), layout.dtype, 1))
 
 
 def test_all_experts_differ_and_lie_side_by_side(tmp_path):
@@ -194,7 +198,7 @@ def test_all_experts_differ_and_lie_side_by_side(tmp_path):
     into = torch.zeros(2 * 4096, dtype=torch.uint8)
     for y, mark in enumerate(marks_of(layout)):
         slow.read(y, into)
-        check_marks(into, layout.size(y), mark, y)
+        assert page_marks(into).tolist() == [mark, mark]
     slow.close()
     assert experts_file(tmp_path, layout).stat().st_size == layout.total == 16 * 2 * 4096
 
@@ -315,11 +319,13 @@ def test_a_known_models_experts_have_its_shape():
 
 def test_dense_parts_and_experts_compute_with_all_of_their_weights():
     layers = Layers(geometry(), 4, "cpu")
-    weights = torch.from_numpy(next(contents(layout_of(geometry()))).copy()).view(torch.bfloat16)
+    slot = torch.from_numpy(next(contents(layout_of(geometry()))).copy())
     for layer in range(2):
         layers.dense(layer, 3)
-        layers.expert(weights, 3)
-    assert torch.isfinite(layers._state.float()).all() and layers._state.shape == (3, 32)
+        layers.expert(slot, "bfloat16", 3)
+    assert torch.isfinite(layers._state.float()).all() and layers._state.shape == (4, 32)
+    torch.testing.assert_close(layers._state[3], layers._embedded[3])  # three tokens were computed
+    assert not torch.equal(layers._state[2], layers._embedded[2])
 
 
 def test_a_part_of_a_trace_has_its_layers_and_tokens():

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.reference.state import Area
-from moereplay.tracegen.offload.compute import Shape, as_weights
-from moereplay.tracegen.offload.memory import PAGE, Layout, check_marks, free_memory, marks_of, memory_of
+from moereplay.tracegen.offload.memory import PAGE, Format, Layout, Marks, free_memory, marks_of, memory_of
 from moereplay.tracegen.offload.slow_tier import SlowTier
 from moereplay.traces.units import GB
 
@@ -114,11 +113,22 @@ class Copies:
         """
         return self._tiers[y % len(self._tiers)].on_host(y // len(self._tiers))
 
-    def weights(self, y: int, slot: Tensor, shape: Shape) -> Tensor:
-        """Return the weights (params,) of the copy in a slot. Raises AssertionError if the slot holds other bytes."""
+    def format(self, y: int) -> Format:
+        """Return how the copy is stored."""
         layout, x = self._of(y)
-        check_marks(slot, layout.size(x), self._marks[y % len(self._tiers)][x], y)
-        return as_weights(slot, layout.dtype, shape)
+        return layout.format(x)
+
+    @property
+    def formats(self) -> list[Format]:
+        """Return the formats of all copies."""
+        layouts = [tier.layout for tier in self._tiers]
+        return sorted({of.format(first) for of in layouts for first in range(0, of.count, of.experts)})
+
+    def check(self, y: int, found: Marks) -> None:
+        """Raises AssertionError unless every page of a slot has the mark of the copy."""
+        mark = self._marks[y % len(self._tiers)][y // len(self._tiers)]
+        if found != (mark, mark):
+            raise AssertionError(f"the slot of expert {y} holds wrong bytes")
 
     def _of(self, y: int) -> tuple[Layout, int]:
         x, precision = divmod(y, len(self._tiers))

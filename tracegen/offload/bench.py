@@ -18,6 +18,7 @@ from moereplay.simulator.replay import Plan, plan, report, report_measured, sour
 from moereplay.tracegen.offload.arena import Arena, Copies, Slots, arenas_of
 from moereplay.tracegen.offload.compute import Layers, experts_only, format_at, shape_of
 from moereplay.tracegen.offload.durations import Durations, Step, as_machine
+from moereplay.tracegen.offload.graphs import layers_of
 from moereplay.tracegen.offload.machine import Decider, RealMachine, undisturbed
 from moereplay.tracegen.offload.part import AUTO, planned, way_of
 from moereplay.tracegen.offload.slow_tier import SlowTier, faults_named, throttled
@@ -95,7 +96,7 @@ class Bench:
     def of(cls, plans: Sequence[Plan], slow: SlowTiers, most_tokens: int, device: str, decisions: str = AUTO) -> Bench:
         """Open the bench of these runs. Raises ConfigError if their slots do not fit into this machine's memory."""
         arenas, geometry = arenas_of(slots_of(plans), device), plans[0].origin.geometry
-        layers, on_cpu = Layers(geometry, most_tokens, device), Layers(experts_only(geometry), most_tokens, "cpu")
+        layers, on_cpu = layers_of(geometry, most_tokens, device), Layers(experts_only(geometry), most_tokens, "cpu")
         return cls(arenas, layers, on_cpu, slow, decisions)
 
     @property

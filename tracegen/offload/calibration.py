@@ -18,10 +18,10 @@ from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.platform import Measured
 from moereplay.simulator.platforms import as_toml, sealed
 from moereplay.tracegen.offload.bench import Bench, SlowTiers, check_measurable, replayed
-from moereplay.tracegen.offload.compute import as_weights, layout_of
+from moereplay.tracegen.offload.compute import layout_of
 from moereplay.tracegen.offload.durations import Durations
 from moereplay.tracegen.offload.fit import Figure, Fitted, figure_of, fit
-from moereplay.tracegen.offload.memory import BITS_PER_WEIGHT
+from moereplay.tracegen.offload.memory import BITS_PER_WEIGHT, Format
 from moereplay.tracegen.offload.slow_tier import SlowTier
 from moereplay.traces.dense import dense_of
 from moereplay.traces.geometry import KnownModel
@@ -226,10 +226,11 @@ COLD = 8  #: experts in turns: more than a processor's caches hold
 
 def by_tokens(bench: Bench, geometry: Geometry) -> dict[str, dict[int, Figure]]:
     """Measure the nanoseconds of a layer's dense part and of an expert, by tokens."""
-    slots, layers = _expert_weights(bench, geometry, None), max(1, geometry.layers - 1)
+    stored, layers = layout_of(geometry).format(0), max(1, geometry.layers - 1)
+    slots = _slots(bench, stored)
     turns = list(enumerate(TOKENS * ROUNDS))  # never the same weights twice in a row: a cache would have them
     dense = [lambda n=n, at=at: bench.layers.dense(geometry.layers - 1 - at % layers, n) for at, n in turns]
-    expert = [lambda n=n, at=at: bench.layers.expert(slots[at % len(slots)], n) for at, n in turns]
+    expert = [lambda n=n, at=at: bench.layers.expert(slots[at % len(slots)], stored.dtype, n) for at, n in turns]
     return {"dense_ns": _timed(dense), "expert_ns": _timed(expert)}
 
 
@@ -239,27 +240,20 @@ def by_format(bench: Bench, geometry: Geometry) -> dict[str, Figure]:
 
 
 def _format(bench: Bench, geometry: Geometry, bits: int) -> Figure:
-    layout, shape = layout_of(geometry, bits), bench.layers.shape
-    slots = _bytes(bench, layout.size(0))
-    timed = [
-        lambda at=at: bench.layers.expert(as_weights(slots[at % len(slots)], layout.dtype, shape), 1)
-        for at in range(ROUNDS)
-    ]
+    stored = layout_of(geometry, bits).format(0)
+    slots = _slots(bench, stored)
+    timed = [lambda at=at: bench.layers.expert(slots[at % len(slots)], stored.dtype, 1) for at in range(ROUNDS)]
     return figure_of([_took(each) for each in timed])
 
 
-def _expert_weights(bench: Bench, geometry: Geometry, bits: float | None) -> list[torch.Tensor]:
-    layout = layout_of(geometry, bits)
-    return [as_weights(each, layout.dtype, bench.layers.shape) for each in _bytes(bench, layout.size(0))]
-
-
-def _bytes(bench: Bench, size: int) -> list[torch.Tensor]:
+def _slots(bench: Bench, stored: Format) -> list[torch.Tensor]:
     """Return random bytes of small numbers, on the device."""
     device = bench.layers.device
-    return [torch.randint(0, 60, (size,), dtype=torch.uint8).to(device) for _ in range(COLD)]
+    bench.layers.warm_up([stored])
+    return [torch.randint(0, 60, (stored.size,), dtype=torch.uint8).to(device) for _ in range(COLD)]
 
 
-def _timed(calls: Sequence[Callable[[], None]]) -> dict[int, Figure]:
+def _timed(calls: Sequence[Callable[[], object]]) -> dict[int, Figure]:
     """Time the calls in turns; the first turn warms up and is not counted."""
     for call in calls[: len(TOKENS)]:
         call()
@@ -267,7 +261,7 @@ def _timed(calls: Sequence[Callable[[], None]]) -> dict[int, Figure]:
     return {tokens: figure_of(took[at :: len(TOKENS)]) for at, tokens in enumerate(TOKENS)}
 
 
-def _took(call: Callable[[], None]) -> int:
+def _took(call: Callable[[], object]) -> int:
     begin = time.perf_counter_ns()
     call()
     return time.perf_counter_ns() - begin

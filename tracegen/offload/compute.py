@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.tracegen.offload.memory import BITS_PER_WEIGHT, SEED, WEIGHT, Layout
+from moereplay.tracegen.offload.memory import BITS_PER_WEIGHT, SEED, WEIGHT, Format, Layout, Marks, page_marks
 from moereplay.traces.geometry import known_models
 from moereplay.traces.schema import Geometry
 
@@ -94,44 +95,42 @@ class Layers:
         self._dense = [self._weights(self.shape.dense_rows, draw) for _ in range(geometry.layers)]
         self._head = self._weights(self.shape.head_rows, draw)
         self._embedded = self._weights(most_tokens, draw)
-        self._state = self._embedded
+        self._state = self._embedded.clone()  # (most_tokens, hidden), of which a pass uses its first rows
 
     def _weights(self, rows: int, draw: torch.Generator) -> Tensor:
         values = torch.randn(max(rows, 1), self.shape.hidden, generator=draw) * WEIGHT
         return values.to(self.device, DTYPES[self.shape.dtype])
 
-    def warm_up(self) -> None:
-        """Compute once on the calling thread of a GPU: a thread's first product there sets up libraries, for 10 ms."""
-        if self.device != "cpu":
-            of = self.shape
-            self.dense(0, 1)
-            self.expert(torch.zeros(of.params, dtype=DTYPES[of.dtype], device=self.device), 1)
+    def warm_up(self, formats: Sequence[Format]) -> None:
+        """Prepare for copies in these formats, on the thread that computes: nothing to do on a CPU."""
 
     def dense(self, layer: int, tokens: int) -> None:
         """Multiply with all dense weights of the layer, and before layer 0 with those of the head."""
         with torch.inference_mode():
             if layer == 0:
-                linear(self._state[-1:], self._head).argmax()
-                self._state = self._embedded[:tokens]
-            state = rms_norm(self._state, (self.shape.hidden,))
-            mixed = linear(state, self._dense[layer])[:, : self.shape.hidden]
-            self._state = self._state + torch.nn.functional.pad(mixed, (0, self.shape.hidden - mixed.shape[1]))
-            self._wait()
-
-    def expert(self, weights: Tensor, tokens: int) -> None:
-        """Compute a gated MLP over the first `tokens` rows; `weights` are the expert's, flat."""
-        of = self.shape
-        with torch.inference_mode():
-            gate, up, down = weights[: of.params].view(MATRICES, -1)
+                linear(self._state[:1], self._head).argmax()
+                self._state[:tokens] = self._embedded[:tokens]
             state = self._state[:tokens]
-            inner = silu(linear(state, gate.view(of.width, of.hidden))) * linear(state, up.view(of.width, of.hidden))
-            linear(inner, down.view(of.hidden, of.width))
-            self._wait()
+            mixed = linear(rms_norm(state, (self.shape.hidden,)), self._dense[layer])[:, : self.shape.hidden]
+            state[:, : mixed.shape[1]] += mixed
 
-    def _wait(self) -> None:
-        """Wait until the device has finished: the slot may be overwritten after that."""
-        if self.device != "cpu":
-            torch.cuda.current_stream(self.device).synchronize()
+    def expert(self, slot: Tensor, dtype: str, tokens: int) -> Marks:
+        """Compute an expert for the first `tokens` rows, and return the marks of the pages of its slot.
+
+        The slot, (n,) uint8 in whole pages, has the expert's weights.
+        """
+        with torch.inference_mode():
+            return Marks(*(int(each) for each in self.gated(slot, dtype, tokens)))
+
+    def gated(self, slot: Tensor, dtype: str, tokens: int) -> tuple[Tensor, Tensor]:
+        """Compute a gated MLP, and return the least and the largest mark of the slot's pages."""
+        of = self.shape
+        gate, up, down = as_weights(slot, dtype, of).view(MATRICES, -1)
+        state = self._state[:tokens]
+        inner = silu(linear(state, gate.view(of.width, of.hidden))) * linear(state, up.view(of.width, of.hidden))
+        linear(inner, down.view(of.hidden, of.width))
+        least, most = torch.aminmax(page_marks(slot))
+        return least, most
 
 
 def as_weights(slot: Tensor, dtype: str, shape: Shape) -> Tensor:

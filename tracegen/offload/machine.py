@@ -56,8 +56,7 @@ class _Processor:
         return activity
 
     def _compute(self, y: int, tokens: int) -> None:
-        weights = self._copies.weights(y, self._copies.on_host(y), self._layers.shape)
-        self._layers.expert(weights, tokens)
+        self._copies.check(y, self._layers.expert(self._copies.on_host(y), self._copies.format(y).dtype, tokens))
 
     def _computed(self, y: int, tokens: int, asked: int) -> None:
         now = self._clock.taken
@@ -87,7 +86,7 @@ class RealMachine:
         self.clock = RealClock(self._end_of_turn)
         self._loader = Worker(self.clock, LINK)
         with self.clock.paused():
-            self._accelerator = Worker(self.clock, COMPUTE, layers.warm_up)
+            self._accelerator = Worker(self.clock, COMPUTE, lambda: layers.warm_up(copies.formats))
         self._processor = _Processor(self.clock, on_cpu, copies, self.durations)
         self.machine = Machine(self.clock, self, self._processor, (self,))
 
@@ -115,7 +114,8 @@ class RealMachine:
         return self._begin(y, layer, tokens, lambda: self._compute(y, slot, tokens))
 
     def _compute(self, y: int, slot: Tensor, tokens: int) -> None:
-        self._layers.expert(self._copies.weights(y, slot, self._layers.shape), tokens)
+        size, dtype = self._copies.format(y)
+        self._copies.check(y, self._layers.expert(slot[:size], dtype, tokens))
 
     def _begin(self, y: int, layer: int, tokens: int, work: Callable[[], None]) -> Activity:
         waited = (

@@ -10,6 +10,7 @@ import platform as this
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,13 @@ SEED = 20_260_301
 WEIGHT = 0.02  #: standard deviation
 #: Formats of weights. Scales of the integer ones are bytes after the weights, if their bits say that there are any.
 BITS_PER_WEIGHT = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4, "int2": 2}
+
+
+class Format(NamedTuple):
+    """How the bytes of a copy are stored."""
+
+    size: int  #: bytes, in whole pages
+    dtype: str  #: one of BITS_PER_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,10 @@ class Layout:
     def padded(self, y: int) -> int:
         """Return the bytes of expert y in whole pages."""
         return _pages(self.size(y))
+
+    def format(self, y: int) -> Format:
+        """Return how expert y is stored."""
+        return Format(self.padded(y), self.dtype)
 
     def offset(self, y: int) -> int:
         """Return the offset of expert y."""
@@ -93,11 +105,16 @@ def _weights(draw: np.random.Generator, size: int, dtype: str) -> np.ndarray:
     return (values >> 16).astype(np.uint16).view(np.uint8) if dtype == "bfloat16" else values.view(np.uint8)
 
 
-def check_marks(slot: Tensor, size: int, mark: int, y: int) -> None:
-    """Raises AssertionError unless every page of the slot (n,) uint8 is of expert y of `size` bytes."""
-    found = slot[: _pages(size)].view(int64)[:: PAGE // MARK]
-    if not bool((found == mark).all()):
-        raise AssertionError(f"the slot of expert {y} holds wrong bytes")
+class Marks(NamedTuple):
+    """The smallest and the largest mark of the pages of a slot: equal if all are of one expert."""
+
+    least: int
+    most: int
+
+
+def page_marks(slot: Tensor) -> Tensor:
+    """Return the first bytes of each page of a slot, (n,) uint8, as integers (pages,)."""
+    return slot.view(int64)[:: PAGE // MARK]
 
 
 # -- This machine: its name in a measurement, and its memory.
