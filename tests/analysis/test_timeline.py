@@ -148,24 +148,31 @@ def demands_wait_from_their_look_up_to_their_start(scenario: Scenario, outcome: 
         assert each.t1 <= ends[place[0], f"layer {place[1]}"]
 
 
-def queues_hold_what_a_search_of_the_log_says(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
+def transfers_are_those_that_a_search_of_the_log_finds(
+    scenario: Scenario, outcome: Outcome, items: Sequence[Item]
+) -> None:
     """A demand waits from its look-up, or its arrival in a lower tier; a prefetch in the queue of the next link."""
-    if any(event.kind == "load" for event in outcome.events):
-        return  # see test_demands_are_queued_when_they_are_loaded
-    waits = list[tuple[int, int]]()
-    for at, event in enumerate(outcome.events):
-        if event.kind not in ("transfer", "fill"):
-            continue
+    starts = [(at, event) for at, event in enumerate(outcome.events) if event.kind in ("transfer", "fill")]
+    moves = [each for each in items if isinstance(each, Slice) and LINKS <= each.track < QUEUE]
+    layers = {(each.args["pass"], each.name): each for each in slices(items, PASSES, "layer ")}
+    homes, waits = machine_of(scenario).homes, list[tuple[int, int]]()
+    for (at, event), move in zip(starts, moves, strict=True):
+        around = layers[move.args["pass"], f"layer {move.args['layer']}"]
+        assert around.t0 <= event.t0 == move.args["issued_ns"] <= around.t1
+        if event.kind == "transfer":
+            assert move.track == LINKS + homes[event.layer * scenario.source.geometry.experts + event.expert]
         resets = [n for n, each in enumerate(outcome.events[:at]) if each.kind == "reset"]
         before = outcome.events[max(resets, default=0) : at]
         moved = [each for each in before if each.kind in ENDS_A_MOVE and copy_of(each) == copy_of(event)]
         if event.cause == "prefetch":
             waits += [(each.t1, event.t0) for each in moved[-1:] if each.kind == "fill"]
         else:
-            looks = [each.t0 for each in before if each.kind in REASONS and copy_of(each)[:2] == copy_of(event)[:2]]
-            waits.append((max(looks[-1], *(each.t1 for each in moved if each.kind == "fill"), 0), event.t0))
-    found = sorted((each.t0, each.t1) for each in slices(items, ROWS))
-    assert found == sorted(wait for wait in waits if wait[0] < wait[1])
+            looks = [each for each in before if each.kind in REASONS and copy_of(each)[:2] == copy_of(event)[:2]]
+            waits.append((max(looks[-1].t0, *(each.t1 for each in moved if each.kind == "fill"), 0), event.t0))
+            assert move.args["why"] == looks[-1].kind
+    if not any(event.kind == "load" for event in outcome.events):  # see test_demands_are_queued_when_they_are_loaded
+        found = sorted((each.t0, each.t1) for each in slices(items, ROWS))
+        assert found == sorted(wait for wait in waits if wait[0] < wait[1])
 
 
 def levels_are_those_of_the_cache(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
@@ -201,7 +208,7 @@ LAWS = (
     links_are_as_busy_as_counted,
     layers_say_what_the_counters_count,
     demands_wait_from_their_look_up_to_their_start,
-    queues_hold_what_a_search_of_the_log_says,
+    transfers_are_those_that_a_search_of_the_log_finds,
     levels_are_those_of_the_cache,
     a_track_is_named_before_what_is_on_it,
 )
