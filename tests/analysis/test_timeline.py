@@ -17,6 +17,7 @@ from moereplay.analysis.timeline_moves import Machine, copy_of
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Row
 from moereplay.results.trace_events import Instant, Item, Level, Slice, Track, write_items
+from moereplay.simulator.platform import Link
 from moereplay.simulator.times import homes_of
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, machine, naming, replay_lists, sizes, tokens
 from tests.kit.every import every
@@ -279,17 +280,17 @@ def test_a_step_on_a_page() -> None:
 
 
 def test_a_reset_cuts_what_is_on_the_wire_and_what_waits_for_it() -> None:
-    # two at once, 40 ns each: gate at 2, bytes of (1, 2) from 2, of (1, 3) from 42. Both layers hit, 2 + 3 ns each, and
-    # the request ends at 10. Cut: 42 - 10, and all 40 of what has not begun
+    # layer 1 behind link 1, two at once, 40 ns each: gate at 2, bytes of (1, 2) from 2, of (1, 3) from 42. Both layers
+    # hit, 2 + 3 ns each, and the request ends at 10. Cut: 42 - 10, and all 40 of what has not begun
     token = [Cell([0], look=[naming(4, [2, 3])]), Cell([0])]
     source = ListSource(sizes(2, 4, 1, expert_bytes=40), [Prompted([token])] * 2)
     how: Row = {"prefetch": "top_k:factor=2", "reset": "request", "warm": ((0, 0), (1, 0))}
-    outcome = replay_lists(source, 400, machine(depth=2, dense_ns=2, expert_ns=3), **how)
-    cut = slices(all_items(outcome, Machine(["link"], [], (0,) * 8, ((40, 40),))), LINK)[:2]
-    assert [(each.t0, each.t1, each.args["abandoned_ns"], each.args["busy_ns"]) for each in cut] == [
-        (2, 10, 32, 40),
-        (10, 10, 40, 40),
-    ]
+    more = (Link(bytes_per_s=1e9, depth=2, layers="1"),)
+    outcome = replay_lists(source, 400, machine(dense_ns=2, expert_ns=3, layers="0", more=more), **how)
+    items = all_items(outcome, Machine(["zero", "one"], [], (0,) * 4 + (1,) * 4, ((40, 40),)))
+    cut = slices(items, LINKS + 1)[:2]
+    assert [(each.t0, each.t1) for each in cut] == [(2, 10), (10, 10)]
+    assert [(each.args["abandoned_ns"], each.args["busy_ns"]) for each in cut] == [(32, 40), (40, 40)]
 
 
 def test_times_are_written_with_every_digit(tmp_path: Path) -> None:
