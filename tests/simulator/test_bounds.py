@@ -270,6 +270,13 @@ def test_a_bound_has_the_bytes_of_its_result() -> None:
     assert slots(scope="per_layer") == (3, 3, 3)
 
 
+def test_bounds_of_other_counts_have_other_identities() -> None:
+    trace, more = synthetic(), [{"reset": "request"}, {"scope": "per_layer"}, {"contract": "sequential"}]
+    placed = [{name: (pair,)} for name in ("warm", "resident") for pair in ((0, 0), (0, 1))]
+    bounds = [bound_of(trace, configure(capacity="50%", **each)) for each in ({}, *more, *placed)]
+    assert len({bound.identity(trace) for bound in bounds if bound}) == len(bounds)
+
+
 def test_what_needs_no_remark_has_none() -> None:
     configs = [configure(eviction=each, prefetch="top_k", capacity="40%") for each in ("lru", "belady", "arc")]
     assert bound_remarks(synthetic(), configs) == []
