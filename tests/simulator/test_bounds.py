@@ -254,6 +254,10 @@ def test_layers_of_unequal_bytes_have_a_bound(scope: str) -> None:
     bound = bound_of(trace, configure(scope=scope, capacity="30%"))
     assert bound is not None and (count(trace, bound)["feasible_hits"] is not None) == (scope == "global")
     assert bound_remarks(trace, [configure(scope=scope, capacity="30%")]) == []
+    everything = bound_of(trace, configure(scope=scope, capacity="100%", resident=((0, -1),)))
+    assert everything is not None
+    counted = count(trace, everything)  # residents hit, of the others each misses once
+    assert counted["feasible_hits"] in (None, counted["belady_hits"])
 
 
 def test_a_bound_has_the_bytes_of_its_result() -> None:
