@@ -8,8 +8,8 @@ never win.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from moereplay.analysis.comparisons import YES, enough, pairs_of
 from moereplay.analysis.statistics import FEW
@@ -129,7 +129,7 @@ class Condition(NamedTuple):
 def by_condition(figure: Figure, entries: Sequence[Entry]) -> list[Condition]:
     """Return the verdict under each condition, smallest capacity first; none where conditions do not vary."""
     known = [entry for entry in entries if getattr(entry, figure.name) is not None]
-    varying = [name for name in CONDITIONS if len({str(entry.settings.get(name)) for entry in known}) > 1]
+    varying = _conditions_of([entry.settings for entry in known])
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in sorted(known, key=_order):
         groups.setdefault(tuple(_short(name, entry) for name in varying), []).append(entry)
@@ -138,6 +138,14 @@ def by_condition(figure: Figure, entries: Sequence[Entry]) -> list[Condition]:
     labels = {key: key[0] if varying == ["capacity"] else _label(varying, key) for key in groups}
     found = ((labels[key], verdict(figure, group)) for key, group in groups.items())
     return [Condition(label, each) for label, each in found if each is not None]
+
+
+def _conditions_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the conditions that vary; a trace is called by its model where each model has one."""
+    found = {name: {str(each.get(name)) for each in settings} for name in CONDITIONS}
+    pairs = {(str(each.get("model")), str(each.get("trace"))) for each in settings}
+    alike = len(pairs) == len(found["model"])
+    return [name for name, values in found.items() if len(values) > 1 and not (name == "trace" and alike)]
 
 
 def _order(entry: Entry) -> tuple[str, float]:
@@ -151,7 +159,7 @@ def _short(name: str, entry: Entry) -> str:
 
 def _label(varying: Sequence[str], key: Sequence[str]) -> str:
     words = zip(varying, key, strict=True)
-    return ", ".join(text if name in ("model", "capacity") else f"{name} {text}" for name, text in words)
+    return " ".join(text if name in ("model", "capacity") else f"{name} {text}" for name, text in words)
 
 
 def set_names(names: Sequence[str]) -> list[str]:
@@ -199,8 +207,7 @@ def _at_each(figure: Figure, conditions: Sequence[Condition], names: Sequence[st
 
 
 def _varying(conditions: Sequence[Condition]) -> str:
-    best = [each.found.best.settings for each in conditions]
-    varying = [name for name in CONDITIONS if len({str(settings.get(name)) for settings in best}) > 1]
+    varying = _conditions_of([each.found.best.settings for each in conditions])
     *others, last = (WORDS.get(name, name) for name in varying or ["capacity"])
     return f"{', '.join(others)} and {last}" if others else last
 

@@ -347,4 +347,4 @@ def _short(row: Mapping[str, Any]) -> dict[str, object]:
 def _value(name: str, value: Any) -> object:
     if name in SHARES and value is not None:
         return Share(value)
-    return str(value)[:DIGITS] if name == "identity" else value
+    return str(value)[:DIGITS] if name in ("identity", "trace") else value

@@ -108,7 +108,7 @@ class Timeline:
 
     def _transfer(self, move: Move) -> Slice:
         event, (step_pass, layer) = move.event, move.step
-        why = "late" if move.late_at is not None and event.cause == "prefetch" else event.cause
+        why = event.cause if move.late_at is None else "late"  # of prefetches alone
         args = {"pass": step_pass, "layer": layer, "cause": event.cause, "bytes": move.size}
         args |= {"issued_ns": event.t0, "into": "fast tier" if event.kind == "transfer" else "lower tier"}
         args |= {} if move.link is None else {"busy_ns": move.busy_ns}

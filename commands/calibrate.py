@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from moereplay.commands.options import grouped
+from moereplay.commands.options import check_platform_file, grouped
 from moereplay.commands.terminal import STDOUT, say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
@@ -72,17 +72,17 @@ class Written(NamedTuple):
 
     def check(self) -> None:
         """Raises ConfigError or ResultError for an output that cannot be written, before anything is read."""
-        from moereplay.results.errors import check_output
         from moereplay.simulator.errors import ConfigError
 
         if self.out == STDOUT and self.as_json:
             raise ConfigError("--out - cannot be combined with --json: both write to standard output")
         if self.out and self.out != STDOUT:
-            check_output(self.out)
+            check_platform_file(self.out)
 
     def finish(self, toml: str, warnings: Sequence[str], show_tables: Callable[[], None]) -> None:
         """Write the platform, then print the tables. If the platform goes to standard output, warnings go to stderr."""
         from moereplay.calibration.report import warning_lines
+        from moereplay.traces.files import write_whole
 
         if self.out == STDOUT:
             for line in warning_lines(warnings):
@@ -90,7 +90,7 @@ class Written(NamedTuple):
             print(toml, end="")
             return
         if self.out:
-            self.out.write_text(toml, "utf-8")
+            write_whole(self.out, toml.encode())
         show_tables()
         if self.out:
             say(f"wrote {self.out}: pass it as --platform, or to `moereplay evidence --calibration`")

@@ -142,7 +142,6 @@ def platforms(
 
 def _check(name: str | None, here: bool, folder: Path | None, parts: Parts, cards: bool, output: Output) -> None:
     """Raises ConfigError for options that cannot be combined, and ResultError for a file that cannot be written."""
-    from moereplay.results.errors import check_output
     from moereplay.simulator.errors import ConfigError
 
     said = {"a platform's name": name is not None, "--here": here, "--cards": cards}
@@ -164,9 +163,7 @@ def _check(name: str | None, here: bool, folder: Path | None, parts: Parts, card
     if output.toml + output.as_json + (output.out == STDOUT) > 1:
         raise ConfigError("--toml, --json and --out - are mutually exclusive: each prints the machine")
     if output.out is not None and output.out != STDOUT:
-        if output.out.suffix != ".toml":
-            raise ConfigError(f"--out {output.out}: expected a name that ends in .toml, as --platform reads it")
-        check_output(output.out)
+        options.check_platform_file(output.out)
 
 
 def _give(machine: Machine, survey: Survey | None, output: Output) -> None:

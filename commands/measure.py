@@ -99,9 +99,15 @@ def measure(
 
 def _parts(trace: Trace, part: Part) -> tuple[Trace, Trace]:
     """Return the part to measure, and other tokens of the same request for calibrations."""
+    from moereplay.simulator.errors import ConfigError
     from moereplay.tracegen.offload.part import tokens_of
 
-    first, more = part.prompt + part.tokens, part.prompt + part.calibration_tokens
+    first, more, there = part.prompt + part.tokens, part.prompt + part.calibration_tokens, int(trace.request_offsets[1])
+    if first + more > there:
+        raise ConfigError(
+            f"a run measures {first} tokens and a calibration {more} others, and the first request has {there}: pass a "
+            "smaller --tokens, --calibration-tokens or --prompt"
+        )
     calibration = tokens_of(trace, part.layers, first, first + more, part.prompt)
     return tokens_of(trace, part.layers, 0, first, part.prompt), calibration
 

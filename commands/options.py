@@ -239,6 +239,16 @@ def check_events(path: Path | None) -> None:
         raise ConfigError(f"invalid --events {path}: expected a name that ends in .parquet or .csv")
 
 
+def check_platform_file(out: Path) -> None:
+    """Raises ConfigError or ResultError for an --out that --platform would not read, or that cannot be written."""
+    from moereplay.results.errors import check_output
+    from moereplay.simulator.errors import ConfigError
+
+    check_output(out)
+    if out.suffix != ".toml":
+        raise ConfigError(f"--out {out}: expected a name that ends in .toml, as --platform reads it")
+
+
 def option_fault(error: ValidationError) -> str:
     """Return the first fault of a validation, with the name of its option."""
     from moereplay.traces.documents import words

@@ -259,8 +259,8 @@ def divided(trace: Trace, total: str, context: int, runtime: str = "", dense: st
         lacking = found.dense_bytes + found.kv_bytes + found.runtime_bytes + largest - found.total_bytes
         raise ConfigError(
             f"{total} cannot hold {_spelled(found)} and an expert of {largest:,} bytes: {size(lacking)} are missing; "
-            "give more memory, a shorter --context, or fewer bits per weight: --dense or --dense-bits here, "
-            f"--expert-bits where the trace is made{f' ({said})' if said else ''}"
+            "give more memory, a smaller --runtime, a shorter --context, or fewer bits per weight: --dense or "
+            f"--dense-bits here, --expert-bits where the trace is made{f' ({said})' if said else ''}"
         )
     return found
 

@@ -73,15 +73,15 @@ def _found(folders: list[Path], key: str) -> dict[str, np.ndarray] | None:
         arrays = mapped(folder, manifest)
         if arrays is not None:
             return arrays
-        if os.path.lexists(folder):
+        if os.path.lexists(folder) and not _is_others(folder):
             LOG.warning("%s is damaged or was modified; deriving it again", folder)
     return None
 
 
 def _made(folders: list[Path], key: str, columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
     for folder in folders:
-        # a folder without a manifest belongs to another user or machine, which may have mapped it: leave it
-        if folder is folders[0] and os.path.lexists(folder) and manifest_of(key) is None:
+        # a folder without a manifest is of another machine, which may have mapped it: leave it
+        if folder is folders[0] and os.path.lexists(folder) and (manifest_of(key) is None or _is_others(folder)):
             continue
         try:
             manifest = _written(folder, key, columns, fill)
@@ -91,6 +91,12 @@ def _made(folders: list[Path], key: str, columns: Columns, fill: Fill) -> dict[s
         if arrays is not None:
             return arrays
     return _in_memory(columns, fill)
+
+
+def _is_others(folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return not is_mine(folder.lstat())
+    return False
 
 
 def _in_memory(columns: Columns, fill: Fill) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from moereplay.traces.documents import DocumentError, content, first_fault, from_toml
-from moereplay.traces.geometry import recognised
+from moereplay.traces.geometry import by_spelling, recognised
 from moereplay.traces.schema import Frozen, Geometry, TraceError, shown
 from moereplay.traces.texts import hint
 
@@ -197,6 +197,11 @@ def named(name: str) -> RoutingModel:
         return read(path)
     if (FOLDER / f"{name}.toml").is_file() and "/" not in name:
         return read(FOLDER / f"{name}.toml")
+    if name.lower() in by_spelling():
+        raise TraceError(
+            f"no routing model of {shown(name)}; `moereplay synthesise --model {shown(name)} --like OTHER` combines "
+            f"its sizes with another model's routing: {', '.join(sorted(shipped()))}"
+        )
     raise TraceError(f"unknown routing model {shown(name)}; {hint(name, sorted(shipped()))}")
 
 

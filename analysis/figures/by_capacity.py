@@ -11,7 +11,18 @@ from moereplay.analysis.checks import caption, ringed
 from moereplay.analysis.comparisons import PARTS
 from moereplay.analysis.figures import capacities
 from moereplay.analysis.figures.capacities import panel_size
-from moereplay.analysis.figures.chart import Axis, Chart, Entry, Panel, Point, Series, legend, spans_a_decade
+from moereplay.analysis.figures.chart import (
+    OWN_SCALES,
+    Axis,
+    Chart,
+    Entry,
+    Panel,
+    Point,
+    Series,
+    far_apart,
+    legend,
+    spans_a_decade,
+)
 from moereplay.analysis.figures.facets import Facets, bound_note, covered, facets, interval_note, joined, lines
 from moereplay.analysis.figures.sheet import is_narrow
 from moereplay.analysis.palette import INK, Look, looks
@@ -113,17 +124,20 @@ def ttft_by_capacity(frame: pl.DataFrame, latency: str) -> Chart:
         _constant(found.rows, latency),
         caption(frame, "ttft_ms"),
     ]
+    panels = [[_over_capacity(found.panel(setting), latency, drawn, marked)] for setting in found.settings]
+    own = far_apart(panels)
     return Chart(
         title=f"{word[0].upper()}{word[1:]} against capacity",
         subtitle=found.shared,
         label=found.label,
-        note=joined(*note),
+        note=joined(*note, OWN_SCALES * own),
         x=capacities.capacity_axis(found.rows),
         y=Axis(f"{word}, ms", "number", zero=True),  # from zero, so that lengths compare
         rows=found.settings,
-        panels=[[_over_capacity(found.panel(setting), latency, drawn, marked)] for setting in found.settings],
+        panels=panels,
         legend=[*legend(drawn), *_ring_entry(marked)],
         size=panel_size(len(found.settings), 1),
+        scales="each" if own else "one",
         names_hidden=True,
     )
 
@@ -156,7 +170,7 @@ def tpot_by_capacity(frame: pl.DataFrame) -> Chart:
     panels = [
         [_over_capacity(found.panel(setting), metric, drawn, marked) for metric in TPOT] for setting in found.settings
     ]
-    columns, rows = list(TPOT.values()), found.settings
+    columns, rows, own = list(TPOT.values()), found.settings, far_apart(panels)
     if is_narrow():  # one below the other
         rows = [f"{title}{', ' * bool(setting)}{setting}" for setting in found.settings for title in columns]
         columns, panels = [""], [[panel] for row in panels for panel in row]
@@ -164,7 +178,7 @@ def tpot_by_capacity(frame: pl.DataFrame) -> Chart:
         title="Time per output token against capacity",
         subtitle=found.shared,
         label=found.label,
-        note=joined(*note),
+        note=joined(*note, OWN_SCALES * own),
         x=capacities.capacity_axis(found.rows),
         y=Axis("", "number", zero=True),
         columns=columns,
@@ -172,7 +186,7 @@ def tpot_by_capacity(frame: pl.DataFrame) -> Chart:
         panels=panels,
         legend=[*legend(drawn), *_ring_entry(marked)],
         size=panel_size(len(found.settings), len(TPOT)),
-        scales="each" if is_narrow() else "columns",
+        scales="each" if own or is_narrow() else "columns",
         names_hidden=True,
     )
 

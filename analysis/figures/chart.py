@@ -182,9 +182,19 @@ def coinciding(series: Sequence[Series]) -> list[list[str]]:
     return [names for names in alike.values() if len(names) > 1]
 
 
+FAR = 5  #: times the highest value of a panel: above it, panels do not share a scale
+OWN_SCALES = "Each panel has its own vertical scale."
+
+
 def spans_a_decade(values: Sequence[float]) -> bool:
     """Return whether an axis of these values should be logarithmic."""
     return max(values) > DECADE * min(values)
+
+
+def far_apart(rows: Sequence[Sequence[Panel]]) -> bool:
+    """Return whether lines of some panel of a column would lie flat on the scale of another."""
+    columns = ([highest([panel]) for panel in column] for column in zip(*rows, strict=True))
+    return any(max(ends) > FAR * min(ends) for ends in columns)
 
 
 Row = dict[str, Any]

@@ -90,7 +90,7 @@ class Grid:
     @property
     def gap(self) -> float:
         """Room between columns of panels."""
-        return SCALE_GAP if self.scales == "columns" else GAP
+        return SCALE_GAP if self.scales in ("columns", "each") else GAP
 
     @property
     def above(self) -> float:
@@ -171,7 +171,7 @@ class Sheet(Generic[Kind]):
                 scale = like[self._grid.scales]
                 across = (panels[0][column] if row else None) if self._grid.own_x else first
                 axes = self.figure.add_axes(self._place(row, column), sharex=across, sharey=scale)
-                left = column == 0 or self._grid.scales == "columns"
+                left = column == 0 or self._grid.scales in ("columns", "each")
                 axes.set_label(", ".join(filter(None, (self._grid.rows[row], self._grid.columns[column]))))
                 axes.tick_params(labelleft=left, labelbottom=row == len(self._grid.rows) - 1, length=2.5)
                 panels[-1].append(axes)

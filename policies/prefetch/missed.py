@@ -2,10 +2,10 @@
 
 `of` says which misses: those that the CPU computes (they are uploaded behind its own reading), those that are left out,
 or all that are not fetched, substituted ones among them. `top` takes the first of them in demand order, `after` those
-that were missed so often since they were last resident, `per_step` as many as are not queued or on their way yet.
+that were missed so often since they were last resident, `per_step` so many. A miss is never queued or on its way yet.
 """
 
-from moereplay.policies.contract import ABSENT, DROPPED, ON_CPU, Choice, Memory, Number, Prefetch, slot
+from moereplay.policies.contract import DROPPED, ON_CPU, Choice, Memory, Number, Prefetch, slot
 
 ALL = 0  # of `top` and `per_step`
 PARAMS = (
@@ -21,19 +21,17 @@ MISSES = 0  # row column: since it was last resident
 
 def suggest(now, step, experts, copies, own, out):
     """Suggest in demand order."""
-    found, count, uploads = 0, 0, 0
+    found, count = 0, 0
     for n in range(len(step.expert)):
         y = step.expert[n] * now["precisions"]
         if not is_meant(step.unfetched[n], own):
             continue
         own.rows[y][MISSES] += 1
         found += 1
-        absent = 1 if copies[y]["state"] == ABSENT else 0
         if own.rows[y][MISSES] < own.par[AFTER] or is_enough(found - 1, own.par[TOP]):
             continue
-        if absent == 1 and is_enough(uploads, own.par[PER_STEP]):
+        if is_enough(count, own.par[PER_STEP]):
             continue
-        uploads += absent
         out[count] = y
         count += 1
     return count

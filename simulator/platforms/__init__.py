@@ -18,7 +18,7 @@ from moereplay import policies
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform, Power
 from moereplay.traces.documents import DocumentError, Sparse, content, first_fault, from_toml, json_text
-from moereplay.traces.texts import hint
+from moereplay.traces.texts import hint, nearest, typed
 
 NAMES = (
     "a100-5gbps",
@@ -153,11 +153,25 @@ def _defaults(part: Sparse, table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(part, name) for name in sorted(part.later) if name not in table}
 
 
+def _meant(called: str) -> str:
+    """Return what an unknown name may mean: a platform, or a card, of which one can be made."""
+    from moereplay.simulator.cards import recognised
+
+    found = recognised(called)
+    begun = next((name for name in NAMES if name.startswith(called.lower())), "")
+    if begun or nearest(called, NAMES) or found is None or not found.is_exact:
+        return hint(begun or called, NAMES, "pass a .toml file, or choose from")
+    return (
+        f"it is a card; write its platform with: moereplay platforms --gpu {typed(found.card.name)} --ram 64GB "
+        "--out FILE.toml"
+    )
+
+
 def _read(name: str) -> dict[str, Any]:
     """Return the tables of a platform's file."""
     if name not in NAMES and not name.endswith(".toml"):
         called = Path(name).name
-        raise ConfigError(f"unknown platform {called!r}: {hint(called, NAMES, 'pass a .toml file, or choose from')}")
+        raise ConfigError(f"unknown platform {called!r}: {_meant(called)}")
     try:
         return dict(from_toml(_text(name)))
     except OSError as error:

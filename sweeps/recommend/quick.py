@@ -369,6 +369,6 @@ def _refusal(load: Load, machine: Machine, only: str) -> str:
         )
     return (
         f"no setting of {who} fits: {load.fixed_bytes / GB:.4g} GB of dense weights, KV cache and runtime, and "
-        f"{load.expert_bytes / GB:.4g} GB of experts, on {memories}; pass more memory, a shorter --context"
-        f"{', or another --engine' if only else ' or fewer bits per weight'}"
+        f"{load.expert_bytes / GB:.4g} GB of experts, on {memories}; pass more memory, a smaller --runtime, a shorter "
+        f"--context{', or another --engine' if only else ' or fewer bits per weight'}"
     )

@@ -54,6 +54,19 @@ def test_rows_of_tpot_share_a_scale_and_columns_do_not(frame: pl.DataFrame) -> N
     assert above.get_xlim() == beside.get_xlim()
 
 
+def test_panels_do_not_share_a_scale_on_which_lines_would_be_flat() -> None:
+    platforms = {"near": ["rtx4090-pcie4", "h100-pcie5"], "far": ["phone-ufs4", "h100-pcie5"]}
+    for name, pair in platforms.items():
+        rows = frame_of(small_trace(), eviction=["lru"], capacity=["5%", "60%"], platform=pair)
+        for drawn_by in ("tpot_by_capacity", "ttft_by_capacity"):
+            figure = draw(drawn_by, rows)
+            ends = [axes.get_ylim()[1] for axes in figure.axes][:: 2 if drawn_by == "tpot_by_capacity" else 1]
+            assert (len(set(ends)) == 2) == (name == "far"), (name, drawn_by, ends)
+            assert any("own vertical scale" in text for text in texts(figure)) == (name == "far")
+            if name == "far":  # the lower one is not flat on its scale
+                assert all(max(y for y in drawn(axes)["lru"] if y) > 0.5 * axes.get_ylim()[1] for axes in figure.axes)
+
+
 @every(
     "highest, labels",
     [

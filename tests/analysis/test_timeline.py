@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 
 from moereplay.analysis.timeline import CACHE, COMPUTE, CPU, FILLS, LINKS, PASSES, QUEUE, STALLS, Timeline, limited
-from moereplay.analysis.timeline_moves import Machine
+from moereplay.analysis.timeline_moves import Machine, copy_of
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Row
 from moereplay.results.trace_events import Instant, Item, Level, Slice, Track, write_items
+from moereplay.simulator.platform import Link
 from moereplay.simulator.times import homes_of
-from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
+from tests.kit.cases import Cell, ListSource, Outcome, Prompted, machine, naming, replay_lists, sizes, tokens
 from tests.kit.every import every
 from tests.kit.parity import by_matrix
 from tests.kit.scenarios import Scenario, scenarios
@@ -26,6 +27,7 @@ from tests.simulator.test_laws import tiers_of
 
 searched = settings(max_examples=300, deadline=None, derandomize=True)
 REASONS = ("compulsory", "collisions", "capacity")
+ENDS_A_MOVE = ("transfer", "fill", "cancel", "drop")
 
 
 def machine_of(scenario: Scenario) -> Machine:
@@ -122,8 +124,9 @@ def links_are_as_busy_as_counted(scenario: Scenario, outcome: Outcome, items: Se
     assert args(busy, "busy_ns") == spent(busy) + args(busy, "abandoned_ns")
     if len(scenario.times["tiers"]) <= 1:
         assert args(busy, "busy_ns") == outcome["link_busy_ns"]
-    late = sum("late_at_ns" in each.args for each in prefetched)
-    assert late == outcome["prefetch_used"] - outcome["prefetch_hits"]
+    late = [each.args["late_at_ns"] for each in prefetched if "late_at_ns" in each.args]
+    assert len(late) == outcome["prefetch_used"] - outcome["prefetch_hits"]
+    assert sorted(late) == sorted(event.t0 for event in outcome.events if event.kind == "late")
 
 
 def layers_say_what_the_counters_count(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
@@ -144,6 +147,33 @@ def demands_wait_from_their_look_up_to_their_start(scenario: Scenario, outcome: 
         assert each.t0 < each.t1
         assert each.name.endswith("prefetch") or each.t0 >= gates[place]
         assert each.t1 <= ends[place[0], f"layer {place[1]}"]
+
+
+def transfers_are_those_that_a_search_of_the_log_finds(
+    scenario: Scenario, outcome: Outcome, items: Sequence[Item]
+) -> None:
+    """A demand waits from its look-up, or its arrival in a lower tier; a prefetch in the queue of the next link."""
+    starts = [(at, event) for at, event in enumerate(outcome.events) if event.kind in ("transfer", "fill")]
+    moves = [each for each in items if isinstance(each, Slice) and LINKS <= each.track < QUEUE]
+    layers = {(each.args["pass"], each.name): each for each in slices(items, PASSES, "layer ")}
+    homes, waits = machine_of(scenario).homes, list[tuple[int, int]]()
+    for (at, event), move in zip(starts, moves, strict=True):
+        around = layers[move.args["pass"], f"layer {move.args['layer']}"]
+        assert around.t0 <= event.t0 == move.args["issued_ns"] <= around.t1
+        if event.kind == "transfer":
+            assert move.track == LINKS + homes[event.layer * scenario.source.geometry.experts + event.expert]
+        resets = [n for n, each in enumerate(outcome.events[:at]) if each.kind == "reset"]
+        before = outcome.events[max(resets, default=0) : at]
+        moved = [each for each in before if each.kind in ENDS_A_MOVE and copy_of(each) == copy_of(event)]
+        if event.cause == "prefetch":
+            waits += [(each.t1, event.t0) for each in moved[-1:] if each.kind == "fill"]
+        else:
+            looks = [each for each in before if each.kind in REASONS and copy_of(each)[:2] == copy_of(event)[:2]]
+            waits.append((max(looks[-1].t0, *(each.t1 for each in moved if each.kind == "fill"), 0), event.t0))
+            assert move.args["why"] == looks[-1].kind
+    if not any(event.kind == "load" for event in outcome.events):  # see test_demands_are_queued_when_they_are_loaded
+        found = sorted((each.t0, each.t1) for each in slices(items, ROWS))
+        assert found == sorted(wait for wait in waits if wait[0] < wait[1])
 
 
 def levels_are_those_of_the_cache(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
@@ -179,6 +209,7 @@ LAWS = (
     links_are_as_busy_as_counted,
     layers_say_what_the_counters_count,
     demands_wait_from_their_look_up_to_their_start,
+    transfers_are_those_that_a_search_of_the_log_finds,
     levels_are_those_of_the_cache,
     a_track_is_named_before_what_is_on_it,
 )
@@ -246,6 +277,20 @@ def test_a_step_on_a_page() -> None:
     ]
     held = [(each.t, each.values["experts"]) for each in items if isinstance(each, Level) and "experts" in each.values]
     assert held == [(0, 0), (7, 1), (11, 2)]
+
+
+def test_a_reset_cuts_what_is_on_the_wire_and_what_waits_for_it() -> None:
+    # layer 1 behind link 1, two at once, 40 ns each: gate at 2, bytes of (1, 2) from 2, of (1, 3) from 42. Both layers
+    # hit, 2 + 3 ns each, and the request ends at 10. Cut: 42 - 10, and all 40 of what has not begun
+    token = [Cell([0], look=[naming(4, [2, 3])]), Cell([0])]
+    source = ListSource(sizes(2, 4, 1, expert_bytes=40), [Prompted([token])] * 2)
+    how: Row = {"prefetch": "top_k:factor=2", "reset": "request", "warm": ((0, 0), (1, 0))}
+    more = (Link(bytes_per_s=1e9, depth=2, layers="1"),)
+    outcome = replay_lists(source, 400, machine(dense_ns=2, expert_ns=3, layers="0", more=more), **how)
+    items = all_items(outcome, Machine(["zero", "one"], [], (0,) * 4 + (1,) * 4, ((40, 40),)))
+    cut = slices(items, LINKS + 1)[:2]
+    assert [(each.t0, each.t1) for each in cut] == [(2, 10), (10, 10)]
+    assert [(each.args["abandoned_ns"], each.args["busy_ns"]) for each in cut] == [(32, 40), (40, 40)]
 
 
 def test_times_are_written_with_every_digit(tmp_path: Path) -> None:

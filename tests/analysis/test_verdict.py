@@ -131,7 +131,23 @@ def test_every_rate_of_arrivals_has_a_winner_of_its_own() -> None:
         )
     )
     assert "most hits at each rate of arrivals and capacity" in found
-    assert "lru at 4 of 4 (arrivals poisson:1, 25% to arrivals poisson:9, 50%)" in found
+    assert "lru at 4 of 4 (arrivals poisson:1 25% to arrivals poisson:9 50%)" in found
+
+
+def test_a_trace_is_called_by_its_model_where_each_model_has_one() -> None:
+    def won(*traces: tuple[str, str]) -> str:
+        runs = [
+            many(eviction, hits, model=model, trace=trace, capacity=capacity)
+            for model, trace in traces
+            for capacity in ("25%", "50%")
+            for eviction, hits in (("lru", 40), ("fifo", 30))
+        ]
+        return said(lines(runs, ["eviction", "capacity"]))
+
+    assert "at each model and capacity" in (found := won(("a", "1" * 64), ("b", "2" * 64)))
+    assert "lru at 4 of 4 (a 25% to b 50%)" in found
+    assert "at each model, trace and capacity" in (found := won(("a", "1" * 64), ("a", "2" * 64), ("b", "3" * 64)))
+    assert "lru at 6 of 6 (a trace 11111111 25% to b trace 33333333 50%)" in found
 
 
 def test_every_condition_is_counted_once() -> None:

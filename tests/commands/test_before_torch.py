@@ -79,7 +79,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         (f"{MEASURE} --device gpu", "invalid --device 'gpu'"),
         (f"{MEASURE} --platform phone-ufs4", "--platform"),
         (f"{MEASURE} --decisions nope", "unknown --decisions 'nope'"),
-        (f"{MEASURE} --tokens 100000", "103 tokens, not 100008"),
+        (f"{MEASURE} --tokens 100000", "first request has 103"),
         (f"{MEASURE} --layers 100", "at most 16"),
         (f"{MEASURE} --out text.txt", "text.txt is not a folder"),
         (f"{MEASURE} --warm none.json", "--warm none.json: No such file"),

@@ -33,7 +33,7 @@ def document(*words: object) -> dict:
 
 
 def test_a_folder_is_calibrated_and_the_platform_predicts_it(folder, tmp_path):
-    out = tmp_path / "desk.toml"
+    out = tmp_path / "new" / "desk.toml"
     printed = document("calibrate", "folder", folder, *FIT, "--base", "phone-ufs4", "--out", out)
     keys = {"method", "device", "platform", "figures", "fit", "held_out", "warnings", "residuals", "left_out"}
     assert printed.keys() == keys
@@ -127,6 +127,7 @@ ERRORS = {
     "calibrate folder {log} --fit x": ("made-half.csv", "moereplay calibrate logs"),
     "calibrate folder {folder} --fit made* --base phone": ("'phone'",),
     "calibrate folder {folder} --fit made* --out {folder}": ("folder",),
+    "calibrate folder {folder} --fit made* --out {folder}/desk.json": ("--out", "desk.json", "ends in .toml"),
     "calibrate logs {folder}": ("moereplay calibrate folder",),
     "calibrate logs {log}": ("--model",),
     "calibrate logs {log} --model olmoe": ("--memory",),

@@ -170,9 +170,7 @@ class Missed(PrefetchModel):
         self.missed += [(gate.layer, e) for e in meant]
         first = meant[: self.top] if self.top else meant
         often = [e for e in first if self.missed.count((gate.layer, e)) >= self.after]
-        absent = [e for e in often if (gate.layer, e) not in gate.coming]
-        too_many = absent[self.per_step :] if self.per_step else []
-        return [(gate.layer, e, 0) for e in often if e not in too_many]
+        return [(gate.layer, e, 0) for e in (often[: self.per_step] if self.per_step else often)]
 
 
 Matrix = dict[tuple[int, int], int]  #: (layer, expert) -> tokens

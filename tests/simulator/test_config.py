@@ -73,6 +73,11 @@ def test_a_wrong_policy_is_refused_with_the_fix(settings: dict[str, str], said: 
         ({"warm": ((0, 1), (0, 1))}, "warm lists expert 1 of layer 0 2 times"),
         ({"warm": ((0, 0), (0, 1)), "capacity": "1experts"}, "warm fills pool 0 with 2 bytes, its capacity is 1"),
         ({"platform": "a100-5gb"}, "unknown platform 'a100-5gb': did you mean a100-5gbps?"),
+        ({"platform": "h100"}, "unknown platform 'h100': did you mean h100-pcie5?"),
+        (
+            {"platform": "RTX 3060"},
+            "it is a card; write its platform with: moereplay platforms --gpu",
+        ),
         ({"capacity": "0.1%"}, "less than one expert of 1; raise it"),
     ],
 )

@@ -146,6 +146,7 @@ class TestResidents:
         [
             (((0, 0), (0, 1)), 1, "cpu", "2 bytes, its capacity is 1"),
             (((0, 0), (0, 1)), 2, "fetch", "leaves 0 of the 2 bytes"),
+            (((0, 0), (0, 1)), 2, "cpu:below=2", "leaves 0 of the 2 bytes"),  # fetches for a prompt
             (((0, 9),), 4, "cpu", "expert 9 of layer 0"),
             (((0, 1), (0, -1)), 4, "cpu", "2 times"),
         ],

@@ -10,7 +10,7 @@ from math import ceil, floor
 from typing import Any
 
 from moereplay.simulator.platform import Link, Measured, Platform, Roofline
-from moereplay.simulator.rates import ceiling, half_even
+from moereplay.simulator.rates import Loading, ceiling, half_even
 from moereplay.simulator.times import Times
 from moereplay.traces.schema import Geometry
 from tests.kit.every import every
@@ -56,6 +56,11 @@ def test_each_measured_figure_is_rounded_up_before_anything_multiplies_it() -> N
     assert straight.expert_ns(0, 0, 3, contended=True) == 34 + 12
     curved = times({"kind": "measured", "expert_ns": 10, "expert_by_tokens": [[1, 1.0], [3, 1.5]]}, {"compute": 0.3})
     assert curved.expert_ns(0, 0, 3, contended=True) == 51
+
+
+def test_loading_is_rounded_up_for_every_expert() -> None:
+    # 5 ns, and 2 ns per MiB of a byte, of half a MiB and of three quarters
+    assert [Loading(ns_per_expert=5, ns_per_mib=2).ns(size) for size in (1, 1 << 19, 3 << 18)] == [6, 6, 7]
 
 
 def test_a_roofline_rounds_half_a_nanosecond_to_the_even_one() -> None:

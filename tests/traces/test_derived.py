@@ -120,6 +120,17 @@ def test_what_others_put_there_is_neither_used_nor_replaced(stored: Trace, tmp_p
     derived(stored)
 
 
+def test_what_is_another_users_is_left_without_a_word(
+    stored: Trace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    derived(stored)
+    before = {file: file.stat() for file in beside(stored).iterdir()}
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    derived(stored)
+    assert {file: file.stat() for file in beside(stored).iterdir()} == before
+    assert caplog.records == []
+
+
 def test_a_folder_that_others_may_write_is_not_used(stored: Trace) -> None:
     derived(stored)
     beside(stored).chmod(0o777)

@@ -129,6 +129,8 @@ def test_attention_by_hand() -> None:
     # hidden 4; 2 query heads and 1 key-value head of 3: query and output 24 each, key and value 12 each
     assert Attention(heads=2, kv_heads=1, head_dim=3).params(4) == 72
     assert Attention(heads=2, kv_heads=1, head_dim=3, kv_projections=1).params(4) == 60
+    # queries through rank 5: (4 + 6) x 5; outputs in 3 groups through rank 2: (6 + 4 x 3) x 2
+    assert Attention(heads=2, kv_heads=1, head_dim=3, query_rank=5, output_rank=2, output_groups=3).params(4) == 110
 
 
 def test_latent_attention_by_hand() -> None:

@@ -50,7 +50,10 @@ def library(published: Path, tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- published, listed, fetched
 
 
-def test_what_is_fetched_is_what_was_published_without_the_prompts(library: Path, tmp_path: Path) -> None:
+def test_what_is_fetched_is_what_was_published_without_the_prompts(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moereplay.traces.library.publish.BLOCK", 1000)  # many files have more than one block
     trace, original = fetch(library_of(str(library)), "mini", tmp_path / "a.zarr"), open_trace(SAMPLE)
     verify(trace)
     assert set(original.arrays) - set(trace.arrays) == {"token_ids"}

@@ -119,6 +119,8 @@ def test_a_wrong_file_is_refused(tmp_path: Path) -> None:
             read(tmp_path / "a.toml")
     with pytest.raises(TraceError, match="unknown routing model"):
         named("no-such-model")
+    with pytest.raises(TraceError, match=r"synthesise --model deepseek-v3 --like OTHER.*: gemma-4-26b-a4b, "):
+        named("deepseek-v3")
 
 
 def test_a_synthetic_trace_has_the_statistics_of_a_routing_model_and_says_so() -> None:
