@@ -201,7 +201,7 @@ def unfetched(outcome: Outcome, miss: str) -> dict[tuple[int, int], dict[int, st
 
 @every("seed, miss, contract", [(n, *each) for n, each in enumerate(product(MISSING, ("atomic", "sequential")))])
 def test_missed_names_what_its_model_names(seed: int, miss: str, contract: str) -> None:
-    """The model reads the event log; the compiled engine replays the same. Under each contract both moments take turns."""
+    """The model reads the event log; compiled, a replay is the same. Under each contract both moments take turns."""
     trace, named = random_trace(seed, SIZES), 0
     how = {"miss": miss, "prefetch_at": ("gate", "after_demand")[seed // 2 % 2], "contract": contract}
     for text, make in OF_MISSES.items():
