@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -173,6 +174,7 @@ def both_phases(cells: list[Row]) -> list[Row]:
     return [cell | {"phase": phase} for cell in cells for phase in ("prefill", "decode")]
 
 
+@cache
 def many() -> pl.DataFrame:
     """As many lines as a page holds, 35 policies and variants, over 61 layers, four capacities."""
     names = [*policies.NAMES["eviction"], *(f"cascade{number}" for number in range(11))][:35]
@@ -181,6 +183,7 @@ def many() -> pl.DataFrame:
     return pl.concat([renamed(base, name) for name in names])
 
 
+@cache
 def tiny() -> pl.DataFrame:
     """One layer, one policy."""
     geometry = Geometry(layers=1, experts=8, k=2, expert_bytes=(10,))
@@ -196,6 +199,7 @@ def overlapping(boxes: list[Bbox]) -> int:
     return sum(a.overlaps(b) for at, a in enumerate(boxes) for b in boxes[:at])
 
 
+@cache
 def several() -> pl.DataFrame:
     """Two settings with long names, two capacities, and lines that coincide."""
     cells = both_phases([{"layer": layer, "misses": 4, "collisions": layer} for layer in range(3)])

@@ -46,8 +46,9 @@ def spellings(param: Parameter) -> list[Any]:
 
 
 def variants(policy: Policy) -> Iterator[Chosen]:
-    """The policy with each parameter in turn at each of its spellings, the others at their defaults."""
+    """The policy with each parameter in turn at each of its spellings, the others at their defaults; none twice."""
     defaults = {param.name: param.default for param in policy.params}
     yield Chosen(policy, defaults)
     for param in policy.params:
-        yield from (Chosen(policy, defaults | {param.name: value}) for value in spellings(param))
+        others = [value for value in spellings(param) if value != param.default]
+        yield from (Chosen(policy, defaults | {param.name: value}) for value in others)

@@ -33,6 +33,8 @@ class Ranked(Pool):
         self.high = True  # whether the use to come is of the most precise copy
         self.seen, self.hinted, self.evicted = dict[int, int](), dict[int, int](), dict[int, int]()  # in which pass
         self.touched = list[int]()  # as timestamps, but a prediction counts too
+        by_count = sorted(self.facts.counts, key=lambda y: (-self.facts.counts[y], y))
+        self.places = {x: place for place, x in enumerate(by_count)}
 
     def victim(self, candidates: list[int], x: int) -> int:
         return min(candidates, key=lambda y: (self.rank(self, y), self.by_timestamp.index(y), y))
@@ -104,8 +106,7 @@ class Ranked(Pool):
 
     def place(self, x: int) -> float:
         """In the order of how often the trace chose it, ties by id; never: nowhere."""
-        order = sorted(self.facts.counts, key=lambda y: (-self.facts.counts[y], y))
-        return order.index(x) if x in order else math.inf
+        return self.places.get(x, math.inf)
 
     def is_pinned(self, x: int, share: float) -> bool:
         """Return True if x is among the best that fill a share of this pool."""

@@ -201,7 +201,7 @@ def unfetched(outcome: Outcome, miss: str) -> dict[tuple[int, int], dict[int, st
 
 @every("seed, miss, contract", [(n, *each) for n, each in enumerate(product(MISSING, ("atomic", "sequential")))])
 def test_missed_names_what_its_model_names(seed: int, miss: str, contract: str) -> None:
-    """The model reads the event log; both engines replay the same. Under each contract both moments take turns."""
+    """The model reads the event log; compiled, a replay is the same. Under each contract both moments take turns."""
     trace, named = random_trace(seed, SIZES), 0
     how = {"miss": miss, "prefetch_at": ("gate", "after_demand")[seed // 2 % 2], "contract": contract}
     for text, make in OF_MISSES.items():
@@ -211,7 +211,7 @@ def test_missed_names_what_its_model_names(seed: int, miss: str, contract: str) 
             here = left.get((gate.step_pass, gate.layer), {})
             assert model.names(gate._replace(unfetched=here, arrived=arrived)) == names, (text, gate.step_pass)
             named += len(names)
-        assert replayed(trace, SLOTS, None, prefetch=text, **how) == outcome
+        assert replayed_by_compiled(trace, SLOTS, prefetch=text, **how) == outcome
     assert named > 0 or (miss, contract) == ("split", "sequential")  # which sees one miss at a time, and fetches it
 
 

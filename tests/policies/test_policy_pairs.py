@@ -115,7 +115,7 @@ class Recount:
             self._start(copy, event)
         elif event.kind == "promote":
             assert self.where[copy] == SIDE and self.ends[copy] <= event.t0
-            self.where[copy] = self._pool(copy)
+            self._put(copy, self._pool(copy))
         elif event.kind == "evict":
             assert self.ends.pop(copy) <= event.t0  # nothing in flight leaves
             del self.where[copy]
@@ -129,7 +129,6 @@ class Recount:
             assert self.ends[copy] > event.t0
         elif event.kind in REASONS:
             assert copy not in self.ends
-        self._check_room()
 
     def _start(self, copy: Copy, event: Event) -> None:
         assert copy not in self.ends and copy not in self.staged
@@ -139,14 +138,13 @@ class Recount:
             self.staged[copy] = event.t1
             return
         self.ends[copy] = event.t1
-        self.where[copy] = SIDE if event.cause == "prefetch" and self._slots else self._pool(copy)
+        self._put(copy, SIDE if event.cause == "prefetch" and self._slots else self._pool(copy))
 
-    def _check_room(self) -> None:
-        held = Counter[int]()
-        for copy, pool in self.where.items():
-            held[pool] += 1 if pool == SIDE else self._size(copy)
-        assert held.pop(SIDE, 0) <= self._slots
-        assert all(size <= self._pools[pool] for pool, size in held.items())
+    def _put(self, copy: Copy, pool: int) -> None:
+        """A pool, or the copies beside all pools, must have the room."""
+        self.where[copy] = pool
+        there = [each for each, where in self.where.items() if where == pool]
+        assert len(there) <= self._slots if pool == SIDE else sum(map(self._size, there)) <= self._pools[pool]
 
     def _pool(self, copy: Copy) -> int:
         return copy[0] if len(self._pools) > 1 else 0

@@ -155,7 +155,7 @@ def test_panels_of_latency_go_by_policy_then_by_the_numbers_of_settings() -> Non
 
 
 def test_the_command_prints_and_searches(tmp_path: Path) -> None:
-    run = ("replay", "miniature", "--capacity", "25%", "--passes", "batch:2", "--engine", "reference")
+    run = ("replay", "miniature", "--capacity", "25%", "--passes", "batch:2")
     level = ("--slo", "ttft=20ms,tpot=2ms")
     ended = moereplay_here(*run, "--arrivals", "poisson:20", *level, "--json")
     found = json.loads(ended.stdout)
