@@ -275,8 +275,9 @@ def test_names_that_are_misspelt_have_a_suggestion() -> None:
 def test_times_that_fall_or_are_too_late_or_too_few_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="do not decrease"):
         configure(passes="batch:2", arrivals="at:1/0")
+    assert configure(passes="batch:2", arrivals="at:4611686018.427387904").arrive  # 2**62 ns
     with pytest.raises(ConfigError, match="146 years"):
-        configure(passes="batch:2", arrivals="at:1e10")
+        configure(passes="batch:2", arrivals="at:4611686018.427387905")
     with pytest.raises(ConfigError, match="requires --passes batch:N"):
         configure(passes="chunk:2", arrivals="every:1")
     with pytest.raises(ConfigError, match="lists 1 time; the trace has 4 requests"):
