@@ -254,6 +254,10 @@ def test_layers_of_unequal_bytes_have_a_bound(scope: str) -> None:
     bound = bound_of(trace, configure(scope=scope, capacity="30%"))
     assert bound is not None and (count(trace, bound)["feasible_hits"] is not None) == (scope == "global")
     assert bound_remarks(trace, [configure(scope=scope, capacity="30%")]) == []
+    everything = bound_of(trace, configure(scope=scope, capacity="100%", resident=((0, -1),)))
+    assert everything is not None
+    counted = count(trace, everything)  # residents hit, of the others each misses once
+    assert counted["feasible_hits"] in (None, counted["belady_hits"])
 
 
 def test_a_bound_has_the_bytes_of_its_result() -> None:
@@ -268,6 +272,13 @@ def test_a_bound_has_the_bytes_of_its_result() -> None:
     assert slots(prefetch=inside) == (7,)
     assert slots(prefetch=inside.replace("inside", "beside")) == (9,)
     assert slots(scope="per_layer") == (3, 3, 3)
+
+
+def test_bounds_of_other_counts_have_other_identities() -> None:
+    trace, more = synthetic(), [{"reset": "request"}, {"scope": "per_layer"}, {"contract": "sequential"}]
+    placed = [{name: (pair,)} for name in ("warm", "resident") for pair in ((0, 0), (0, 1))]
+    bounds = [bound_of(trace, configure(capacity="50%", **each)) for each in ({}, *more, *placed)]
+    assert len({bound.identity(trace) for bound in bounds if bound}) == len(bounds)
 
 
 def test_what_needs_no_remark_has_none() -> None:

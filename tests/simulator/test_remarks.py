@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moereplay.policies import files
+from moereplay.policies.eviction import fifo
 from moereplay.simulator.bounds import without_effect
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
@@ -43,6 +46,7 @@ IDLE: dict[str, tuple[Trace, dict[str, Any], str, str]] = {
     "chunks as long as prompts": (TWO, {"passes": "chunk:5"}, "passes", "5 tokens"),
     "decode beyond prompts": (TWO, {"passes": "decode:64"}, "passes", "5 tokens"),
     "a batch of one request": (ONE, {"passes": "batch:4"}, "passes", "one request"),
+    "one request in pieces as long as prompts": (TWO, {"passes": "batch:1:chunk=5"}, "passes", "recorded"),
     "batches of one": (TWO, {"passes": "batch:1"}, "passes", "recorded"),
     "a reset between requests of one": (ONE, {"reset": "request"}, "reset", "one request"),
     "a reset that no request parts": (TWO, {"reset": "request", "passes": "batch:2"}, "reset", "every pass shares"),
@@ -80,6 +84,8 @@ BUSY: dict[str, tuple[Trace, dict[str, Any]]] = {
     "a control": (TWO, TOP | {"lookahead": "shuffled_tokens", "seed": 3}),
     "a random eviction": (TWO, {"eviction": "random", "seed": 3}),
     "a random routing": (TWO, {"routing": "swap", "seed": 3}),
+    "arrivals at random": (TWO, {"passes": "batch:2", "arrivals": "poisson:1000", "seed": 3}),
+    "drafts": (TWO, {"draft": "2", "seed": 3}),
     "an imperfect oracle": (TWO, {"prefetch": "oracle:recall=.5", "seed": 3}),
     "a pool per layer": (TWO, {"scope": "per_layer"}),
 }
@@ -112,6 +118,12 @@ def test_settings_at_the_edge_change_something(case: str) -> None:
     trace, settings = BUSY[case]
     ran = [replay(trace, configure(capacity="60%", **each), engine="reference") for each in (settings, {})]
     assert ran[0].totals != ran[1].totals
+
+
+def test_a_policy_of_the_users_may_read_the_seed_where_nobody_sees_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(getsource(fifo).replace('"fifo"', '"mine"'))
+    files.register(tmp_path / "mine.py")
+    assert without_effect(TWO, [configure(capacity="60%", eviction="mine", seed=3)]) == []
 
 
 def test_a_value_that_has_an_effect_somewhere_in_a_grid_is_not_named() -> None:

@@ -22,10 +22,11 @@ from moereplay.analysis.checks import (
     summary,
     with_checks,
 )
-from moereplay.results.checks import Check, How, Side, load, path_of, write
+from moereplay.results.checks import Check, How, Side, load, path_of, side_of, write
 from moereplay.results.errors import ResultError
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import replay
 from moereplay.sweeps.checks import Checks, Run, chosen
 from moereplay.sweeps.jobs import Job
 from moereplay.sweeps.run import planned
@@ -62,6 +63,23 @@ class Counting:
             raise ConfigError("the slow tier failed")
         self.ran.append(config)
         return side(2.0), side(2.1)
+
+
+def test_errors_are_those_of_the_replay_and_later_versions_are_refused(tmp_path):
+    about = {"identity": "a", "trace": "b", "config": {}, "how": HOW, "load": 0.0}
+    check = Check(**about, checked=side(2.0, 0.5), replayed=side(3.0, 0.75))
+    assert (check.error, check.hit_rate_error) == (0.5, 0.25)
+    write(tmp_path, check.model_copy(update={"checks_version": 2}))
+    with pytest.raises(ResultError, match="version 2; upgrade moereplay"):
+        load(tmp_path)
+
+
+def test_a_side_has_stalls_and_all_bytes_per_token(sweep):
+    result = replay(sweep.traces[0], configure(capacity="50%", prefetch="top_k"), engine="reference")
+    stall, *moved = (result.totals[name] for name in ("stall_ns", "bytes_demand", "bytes_prefetch"))
+    assert stall and all(moved)
+    found = side_of(result, 8)
+    assert (found.stall_ms, found.bytes_per_token) == (stall / 8e6, sum(moved) / 8)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ These three are optional dependencies; where one is not installed, its tests hav
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ from moereplay.commands.sweep import sweep_run as sweep_run_verb
 from moereplay.commands.sweep import tune as tune_verb
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.clusters import RayExecutor, last_line, options_of, pack, place
+from moereplay.sweeps.clusters import RayExecutor, Shards, _executor, last_line, options_of, pack, place
 from moereplay.sweeps.experiment.file import read
 from moereplay.sweeps.jobs import Batch, compute, open_traces
 from moereplay.sweeps.run import Stored, execute, planned
@@ -119,7 +120,8 @@ def test_submitit_sweeps_into_a_store_and_leaves_its_logs_beside_the_experiment(
     url, options = (tmp_path / "bucket").as_uri(), ["cluster=local", "timeout_min=5"]
     sweep_run(experiment(tmp_path), url, workers=1, executor="slurm", nodes=2, slurm=options, engine="reference")
     said = capsys.readouterr().err
-    assert "shard 1/2: " in said and "shard 2/2: " in said
+    shards = [int(many) for many in re.findall(r"shard \d/2: (\d+) replays", said)]
+    assert len(shards) == 2 and all(shards) and sum(shards) == 21  # each of the sweep's replays once
     assert list((tmp_path / "slurm").iterdir())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert merged(tmp_path / "a", url) == merged(tmp_path / "b", folder / "out")
@@ -187,6 +189,14 @@ def test_options_of_slurm_are_submitits():
     assert options_of(["timeout_min=60", "slurm_partition=cpu"]) == {"timeout_min": 60, "slurm_partition": "cpu"}
     with pytest.raises(ConfigError, match=r"--slurm.*timeout_min=60"):
         options_of(["60"])
+
+
+def test_a_users_setup_follows_ours(tmp_path, monkeypatch):
+    submitit, given = pytest.importorskip("submitit"), {}
+    monkeypatch.setattr(submitit.AutoExecutor, "update_parameters", lambda self, **options: given.update(options))
+    shards = Shards(tmp_path / "e.toml", (), Folder(tmp_path), "reference", 3, 1, False, (), ())
+    _executor(shards, {"cluster": "local", "slurm_setup": "module load python"})
+    assert given["slurm_setup"][-1] == "module load python" and given["cpus_per_task"] == 3
 
 
 def search(folder: Path, trials: int, sampler: str = "tpe", text: str = TUNED, *objectives: str) -> Search:

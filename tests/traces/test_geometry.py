@@ -5,10 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from moereplay.traces.geometry import Attention, LatentAttention, Mamba2, as_known, known, known_models
+from moereplay.traces.geometry import (
+    Attention,
+    LatentAttention,
+    Mamba2,
+    as_known,
+    experts_per_layer,
+    held_layers,
+    known,
+    known_models,
+    last_layers,
+    layers_by_worth,
+    mean_experts,
+)
 from moereplay.traces.schema import Geometry, Header, Provenance, Router, TraceError
 from tests.kit.collecting import case
 from tests.kit.recordings import FOLDER, needs_recording
@@ -175,6 +188,17 @@ def test_gemma_bytes_are_those_of_the_phones_trace() -> None:
     lines = (FOLDER / "gemma-4-26b-a4b" / "gemma.route.csv").read_text().splitlines()
     recorded = [int(line.split()[2].partition("=")[2]) for line in lines if line.startswith("# layer=")]
     assert known("gemma-4-26b-a4b").geometry.bytes_at(4) == tuple(recorded)
+
+
+def test_a_memory_holds_whole_experts_and_whole_layers() -> None:
+    # layers of two experts of 1, 2 and 3 bytes: an expert of each takes 6, the last layer 6, the last two 10, all 12
+    uneven = Geometry(layers=3, experts=2, k=1, expert_bytes=(1, 2, 3))
+    assert [experts_per_layer(uneven, size) for size in (5, 6, 11, 12, 99)] == [0, 1, 1, 2, 2]
+    assert [mean_experts(uneven, size) for size in (1, 9, 99)] == [0, 4, 6]
+    assert [last_layers(uneven, size) for size in (5, 6, 9, 10, 12)] == [0, 1, 1, 2, 3]
+    assert held_layers(uneven, 8, (2, 1, 0)) == [0, 2]  # 6 of 8 bytes, then 4 that do not fit, then 2 that do
+    # per byte: 2, 3 and 2; of two that are worth the same the later one is first
+    assert layers_by_worth(uneven, np.array([[1, 1], [3, 3], [2, 4]])) == [1, 2, 0]
 
 
 def test_aliases_and_hub_ids_are_names_too() -> None:

@@ -59,8 +59,8 @@ def format_at(bits: float) -> str:
         if bits == own or (name.startswith("int") and own < bits < own + SCALES):
             return name
     raise ConfigError(
-        f"measure requires experts at 2, 4 or 8 bits (with or without scales), 16 or 32; these have {bits:g} bits. "
-        "Import or synthesise the trace with --expert-bits 16"
+        f"measure requires experts at 2, 4 or 8 bits (with or without scales), 16 or 32; these have {bits:g} bits; "
+        "choose such bits in --miss, or import or synthesise the trace with --expert-bits 16"
     )
 
 
