@@ -13,6 +13,7 @@ from moereplay import read_results
 from moereplay.traces.schema import Request
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
+from tests.kit.command import moereplay_here
 from tests.kit.quality_rows import changed, quality_frame, written
 from tests.project.test_benchmarks import ROOT, run
 
@@ -37,7 +38,7 @@ def short(tmp_path: Path) -> Path:
 
 def test_collisions_are_replayed_under_every_reading(short: Path, tmp_path: Path) -> None:
     sweep = ("sweep", "run", BENCHMARKS / "specmd_collisions.toml", "--set", f'traces=["{short}"]', "--workers", 1)
-    done = run("-m", "moereplay", *sweep, "--out", tmp_path / "out", cwd=ROOT)
+    done = moereplay_here(*sweep, "--out", tmp_path / "out", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = read_results(tmp_path / "out").to_dicts()
     assert (
