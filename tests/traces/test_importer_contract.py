@@ -229,3 +229,10 @@ def assert_first_tokens(requests: list[Request], sample: Sample) -> None:
         len(found.chosen) == len(expected.chosen)
         for found, expected in zip(requests[:-1], sample.requests, strict=False)
     )
+
+
+def test_half_a_record_at_the_end_is_refused(tmp_path: Path) -> None:
+    sample = next(sample for sample in ALL if sample.name == "fitz.rtrace")
+    (tmp_path / sample.name).write_bytes(sample.path.read_bytes()[:-1])
+    with pytest.raises(TraceError, match="bytes after record"):
+        read_all(sample, tmp_path / sample.name)
