@@ -143,7 +143,9 @@ def test_a_policy_that_suggests_for_the_next_pass_may_be_a_users(small: Path, tm
     text = (ROOT / "policies" / "prefetch" / "missed.py").read_text()
     files.register(written(tmp_path, text.replace('name="missed"', 'name="uploads"')))
     of = {"platform": "desktop-ram", "miss": "cpu", "capacity": "30%", "passes": "token"}
-    own, theirs = (replay(open_trace(small), configure(prefetch=name, **of), engine) for name in ("uploads", "missed"))
+    own, theirs = (
+        replay(open_trace(small), configure(prefetch=name, **of), engine=engine) for name in ("uploads", "missed")
+    )
     assert own.totals == theirs.totals and own.totals["prefetch_started"] > 0
 
 
