@@ -204,10 +204,11 @@ class ResultChecks:
 
     def _check_suggest(self, count: int, out: Sequence[int]) -> None:
         self._within("suggest returned a count of", count, range(len(out) + 1))
-        now = self._now
-        later = range((now["layer"] + 1) * now["experts"] * now["precisions"], len(self._copies))
+        here = getattr(self._policy, "next_pass", False)
+        width, layer = self._now["experts"] * self._now["precisions"], self._now["layer"]
+        allowed = range(layer * width, (layer + 1) * width) if here else range((layer + 1) * width, len(self._copies))
         for y in out[:count]:
-            self._within("suggest returned, for a copy of a later layer,", y, later)
+            self._within(f"suggest returned, for a copy of {'this' if here else 'a later'} layer,", y, allowed)
 
     def _within(self, what: str, value: int, allowed: Sequence[int]) -> None:
         if type(value) is not int or value not in allowed:

@@ -138,6 +138,17 @@ def test_nothing_is_written_beside_the_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
+@pytest.mark.parametrize("engine", ["reference", "compiled"])
+def test_a_policy_that_suggests_for_the_next_pass_may_be_a_users(small: Path, tmp_path: Path, engine: str) -> None:
+    text = (ROOT / "policies" / "prefetch" / "missed.py").read_text()
+    files.register(written(tmp_path, text.replace('name="missed"', 'name="uploads"')))
+    of = {"platform": "desktop-ram", "miss": "cpu", "capacity": "30%", "passes": "token"}
+    own, theirs = (
+        replay(open_trace(small), configure(prefetch=name, **of), engine=engine) for name in ("uploads", "missed")
+    )
+    assert own.totals == theirs.totals and own.totals["prefetch_started"] > 0
+
+
 def test_the_same_file_twice_is_one_policy(tmp_path: Path) -> None:
     mine = written(tmp_path, NEWEST)
     assert files.register(mine) is files.register(mine)
