@@ -2,7 +2,8 @@
 
 `of` says which misses: those that the CPU computes (they are uploaded behind its own reading), those that are left out,
 or all that are not fetched, substituted ones among them. `top` takes the first of them in demand order, `after` those
-that were missed so often since they were last resident, `per_step` so many. A miss is never queued or on its way yet.
+that were missed so often since they were last resident. `per_step` is the most that one step suggests. A miss is never
+queued or on its way yet, so each suggestion is an upload.
 """
 
 from moereplay.policies.contract import DROPPED, ON_CPU, Choice, Memory, Number, Prefetch, slot
