@@ -124,8 +124,9 @@ parity: .venv/dev.stamp      ## both engines on MOEREPLAY_CASES new cases per se
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 0 -o faulthandler_timeout=0 \
 	    tests/simulator/test_parity.py
 
-check: .venv/dev.stamp       ## ruff and pyright
+check: .venv/dev.stamp       ## ruff, pyright, and the budget of lines by room
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+	$(BIN)/python -m tests.project.budget
 
 coverage: .venv/dev.stamp    ## the test suite with coverage, without the long replays of real streams
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --ignore tests/simulator/test_real_streams.py
