@@ -122,7 +122,7 @@ def _options(trace: Trace, placement: Placement, stream: Stream, licence: str) -
 
 def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
     """Return the bytes for experts, from --capacity or --vram. Raises ConfigError."""
-    from moereplay.simulator.capacity import CONTEXT, divided, parse_capacity
+    from moereplay.simulator.capacity import CONTEXT, divided, memory_of, parse_capacity
     from moereplay.simulator.config import configure
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platforms import platform

@@ -47,7 +47,7 @@ class Search(NamedTuple):
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Wall time of a thorough search: 60s, 5m, or none to search everything (default: 500 million accesses).",
+            help="Wall time of a thorough search: 60s, 5m, or none for all of it (default: 500 million accesses).",
             show_default=False,
         ),
     ] = None

@@ -258,9 +258,10 @@ def divided(trace: Trace, total: int, context: int, runtime: str = "", dense: st
         said = assumption(geometry, recorded(about))
         lacking = found.dense_bytes + found.kv_bytes + found.runtime_bytes + largest - found.total_bytes
         raise ConfigError(
-            f"{size(total)} of memory cannot hold {_spelled(found)} and an expert of {largest:,} bytes: {size(lacking)} are missing; "
-            "give more memory, a smaller --runtime, a shorter --context, or fewer bits per weight: --dense or "
-            f"--dense-bits here, --expert-bits where the trace is made{f' ({said})' if said else ''}"
+            f"{size(total)} of memory cannot hold {_spelled(found)} and an expert of {largest:,} bytes: "
+            f"{size(lacking)} are missing; give more memory, a smaller --runtime, a shorter --context, or fewer bits "
+            "per weight: --dense or --dense-bits here, --expert-bits where the trace is made"
+            f"{f' ({said})' if said else ''}"
         )
     return found
 

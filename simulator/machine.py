@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from moereplay.simulator.capacity import memory_of, parse_size, sold, with_unit
@@ -316,7 +316,7 @@ def _next(rates: Iterable[float], rate: float) -> float:
 
 
 def _faster(platform: Platform) -> Iterator[tuple[str, Platform]]:
-    """Yield the platform with RAM and link as they are sold, and with more cores or fast memory of twice the rate."""
+    """Yield the platform with RAM and a link that are sold, or with cores or fast memory of twice the rate."""
     if isinstance(platform.cpu, Roofline):
         rate = platform.cpu.memory_bytes_per_s
         modules = {ram_rate_of(each): each for each in MODULES}

@@ -150,7 +150,7 @@ def _where(trace: Trace) -> tuple[Path, str]:
 
 
 def _work(trace: Trace, config: ReplayConfig) -> int:
-    """Return the relative cost: accesses before the union over a pass's tokens, doubled where experts are prefetched."""
+    """Return the relative cost: accesses before a pass's tokens share them, doubled where experts are prefetched."""
     return accesses_of(trace) * (1 + prefetches(config))
 
 
