@@ -21,7 +21,7 @@ UNIFIED = "unified memory"
 #: 63.8 GB/s (FreeToken, arXiv 2608.16157), and an NVMe drive on PCIe 3.
 RAM_BYTES_PER_S, DISK_BYTES_PER_S = 60e9, 3.5e9
 CHANNELS = 2  #: of a desktop's RAM
-READ_SHARE = 0.85  #: of the peak rate of modules, assumed: 49 of DDR4-3600's 57.6 GB/s in two channels
+NOMINAL = 0.7  #: of a nominal rate of RAM that CPU kernels reach
 CORES = 8
 FLOPS_PER_CORE = 125e9  #: of a CPU's core: 16-bit weights, two 256-bit multiply-adds a cycle at 4 GHz
 READ_NS = 80_000  #: before a disk's first byte, NVMe class
@@ -127,7 +127,7 @@ def ram_rate_of(text: str) -> float:
     modules = re.fullmatch(r"(?:(\d{1,2})\s*x\s*)?(?:LP)?DDR[345]X?-(\d{3,5})", text.strip(), re.IGNORECASE)
     if modules is None or not 400 <= int(modules[2]) <= 20_000:
         return rate_of(text, "ram-rate", f"{with_unit('rate', text, '60', 'GB/s')}, or modules such as DDR4-3600")
-    return int(modules[1] or CHANNELS) * 8e6 * int(modules[2]) * READ_SHARE
+    return int(modules[1] or CHANNELS) * 8e6 * int(modules[2]) * NOMINAL
 
 
 def of_platform(platform: Platform, memory: str = "", ram: str = "", disk: str = "") -> Machine:
@@ -164,7 +164,7 @@ def assembled(
         return Machine(_unified(found, memory, reads), 0, reads, READ_NS, tuple(assumed))
     rate = ram_rate_of(ram_rate) if ram_rate else RAM_BYTES_PER_S
     if not ram_rate.strip().endswith("/s"):
-        of = f", {READ_SHARE:.0%} of {ram_rate} in {CHANNELS} channels unless it names others" if ram_rate else ""
+        of = f", {NOMINAL:.0%} of {ram_rate} in {CHANNELS} channels unless it names others" if ram_rate else ""
         assumed.append(f"the CPU reads RAM at {rate / GB:.3g} GB/s{of} (--ram-rate)")
     cpu = Roofline(flops=_cores(cores) * FLOPS_PER_CORE, memory_bytes_per_s=rate, launch_ns=CPU_LAUNCH_NS)
     if found is None:

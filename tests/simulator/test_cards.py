@@ -24,7 +24,7 @@ def test_cards_are_many_and_plausible() -> None:
     assert len(spellings) == len(set(spellings))
     for each in found.values():
         assert 17e9 <= each.bytes_per_s <= 8e12 and 0.3e12 <= each.flops <= 2.5e15 and each.source
-        assert 3 < each.flops / each.bytes_per_s < 500, each.name
+        assert 3 < each.flops / each.bytes_per_s < 1000, each.name
         if each.is_unified:
             assert not each.pcie
         else:
@@ -164,7 +164,7 @@ def test_memory_is_counted_as_it_is_sold_and_rates_in_powers_of_ten() -> None:
     assert by_gb == by_gib and (by_gb.memory_bytes, by_gb.ram_bytes) == (24 * 2**30, 64 * 2**30)
     assert assembled(gpu="3090").ram_bytes == 64 * 2**30 and "24 GB" in dict(by_gb.lines())["VRAM"]
     assert of_platform(platform("phone-ufs4"), "512MB").memory_bytes == 512 * 2**20
-    for modules, rate in (("DDR4-3600", 0.85 * 57.6e9), ("8 x ddr5-4800", 0.85 * 307.2e9), ("57GB/s", 57e9)):
+    for modules, rate in (("DDR4-3600", 0.7 * 57.6e9), ("8 x ddr5-4800", 0.7 * 307.2e9), ("57GB/s", 57e9)):
         assert assembled(ram="64GB", ram_rate=modules).platform.compute.memory_bytes_per_s == pytest.approx(rate)
 
 
@@ -190,7 +190,7 @@ def test_upgrades_are_sold() -> None:
     found = assembled(gpu="RTX 3060", ram="24GB", ram_rate="DDR4-3200", link="4.0x8", disk="7GB/s")
     said = [what.partition(" in place of")[0] for what, _ in better(found, 100 * GIB)]
     assert said == [
-        *("VRAM of 16 GB", "VRAM of 24 GB", "RAM of 48 GB", "RAM read at 76.2 GB/s (2xDDR5-5600)"),
+        *("VRAM of 16 GB", "VRAM of 24 GB", "RAM of 48 GB", "RAM read at 62.7 GB/s (2xDDR5-5600)"),
         *("twice the CPU's cores", "a link of 25.1 GB/s (PCIe 4.0 x16)", "VRAM read at 720 GB/s", "a disk of 14 GB/s"),
     ]
     assert all(changed != found for _, changed in better(found, 100 * GIB))
