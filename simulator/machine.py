@@ -124,7 +124,7 @@ def ram_rate_of(text: str) -> float:
 
     A channel has eight bytes, of which a CPU reads a share. Raises ConfigError.
     """
-    modules = re.fullmatch(r"(?:(\d{1,2})\s*x\s*)?(?:LP)?DDR[345]X?-(\d{3,5})", text.strip(), re.IGNORECASE)
+    modules = re.fullmatch(r"(?:([1-9]\d?)\s*x\s*)?(?:LP)?DDR[345]X?[- ](\d{3,5})", text.strip(), re.IGNORECASE)
     if modules is None or not 400 <= int(modules[2]) <= 20_000:
         return rate_of(text, "ram-rate", f"{with_unit('rate', text, '60', 'GB/s')}, or modules such as DDR4-3600")
     return int(modules[1] or CHANNELS) * 8e6 * int(modules[2]) * NOMINAL

@@ -176,6 +176,7 @@ def test_memory_is_counted_as_it_is_sold_and_rates_in_powers_of_ten() -> None:
         ({"gpu": "3090", "disk": "3.5"}, "--disk '3.5': expected a rate with a unit, such as 3.5GB/s"),
         ({"gpu": "3090", "ram_rate": "50"}, "--ram-rate '50': expected a rate with a unit, such as 50GB/s, or modules"),
         ({"gpu": "3090", "ram_rate": "DDR4"}, "such as 60GB/s, or modules such as DDR4-3600"),
+        ({"gpu": "3090", "ram_rate": "0xDDR4-3600"}, "such as 60GB/s, or modules such as DDR4-3600"),
         ({"gpu": "3090", "ram": "lots"}, "such as 64GB"),
     ],
 )
