@@ -347,14 +347,14 @@ def test_a_search_that_may_not_go_on_answers_with_what_it_has(budget):
 
 
 def test_work_cuts_a_search_at_the_same_replay_on_every_machine(monkeypatch):
-    """The trace has 396 accesses: 20,000 are 50 replays. Neither workers nor a clock that leaps an hour change any."""
+    """The trace has 396 accesses: 4,000 are 10 replays. Neither workers nor a clock that leaps an hour change any."""
     question = question_of(trace_of(), 7, platform="phone-ufs4")
 
     def searched(workers: int) -> dict[str, Any]:
-        return document(question, search(question, workers, budget=Budget(accesses=20_000)), "here.zarr")
+        return document(question, search(question, workers, budget=Budget(accesses=4_000)), "here.zarr")
 
     before = searched(1)
-    assert before["searched"]["cut"] and 2 <= before["searched"]["replayed"] <= 50 < most_replays(question)
+    assert before["searched"]["cut"] and 2 <= before["searched"]["replayed"] <= 10 < most_replays(question)
     clock = itertools.count(step=3600.0)
     monkeypatch.setattr("moereplay.sweeps.recommend.runner.time.monotonic", lambda: next(clock))
     assert json.dumps(searched(3)) == json.dumps(before)
