@@ -60,7 +60,7 @@ $(BIN)/python:
 
 demo: demo-begins .venv/record.stamp  ## record a small model, replay 18 configurations, draw, name the best (2 minutes)
 	rm -rf $(DEMO)
-	OMP_NUM_THREADS=1 $(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 16 \
+	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 16 \
 	    --max-new-tokens 65 --temperature 1 --look-ahead 2 --dtype float32 --out $(DEMO)/miniature.zarr
 	$(BIN)/moereplay replay $(DEMO)/miniature.zarr --passes token $(GRID) --prefetch none,top_k --top 3 \
 	    --out $(DEMO)/miniature

@@ -7,6 +7,7 @@ from typing import Any
 
 from moereplay.analysis.drafting_answer import drafting_lines, drafts_assumed, span_of, speeds, three
 from moereplay.analysis.tables import table
+from moereplay.simulator.capacity import sold
 from moereplay.traces.texts import digits, percent, size
 from moereplay.traces.units import GB
 
@@ -39,7 +40,7 @@ def lines(found: Document) -> Iterator[str]:
     yield f"  {_fast(found, best)}"
     if best["experts_ram_bytes"]:
         experts = f"{_gb(best['experts_ram_bytes'])} experts"
-        of = f" of {_gb(machine['ram_bytes'])}" if machine["ram_bytes"] else ""
+        of = f" of {_gb(machine['ram_bytes'])} (a {sold(machine['ram_bytes'])} kit)" if machine["ram_bytes"] else ""
         yield f"  RAM {_gb(best['peak_ram_bytes'])}{of}: {experts}, 2 GB for the system (assumed)"
     if best["experts_disk_bytes"]:
         yield f"  disk: {_gb(best['experts_disk_bytes'])} of experts do not fit in memory"
@@ -97,7 +98,7 @@ def _faster(found: Document, best: Document) -> Iterator[str]:
 
 
 def _machine(machine: Document) -> str:
-    fast = f"{machine['name']}, {_gb(machine['fast_bytes'])} {machine['fast_tier']}"
+    fast = f"{machine['name']}, {sold(machine['fast_bytes'])} {machine['fast_tier']}"
     if machine["fast_bytes_per_s"]:
         fast += f" at {machine['fast_bytes_per_s'] / GB:.4g} GB/s"
     parts = [fast]
@@ -105,7 +106,7 @@ def _machine(machine: Document) -> str:
         parts.append(f"link {machine['link_bytes_per_s'] / GB:.3g} GB/s")
     if machine["ram_bytes"]:
         rate = f" at {machine['ram_bytes_per_s'] / GB:.3g} GB/s" if machine["ram_bytes_per_s"] else ""
-        parts.append(f"RAM {_gb(machine['ram_bytes'])}{rate}")
+        parts.append(f"RAM {sold(machine['ram_bytes'])}{rate}")
     if machine["disk_bytes_per_s"]:
         parts.append(f"disk {machine['disk_bytes_per_s'] / GB:.3g} GB/s")
     return ", ".join(parts)
@@ -138,7 +139,8 @@ def _fast(found: Document, best: Document) -> str:
         of = f"{share:.0%} of all, which hold {best['hit_rate']['middle']:.0%} of a {'pass' if decoding else 'token'}'s"
         held += f" ({of if share < 1 else 'all'})"
     name, have = best["fast_tier"], best["fast_tier_bytes"]
-    return f"{name} {_gb(best['peak_fast_bytes'])} of {_gb(have)}: {', '.join([*parts, held])}"
+    what = f"a {sold(have)} card" if best["peak_ram_bytes"] else f"{sold(have)} as sold"
+    return f"{name} {_gb(best['peak_fast_bytes'])} of {_gb(have)} ({what}): {', '.join([*parts, held])}"
 
 
 def _ms(best: Document) -> str:

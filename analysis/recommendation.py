@@ -8,6 +8,7 @@ from typing import Any
 from moereplay.analysis.drafting_answer import replayed_lines
 from moereplay.analysis.tables import Share, table
 from moereplay.results.remarks import assumptions, seconds_in_words, with_routing
+from moereplay.simulator.capacity import sold
 from moereplay.traces.texts import between, counted, percent, size
 from moereplay.traces.units import GB
 
@@ -42,7 +43,7 @@ def lines(found: Document) -> list[str]:
         table(
             [
                 {
-                    "memory GB": point["memory_bytes"] / GB,
+                    "memory as sold GB": point["memory_bytes"] / 2**30,
                     "cache GB": point["cache_bytes"] / GB,
                     "tok/s": point["tokens_per_s"],
                     "change": _change(point, found),
@@ -72,7 +73,8 @@ def _memory(found: Document) -> list[str]:
     parts += f"{size(memory['runtime_bytes'])} runtime{runtime}"
     parts += f", {size(memory['head_bytes'])} draft layer" if memory.get("head_bytes") else ""
     left = f"{size(memory['cache_bytes'])} left for {_room(found)}"
-    return [f"memory: {size(memory['total_bytes'])}: {parts}; {left}", *_peak(memory)]
+    total = memory["total_bytes"]
+    return [f"memory: {size(total)} ({sold(total)} as sold): {parts}; {left}", *_peak(memory)]
 
 
 def _peak(memory: Document) -> list[str]:
@@ -197,7 +199,7 @@ def _target(found: Document) -> list[str]:
         if found["searched"]["cut"]:
             return [f"target: {_speed(wanted)}: the search ended before this was known; --budget none searches on"]
         return [f"target: {_speed(wanted)} cannot be reached, even with every expert in fast memory"]
-    return [f"target: {_speed(wanted)} need {size(smallest['memory_bytes'])} of memory"]
+    return [f"target: {_speed(wanted)} need {sold(smallest['memory_bytes'])} of memory, as it is sold"]
 
 
 def _lossy(found: Document) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moereplay.analysis.tables import console, table
-from moereplay.simulator.capacity import CONTEXT, divided
+from moereplay.simulator.capacity import CONTEXT, divided, size_of
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.sweeps.recommend.runner import QUICK, THOROUGH, Pace, Runner, fastest_first
 from moereplay.sweeps.recommend.search import Answer, Question, chosen, judged, search
@@ -42,7 +42,7 @@ class Case(NamedTuple):
     def question(self, passes: str, pace: Pace) -> Question:
         """Return the question, with default settings and a searched scope."""
         trace = open_trace(bundled(Path(self.trace)))
-        memory = divided(trace, self.memory, CONTEXT, "", self.dense)
+        memory = divided(trace, size_of(self.memory, "memory"), CONTEXT, "", self.dense)
         return Question(trace, memory, {"platform": self.machine, "passes": passes, "dense": self.dense}, pace=pace)
 
 

@@ -87,9 +87,14 @@ class Parts(NamedTuple):
     """A machine from the parts that its owner names; the other values are assumed and listed."""
 
     gpu: Annotated[str, typer.Option(help='Card by name: "RTX 3090", "M4 Max"; none for the CPU alone.')] = ""
-    vram: Annotated[str, typer.Option(help="Memory of the GPU: 24GB.")] = ""
-    ram: Annotated[str, typer.Option(help="Main memory (RAM): 64GB.")] = ""
-    ram_rate: Annotated[str, typer.Option(help="Rate at which the CPU reads main memory: 60GB/s.")] = ""
+    vram: Annotated[str, typer.Option(help="Memory of the GPU as it is sold: 24GB, which is 24GiB.")] = ""
+    ram: Annotated[str, typer.Option(help="Main memory (RAM) as it is sold: 64GB, which is 64GiB.")] = ""
+    ram_rate: Annotated[
+        str,
+        typer.Option(
+            help="Rate at which the CPU reads main memory: 60GB/s, or its kits: DDR4-3600 (two channels), 8xDDR5-4800."
+        ),
+    ] = ""
     link: Annotated[str, typer.Option(help="Link of the GPU: 4.0x16, or a rate such as 25GB/s.")] = ""
     disk: Annotated[str, typer.Option(help="Rate of disk reads: 3.5GB/s; none if RAM holds every expert.")] = ""
     cores: Annotated[str, typer.Option(help="Number of CPU cores.")] = ""

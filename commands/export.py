@@ -23,7 +23,8 @@ class Placement(NamedTuple):
 
     capacity: Annotated[str, typer.Option(help="Size of the experts in fast memory: 25%, 8GB, 32/layer.")] = ""
     vram: Annotated[
-        str, typer.Option(help="Total GPU memory instead of --capacity: 24GB, divided as in `recommend`.")
+        str,
+        typer.Option(help="Total GPU memory instead of --capacity, as it is sold: 24GB, divided as in `recommend`."),
     ] = ""
     platform: Annotated[str, typer.Option(help="With --vram: platform of the GPU.")] = ""
     dense: options.Dense = ""
@@ -121,7 +122,7 @@ def _options(trace: Trace, placement: Placement, stream: Stream, licence: str) -
 
 def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
     """Return the bytes for experts, from --capacity or --vram. Raises ConfigError."""
-    from moereplay.simulator.capacity import CONTEXT, divided, parse_capacity
+    from moereplay.simulator.capacity import CONTEXT, divided, memory_of, parse_capacity
     from moereplay.simulator.config import configure
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platforms import platform
@@ -134,7 +135,7 @@ def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
         platform(placement.platform or configure().platform)  # raises ConfigError for an unknown one
         stored = (placement.dense, placement.dense_bits)
         configure(dense=placement.dense, dense_bits=placement.dense_bits)
-        return divided(trace, placement.vram, CONTEXT, "", *stored).cache_bytes
+        return divided(trace, memory_of(placement.vram, "vram"), CONTEXT, "", *stored).cache_bytes
     if placement.dense or placement.dense_bits:
         raise ConfigError("--dense and --dense-bits require --vram")
     if not placement.capacity:

@@ -77,6 +77,9 @@ class Placement(NamedTuple):
         str | None, typer.Option(help="Quantise the model: bnb-8bit, bnb-4bit (not fused experts), fp8 (GPU).")
     ] = None
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")] = None
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=512, help="Compute threads of a CPU (default: all; one for a small model).")
+    ] = None
 
     def located(self, model: str) -> Folder:
         """Locate the checkpoint of `model` and check what can be checked without torch. Raises RecordError."""
@@ -105,7 +108,6 @@ class Real(NamedTuple):
 
     named: Named
     bytes_per_s: float | None  #: the throttle
-    threads: int | None  #: compute threads (CPU only); torch's default if None
 
 
 class Offloading(NamedTuple):
@@ -118,10 +120,6 @@ class Offloading(NamedTuple):
     throttle: Annotated[
         str | None, typer.Option(help="With --slow-tier: upper bound on the read rate, such as 400MB/s.")
     ] = None
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --slow-tier: number of compute threads, CPU only (default: torch's)."),
-    ] = None
     eager: Annotated[
         bool, typer.Option("--eager", help="Compute experts one by one, as --slow-tier does, for a comparison.")
     ] = False
@@ -133,16 +131,15 @@ class Offloading(NamedTuple):
         from moereplay.tracegen.offload.part import require_place, slow_tier_named, throttle_named
 
         if self.slow_tier is None:
-            for name in ("throttle", "threads"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(f"--{name} requires --slow-tier")
+            if self.throttle is not None:
+                raise ConfigError("--throttle requires --slow-tier")
             return None
         if "platform" in settings.typed:
             raise ConfigError("--platform cannot be combined with --slow-tier: times are measured on this machine")
         if placement.device_map:
             raise ConfigError("--device-map cannot be combined with --slow-tier: the model is on one device")
         check_offloadable(config)
-        real = Real(slow_tier_named(self.slow_tier), throttle_named(self.throttle or "none"), self.threads)
+        real = Real(slow_tier_named(self.slow_tier), throttle_named(self.throttle or "none"))
         require_place(real.named, "cpu" if placement.device == "auto" else placement.device)
         return real
 
@@ -172,10 +169,7 @@ def real_transfers(ready: Prepared, real: Real | None) -> Iterator[Transfers | N
         yield None
         return
     from moereplay.tracegen.live.offloaded import real_transfers
-    from moereplay.tracegen.offload.memory import compute_on
 
-    if real.threads:
-        compute_on(real.threads)
     geometry, named = ready.modules.geometry, real.named
     size = sum(geometry.expert_bytes) * geometry.experts
     say(f"experts: {size / 1e9:.3g} GB of {ready.loaded.dtype} in {named.folder or 'main memory'}, in addition to it")

@@ -30,7 +30,9 @@ class Given(NamedTuple):
     """This machine, and memory that experts share with everything else."""
 
     here: Annotated[bool, typer.Option("--here", help="This machine: detected, its RAM and disk measured.")] = False
-    memory: Annotated[str, typer.Option(help="Total memory, of which the expert cache is a part: 4GB, 7.5GiB.")] = ""
+    memory: Annotated[
+        str, typer.Option(help="Total memory as it is sold, with the expert cache: 4GB, which is 4GiB.")
+    ] = ""
     positions: Annotated[int | None, typer.Option("--context", min=0, help=POSITIONS, show_default=False)] = None
     runtime: Annotated[str, typer.Option(help="Memory reserved for the runtime (default: 500MB, assumed).")] = ""
     concurrency: Annotated[int | None, typer.Option(help=STREAMS, show_default=False)] = None
@@ -40,12 +42,13 @@ class Search(NamedTuple):
     """Aim, length and output of a search by replays."""
 
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Search a trace for a minute, and replay the best sets on all of it.")
+        bool, typer.Option("--thorough", help="Search a trace for minutes, and replay the best sets on all of it.")
     ] = False
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Time for a thorough search: 60s, 5m, or none to search everything (default: 60s).", show_default=False
+            help="Wall time of a thorough search: 60s, 5m, or none for all of it (default: 500 million accesses).",
+            show_default=False,
         ),
     ] = None
     workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES
@@ -130,7 +133,7 @@ def _searched(
     from moereplay.traces.store import open_trace
 
     thorough = search.thorough or search.budget is not None
-    seconds = _seconds("60s" if search.budget is None else search.budget)
+    seconds = None if search.budget is None else _seconds(search.budget)
     _check_new(search.out)
     opened = open_trace(trace)
     base = {name: value for name, value in settings.values.items() if name != "scope" or name in settings.typed}
@@ -143,7 +146,7 @@ def _searched(
     question = judged(question if drafts is None else replace(question, least=2 * drafts.streams))
     with interruptible() as interrupted, searching(most_replays(question), seconds) as advance:
         say_when_compiling()
-        budget, found = Budget(seconds, interrupted), None
+        budget, found = Budget(seconds, interrupted, None if search.budget else pace.work), None
         if drafts:
             question, answer, found = search_with_drafts(question, drafts, search.workers, advance, budget)
         else:
@@ -232,13 +235,14 @@ def _draw(document: Mapping[str, Any], points: Sequence[Mapping[str, Any]], fold
 
 def _machine_of(settings: options.Given, given: Given, parts: Parts) -> Machine:
     """Return the machine that the options describe: a platform, parts, or this one. Raises ConfigError."""
-    from moereplay.simulator.capacity import size_of
+    from moereplay.simulator.capacity import memory_of
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.machine import assembled, of_platform
     from moereplay.simulator.platforms import platform
 
-    if given.memory:
-        size_of(given.memory, "memory")  # named as it was typed, also where it is a machine's RAM
+    for option, text in (("memory", given.memory), ("vram", parts.vram)):
+        if text:
+            memory_of(text, option)  # named as it was typed, also where it is a machine's RAM
     named = "platform" in settings.typed
     if named + given.here + bool(parts.gpu) > 1:
         raise ConfigError("--platform, --here and --gpu cannot be combined: each describes the machine")
@@ -325,7 +329,7 @@ def _assumed(given: Given) -> dict[str, int]:
 
 def _machine(name: str, parts: Parts) -> str:
     """Return the platform, with --ram as the size of its first lower tier. Raises ConfigError for several."""
-    from moereplay.simulator.capacity import size_of
+    from moereplay.simulator.capacity import memory_of
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platforms import platform
 
@@ -333,12 +337,12 @@ def _machine(name: str, parts: Parts) -> str:
         raise ConfigError(f"invalid --platform {name}: expected one platform; run once per platform")
     if not parts.ram or not platform(name).tiers:
         return name
-    return f"{name}:tiers.0.capacity={size_of(parts.ram, 'ram')}B"
+    return f"{name}:tiers.0.capacity={memory_of(parts.ram, 'ram')}B"
 
 
 def _divided(trace: Trace, base: Mapping[str, Any], given: Given, parts: Parts) -> Memory:
     """Divide the fast memory. Raises ConfigError unless exactly one size is given, or if --ram is too small."""
-    from moereplay.simulator.capacity import CONTEXT, divided, size_of
+    from moereplay.simulator.capacity import CONTEXT, divided, memory_of
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platforms import platform
     from moereplay.sweeps.recommend.search import everything
@@ -346,11 +350,11 @@ def _divided(trace: Trace, base: Mapping[str, Any], given: Given, parts: Parts) 
     if bool(given.memory) == bool(parts.vram):
         raise ConfigError("missing memory: pass exactly one of --memory 4GB and --vram 24GB (with --ram 64GB)")
     described, needed = platform(base["platform"]), everything(trace.geometry)
-    if parts.ram and not described.tiers and size_of(parts.ram, "ram") < needed:
+    if parts.ram and not described.tiers and memory_of(parts.ram, "ram") < needed:
         raise ConfigError(
             f"invalid --ram {parts.ram}: expected at least {needed / 1e9:.4g} GB, the size of all experts; for a "
             "machine with a disk, pass a platform with [[tiers]] (docs/platforms.md)"
         )
     context = CONTEXT if given.positions is None else given.positions
-    total = given.memory or parts.vram
+    total = memory_of(given.memory, "memory") if given.memory else memory_of(parts.vram, "vram")
     return divided(trace, total, context, given.runtime, base["dense"], base["dense_bits"])

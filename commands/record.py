@@ -91,9 +91,6 @@ class Llama(NamedTuple):
     llama_lib: Annotated[
         Path | None, typer.Option(help="With a GGUF file: your own libllama.so (default: that of the package).")
     ] = None
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=512, help="With a GGUF file: threads (default: all processors).")
-    ] = None
 
 
 @grouped
@@ -125,7 +122,7 @@ def record(
             check_output(out)
             plan, texts = _plan(source, sampling, kept), _texts(source, kept.seed)
             work_of = partial(_work, source, sampling, texts)
-            _run_gguf(model, llama, placement.dtype == "float32", work_of, out, plan, resume)
+            _run_gguf(model, llama, placement, work_of, out, plan, resume)
         return
     _refuse_without_gguf(llama)
     require_torch()
@@ -136,8 +133,8 @@ def record(
         require_tokenizer(folder)
         check_look_ahead(folder, kept.look_ahead, Kept().look_ahead)
         drafting = None if plan.drafting is None or plan.drafting.is_ngram else _located_drafts(plan, placement)
-        loaded = placement.loaded(model, folder)
         drafts = None if drafting is None else drafting[0].loaded(*drafting[1:])
+        loaded = placement.loaded(model, folder)  # last, as it decides the number of threads
         from moereplay.tracegen.record import room_of
 
         work = _work(source, sampling, texts, loaded.tokenizer, room_of(loaded))
@@ -259,7 +256,7 @@ def _refuse_foreign(placement: Placement, sampling: Sampling, look_ahead: int | 
 def _run_gguf(
     model: str,
     llama: Llama,
-    exact: bool,
+    placement: Placement,
     work_of: Callable[[Any, Any], Work],
     out: Path,
     plan: Plan,
@@ -271,7 +268,7 @@ def _run_gguf(
     from moereplay.tracegen.llama.process import Engine
     from moereplay.tracegen.llama.record import Way, loaded, processors
 
-    file, way = opened(model), Way(llama.threads or processors(), exact)
+    file, way = opened(model), Way(placement.threads or processors(), placement.dtype == "float32")
     with Engine(library_file(llama.llama_lib)) as engine:
         say(f"loading {model}")
         running = loaded(engine, file)

@@ -57,7 +57,7 @@ def sweep_run(
     shard: Annotated[str, typer.Option(help="Run part i of n only: i/n; parts share --out.")] = "1/1",
     machines: Machines,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Estimate the cost from three sample replays and exit.")
+        bool, typer.Option("--dry-run", help="Estimate the cost from up to five sample replays and exit.")
     ] = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Record invalid combinations as error rows.")

@@ -264,18 +264,16 @@ def _lines(total: int, what: str) -> Callable[..., None]:
 
 
 @contextmanager
-def searching(most: int, seconds: float | None) -> Iterator[Callable[[int, float], None]]:
-    """Yield a function to call with the number of further replays and the best tokens/s so far."""
-    from moereplay.traces.texts import digits
-
+def searching(most: int, seconds: float | None) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the number of further replays."""
     begun, done, first, line = 0.0, 0, 0, StatusLine()
 
-    def advance(replays: int, fastest: float) -> None:
+    def advance(replays: int) -> None:
         nonlocal begun, done, first
         if not done:  # the first replays include compilation, so they are left out of the rate
             begun, first = time.monotonic(), replays
         done += replays
-        line.show(lambda: f"{done:,} of at most {most:,} replays, {left()}best so far {digits(fastest, 4)} tokens/s")
+        line.show(lambda: f"{done:,} of at most {most:,} replays{left()}")
 
     def left() -> str:
         spent = time.monotonic() - begun
@@ -283,7 +281,7 @@ def searching(most: int, seconds: float | None) -> Iterator[Callable[[int, float
             return ""
         whole = spent * max(0, most - done) / (done - first)
         left = whole if seconds is None else min(whole, max(0.0, seconds - spent))
-        return f"about {left:.0f} s left; " if left < 100 else f"about {left / 60:.0f} min left; "
+        return f", about {left:.0f} s left" if left < 100 else f", about {left / 60:.0f} min left"
 
     try:
         yield advance

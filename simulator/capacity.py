@@ -18,7 +18,7 @@ from moereplay.traces.dense import assumption, dense_of, recorded, resolved, wit
 from moereplay.traces.geometry import as_known
 from moereplay.traces.schema import MOST_BYTES as MOST_OF_TRACE
 from moereplay.traces.schema import Geometry, Trace, TraceError, shown
-from moereplay.traces.texts import size, whole
+from moereplay.traces.texts import digits, size, whole
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -243,7 +243,7 @@ def sized(geometry: Geometry, model: str, dense: str = "", dense_bits: str = "")
         raise ConfigError(str(wrong)) from None
 
 
-def divided(trace: Trace, total: str, context: int, runtime: str = "", dense: str = "", dense_bits: str = "") -> Memory:
+def divided(trace: Trace, total: int, context: int, runtime: str = "", dense: str = "", dense_bits: str = "") -> Memory:
     """Divide the memory `total` of a machine that runs the trace's model with `context` KV cache positions.
 
     Raises ConfigError for an invalid size, and if not one expert fits, with the missing bytes.
@@ -252,15 +252,16 @@ def divided(trace: Trace, total: str, context: int, runtime: str = "", dense: st
     geometry = sized(as_known(trace.geometry, about.model), about.model, dense, dense_bits)
     dense_bytes = dense_of(geometry).resident
     taken = size_of(runtime, "runtime") if runtime else RUNTIME
-    found = Memory(size_of(total, "memory"), dense_bytes, geometry.kv_cache(context), taken)
+    found = Memory(total, dense_bytes, geometry.kv_cache(context), taken)
     largest = max(geometry.expert_bytes)
     if found.cache_bytes < largest:
         said = assumption(geometry, recorded(about))
         lacking = found.dense_bytes + found.kv_bytes + found.runtime_bytes + largest - found.total_bytes
         raise ConfigError(
-            f"{total} cannot hold {_spelled(found)} and an expert of {largest:,} bytes: {size(lacking)} are missing; "
-            "give more memory, a smaller --runtime, a shorter --context, or fewer bits per weight: --dense or "
-            f"--dense-bits here, --expert-bits where the trace is made{f' ({said})' if said else ''}"
+            f"{size(total)} of memory cannot hold {_spelled(found)} and an expert of {largest:,} bytes: "
+            f"{size(lacking)} are missing; give more memory, a smaller --runtime, a shorter --context, or fewer bits "
+            "per weight: --dense or --dense-bits here, --expert-bits where the trace is made"
+            f"{f' ({said})' if said else ''}"
         )
     return found
 
@@ -274,8 +275,30 @@ def size_of(text: str, what: str) -> int:
     """Return the bytes of `8GB` or `7.5GiB`. Raises ConfigError naming the option `what`."""
     size = parse_size(text)
     if size is None:
-        raise ConfigError(f"invalid --{what} {shown(text)!r}: expected a size such as 8GB or 7.5GiB")
+        raise ConfigError(f"invalid --{what} {shown(text)!r}: expected {with_unit('size', text, '500', 'MB')}")
     return int(size)
+
+
+def memory_of(text: str, option: str) -> int:
+    """Return the bytes of a device's memory as it is sold, in powers of two: 64GB and 64GiB are 64 * 2**30 bytes.
+
+    Raises ConfigError naming the option for none, and for more than an engine counts.
+    """
+    size = parse_size(re.sub("(?<=[KMGT])B$", "iB", text.strip()))
+    if size is None or not 1 <= size <= MOST_BYTES:
+        raise ConfigError(f"invalid --{option} {shown(text)!r}: expected {with_unit('size', text, '64', 'GB')}")
+    return int(size)
+
+
+def sold(count: float) -> str:
+    """Return the memory of a device as it is sold: 24 * 2**30 bytes are `24 GB`."""
+    return f"{digits(count / 2**30, 4)} GB"
+
+
+def with_unit(what: str, text: str, example: str, unit: str) -> str:
+    """Return what was expected: the number that was typed with a unit, or an example."""
+    number = text.strip() if len(text) <= LONGEST and re.fullmatch(NUMBER, text.strip()) else example
+    return f"a {what} with a unit, such as {number}{unit}"
 
 
 def _spelled(memory: Memory) -> str:

@@ -21,10 +21,14 @@ GIB = 1 << 30
 #: issue 131), 25.1 and 52.7 GB/s on PCIe 4 and 5 (arXiv 2608.16157). Eight lanes of PCIe 4 were measured at 12.5 GB/s.
 LANE = {"3.0": 13.17e9 / 16, "4.0": 25.1e9 / 16, "5.0": 52.7e9 / 16}
 LANES = (1, 2, 4, 8, 16)
-SEVERAL = re.compile(r"^\s*\d+\s*[x*]\s|[,+&]")  #: how the names of several cards are written
-#: Words of a driver's name that do not change a card's figures: form, memory, and what every name of a family has.
-_IDLE = re.compile(r"gpu|graphics|generation|edition|workstation|server|oem|pcie|sxm\d?|hbm\d?e?|\d+gb|accelerator")
-_BRANDS = re.compile(r"\((r|tm|c)\)|nvidia|geforce|amd|radeon(?! pro| ai)|apple|intel")
+SEVERAL = re.compile(r"^\s*\d+\s*[x*]\s|\s[x*]\s*\d+$|[,+&]")  #: how the names of several cards are written
+#: Words of a name that do not change a card's figures: form, memory, and what every name of a family has.
+_IDLE = re.compile(
+    r"gpu|graphics|generation|edition|workstation|server|oem|pcie|sxm\d?|hbm\d?e?|gddr\dx?|\d+gb|accelerator"
+)
+_BRANDS = re.compile(r"\((r|tm|c)\)|nvidia|geforce|tesla|instinct|amd|radeon(?! pro| ai)|apple|intel|qualcomm")
+_FAMILIES = ("rtx", "gtx", "rx", "arc", "arcpro", "radeonpro", "radeonaipro", "jetson")  #: that a name may leave out
+_SIZE = re.compile(r"\(?\b(\d+) ?G(?:i?B)?\b\)?", re.IGNORECASE)
 
 
 class Card(Frozen):
@@ -101,8 +105,11 @@ def cards() -> dict[str, Card]:
 
 
 def card(name: str) -> Card:
-    """Return a card by name or alias, ignoring case, spaces and the vendor. Raises ConfigError naming a similar one."""
-    found = _spellings().get(_plain(name))
+    """Return a card by name or alias, ignoring case, spaces, the vendor and a size that agrees with the card.
+
+    Raises ConfigError naming a similar one, or the sizes in which the card is sold.
+    """
+    found = _spellings().get(_plain(name)) or _of_size(name)
     if found is None and SEVERAL.search(name):
         raise ConfigError(
             f"invalid card {shown(name)!r}: expected one; for several name one, and their memory together as --vram "
@@ -113,6 +120,26 @@ def card(name: str) -> Card:
         said = f"did you mean {_spellings()[near].name}?" if near else "expected a name such as RTX 3090 or M4 Max"
         raise ConfigError(f"unknown card {shown(name)!r}: {said}; `moereplay platforms --cards` lists them")
     return found
+
+
+def _of_size(name: str) -> Card | None:
+    """Return the card of a name that may state its memory. Raises ConfigError if it is not sold with as much."""
+    sizes, bare = _SIZE.findall(name[:80]), _SIZE.sub(" ", name[:80])
+    known = recognised(bare)
+    if known is None or not known.is_exact or len(sizes) > 1:
+        return None
+    stem = re.sub(r" \d+GB$", "", known.card.name)
+    among = {f"{each.gb:g}": each for each in (known.card, *_of_stem(_plain(stem))) if each.gb}
+    if not sizes or sizes[0] in among:
+        return among[sizes[0]] if sizes else known.card
+    if known.card.is_unified:
+        raise ConfigError(
+            f"invalid card {shown(name)!r}: the {known.card.name} shares the machine's memory: pass --ram {sizes[0]}GB"
+        )
+    raise ConfigError(
+        f"invalid card {shown(name)!r}: the {stem} is sold with {' or '.join(sorted(among, key=float))} GB; for a "
+        f"modified card, name it without the size and pass --vram {sizes[0]}GB"
+    )
 
 
 class Recognised(NamedTuple):
@@ -154,12 +181,13 @@ def _stems(found: Card) -> list[str]:
 @cache
 def _spellings() -> dict[str, Card]:
     full = {_plain(each): found for found in cards().values() for each in (found.name, *found.aliases)}
-    short = {each.removeprefix(start): found for each, found in full.items() for start in ("rtx", "gtx", "rx")}
+    short = {each.removeprefix(start): found for each, found in full.items() for start in _FAMILIES}
     return short | full
 
 
 def _plain(name: str) -> str:
-    return "".join(letter for letter in _BRANDS.sub("", name.lower()) if letter.isalnum())
+    plain = _BRANDS.sub("", name.lower()).replace("mobile", "laptop")
+    return "".join(letter for letter in plain if letter.isalnum())
 
 
 def markdown() -> str:

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from moereplay.simulator.capacity import sold
 from moereplay.simulator.cards import recognised
 from moereplay.simulator.errors import ConfigError
-from moereplay.traces.units import GB
 
 TIMEOUT_S = 5
 ROOT = Path("/")  #: of /proc and /sys
@@ -186,7 +186,7 @@ def _amd(remarks: list[str]) -> Iterator[Gpu]:
         if recognised(name):
             yield Gpu(name, int(memory), _link_of(at))
         else:
-            remarks.append(f"{name} with {int(memory) / GB:.3g} GB is in no table and is left out (--gpu names a card)")
+            remarks.append(f"{name} with {sold(int(memory))} is in no table and is left out (--gpu names a card)")
 
 
 def _rocm_names() -> dict[int, str]:

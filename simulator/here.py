@@ -16,6 +16,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from moereplay.simulator.capacity import sold
 from moereplay.simulator.cards import link_rate, recognised
 from moereplay.simulator.detection import Found, Gpu, detected
 from moereplay.simulator.errors import ConfigError
@@ -40,7 +41,7 @@ class Survey(NamedTuple):
         """Return the detected and measured values with headings."""
         found, threads = self.found, min(self.found.cores, 64)
         gpus = [f"{gpu.name}, {_memory_of(gpu)}, {_link_of(gpu)}" for gpu in found.gpus]
-        ram = f"{found.ram_bytes / GB:.3g} GB, read at {self.ram_bytes_per_s / GB:.3g} GB/s"
+        ram = f"{sold(found.ram_bytes)}, read at {self.ram_bytes_per_s / GB:.3g} GB/s"
         lines = [("CPU", f"{found.cpu}, {counted(found.cores, 'core')}")]
         lines += [("GPU", text) for text in gpus or ["none found"]]
         lines.append(("RAM", f"{ram} by {counted(threads, 'thread')} (measured)"))
@@ -83,7 +84,7 @@ def surveyed(folder: Path = Path(), said: Mapping[str, str] | None = None) -> Su
     platform = made.platform.model_copy(
         update={
             "name": "here",
-            "summary": f"{named}, {counted(found.cores, 'core')}, {found.ram_bytes / GB:.3g} GB of RAM",
+            "summary": f"{named}, {counted(found.cores, 'core')}, {sold(found.ram_bytes)} of RAM",
             "source": _source(made, disk),
         }
     )
@@ -159,7 +160,7 @@ def _gpu_parts(gpus: tuple[Gpu, ...]) -> tuple[dict[str, str], list[str]]:
 
 
 def _memory_of(gpu: Gpu) -> str:
-    return f"{gpu.vram_bytes / GB:.3g} GB" if gpu.vram_bytes else "the machine's memory"
+    return sold(gpu.vram_bytes) if gpu.vram_bytes else "the machine's memory"
 
 
 def _link_of(gpu: Gpu) -> str:

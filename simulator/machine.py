@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from moereplay.simulator.capacity import MOST_BYTES, parse_size, size_of
-from moereplay.simulator.cards import Card, card, cards, link_rate
+from moereplay.simulator.capacity import memory_of, parse_size, sold, with_unit
+from moereplay.simulator.cards import GIB, LANE, Card, card, cards, link_rate
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Measured, Platform, Roofline
 from moereplay.simulator.rates import MOST_RATE
@@ -20,6 +20,8 @@ UNIFIED = "unified memory"
 #: Rates that are assumed if none is given: a desktop's two channels of DDR5, of which a CPU's kernels reached
 #: 63.8 GB/s (FreeToken, arXiv 2608.16157), and an NVMe drive on PCIe 3.
 RAM_BYTES_PER_S, DISK_BYTES_PER_S = 60e9, 3.5e9
+CHANNELS = 2  #: of a desktop's RAM
+NOMINAL = 0.7  #: of a nominal rate of RAM that CPU kernels reach
 CORES = 8
 FLOPS_PER_CORE = 125e9  #: of a CPU's core: 16-bit weights, two 256-bit multiply-adds a cycle at 4 GHz
 READ_NS = 80_000  #: before a disk's first byte, NVMe class
@@ -64,10 +66,10 @@ class Machine(NamedTuple):
     def lines(self) -> list[tuple[str, str]]:
         """Return headings with the figures, for people."""
         of, platform = self.platform.compute, self.platform
-        lines = [(platform.fast_tier, f"{(platform.memory_bytes or 0) / GB:.4g} GB{_rates(of)}")]
+        lines = [(platform.fast_tier, f"{sold(platform.memory_bytes or 0)}{_rates(of)}")]
         if self.has_main_memory:
             cpu = _rates(platform.cpu) if platform.cpu else ""
-            size = f"{self.ram_bytes / GB:.4g} GB" if self.ram_bytes < NO_LIMIT else "any size"
+            size = sold(self.ram_bytes) if self.ram_bytes < NO_LIMIT else "any size"
             lines += [("link", f"{platform.links[0].bytes_per_s / GB:.4g} GB/s"), ("RAM", size + cpu)]
         if self.disk_bytes_per_s:
             lines.append(("disk", f"{self.disk_bytes_per_s / GB:.4g} GB/s"))
@@ -108,38 +110,42 @@ def without_gpu(machine: Machine) -> Machine:
     return machine._replace(platform=alone, ram_bytes=0)
 
 
-def rate_of(text: str, option: str, forms: str = "a rate such as 3.5GB/s") -> float:
+def rate_of(text: str, option: str, forms: str = "") -> float:
     """Return the bytes/s of `3.5GB/s` or `1GiB/s`. Raises ConfigError naming the option."""
     size = parse_size(text.strip().removesuffix("/s"))
     if not size or not text.strip().endswith("/s") or not 1 <= size <= MOST_RATE:
-        raise ConfigError(f"invalid --{option} {shown(text)!r}: expected {forms}")
+        expected = forms or with_unit("rate", text, "3.5", "GB/s")
+        raise ConfigError(f"invalid --{option} {shown(text)!r}: expected {expected}")
     return float(size)
 
 
-def _memory_of(text: str, option: str) -> int:
-    """Return the bytes of a memory. Raises ConfigError for none, and for more than an engine counts."""
-    size = size_of(text, option)
-    if not 1 <= size <= MOST_BYTES:
-        raise ConfigError(f"invalid --{option} {shown(text)!r}: expected a size such as 8GB or 7.5GiB")
-    return size
+def ram_rate_of(text: str) -> float:
+    """Return the bytes/s at which a CPU reads RAM, from a rate or from modules such as `8xDDR5-4800`.
+
+    A channel has eight bytes, of which a CPU reads a share. Raises ConfigError.
+    """
+    modules = re.fullmatch(r"(?:([1-9]\d?)\s*x\s*)?(?:LP)?DDR[345]X?[- ](\d{3,5})", text.strip(), re.IGNORECASE)
+    if modules is None or not 400 <= int(modules[2]) <= 20_000:
+        return rate_of(text, "ram-rate", f"{with_unit('rate', text, '60', 'GB/s')}, or modules such as DDR4-3600")
+    return int(modules[1] or CHANNELS) * 8e6 * int(modules[2]) * NOMINAL
 
 
 def of_platform(platform: Platform, memory: str = "", ram: str = "", disk: str = "") -> Machine:
     """Return the machine of a platform; `memory` and `ram` are sizes, `disk` a rate. Raises ConfigError."""
     if memory:
-        platform = platform.model_copy(update={"memory_bytes": float(_memory_of(memory, "memory"))})
+        platform = platform.model_copy(update={"memory_bytes": float(memory_of(memory, "memory"))})
     if platform.tiers:
         lowest = platform.tiers[-1]
-        size = _memory_of(ram, "ram") if ram else int(parse_size(platform.tiers[0].capacity) or NO_LIMIT)
-        said = () if ram or size == NO_LIMIT else (f"{size / GB:.4g} GB of RAM, as {platform.name} leaves it (--ram)",)
+        size = memory_of(ram, "ram") if ram else int(parse_size(platform.tiers[0].capacity) or NO_LIMIT)
+        said = () if ram or size == NO_LIMIT else (f"{sold(size)} of RAM, as {platform.name} leaves it (--ram)",)
         reads = rate_of(disk, "disk") if disk else lowest.bytes_per_s
         return Machine(platform, size, reads, lowest.latency_ns, said)
     if platform.cpu is None and platform.slow_tier != "DRAM":
         if ram and not memory:
-            platform = platform.model_copy(update={"memory_bytes": float(_memory_of(ram, "ram"))})
+            platform = platform.model_copy(update={"memory_bytes": float(memory_of(ram, "ram"))})
         link = platform.links[0]
         return Machine(platform, 0, rate_of(disk, "disk") if disk else link.bytes_per_s, link.latency_ns)
-    return Machine(platform, _memory_of(ram, "ram") if ram else NO_LIMIT, rate_of(disk, "disk") if disk else None)
+    return Machine(platform, memory_of(ram, "ram") if ram else NO_LIMIT, rate_of(disk, "disk") if disk else None)
 
 
 def assembled(
@@ -156,18 +162,19 @@ def assembled(
         assumed.append(f"disk reads {reads / GB:g} GB/s (--disk)")
     if found is not None and found.is_unified:
         return Machine(_unified(found, memory, reads), 0, reads, READ_NS, tuple(assumed))
-    rate = rate_of(ram_rate, "ram-rate") if ram_rate else RAM_BYTES_PER_S
-    if not ram_rate:
-        assumed.append(f"the CPU reads RAM at {rate / GB:g} GB/s (--ram-rate)")
+    rate = ram_rate_of(ram_rate) if ram_rate else RAM_BYTES_PER_S
+    if not ram_rate.strip().endswith("/s"):
+        of = f", {NOMINAL:.0%} of {ram_rate} in {CHANNELS} channels unless it names others" if ram_rate else ""
+        assumed.append(f"the CPU reads RAM at {rate / GB:.3g} GB/s{of} (--ram-rate)")
     cpu = Roofline(flops=_cores(cores) * FLOPS_PER_CORE, memory_bytes_per_s=rate, launch_ns=CPU_LAUNCH_NS)
     if found is None:
         cpu = cpu.model_copy(update={"kv_bytes_per_s": rate})
         return Machine(_without_gpu(cpu, memory, reads), 0, reads, READ_NS, tuple(assumed))
     wire = _link(link, found)
-    size = _memory_of(vram, "vram") if vram else found.vram_bytes
+    size = memory_of(vram, "vram") if vram else found.vram_bytes
     platform = _with_gpu(found, size, wire, cpu, (memory, reads))
     if not gpu:
-        platform = platform.model_copy(update={"name": f"a card of {size / GB:.3g} GB"})
+        platform = platform.model_copy(update={"name": f"a card of {sold(size)}"})
     return Machine(platform, memory, reads, READ_NS, tuple(assumed))
 
 
@@ -182,7 +189,7 @@ def _card(gpu: str, vram: str, assumed: list[str]) -> Card | None:
         if found.is_unified and vram:
             raise ConfigError(f"the {found.name} has no memory of its own: pass --ram instead of --vram")
         return found
-    size = _memory_of(vram, "vram")
+    size = memory_of(vram, "vram")
     own = [each for each in cards().values() if not each.is_unified]
     desktop = [each for each in own if DESKTOP.fullmatch(each.name) and abs(each.vram_bytes - size) < 0.1 * size]
     own = desktop or own
@@ -196,11 +203,11 @@ def _card(gpu: str, vram: str, assumed: list[str]) -> Card | None:
 
 def _size(ram: str, found: Card | None, assumed: list[str]) -> int:
     if ram:
-        return _memory_of(ram, "ram")
+        return memory_of(ram, "ram")
     if found is None or found.is_unified:
         raise ConfigError("missing size of the memory: pass --ram 64GB")
     assumed.append("64 GB of RAM (--ram)")
-    return 64 * int(GB)
+    return 64 * GIB
 
 
 def _cores(text: str) -> int:
@@ -227,7 +234,7 @@ def _with_gpu(found: Card, vram: int, wire: float, cpu: Roofline, below: tuple[i
     tier = LowerTier(name="RAM", capacity=f"{memory}B", bytes_per_s=reads, latency_ns=READ_NS)
     return Platform(
         name=found.name,
-        summary=f"{found.name} with {memory / GB:g} GB of RAM",
+        summary=f"{found.name} with {sold(memory)} of RAM",
         source=f"{found.source}; rates of RAM, link and disk as given or assumed",
         memory_bytes=float(vram),
         slow_tier="disk",
@@ -241,7 +248,7 @@ def _with_gpu(found: Card, vram: int, wire: float, cpu: Roofline, below: tuple[i
 def _unified(found: Card, memory: int, reads: float) -> Platform:
     return Platform(
         name=found.name,
-        summary=f"{found.name} with {memory / GB:g} GB of unified memory",
+        summary=f"{found.name} with {sold(memory)} of unified memory",
         source=f"{found.source}; the disk as given or assumed",
         fast_tier=UNIFIED,
         slow_tier="disk",
@@ -254,7 +261,7 @@ def _unified(found: Card, memory: int, reads: float) -> Platform:
 def _without_gpu(cpu: Roofline, memory: int, reads: float) -> Platform:
     return Platform(
         name="CPU",
-        summary=f"a CPU with {memory / GB:g} GB of RAM",
+        summary=f"a CPU with {sold(memory)} of RAM",
         source="rates as given or assumed",
         fast_tier="RAM",
         slow_tier="disk",
@@ -266,8 +273,11 @@ def _without_gpu(cpu: Roofline, memory: int, reads: float) -> Platform:
 
 # -- Machines with one larger or twice as fast part, to show the gain of each upgrade
 
-CARD_SIZES = (8, 12, 16, 24, 32, 48, 80, 96, 141, 192)  #: GiB
-LARGER = 1.2  #: times as large as the card at hand is one to think of
+CARD_SIZES = (8, 10, 12, 16, 24, 32, 48, 80, 96, 141, 192)  #: GiB
+KIT_SIZES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  #: GiB of main memory
+MODULES = ("2xDDR5-5600", "4xDDR5-5600", "8xDDR5-4800", "12xDDR5-6400")
+DISKS = (0.55e9, 3.5e9, 7e9, 14e9)  #: bytes/s of SATA, and of NVMe on four lanes of PCIe 3, 4 and 5
+LARGER = 1.2  #: times as large, or as fast, as the part at hand is one to think of
 
 
 def with_memory(machine: Machine, size: float) -> Machine:
@@ -276,48 +286,55 @@ def with_memory(machine: Machine, size: float) -> Machine:
 
 
 def better(machine: Machine, expert_bytes: int) -> Iterator[tuple[str, Machine]]:
-    """Yield machines with one part that is larger or twice as fast."""
+    """Yield machines with one part that is larger or faster, in sizes and rates that are sold."""
     platform, name = machine.platform, machine.platform.fast_tier
     size = machine.memory_bytes
     if machine.kind == "gpu":
-        larger = [gib * 2**30 for gib in CARD_SIZES if gib * 2**30 > size * LARGER]
+        larger = [gib * GIB for gib in CARD_SIZES if gib * GIB > size * LARGER]
         for more in larger[:2]:
-            yield f"{name} of {more / GB:.3g} GB in place of {size / GB:.3g}", with_memory(machine, more)
-        if machine.ram_bytes < 2 * expert_bytes:
-            doubled = machine._replace(ram_bytes=2 * machine.ram_bytes)
-            yield f"RAM of {2 * machine.ram_bytes / GB:.3g} GB in place of {machine.ram_bytes / GB:.3g}", doubled
-    else:
-        yield f"{name} of {2 * size / GB:.3g} GB in place of {size / GB:.3g}", with_memory(machine, 2 * size)
+            yield f"{name} of {sold(more)} in place of {sold(size)}", with_memory(machine, more)
+        if machine.ram_bytes < 2 * expert_bytes and (kit := _kit(machine.ram_bytes)):
+            more = machine._replace(ram_bytes=kit)
+            yield f"RAM of {sold(kit)} in place of {sold(machine.ram_bytes)}", more
+    elif kit := _kit(size):
+        yield f"{name} of {sold(kit)} in place of {sold(size)}", with_memory(machine, kit)
     for what, changed in _faster(platform):
         yield what, machine._replace(platform=changed)
-    if machine.disk_bytes_per_s:
-        twice = machine._replace(disk_bytes_per_s=2 * machine.disk_bytes_per_s)
-        yield (
-            f"a disk of {2 * machine.disk_bytes_per_s / GB:.3g} GB/s in place of {machine.disk_bytes_per_s / GB:.3g}",
-            twice,
-        )
+    reads = machine.disk_bytes_per_s
+    if reads and (faster := _next(DISKS, reads)):
+        yield f"a disk of {faster / GB:g} GB/s in place of {reads / GB:.3g}", machine._replace(disk_bytes_per_s=faster)
+
+
+def _kit(size: float) -> int:
+    """Return the bytes of the smallest kit of at least twice a size, 0 if none is sold."""
+    return next((gib * GIB for gib in KIT_SIZES if gib * GIB >= 2 * size), 0)
+
+
+def _next(rates: Iterable[float], rate: float) -> float:
+    """Return the first of rising rates that is worth thinking of, 0 if there is none."""
+    return next((each for each in rates if each > LARGER * rate), 0.0)
 
 
 def _faster(platform: Platform) -> Iterator[tuple[str, Platform]]:
-    """Yield the platform with one rate doubled."""
+    """Yield the platform with RAM and a link that are sold, or with cores or fast memory of twice the rate."""
     if isinstance(platform.cpu, Roofline):
         rate = platform.cpu.memory_bytes_per_s
-        twice = platform.cpu.model_copy(update={"memory_bytes_per_s": 2 * rate})
-        yield _twice("RAM read at {} GB/s", rate), platform.model_copy(update={"cpu": twice})
+        modules = {ram_rate_of(each): each for each in MODULES}
+        if faster := _next(modules, rate):
+            of = f"RAM read at {faster / GB:.3g} GB/s ({modules[faster]}) in place of {rate / GB:.4g}"
+            yield (
+                of,
+                platform.model_copy(update={"cpu": platform.cpu.model_copy(update={"memory_bytes_per_s": faster})}),
+            )
         cores = platform.cpu.model_copy(update={"flops": 2 * platform.cpu.flops})
         yield "twice the CPU's cores", platform.model_copy(update={"cpu": cores})
-        link = platform.links[0]
-        wider = link.model_copy(update={"bytes_per_s": 2 * link.bytes_per_s})
-        yield (
-            _twice("a link of {} GB/s", link.bytes_per_s),
-            platform.model_copy(update={"links": (wider, *platform.links[1:])}),
-        )
+        link, pcie = platform.links[0], {16 * lane: generation for generation, lane in LANE.items()}
+        if faster := _next(pcie, link.bytes_per_s):
+            wider = link.model_copy(update={"bytes_per_s": faster})
+            of = f"a link of {faster / GB:.3g} GB/s (PCIe {pcie[faster]} x16) in place of {link.bytes_per_s / GB:.3g}"
+            yield of, platform.model_copy(update={"links": (wider, *platform.links[1:])})
     if isinstance(platform.compute, Roofline):
         rate = platform.compute.memory_bytes_per_s
         faster = platform.compute.model_copy(update={"memory_bytes_per_s": 2 * rate, "kv_bytes_per_s": 2 * rate})
-        yield _twice(f"{platform.fast_tier} read at {{}} GB/s", rate), platform.model_copy(update={"compute": faster})
-
-
-def _twice(what: str, rate: float) -> str:
-    """Return the words for twice a rate."""
-    return f"{what.format(f'{2 * rate / GB:.4g}')} in place of {rate / GB:.4g}"
+        of = f"{platform.fast_tier} read at {2 * rate / GB:.4g} GB/s in place of {rate / GB:.4g}"
+        yield of, platform.model_copy(update={"compute": faster})

@@ -27,6 +27,7 @@ from moereplay.sweeps.grid import prefetches, shares
 from moereplay.sweeps.store import fetched, is_url
 from moereplay.traces.files import bundled
 from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.selection import accesses_of
 from moereplay.traces.store import open_trace
 from moereplay.traces.texts import whole
 
@@ -134,7 +135,7 @@ def _job(trace: Trace, config: ReplayConfig, bound: Bound | None) -> Job:
 def _counting(trace: Trace, config: ReplayConfig, bound: Bound) -> Job:
     """Return the count that bounds a configuration and others like it."""
     identity = bound.identity(trace)
-    return Job("bound", identity, identity, *_where(trace), config, _accesses(trace), bound)
+    return Job("bound", identity, identity, *_where(trace), config, accesses_of(trace), bound)
 
 
 def _shares(trace: Trace, config: ReplayConfig) -> str:
@@ -149,8 +150,8 @@ def _where(trace: Trace) -> tuple[Path, str]:
 
 
 def _work(trace: Trace, config: ReplayConfig) -> int:
-    """Return the relative cost: accesses, doubled for prefetching configurations."""
-    return _accesses(trace) * (1 + prefetches(config))
+    """Return the relative cost: accesses before a pass's tokens share them, doubled where experts are prefetched."""
+    return accesses_of(trace) * (1 + prefetches(config))
 
 
 def in_groups(jobs: Iterable[Job]) -> list[list[Job]]:
@@ -159,11 +160,6 @@ def in_groups(jobs: Iterable[Job]) -> list[list[Job]]:
     for job in jobs:
         groups.setdefault(job.shares or job.key, []).append(job)
     return list(groups.values())
-
-
-def _accesses(trace: Trace) -> int:
-    """Count accesses before the union over the tokens of a pass."""
-    return trace.tokens * trace.geometry.layers * trace.geometry.k
 
 
 def shard(jobs: Iterable[Job], share: tuple[int, int]) -> list[Job]:

@@ -14,23 +14,23 @@ from typing import Any, NamedTuple, Protocol
 from moereplay.policies import files
 from moereplay.results.parts import stored
 from moereplay.results.result import METRICS
-from moereplay.simulator.bounds import adapted, count, without_effect
+from moereplay.simulator.bounds import adapted, without_effect
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.replay import check_engine, plan, replay
+from moereplay.simulator.replay import check_engine, plan
 from moereplay.sweeps.experiment.expand import configurations
 from moereplay.sweeps.experiment.file import read
 from moereplay.sweeps.experiment.schema import Experiment
 from moereplay.sweeps.grid import check_count, derived, prefetches
 from moereplay.sweeps.jobs import (
     Batch,
+    Computed,
     Headline,
     Job,
     Refusal,
+    compute,
     in_groups,
     jobs_of,
     open_traces,
-    opened,
-    rows_of,
     to_parquet,
 )
 from moereplay.sweeps.parts import sweep_provenance
@@ -346,11 +346,13 @@ class Executor(Protocol):
 
 # -- Cost from a timed sample
 
+SAMPLES = 5  #: groups of jobs that an estimate replays
+
 
 class Estimate(NamedTuple):
     """Estimated cost of a sweep."""
 
-    sampled: int  #: timed replays
+    sampled: int  #: groups of jobs that were timed
     replay_seconds: float  #: mean over all jobs
     seconds: float  #: wall time on all workers
     process_bytes: int | None  #: peak memory of this process while sampling; None if unknown
@@ -358,29 +360,39 @@ class Estimate(NamedTuple):
 
 
 def estimate(jobs: Sequence[Job], engine: str, workers: int) -> Estimate:
-    """Estimate the cost of one or more runnable jobs from the shortest, the middle and the longest of them.
+    """Estimate the cost of one or more runnable jobs from groups that are evenly spaced by work, each replayed twice.
 
-    Raises ConfigError or TraceError."""
-    ordered = sorted(jobs, key=lambda job: job.work)
-    sample = list(dict.fromkeys([ordered[0], ordered[len(ordered) // 2], ordered[-1]]))
-    _timed(sample[0], engine)  # excludes derived arrays and compilation from the rate
-    rate = sum(_timed(job, engine) for job in sample) / sum(job.work for job in sample)
-    total = rate * sum(job.work for job in jobs)
-    seconds = total / min(workers, len(jobs))
-    parts = min(len(jobs), min(workers, len(jobs)) * (2 * BATCHES_PER_SLOT + seconds / LEAST_SECONDS))
-    return Estimate(len(sample), total / len(jobs), seconds, _peak(), _stored(ordered, engine, parts))
+    The first replay compiles and derives arrays, which a sweep does once, so the second one counts. A group's work is
+    that of its first job, whose decisions the others take over. Raises ConfigError or TraceError.
+    """
+    groups = sorted(in_groups(jobs), key=lambda group: group[0].work)
+    many = min(SAMPLES, len(groups))
+    sample = [groups[(2 * at + 1) * len(groups) // (2 * many)] for at in range(many)]
+    for group in sample:
+        _computed(group, engine)
+    parts = [_computed(group, engine) for group in sample]
+    took = sum(headline.seconds for part in parts for headline in part.headlines)
+    total = took / sum(group[0].work for group in sample) * sum(group[0].work for group in groups)
+    seconds = total / min(workers, len(groups))
+    count = min(len(groups), min(workers, len(groups)) * (2 * BATCHES_PER_SLOT + seconds / LEAST_SECONDS))
+    return Estimate(many, total / len(jobs), seconds, _peak(), _request_bytes(jobs, parts, count))
 
 
-def _stored(jobs: Sequence[Job], engine: str, parts: float) -> float:
-    """Estimate the bytes of request rows: a fixed cost per part and the rows of every configuration."""
-    configurations = [job for job in jobs if job.counted is None]
-    if not configurations:
-        return 0.0
-    sample = list(dict.fromkeys([configurations[0], configurations[len(configurations) // 2], configurations[-1]]))
-    results = [replay(opened(job.trace, job.digest), job.config, engine=engine) for job in sample]
-    rows = [rows_of(job, result, None, True)["requests"] for job, result in zip(sample, results, strict=True)]
-    beside, every = (len(to_parquet("requests", each)) for each in ([], [row for each in rows for row in each]))
-    return beside * parts + (every - beside) / len(sample) * len(configurations)
+def _computed(group: Sequence[Job], engine: str) -> Computed:
+    """Replay a group as a worker does. Raises ConfigError if one of it fails."""
+    found = compute(Batch(0, tuple(group), engine, True))
+    for error in filter(None, (headline.error for headline in found.headlines)):
+        raise ConfigError(error)
+    return found
+
+
+def _request_bytes(jobs: Sequence[Job], parts: Sequence[Computed], count: float) -> float:
+    """Estimate the bytes of request rows: a fixed cost for each of `count` parts and the rows of configurations."""
+    files = [part.part.files.get("requests") for part in parts]
+    configurations = sum(headline.key[0] == "configuration" for part in parts for headline in part.headlines)
+    beside = len(to_parquet("requests", []))
+    rows = sum(len(file) - beside for file in files if file)
+    return beside * count + rows / configurations * sum(job.counted is None for job in jobs) if rows else 0.0
 
 
 def _peak() -> int | None:
@@ -388,12 +400,3 @@ def _peak() -> int | None:
         return None
     resource = import_module("resource")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _timed(job: Job, engine: str) -> float:
-    start, trace = time.perf_counter(), opened(job.trace, job.digest)
-    if job.counted is not None:
-        count(trace, job.counted)
-    else:
-        replay(trace, job.config, engine=engine)
-    return time.perf_counter() - start

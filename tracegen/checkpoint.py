@@ -25,6 +25,9 @@ QUANTISATIONS: dict[str, Callable[[], Any]] = {
     "fp8": lambda: transformers.FineGrainedFP8Config(),  # noqa: PLW0108 (naming the class would import it)
 }
 
+THREADS = torch.get_num_threads()
+SMALL = 100e6  #: bytes of weights below which threads wait for each other longer than they compute
+
 
 class Loaded(NamedTuple):
     """A model in evaluation mode, its tokenizer, and its origin for the trace header."""
@@ -45,11 +48,13 @@ def load(
     device_map: str | None = None,
     quantise: str | None = None,
     revision: str | None = None,
+    threads: int | None = None,
     progress: bool = False,
 ) -> Loaded:
     """Load `miniature`, a folder, a Hugging Face id, or a located `Folder`. `device` auto is the GPU, if any.
 
-    `device_map` (accelerate's: auto, balanced, cuda:0, ...) spreads the model over devices instead. `progress` lets
+    `device_map` (accelerate's: auto, balanced, cuda:0, ...) spreads the model over devices instead. `threads` compute
+    on a CPU: by default all, but one for a small model; those of the model that was loaded last hold. `progress` lets
     transformers draw its bar. Raises RecordError naming the checkpoint and the fault.
     """
     where = _device(device)
@@ -65,6 +70,8 @@ def load(
         model = _loaded(folder, "model", lambda: _model(folder, extra))
     if "device_map" not in extra:
         model = _loaded(folder, f"model on {where}", lambda: model.to(where))
+    small = sum(each.nbytes for each in model.parameters()) < SMALL
+    torch.set_num_threads(threads or (1 if small else THREADS))
     called = str(model.dtype).removeprefix("torch.") + (f"+{quantise}" if quantise else "")
     return Loaded(model.eval(), tokenizer, folder.name, folder.revision, fingerprint(files), called)
 

@@ -12,8 +12,7 @@ from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
 from moereplay.analysis.palette import DASHED, LIMIT, Look
 from moereplay.analysis.quick_answer import SCHEMES, SERVES
 from moereplay.results.errors import ResultError
-from moereplay.traces.texts import digits, size
-from moereplay.traces.units import GB
+from moereplay.simulator.capacity import sold
 
 Document = Mapping[str, Any]
 MS = 1e6
@@ -39,7 +38,7 @@ def speed_by_memory(answer: Document, points: Sequence[Document]) -> Chart:
         raise ResultError("speed_by_memory requires a machine with VRAM over RAM: this one has one memory")
     tier = answer["machine"]["fast_tier"]
     tiles = [
-        Tile(_gib(each["vram_bytes"]), size(each["ram_bytes"]), each["tokens_per_s"], each["here"]) for each in points
+        Tile(sold(each["vram_bytes"]), sold(each["ram_bytes"]), each["tokens_per_s"], each["here"]) for each in points
     ]
     engines = ", ".join(dict.fromkeys(each["engine"] for each in points if each["engine"]))
     return Chart(
@@ -128,7 +127,3 @@ def _bar(name: str, parts: Mapping[str, float]) -> Bar:
 
 def _way(each: Document) -> str:
     return f"{SCHEMES[each['holds']]}: {SERVES[each['miss']]}"
-
-
-def _gib(count: float) -> str:
-    return f"{digits(count / 2**30, 3)} GiB" if count % 2**30 == 0 else f"{digits(count / GB, 3)} GB"

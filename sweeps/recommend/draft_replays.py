@@ -67,7 +67,7 @@ def asked_of(of: Asked, trace: Trace, has_passes: bool) -> dict[str, str]:
 
 
 def search_with_drafts(
-    question: Question, of: Asked, workers: int, advance: Callable[[int, float], None], budget: Budget
+    question: Question, of: Asked, workers: int, advance: Callable[[int], None], budget: Budget
 ) -> tuple[Question, Answer, dict[str, Any]]:
     """Choose a number of drafts, search with it, and compare numbers; `question` has none."""
     number = _first_choice(question, of, workers, advance) if of.is_open else of.most
@@ -76,7 +76,7 @@ def search_with_drafts(
     return chosen, answer, _document(of, *_by_drafts(question, of, answer, workers), number)
 
 
-def _first_choice(question: Question, of: Asked, workers: int, advance: Callable[[int, float], None]) -> int:
+def _first_choice(question: Question, of: Asked, workers: int, advance: Callable[[int], None]) -> int:
     """Return the number of drafts with which sets of engines and a plain cache are fastest on a part of the trace."""
     part = replace(question, trace=shortened(question.trace, SCREENED, question.least))
     speeds = {}

@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.simulator.machine import Machine, assembled, without_gpu
+from moereplay.simulator.machine import NOMINAL, Machine, assembled, without_gpu
 from moereplay.sweeps.recommend.engines import Mode, engine
 from moereplay.sweeps.recommend.hits import Hits, of_model
 from moereplay.sweeps.recommend.token_time import Load, Parts, prices, token
@@ -30,7 +30,6 @@ BATCH = 2048  #: tokens of a batch of a prompt, where it is not published
 #: ktransformers, by its tutorials (doc/en/kt-kernel: Qwen3-Coder-Next, Native-Precision, MiniMax-M2.1, experts-sched):
 #: `--chunked-prefill-size 16384`; 3.6 GB of each card are for prompts; experts are placed uniformly by default.
 KT_BATCH, KT_PROMPTS = 16384, 3_600_000_000
-NOMINAL = 0.7  #: of a nominal rate of RAM that CPU kernels reach
 #: Known models by their names in the table.
 NAMED = {
     "Qwen3-Next-80B-A3B": "qwen3-next-80b-a3b",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from moereplay.simulator.machine import CARD_SIZES, NO_LIMIT, Machine, with_memory
+from moereplay.simulator.machine import CARD_SIZES, KIT_SIZES, NO_LIMIT, Machine, with_memory
 from moereplay.sweeps.recommend.engines import Engine, Mode, engines
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC
 from moereplay.sweeps.recommend.quick import (
@@ -28,7 +28,6 @@ from moereplay.sweeps.recommend.quick import (
 )
 from moereplay.sweeps.recommend.token_time import Load, Prices, prices
 from moereplay.traces.geometry import last_layers, mean_experts
-from moereplay.traces.units import GB
 
 LAYER_US = 30  #: submissions and waiting of a layer with a miss, in every scheme: the middle of what engines take
 CACHE_US = 14  #: of a cache, in every layer: victims 9 to 11 us, gathering the slots 3.4 us (vLLM's, in a GPU's graph)
@@ -183,7 +182,7 @@ def _turns(load: Load, machine: Machine) -> Iterator[Turn]:
 # -- Tokens/s over sizes of fast memory and of main memory, with the rates of one machine
 
 
-RAM_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768)  #: GB
+LEAST_RAM = 16  #: GiB of main memory
 NEAR = 0.1  #: sizes that differ by less are one
 
 
@@ -200,7 +199,7 @@ def _points(load: Load, machine: Machine, only: str) -> Iterator[dict[str, Any]]
     own = [machine.ram_bytes] if machine.ram_bytes < NO_LIMIT else []
     whole = load.fixed_bytes + load.expert_bytes
     cards = _with([machine.memory_bytes], _up_to(whole, [gib << 30 for gib in CARD_SIZES]))
-    for ram in _with(own, _up_to(whole + SYSTEM, [gb * int(GB) for gb in RAM_SIZES])):
+    for ram in _with(own, _up_to(whole + SYSTEM, [gib << 30 for gib in KIT_SIZES if gib >= LEAST_RAM])):
         for vram in cards:
             found = estimates(load, with_memory(machine, vram)._replace(ram_bytes=ram), chosen)
             best = leader(found) if found else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
 
+from moereplay.simulator.capacity import sold
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, better, with_memory, without_gpu
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines, placed
@@ -360,8 +361,9 @@ def _refusal(load: Load, machine: Machine, only: str) -> str:
     needed = load.expert_bytes + load.fixed_bytes
     has = machine.memory_bytes + machine.ram_bytes
     who = f"engine {only}" if only else "any engine"
-    memories = f"{machine.memory_bytes / GB:.4g} GB of {machine.platform.fast_tier}"
-    memories += f" and {machine.ram_bytes / GB:.4g} GB of RAM" if machine.has_main_memory else ""
+    fast, ram = machine.memory_bytes, machine.ram_bytes
+    memories = f"{fast / GB:.4g} GB of {machine.platform.fast_tier} (sold as {sold(fast)})"
+    memories += f" and {ram / GB:.4g} GB of RAM (sold as {sold(ram)})" if machine.has_main_memory else ""
     if machine.disk_bytes_per_s is None and needed > has:
         return (
             f"the model needs {needed / GB:.4g} GB, and the machine has {memories}; pass more --vram or --ram, fewer "

@@ -1,4 +1,4 @@
-"""Replay the configurations of a search on one trace, each once, within a time budget."""
+"""Replay the configurations of a search on one trace, each once, within a budget."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.recommend.space import can_replay
 from moereplay.traces.schema import Trace
+from moereplay.traces.selection import accesses_of
 
 NO_TPOT = (
     "tokens/s is undefined: no pass of the trace decodes; for text recorded as prompts try --passes decode:32, which "
@@ -47,20 +48,32 @@ class Tried(NamedTuple):
 
 @dataclass
 class Budget:
-    """Time budget of a search, counted from the end of the first replays, which may include compilation."""
+    """Work of a search, as replayed accesses, so that its answer does not depend on the machine; and a user's limits.
 
-    seconds: float | None = None  #: None for no limit
+    Time counts from the end of the first replays, which may include compilation.
+    """
+
+    seconds: float | None = None  #: wall time, if the user asks for it: where it cuts, answers differ from run to run
     interrupted: Callable[[], bool] = lambda: False
-    share: float = 1.0  #: of the seconds, when the current part of the search ends
+    accesses: float | None = None  #: None for no limit
+    share: float = 1.0  #: of both, when the current part of the search ends
+    spent: int = 0  #: accesses
     begun: float | None = None
 
-    def begin(self) -> None:
-        """Start the clock, unless it runs already."""
+    def allowed(self, wanted: int, each: int) -> int:
+        """Return how many of the wanted replays of `each` accesses the current part of the search still allows."""
+        if self.accesses is None:
+            return wanted
+        return min(wanted, max(0, int((self.share * self.accesses - self.spent) // max(1, each))))
+
+    def spend(self, accesses: int) -> None:
+        """Count finished replays, and start the clock with the first."""
+        self.spent += accesses
         self.begun = time.monotonic() if self.begun is None else self.begun
 
     @property
-    def is_spent(self) -> bool:
-        """True if the current part of the search must end."""
+    def is_over(self) -> bool:
+        """True if the user's time is over, or the search was interrupted."""
         if self.interrupted():
             return True
         if self.seconds is None or self.begun is None:
@@ -68,24 +81,16 @@ class Budget:
         return time.monotonic() - self.begun >= self.share * self.seconds
 
 
-def _discard(replays: int, fastest: float) -> None:
-    """Discard progress."""
-
-
 @dataclass
 class Runner:
-    """Replays configurations and remembers the results.
-
-    `advance` gets the number of new replays, and the highest tokens/s so far.
-    """
+    """Replays configurations and remembers the results. `advance` gets the number of new replays."""
 
     trace: Trace
     workers: int = 1
-    advance: Callable[[int, float], None] = _discard
+    advance: Callable[[int], None] = lambda replays: None
     known: dict[ReplayConfig, Tried] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     cut: bool = False  #: whether the budget prevented a requested replay
-    fastest: float = 0.0
 
     def tried(self, configs: Iterable[ReplayConfig], least: int = 0) -> list[Tried]:
         """Replay new configurations, and return the results of all, in order.
@@ -94,21 +99,22 @@ class Runner:
         """
         wanted = list(dict.fromkeys(configs))
         new = [config for config in wanted if config not in self.known]
+        allowed = max(least, self.budget.allowed(len(new), accesses_of(self.trace)))
+        self.cut |= allowed < len(new)
         step = max(1, self.workers)
-        for at in range(0, len(new), step):
-            if at >= least and self.budget.is_spent:
+        for at in range(0, min(allowed, len(new)), step):
+            if at >= least and self.budget.is_over:
                 self.cut = True
                 break
-            self._replay(new[at : at + step])
+            self._replay(new[at : min(at + step, allowed)])
         return [self.known[config] for config in wanted if config in self.known]
 
     def _replay(self, configs: Sequence[ReplayConfig]) -> None:
         outcomes = run_grid(self.trace, configs, self.workers, bounded=False)
         new = {config: Tried(config, result) for config, (result, _) in zip(configs, outcomes, strict=True)}
         self.known |= new
-        self.fastest = max(self.fastest, *(each.tokens_per_s for each in new.values()))
-        self.budget.begin()
-        self.advance(len(new), self.fastest)
+        self.budget.spend(len(new) * accesses_of(self.trace))
+        self.advance(len(new))
 
 
 def fastest_first(tried: Iterable[Tried]) -> list[Tried]:
@@ -141,7 +147,7 @@ class Runners:
         return self.whole.tried(able[:1])
 
 
-# -- How much a search tries: everything that a minute allows, or what answers in seconds
+# -- How much a search tries: what answers in minutes, or in seconds
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,7 @@ class Pace:
     shares: tuple[float, ...]  #: of the cache, in the curve over memory
     recalls: tuple[float, ...]  #: of a predictor, rising, at which prefetching is tried
     bounded: bool  #: whether a prefetch of perfect knowledge decides if prefetching is searched
+    work: float | None  #: replayed accesses that end the search, None for no limit
 
 
 THOROUGH = Pace(
@@ -169,6 +176,7 @@ THOROUGH = Pace(
     shares=(0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0),
     recalls=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
     bounded=False,
+    work=500e6,
 )
 QUICK = Pace(
     judged=300_000,
@@ -180,4 +188,5 @@ QUICK = Pace(
     shares=(0.5, 0.75, 1.0, 1.5, 2.0),
     recalls=(0.5, 0.75, 1.0),
     bounded=True,
+    work=None,
 )

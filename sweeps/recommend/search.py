@@ -132,10 +132,10 @@ def most_replays(question: Question) -> int:
 def search(
     question: Question,
     workers: int = 1,
-    advance: Callable[[int, float], None] = lambda replays, fastest: None,
+    advance: Callable[[int], None] = lambda replays: None,
     budget: Budget | None = None,
 ) -> Answer:
-    """Search until the budget ends; without a budget the answer is deterministic.
+    """Search until the budget ends; the answer is deterministic unless a time or an interrupt ends it.
 
     Raises ConfigError or PolicyError if no policy can be replayed under the base settings, or if nothing decodes.
     """
@@ -181,7 +181,7 @@ def _from_empty(run: Runner, best: Tried) -> Tried | None:
     return tried[0] if tried else None
 
 
-def _runners(question: Question, workers: int, advance: Callable[[int, float], None], budget: Budget) -> Runners:
+def _runners(question: Question, workers: int, advance: Callable[[int], None], budget: Budget) -> Runners:
     whole = Runner(question.trace, workers, advance, budget=budget)
     pace = question.pace
     few = (

@@ -149,7 +149,6 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("live miniature --slow-tier disk:text.txt", "text.txt is not a folder"),
         ("live miniature --slow-tier pinned --device mps", "invalid --device 'mps'"),
         ("live miniature --throttle 4MB/s", "--throttle requires --slow-tier"),
-        ("live miniature --threads 2", "--threads requires --slow-tier"),
         ("live miniature --slow-tier pinned --throttle 4MB", "invalid --throttle '4MB'"),
         ("live miniature --slow-tier pinned --platform phone-ufs4", "--platform cannot be combined with --slow-tier"),
         ("live miniature --slow-tier pinned --device-map auto", "--device-map cannot be combined with --slow-tier"),

@@ -45,10 +45,10 @@ def test_options_that_mean_nothing_for_a_gguf_are_refused(options, said, folder,
 
 
 def test_options_of_llama_cpp_need_a_gguf(folder, tmp_path):
-    for option in ("--threads", "1"), ("--llama-lib", "a.so"):
-        ran = moereplay_here("record", "tiny", "--prompts", "prompts.txt", "--out", tmp_path / "a", *option, cwd=folder)
-        assert ran.returncode == 2
-        assert f"{option[0]} requires a GGUF file" in ran.stderr
+    option = ("--llama-lib", "a.so")
+    ran = moereplay_here("record", "tiny", "--prompts", "prompts.txt", "--out", tmp_path / "a", *option, cwd=folder)
+    assert ran.returncode == 2
+    assert "--llama-lib requires a GGUF file" in ran.stderr
 
 
 def test_a_file_that_is_not_there_is_named(folder, tmp_path):

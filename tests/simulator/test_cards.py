@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from moereplay.simulator.cards import card, cards, link_rate, recognised
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.here import as_file
-from moereplay.simulator.machine import assembled, in_memory, of_platform
+from moereplay.simulator.machine import assembled, better, in_memory, of_platform
 from moereplay.simulator.platforms import as_toml, platform
 from tests.kit.every import every
 
@@ -22,12 +23,12 @@ def test_cards_are_many_and_plausible() -> None:
     spellings = [each.lower() for known in found.values() for each in (known.name, *known.aliases)]
     assert len(spellings) == len(set(spellings))
     for each in found.values():
-        assert 50e9 <= each.bytes_per_s <= 8e12 and 2e12 <= each.flops <= 2.5e15 and each.source
-        assert 3 < each.flops / each.bytes_per_s < 500, each.name
+        assert 17e9 <= each.bytes_per_s <= 8e12 and 0.3e12 <= each.flops <= 2.5e15 and each.source
+        assert 3 < each.flops / each.bytes_per_s < 1000, each.name
         if each.is_unified:
             assert not each.pcie
         else:
-            assert 4 * GIB <= each.vram_bytes <= 256 * GIB
+            assert 3 * GIB <= each.vram_bytes <= 288 * GIB
             assert 5e9 < each.link_bytes_per_s < 60e9
 
 
@@ -41,10 +42,51 @@ def test_cards_are_many_and_plausible() -> None:
         ("strix halo", "Ryzen AI Max 395"),
         ("Apple M4 Max", "M4 Max"),
         ("7900 XTX", "RX 7900 XTX"),
+        ("RTX 3060 12GB", "RTX 3060"),
+        ("RTX 3060 (8 GB)", "RTX 3060 8GB"),
+        ("3080 10GB", "RTX 3080"),
+        ("3080 12GB", "RTX 3080 12GB"),
+        ("4060 Ti 16G", "RTX 4060 Ti 16GB"),
+        ("5060 Ti 8GB", "RTX 5060 Ti"),
+        ("GeForce RTX 4090 24GB GDDR6X", "RTX 4090"),
+        ("4070 mobile", "RTX 4070 Laptop"),
+        ("1660ti", "GTX 1660 Ti"),
+        ("RTX 6000 Pro", "RTX PRO 6000 Blackwell"),
+        ("A100 SXM4 40GB", "A100 40GB"),
+        ("H100 80GB PCIe", "H100 PCIe"),
+        ("H100 SXM5 80GB", "H100 SXM"),
+        ("Tesla V100 PCIe 16GB", "Tesla V100 16GB"),
+        ("Tesla T4", "T4"),
+        ("P40 24GB", "Tesla P40"),
+        ("MI300X", "Instinct MI300X"),
+        ("W7900", "Radeon PRO W7900"),
+        ("B580", "Arc B580"),
+        ("Arc 140T", "Arc 140T"),
+        ("Intel(R) Arc(TM) 140V GPU", "Arc 140V"),
+        ("M5 Max", "M5 Max"),
+        ("Jetson Thor", "Jetson AGX Thor"),
+        ("Orin Nano", "Jetson Orin Nano"),
+        ("raspberry pi 5", "Raspberry Pi 5"),
+        ("Snapdragon 8 Elite", "Snapdragon 8 Elite"),
     ],
 )
 def test_a_card_is_found_as_people_write_it(typed: str, name: str) -> None:
     assert card(typed).name == name
+
+
+@every(
+    "typed, says",
+    [
+        ("RTX 3060 16GB", "the RTX 3060 is sold with 8 or 12 GB; for a modified card, .* --vram 16GB"),
+        ("3080 20GB", "the RTX 3080 is sold with 10 or 12 GB"),
+        ("RTX 2080 Ti 22GB", "the RTX 2080 Ti is sold with 11 GB"),
+        ("M4 Max 64GB", "the M4 Max shares the machine's memory: pass --ram 64GB"),
+        ("RTX 3090 x2", "expected one"),
+    ],
+)
+def test_a_size_that_the_card_does_not_have_is_answered_with_those_that_are_sold(typed: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        card(typed)
 
 
 def test_a_misspelt_card_is_answered_with_its_neighbour() -> None:
@@ -77,7 +119,8 @@ def test_a_misspelt_card_is_answered_with_its_neighbour() -> None:
         ("Intel(R) Arc(TM) B580 Graphics", 12, "Arc B580", True),
         ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", 0, "Ryzen AI Max 395", False),
         ("NVIDIA GeForce RTX 3050 Ti Laptop GPU", 4, "RTX 3050 6GB", False),
-        ("NVIDIA GeForce RTX 4090 D", 24, "RTX 4090", False),
+        ("NVIDIA GeForce RTX 4090 D", 24, "RTX 4090 D", True),
+        ("NVIDIA GeForce RTX 5090 D", 32, "RTX 5090", False),
     ],
 )
 def test_a_driver_s_name_is_a_card(said: str, gib: int, name: str, is_exact: bool) -> None:
@@ -115,6 +158,47 @@ def test_what_is_not_said_is_assumed_and_said() -> None:
     assert assembled(gpu="M4 Max", ram="128GB").kind == "unified"
 
 
+def test_memory_is_counted_as_it_is_sold_and_rates_in_powers_of_ten() -> None:
+    """64 GB of RAM are 68.7e9 bytes, whichever way they are typed; two channels of DDR4-3600 have 57.6 GB/s at most."""
+    by_gb, by_gib = (assembled(vram=f"24{unit}", ram=f"64{unit}", ram_rate="50GB/s") for unit in ("GB", "GiB"))
+    assert by_gb == by_gib and (by_gb.memory_bytes, by_gb.ram_bytes) == (24 * 2**30, 64 * 2**30)
+    assert assembled(gpu="3090").ram_bytes == 64 * 2**30 and "24 GB" in dict(by_gb.lines())["VRAM"]
+    assert of_platform(platform("phone-ufs4"), "512MB").memory_bytes == 512 * 2**20
+    for modules, rate in (("DDR4-3600", 0.7 * 57.6e9), ("8 x ddr5-4800", 0.7 * 307.2e9), ("57GB/s", 57e9)):
+        assert assembled(ram="64GB", ram_rate=modules).platform.compute.memory_bytes_per_s == pytest.approx(rate)
+
+
+@every(
+    "parts, example",
+    [
+        ({"gpu": "3090", "ram": "64"}, "--ram '64': expected a size with a unit, such as 64GB"),
+        ({"vram": "24"}, "--vram '24': expected a size with a unit, such as 24GB"),
+        ({"gpu": "3090", "disk": "3.5"}, "--disk '3.5': expected a rate with a unit, such as 3.5GB/s"),
+        ({"gpu": "3090", "ram_rate": "50"}, "--ram-rate '50': expected a rate with a unit, such as 50GB/s, or modules"),
+        ({"gpu": "3090", "ram_rate": "DDR4"}, "such as 60GB/s, or modules such as DDR4-3600"),
+        ({"gpu": "3090", "ram_rate": "0xDDR4-3600"}, "such as 60GB/s, or modules such as DDR4-3600"),
+        ({"gpu": "3090", "ram": "lots"}, "such as 64GB"),
+    ],
+)
+def test_a_number_without_a_unit_is_answered_with_the_unit(parts: dict[str, str], example: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        assembled(**parts)
+    assert example in str(refused.value)
+
+
+def test_upgrades_are_sold() -> None:
+    """Two larger cards, a kit of at least twice the size, modules, a full slot of PCIe 4, and a drive of PCIe 5."""
+    found = assembled(gpu="RTX 3060", ram="24GB", ram_rate="DDR4-3200", link="4.0x8", disk="7GB/s")
+    said = [what.partition(" in place of")[0] for what, _ in better(found, 100 * GIB)]
+    assert said == [
+        *("VRAM of 16 GB", "VRAM of 24 GB", "RAM of 48 GB", "RAM read at 62.7 GB/s (2xDDR5-5600)"),
+        *("twice the CPU's cores", "a link of 25.1 GB/s (PCIe 4.0 x16)", "VRAM read at 720 GB/s", "a disk of 14 GB/s"),
+    ]
+    assert all(changed != found for _, changed in better(found, 100 * GIB))
+    best = assembled(gpu="B200", ram="2048GB", ram_rate="600GB/s", link="5.0x16", disk="14GB/s")
+    assert not [what for what, _ in better(best, 10_000 * GIB) if re.match("RAM|a link|a disk", what)]
+
+
 def test_a_machine_whose_ram_holds_every_expert_has_no_disk() -> None:
     found = in_memory(assembled(gpu="3090", ram="64GB"))
     assert not found.platform.tiers and found.platform.cpu and found.disk_bytes_per_s is None
@@ -147,7 +231,7 @@ def test_parts_that_fit_no_machine_are_refused(parts: dict[str, str]) -> None:
 @every(
     "name, memory, ram, disk, kind, below",
     [
-        ("rtx4090-pcie4", "24GB", "64GB", "", "gpu", 64 * 10**9),
+        ("rtx4090-pcie4", "24GB", "64GB", "", "gpu", 64 * GIB),
         ("phone-ufs4", "4GB", "", "", "cpu", 0),
         ("mac-nvme", "64GB", "", "5GB/s", "unified", 0),
     ],
@@ -166,4 +250,4 @@ def test_an_assembled_machine_is_an_ordinary_platform_file(tmp_path: Path) -> No
     file.write_text(as_file(made._replace(assumed=(*made.assumed, "a\nb = 1"))))
     assert platform(str(file)) == made.platform
     again = of_platform(platform(str(file)))
-    assert (again.kind, again.ram_bytes, again.disk_bytes_per_s) == ("gpu", 32 * 10**9, made.disk_bytes_per_s)
+    assert (again.kind, again.ram_bytes, again.disk_bytes_per_s) == ("gpu", 32 * GIB, made.disk_bytes_per_s)

@@ -105,9 +105,9 @@ def test_calibrations_without_models_are_of_any(tmp_path: Path) -> None:
 def test_memory_counts_what_is_said_and_a_refusal_names_the_options() -> None:
     trace = trace_of(dense_params=10**9, head_params=0)
     with pytest.raises(ConfigError, match="--dense or --dense-bits"):
-        divided(trace, "2GB", 0, "1MB")
-    assert divided(trace, "2GB", 0, "1MB", dense="1GB").dense_bytes == 10**9
-    assert divided(trace, "2GB", 0, "1MB", dense_bits="4").dense_bytes == 10**9
+        divided(trace, 2 * 10**9, 0, "1MB")
+    assert divided(trace, 2 * 10**9, 0, "1MB", dense="1GB").dense_bytes == 10**9
+    assert divided(trace, 2 * 10**9, 0, "1MB", dense_bits="4").dense_bytes == 10**9
 
 
 def test_token_cycles_and_the_cliff_count_the_experts_of_each_layer() -> None:

@@ -70,6 +70,8 @@ def load(decoding: Decoding = PLAIN, work: Work | None = None, context: int = 0,
 
 
 def machine(**parts: str) -> Machine:
+    """VRAM is in powers of ten, as the models here."""
+    parts |= {"vram": parts["vram"].replace("GB", "000000000B")} if "vram" in parts else {}
     return assembled(**{"gpu": "RTX 3090", "ram": "64GB", "ram_rate": "50GB/s", "disk": "3GB/s", **parts})
 
 

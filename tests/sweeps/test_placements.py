@@ -50,6 +50,8 @@ def load(cached: np.ndarray = LINE, listed: np.ndarray = LINE) -> Load:
 
 
 def machine(vram: str = "6GB", ram: str = "64GB") -> Machine:
+    """Sizes are in powers of ten, as those of the models here."""
+    vram, ram = (each.replace("GB", "000000000B") for each in (vram, ram))
     return assembled(gpu="RTX 3090", vram=vram, ram=ram, ram_rate="50GB/s", disk="3GB/s")
 
 

@@ -300,7 +300,7 @@ def test_an_answer_names_one_speed_and_the_memory_that_its_engine_uses() -> None
     document = quick_document(of, machine, quick(of, machine))
     for each in (document["best"], *document["by_engine"], *document["ladder"]["steps"]):
         assert each["tokens_per_s"]["middle"] == pytest.approx(1e9 / sum(each["parts_ns"].values()))
-    for name, tier, size in (("colibri", "RAM", 64 * GB), ("llama.cpp", "VRAM", 8 * GB)):
+    for name, tier, size in (("colibri", "RAM", 64 << 30), ("llama.cpp", "VRAM", 8 << 30)):
         best = quick_document(of, machine, quick(of, machine, name))["best"]
         assert (best["fast_tier"], best["fast_tier_bytes"]) == (tier, size)
         assert best["peak_fast_bytes"] <= size

@@ -65,17 +65,15 @@ def found() -> Answer:
 
 
 def test_the_memory_is_divided():
-    found = divided(trace_of(), "1GB", context=100)
+    found = divided(trace_of(), 10**9, context=100)
     assert found == Memory(10**9, 2 * (3 * 1_000 + 500), 700, RUNTIME)
     assert found.cache_bytes == 10**9 - 7_000 - 700 - RUNTIME
-    assert divided(trace_of(), "20MB", 0, "1MB").cache_bytes == 19_000_000 - 7_000
+    assert divided(trace_of(), 20_000_000, 0, "1MB").cache_bytes == 19_000_000 - 7_000
 
 
 def test_a_memory_that_holds_no_expert_says_what_is_missing():
     with pytest.raises(ConfigError, match=r"an expert of 1,000,000 bytes: 1\.01 MB are missing.*--dense-bits"):
-        divided(trace_of(), "500MB", 0)
-    with pytest.raises(ConfigError, match="invalid --memory 'much'"):
-        divided(trace_of(), "much", 0)
+        divided(trace_of(), 500_000_000, 0)
 
 
 def test_the_space_is_what_can_be_used_without_changing_the_output():
@@ -230,7 +228,7 @@ def test_refusals_are_one_line_and_come_first(tmp_path: Path):
     for arguments, said in (
         ((), "missing memory: pass exactly one of --memory 4GB and --vram"),
         (("--memory", "1GB", "--vram", "1GB"), "missing memory: pass exactly one of --memory 4GB and --vram"),
-        (("--vram", "1GB", "--ram", "1MB"), "invalid --ram 1MB: expected at least 0.02517 GB"),
+        (("--vram", "1GB", "--ram", "1MB"), "invalid --ram 1MB: expected at least"),
         (("--memory", "1MB"), "are missing"),
         (("--memory", "-3GB"), "invalid --memory '-3GB'"),
     ):
@@ -286,7 +284,7 @@ def test_main_memory_is_the_tier_above_a_disk(tmp_path: Path):
     given = ("--platform", str(machine), "--vram", "510MB", "--ram", "12MB", "--passes", "token", "--json")
     ended = moereplay("recommend", "miniature", *given)
     assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["platform"].endswith("three.toml:tiers.0.capacity=12000000B")
+    assert json.loads(ended.stdout)["platform"].endswith("three.toml:tiers.0.capacity=12582912B")
 
 
 def test_starts_fill_the_cache_with_whole_layers_or_with_what_was_used_first():
@@ -338,15 +336,40 @@ def test_more_memory_buys_what_preloaded_layers_give_however_short_the_trace():
     assert speeds[1] > speeds[0]
 
 
-@pytest.mark.parametrize("interrupted", (True, False))
-def test_a_search_that_has_no_time_answers_with_what_it_has(interrupted):
+@every("budget", (Budget(interrupted=lambda: True), Budget(seconds=0.0), Budget(accesses=0)))
+def test_a_search_that_may_not_go_on_answers_with_what_it_has(budget):
     question = question_of(trace_of(), 7, target_tokens_per_s=1e9)
-    budget = Budget(None if interrupted else 0.0, lambda: interrupted)
     answer = search(question, budget=budget)
     assert answer.cut and 1 <= answer.replayed < 5 and answer.best.tokens_per_s > 0
     said = json.loads(json.dumps(document(question, answer, "here.zarr")))
     text = "\n".join(lines(with_intervals(said | {"assumed": {}}, {})))
     assert "ended early" in text and "use: eviction" in text
+
+
+def test_work_cuts_a_search_at_the_same_replay_on_every_machine(monkeypatch):
+    """The trace has 396 accesses: 4,000 are 10 replays. Neither workers nor a clock that leaps an hour change any."""
+    question = question_of(trace_of(), 7, platform="phone-ufs4")
+
+    def searched(workers: int) -> dict[str, Any]:
+        return document(question, search(question, workers, budget=Budget(accesses=4_000)), "here.zarr")
+
+    before = searched(1)
+    assert before["searched"]["cut"] and 2 <= before["searched"]["replayed"] <= 10 < most_replays(question)
+    clock = itertools.count(step=3600.0)
+    monkeypatch.setattr("moereplay.sweeps.recommend.runner.time.monotonic", lambda: next(clock))
+    assert json.dumps(searched(3)) == json.dumps(before)
+
+
+def test_a_slow_machine_gives_the_bytes_of_a_fast_one(monkeypatch):
+    """A quick search has no limit of time, a thorough one of work; `--budget` has one, and the answer says so."""
+    machine = ("recommend", "miniature", "--platform", "phone-ufs4", "--memory", "510MB")
+    before = moereplay(*machine, "--json")
+    clock = itertools.count(step=3600.0)
+    monkeypatch.setattr("moereplay.sweeps.recommend.runner.time.monotonic", lambda: next(clock))
+    slow = moereplay(*machine, "--json")
+    assert (slow.returncode, slow.stdout) == (0, before.stdout) and "best so far" not in slow.stderr
+    cut = moereplay(*machine, "--budget", "5m")
+    assert "ended early" in unfolded(cut.stdout)
 
 
 def test_options_of_a_search_are_refused_where_there_is_none(tmp_path: Path):

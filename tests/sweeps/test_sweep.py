@@ -267,8 +267,27 @@ def test_an_estimate_is_of_the_size_of_what_is_measured(sweep):
 def test_an_estimate_counts_what_would_only_be_counted(sweep, monkeypatch):
     """A bound is no replay, and takes less."""
     counts = [job for job in sweep.jobs if job.kind == "bound"]
-    monkeypatch.setattr("moereplay.sweeps.run.replay", None)
-    assert counts and estimate(counts, "reference", 1).sampled == len(counts[:3])
+    monkeypatch.setattr("moereplay.sweeps.jobs.replay", None)
+    assert counts and estimate(counts, "reference", 1).sampled == len(counts[:5])
+
+
+def test_an_estimate_leaves_out_what_a_sweep_does_once_and_what_jobs_share(monkeypatch, tmp_path):
+    """A first replay compiles for 100 s, a second one takes 1 s, and the same on another platform none: 18 s of 36."""
+    now, replayed = [0.0], [""]
+
+    def slow(trace, config, **given):
+        decisions = config.model_dump_json(exclude={"platform"})
+        now[0] += 0 if decisions == replayed[-1] else 1 if decisions in replayed else 100
+        replayed.append(decisions)
+        return replay(trace, config, **given)
+
+    monkeypatch.setattr("moereplay.sweeps.jobs.replay", slow)
+    monkeypatch.setattr("moereplay.sweeps.jobs.time.perf_counter", lambda: now[0])
+    made = planned(experiment(tmp_path, GRID + 'platform = ["phone-ufs4", "a100-5gbps"]\n'))
+    jobs = [job for job in made.jobs if job.kind == "configuration"]
+    cost = estimate(jobs, "reference", 2)
+    assert len(jobs) == 36 and cost.sampled == 5
+    assert cost.replay_seconds * 36 == pytest.approx(18, rel=0.1) and cost.seconds == pytest.approx(9, rel=0.1)
 
 
 REFUSALS = {

@@ -47,6 +47,17 @@ def test_rows_that_do_not_divide_get_a_wider_type() -> None:
     assert set(model_of("glm-4.5-air", "Q4_K_M").geometry.expert_bytes) == each
 
 
+@every(
+    "quant, bits",
+    [("IQ3_K", 3.4375), ("IQ4_K", 4.5), ("iq4_ks", 4.25), ("IQ2_KL", 2.6875), ("W8A8", 8), ("FP4", 4.5), ("INT8", 8)],
+)
+def test_names_of_other_engines_have_their_bits(quant: str, bits: float) -> None:
+    """Qwen3's experts are 768 = 3 x 256 wide; GLM-4.5-Air's 1,408 do not divide, and ik_llama.cpp takes IQ4_NL."""
+    assert model_of("qwen3-30b-a3b", quant).geometry.expert_bits == bits
+    if quant == "IQ3_K":
+        assert model_of("glm-4.5-air", quant).geometry.expert_bits == pytest.approx((2 * bits + 4.5) / 3, abs=1e-4)
+
+
 def test_every_quantisation_of_every_model_has_bytes() -> None:
     for model in known_models().values():
         sizes = [total(quantised(model, name)) for name in ("Q2_K", "Q4_K_M", "Q8_0", "BF16")]

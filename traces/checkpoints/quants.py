@@ -19,7 +19,11 @@ from moereplay.traces.texts import hint
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
 BITS = {name: 8 * size / block for name, block, size in TYPES.values()}
-BLOCK = {name: block for name, block, _ in TYPES.values()}
+#: Types of ik_llama.cpp whose rows begin with a scale of two or four bytes, which is left out.
+ROWS = {"IQ2_KS": 2.1875, "IQ2_KL": 2.6875, "IQ3_KS": 3.1875, "IQ4_KSS": 4.0, "IQ4_KS": 4.25, "IQ5_KS": 5.25}
+ROWS |= {"IQ1_KT": 1.75, "IQ2_KT": 2.125, "IQ3_KT": 3.125, "IQ4_KT": 4.0}
+BLOCK = {name: block for name, block, _ in TYPES.values()} | dict.fromkeys(ROWS, 256)
+BITS |= ROWS
 #: The type that replaces one whose block does not divide a row.
 WIDER = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
@@ -27,6 +31,10 @@ WIDER = {
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
+    **dict.fromkeys((*ROWS, "IQ2_K", "IQ3_K"), "IQ4_NL"),
+    **dict.fromkeys(("IQ4_K", "IQ5_KS"), "Q5_0"),
+    "IQ5_K": "Q6_0",
+    "IQ6_K": "Q8_0",
 }
 F32, GATE_BITS = "F32", 32  #: a router's gate is stored as F32
 
@@ -82,6 +90,7 @@ MIXES: dict[str, Mix] = {
     "IQ3_M": Mix("IQ3_S", _first("Q4_K", "IQ3_S")),
     "IQ4_XS": Mix("IQ4_XS"),
     "IQ4_NL": Mix("IQ4_NL"),
+    **{name: Mix(name) for name in (*ROWS, "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K")},
     "MXFP4": Mix("MXFP4", attention=8.5, head="Q8_0", table="Q8_0"),
     "BF16": Mix("BF16", head="BF16"),
     "F16": Mix("F16", head="F16"),
@@ -89,6 +98,7 @@ MIXES: dict[str, Mix] = {
 #: Checkpoints for other engines: bits of an expert's weight, of other weights in layers; head and table stay at 16.
 CHECKPOINTS: dict[str, tuple[float, float]] = {
     "FP8": (8 + 32 / 128**2, 8 + 32 / 128**2),  # a 32-bit scale per block of 128 x 128 (arXiv 2412.19437)
+    "W8A8": (8, 8),  # 8-bit integers with a scale for each row (llm-compressor), which is left out
     "NVFP4": (4.5, 16),  # an 8-bit scale per 16 weights; layers' other weights as in nvidia's checkpoints of experts
     "AWQ": (4 + 20 / 128, 4 + 20 / 128),  # a 16-bit scale and a 4-bit zero per group of 128
     "GPTQ": (4 + 20 / 128, 4 + 20 / 128),  # likewise
@@ -98,6 +108,7 @@ DYNAMIC: dict[str, tuple[float, str]] = {
     "UD-Q2_K_XL": (2.70, "DeepSeek-R1, 211.03 GiB (github.com/ikawrakow/ik_llama.cpp/discussions/258)"),
 }
 SPELLINGS = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP16": "F16", "INT4": "AWQ", "MXFP4_MOE": "MXFP4"}
+SPELLINGS |= {"FP4": "NVFP4", "INT8": "W8A8", "W4A16": "GPTQ", "W4A4": "NVFP4", "W8A8_INT8": "W8A8", "W8A8_FP8": "FP8"}
 NAMES = (*MIXES, *CHECKPOINTS, *DYNAMIC)
 
 
