@@ -311,6 +311,7 @@ SPARE = (
     "GB",
     "coll",
     "tok/s",
+    "tok/s each",
     "belady",
     "low",
     "high",
