@@ -16,7 +16,17 @@ from moereplay.analysis.verdict import Entry
 from moereplay.results.counters import nanojoules
 from moereplay.results.remarks import assumptions, seconds_in_words, synthetic_of, with_routing
 from moereplay.results.result import RANKED, Result, quotient, ranking_column, values
-from moereplay.results.serving import LATENCIES, PERCENTILES, SETTLED, WORDS, Holding, Level, figures, shortened
+from moereplay.results.serving import (
+    LATENCIES,
+    PERCENTILES,
+    SETTLED,
+    WORDS,
+    Holding,
+    Level,
+    figures,
+    shortened,
+    slowest,
+)
 from moereplay.results.settings import EXPERTS, LEADING, OF_CACHE, POLICIES, SETTINGS, bare_names, setting_kinds
 from moereplay.traces.schema import Trace
 from moereplay.traces.summary import synthetic
@@ -280,7 +290,7 @@ def served_at(holdings: Sequence[Holding], level: Level, residents: Sequence[Hol
     rows, below = (
         [
             _named(each.result, varying, capacity)
-            | {"rate": each.rate, "most_per_s": each.most, "limit": each.limit, "moved": each.moved}
+            | {"rate": each.rate, "most_per_s": each.most, "by_queue": each.by_queue, "moved": each.moved}
             | {"settled": each.settled, "replayed": len(each.result.per_request)}
             | figures(each.rows, level)
             for each in found
@@ -327,23 +337,23 @@ def served_lines(made: Sequence[dict[str, Any]], level: Level | None, form: str)
     said = [
         MEANING,
         "" if searched else MEANING_ALONE,
-        f"SLO: {digits(float(100 * level.share), 4)}% of the requests meet {level.in_words}" if level else "",
-        f"every row: {'all' if met == ALIKE[0] else 'no'} requests meet {level.in_words}" if level and met in ALIKE else "",
-        _of_few(min(row["requests"] for row in made)),
+        *(_of_level(level, met) if level else []),
+        slowest(min(row["requests"] for row in made)),
         f"{RESIDENT}: every expert in fast memory from the start (--capacity 100% --resident all)",
         *([MEANING_OF_RATES, *filter(None, map(_of_rate, made))] if searched else []),
     ]
     return ["", table(shown, spare=SPARE), *map(folded, filter(None, said))]
 
 
+def _of_level(level: Level, met: set[float]) -> list[str]:
+    """Return the level that was given, and the share of requests that meet it if all rows have the same."""
+    every = f"every row: {'all' if met == ALIKE[0] else 'no'} requests meet {level.in_words}"
+    given = f"SLO: {digits(float(100 * level.share), 4)}% of the requests meet {level.in_words}"
+    return [given, every] if met in ALIKE else [given]
+
+
 def _is_setting(name: str) -> bool:
     return name in setting_kinds()
-
-
-def _of_few(many: int) -> str:
-    """Return which percentiles are the slowest request's, as requests are too few for them."""
-    last = [f"p{each}" for each in PERCENTILES if each * many > 100 * (many - 1)]
-    return f"{' and '.join(last)} of {counted(many, 'request')}: the slowest one" if last else ""
 
 
 def _of_rate(row: Mapping[str, Any]) -> str:
@@ -351,7 +361,9 @@ def _of_rate(row: Mapping[str, Any]) -> str:
     where = ", ".join(f"{name} {value}" for name, value in row.items() if _is_setting(name) and value)
     if row["rate"] is None:
         return f"{where}: no rate: requests that run alone do not meet the SLO"
-    said = ["limited by throughput, not by the SLO"] if row["limit"] == "queue" else []
+    said = ["limited by throughput, not by the SLO"] if row["by_queue"] else []
     if not row["settled"]:
-        said += [f"not settled: rate/s moved by {row['moved']:.1%} in the last doubling, to {row['replayed']:,} requests"]
+        said += [
+            f"not settled: rate/s moved by {row['moved']:.1%} in the last doubling, to {row['replayed']:,} requests"
+        ]
     return f"{where}: {'; '.join(said)}" if said else ""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Result
-from moereplay.traces.texts import digits
+from moereplay.traces.texts import counted, digits
 from moereplay.traces.units import MS, SECOND
 
 Row = Mapping[str, Any]  #: of a request
@@ -96,6 +96,12 @@ def percentile(values: Sequence[int | Fraction], percent: int) -> int | Fraction
     """Return the nearest rank of values."""
     ordered = sorted(values)
     return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else None
+
+
+def slowest(many: int, percents: Sequence[int] = PERCENTILES, stop: str = "") -> str:
+    """Return which percentiles of so many requests are the slowest one's, in words; empty if none is."""
+    last = [f"p{each}" for each in percents if each * many > 100 * (many - 1)]
+    return f"{' and '.join(last)} of {counted(many, 'request')}: the slowest one{stop}" if last else ""
 
 
 def figures(rows: Sequence[Row], level: Level | None = None) -> dict[str, float | int | None]:
@@ -190,12 +196,8 @@ class Holding(NamedTuple):
     result: Result  #: at that rate; at the lowest that was tried if none holds
     rows: Sequence[Row]  #: its requests in the steady state
     rate: float | None  #: requests per second
+    by_queue: bool  #: whether at the next rate the level holds, but the queue grows
     most: float  #: requests per second that leave while others always wait: no larger rate is stable
     moved: float  #: share of the rate by which it moved when the number of requests was last doubled
     settled: bool  #: False if the cap on work ended the search
     tried: int  #: replays
-
-    @property
-    def limit(self) -> str:
-        """What a larger rate breaks: the queue, which then grows without end, or the level."""
-        return "queue" if self.rate and self.rate * FINE**2 > self.most else "slo"

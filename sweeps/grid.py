@@ -314,7 +314,9 @@ def _rate_with(
     rate = found and rate_of(result.config["arrivals"])  # as it was rounded
     tried = 1 + len(results) + (before.tried if before else 0)
     moved = abs(rate / before.rate - 1) if rate and before and before.rate else float(before is None or bool(rate))
-    return Holding(result, steady(result.per_request, slots), rate, top, moved, False, tried)
+    above = [each for each in sorted(results) if found and each > found]
+    by_queue = bool(found) and (not above or level.holds(steady(results[above[0]].per_request, slots)))
+    return Holding(result, steady(result.per_request, slots), rate, by_queue, top, moved, False, tried)
 
 
 def _largest(holds: Callable[[float], bool], top: float, guess: float | None) -> float | None:

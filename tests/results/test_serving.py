@@ -125,10 +125,16 @@ def test_the_largest_rate_is_that_of_the_trace_repeated(slo: str) -> None:
     for many in (2, 5, 10):
         again = largest_rate(on(times(TRACE, many)), config, level, repeats).rate
         assert again == pytest.approx(found.rate, rel=0.05)
-    assert found.settled and found.moved <= SETTLED
-    later = on(TRACE)(at_rate(config, f"{found.rate * FINE**2:.4g}"), len(found.result.per_request)).per_request
-    held = level.holds(steady(later, 2)) and is_stable(later)
-    assert (found.limit == "queue" and found.rate * FINE**2 > found.most) or not held
+    assert found.settled
+    assert found.moved <= SETTLED
+    later = at_rate(config, f"{found.rate * FINE**2:.4g}")
+    assert found.by_queue == slo.startswith("tpot")
+    assert found.rate * FINE**2 > found.most or not _holds(later, len(found.result.per_request), level)
+
+
+def _holds(config: ReplayConfig, requests: int, level: Level) -> bool:
+    rows = on(TRACE)(config, requests).per_request
+    return level.holds(steady(rows, 2)) and is_stable(rows)
 
 
 SHORT = random_trace(3, Sizes(layers=1, experts=2, k=1, tokens=1, prompt=1, requests=3, size=1_000_000))
@@ -183,7 +189,8 @@ def test_a_rate_of_a_cold_server_is_that_of_a_resident_one() -> None:
     """At a capacity of all experts only the first requests load any: their time does not count."""
     config, level = configure(capacity="100%", passes="batch:2"), parse_level("ttft=1ms,tpot=1ms")
     cold, warm = (largest_rate(on(TRACE), each, level, Repeats(512, 512)) for each in (config, all_resident(config)))
-    assert cold.rate == warm.rate is not None
+    assert cold.rate
+    assert cold.rate == pytest.approx(warm.rate, rel=0.02)
     assert cold.result.totals["misses"] > warm.result.totals["misses"] == 0
 
 
@@ -194,10 +201,9 @@ def test_a_level_that_no_or_every_request_meets_and_a_search_that_is_cut() -> No
     never, always, cut = (largest_rate(on(TRACE), config, each, Repeats(512, 512)) for each in levels)
     assert never.rate is None
     assert always.rate is not None
-    assert always.most / FINE**2 < always.rate < always.most
-    said = " ".join(served_lines(served_at([never, always, cut], levels[2], [always] * 3), levels[2], "")).replace(
-        "\n ", ""
-    )
+    assert 0.95 * always.most < always.rate < always.most
+    lines = served_lines(served_at([never, always, cut], levels[2], [always] * 3), levels[2], "")
+    said = " ".join(lines).replace("\n ", "")
     assert "requests that run alone do not meet the SLO" in said
     assert "limited by throughput, not by the SLO" in said
     assert "not settled: rate/s moved by" in said
@@ -215,19 +221,24 @@ def test_the_rate_of_a_setting() -> None:
     ]
 
 
-def test_latency_against_rate_has_a_line_per_capacity() -> None:
+def test_latency_against_rate_has_a_panel_per_latency_and_a_line_per_capacity() -> None:
     results = [
         replay(TRACE, configure(capacity=capacity, passes="batch:2", arrivals=f"poisson:{rate}"))
         for capacity in ("40%", "80%")
         for rate in (100, 300, 900)
     ]
     frame = to_frame(results, [None] * len(results))
-    found = chart_of("latency_by_rate", frame)
-    (panel,) = found.panels[0]
-    assert [each.name for each in panel.series] == ["40%", "80%"]
-    expected = [figures(result.per_request)["ttft_p99_ms"] for result in results]
-    assert [point.y for each in panel.series for point in each.points] == expected
-    assert [point.x for point in panel.series[0].points] == [100, 300, 900]
+    found = chart_of("latency_by_rate", frame, level=parse_level("ttft=3ms,e2e=2s"))
+    for name, panel in zip(("ttft", "tpot", "e2e"), found.panels[0], strict=True):
+        assert [each.name for each in panel.series] == ["40%", "80%"]
+        expected = [figures(result.per_request)[f"{name}_p99_ms"] for result in results]
+        assert [point.y for each in panel.series for point in each.points] == expected
+        assert [point.x for point in panel.series[0].points] == [100, 300, 900]
+        assert [rule.at for rule in panel.rules] == {"ttft": [3], "tpot": [], "e2e": [2000]}[name]
+    assert "p99 of 8 requests: the slowest one." in found.note
+    assert "Dashed" in found.note
+    assert "Dashed" not in chart_of("latency_by_rate", frame, level=None).note
+    assert "slowest" not in chart_of("latency_by_rate", frame, percentile="50").note
     names = [name for name, _ in draw_all(frame).figures]
     assert set(SERVING_FIGURES) <= set(names)
     with pytest.raises(ResultError, match="two rates of arrivals or more"):
