@@ -251,8 +251,6 @@ HEADS = {
 }
 #: Columns that a narrow terminal drops, first to go first.
 SPARE = ("TPOT p90", "e2e p90", "TTFT p90", "req/s", "e2e p50", "max/s", "tok/s all", "TPOT p50", "TTFT p50")
-#: Names of columns above that mean something else in the serving figures.
-ALONE = {"ttft_mean_ms": "prefill", "tokens_per_s": "tok/s each"}
 MEANING = (
     "TTFT and e2e from arrival, waiting included, in ms; tok/s all, req/s and goodput (requests that meet --slo) per "
     "second from the first arrival to the last end"
@@ -363,7 +361,6 @@ def _of_rate(row: Mapping[str, Any]) -> str:
         return f"{where}: no rate: requests that run alone do not meet the SLO"
     said = ["limited by throughput, not by the SLO"] if row["by_queue"] else []
     if not row["settled"]:
-        said += [
-            f"not settled: rate/s moved by {row['moved']:.1%} in the last doubling, to {row['replayed']:,} requests"
-        ]
+        moved = "" if row["moved"] is None else f", at which rate/s still moved by {row['moved']:.1%}"
+        said.append(f"not settled: more work than {row['replayed']:,} requests{moved}")
     return f"{where}: {'; '.join(said)}" if said else ""

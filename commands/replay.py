@@ -245,7 +245,7 @@ def _report(
     engine: str,
     served: Sequence[dict[str, Any]],
 ) -> None:
-    from moereplay.analysis.ranking import ALONE, best_of_each, heading, judged, ranking
+    from moereplay.analysis.ranking import best_of_each, heading, judged, ranking
     from moereplay.analysis.tables import drawn
     from moereplay.policies.grammar import foresight
     from moereplay.results.remarks import bracketed, idle
@@ -259,11 +259,10 @@ def _report(
         more = {result.about["identity"]: row for result, row in zip(results, served, strict=False)}
         _print_plain([{**row, **more.get(row["identity"], {})} for row in shown], printed.csv)
         return
-    alone = ALONE if served else {}
-    table = [{alone.get(name, name): value for name, value in row.items() if name != "identity"} for row in shown]
+    table = [{name: value for name, value in row.items() if name != "identity"} for row in shown]
     show(
         *heading(trace, results),
-        *drawn(table),
+        *drawn(table, serving=bool(served)),
         *remarks(trace, configs, engine),
         *bracketed(rows),
         *idle(rows),

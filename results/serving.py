@@ -175,6 +175,8 @@ def is_stable(rows: Sequence[Row]) -> bool:
     """Return whether a queue keeps up: as many requests end as arrive in the second half, and waits have no trend."""
     half = sorted(rows, key=lambda row: row["arrival_ns"])[len(rows) // 2 :]
     first, last = half[0]["arrival_ns"], half[-1]["arrival_ns"]
+    if first == last:
+        return True
     ended = sum(first < row["end_ns"] <= last for row in rows)
     arrived = sum(first < row["arrival_ns"] <= last for row in half)
     trend = linear_regression([row["arrival_ns"] for row in half], [row["queued_ns"] for row in half]).slope
@@ -198,6 +200,6 @@ class Holding(NamedTuple):
     rate: float | None  #: requests per second
     by_queue: bool  #: whether at the next rate the level holds, but the queue grows
     most: float  #: requests per second that leave while others always wait: no larger rate is stable
-    moved: float  #: share of the rate by which it moved when the number of requests was last doubled
+    moved: float | None  #: share of the rate by which it moved when requests were last doubled, None if they never were
     settled: bool  #: False if the cap on work ended the search
     tried: int  #: replays

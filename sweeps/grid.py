@@ -286,7 +286,7 @@ def largest_rate(
     many, most, found = max(FIRST, fewest), max(repeats.most, fewest), None
     while True:
         found = _rate_with(min(many, most), replay, config, level, slots.many, found)
-        settled = found.moved <= SETTLED and many >= repeats.enough
+        settled = found.moved is not None and found.moved <= SETTLED and many >= repeats.enough
         if settled or many >= most:
             return found._replace(settled=settled)
         many *= 2
@@ -301,22 +301,28 @@ def _rate_with(
     before: Holding | None,
 ) -> Holding:
     """Search with so many requests, near an answer from `before`."""
-    results: dict[float, Result] = {}
+    tried: dict[float, bool] = {}  # whether the level holds at a rate, stable or not
+    best: Result | None = None  # at the largest rate so far that holds, or the last: long runs have much to keep
+    any_holds = False
 
     def holds(rate: float) -> bool:
-        results[rate] = replay(at_rate(config, _figure(rate)), many)
-        rows = results[rate].per_request
-        return level.holds(steady(rows, slots)) and is_stable(rows)
+        nonlocal best, any_holds
+        result = replay(at_rate(config, _figure(rate)), many)
+        tried[rate] = level.holds(steady(result.per_request, slots))
+        stable = tried[rate] and is_stable(result.per_request)
+        best = result if stable or not any_holds else best
+        any_holds |= stable
+        return stable
 
     top = saturated_rate(replay(config.model_copy(update={"arrivals": "every:0"}), many).per_request)
     found = _largest(holds, top, before and before.rate)
-    result = results[found or min(results)]
-    rate = found and rate_of(result.config["arrivals"])  # as it was rounded
-    tried = 1 + len(results) + (before.tried if before else 0)
-    moved = abs(rate / before.rate - 1) if rate and before and before.rate else float(before is None or bool(rate))
-    above = [each for each in sorted(results) if found and each > found]
-    by_queue = bool(found) and (not above or level.holds(steady(results[above[0]].per_request, slots)))
-    return Holding(result, steady(result.per_request, slots), rate, by_queue, top, moved, False, tried)
+    assert best is not None  # a rate is tried
+    rate = found and rate_of(best.config["arrivals"])  # as it was rounded
+    above = min((each for each in tried if found and each > found), default=None)
+    by_queue = bool(found) and (above is None or tried[above])
+    moved = None if before is None else abs(rate / before.rate - 1) if rate and before.rate else float(bool(rate))
+    replays = 1 + len(tried) + (before.tried if before else 0)
+    return Holding(best, steady(best.per_request, slots), rate, by_queue, top, moved, False, replays)
 
 
 def _largest(holds: Callable[[float], bool], top: float, guess: float | None) -> float | None:

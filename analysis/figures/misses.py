@@ -38,7 +38,8 @@ def misses(frame: pl.DataFrame) -> Chart:
     found = columned(facets(frame, _with_ends(frame)))
     names, laid = list(looks(found.policies)), cells(found)
     causes = [each for column, each in CAUSES.items() if found.rows[column].sum()]  # others have no part of a bar
-    definitions = [f"{name.capitalize()}: {COUNTERS[name].definition}." for _, _, name in causes]
+    told = sorted((name for _, _, name in causes), key=lambda name: name == "capacity")  # the others, so last
+    definitions = [f"{name.capitalize()}: {COUNTERS[name].definition}." for name in told]
     bounded = not found.rows["bound_belady_hits"].drop_nulls().is_empty()
     return Chart(
         title="Misses by reason",
