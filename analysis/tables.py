@@ -332,7 +332,9 @@ DIGITS = 8  #: of a digest or an identity that are printed
 def drawn(rows: Sequence[Mapping[str, Any]], width: int = 0, serving: bool = False) -> list[str]:
     """Return a ranking as a table and its legend; `serving`: serving figures follow it."""
     heads = HEADS | (ALONE if serving or any(LATENCY in row for row in rows) else {})
-    shown = table([_short(row, heads) for row in rows], spare=SPARE, width=width)
+    known = {name for row in rows for name, value in row.items() if value is not None}
+    filled = [{name: value for name, value in row.items() if name in known} for row in rows]
+    shown = table([_short(row, heads) for row in filled], spare=SPARE, width=width)
     return [*([shown] if rows else []), *(folded(line, width) for line in _legend(rows, shown))]
 
 

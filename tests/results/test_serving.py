@@ -188,7 +188,7 @@ def test_a_queue_that_grows_is_not_stable(load: float, stable: bool) -> None:
 
 def test_a_rate_of_a_cold_server_is_that_of_a_resident_one() -> None:
     """At a capacity of all experts only the first requests load any: their time does not count."""
-    config, level = configure(capacity="100%", passes="batch:2"), parse_level("ttft=1ms,tpot=1ms")
+    config, level = configure(capacity="100%", passes="batch:2"), parse_level("ttft=1ms,tpot=1ms,share=1")
     cold, warm = (largest_rate(on(TRACE), each, level, Repeats(512, 512)) for each in (config, all_resident(config)))
     assert cold.rate
     assert cold.rate == pytest.approx(warm.rate, rel=0.02)
