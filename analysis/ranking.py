@@ -361,6 +361,6 @@ def _of_rate(row: Mapping[str, Any]) -> str:
         return f"{where}: no rate: requests that run alone do not meet the SLO"
     said = ["limited by throughput, not by the SLO"] if row["by_queue"] else []
     if not row["settled"]:
-        moved = "" if row["moved"] is None else f", at which rate/s still moved by {row['moved']:.1%}"
-        said.append(f"not settled: more work than {row['replayed']:,} requests{moved}")
+        moved = "" if row["moved"] is None else f"; rate/s still moved by {row['moved']:.1%}"
+        said.append(f"not settled with {row['replayed']:,} requests, the most that are replayed{moved}")
     return f"{where}: {'; '.join(said)}" if said else ""
