@@ -267,7 +267,20 @@ def test_the_command_prints_and_searches(tmp_path: Path) -> None:
     assert [each["arrival_ns"] for each in found["per_request"]] == sorted(
         each["arrival_ns"] for each in found["per_request"]
     )
-    assert "goodput/s" in moereplay_here(*run, "--arrivals", "poisson:20", *level, "--out", tmp_path / "out").stdout
+    printed = moereplay_here(*run, "--arrivals", "poisson:20", *level, "--out", tmp_path / "out").stdout.replace(
+        "\n ", ""
+    )
+    for said in (
+        "goodput/s",
+        "tok/s each",
+        "tok/s all",
+        "SLO: 90% of the requests meet TTFT 20 ms and TPOT 2 ms",
+        "p90 and p99 of 6 requests: the slowest one",
+        "resident: every expert in fast memory from the start",
+    ):
+        assert said in printed
+    easy = moereplay_here(*run, "--arrivals", "poisson:20", "--slo", "ttft=2s,tpot=100ms").stdout.replace("\n ", "")
+    assert "every row: all requests meet TTFT 2 s and TPOT 100 ms" in easy
     stored = csv.DictReader(moereplay_here("sweep", "show", tmp_path / "out", "--csv").stdout.splitlines())
     shown = {name: float(value) for name, value in next(iter(stored)).items() if name in found["serving"]}
     assert {"ttft_p50_ms", "tpot_p99_ms", "e2e_p99_ms", "requests_per_s"} <= shown.keys()
