@@ -37,7 +37,8 @@ def misses(frame: pl.DataFrame) -> Chart:
     """Draw a stacked bar per eviction policy with its total; a column of panels per capacity, a row per setting."""
     found = columned(facets(frame, _with_ends(frame)))
     names, laid = list(looks(found.policies)), cells(found)
-    causes = [each for column, each in CAUSES.items() if found.rows[column].sum()]  # others have no part of a bar
+    drawn = [cause for column, cause in CAUSES.items() if found.rows[column].sum()]
+    causes = drawn or list(CAUSES.values())  # without any miss all are empty
     told = sorted((name for _, _, name in causes), key=lambda name: name == "capacity")  # the others, so last
     definitions = [f"{name.capitalize()}: {COUNTERS[name].definition}." for name in told]
     bounded = not found.rows["bound_belady_hits"].drop_nulls().is_empty()
