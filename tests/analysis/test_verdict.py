@@ -147,7 +147,7 @@ def test_a_trace_is_called_by_its_model_where_each_model_has_one() -> None:
     assert "at each model and capacity" in (found := won(("a", "1" * 64), ("b", "2" * 64)))
     assert "lru at 4 of 4 (a, capacity 25% to b, capacity 50%)" in found
     assert "at each model, trace and capacity" in (found := won(("a", "1" * 64), ("a", "2" * 64), ("b", "3" * 64)))
-    assert "lru at 6 of 6 (a trace 11111111 25% to b trace 33333333 50%)" in found
+    assert "lru at 6 of 6 (a, trace 11111111, capacity 25% to b, trace 33333333, capacity 50%)" in found
 
 
 def test_every_condition_is_counted_once() -> None:
