@@ -15,12 +15,22 @@ from moereplay.analysis.tables import csv, folded, markdown, table
 from moereplay.analysis.verdict import Entry
 from moereplay.results.counters import nanojoules
 from moereplay.results.remarks import assumptions, seconds_in_words, synthetic_of, with_routing
-from moereplay.results.result import RANKED, Result, ranking_column, values
-from moereplay.results.serving import LATENCIES, PERCENTILES, Holding, Level, figures, shortened
-from moereplay.results.settings import EXPERTS, LEADING, POLICIES, SETTINGS, bare_names, setting_kinds
+from moereplay.results.result import RANKED, Result, quotient, ranking_column, values
+from moereplay.results.serving import (
+    LATENCIES,
+    PERCENTILES,
+    SETTLED,
+    WORDS,
+    Holding,
+    Level,
+    figures,
+    shortened,
+    slowest,
+)
+from moereplay.results.settings import EXPERTS, LEADING, OF_CACHE, POLICIES, SETTINGS, bare_names, setting_kinds
 from moereplay.traces.schema import Trace
 from moereplay.traces.summary import synthetic
-from moereplay.traces.texts import counted
+from moereplay.traces.texts import counted, digits
 
 Row = Mapping[str, Any]
 #: Columns of a machine with lower tiers, and of one whose watts are known.
@@ -227,42 +237,72 @@ def _echo(results: Sequence[Result], names: Sequence[str]) -> str:
 # -- Serving figures: settings that vary, latencies, throughput and goodput
 
 
-WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e"}
 #: Heads of the terminal's table; others are printed with --csv alone.
 HEADS = {
     "rate": "rate/s",
+    "most_per_s": "max/s",
+    "rate_over_resident": "rate / resident",
     **{f"{name}_p{each}_ms": f"{WORDS[name]} p{each}" for name in LATENCIES for each in PERCENTILES},
     "requests_per_s": "req/s",
-    "throughput_tokens_per_s": "tok/s",
+    "throughput_tokens_per_s": "tok/s all",
     "slo_share": "meet",
     "goodput_per_s": "goodput/s",
+    "e2e_over_resident": "e2e / resident",
 }
 #: Columns that a narrow terminal drops, first to go first.
-SPARE = ("TPOT p90", "e2e p90", "TTFT p90", "req/s", "e2e p50", "tok/s")
+SPARE = ("TPOT p90", "e2e p90", "TTFT p90", "req/s", "e2e p50", "max/s", "tok/s all", "TPOT p50", "TTFT p50")
 MEANING = (
-    "TTFT and e2e from arrival, in ms; req/s, tok/s and goodput (requests that meet --slo) per second from the first "
-    "arrival to the last end"
+    "TTFT and e2e from arrival, waiting included, in ms; tok/s all, req/s and goodput (requests that meet --slo) per "
+    "second from the first arrival to the last end"
 )
+MEANING_OF_RATES = (
+    "rate/s: the largest Poisson rate at which the queue is stable and the SLO holds; max/s: requests that end while "
+    "others always wait: above it the queue grows without end. The trace is repeated until rate/s moves by less than "
+    f"{SETTLED:.0%} when requests double; the first eighth of a run (cold cache, short queue) is left out"
+)
+MEANING_ALONE = "above: prefill from the first pass, without waiting; tok/s each of one request, 1 / TPOT"
+ALIKE = {1.0}, {0.0}  #: shares of requests that meet a level, if those of all rows are said in a line
+RESIDENT = "resident"  #: in place of a capacity: every expert is in the fast tier from the start
 
 
-def served(results: Sequence[Result], level: Level | None) -> list[dict[str, Any]]:
-    """Return a row per result: its capacity, arrivals and settings that vary, then its figures."""
+def served(results: Sequence[Result], level: Level | None, residents: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return a row per result: its capacity, arrivals and settings that vary, then its figures.
+
+    `residents` are the results with every expert in the fast tier, of each result. They have rows below, and each
+    row has its median e2e as a multiple of theirs.
+    """
     varying = _varying(results)
-    return [_named(result, varying) | figures(result.per_request, level) for result in results]
+    rows = [_named(result, varying) | figures(result.per_request, level) for result in results]
+    below = [_named(each, varying, RESIDENT) | figures(each.per_request, level) for each in residents]
+    for row, resident in zip(rows, below, strict=True):
+        row["e2e_over_resident"] = quotient(row["e2e_p50_ms"], resident["e2e_p50_ms"])
+    return [*rows, *_unlike(below)]
 
 
-def served_at(holdings: Sequence[Holding], level: Level) -> list[dict[str, Any]]:
+def served_at(holdings: Sequence[Holding], level: Level, residents: Sequence[Holding]) -> list[dict[str, Any]]:
     """Return a row per search: settings that vary, the largest rate that holds the level, and the figures there.
 
-    The rate is null if none holds, or if every rate does.
+    The rate is null if none holds. `residents` are as in `served`; each row has its rate as a share of theirs.
     """
     varying = [name for name in _varying([each.result for each in holdings]) if name != "arrivals"]
-    return [
-        _named(each.result, varying)
-        | {"rate": each.rate, "holds": each.rate is not None or not each.bounded, "bounded": each.bounded}
-        | figures(each.result.per_request, level)
-        for each in holdings
-    ]
+    rows, below = (
+        [
+            _named(each.result, varying, capacity)
+            | {"rate": each.rate, "most_per_s": each.most, "by_queue": each.by_queue, "moved": each.moved}
+            | {"settled": each.settled, "replayed": len(each.result.per_request)}
+            | figures(each.rows, level)
+            for each in found
+        ]
+        for found, capacity in ((holdings, ""), (residents, RESIDENT))
+    )
+    for row, resident in zip(rows, below, strict=True):
+        row["rate_over_resident"] = quotient(row["rate"], resident["rate"])
+    return [*rows, *_unlike(below)]
+
+
+def _unlike(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows that differ, each once."""
+    return list({repr(row): row for row in rows}.values())
 
 
 def _varying(results: Sequence[Result]) -> list[str]:
@@ -275,31 +315,52 @@ def _varying(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _named(result: Result, names: Sequence[str]) -> dict[str, Any]:
-    return {name: shortened(str(result.config[name])) for name in names}
+def _named(result: Result, names: Sequence[str], capacity: str = "") -> dict[str, Any]:
+    """Return the settings that vary. Where `capacity` replaces a capacity, policies and scope have no effect."""
+    known = {name: shortened(str(result.config[name])) for name in names}
+    return known | {name: capacity if name == "capacity" else "" for name in known if capacity and name in OF_CACHE}
 
 
-def served_lines(made: Sequence[dict[str, Any]], form: str) -> list[str]:
+def served_lines(made: Sequence[dict[str, Any]], level: Level | None, form: str) -> list[str]:
     """Return the lines of a table: of a terminal, or `csv` or `markdown` with all columns."""
     if form:
         return [(csv if form == "csv" else markdown)(made)]
+    searched = "rate" in made[0]
+    met = {row["slo_share"] for row in made} if level else set()
+    unsaid = [name for name in HEADS if name != "slo_share" or met not in ALIKE]
     shown = [
-        {HEADS.get(name, name): value for name, value in row.items() if name in HEADS or _is_setting(name)}
+        {HEADS.get(name, name): value for name, value in row.items() if name in unsaid or _is_setting(name)}
         for row in made
     ]
-    return ["", table(shown, spare=SPARE), folded(MEANING), *_unbounded(made)]
+    said = [
+        MEANING,
+        "" if searched else MEANING_ALONE,
+        *(_of_level(level, met) if level else []),
+        slowest(min(row["requests"] for row in made)),
+        f"{RESIDENT}: every expert in fast memory from the start (--capacity 100% --resident all)",
+        *([MEANING_OF_RATES, *filter(None, map(_of_rate, made))] if searched else []),
+    ]
+    return ["", table(shown, spare=SPARE), *map(folded, filter(None, said))]
+
+
+def _of_level(level: Level, met: set[float]) -> list[str]:
+    """Return the level that was given, and the share of requests that meet it if all rows have the same."""
+    every = f"every row: {'all' if met == ALIKE[0] else 'no'} requests meet {level.in_words}"
+    given = f"SLO: {digits(float(100 * level.share), 4)}% of the requests meet {level.in_words}"
+    return [given, every] if met in ALIKE else [given]
 
 
 def _is_setting(name: str) -> bool:
     return name in setting_kinds()
 
 
-def _unbounded(made: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what a search without a largest rate found."""
-    lines = []
-    for row in made:
-        if row.get("rate", 0) is None:
-            where = ", ".join(f"{name} {value}" for name, value in row.items() if _is_setting(name))
-            all_hold = "every rate holds the level: it is met with all requests at the start"
-            lines.append(f"{where}: {all_hold if row['holds'] else 'no rate that was tried holds the level'}")
-    return lines
+def _of_rate(row: Mapping[str, Any]) -> str:
+    """Return why a row of a search has no rate, or one that is not settled or not limited by the level."""
+    where = ", ".join(f"{name} {value}" for name, value in row.items() if _is_setting(name) and value)
+    if row["rate"] is None:
+        return f"{where}: no rate: requests that run alone do not meet the SLO"
+    said = ["limited by throughput, not by the SLO"] if row["by_queue"] else []
+    if not row["settled"]:
+        moved = "" if row["moved"] is None else f"; rate/s still moved by {row['moved']:.1%}"
+        said.append(f"not settled with {row['replayed']:,} requests, the most that are replayed{moved}")
+    return f"{where}: {'; '.join(said)}" if said else ""

@@ -37,7 +37,8 @@ from moereplay.analysis.verdict import (
     tied_first,
     verdict,
 )
-from moereplay.traces.texts import between, counted, percent, points
+from moereplay.results.serving import rate_of
+from moereplay.traces.texts import between, counted, digits, percent, points
 
 FORESEES = "knows the future"
 NOT_TESTED = f"  {FORESEES} (not tested): "
@@ -158,8 +159,15 @@ def _short(name: str, entry: Entry) -> str:
 
 
 def _label(varying: Sequence[str], key: Sequence[str]) -> str:
-    words = zip(varying, key, strict=True)
-    return " ".join(text if name in ("model", "capacity") else f"{name} {text}" for name, text in words)
+    words = [
+        text
+        if name == "model"
+        else f"{digits(rate, 4)} requests/s"
+        if name == "arrivals" and (rate := rate_of(text))
+        else f"{name} {text}"
+        for name, text in zip(varying, key, strict=True)
+    ]
+    return ", ".join(words)
 
 
 def set_names(names: Sequence[str]) -> list[str]:

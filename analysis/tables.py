@@ -298,6 +298,9 @@ HEADS = {
     FORECAST["low"]: "low",
     FORECAST["high"]: "high",
 }
+LATENCY = "ttft_p50_ms"  #: a serving figure
+#: Heads of columns that beside serving figures would have the head of another figure.
+ALONE = {"ttft_mean_ms": "prefill", "tokens_per_s": "tok/s each"}
 SHARES = ("hit_rate", "belady_hit_rate", "compulsory_limit", "collisions_per_miss", *FORECAST.values())
 #: Columns that may be dropped, first to go first.
 SPARE = (
@@ -311,6 +314,7 @@ SPARE = (
     "GB",
     "coll",
     "tok/s",
+    "tok/s each",
     "belady",
     "low",
     "high",
@@ -325,9 +329,12 @@ LEGEND = {
 DIGITS = 8  #: of a digest or an identity that are printed
 
 
-def drawn(rows: Sequence[Mapping[str, Any]], width: int = 0) -> list[str]:
-    """Return a ranking as a table and its legend."""
-    shown = table([_short(row) for row in rows], spare=SPARE, width=width)
+def drawn(rows: Sequence[Mapping[str, Any]], width: int = 0, serving: bool = False) -> list[str]:
+    """Return a ranking as a table and its legend; `serving`: serving figures follow it."""
+    heads = HEADS | (ALONE if serving or any(LATENCY in row for row in rows) else {})
+    known = {name for row in rows for name, value in row.items() if value is not None}
+    filled = [{name: value for name, value in row.items() if name in known} for row in rows]
+    shown = table([_short(row, heads) for row in filled], spare=SPARE, width=width)
     return [*([shown] if rows else []), *(folded(line, width) for line in _legend(rows, shown))]
 
 
@@ -340,8 +347,8 @@ def _legend(rows: Sequence[Mapping[str, Any]], shown: str) -> list[str]:
     return [*said[:-2], "; ".join(said[-2:])] if "coll" in above else said
 
 
-def _short(row: Mapping[str, Any]) -> dict[str, object]:
-    return {HEADS.get(name, name): _value(name, value) for name, value in row.items()}
+def _short(row: Mapping[str, Any], heads: Mapping[str, str]) -> dict[str, object]:
+    return {heads.get(name, name): _value(name, value) for name, value in row.items()}
 
 
 def _value(name: str, value: Any) -> object:

@@ -323,7 +323,7 @@ def offered(settings: Iterable[Setting], blank: bool = False, preset: bool = Tru
 
 
 def _read(name: str, value: Any) -> Any:
-    if name == "resident" and str(value or "").startswith("layers:"):
+    if name == "resident" and (str(value) == "all" or str(value or "").startswith("layers:")):
         from moereplay.simulator.capacity import of_layers
 
         return of_layers(str(value))

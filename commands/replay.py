@@ -9,14 +9,23 @@ import typer
 
 from moereplay.commands import options
 from moereplay.commands.options import CORES, Settings, grouped
-from moereplay.commands.terminal import keeping, progress, say, say_shared, say_when_compiling, show, show_json
+from moereplay.commands.terminal import (
+    StatusLine,
+    keeping,
+    progress,
+    say,
+    say_shared,
+    say_when_compiling,
+    show,
+    show_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from moereplay.analysis.timeline_moves import Machine
     from moereplay.results.result import Result
-    from moereplay.results.serving import Level
+    from moereplay.results.serving import Holding, Level
     from moereplay.simulator.config import ReplayConfig
     from moereplay.simulator.replay import Plan
     from moereplay.sweeps.grid import Outcome
@@ -39,7 +48,8 @@ class Serving(NamedTuple):
         str, typer.Option(help="Service level for goodput: ttft=2s,tpot=100ms,e2e=30s,share=0.9 (of requests).")
     ] = ""
     find_rate: Annotated[
-        bool, typer.Option("--find-rate", help="With --slo: search for the largest Poisson rate that holds it.")
+        bool,
+        typer.Option("--find-rate", help="With --slo: search for the largest Poisson rate that holds it."),
     ] = False
 
 
@@ -90,12 +100,14 @@ def replay(
         from moereplay.results.files import write_events
 
         write_events(events, outcomes[0][0].events)
+    results = [result for result, _ in outcomes]
+    served = _served(opened, configs, results, level, engine)
     if as_json:
-        served = _served([outcomes[0][0]], level)
         show_json(_document(opened, configs[0], outcomes[0], engine) | ({"serving": served[0]} if served else {}))
         return
-    served = _served([result for result, _ in outcomes], level)
     _report(opened, configs, outcomes, list(names.values()), printed, engine, served)
+    if not (printed.csv or printed.markdown):
+        _print_served(served, level, printed)
     say_shared(sum(taken), len(configs), "replays")
     if out:
         say(f"wrote {out}/part-*/")
@@ -114,20 +126,25 @@ def _level(serving: Serving) -> Level | None:
     return parse_level(serving.slo) if serving.slo else None
 
 
-def _served(results: Sequence[Result], level: Level | None) -> list[dict[str, Any]]:
+def _served(
+    trace: Trace, configs: Sequence[ReplayConfig], results: Sequence[Result], level: Level | None, engine: str
+) -> list[dict[str, Any]]:
     """Return the serving figures of results, none without arrivals and a level."""
     from moereplay.analysis.ranking import served
+    from moereplay.simulator.replay import replay as run
+    from moereplay.sweeps.grid import all_resident
 
-    if level is None and all(result.config["arrivals"] == "all" for result in results):
+    if level is None and not any(config.arrive for config in configs):
         return []
-    return served(results, level)
+    made = {config: run(trace, config, engine=engine) for config in dict.fromkeys(map(all_resident, configs))}
+    return served(results, level, [made[all_resident(config)] for config in configs])
 
 
-def _print_served(rows: Sequence[dict[str, Any]], printed: Printed) -> None:
+def _print_served(rows: Sequence[dict[str, Any]], level: Level | None, printed: Printed) -> None:
     from moereplay.analysis.ranking import served_lines
 
     if rows:
-        show(*served_lines(rows, "csv" if printed.csv else "markdown" if printed.markdown else ""))
+        show(*served_lines(rows, level, "csv" if printed.csv else "markdown" if printed.markdown else ""))
 
 
 def _search_rates(
@@ -139,12 +156,10 @@ def _search_rates(
     engine: str,
 ) -> None:
     """Print the largest rate of each configuration that holds the level. Raises ConfigError for other outputs."""
-    from functools import partial
-
     from moereplay.analysis.ranking import served_at
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import replay as run
-    from moereplay.sweeps.grid import at_rate, largest_rate
+    from moereplay.sweeps.grid import Repeats, all_resident, at_rate, largest_rate
 
     level = _level(serving)
     if level is None:
@@ -156,12 +171,21 @@ def _search_rates(
             raise ConfigError("--find-rate cannot be combined with --arrivals: it searches for the arrival rate")
         at_rate(config, "1")
     say_when_compiling()
-    with keeping(lambda: "nothing was written"), progress(len(configs), "replays") as advance:
-        holdings = []
-        for config in configs:
-            holdings.append(largest_rate(partial(run, trace, engine=engine), config, level))
-            advance()
-    _print_served(served_at(holdings, level), printed)
+    line, searches, replays = StatusLine(), list(dict.fromkeys([*configs, *map(all_resident, configs)])), 0
+
+    def replayed(config: ReplayConfig, requests: int) -> Result:
+        nonlocal replays
+        replays += 1
+        line.show(lambda: f"{len(found)} of {len(searches)} rates found, replay {replays} of {requests:,} requests")
+        return run(trace, config, engine=engine, requests=requests)
+
+    found: dict[ReplayConfig, Holding] = {}
+    with keeping(lambda: "nothing was written"):
+        for config in searches:
+            found[config] = largest_rate(replayed, config, level, Repeats.of(trace))
+    line.close()
+    rows = served_at([found[config] for config in configs], level, [found[all_resident(config)] for config in configs])
+    _print_served(rows, level, printed)
 
 
 def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -> None:
@@ -238,13 +262,12 @@ def _report(
     table = [{name: value for name, value in row.items() if name != "identity"} for row in shown]
     show(
         *heading(trace, results),
-        *drawn(table),
+        *drawn(table, serving=bool(served)),
         *remarks(trace, configs, engine),
         *bracketed(rows),
         *idle(rows),
         *judged(rows, names, foresight()),
     )
-    _print_served(served, printed)
     if len(shown) < len(rows):
         say(f"{len(shown):,} of {len(rows):,} rows; --top 0 for all")
 

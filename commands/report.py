@@ -192,6 +192,7 @@ def plot(
     ] = None,
     where: Where = None,
     quality: Quality = None,
+    slo: Annotated[str, typer.Option(help="Service level to draw in latency_by_rate, as in `replay --slo`.")] = "",
     *,
     files: Files,
 ) -> None:
@@ -208,7 +209,7 @@ def plot(
     place = place_of(results)
     folder = out or place.beside(Path()) / "figures"
     with on_page(width):
-        drawn = _drawn(place.local(), results, figure.split(",") if figure else None, where or [], quality)
+        drawn = _drawn(place.local(), results, figure.split(",") if figure else None, where or [], quality, slo)
         for name, each in drawn.figures:
             save(each, folder / name, kinds)
             save_numbers(each, folder / name)
@@ -237,11 +238,14 @@ def _inches(text: str) -> float:
     return inches
 
 
-def _drawn(folder: Path, source: str, names: list[str] | None, where: list[str], live: Path | None) -> Drawn:
+def _drawn(
+    folder: Path, source: str, names: list[str] | None, where: list[str], live: Path | None, slo: str = ""
+) -> Drawn:
     """Draw a validation, curves, or replays with their curves; `source` is the folder as the user typed it."""
     from moereplay.analysis.figures.catalogue import FIGURES, Drawn, draw_all, draw_curves, unmatched
     from moereplay.results import curves, measured, quality, validation
     from moereplay.results.read import runs
+    from moereplay.results.serving import parse_level
 
     for kind in (quality, measured, validation):
         if (folder / kind.FILE).exists():
@@ -256,7 +260,7 @@ def _drawn(folder: Path, source: str, names: list[str] | None, where: list[str],
         others.pop(CURVES_ALONE)
         return Drawn([(CURVES_ALONE, draw_curves(lines))], {} if names else others)
     rows = _replays(folder, where, live)
-    drawn = draw_all(rows, names, lines)
+    drawn = draw_all(rows, names, lines, parse_level(slo) if slo else None)
     if names is None and "all" not in runs(rows)["arrivals"]:
         drawn.left_out["curves"] = "no curve holds for requests that arrive: which passes there are depends on times"
     elif lines.is_empty() and names is None and folder == Path(source).absolute():  # a store of objects holds no curves

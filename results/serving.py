@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from statistics import linear_regression
 from typing import Any, NamedTuple
 
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Result
+from moereplay.traces.texts import counted, digits
 from moereplay.traces.units import MS, SECOND
 
 Row = Mapping[str, Any]  #: of a request
@@ -37,8 +39,9 @@ def e2e_ns(row: Row) -> int:
     return row["end_ns"] - row["arrival_ns"]
 
 
-#: Latencies of a request, by name.
+#: Latencies of a request, by name, and as they are printed.
 LATENCIES: dict[str, Callable[[Row], int | Fraction | None]] = {"ttft": ttft_ns, "tpot": tpot_ns, "e2e": e2e_ns}
+WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "e2e"}
 
 
 class Level(NamedTuple):
@@ -46,6 +49,11 @@ class Level(NamedTuple):
 
     most: Mapping[str, int]  #: by the names of LATENCIES
     share: Fraction
+
+    @property
+    def in_words(self) -> str:
+        """The latencies and their limits."""
+        return " and ".join(f"{WORDS[name]} {_in_unit(ns)}" for name, ns in self.most.items())
 
     def is_met_by(self, row: Row) -> bool:
         """Return True if a request meets it; a latency that the request does not have is met."""
@@ -78,10 +86,22 @@ def _nanoseconds(text: str) -> int | None:
     return round(Fraction(found[1]) * UNITS[found[2]]) if found else None
 
 
+def _in_unit(ns: int) -> str:
+    """Return a time in the largest unit that it fills."""
+    unit = max((unit for unit in UNITS if UNITS[unit] <= ns), key=lambda unit: UNITS[unit])
+    return f"{digits(ns / UNITS[unit], 4)} {unit}"
+
+
 def percentile(values: Sequence[int | Fraction], percent: int) -> int | Fraction | None:
     """Return the nearest rank of values."""
     ordered = sorted(values)
     return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else None
+
+
+def slowest(many: int, percents: Sequence[int] = PERCENTILES, stop: str = "") -> str:
+    """Return which percentiles of so many requests are the slowest one's, in words; empty if none is."""
+    last = [f"p{each}" for each in percents if each * many > 100 * (many - 1)]
+    return f"{' and '.join(last)} of {counted(many, 'request')}: the slowest one{stop}" if last else ""
 
 
 def figures(rows: Sequence[Row], level: Level | None = None) -> dict[str, float | int | None]:
@@ -134,10 +154,52 @@ def rate_of(arrivals: str | None) -> float | None:
     return 1 / float(figure) if name == "every" and float(figure) else None
 
 
-class Holding(NamedTuple):
-    """The largest rate of arrivals at which a configuration holds a level."""
+# -- The steady state of a long run, and whether it has one
 
-    result: Result  #: at that rate; at the lowest that was tried if none holds, with all at the start if every one does
+FINE = 1.01  #: ratio of neighbouring rates that are tried: a level holds at the lower one
+SETTLED = 0.02  #: share of the largest rate by which it may move when the number of requests doubles
+COLD = 8  #: the first of so many equal parts of a run is not counted: its cache is cold and its queue short
+GROWTH = 0.05  #: of a queue that counts as stable: share of arrivals that do not end, seconds of waiting per second
+
+
+def steady(rows: Sequence[Row], slots: int) -> list[Row]:
+    """Return the rows of a run's requests in the order of arrival, without its cold part and the last in its slots.
+
+    While these end, no further ones join their passes.
+    """
+    ordered = sorted(rows, key=lambda row: row["request"])
+    return ordered[len(rows) // COLD : len(rows) - slots]
+
+
+def is_stable(rows: Sequence[Row]) -> bool:
+    """Return whether a queue keeps up: as many requests end as arrive in the second half, and waits have no trend."""
+    half = sorted(rows, key=lambda row: row["arrival_ns"])[len(rows) // 2 :]
+    first, last = half[0]["arrival_ns"], half[-1]["arrival_ns"]
+    if first == last:
+        return True
+    ended = sum(first < row["end_ns"] <= last for row in rows)
+    arrived = sum(first < row["arrival_ns"] <= last for row in half)
+    trend = linear_regression([row["arrival_ns"] for row in half], [row["queued_ns"] for row in half]).slope
+    return ended >= (1 - GROWTH) * arrived and trend <= GROWTH
+
+
+def saturated_rate(rows: Sequence[Row]) -> float:
+    """Return how many requests per second leave a run whose requests are all there at the start, after its cold part.
+
+    A slot that becomes free is taken at once, so starts are counted: until the last one, no slot is empty.
+    """
+    starts = sorted(row["start_ns"] for row in rows)[len(rows) // COLD :]
+    return (len(starts) - 1) * SECOND / max(1, starts[-1] - starts[0])
+
+
+class Holding(NamedTuple):
+    """The largest rate of arrivals at which the queue of a configuration is stable and a level holds."""
+
+    result: Result  #: at that rate; at the lowest that was tried if none holds
+    rows: Sequence[Row]  #: its requests in the steady state
     rate: float | None  #: requests per second
-    bounded: bool  #: False if every rate holds: the level is met with all requests at the start
+    by_queue: bool  #: whether at the next rate the level holds, but the queue grows
+    most: float  #: requests per second that leave while others always wait: no larger rate is stable
+    moved: float | None  #: share of the rate by which it moved when requests were last doubled, None if they never were
+    settled: bool  #: False if the cap on work ended the search
     tried: int  #: replays

@@ -103,7 +103,7 @@ SETTINGS = (
     Setting(
         "resident",
         (),
-        "Experts that never leave the fast tier: layers:A-B[,C-D], or a JSON list of [layer, expert].",
+        "Experts that never leave the fast tier: layers:A-B[,C-D], all, or a JSON list of [layer, expert].",
         kind=EXPERTS,
         listed=False,
         added=True,
@@ -134,6 +134,8 @@ NAMES = tuple(each.name for each in SETTINGS)
 OF_A_FILE = "@[0-9a-f]+"  #: follows the name of a user policy: the version of its file
 POLICIES = tuple(name for name in NAMES if name in KINDS)  #: in the order of options and headings
 LISTED = tuple(each.name for each in SETTINGS if each.listed)
+#: Settings that have no effect where every expert is resident.
+OF_CACHE = (*KINDS, "capacity", "scope", "warm", "profile")
 #: Settings that a curve of misses depends on, in the order of its columns.
 OF_CURVES = ("scope", "contract", "passes", "draft", "reset")
 #: Settings that `moereplay bounds` takes, in the order of its columns.

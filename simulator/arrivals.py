@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate, groupby, pairwise, repeat
 from pathlib import Path
 
@@ -92,8 +93,13 @@ def _figure(text: str, whole: str) -> Fraction:
 
 def _poisson(rate: float, seed: int, requests: int) -> Iterable[float]:
     """Return the sums of exponential gaps at `rate` per second, added up in doubles."""
-    drawn = uniform(seed + ADDED, np.arange(requests)).tolist()
-    return accumulate(-_ln(1 - each) / rate for each in drawn)
+    return accumulate(-each / rate for each in _logarithms(seed, requests))
+
+
+@lru_cache(maxsize=2)
+def _logarithms(seed: int, requests: int) -> list[float]:
+    """Return ln(1 - u) of each request: a search for a rate draws the same for every rate."""
+    return [_ln(1 - each) for each in uniform(seed + ADDED, np.arange(requests)).tolist()]
 
 
 def _ln(number: float) -> float:
@@ -146,14 +152,16 @@ class ShareSource(TraceGates):
         self,
         trace: Trace,
         passes: str,
+        requests: int,
         prefetch: Chosen[Prefetch],
         needs: frozenset[str],
         look: tuple[str, int] = ("recorded", 0),
     ) -> None:
+        """`requests` arrive; the trace begins anew after its last."""
         super().__init__(trace, prefetch, needs, look)
         slots = slots_of(passes)
         assert slots is not None  # checked with the configuration
-        self._plan = schedule(trace, slots.alone)
+        self._plan = schedule(trace, slots.alone).repeated(requests)
 
     def passes(self) -> Iterator[Pass]:
         """Yield the shares of every request, in trace order."""
@@ -163,10 +171,12 @@ class ShareSource(TraceGates):
 def source_of_trace(
     trace: Trace,
     passes: str,
-    arrive: bool,
+    arriving: int,
     prefetch: Chosen[Prefetch],
     needs: frozenset[str],
     look: tuple[str, int] = ("recorded", 0),
 ) -> ShareSource | TraceSource:
-    """Return the demand of a trace; `arrive`: its requests arrive over time."""
-    return (ShareSource if arrive else TraceSource)(trace, passes, prefetch, needs, look)
+    """Return the demand of a trace; `arriving`: so many requests arrive over time, 0 if all are there at the start."""
+    if arriving:
+        return ShareSource(trace, passes, arriving, prefetch, needs, look)
+    return TraceSource(trace, passes, prefetch, needs, look)

@@ -308,10 +308,11 @@ def _spelled(memory: Memory) -> str:
 
 # experts that are in the fast tier for good
 
-#: In place of an expert: all of its layer.
+#: In place of an expert: all of its layer. In place of a layer: all layers.
 ALL = -1
 MOST_LAYERS = 1 << 20  #: of a range
 Listed = tuple[tuple[int, int], ...]
+EVERY_EXPERT: Listed = ((ALL, ALL),)
 
 
 def layers_in(text: str) -> tuple[int, ...]:
@@ -327,20 +328,26 @@ def layers_in(text: str) -> tuple[int, ...]:
 
 
 def of_layers(text: str) -> Listed:
-    """Return what `layers:A-B,C` names: all experts of these MoE layers, both ends included. Raises ConfigError."""
+    """Return what `layers:A-B,C` or `all` names: all experts of these MoE layers, both ends included.
+
+    Raises ConfigError.
+    """
+    if text == "all":
+        return EVERY_EXPERT
     try:
         layers = layers_in(text.removeprefix("layers:"))
     except ValueError:
         raise ConfigError(
-            f"invalid --resident {text!r}: expected layers:A-B, as in layers:0-3,8, or a JSON file"
+            f"invalid --resident {text!r}: expected layers:A-B, as in layers:0-3,8, all, or a JSON file"
         ) from None
     return tuple((layer, ALL) for layer in layers)
 
 
 def residents(listed: Listed, geometry: Geometry) -> Listed:
     """Return every (layer, expert) that a list names. Raises ConfigError for what the model lacks."""
-    every = range(geometry.experts)
-    named = [(layer, e) for layer, expert in listed for e in (every if expert == ALL else (expert,))]
+    every, layers = range(geometry.experts), range(geometry.layers)
+    placed = [(each, expert) for layer, expert in listed for each in (layers if layer == ALL else (layer,))]
+    named = [(layer, e) for layer, expert in placed for e in (every if expert == ALL else (expert,))]
     check_experts("resident", tuple(named), geometry)
     return tuple(named)
 

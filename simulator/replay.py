@@ -170,12 +170,15 @@ class Plan:
         return replace(spec.beside(self.resident), arrivals=self.arrivals)
 
 
-def plan(trace: Trace, config: ReplayConfig) -> Plan:
-    """Check everything that can be checked before a replay. Raises ConfigError or PolicyError."""
+def plan(trace: Trace, config: ReplayConfig, requests: int = 0) -> Plan:
+    """Check everything that can be checked before a replay. Raises ConfigError or PolicyError.
+
+    With arrivals so many `requests` arrive, by default those of the trace, which begins anew after its last.
+    """
     ready = plan_for(origin_of(trace), config)
     if config.arrive:
         ready.chosen.check_no_future()
-        ready = replace(ready, arrivals=arrival_times(config.arrivals, config.seed, trace.requests))
+        ready = replace(ready, arrivals=arrival_times(config.arrivals, config.seed, requests or trace.requests))
     if ready.machine.reserve_bytes is None:
         return ready
     return replace(ready, longest=longest_context(trace, config.schedule, config.arrive))
@@ -235,14 +238,20 @@ def check_engine(name: str) -> None:
 
 
 def replay(
-    trace: Trace, config: ReplayConfig, log: bool = False, engine: str = ENGINES[0], sharing: Sharing | None = None
+    trace: Trace,
+    config: ReplayConfig,
+    log: bool = False,
+    engine: str = ENGINES[0],
+    sharing: Sharing | None = None,
+    requests: int = 0,
 ) -> Result:
     """Replay `trace`; the same arguments give the same result. Raises ConfigError, PolicyError or TraceError.
 
     With `sharing`, consecutive replays that differ only in their platform share decisions that do not depend on time.
+    `requests` is that of `plan`.
     """
     check_engine(engine)
-    ready = plan(trace, config)
+    ready = plan(trace, config, requests)
     if engine == "reference":
         return replay_source(source_of(trace, ready), ready, log)
     return report(_run_compiled(trace, ready, log, sharing), ready)
@@ -252,7 +261,7 @@ def source_of(trace: Trace, ready: Plan) -> Source:
     """Return the demand of a trace as a plan reads it."""
     config = ready.config
     look = (config.lookahead, config.seed)
-    return source_of_trace(trace, config.schedule, config.arrive, ready.chosen.prefetch, ready.needs, look)
+    return source_of_trace(trace, config.schedule, len(ready.arrivals), ready.chosen.prefetch, ready.needs, look)
 
 
 def _run_compiled(trace: Trace, ready: Plan, log: bool, sharing: Sharing | None) -> FinishedRun:

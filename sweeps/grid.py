@@ -14,9 +14,11 @@ import numpy as np
 
 from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
-from moereplay.results.result import Result, Row
-from moereplay.results.serving import Holding, Level, rate_of
+from moereplay.results.result import Result
+from moereplay.results.serving import COLD, FINE, SETTLED, Holding, Level, is_stable, rate_of, saturated_rate, steady
+from moereplay.results.settings import OF_CACHE
 from moereplay.simulator.bounds import Bound, Counted, bound_of, count
+from moereplay.simulator.capacity import EVERY_EXPERT
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.curves.curve import Curve
 from moereplay.simulator.errors import ConfigError
@@ -229,12 +231,30 @@ def _by_layer(result: Result, layers: int) -> np.ndarray:
     return misses
 
 
-# -- The largest rate of arrivals at which a configuration holds a service level
+# -- The largest rate of arrivals at which a queue is stable and a service level holds
 
 
-#: Rates that are tried, per decade: neighbours differ by 1.2 %.
-STEPS = 200
-FARTHEST = 3 * STEPS  #: from the throughput of requests that are all there at the start, in both directions
+FARTHEST = 1000  #: a rate of so small a part of the largest throughput leaves every request alone
+FIRST = 512  #: requests of the first search
+WIDE, NARROW = 1.25, 1.03  #: ratio of the first two rates that a search tries, without and with an earlier answer
+
+
+class Repeats(NamedTuple):
+    """Bounds on the requests of a search, whose trace begins anew after its last."""
+
+    enough: int  #: from which an answer may be settled
+    most: int
+
+    @classmethod
+    def of(cls, trace: Trace) -> Repeats:
+        """Return the bounds for the work that a request of a trace is, in experts that its tokens choose."""
+        each = trace.tokens * trace.geometry.layers * trace.geometry.k / trace.requests
+        enough, most = (min(requests, max(FIRST, int(work / each))) for requests, work in (ENOUGH, MOST))
+        return cls(max(enough, trace.requests), max(most, trace.requests))
+
+
+#: Requests, and chosen experts of all of them, that a replay of a search should and may have.
+ENOUGH, MOST = (1 << 14, 1 << 22), (1 << 15, 1 << 25)
 
 
 def at_rate(config: ReplayConfig, rate: str) -> ReplayConfig:
@@ -244,34 +264,78 @@ def at_rate(config: ReplayConfig, rate: str) -> ReplayConfig:
     return config.model_copy(update={"arrivals": f"poisson:{rate}"})
 
 
-def largest_rate(replay: Callable[[ReplayConfig], Result], config: ReplayConfig, level: Level) -> Holding:
-    """Search for the largest rate at which the level holds, by bisection over a geometric grid.
+def all_resident(config: ReplayConfig) -> ReplayConfig:
+    """Return the same service with every expert in the fast tier from the start, where policies have nothing to do."""
+    rest = ReplayConfig()
+    plain = {name: getattr(rest, name) for name in OF_CACHE}
+    return config.model_copy(update=plain | {"capacity": "100%", "resident": EVERY_EXPERT})
 
-    Gaps scale with the inverse of the rate for a fixed seed. The level holds at the rate that is returned and not at
-    the next one of the grid; at rates above it may hold again where the order of passes changes.
+
+def largest_rate(
+    replay: Callable[[ReplayConfig, int], Result], config: ReplayConfig, level: Level, repeats: Repeats
+) -> Holding:
+    """Search for the largest Poisson rate at which the queue is stable and the level holds in the steady state.
+
+    `replay` takes the number of requests. A finite run tells a queue that grows slowly from a stable one only if it is
+    long. So rates stay below that at which requests leave while others always wait, which is where queues become
+    unstable, and the search is repeated with twice as many requests until its answer moves by less than `SETTLED`.
     """
-    at_rate(config, "1")
-    start = replay(config.model_copy(update={"arrivals": "all"}))
-    base = _throughput(start.per_request)
-    results: dict[int, Result] = {}
-
-    def holds(step: int) -> bool:
-        results[step] = replay(at_rate(config, _figure(base * 10 ** (step / STEPS))))
-        return level.holds(results[step].per_request)
-
-    if level.holds(start.per_request):
-        return Holding(start, None, False, 1)
-    low, high = -FARTHEST, FARTHEST
-    if not holds(low):
-        return Holding(results[low], None, True, 1 + len(results))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return Holding(results[low], rate_of(results[low].config["arrivals"]), True, 1 + len(results))
+    slots = slots_of(at_rate(config, "1").passes)
+    assert slots is not None  # checked by `at_rate`
+    fewest = 2 * COLD * slots.many
+    many, most, found = max(FIRST, fewest), max(repeats.most, fewest), None
+    while True:
+        found = _rate_with(min(many, most), replay, config, level, slots.many, found)
+        settled = found.moved is not None and found.moved <= SETTLED and many >= repeats.enough
+        if settled or many >= most:
+            return found._replace(settled=settled)
+        many *= 2
 
 
-def _throughput(rows: Sequence[Row]) -> float:
-    return len(rows) * 1e9 / max(1, *(row["end_ns"] for row in rows))
+def _rate_with(
+    many: int,
+    replay: Callable[[ReplayConfig, int], Result],
+    config: ReplayConfig,
+    level: Level,
+    slots: int,
+    before: Holding | None,
+) -> Holding:
+    """Search with so many requests, near an answer from `before`."""
+    tried: dict[float, bool] = {}  # whether the level holds at a rate, stable or not
+    best: Result | None = None  # at the largest rate so far that holds, or the last: long runs have much to keep
+    any_holds = False
+
+    def holds(rate: float) -> bool:
+        nonlocal best, any_holds
+        result = replay(at_rate(config, _figure(rate)), many)
+        tried[rate] = level.holds(steady(result.per_request, slots))
+        stable = tried[rate] and is_stable(result.per_request)
+        best = result if stable or not any_holds else best
+        any_holds |= stable
+        return stable
+
+    top = saturated_rate(replay(config.model_copy(update={"arrivals": "every:0"}), many).per_request)
+    found = _largest(holds, top, before and before.rate)
+    assert best is not None  # a rate is tried
+    rate = found and rate_of(best.config["arrivals"])  # as it was rounded
+    above = min((each for each in tried if found and each > found), default=None)
+    by_queue = bool(found) and (above is None or tried[above])
+    moved = None if before is None else abs(rate / before.rate - 1) if rate and before.rate else float(bool(rate))
+    replays = 1 + len(tried) + (before.tried if before else 0)
+    return Holding(best, steady(best.per_request, slots), rate, by_queue, top, moved, False, replays)
+
+
+def _largest(holds: Callable[[float], bool], top: float, guess: float | None) -> float | None:
+    """Return a rate below `top` that holds, while `FINE` times it does not; None if none holds."""
+    low, high, step = 0.0, top, NARROW if guess else WIDE
+    rate = min(guess or top / WIDE, top / FINE)
+    while high > top / FARTHEST:
+        low, high = (rate, high) if holds(rate) else (low, rate)
+        if low and high <= low * FINE * (1 + 1e-9):
+            return low
+        rate = min(low * step, (low * high) ** 0.5) if low else high / step
+        step *= step
+    return None
 
 
 def _figure(rate: float) -> str:

@@ -47,6 +47,27 @@ class Passes:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def every_row(self) -> Rows:
+        """All rows, whatever they are."""
+        if self.rows is not None:
+            return self.rows
+        tokens = self.stop - self.start
+        return Rows.plain(np.arange(tokens.sum()), np.repeat(self.request, tokens), np.repeat(self.phase, tokens))
+
+    def repeated(self, requests: int) -> Passes:
+        """Return the passes of so many requests: those of these, which begin anew under further numbers.
+
+        Every pass must have one request, and requests their numbers in run order.
+        """
+        own = int(self.request[-1]) + 1
+        whole, part = divmod(requests, own)
+        lengths = np.resize(self.stop - self.start, whole * len(self) + int(np.searchsorted(self.request, part)))
+        rows, many = self.every_row, int(lengths.sum())
+        further = np.arange(many) // len(rows.token) * own
+        columns = {name: np.resize(column, many) for name, column in zip(Rows._fields, rows, strict=True)}
+        return Passes.of_rows(lengths, Rows(**columns | {"request": columns["request"] + further}))
+
     def tokens(self, first: int, last: int) -> slice | np.ndarray:
         """Return the tokens whose routing rows [first, last) have, as an index of the token axis."""
         return slice(first, last) if self.rows is None else self.rows.reads[first:last]

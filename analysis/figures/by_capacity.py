@@ -18,6 +18,7 @@ from moereplay.analysis.figures.chart import (
     Entry,
     Panel,
     Point,
+    Rule,
     Series,
     far_apart,
     legend,
@@ -25,17 +26,16 @@ from moereplay.analysis.figures.chart import (
 )
 from moereplay.analysis.figures.facets import Facets, bound_note, covered, facets, interval_note, joined, lines
 from moereplay.analysis.figures.sheet import is_narrow
-from moereplay.analysis.palette import INK, Look, looks
+from moereplay.analysis.palette import DASHED, INK, Look, looks
 from moereplay.results.errors import ResultError
 from moereplay.results.read import runs, seconds_of
 from moereplay.results.result import formula
-from moereplay.results.serving import figures, rate_of
+from moereplay.results.serving import LATENCIES, Level, figures, rate_of, slowest
+from moereplay.traces.units import MS
 
 RING = Look(INK, "o", width=0, size=9.0, hollow=True)
-HIT_RATE = (
-    "Hit rate: accesses whose expert was resident at look-up; a delayed hit (expert in flight) does not count. "
-    "Compulsory limit: every first access of an expert misses, so no cache without prefetch hits more."
-)
+HIT_RATE = "Hit rate: accesses whose expert was resident at look-up; a delayed hit (expert in flight) does not count."
+COMPULSORY = "Compulsory limit: every first access of an expert misses, so no cache without prefetch hits more."
 TTFT = {"ttft_mean_ms": "mean TTFT", "ttft_median_ms": "median TTFT"}
 #: Of time per output token, a column of panels each.
 TPOT = {"tpot_ms": "TPOT, ms", "tokens_per_s": "tokens/s, of one request"}
@@ -54,14 +54,16 @@ def hit_rate_by_capacity(frame: pl.DataFrame, curves: pl.DataFrame | None = None
     if not curved:
         capacities.check_several(found, "hit_rate_by_capacity")
     marked = ringed(frame, "hit_rate")
+    legend_of = _hit_rate_legend(found, behind)
     note = [
         HIT_RATE,
+        COMPULSORY * (capacities.LIMIT_NAME in [entry.name for entry in legend_of]),
         capacities.meaning(found.rows),
         bound_note(frame),
         covered(frame),
         interval_note(frame),
-        capacities.GAPS if curved else "",
-        *dict.fromkeys(capacities.dots_of(each) for each in behind),
+        *dict.fromkeys(map(capacities.counted_at, behind)),
+        *dict.fromkeys(map(capacities.dots_of, behind)),
     ]
     return Chart(
         title="Hit rate against capacity",
@@ -72,7 +74,7 @@ def hit_rate_by_capacity(frame: pl.DataFrame, curves: pl.DataFrame | None = None
         y=Axis("hit rate", "share", zero=True),
         rows=found.settings,
         panels=[[_hit_rates(panel, each, found, marked)] for panel, each in zip(panels, behind, strict=True)],
-        legend=[*_hit_rate_legend(found, behind), *_ring_entry(marked)],
+        legend=[*legend_of, *_ring_entry(marked)],
         size=panel_size(len(panels), 1),
         names_hidden=True,
     )
@@ -209,18 +211,21 @@ def _ring_entry(marked: Sequence[str]) -> list[Entry]:
 # -- Latency against the rate of arrivals, a line per cache size
 
 
-WORDS = {"ttft": "TTFT from arrival", "tpot": "TPOT", "e2e": "end-to-end time from arrival"}
+#: Latencies from the rows of requests: what each is, and its meaning.
+WORDS = {"ttft": "TTFT from arrival", "tpot": "TPOT", "e2e": "end to end"}
 MEANING = {
-    "ttft": "From a request's arrival to the end of its prompt, waiting for a slot included.",
-    "tpot": "A request's decode time per decoded token.",
-    "e2e": "From a request's arrival to its end, waiting for a slot included.",
+    "ttft": "TTFT: from a request's arrival to the end of its prompt, waiting for a slot included.",
+    "tpot": "TPOT: a request's decode time per decoded token.",
+    "e2e": "End to end: from a request's arrival to its end, waiting for a slot included.",
 }
+SLO = Look(INK, dash=DASHED, width=1.0)
 
 
-def latency_by_rate(frame: pl.DataFrame, latency: str, percentile: str) -> Chart:
-    """Draw a line per capacity, a panel per eviction policy and setting. Rows without arrivals are left out.
+def latency_by_rate(frame: pl.DataFrame, percentile: str, level: Level | None = None) -> Chart:
+    """Draw a line per capacity; a column of panels per latency, a row per eviction policy and setting.
 
-    Raises ResultError for fewer than two rates, or if no request has the latency.
+    The limits of a service level are dashed. Rows without arrivals are left out. Raises ResultError for fewer than two
+    rates.
     """
     arriving = frame.with_columns(_rates(frame)).filter(pl.col("rate").is_not_null())
     if arriving["rate"].n_unique() < 2:
@@ -228,37 +233,48 @@ def latency_by_rate(frame: pl.DataFrame, latency: str, percentile: str) -> Chart
             "latency_by_rate needs two rates of arrivals or more; replay several, for example "
             "--passes batch:8 --arrivals poisson:1,poisson:2,poisson:4"
         )
-    column, rates = f"{latency}_p{percentile}_ms", arriving["rate"]
-    values = [figures(rows)[column] for rows in arriving["per_request"].to_list()]
-    if not any(value is not None for value in values):
-        raise ResultError(f"latency_by_rate: no request has a {latency.upper()}")
+    rates, every = arriving["rate"], [figures(rows) for rows in arriving["per_request"].to_list()]
+    values = {name: [each[f"{name}_p{percentile}_ms"] for each in every] for name in LATENCIES}
+    known = {name: [each for each in column if each is not None] for name, column in values.items()}
+    shown = [name for name in LATENCIES if known[name]]
     results = arriving.drop("rate")
-    tidy = runs(results).with_columns(rates, pl.Series("value", values, pl.Float64), arrivals=pl.lit("all"))
-    found = facets(results, tidy)
+    columns = [pl.Series(name, values[name], pl.Float64) for name in shown]
+    found = facets(results, runs(results).with_columns(rates, *columns, arrivals=pl.lit("all")))
     rows = found.rows.with_columns(_panel(found.policies).alias("panel"))
-    panels = _panels(found)
-    drawn, word = looks(found.capacities), f"p{percentile} {WORDS[latency]}"
+    drawn = looks(found.capacities)
     drawn = {capacity: drawn[capacity] for capacity in found.capacities}
-    known = [value for value in values if value is not None]
+    limits = {name: [Rule(level.most[name] / MS, SLO, "SLO")] if level and name in level.most else [] for name in shown}
+    titles = [f"p{percentile} {WORDS[name]}, ms" for name in shown]
+
+    def panel(heading: str, name: str) -> Panel:
+        far = spans_a_decade(known[name]) and min(known[name]) > 0
+        y = Axis("", "number", scale="log" if far else "linear", zero=not far)
+        here = lines(rows.filter(pl.col("panel") == heading), "rate", name, drawn, by="capacity")
+        return Panel(here, rules=limits[name], y=y)
+
+    headings = _panels(found)
+    panels = [[panel(heading, name) for name in shown] for heading in headings]
+    if is_narrow():  # one below the other
+        headings = [", ".join(filter(None, (title, heading))) for heading in headings for title in titles]
+        titles, panels = [""], [[each] for row in panels for each in row]
     return Chart(
-        title=f"{word} against the rate of arrivals",
+        title=f"p{percentile} of latencies against the rate of arrivals",
         subtitle=found.shared,
         label=found.label,
         note=joined(
-            f"{MEANING[latency]} p{percentile}: the smallest value that {percentile}% of the requests do not exceed.",
+            *(MEANING[name] for name in shown),
+            f"p{percentile}: the smallest value that {percentile}% of the requests do not exceed.",
+            slowest(min(map(len, arriving["per_request"])), [int(percentile)], "."),
             f"A line per capacity. Seconds: {seconds_of(arriving)}.",
+            f"Dashed: the SLO, {level.in_words}." if level and any(limits.values()) else "",
         ),
         x=Axis("requests per second", "number", scale="log" if spans_a_decade(rates.to_list()) else "linear"),
-        y=Axis(f"{word}, ms", "number", scale="log", zero=False)
-        if spans_a_decade(known) and min(known) > 0
-        else Axis(f"{word}, ms", "number", zero=True),
-        rows=panels,
-        panels=[
-            [Panel(lines(rows.filter(pl.col("panel") == panel), "rate", "value", drawn, by="capacity"))]
-            for panel in panels
-        ],
-        legend=legend(drawn),
-        size=panel_size(len(panels), 1),
+        columns=titles,
+        rows=headings,
+        panels=panels,
+        legend=[*legend(drawn), *[Entry("SLO", SLO)] * any(limits.values())],
+        size=panel_size(len(headings), len(titles)),
+        scales="each" if is_narrow() else "columns",
         names_hidden=True,
     )
 

@@ -25,10 +25,8 @@ ROUND = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 25, 50, 100)  #: percenta
 MOST_PANELS = 8  #: of curves on a page
 BELADY, BELADY_NAME = Look(BOUND, dash=DASHED), "Belady (no prefetch)"
 LIMIT_LINE, LIMIT_NAME = Look(LIMIT, dash=DOTTED, width=1.6), "compulsory limit"
-GAPS = (
-    "At every capacity: each whole number of experts, from one pass over the demand (stack distances). A gap: the "
-    "capacity holds less than a step demands, so that hits depend on the times of a machine."
-)
+EVERY_CAPACITY = "At every capacity: each whole number of experts, from one pass over the demand (stack distances)."
+GAPS = "A gap: the capacity holds less than a step demands, so that hits depend on the times of a machine."
 FEW = 16  #: capacities of a curve that is counted at those alone: a dot each
 DOTS = "Belady, relaxed: an upper bound, counted at the dots alone; between them it may lie above the line."
 CURVES_NOTE = "Passes of either phase count; nothing is prefetched. Capacity: of all expert bytes."
@@ -133,6 +131,12 @@ def _is_dotted(policy: str, many: int) -> bool:
     return policy == "relaxed_belady" and many <= FEW
 
 
+def counted_at(curves: pl.DataFrame) -> str:
+    """Return the sentences on the capacities of curves, and on the gaps that they have; empty without a curve."""
+    gaps = f" {GAPS}" if curves["hit_rate"].null_count() else ""
+    return "" if curves.is_empty() else f"{EVERY_CAPACITY}{gaps}"
+
+
 def dots_of(curves: pl.DataFrame) -> str:
     """Return the sentence on a bound's dots; empty if no curve has any."""
     many = curves.group_by("policy", "identity").len()
@@ -217,7 +221,7 @@ def curves_alone(curves: pl.DataFrame) -> Chart:
         title="Hit rate at every capacity",
         subtitle=" · ".join(_named(curves, name) for name in keys if name not in varying),
         label=" / ".join(sorted(set(curves["label"]))),
-        note=" ".join(filter(None, (GAPS, dots_of(curves), CURVES_NOTE))),
+        note=" ".join(filter(None, (counted_at(curves), dots_of(curves), CURVES_NOTE))),
         x=Axis("capacity", scale="log", ticks=[Tick(tick, f"{tick:g}%") for tick in ROUND if tick >= lowest]),
         y=Axis("hit rate", "share", zero=True),
         rows=[", ".join(_named(rows, name) for name in varying) for rows in groups],

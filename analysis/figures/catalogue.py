@@ -16,6 +16,7 @@ from moereplay.analysis.figures.chart import Chart
 from moereplay.analysis.figures.panels import KINDS, Picture, rendered, save, save_caption, save_numbers
 from moereplay.analysis.figures.sheet import on_page
 from moereplay.results.errors import ResultError, unknown
+from moereplay.results.serving import Level
 
 __all__ = [
     "CHECK_FIGURES",
@@ -45,6 +46,7 @@ class Source(NamedTuple):
     module: str
     options: Mapping[str, Sequence[str]] = {}  #: name -> values, the first is the default
     curves: bool = False  #: whether it takes curves too
+    level: bool = False  #: whether it takes a service level too
 
 
 #: Figures of each kind of results, in the order of reports: replays, then those that were checked or have forecasts,
@@ -59,7 +61,7 @@ FIGURES = {
 }
 #: Of replays whose requests arrive over time.
 SERVING_FIGURES = {
-    "latency_by_rate": Source("by_capacity", {"latency": ("ttft", "tpot", "e2e"), "percentile": ("99", "90", "50")}),
+    "latency_by_rate": Source("by_capacity", {"percentile": ("99", "90", "50")}, level=True),
 }
 CHECK_FIGURES = {"checks": Source("real_runs")}
 FORECAST_FIGURES = {"forecast_by_speed": Source("quality")}
@@ -80,10 +82,12 @@ class Drawn(NamedTuple):
     left_out: dict[str, str]
 
 
-def chart(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **options: str) -> Chart:
+def chart(
+    name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, level: Level | None = None, **options: str
+) -> Chart:
     """Build the named figure from a frame of results of any kind.
 
-    `curves`, the rows of `results.curves.load`, are for figures that take them.
+    `curves`, the rows of `results.curves.load`, and a service level are for figures that take them.
 
     Raises ResultError for an unknown name, option or value, or naming the missing replays if the rows do not suffice.
     """
@@ -94,13 +98,15 @@ def chart(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **
         raise ResultError(f"{name} has no results to draw; load a folder of results first")
     source = known[name]
     make = getattr(import_module(f"moereplay.analysis.figures.{source.module}"), name)
-    more = {"curves": curves} if source.curves else {}
+    more = ({"curves": curves} if source.curves else {}) | ({"level": level} if source.level else {})
     return make(frame, **more, **_chosen(name, source.options, options))
 
 
-def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **options: str) -> Picture:
+def draw(
+    name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, level: Level | None = None, **options: str
+) -> Picture:
     """Return the picture of that chart. Raises ResultError as `chart` does."""
-    return rendered(chart(name, frame, curves, **options))
+    return rendered(chart(name, frame, curves, level, **options))
 
 
 def draw_curves(curves: pl.DataFrame) -> Picture:
@@ -108,17 +114,22 @@ def draw_curves(curves: pl.DataFrame) -> Picture:
     return rendered(curves_alone(curves))
 
 
-def draw_all(frame: pl.DataFrame, names: Sequence[str] | None = None, curves: pl.DataFrame | None = None) -> Drawn:
+def draw_all(
+    frame: pl.DataFrame,
+    names: Sequence[str] | None = None,
+    curves: pl.DataFrame | None = None,
+    level: Level | None = None,
+) -> Drawn:
     """Draw the named figures, or without names all that these rows allow.
 
     Raises ResultError if a named one cannot be drawn, or without names if none can.
     """
     if names is not None:
-        return Drawn([(name, draw(name, frame, curves)) for name in names], {})
+        return Drawn([(name, draw(name, frame, curves, level)) for name in names], {})
     drawn, refusals = Drawn([], {}), list[ResultError]()
     for name in _fed_by(frame):
         try:
-            drawn.figures.append((name, draw(name, frame, curves)))
+            drawn.figures.append((name, draw(name, frame, curves, level)))
         except ResultError as refusal:
             refusals.append(refusal)
             drawn.left_out[name] = str(refusal).removeprefix(f"{name} ")

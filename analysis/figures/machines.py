@@ -41,13 +41,14 @@ def speed_by_memory(answer: Document, points: Sequence[Document]) -> Chart:
         Tile(sold(each["vram_bytes"]), sold(each["ram_bytes"]), each["tokens_per_s"], each["here"]) for each in points
     ]
     engines = ", ".join(dict.fromkeys(each["engine"] for each in points if each["engine"]))
+    absent = "; a dash: the model does not fit" * (not all(tile.value for tile in tiles))
     return Chart(
         title=f"{answer['name']}: tokens/s by {tier} and RAM",
         subtitle=f"{answer['machine']['name']}, its rates with other sizes; engine: {engines}",
         label="ESTIMATED",
         note=(
             f"A number is tokens/s of the engine that leads at that {tier} and RAM, at the middle routing. Brighter is "
-            "faster, on a logarithmic scale; a dash: the model does not fit. A disk holds what RAM does not."
+            f"faster, on a logarithmic scale{absent}. A disk holds what RAM does not."
         ),
         x=Axis(tier),
         y=Axis("RAM"),

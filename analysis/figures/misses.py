@@ -24,11 +24,11 @@ from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
 from moereplay.results.read import layers, runs
 
-#: Column -> its legend and colour, in the order of the stack.
+#: Column -> its legend, colour and counter, in the order of the stack.
 CAUSES = {
-    "compulsory": ("compulsory", COMPULSORY),
-    "capacity_misses": ("capacity", CAPACITY),
-    "collisions": ("collision", COLLISION),
+    "compulsory": ("compulsory", COMPULSORY, "compulsory"),
+    "capacity_misses": ("capacity", CAPACITY, "capacity"),
+    "collisions": ("collision", COLLISION, "collisions"),
 }
 BELADY = Look(BOUND, dash=DASHED, width=1.2)
 
@@ -37,9 +37,10 @@ def misses(frame: pl.DataFrame) -> Chart:
     """Draw a stacked bar per eviction policy with its total; a column of panels per capacity, a row per setting."""
     found = columned(facets(frame, _with_ends(frame)))
     names, laid = list(looks(found.policies)), cells(found)
-    definitions = [
-        f"{name.capitalize()}: {COUNTERS[name].definition}." for name in ("compulsory", "collisions", "capacity")
-    ]
+    drawn = [cause for column, cause in CAUSES.items() if found.rows[column].sum()]
+    causes = drawn or list(CAUSES.values())  # without any miss all are empty
+    told = sorted((name for _, _, name in causes), key=lambda name: name == "capacity")  # the others, so last
+    definitions = [f"{name.capitalize()}: {COUNTERS[name].definition}." for name in told]
     bounded = not found.rows["bound_belady_hits"].drop_nulls().is_empty()
     return Chart(
         title="Misses by reason",
@@ -51,7 +52,7 @@ def misses(frame: pl.DataFrame) -> Chart:
         columns=laid.columns,
         rows=laid.rows,
         panels=[[_panel(found, names, *each) for each in row] for row in laid.shown],
-        legend=[*(Entry(*each) for each in CAUSES.values()), *[Entry(BELADY_NAME, BELADY)] * bounded],
+        legend=[*(Entry(name, colour) for name, colour, _ in causes), *[Entry(BELADY_NAME, BELADY)] * bounded],
         size=(5.6 if len(found.capacities) == 1 else 3.0, max(0.25 * len(names) + 0.15, 0.9)),
         left=0.6 + max(map(len, names)) * TEXT_SIZE * LETTER,
     )
@@ -76,7 +77,7 @@ def _panel(found: Facets, names: list[str], setting: str, capacity: str) -> Pane
     bars = [
         Bar(
             name,
-            [Part(cause, row[cause], colour, cause == "collisions") for cause, (_, colour) in CAUSES.items()],
+            [Part(cause, row[cause], colour, cause == "collisions") for cause, (_, colour, _) in CAUSES.items()],
             row["misses_low"],
             row["misses_high"],
         )
@@ -114,12 +115,13 @@ def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str) -> Chart:
     """
     found = columned(facets(frame, _points(frame, phase, f"collisions_per_{per}")))
     drawn, laid = looks(found.policies), cells(found)
-    definition = f"Collisions: {COUNTERS['collisions'].definition}. Layers without any {per} have no point."
+    absent = f"Layers without any {per} have no point." * bool(found.rows["value"].null_count())
+    definition = f"Collisions: {COUNTERS['collisions'].definition}."
     return Chart(
         title=f"Collisions per {per} by layer, {'prefill and decode together' if phase == 'both' else phase}",
         subtitle=found.shared,
         label=found.label,
-        note=joined(PASSES[phase], definition, NO_ENDS, found.left_out),
+        note=joined(PASSES[phase], definition, absent, NO_ENDS, found.left_out),
         x=Axis("MoE layer", "whole"),
         y=Axis(f"collisions per {per}", "share", zero=True),
         columns=laid.columns,

@@ -178,7 +178,7 @@ def quality_by_parameter(frame: pl.DataFrame) -> Chart:
         title="Over one parameter",
         subtitle=_model(frame),
         label=LABEL,
-        note=f"{LOSS} Belady: lower bound on misses of any eviction, for the unmodified routing.",
+        note=LOSS + " Belady: lower bound on misses of any eviction, for the unmodified routing." * bool(bounds),
         x=Axis("the parameter"),
         columns=[f"{family.name}, {family.parameter}" for family in families],
         rows=[loss, "miss rate"],

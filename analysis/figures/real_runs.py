@@ -193,14 +193,15 @@ def predicted(rows: pl.DataFrame) -> Chart:
     bands = [Series("", dashed, [Point(end, end * (1 + off)) for end in ends], behind=True) for off in (BAND, -BAND)]
     held = rows.filter(pl.col("role") == "held out")
     errors = (held["predicted"] / held["measured"] - 1).abs()
+    hollow = "Hollow: runs of the fit. " * (len(held) < len(rows))
     x, y = (Axis(f"{side} time per token, ms", "number", "log", limits=ends) for side in ("measured", "predicted"))
     return Chart(
         title=f"{len(held)} predictions of runs held out: median |error| {errors.median():.1%}",
         subtitle=f"and {len(rows) - len(held)} of runs that the figures were fitted on",
         label="PREDICTED versus MEASURED",
         note=(
-            "A point for every run and calibration. Hollow: runs of the fit. On the line the prediction is right, "
-            f"between the dashed lines within {BAND:.0%}. Runs whose time is not the machine's are left out."
+            f"A point for every run and calibration. {hollow}On the line the prediction is right, between the dashed "
+            f"lines within {BAND:.0%}. Runs whose time is not the machine's are left out."
         ),
         x=x,
         y=y,

@@ -95,8 +95,9 @@ def prepare_inputs(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
     config, chosen = spec.config, spec.chosen
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
     look = (config.lookahead, config.seed)
-    source = partial(source_of_trace, trace, config.schedule, config.arrive, chosen.prefetch, needs, look)
-    return inputs_of(trace, config, needs, chosen.reads), oracle_of_trace(trace, source, config, chosen.eviction)
+    source = partial(source_of_trace, trace, config.schedule, len(spec.arrivals), chosen.prefetch, needs, look)
+    inputs = inputs_of(trace, config, needs, chosen.reads, len(spec.arrivals))
+    return inputs, oracle_of_trace(trace, source, config, chosen.eviction)
 
 
 class Run(NamedTuple):

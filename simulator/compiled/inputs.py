@@ -56,26 +56,30 @@ class Demanded(NamedTuple):
     next_pass: bool  #: a policy reads the pass of the next use
     depths: tuple[int, ...]  #: look-ahead distances
     control: tuple[str, int]  #: look-ahead control and its seed
-    arrive: bool  #: requests arrive over time: their shares of passes are input, not passes and demand
+    arriving: int  #: requests that arrive over time: their shares of passes are input, not passes and demand
 
 
-def inputs_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Inputs:
+def inputs_of(
+    trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str], arriving: int = 0
+) -> Inputs:
     """Return the arrays that the policies need; `reads` is the set that they declare. Raises TraceError.
+
+    `arriving`: so many requests arrive over time; the trace begins anew after its last.
 
     All replays of this process with the same requirements share the arrays.
     """
     depths = _depths(config)
     control = (config.lookahead, config.seed if config.lookahead != "recorded" else 0) if depths else ("", 0)
-    slots = slots_of(config.schedule) if config.arrive else None
+    slots = slots_of(config.schedule) if arriving else None
     passes = slots.alone if slots else config.schedule
-    wanted = Demanded(passes, "logits" in needs, "next_pass" in reads, depths, control, slots is not None)
+    wanted = Demanded(passes, "logits" in needs, "next_pass" in reads, depths, control, arriving)
     return shared(trace, wanted, lambda: _inputs_of(trace, wanted))
 
 
 def _inputs_of(trace: Trace, wanted: Demanded) -> Inputs:
     # arrays of long traces are memory-mapped; `_filled` makes the absent ones empty
     plan = schedule(trace, wanted.passes)
-    arrays = _shares(plan) if wanted.arrive else _known_passes(trace, wanted, plan)
+    arrays = _shares(plan.repeated(wanted.arriving)) if wanted.arriving else _known_passes(trace, wanted, plan)
     arrays |= {"token_ids": token_arrays.rows(trace, "chosen")}
     if "row_token" in arrays:
         arrays["token_assigned"], arrays["token_mass"] = token_arrays.sums(trace)
@@ -103,16 +107,8 @@ def _shares(plan: Passes) -> dict[str, np.ndarray]:
         "requests": arrays["requests"],
         "first_share": np.searchsorted(arrays["pass_number"], np.arange(len(arrays["requests"]) + 1)),
         "share_start": np.append(plan.start, plan.stop[-1:]),
-        **_rows_of_shares(plan),
+        **{f"share_{name}": getattr(plan.every_row, name) for name in ("token", "reads", "phase", "draft")},
     }
-
-
-def _rows_of_shares(plan: Passes) -> dict[str, np.ndarray]:
-    if plan.rows is not None:
-        return {f"share_{name}": getattr(plan.rows, name) for name in ("token", "reads", "phase", "draft")}
-    tokens = plan.stop - plan.start
-    token, phase = np.arange(tokens.sum()), np.repeat(plan.phase, tokens)
-    return {"share_token": token, "share_reads": token, "share_phase": phase, "share_draft": np.zeros(len(token))}
 
 
 def _plan_of(trace: Trace, passes: str, plan: Passes) -> dict[str, np.ndarray]:

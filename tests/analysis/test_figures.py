@@ -18,7 +18,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from moereplay import policies
-from moereplay.analysis.figures.catalogue import FIGURES, draw, draw_all, save
+from moereplay.analysis.figures.catalogue import FIGURES, chart, draw, draw_all, save
 from moereplay.analysis.figures.facets import OMITTED_AT
 from moereplay.analysis.figures.sheet import styled
 from moereplay.analysis.metrics import measured
@@ -37,7 +37,7 @@ from tests.kit.tiny_runs import EVICTIONS, by_hand, frame_of, replayed, small_tr
 
 def refusal(name: str, frame: pl.DataFrame, **options: str) -> str:
     with pytest.raises(ResultError) as caught:
-        draw(name, frame, None, **options)
+        draw(name, frame, None, None, **options)
     return str(caught.value)
 
 
@@ -121,6 +121,40 @@ def test_without_bounds_none_are_drawn() -> None:
     unbounded = to_frame(results, [None, None])
     assert legend(draw("hit_rate_by_capacity", unbounded)) == ["lru"]
     assert legend(draw("misses", unbounded)) == ["compulsory", "capacity", "collision"]
+
+
+#: Words of a caption, and the name of what they explain in the legend.
+EXPLAINED = {
+    "Compulsory limit:": "compulsory limit",
+    "Compulsory:": "compulsory",
+    "Collisions:": "collision",
+    "Capacity: the other misses": "capacity",
+}
+
+
+@every(
+    "how",
+    [
+        {"eviction": ["lru", "fifo"], "capacity": ["25%", "50%"]},
+        {"eviction": ["lru"], "capacity": ["25%", "50%"], "passes": ["batch:2"], "arrivals": ["poisson:900"]},
+        {"eviction": ["lru"], "capacity": ["100%"]},
+    ],
+)
+def test_a_caption_explains_what_is_drawn_and_nothing_else(how: dict[str, list[str]]) -> None:
+    """With arrivals there is no limit, and where every expert fits no miss is for want of room."""
+    rows = frame_of(small_trace(), **how)
+    for name in ("hit_rate_by_capacity", "misses", "collisions_by_layer"):
+        if name == "hit_rate_by_capacity" and len(how["capacity"]) == 1:
+            continue  # one capacity makes no curve
+        made = chart(name, rows)
+        entries = [entry.name for entry in made.legend]
+        points = [point for _, _, panel in made.cells() for each in panel.series for point in each.points]
+        bars = [bar for _, _, panel in made.cells() for bar in panel.bars]
+        for words, explained in EXPLAINED.items():
+            if name != "collisions_by_layer":
+                assert (words in made.note) == (explained in entries), (name, words)
+        assert ("have no point" in made.note) == any(point.y is None for point in points), name
+        assert ("Bars:" in made.note) == any(each.low is not None for each in (*points, *bars)), name
 
 
 # Pages
@@ -288,7 +322,7 @@ def test_of_more_capacities_than_a_page_has_columns_the_ends_and_some_between_ar
 PROGRAM = """
 import sys
 from pathlib import Path
-from moereplay.analysis.figures.catalogue import FIGURES, draw, draw_all, save
+from moereplay.analysis.figures.catalogue import FIGURES, chart, draw, draw_all, save
 from moereplay.analysis.figures.panels import save
 from moereplay.results.stored import load
 frame = load(Path(sys.argv[1]))

@@ -71,9 +71,12 @@ def test_heads_of_several_words_break_before_anything_is_lost() -> None:
 
 
 def test_a_ranking_has_short_heads_and_says_what_they_mean() -> None:
-    shown, *legend = drawn([{"eviction": "lru", "hit_rate": 0.5, "belady_hit_rate": None, "tokens_per_s": 9.0}])
+    row = {"eviction": "lru", "hit_rate": 0.5, "belady_hit_rate": 0.6, "tokens_per_s": 9.0}
+    shown, *legend = drawn([row])
     assert shown.split()[:4] == ["eviction", "hit", "belady", "tok/s"] and "50.00%" in shown
     assert all(len(line) <= 80 for line in legend) and legend[0].startswith("belady, limit:")
+    unbounded = drawn([row | {"belady_hit_rate": None}])  # a column without a value, and its meaning, are left out
+    assert "tok/s" in unbounded[0] and not any("belady" in line for line in unbounded)
 
 
 def test_what_a_wide_ranking_spares_is_not_in_its_legend() -> None:

@@ -131,7 +131,7 @@ def test_every_rate_of_arrivals_has_a_winner_of_its_own() -> None:
         )
     )
     assert "most hits at each rate of arrivals and capacity" in found
-    assert "lru at 4 of 4 (arrivals poisson:1 25% to arrivals poisson:9 50%)" in found
+    assert "lru at 4 of 4 (1 requests/s, capacity 25% to 9 requests/s, capacity 50%)" in found
 
 
 def test_a_trace_is_called_by_its_model_where_each_model_has_one() -> None:
@@ -145,9 +145,9 @@ def test_a_trace_is_called_by_its_model_where_each_model_has_one() -> None:
         return said(lines(runs, ["eviction", "capacity"]))
 
     assert "at each model and capacity" in (found := won(("a", "1" * 64), ("b", "2" * 64)))
-    assert "lru at 4 of 4 (a 25% to b 50%)" in found
+    assert "lru at 4 of 4 (a, capacity 25% to b, capacity 50%)" in found
     assert "at each model, trace and capacity" in (found := won(("a", "1" * 64), ("a", "2" * 64), ("b", "3" * 64)))
-    assert "lru at 6 of 6 (a trace 11111111 25% to b trace 33333333 50%)" in found
+    assert "lru at 6 of 6 (a, trace 11111111, capacity 25% to b, trace 33333333, capacity 50%)" in found
 
 
 def test_every_condition_is_counted_once() -> None:
@@ -162,9 +162,9 @@ def test_every_condition_is_counted_once() -> None:
     shared = [*entries[:4], entries[4]._replace(requests=lambda: together), *entries[5:]]
     noisy = entry("lru", [(10**9, 26 + 31 * (at % 2)) for at in range(12)], arrivals="poisson:2", passes="batch:2")
     found = said(lines([*shared[:2], noisy, *shared[3:]], ["eviction", "arrivals"]))
-    assert "most often fifo (3 of 5): significant at 1 of 5; not significant at 1 of 5 (arrivals poisson:2); " in found
-    assert "no confidence interval: requests share passes at 1 of 5 (arrivals poisson:3); " in found
-    assert "a tie at 1 of 5 (arrivals poisson:4); no second at 1 of 5 (arrivals poisson:5) (95% CI, n = 12" in found
+    assert "most often fifo (3 of 5): significant at 1 of 5; not significant at 1 of 5 (2 requests/s); " in found
+    assert "no confidence interval: requests share passes at 1 of 5 (3 requests/s); " in found
+    assert "a tie at 1 of 5 (4 requests/s); no second at 1 of 5 (5 requests/s) (95% CI, n = 12" in found
 
 
 def test_requests_one_after_the_other_share_no_pass() -> None:

@@ -99,6 +99,14 @@ def test_one_capacity_gives_bars_in_the_order_of_the_ranking(grid: Path, page: P
     assert "Tokens per second, capacity 50%" in one.text and "against capacity" not in one.text
 
 
+def test_columns_without_a_value_are_left_out(grid: Path, page: Page, tmp_path: Path) -> None:
+    """One policy has no second and no lead, and none that knows the future."""
+    heads = [f">{head}</th>" for head in ("second", "lead", "how sure", "upper bound")]
+    alone = made(grid, tmp_path / "alone.html", "--where", "eviction=lru")
+    assert ">reaches</th>" in alone.text
+    assert [(head in page.text, head in alone.text) for head in heads] == [(True, False)] * 4
+
+
 def test_the_page_and_the_files_of_plot_show_the_same_values(grid: Path, page: Page, tmp_path: Path) -> None:
     ended = moereplay("plot", grid, "--figure", "hit_rate_by_capacity", "--out", tmp_path)
     assert ended.returncode == 0, ended.stderr

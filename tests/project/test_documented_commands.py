@@ -70,6 +70,7 @@ LONG = {
     "moereplay routing fit miniature": "a search of minutes",
     "moereplay synthesise --like my.toml": "of what ran long",
     "moereplay recommend": "replays a hundred configurations",
+    "moereplay replay miniature --capacity 25%,50% --passes batch:2 --slo": "repeats a trace until a rate settles",
 }
 #: Pages that take `make test-longest`.
 MINUTES = tuple(f"docs/{name}.md" for name in ("forecast", "measured", "quality", "trace-format", "validation"))

@@ -26,7 +26,7 @@ from moereplay.traces.units import UNIT
 from tests.kit.cases import ENGINES, Cell, ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.every import every
 from tests.kit.parity import arriving
-from tests.kit.policy_runs import Sizes, random_trace
+from tests.kit.policy_runs import Sizes, memory_trace, random_trace
 from tests.kit.scenarios import Scenario
 from tests.kit.schedules import hash53
 from tests.simulator.test_parity import searched
@@ -324,6 +324,18 @@ def test_both_engines_replay_a_trace_whose_requests_arrive(settings: dict[str, A
         config = configure(capacity="50%", passes=passes, arrivals=arrivals, **settings)
         compiled, reference = (replay(TRACE, config, log=True, engine=engine) for engine in ENGINES)
         assert compiled == reference, (passes, arrivals)
+
+
+@every("requests", [2, 4, 7, 13])
+def test_a_trace_of_which_more_requests_arrive_begins_anew(requests: int) -> None:
+    """It is the trace that holds its requests so often: every counter and every request, in both engines."""
+    longer = memory_trace(TRACE.header, [TRACE.request(at % TRACE.requests) for at in range(requests)])
+    for name in ("lru", "looks ahead", "reads the position", "routes"):
+        config = configure(capacity="50%", passes="batch:3:chunk=2", arrivals="poisson:1e6", **SETTINGS[name])
+        expected = replay(longer, config)
+        for engine in ENGINES:
+            found = replay(TRACE, config, engine=engine, requests=requests)
+            assert (found.totals, found.per_request) == (expected.totals, expected.per_request), (name, engine)
 
 
 @every("settings", [{"eviction": "belady"}, {"prefetch": "oracle"}, {"eviction": "static"}, {"eviction": "pinned"}])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.simulator.bounds import bound_of, count
-from moereplay.simulator.capacity import of_layers
+from moereplay.simulator.capacity import of_layers, residents
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import LowerTier, Measured, Platform, Roofline
@@ -19,6 +19,7 @@ from moereplay.traces.schema import Geometry
 from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import ListSource, Outcome, Prompted, at_rate, machine, replay_lists, sizes, spec_of, tokens
 from tests.kit.every import every
+from tests.kit.policy_runs import Sizes, geometry_of
 
 FREE = float("inf")
 
@@ -157,6 +158,9 @@ class TestResidents:
 
     def test_layers_are_named_by_ranges(self) -> None:
         assert of_layers("layers:0-2,5") == ((0, -1), (1, -1), (2, -1), (5, -1))
+        assert residents(of_layers("all"), geometry_of(Sizes(2, 3, 1))) == tuple(
+            (layer, expert) for layer in range(2) for expert in range(3)
+        )
         for wrong in ("layers:", "layers:3-1", "layers:x", "layers:1-"):
             with pytest.raises(ConfigError, match="layers:A-B"):
                 of_layers(wrong)
