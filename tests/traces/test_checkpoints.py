@@ -51,6 +51,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 48,
         "intermediate_size": 80,
         "mlp_only_layers": [0],
+        "num_key_value_heads": 2,
     },
     "qwen3_next": {
         "num_experts": 8,
@@ -113,6 +114,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "num_key_value_heads": 2,
     },
+    "lfm2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "intermediate_size": 80,
+        "num_dense_layers": 1,
+        "num_key_value_heads": 2,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "hidden_size": 256,
+    },
+    "mimo_v2_flash": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "intermediate_size": 80,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "sliding_window": 128,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    },
     "exaone_moe": {
         "num_experts": 8,
         "num_experts_per_tok": 2,
@@ -124,13 +146,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+EXPANDED = ("deepseek_v3",)  #: transformers keeps the heads' keys and values, engines the latent row
+
+
 def test_the_config_and_the_tensors_of_real_models_give_their_parameters_and_bytes(tmp_path: Path) -> None:
     """Every family is saved with random weights; its config alone and its headers are compared with the weights."""
     torch = pytest.importorskip("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
 
     for family, extra in FAMILIES.items():
-        config = AutoConfig.for_model(family, **COMMON, **extra)
+        config = AutoConfig.for_model(family, **COMMON | extra)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         folder = tmp_path / family
         model.save_pretrained(folder, max_shard_size="100KB")
@@ -140,6 +165,11 @@ def test_the_config_and_the_tensors_of_real_models_give_their_parameters_and_byt
         numbers = numbers_of(said, family, "a test")
         # norms of queries and keys, and biases, are left out of the formulas
         assert numbers.total() == pytest.approx(sum(weights.values()), rel=0.02), family
+        if family not in EXPANDED:
+            tokens = torch.arange(7)[None]
+            layers = model(tokens, use_cache=True).past_key_values.layers
+            kept = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+            assert numbers.cached()[0] * 7 == 2 * sum(each.numel() for each in kept if each is not None), family
         exact = model_of(str(folder)).geometry
         assert sum(exact.expert_bytes) * exact.experts == 2 * experts, family
         stored = sum(2 * size for size in weights.values())

@@ -50,14 +50,14 @@ ARCHITECTURES = frozenset(
     gemma4_unified glm4_moe glm4_moe_lite glm4v_moe glm4v_moe_text glm_moe_dsa gpt_oss granitemoe granitemoehybrid
     granitemoeshared grok-1 hunyuan hunyuan_v1_moe hy_v3 jamba kimi_k2 kimi_k25 kimi_linear laguna lfm2_moe llama4
     llama4_text mellum mimo_v2_flash minimax minimax_m1 minimax_m2 minimax_text_01 mistral4 mixtral nemotron_h olmoe
-    phimoe qwen2_moe qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_vl_moe qwen3_vl_moe_text skywork smallthinker
-    solar_open step3p5 step3p7 xverse""".split()  # noqa: SIM905
+    phimoe qwen2_moe qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_vl_moe qwen3_vl_moe_text skywork
+    smallthinker solar_open step3p5 step3p7 xverse""".split()  # noqa: SIM905
 )
 #: Families whose every MLP is a mixture, so that `intermediate_size` is the width of an expert.
 EXPERT_WIDTH_IS_INTERMEDIATE = frozenset(
     """mixtral olmoe phimoe gpt_oss granitemoe granitemoeshared granitemoehybrid minimax minimax_m1 minimax_m2
     minimax_m3_vl_text minimax_text_01 llama4 llama4_text jamba flex_olmo cohere2_moe grok-1 grok1 hunyuan
-    hunyuan_v1_moe dbrx aria_text minicpm skywork""".split()  # noqa: SIM905
+    hunyuan_v1_moe dbrx aria_text minicpm skywork xverse""".split()  # noqa: SIM905
 )
 SIGMOID = ("deepseek_v3", "deepseek_v4", "glm4_moe", "glm_moe", "kimi", "minimax_m2", "bailing", "dots1", "nemotron_h")
 SIGMOID += ("lfm2_moe", "mimo_v2", "solar_open", "step3p")
@@ -183,7 +183,7 @@ class Config(_Table):
     # attention
     heads: int | None = _size("num_attention_heads", "n_heads", "n_head", least=1)
     kv_heads: int | None = _size("num_key_value_heads", "num_query_groups", "num_attention_groups", "kv_n_heads")
-    head_dim: int | None = _size("head_dim", "kv_channels", least=1)
+    head_dim: int | None = _size("head_dim", "kv_channels", "attention_head_dim", least=1)
     v_head_dim: int | None = _size("v_head_dim")
     global_head_dim: int | None = _size("global_head_dim")
     num_global_key_value_heads: int | None = _size("num_global_key_value_heads")
@@ -283,7 +283,7 @@ HARMLESS = re.compile(
     r"dropout|bias|rope|theta|scal|norm|loss|aux|jitter|eps|init|implementation|impl|logit|sink|router|gat(e|ing)|softcap"
     r"|drop|capacity|output_|use_cache|backend|dtype|act_fn|_act$|correction|topk$|n_heads$|qk_head_dim|max_window_layers"
     r"|use_sliding_window|alpha|beta|swiglu|hash|combine|overlap|kernels|chunk_size|mtp|proj|token|attention_type"
-    r"|heads_per_layer|add_|_fn$|strategy|per_layer_config|freq|vision|audio|image|multiplier|precision|kv_cache"
+    r"|dt_rank|bidirectional|heads_per_layer|add_|_fn$|strategy|per_layer_config|freq|vision|audio|image|multiplier|precision|kv_cache"
 )
 
 
@@ -607,13 +607,14 @@ def _router(config: Config) -> Router:
         kind = "sigmoid_groups"
     elif groups > 1:
         kind = "softmax_groups"
-    elif family in ("gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid", "mixtral"):
-        return Router(family="topk_softmax") if family != "mixtral" else Router(renormalise=True)
+    elif family in ("gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid"):
+        return Router(family="topk_softmax")
     elif family == "phimoe":
         return Router(family="sparsemixer", jitter=config.router_jitter_noise)
     else:
         kind = "softmax_topk"
-    renormalise = config.moe_renormalize if config.norm_topk_prob is None else config.norm_topk_prob
+    always = family.startswith(("mixtral", "gemma4", "ernie4_5"))
+    renormalise = always or (config.moe_renormalize if config.norm_topk_prob is None else config.norm_topk_prob)
     return Router(
         family=kind, groups=groups, groups_kept=config.topk_group or 1, scale=config.scale, renormalise=renormalise
     )

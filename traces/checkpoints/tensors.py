@@ -262,8 +262,8 @@ def model_of_gguf(files: list[Gguf], name: str, source: str) -> KnownModel:
 ARCHITECTURES = frozenset(
     """afmoe arctic bailingmoe bailingmoe2 cohere2moe dbrx deepseek deepseek2 deepseek32 deepseek4 dots1 ernie4_5-moe
     exaone-moe gemma4 glm-dsa glm4moe gpt-oss granitehybrid granitemoe grok grovemoe hunyuan-moe jamba kimi-linear
-    laguna lfm2moe llada-moe llama llama4 mimo2 minimax-m2 mistral4 nemotron_h_moe olmoe phimoe qwen2moe qwen35moe qwen3moe
-    qwen3next qwen3vlmoe smallthinker step35""".split()  # noqa: SIM905
+    laguna lfm2moe llada-moe llama llama4 mimo2 minimax-m2 mistral4 nemotron_h_moe olmoe phimoe qwen2moe qwen35moe
+    qwen3moe qwen3next qwen3vlmoe smallthinker step35""".split()  # noqa: SIM905
 )
 #: Keys of attention that are read, or that no size depends on.
 OF_ATTENTION = re.compile(
