@@ -25,7 +25,6 @@ from moereplay.traces.documents import Cached, Public, Window
 from moereplay.traces.schema import (
     LEAST_BITS,
     MOST_BITS,
-    MOST_BYTES,
     MOST_MATRICES,
     MOST_PART,
     Frozen,
@@ -36,9 +35,11 @@ from moereplay.traces.schema import (
 from moereplay.traces.texts import whole
 from moereplay.traces.weight_formats import CHECKPOINT_BITS, without_format
 
+MOST_PARAMS = 1 << 48
+
 
 class Published(Frozen):
-    """Storage of experts in the model's published checkpoint: bytes and labels follow from `bits`."""
+    """Storage of experts in the model's published checkpoint, or in the file or quantisation that was asked for."""
 
     format: str = "BF16"  #: a name of `traces.weight_formats.CHECKPOINT_BITS`, or of the file that was read
     #: Per weight, with scales; that of the format if absent
@@ -62,7 +63,7 @@ class KnownModel(Public, Cached):
     context: int  #: tokens
     hidden: int  #: width of the residual
     dense_layers: int = 0  #: layers without experts, which come first
-    params: int = Field(le=MOST_BYTES)  #: weights of the whole text model, embedding included
+    params: int = Field(le=MOST_PARAMS)  #: weights of the whole text model, embedding included
     embedding_params: int = 0  #: weights of an embedding table that is not tied to the head
     matrices: tuple[int, ...]  #: relative sizes of an expert's matrices in reading order
     kv_bytes: int  #: KV cache per position, while every layer keeps all positions

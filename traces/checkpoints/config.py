@@ -65,7 +65,7 @@ SIGMOID += ("lfm2_moe", "mimo_v2", "solar_open", "step3p")
 UNGATED = ("relu2", "relu_squared")
 
 
-def _size(*keys: str, least: int = 0, most: int = 1 << 24) -> Any:
+def _size(*keys: str, least: int = 0, most: int = 1 << 20) -> Any:
     """Return the field of a size under any of these keys; the first one found counts."""
     return Field(default=None, validation_alias=AliasChoices(*keys), ge=least, le=most)
 
@@ -77,7 +77,7 @@ def _either(default: object, *keys: str) -> Any:
 
 Layered = Annotated[list[str], Field(max_length=2 * MOST_LAYERS)]
 Places = Annotated[list[Annotated[int, Field(ge=0, le=1 << 20)]], Field(max_length=2 * MOST_LAYERS)]
-Small = Annotated[int, Field(ge=0, le=1 << 24)]
+Small = Annotated[int, Field(ge=0, le=1 << 20)]
 Step = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 
 
@@ -173,7 +173,7 @@ class Config(_Table):
         "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
         "share_expert_dim", "share_expert_dims",
     )  # fmt: skip
-    vocab: int | None = _size("vocab_size", least=1, most=1 << 31)
+    vocab: int | None = _size("vocab_size", least=1, most=1 << 28)
     context: int | None = _size(
         "max_position_embeddings", "max_seq_len", "model_max_length", "seq_length", most=1 << 40
     )
@@ -181,9 +181,9 @@ class Config(_Table):
     tie_word_embeddings: bool = False
     mlp_hidden_act: str = ""
     # attention
-    heads: int | None = _size("num_attention_heads", "n_heads", "n_head", least=1)
+    heads: int | None = _size("num_attention_heads", "n_heads", "n_head", least=1, most=1 << 16)
     kv_heads: int | None = _size("num_key_value_heads", "num_query_groups", "num_attention_groups", "kv_n_heads")
-    head_dim: int | None = _size("head_dim", "kv_channels", "attention_head_dim", least=1)
+    head_dim: int | None = _size("head_dim", "kv_channels", "attention_head_dim", least=1, most=1 << 16)
     v_head_dim: int | None = _size("v_head_dim")
     global_head_dim: int | None = _size("global_head_dim")
     num_global_key_value_heads: int | None = _size("num_global_key_value_heads")
@@ -232,7 +232,7 @@ class Config(_Table):
         "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "n_dense_first_layers",
         "moe_layer_num_skipped",
     )  # fmt: skip
-    moe_layer_end_index: Annotated[int, Field(ge=-1, le=1 << 24)] = -1
+    moe_layer_end_index: Annotated[int, Field(ge=-1, le=1 << 20)] = -1
     moe_step: int | None = _size("decoder_sparse_step", "moe_layer_interval", least=1)
     mlp_only_layers: Places = []
     # linear kinds

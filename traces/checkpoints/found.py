@@ -330,7 +330,7 @@ def _pairs(model: KnownModel) -> Iterator[tuple[str, str]]:
     dense = dense_of(geometry)
     experts = geometry.experts * sum(geometry.expert_bytes)
     active = geometry.k * sum(geometry.expert_bytes) + dense.read
-    stored = model.quant or (geometry.weight_format or model.published.format)
+    stored = model.published.format
     first = f", after {model.dense_layers} without experts" if model.dense_layers else ""
     shared = f", and {geometry.shared_experts} shared" if geometry.shared_experts else ""
     yield "model", model.name

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from moereplay.traces.checkpoints.gguf import TYPES
-from moereplay.traces.geometry import KnownModel
+from moereplay.traces.geometry import KnownModel, Published
 from moereplay.traces.schema import TraceError, shown
 from moereplay.traces.texts import hint
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT, CHECKPOINT_BITS, OF_EXPERTS
@@ -111,10 +111,13 @@ def quantised(model: KnownModel, quant: str) -> KnownModel:
     if model.stored:
         raise TraceError(f"--quant {quant}: the weights of {model.name} are already quantised; omit --quant")
     experts, layer_bits, head_bits, table_bits = _bits(model, name)
+    label = quant.upper() if quant.upper().startswith("UD-") else name
+    form = name
     if name in MIXES and model.published.format in OF_EXPERTS:  # llama.cpp keeps these blocks where they are smaller
         if any(map(int.__gt__, experts, geometry.expert_bytes)):
             note = "; ".join(filter(None, (note, f"experts stay in the published {model.published.format}")))
         experts = tuple(map(min, experts, geometry.expert_bytes))
+        form = model.published.format if experts == geometry.expert_bytes else name
     gates = model.hidden * geometry.experts
     inside = round((max(0, geometry.dense_params - gates) * layer_bits + gates * GATE_BITS) / 8)
     vocabulary = min(model.embedding_params or geometry.head_params or 0, geometry.head_params or 0)
@@ -124,7 +127,8 @@ def quantised(model: KnownModel, quant: str) -> KnownModel:
     return model.model_copy(
         update={
             "name": model.name,
-            "quant": quant.upper() if quant.upper().startswith("UD-") else name,
+            "quant": label,
+            "published": Published(format=label if form == name else form, bits=round(mean, 4)),
             "note": "; ".join(filter(None, (model.note, note))),
             "geometry": geometry.model_copy(
                 update={
@@ -135,7 +139,7 @@ def quantised(model: KnownModel, quant: str) -> KnownModel:
                     "head_bytes": head,
                     "dense_bytes": inside * geometry.layers + head + table,
                     "dense_stated": True,
-                    "weight_format": name if name in BITS_PER_WEIGHT else "",
+                    "weight_format": form if form in BITS_PER_WEIGHT else "",
                 }
             ),
         }

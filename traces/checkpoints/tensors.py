@@ -160,9 +160,8 @@ def with_sizes(model: KnownModel, sizes: Sizes, name: str) -> KnownModel:
             f"{name}: tensors have routed experts in {len(sizes.experts)} layers, config.json in {geometry.layers}"
         )
     stored = _stored(geometry, sizes, name)
-    published = model.published.model_copy(update={"bits": stored.expert_bits})
-    if stored.weight_format:
-        published = published.model_copy(update={"format": stored.weight_format})
+    form = stored.weight_format or model.published.format  # packed weights have a dtype of whole bytes
+    published = Published(format=form, bits=stored.expert_bits)
     return model.model_copy(
         update={"geometry": stored, "published": published, "matrices": sizes.matrices or model.matrices}
     )
@@ -176,8 +175,8 @@ def _stored(geometry: Geometry, sizes: Sizes, name: str) -> Geometry:
         )
     each = tuple(size // geometry.experts for size in sizes.experts)
     params = geometry.expert_params or sum(sizes.expert_weights) // (geometry.experts * geometry.layers)
-    if not params:
-        raise TraceError(f"{name}: the experts' tensors are packed so that their number of weights is unknown")
+    if not params or not all(each):
+        raise TraceError(f"{name}: the experts' tensors have no bytes, or are packed so that their weights are unknown")
     stored = {
         "expert_bytes": each,
         "expert_bits": round(8 * sum(each) / (params * geometry.layers), 4),
@@ -238,7 +237,7 @@ def model_of_gguf(files: list[Gguf], name: str, source: str) -> KnownModel:
         return KnownModel(
             name=name,
             geometry=geometry,
-            published=Published(format=geometry.weight_format or "F16", bits=geometry.expert_bits),
+            published=Published(format=sizes.format, bits=geometry.expert_bits),
             matrices=sizes.matrices or THIRDS,
             context=read.optional("context_length", 1 << 40) or 0,
             hidden=geometry.hidden,
