@@ -143,7 +143,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
     try:
         named = options.model_named(sizes.model, sizes.quant) if sizes.model else None
     except TraceError as unknown:
-        raise TraceError(f"{unknown} Or pass --expert-bytes without --model") from None
+        raise TraceError(f"{unknown}; or pass --expert-bytes without --model") from None
     try:
         return Options(
             model=named.name if named else None,

@@ -65,9 +65,9 @@ SIGMOID += ("lfm2_moe", "mimo_v2", "solar_open", "step3p")
 UNGATED = ("relu2", "relu_squared")
 
 
-def _size(*keys: str, least: int = 0, most: int = 1 << 20) -> Any:
+def _size(keys: str, least: int = 0, most: int = 1 << 20) -> Any:
     """Return the field of a size under any of these keys; the first one found counts."""
-    return Field(default=None, validation_alias=AliasChoices(*keys), ge=least, le=most)
+    return Field(default=None, validation_alias=AliasChoices(*keys.split()), ge=least, le=most)
 
 
 def _either(default: object, *keys: str) -> Any:
@@ -136,8 +136,8 @@ class Quantisation(_Table):
     quant_method: str = ""
     format: str = ""
     quant_algo: str = ""
-    bits: int | None = _size("bits", "w_bit", least=1, most=16)
-    group_size: int | None = _size("group_size", "q_group_size", least=-1)
+    bits: int | None = _size("bits w_bit", least=1, most=16)
+    group_size: int | None = _size("group_size q_group_size", least=-1)
     load_in_4bit: bool = False
     load_in_8bit: bool = False
     expert_dtype: str = ""
@@ -148,46 +148,43 @@ class Config(_Table):
     """The keys of a `config.json` that sizes depend on. Keys with the value null count as absent."""
 
     model_type: str = ""
-    layers: int | None = _size("num_hidden_layers", "n_layers", "num_layers", "n_layer", least=1, most=MOST_LAYERS)
-    hidden: int | None = _size("hidden_size", "d_model", "n_embd", least=1)
+    layers: int | None = _size("num_hidden_layers n_layers num_layers n_layer", least=1, most=MOST_LAYERS)
+    hidden: int | None = _size("hidden_size d_model n_embd", least=1)
     experts: int | None = _size(
-        "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts",
-        "moe_num_primary_experts", most=MOST_EXPERTS,
-    )  # fmt: skip
+        "num_experts n_routed_experts num_local_experts moe_num_experts num_routed_experts moe_num_primary_experts",
+        most=MOST_EXPERTS,
+    )
     k: int | None = _size(
-        "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k",
-        "experts_per_token", "num_selected_experts", "moe_num_active_primary_experts", most=MOST_EXPERTS,
-    )  # fmt: skip
+        "num_experts_per_tok num_experts_per_token top_k_experts moe_topk "
+        "moe_k moe_top_k experts_per_token num_selected_experts moe_num_active_primary_experts",
+        most=MOST_EXPERTS,
+    )
     width: int | None = _size(
-        "moe_intermediate_size", "expert_ffn_hidden_size", "expert_intermediate_size", "moe_ffn_hidden_size"
+        "moe_intermediate_size expert_ffn_hidden_size expert_intermediate_size moe_ffn_hidden_size"
     )
     latent: int | None = _size("moe_latent_size")
-    dense_width: int | None = _size(
-        "intermediate_size_mlp", "dense_intermediate_size", "intermediate_size", "ffn_hidden_size"
-    )
+    dense_width: int | None = _size("intermediate_size_mlp dense_intermediate_size intermediate_size ffn_hidden_size")
     intermediate_size: int | None = _size("intermediate_size")
     shared: int | None = _size(
-        "n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert", most=MOST_EXPERTS
+        "n_shared_experts num_shared_experts moe_num_shared_experts num_shared_expert", most=MOST_EXPERTS
     )
     shared_width: int | None = _size(
-        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
-        "share_expert_dim", "share_expert_dims",
-    )  # fmt: skip
-    vocab: int | None = _size("vocab_size", least=1, most=1 << 28)
-    context: int | None = _size(
-        "max_position_embeddings", "max_seq_len", "model_max_length", "seq_length", most=1 << 40
+        "shared_expert_intermediate_size moe_shared_expert_intermediate_size "
+        "shared_intermediate_size share_expert_dim share_expert_dims"
     )
-    mtp: int | None = _size("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", most=MOST_LAYERS)
+    vocab: int | None = _size("vocab_size", least=1, most=1 << 28)
+    context: int | None = _size("max_position_embeddings max_seq_len model_max_length seq_length", most=1 << 40)
+    mtp: int | None = _size("num_nextn_predict_layers mtp_num_hidden_layers num_mtp_modules", most=MOST_LAYERS)
     tie_word_embeddings: bool = False
     mlp_hidden_act: str = ""
     # attention
-    heads: int | None = _size("num_attention_heads", "n_heads", "n_head", least=1, most=1 << 16)
-    kv_heads: int | None = _size("num_key_value_heads", "num_query_groups", "num_attention_groups", "kv_n_heads")
-    head_dim: int | None = _size("head_dim", "kv_channels", "attention_head_dim", least=1, most=1 << 16)
+    heads: int | None = _size("num_attention_heads n_heads n_head", least=1, most=1 << 16)
+    kv_heads: int | None = _size("num_key_value_heads num_query_groups num_attention_groups kv_n_heads")
+    head_dim: int | None = _size("head_dim kv_channels attention_head_dim", least=1, most=1 << 16)
     v_head_dim: int | None = _size("v_head_dim")
     global_head_dim: int | None = _size("global_head_dim")
     num_global_key_value_heads: int | None = _size("num_global_key_value_heads")
-    swa_heads: int | None = _size("swa_num_attention_heads", "num_sliding_attention_heads")
+    swa_heads: int | None = _size("swa_num_attention_heads num_sliding_attention_heads")
     swa_kv_heads: int | None = _size("swa_num_key_value_heads")
     swa_head_dim: int | None = _size("swa_head_dim")
     swa_v_head_dim: int | None = _size("swa_v_head_dim")
@@ -207,7 +204,7 @@ class Config(_Table):
     num_kv_shared_layers: int | None = _size("num_kv_shared_layers", most=MOST_LAYERS)
     use_cla: bool = False
     cla_share_factor: int | None = _size("cla_share_factor", least=1)
-    window: int | None = _size("sliding_window", "sliding_window_size", most=1 << 40)
+    window: int | None = _size("sliding_window sliding_window_size", most=1 << 40)
     attention_chunk_size: int | None = _size("attention_chunk_size", most=1 << 40)
     # which layers attend, and how
     layer_types: Layered = []
@@ -215,7 +212,7 @@ class Config(_Table):
     full_attn_idxs: Places = []
     attn_layer_period: Step | None = None
     attn_layer_offset: Small = 0
-    attention_every: int | None = _size("full_attention_interval", "layer_group_size", least=1)
+    attention_every: int | None = _size("full_attention_interval layer_group_size", least=1)
     no_rope_layer_interval: Step | None = None
     window_layout: Places = _either([], "sliding_window_layout", "hybrid_layer_pattern")
     window_pattern: Small | str = _either(0, "sliding_window_pattern", "global_attn_every_n_layers")
@@ -229,11 +226,10 @@ class Config(_Table):
     expert_layer_offset: Small = 0
     interleave_moe_layer_step: Small = 0
     first: int | None = _size(
-        "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "n_dense_first_layers",
-        "moe_layer_num_skipped",
-    )  # fmt: skip
+        "first_k_dense_replace num_dense_layers moe_layer_start_index n_dense_first_layers moe_layer_num_skipped"
+    )
     moe_layer_end_index: Annotated[int, Field(ge=-1, le=1 << 20)] = -1
-    moe_step: int | None = _size("decoder_sparse_step", "moe_layer_interval", least=1)
+    moe_step: int | None = _size("decoder_sparse_step moe_layer_interval", least=1)
     mlp_only_layers: Places = []
     # linear kinds
     linear_attn_config: Linear = Linear()
@@ -243,7 +239,7 @@ class Config(_Table):
     linear_value_head_dim: Small = 0
     linear_num_key_heads: Small = 0
     linear_key_head_dim: Small = 0
-    kernel: int | None = _size("linear_conv_kernel_dim", "mamba_d_conv", "short_conv_kernel_size", "conv_kernel")
+    kernel: int | None = _size("linear_conv_kernel_dim mamba_d_conv short_conv_kernel_size conv_kernel")
     conv_L_cache: Small = 3  # noqa: N815
     mamba_n_heads: int | None = _size("mamba_n_heads")
     mamba_d_head: Small = 0
@@ -255,7 +251,7 @@ class Config(_Table):
     n_groups: Small = 1
     ssm_state_size: Small = 128
     # router
-    groups: int | None = _size("n_group", "num_expert_group", most=MOST_EXPERTS)
+    groups: int | None = _size("n_group num_expert_group", most=MOST_EXPERTS)
     topk_group: int | None = _size("topk_group", most=MOST_EXPERTS)
     scale: float = _either(1.0, "routed_scaling_factor", "route_scale", "moe_router_scaling_factor")
     scoring: str = _either("", "scoring_func", "score_function", "moe_router_activation")
@@ -277,13 +273,13 @@ KEYS = frozenset(
 FULL = ("attention", "full_attention", "global_attention", "indexed_attention")
 #: Keys that may change what a layer keeps or how many experts it has, but for those that do not (`HARMLESS`).
 OF_LAYERS = re.compile(
-    r"attn|attention|heads?(_|$)|kv_|window|rank|compress|index|chunk|experts?(_|$)|moe|sparse|mamba|ssm"
+    r"attn|attention|per_layer_config|heads?(_|$)|kv_|window|rank|compress|index|chunk|experts?(_|$)|moe|sparse|mamba|ssm"
 )
 HARMLESS = re.compile(
     r"dropout|bias|rope|theta|scal|norm|loss|aux|jitter|eps|init|implementation|impl|logit|sink|router|gat(e|ing)|softcap"
     r"|drop|capacity|output_|use_cache|backend|dtype|act_fn|_act$|correction|topk$|n_heads$|qk_head_dim|max_window_layers"
     r"|use_sliding_window|alpha|beta|swiglu|hash|combine|overlap|kernels|chunk_size|mtp|proj|token|attention_type"
-    r"|dt_rank|bidirectional|heads_per_layer|add_|_fn$|strategy|per_layer_config|freq|vision|audio|image|multiplier|precision|kv_cache"
+    r"|dt_rank|bidirectional|heads_per_layer|add_|_fn$|strategy|vision|audio|image|multiplier|precision|kv_cache"
 )
 
 
