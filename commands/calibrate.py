@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from moereplay.commands.options import check_platform_file, grouped
+from moereplay.commands.options import check_platform_file, grouped, model_named
 from moereplay.commands.terminal import STDOUT, say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
@@ -216,9 +216,8 @@ def _first_layers(model: str, layers: int) -> Geometry:
     """Raises TraceError for an unknown model, ConfigError for more layers than it has."""
     from moereplay.simulator.errors import ConfigError
     from moereplay.tracegen.offload.part import shallow
-    from moereplay.traces.checkpoints.found import model_of
 
-    geometry = model_of(model).geometry
+    geometry = model_named(model).geometry
     if layers > geometry.layers:
         raise ConfigError(f"invalid --layers {layers}: expected at most {geometry.layers}, the layers of {model}")
     return shallow(geometry, layers)

@@ -132,7 +132,6 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
     from pydantic import ValidationError
 
     from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.importers.columns import columns_named, where_named
     from moereplay.traces.importers.contract import Options
     from moereplay.traces.schema import TraceError
@@ -142,9 +141,9 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
     if sizes.quant and not sizes.model:
         raise ConfigError("--quant requires --model")
     try:
-        named = model_of(sizes.model, sizes.quant) if sizes.model else None
+        named = options.model_named(sizes.model, sizes.quant) if sizes.model else None
     except TraceError as unknown:
-        raise TraceError(f"{unknown} Or pass --expert-bytes without --model") from None
+        raise TraceError(f"{unknown}; or pass --expert-bytes without --model") from None
     try:
         return Options(
             model=named.name if named else None,

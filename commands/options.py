@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from moereplay.simulator.config import ReplayConfig
+    from moereplay.traces.geometry import KnownModel
 
 #: Cores of this process: a container may have fewer than the machine.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -179,6 +180,17 @@ Matrices = Annotated[
         "(default: the model's)."
     ),
 ]
+
+
+def model_named(spec: str, quant: str = "") -> KnownModel:
+    """Return the sizes of a model, and say what they assume. Raises TraceError."""
+    from moereplay.commands.terminal import say
+    from moereplay.traces.checkpoints.found import model_of
+
+    found = model_of(spec, quant)
+    if found.assumed:
+        say(f"note: {found.name}: {found.assumed}")
+    return found
 
 
 def stored(expert_bits: str, dense: str, dense_bits: str, matrices: str = "") -> dict[str, Any]:

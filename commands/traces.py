@@ -383,14 +383,13 @@ def _recorded(model: RoutingModel | None, geometry: Geometry, logits: bool) -> s
 
 def _stored(model: str, sizes: Sizes) -> Geometry:
     """Return the geometry of a known model with the weight formats of the options. Raises TraceError."""
-    from moereplay.traces.checkpoints.found import model_of
     from moereplay.traces.dense import with_stored
     from moereplay.traces.geometry import as_known
     from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
     stored = options.stored(*sizes[1:5])
     options.refuse_both(quant=sizes.quant, expert_bits=sizes.expert_bits)
-    geometry, named = model_of(model, sizes.quant).geometry, stored["weight_format"]
+    geometry, named = options.model_named(model, sizes.quant).geometry, stored["weight_format"]
     if bits := stored["expert_bits"] or BITS_PER_WEIGHT.get(named):
         geometry = geometry.stored_at(bits)
     if named:

@@ -252,7 +252,7 @@ def divided(trace: Trace, total: int, context: int, runtime: str = "", dense: st
     geometry = sized(as_known(trace.geometry, about.model), about.model, dense, dense_bits)
     dense_bytes = dense_of(geometry).resident
     taken = size_of(runtime, "runtime") if runtime else RUNTIME
-    found = Memory(total, dense_bytes, geometry.kv_cache(context), taken)
+    found = Memory(total, dense_bytes, geometry.kv_held(context), taken)
     largest = max(geometry.expert_bytes)
     if found.cache_bytes < largest:
         said = assumption(geometry, recorded(about))

@@ -101,7 +101,7 @@ class Plan:
         """The most bytes that the machine has to hold, or None if its memory is unknown."""
         side = _side_bytes(self.chosen, self.layout.tiers)
         parts = {"the cache": self.capacity.total, "side buffers": side, "dense weights": self._times.dense.resident}
-        return peak(self.machine, parts, self.layout.geometry.kv_cache(self.longest))
+        return peak(self.machine, parts, self.layout.geometry.kv_held(self.longest))
 
     def _price_of_faults(self) -> str:
         each = self.machine.fault_ns

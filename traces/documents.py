@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
@@ -358,6 +358,11 @@ class Window(NamedTuple):
     kv_bytes: Annotated[int, Field(ge=1, le=1 << 60)]  #: per position, all such layers together
 
 
+#: Positions of a batch, which llama.cpp and ollama keep beside a window, and by how many a window's cache grows
+#: (llama.cpp, src/llama-kv-cache-iswa.cpp).
+BATCH, CELLS = 512, 256
+
+
 class Cached:
     """A model with keys and values: a geometry, or a known model."""
 
@@ -365,6 +370,13 @@ class Cached:
     kv_windows: tuple[Window, ...]
 
     def kv_cache(self, context: int) -> int:
-        """Return the bytes of a KV cache of `context` positions."""
-        beyond = sum(each.kv_bytes * max(0, context - each.positions) for each in self.kv_windows)
+        """Return the bytes of a KV cache that `context` positions are read from."""
+        return self._cache(context, lambda window: window)
+
+    def kv_held(self, context: int) -> int:
+        """Return the bytes of memory that an engine keeps for it: windows have room for a batch."""
+        return self._cache(context, lambda window: -(-(window + BATCH) // CELLS) * CELLS)
+
+    def _cache(self, context: int, room: Callable[[int], int]) -> int:
+        beyond = sum(each.kv_bytes * max(0, context - room(each.positions)) for each in self.kv_windows)
         return max(0, self.kv_bytes * context - beyond)

@@ -10,28 +10,51 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
+from fractions import Fraction
 from functools import cache
+from math import ceil
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from moereplay.traces.documents import Cached, Window
-from moereplay.traces.schema import MOST_MATRICES, MOST_PART, Frozen, Geometry, Router, TraceError
+from moereplay.traces.documents import Cached, Public, Window
+from moereplay.traces.schema import (
+    LEAST_BITS,
+    MOST_BITS,
+    MOST_MATRICES,
+    MOST_PART,
+    Frozen,
+    Geometry,
+    Router,
+    TraceError,
+)
 from moereplay.traces.texts import whole
-from moereplay.traces.weight_formats import without_format
+from moereplay.traces.weight_formats import CHECKPOINT_BITS, without_format
+
+MOST_PARAMS = 1 << 48
 
 
 class Published(Frozen):
-    """Storage of experts in the model's published checkpoint."""
+    """Storage of experts in the model's published checkpoint, or in the file or quantisation that was asked for."""
 
-    format: str = "BF16"  #: a name of `traces.weight_formats`
-    bits: int = 16  #: `Geometry.expert_bits`
+    format: str = "BF16"  #: a name of `traces.weight_formats.CHECKPOINT_BITS`, or of the file that was read
+    #: Per weight, with scales; that of the format if absent
+    bits: float = Field(default_factory=lambda given: CHECKPOINT_BITS[given["format"]], ge=LEAST_BITS, le=MOST_BITS)
+
+    @property
+    def nominal(self) -> int:
+        """Bits without scales, which name the precision: `Geometry.expert_bits`."""
+        return max(1, int(self.bits))
 
 
-class KnownModel(Frozen, Cached):
+class KnownModel(Public, Cached):
     """A published MoE model: its geometry in the format of its checkpoint, and the source of the numbers."""
+
+    refused_as: ClassVar[type[Exception]] = TraceError
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -40,16 +63,25 @@ class KnownModel(Frozen, Cached):
     context: int  #: tokens
     hidden: int  #: width of the residual
     dense_layers: int = 0  #: layers without experts, which come first
-    params: int  #: weights of the whole text model, embedding included
+    params: int = Field(le=MOST_PARAMS)  #: weights of the whole text model, embedding included
     embedding_params: int = 0  #: weights of an embedding table that is not tied to the head
     matrices: tuple[int, ...]  #: relative sizes of an expert's matrices in reading order
-    kv_bytes: int  #: KV cache per position at 16 bits, while every layer keeps all positions
+    kv_bytes: int  #: KV cache per position, while every layer keeps all positions
     kv_windows: tuple[Window, ...] = ()  #: parts of it that stop growing
+    kv_bits: int = 16  #: of a number in it
     quant: str = ""  #: the quantisation of its weights, if one was requested
     stored: bool = False  #: the sizes are those of a quantised file
     mtp: int = 0  #: layers that predict further tokens, which are in no size above
     source: str
     note: str = ""
+    assumed: str = ""  #: what its files do not say and its sizes rest on
+
+    @property
+    def active_params(self) -> int:
+        """Number of weights that a token uses, the embedding table left out."""
+        geometry = self.geometry
+        each = geometry.k * (geometry.expert_params or 0) + (geometry.dense_params or 0)
+        return geometry.layers * each + (geometry.head_params or 0)
 
     def row(self) -> dict[str, object]:
         """Return one row of `moereplay models`."""
@@ -69,34 +101,64 @@ class KnownModel(Frozen, Cached):
         }
 
 
+SPARSE, HEAVY = 4, 128  #: positions of a compressed row of DeepSeek-V4
+
+
 class Attention(Frozen):
     """Query, key, value and output projections; `kv_projections` is 1 if the key is also the value.
 
     `query_rank` and `output_rank` compress queries and outputs, the latter in `output_groups` parts (DeepSeek-V4).
+    With `every`, the cache has one compressed row for so many positions, beside the last `window` ones (DeepSeek-V4).
     """
 
     layers: float | None = None
     heads: int
-    kv_heads: int
+    kv_heads: int  #: 0 in a layer that uses the keys and values of another
     head_dim: int
+    value_dim: int = 0  #: 0: as wide as the keys
     kv_projections: int = 2
     kept: int = 0  #: cached tensors of key and value, if not as many as projections (Gemma 4 norms them separately)
+    kept_bits: int = 16  #: of a cached number
     window: int = 0  #: positions that a sliding window keeps; 0 keeps all
+    every: int = 0
+    index: int = 0  #: width of the key by which an indexer finds a row
     query_rank: int = 0
     output_rank: int = 0
     output_groups: int = 1
 
     def params(self, hidden: int) -> int:
         """Number of weights of one layer at that hidden size."""
-        inner, keys = self.heads * self.head_dim, self.kv_projections * self.kv_heads * self.head_dim
+        inner, keys = self.heads * self.head_dim, self.kv_heads * self._width(self.kv_projections)
+        values = self.heads * (self.value_dim or self.head_dim)
         queries = (hidden + inner) * self.query_rank if self.query_rank else hidden * inner
-        output = (inner + hidden * self.output_groups) * self.output_rank if self.output_rank else inner * hidden
+        output = (values + hidden * self.output_groups) * self.output_rank if self.output_rank else values * hidden
         return queries + hidden * keys + output
 
+    def _width(self, tensors: int) -> int:
+        """Return the width of a key head, and of its value head where there are two tensors."""
+        return self.head_dim + (tensors - 1) * (self.value_dim or self.head_dim)
+
     @property
-    def cached(self) -> int:
-        """Numbers that one layer keeps of a position."""
-        return self.head_dim * (self.kept or self.kv_projections) * self.kv_heads
+    def cached(self) -> tuple[Fraction, int]:
+        """Bytes that one layer keeps of every position, and of each in its window."""
+        row = self.kv_heads * self._width(self.kept or self.kv_projections) * self.kept_bits // 8
+        if self.every:
+            return Fraction((self.kv_heads * self.head_dim + self.index) * self.kept_bits, 8 * self.every), row
+        return (Fraction(0), row) if self.window else (Fraction(row + self.index * self.kept_bits // 8), 0)
+
+
+def compressed(kv_heads: int, head_dim: int, window: int, every: int, index: int, **weights: Any) -> Attention:
+    """Return DeepSeek-V4's attention: one key is also the value, and an indexer chooses among rows of 4 positions."""
+    return Attention(
+        **{"heads": 1, **weights},
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        kv_projections=1,
+        kept_bits=32,
+        window=window,
+        every=every,
+        index=index if every == SPARSE else 0,
+    )
 
 
 class LatentAttention(Frozen):
@@ -109,6 +171,7 @@ class LatentAttention(Frozen):
     plain: int
     rotary: int
     value: int
+    index: int = 0  #: width of the key by which an indexer finds a position (DeepSeek-V3.2)
 
     def params(self, hidden: int) -> int:
         """Number of weights of one layer at that hidden size."""
@@ -118,9 +181,9 @@ class LatentAttention(Frozen):
         return queries + keys_values + self.heads * self.value * hidden
 
     @property
-    def cached(self) -> int:
-        """Numbers that one layer keeps of a position."""
-        return self.key_rank + self.rotary
+    def cached(self) -> tuple[Fraction, int]:
+        """Bytes that one layer keeps of every position, and of each in a window."""
+        return Fraction(2 * (self.key_rank + self.rotary + self.index)), 0
 
 
 class Mamba2(Frozen):
@@ -140,9 +203,24 @@ class Mamba2(Frozen):
         return hidden * (inner + convolved + self.heads) + convolved * self.kernel + inner * hidden
 
     @property
-    def cached(self) -> int:
-        """Zero: its state does not grow with positions."""
-        return 0
+    def cached(self) -> tuple[Fraction, int]:
+        """Nothing: its state does not grow with positions."""
+        return Fraction(0), 0
+
+
+Mixer = Attention | LatentAttention | Mamba2
+
+
+def kept_by(mixers: Iterable[tuple[Mixer, float]]) -> tuple[int, tuple[Window, ...]]:
+    """Return the KV cache per position of mixers with their numbers of layers, and the parts of windows in it."""
+    everywhere, windows = Fraction(0), Counter[int]()
+    for mixer, layers in mixers:
+        always, last = mixer.cached
+        everywhere += always * Fraction(layers)
+        if isinstance(mixer, Attention) and last:
+            windows[mixer.window] += round(last * layers)
+    parts = tuple(Window(positions, size) for positions, size in sorted(windows.items()))
+    return ceil(everywhere) + sum(windows.values()), parts
 
 
 class ModelNumbers(Frozen):
@@ -151,18 +229,20 @@ class ModelNumbers(Frozen):
     aliases: tuple[str, ...] = ()
     source: str
     note: str = ""
+    assumed: str = ""
     layers: int
     experts: int
     k: int
     hidden: int
     width: int
+    latent: int = 0
     matrices: int = 3
     read_as: tuple[int, ...] = ()
     shared: int = 0
     shared_width: int = 0
     dense_layers: int = 0
     dense_width: int = 0
-    mixers: tuple[Attention | LatentAttention | Mamba2, ...] = Field(min_length=1)
+    mixers: tuple[Mixer, ...] = Field(min_length=1)
     vocab: int
     tied: bool = False
     context: int
@@ -175,29 +255,27 @@ class ModelNumbers(Frozen):
         """Return the parameters of an MLP of that width."""
         return self.matrices * self.hidden * width
 
+    def expert(self) -> int:
+        """Return the parameters of a routed expert, which may read a narrower projection of the residual."""
+        return self.matrices * (self.latent or self.hidden) * self.width
+
     def mixer(self) -> int:
-        """Return the parameters of attention per MoE layer, on average if kinds alternate."""
-        return int(sum(mixer.params(self.hidden) * self._layers_of(mixer) for mixer in self.mixers) // self.layers)
+        """Return the parameters of attention per layer, on average if kinds alternate."""
+        total = sum(mixer.params(self.hidden) * layers for mixer, layers in self._counted())
+        return int(total // (self.layers + self.dense_layers))
 
-    def kv_bytes(self) -> int:
-        """Return the KV cache of all layers per position at 16 bits, windows included."""
-        return self._cached(self.mixers)
+    def cached(self) -> tuple[int, tuple[Window, ...]]:
+        """Return the KV cache of all layers per position, and the parts of it that stop growing."""
+        return kept_by(self._counted())
 
-    def kv_windows(self) -> tuple[Window, ...]:
-        """Return the part of the KV cache that layers with an attention window keep."""
-        windowed = [mixer for mixer in self.mixers if isinstance(mixer, Attention) and mixer.window]
-        return tuple(Window(mixer.window, self._cached([mixer])) for mixer in windowed)
-
-    def _cached(self, mixers: Iterable[Attention | LatentAttention | Mamba2]) -> int:
-        cached = sum(mixer.cached * self._layers_of(mixer) for mixer in mixers)
-        return round(2 * cached * (self.layers + self.dense_layers) / self.layers)
-
-    def _layers_of(self, mixer: Attention | LatentAttention | Mamba2) -> float:
-        return self.layers if mixer.layers is None else mixer.layers
+    def _counted(self) -> list[tuple[Mixer, float]]:
+        every = self.layers + self.dense_layers
+        return [(mixer, every if mixer.layers is None else mixer.layers) for mixer in self.mixers]
 
     def dense(self) -> int:
         """Return the always-resident parameters per MoE layer: attention, two norms, gate and shared experts."""
-        return self.mixer() + 2 * self.hidden + self.hidden * self.experts + self.mlp(self.shared_width)
+        routing = self.hidden * (self.experts + 2 * self.latent)
+        return self.mixer() + 2 * self.hidden + routing + self.mlp(self.shared_width)
 
     def head(self) -> int:
         """Return the parameters outside the MoE layers that every token uses: the head and the dense layers."""
@@ -207,7 +285,7 @@ class ModelNumbers(Frozen):
 
     def total(self) -> int:
         """Return the parameters of the whole model."""
-        return self.layers * (self.experts * self.mlp(self.width) + self.dense()) + self.head() + self.embedding()
+        return self.layers * (self.experts * self.expert() + self.dense()) + self.head() + self.embedding()
 
     def embedding(self) -> int:
         """Return the parameters of an embedding table that is not tied to the head."""
@@ -215,18 +293,19 @@ class ModelNumbers(Frozen):
 
     def geometry(self) -> Geometry:
         """Return the geometry with experts in the published format."""
-        plain = self._per_layer(2 * self.mlp(self.width))
+        weights, stored = self.expert(), self.published.nominal
         formats = {bits: self._per_layer(size) for bits, size in self.bytes_by_bits.items()}
-        if self.published.bits != 16:
-            formats[16] = plain
+        published = self._per_layer(ceil(weights * Fraction(self.published.bits) / 8))
+        if stored != 16:
+            formats |= {16: self._per_layer(2 * weights), stored: published}
         return Geometry(
             layers=self.layers,
             experts=self.experts,
             k=self.k,
-            expert_bytes=formats.get(self.published.bits, plain),
-            expert_bits=self.published.bits,
+            expert_bytes=published,
+            expert_bits=stored,
             bytes_by_bits=formats,
-            expert_params=self.mlp(self.width),
+            expert_params=weights,
             dense_params=self.dense(),
             head_params=self.head(),
             shared_experts=self.shared,
@@ -254,7 +333,7 @@ def as_known(geometry: Geometry, name: str) -> Geometry:
     model = by_spelling().get(name.lower())
     if model is None:
         return geometry
-    named = model.published.format if geometry.expert_bits == model.published.bits else ""
+    named = model.published.format if geometry.expert_bits == model.published.nominal else ""
     return _with_kv(geometry, model).model_copy(update={"weight_format": geometry.weight_format or named})
 
 
@@ -321,6 +400,7 @@ def _read(path: Path) -> dict[str, KnownModel]:
 
 def known_model(name: str, numbers: ModelNumbers) -> KnownModel:
     """Return the model of these numbers, with experts in the published format."""
+    kv_bytes, kv_windows = numbers.cached()
     return KnownModel(
         name=name,
         aliases=numbers.aliases,
@@ -332,11 +412,13 @@ def known_model(name: str, numbers: ModelNumbers) -> KnownModel:
         params=numbers.total(),
         embedding_params=numbers.embedding(),
         matrices=numbers.read_as or (1,) * numbers.matrices,
-        kv_bytes=numbers.kv_bytes(),
-        kv_windows=numbers.kv_windows(),
+        kv_bytes=kv_bytes,
+        kv_windows=kv_windows,
+        kv_bits=max((mixer.kept_bits for mixer in numbers.mixers if isinstance(mixer, Attention)), default=16),
         mtp=numbers.mtp,
         source=numbers.source,
         note=numbers.note,
+        assumed=numbers.assumed,
     )
 
 

@@ -114,6 +114,12 @@ class Geometry(Public, Cached):
                 raise ValueError(f"bytes ({name}) are more than 2**60 for all experts, at {shown(max(sizes))} each")
         return self
 
+    @property
+    def mean_bits(self) -> float:
+        """Bits per weight of the experts as stored, scales included; the stated precision where weights are unknown."""
+        weights = self.layers * (self.expert_params or 0)
+        return 8 * sum(self.expert_bytes) / weights if weights else self.expert_bits
+
     def bytes_at(self, bits: float) -> tuple[int, ...]:
         """Return the bytes of one expert per layer at `bits`: known sizes, else scaled from 16 bits or the stored bits.
 

@@ -41,6 +41,17 @@ MIXTURES = {
     "Q2_K": 3.35,
 }
 BITS_PER_WEIGHT = BLOCKS | MIXTURES
+#: Experts of checkpoints for other engines, with their scales.
+CHECKPOINT_BITS = {
+    "BF16": 16.0,
+    "FP8": 8 + 32 / 128**2,  # a 32-bit scale per block of 128 x 128 (arXiv 2412.19437)
+    "W8A8": 8.0,  # 8-bit integers with a scale for each row (llm-compressor), which is left out
+    "MXFP4": BLOCKS["MXFP4"],
+    "NVFP4": BLOCKS["NVFP4"],  # an 8-bit scale per 16 weights
+    "INT4": 4 + 16 / 32,  # a 16-bit scale per group of 32 (config.json of Kimi-K2-Thinking)
+    "AWQ": 4 + 20 / 128,  # a 16-bit scale and a 4-bit zero per group of 128
+    "GPTQ": 4 + 20 / 128,  # likewise
+}
 #: What llama.cpp copies into another layout (repacks) on processors that gain by it (b11434, ggml-cpu/repack.cpp).
 REPACKED = frozenset({"Q4_0", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K"})
 OF_EXPERTS = ("MXFP4", "NVFP4")  #: formats that models use for experts only

@@ -71,11 +71,10 @@ def model_load(spec: str, asked: Asked) -> Subject:
     ways = drafts.decodings if drafts else (PLAIN,)
     loads = _loads(geometry, model.name, asked, ways, [of_model_at(each.routing, ways) for each in candidates])
     load = loads[0]
-    stored = f", {asked.quant.upper()}" if asked.quant else f", experts at {geometry.expert_bits:g} bits"
+    stored = f", {asked.quant.upper()}" if asked.quant else f", experts at {geometry.mean_bits:.4g} bits"
     name = f"{shown(model.name)}{stored} ({size(load.expert_bytes + load.dense_bytes)})"
     assumed = _assumed(load, asked)
-    if asked.quant and model.note:
-        assumed = (*assumed, model.note)
+    assumed += tuple(filter(None, (model.note if asked.quant else "", model.assumed)))
     if 0 < model.context < load.context:
         assumed = (*assumed, f"a longer context than the {model.context:,} positions that the model was made for")
     return Subject(load, name, f"estimated with {OWN if own else OTHERS}", routing, assumed, drafts, loads)

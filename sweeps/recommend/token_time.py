@@ -286,7 +286,7 @@ class Load:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV caches of all streams."""
-        return self.decoding.streams * self.geometry.kv_cache(self.context)
+        return self.decoding.streams * self.geometry.kv_held(self.context)
 
     @property
     def head_bytes(self) -> int:

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,21 +31,34 @@ NUMBERED = "layers 1..3 of the file are MoE layers 0..2"
 
 # ---------------------------------------------------------------- GGUF
 
-Metadata = dict[str, str | int | list[str] | list[int]]
+Metadata = dict[str, Any]  #: texts, numbers, and lists of one kind of them
 
 
 def _gguf_text(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
-def _gguf_value(value: str | int | list[str] | list[int]) -> bytes:
+def _gguf_kind(value: object) -> tuple[int, str]:
+    """GGUF's number of a kind, and how `struct` writes it."""
     if isinstance(value, str):
-        return struct.pack("<I", 8) + _gguf_text(value)
-    if isinstance(value, int):
-        return struct.pack("<II", 4, value)
-    kind = 8 if isinstance(value[0], str) else 5
-    cells = [_gguf_text(each) if isinstance(each, str) else struct.pack("<i", each) for each in value]
-    return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(cells)
+        return 8, ""
+    if isinstance(value, bool):
+        return 7, "?"
+    if isinstance(value, float):
+        return 12, "d"
+    assert isinstance(value, int)
+    return (5, "i") if -(1 << 31) <= value < 0 else (4, "I") if 0 <= value < 1 << 32 else (11, "q")
+
+
+def _gguf_cell(value: Any) -> bytes:
+    return _gguf_text(value) if isinstance(value, str) else struct.pack(f"<{_gguf_kind(value)[1]}", value)
+
+
+def _gguf_value(value: Any) -> bytes:
+    if not isinstance(value, list):
+        return struct.pack("<I", _gguf_kind(value)[0]) + _gguf_cell(value)
+    kind = _gguf_kind(value[0])[0] if value else 4
+    return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(map(_gguf_cell, value))
 
 
 def gguf(metadata: Metadata, tensors: dict[str, np.ndarray], alignment: int = 32) -> bytes:

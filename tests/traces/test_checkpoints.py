@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
+import math
+import os
+import re
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from moereplay.traces.checkpoints import found
-from moereplay.traces.checkpoints.config import numbers_of
-from moereplay.traces.checkpoints.found import model_of
-from moereplay.traces.checkpoints.gguf import TYPES
-from moereplay.traces.geometry import known_models
+from moereplay.traces.checkpoints.config import KEYS, numbers_of
+from moereplay.traces.checkpoints.found import explained, model_of
+from moereplay.traces.checkpoints.gguf import TYPES, read_header
+from moereplay.traces.checkpoints.quants import quantised
+from moereplay.traces.checkpoints.tensors import known_of, model_of_gguf, sizes_of, tensors_of, with_sizes
+from moereplay.traces.geometry import KnownModel, known, known_models
 from moereplay.traces.schema import TraceError
+from tests.kit.collecting import case
+from tests.kit.command import moereplay_here
 from tests.kit.count_samples import gguf_header
 
 Q4_K, Q5_0, Q8_0, F32, MXFP4 = 12, 6, 8, 0, 39
@@ -51,6 +63,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 48,
         "intermediate_size": 80,
         "mlp_only_layers": [0],
+        "num_key_value_heads": 2,
     },
     "qwen3_next": {
         "num_experts": 8,
@@ -113,6 +126,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "num_key_value_heads": 2,
     },
+    "lfm2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "intermediate_size": 80,
+        "num_dense_layers": 1,
+        "num_key_value_heads": 2,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "hidden_size": 256,
+    },
+    "mimo_v2_flash": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "intermediate_size": 80,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "sliding_window": 128,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    },
     "exaone_moe": {
         "num_experts": 8,
         "num_experts_per_tok": 2,
@@ -124,13 +158,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+EXPANDED = ("deepseek_v3",)  #: transformers keeps the heads' keys and values, engines the latent row
+
+
 def test_the_config_and_the_tensors_of_real_models_give_their_parameters_and_bytes(tmp_path: Path) -> None:
     """Every family is saved with random weights; its config alone and its headers are compared with the weights."""
     torch = pytest.importorskip("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
 
     for family, extra in FAMILIES.items():
-        config = AutoConfig.for_model(family, **COMMON, **extra)
+        config = AutoConfig.for_model(family, **COMMON | extra)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         folder = tmp_path / family
         model.save_pretrained(folder, max_shard_size="100KB")
@@ -140,11 +177,125 @@ def test_the_config_and_the_tensors_of_real_models_give_their_parameters_and_byt
         numbers = numbers_of(said, family, "a test")
         # norms of queries and keys, and biases, are left out of the formulas
         assert numbers.total() == pytest.approx(sum(weights.values()), rel=0.02), family
+        if family not in EXPANDED:
+            tokens = torch.arange(7)[None]
+            layers = model(tokens, use_cache=True).past_key_values.layers
+            kept = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+            assert numbers.cached()[0] * 7 == 2 * sum(each.numel() for each in kept if each is not None), family
         exact = model_of(str(folder)).geometry
         assert sum(exact.expert_bytes) * exact.experts == 2 * experts, family
         stored = sum(2 * size for size in weights.values())
         assert stored <= sum(exact.expert_bytes) * exact.experts + exact.dense_bytes <= stored * 1.01, family
         assert (exact.experts, exact.k, exact.layers) == (numbers.experts, numbers.k, numbers.layers), family
+
+
+#: config.json of the known models, shortened to what sizes could depend on; Mistral Large 3 is published without one.
+CONFIGS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("model_configs.json").read_text())
+
+
+def of_config(config: dict[str, Any], name: str = "a model") -> KnownModel:
+    return known_of(numbers_of(config, name, "a test"), name)
+
+
+def test_a_name_and_its_config_agree_in_every_figure() -> None:
+    assert set(known_models()) == set(CONFIGS) | {"mistral-large-3"}
+    #: what no config.json says: names, where it was read, the order of matrices in files, a file's mixed sizes
+    apart = {"aliases", "source", "note", "matrices", "geometry"}
+    for name, config in CONFIGS.items():
+        table, read = known(name), of_config(config, name)
+        with case(name):
+            assert read.model_dump(exclude=apart) == table.model_dump(exclude=apart)
+            cached = {"kv_bytes": table.kv_bytes, "kv_windows": table.kv_windows, "hidden": table.hidden}
+            geometry = table.geometry.model_copy(update=cached)
+            mixed = {"bytes_by_bits"} if name == "gemma-4-26b-a4b" else set[str]()
+            assert read.geometry.model_dump(exclude=mixed) == geometry.model_dump(exclude=mixed)
+
+
+BLOCKS_OF_128 = {"weight_block_size": [128, 128]}
+
+
+def grouped(**weights: Any) -> dict[str, Any]:
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "form", "bits"),
+    [
+        ({"quant_method": "mxfp4"}, "MXFP4", 4.25),
+        ({"quant_method": "fp8"} | BLOCKS_OF_128, "FP8", 8 + 32 / 128**2),
+        (grouped(num_bits=4, type="int", group_size=32), "INT4", 4 + 16 / 32),
+        (grouped(num_bits=8, type="int", strategy="channel", group_size=None), "INT8", 8),
+        (grouped(num_bits=8, type="float", strategy="block"), "FP8", 8 + 32 / 128**2),
+        (grouped(num_bits=4, type="float", group_size=16) | {"format": "nvfp4-pack-quantized"}, "NVFP4", 4.5),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4", 4.5),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, "AWQ", 4 + 20 / 128),
+        ({"quant_method": "gptq", "bits": 3, "group_size": 64}, "GPTQ", 3 + 19 / 64),
+        ({"bits": 4, "group_size": 64}, "INT4", 4 + 32 / 64),  # MLX: a scale and a bias of 16 bits
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "NF4", 4.5),
+        (None, "BF16", 16),
+    ],
+)
+def test_bytes_and_label_of_an_expert_follow_from_one_value(stored: Any, form: str, bits: float) -> None:
+    made = of_config(CONFIGS["qwen3-30b-a3b"] | {"quantization_config": stored})
+    weights = 3 * 2048 * 768
+    assert made.geometry.expert_bytes == (math.ceil(weights * bits / 8),) * 48
+    assert (made.published.format, made.geometry.mean_bits) == (form, pytest.approx(bits, rel=1e-6))
+    assert dict(explained(made))["an expert"].endswith(f"{bits:.4g} bits per weight ({form})")
+    assert made.assumed == ""
+
+
+def test_four_bit_experts_of_a_config_stay_as_they_are() -> None:
+    # 36 layers of 128 experts of 13,219,200 bytes are 60.9 GB; llama.cpp keeps their blocks of 32
+    for spec in (of_config(CONFIGS["gpt-oss-120b"]), known("gpt-oss-120b")):
+        for made in (spec, quantised(spec, "Q4_K_M")):
+            assert sum(made.geometry.expert_bytes) * 128 == 36 * 128 * 13_219_200
+            assert dict(explained(made))["an expert"] == "12.61 MiB, 4.25 bits per weight (MXFP4)"
+    # groups of INT4 are no blocks of llama.cpp's: such a file is made from the weights in 16 bits
+    assert min(quantised(known("kimi-k2.5"), "Q8_0").geometry.expert_bytes) > 2 * 3 * 7168 * 2048 * 4 // 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"model_type": "foo_moe"},
+            "architecture foo_moe not known: sizes assume plain attention and experts in every",
+        ),
+        ({"model_type": None}, "architecture without a model_type not known"),
+        ({"cache_share_heads": 4}, "key cache_share_heads not known"),
+        ({"moe_every": [1, 2]}, "key moe_every not known"),
+        ({"layer_types": ["magic_attention"] * 48}, "layer type magic_attention not known"),
+        (
+            {"quantization_config": {"quant_method": "secret"}},
+            "quantisation secret not known: experts count at 16 bits",
+        ),
+        ({"attention_bias": True, "rope_scaling": {"a": 1}, "router_aux_loss_coef": 0.1, "num_kv_groups": None}, ""),
+    ],
+)
+def test_what_is_not_known_of_a_config_is_said(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["qwen3-30b-a3b"] | changed))
+    made = model_of(str(path))
+    assert made.assumed.startswith(said) and bool(made.assumed) == bool(said)
+    assert dict(explained(made)).get("assumed", "") == made.assumed
+
+
+def test_commands_say_what_is_not_known_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / "foo").mkdir()
+    small = {"model_type": "foo_moe", "num_hidden_layers": 16, "num_experts": 64}
+    (tmp_path / "foo" / "config.json").write_text(json.dumps(CONFIGS["qwen3-30b-a3b"] | small))
+    np.save(
+        tmp_path / "ids.npy", np.random.default_rng(0).permuted(np.tile(np.arange(64), (3, 16, 1)), axis=2)[..., :8]
+    )
+    for words in (
+        ("models", "foo"),
+        ("import", "ids.npy", "--model", "foo", "--out", "t.zarr"),
+        ("synthesise", "--model", "foo", "--requests", 1, "--out", "s.zarr"),
+        ("recommend", "foo", "--gpu", "RTX 3090", "--ram", "64GB"),
+    ):
+        ran = moereplay_here(*words, cwd=tmp_path)
+        said = " ".join((ran.stdout + ran.stderr).split())
+        assert "architecture foo_moe not known: sizes assume plain attention and experts in every layer" in said, words
 
 
 def gemma(tmp_path: Path) -> Path:
@@ -185,6 +336,8 @@ def test_a_gguf_file_says_the_bytes_of_every_layer(tmp_path: Path) -> None:
     assert made.geometry.head_bytes == 2816 * 262144 * 34 // 32  # the table is the head
     assert made.kv_bytes == 2 * 30 * 8 * 512
     assert made.geometry.weight_format == ""  # Q4_K alone is no name of a file
+    mean = 8 * sum(made.geometry.expert_bytes) / (30 * 3 * 2816 * 704)
+    assert dict(explained(made))["an expert"].endswith(f"{mean:.4g} bits per weight (Q4_K)")
 
 
 def test_a_split_gguf_is_one_model(tmp_path: Path) -> None:
@@ -313,6 +466,19 @@ def test_a_token_goes_to_the_hub_alone(hub: tuple[str, Path], tmp_path: Path, mo
     assert len(Served.authorised) == 1
 
 
+def moe(changed: dict[str, Any], shape: tuple[int, ...] = (32, 32, 8)) -> bytes:
+    """A GGUF file of two layers of 8 experts."""
+    said = {
+        f"llama.{key}": value for key, value in {"block_count": 2, "expert_count": 8, "expert_used_count": 2}.items()
+    }
+    said |= {"general.architecture": "llama", "llama.embedding_length": 32, "llama.attention.head_count": 4}
+    names = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "attn_k", "attn_output")
+    tensors = {
+        f"blk.{at}.{name}.weight": (shape if "exps" in name else (32, 32), F32) for at in (0, 1) for name in names
+    }
+    return gguf_header(said | changed, tensors)
+
+
 OK = {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32} | COMMON
 
 
@@ -324,7 +490,11 @@ OK = {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "interm
         ("config.json", b'{"num_experts": NaN}', "config.json"),
         ("config.json", json.dumps(COMMON | {"model_type": "llama"}).encode(), "without routed experts"),
         ("config.json", json.dumps(OK | {"num_experts": 1}).encode(), "without routed experts"),
-        ("config.json", json.dumps(OK | {"num_experts": "four"}).encode(), "num_experts four"),
+        (
+            "config.json",
+            json.dumps(OK | {"num_experts": "four"}).encode(),
+            "num_experts: expected a whole number (got 'four')",
+        ),
         ("config.json", json.dumps(OK | {"num_experts": 10**9}).encode(), "num_experts"),
         ("config.json", json.dumps(OK | {"num_hidden_layers": -1}).encode(), "num_hidden_layers"),
         ("config.json", json.dumps({k: v for k, v in OK.items() if "hidden_l" not in k}).encode(), "num_hidden_layers"),
@@ -338,7 +508,56 @@ OK = {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "interm
         ("config.json", json.dumps(OK | {"head_dim": {"a": 1}}).encode(), "config.json"),
         ("config.json", json.dumps(OK | {"mlp_only_layers": [0, 1, 2, 3]}).encode(), "no layer"),
         ("config.json", json.dumps(OK | {"interleave_moe_layer_step": "x"}).encode(), "config.json"),
+        *(
+            ("config.json", json.dumps(OK | {key: value}).encode(), f"{key}: expected at ")
+            for key in (
+                "head_dim",
+                "kv_lora_rank",
+                "global_head_dim",
+                "attention_chunk_size",
+                "sliding_window",
+                "v_head_dim",
+            )
+            for value in (-1, 10**300)
+        ),
+        (
+            "config.json",
+            json.dumps(OK | {"num_attention_heads": 3, "layer_types": ["x"]}).encode(),
+            "one for each of 4",
+        ),
+        (
+            "config.json",
+            json.dumps(OK | {"hidden_size": 1 << 24, "intermediate_size": 1}).encode(),
+            "hidden_size: expected at",
+        ),
+        (
+            "config.json",
+            json.dumps(OK | {"hidden_size": 1 << 20, "num_experts": 512, "intermediate_size": 1 << 20}).encode(),
+            "params",
+        ),
         ("m.gguf", b"GGUF", "truncated"),
+        ("m.gguf", moe({"llama.attention.head_count_kv": ["x", "x"]}), "llama.attention.head_count_kv 'x': expected"),
+        (
+            "m.gguf",
+            moe({"llama.attention.sliding_window_pattern": [math.nan]}),
+            "sliding_window_pattern 'nan': expected",
+        ),
+        (
+            "m.gguf",
+            moe({"llama.block_count": 20_000}),
+            "llama.block_count '20000': expected a whole number from 0 to 8,192",
+        ),
+        ("m.gguf", moe({"llama.embedding_length": -1}), "llama.embedding_length '-1': expected"),
+        ("m.gguf", moe({"general.architecture": "x" * 12_000}), "missing " + 60 * "x" + "."),
+        ("m.gguf", moe({}, (4, 0, 8)), "has the shape (4, 0, 8): expected 1 to 2^60 weights"),
+        ("m.gguf", moe({}, ((1 << 64) - 1, 4, 8)), "expected 1 to 2^60 weights"),
+        ("m.gguf", moe({}).replace(b"llama.block_count", b"llama.expert_coun"), "missing llama.block_count"),
+        ("m.gguf", moe({}).replace(b"blk.1.", b"blk.0."), "the tensor blk.0.ffn_gate_exps.weight is repeated"),
+        (
+            "m.gguf",
+            moe({"llama.expert_counx": 8}).replace(b"expert_counx", b"expert_count"),
+            "llama.expert_count is repeated",
+        ),
         ("m.gguf", b"not a gguf file", "m.gguf"),
         ("m.gguf", gguf_header({}, {"blk.0.attn_q.weight": ((4, 4), F32)}), "general.architecture"),
         ("m.gguf", gguf_header({}, {"blk.0.ffn_up_exps.weight": ((4, 4, 2), 99)}), "unknown type 99"),
@@ -365,8 +584,126 @@ def test_a_damaged_header_of_weights_is_refused(tmp_path: Path) -> None:
         (tmp_path / "model.safetensors").write_bytes(data)
         with pytest.raises(TraceError):
             model_of(str(tmp_path))
-    wrong = {"model.layers.0.mlp.experts.0.up_proj.weight": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 9]}}
-    text = json.dumps(wrong).encode()
+    name = "model.layers.0.mlp.experts.0.up_proj.weight"
+    for wrong, said in [
+        ({"dtype": "BF16", "shape": [4], "data_offsets": [0, 9]}, "cannot have 9 bytes"),
+        ({"dtype": [], "shape": [4], "data_offsets": [0, 8]}, "dtype: expected a text"),
+        ({"dtype": "BF16", "shape": [10**18] * 100_000, "data_offsets": [0, 8]}, "shape"),
+        ({"dtype": "BF16", "shape": [-4], "data_offsets": [0, 8]}, "shape.0: expected at least 0"),
+        ({"dtype": "NEW", "shape": [4], "data_offsets": [0, 1 << 62]}, "data_offsets.1: expected at most"),
+        ({"dtype": "NEW", "shape": [4], "data_offsets": [0, 1 << 40]}, "ends beyond the file"),
+        ({"dtype": "NEW", "shape": [4], "data_offsets": [0, 10**300]}, "data_offsets.1: expected at most"),
+        ({"dtype": "BF16", "shape": [4]}, "data_offsets: missing"),
+        ({"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}, "routed experts in 1 layers"),
+        ([], "expected a table"),
+    ]:
+        text = json.dumps({name: wrong}).encode()
+        (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+        with case(said), pytest.raises(TraceError, match=re.escape(said)) as refused:
+            model_of(str(tmp_path))
+        assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
+
+
+def test_experts_of_no_bytes_and_pipes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(OK | {"num_hidden_layers": 1}))
+    empty = {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}
+    text = json.dumps({f"model.layers.0.mlp.experts.{at}.up_proj.weight": empty for at in range(4)}).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
-    with pytest.raises(TraceError, match="cannot have 9 bytes"):
+    with pytest.raises(TraceError, match="no bytes"):
         model_of(str(tmp_path))
+    (pipes := tmp_path / "pipes").mkdir()
+    os.mkfifo(pipes / "x.gguf")
+    with pytest.raises(TraceError, match="a pipe or a device"):  # and not held for ever
+        model_of(str(pipes))
+
+
+#: A busy machine is no failure; `check_read` bounds the CPU time.
+AT_ANY_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+HOSTILE = st.sampled_from(
+    [
+        *(-1, 0, 1, 2, 7, 1 << 24, 1 << 31, 1 << 63, 10**300, -(10**300), 0.5, -1.0, 1e308, True, False, None),
+        *("", "x", "4", "9" * 5000, "\x1b[2J\n", [], [1], [-1], [0, 1], [10**30], ["x"], [None], [[1]], [1] * 5000),
+        *({}, {"a": 1}, {"num_heads": -1}, {"group_0": {"weights": {"num_bits": 10**30}}}),
+    ]
+)
+KEYS_OF_CONFIGS = sorted(KEYS | {"text_config", "attn_config", "ffn_config", "quant_method", "bits", "group_size"})
+
+
+def check_read(read: Callable[[], KnownModel]) -> None:
+    """Anything is read, with sizes in their limits, or refused in a line, and soon; what is read can be printed."""
+    started = time.process_time()
+    try:
+        made = read()
+        for quant in ("Q4_K_M", "MXFP4"):
+            quantised(made, quant)
+    except TraceError as refused:
+        assert "\n" not in str(refused) and len(str(refused)) < 1000
+        return
+    finally:
+        assert time.process_time() - started < 10
+    KnownModel.model_validate(made.model_dump())
+    assert made.kv_bytes >= made.kv_held(4096) // 4096 >= 0
+    assert all("\n" not in text for _, text in explained(made))
+
+
+@AT_ANY_PACE
+@given(st.sampled_from(sorted(CONFIGS)), st.dictionaries(st.sampled_from(KEYS_OF_CONFIGS), HOSTILE, max_size=3))
+def test_no_config_is_a_bug(name: str, changed: dict[str, Any]) -> None:
+    config = CONFIGS[name]
+    inner = "text_config" if "text_config" in config and "text_config" not in changed else ""
+    check_read(lambda: of_config(config | ({inner: config[inner] | changed} if inner else changed)))
+
+
+GGUF_KEYS = ["block_count", "expert_count", "expert_used_count", "embedding_length", "attention.head_count"]
+GGUF_KEYS += ["attention.head_count_kv", "attention.key_length", "attention.sliding_window", "attention.kv_lora_rank"]
+GGUF_KEYS += ["attention.sliding_window_pattern", "attention.compress_ratios", "attention.indexer.key_length"]
+GGUF_KEYS += ["attention.shared_kv_layers", "nextn_predict_layers", "context_length", "expert_shared_count", "strange"]
+GGUF_VALUES = st.sampled_from(
+    [
+        *(0, 1, 2, 7, -1, 1 << 31, (1 << 63) - 1, math.nan, math.inf, -0.5, True, "", "x", "9" * 5000),
+        *([], [1, 1], [0, 1], [-1, 2], ["x", ""], [math.nan, 1.0], [True, False], [1] * 9000),
+    ]
+)
+AXES = st.lists(st.sampled_from([0, 1, 32, 256, 1 << 20, 1 << 40, (1 << 64) - 1]), min_size=1, max_size=4).map(tuple)
+
+
+@AT_ANY_PACE
+@given(
+    st.dictionaries(st.sampled_from(GGUF_KEYS), GGUF_VALUES, max_size=3),
+    st.just((32, 32, 8)) | AXES,
+    st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(1, 255)), max_size=2),
+    st.none() | st.integers(0, 1 << 12),
+)
+def test_no_gguf_header_is_a_bug(
+    changed: dict[str, Any], shape: tuple[int, ...], flips: list[tuple[int, int]], end: int | None
+) -> None:
+    data = bytearray(moe({f"llama.{key}": value for key, value in changed.items()}, shape))
+    for at, bits in flips:
+        data[at % len(data)] ^= bits
+    data = data[:end]
+    path = Path("m.gguf")
+    check_read(lambda: model_of_gguf([read_header(io.BytesIO(data), path, len(data))], "m", "a test"))
+
+
+PLACES = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from(["BF16", "F8_E4M3", "NEW", "", [], None, 4, {}]),
+        "shape": st.lists(st.sampled_from([0, 1, 8, 32, -1, 1 << 40, 10**300, 0.5, "x", None, True]), max_size=9)
+        | HOSTILE,
+        "data_offsets": st.lists(st.sampled_from([0, 64, 2048, -1, 1 << 62, 10**300, 1.0, "x", None]), max_size=3)
+        | HOSTILE,
+    },
+)
+
+
+@AT_ANY_PACE
+@given(st.dictionaries(st.integers(0, 47), PLACES | HOSTILE, max_size=3), st.integers(0, 1 << 20))
+def test_no_safetensors_header_is_a_bug(changed: dict[int, Any], end: int) -> None:
+    names = [
+        f"model.layers.{at // 12}.mlp.experts.{at // 3 % 4}.{('gate', 'up', 'down')[at % 3]}_proj.weight"
+        for at in range(48)
+    ]
+    header = {name: {"dtype": "BF16", "shape": [32, 64], "data_offsets": [0, 4096]} for name in names}
+    header |= {names[at]: place for at, place in changed.items()}
+    check_read(lambda: with_sizes(of_config(OK), sizes_of(tensors_of(header, "a test", end), "a test", 4), "a test"))

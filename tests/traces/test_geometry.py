@@ -99,6 +99,11 @@ CARDS = {
     "jamba-1.5-large": 398,
     "flex-olmo-7x7b": 33,
     "lfm2-24b-a2b": 24,
+    "deepseek-v3.2": 671,
+    "qwen3-coder-30b-a3b": 30.5,
+    "nemotron-3-super-120b-a12b": 120,
+    "glm-5.2": 744,
+    "mistral-large-3": 675,
 }
 
 #: GiB of all experts at 16 bits in SpecMD (arXiv 2602.03921), table 3
@@ -106,6 +111,7 @@ SPECMD_EXPERTS = {"olmoe-1b-7b": 12.0, "mixtral-8x7b": 84.0, "qwen1.5-moe-a2.7b"
 
 #: 1e9 parameters a token uses, as in the models' names or cards
 ACTIVE = {"olmoe-1b-7b": 1.3, "mixtral-8x7b": 12.9, "deepseek-v3": 37.0, "qwen3-235b-a22b": 22.0, "gpt-oss-120b": 5.1}
+ACTIVE |= {"nemotron-3-super-120b-a12b": 12.0, "mistral-large-3": 39.0, "deepseek-v4-flash": 13.0}
 
 
 def test_parameters_add_up_to_the_published_totals() -> None:
@@ -123,10 +129,7 @@ def test_expert_bytes_add_up_to_the_papers_table() -> None:
 
 def test_active_parameters_are_near_the_published_ones() -> None:
     for name, billions in ACTIVE.items():
-        geometry = known_models()[name].geometry
-        assert geometry.expert_params and geometry.dense_params and geometry.head_params
-        per_layer = geometry.k * geometry.expert_params + geometry.dense_params
-        assert (geometry.layers * per_layer + geometry.head_params) / 1e9 == pytest.approx(billions, rel=0.1)
+        assert known(name).active_params / 1e9 == pytest.approx(billions, rel=0.1), name
 
 
 def test_olmoe_by_hand() -> None:
@@ -250,6 +253,14 @@ def test_a_position_adds_its_keys_and_values_to_the_cache() -> None:
     for name, bytes_ in [
         ("mixtral-8x7b", 32 * 8 * 128 * 2 * 2),
         ("deepseek-v2-lite", 27 * (512 + 64) * 2),  # latent: 26 MoE layers and a dense one
+        ("deepseek-v3.2", 61 * (512 + 64 + 128) * 2),  # and a key of an indexer
+        ("glm-5.2", (78 * (512 + 64) + 21 * 128) * 2),  # which 21 of 78 layers have
+        ("lfm2-8b-a1b", 6 * 2 * 8 * 64 * 2),  # 6 of 24 layers attend
+        ("lfm2-24b-a2b", 10 * 2 * 8 * 64 * 2),
+        ("kimi-linear-48b-a3b", 7 * (512 + 64) * 2),
+        ("step-3.5-flash", 45 * 2 * 8 * 128 * 2),
+        ("mimo-v2-flash", (9 * 4 + 39 * 8) * (192 + 128) * 2),
+        ("hunyuan-large", 32 * 2 * 8 * 128 * 2),  # two layers share theirs
         ("gemma-4-26b-a4b", 25 * 8 * 256 * 2 * 2 + 5 * 2 * 512 * 2 * 2),  # one projection in 5 layers, both cached
     ]:
         assert known(name).kv_bytes == bytes_
@@ -273,6 +284,31 @@ def test_a_window_keeps_its_last_positions_alone() -> None:
         with case(name, context):
             assert known(name).kv_cache(context) == bytes_
             assert as_known(known(name).geometry, name).kv_cache(context) == bytes_
+
+
+def test_a_cache_in_memory_has_room_for_a_batch_and_compressed_rows_as_engines_state_them() -> None:
+    for name, context, bytes_, within in [
+        # ollama, Gemma 4 26B: .48 GB at 8k and 3.00 at 128k, with 1,024 + 512 positions in the windows
+        ("gemma-4-26b-a4b", 8192, 25 * 8192 * 1536 + 5 * 4096 * 8192, 0),
+        ("gemma-4-26b-a4b", 8192, 0.48e9, 0.01),
+        ("gemma-4-26b-a4b", 131_072, 3.00e9, 0.01),
+        # llama.cpp: 128 + 512 positions in steps of 256, of 8 heads x 64 in 12 of 24 layers
+        ("gpt-oss-20b", 4096, 12 * 8 * 64 * 4 * (4096 + 768), 0),
+        ("gpt-oss-20b", 300, 24 * 8 * 64 * 4 * 300, 0),
+        # ds4, DeepSeek-V4-Flash: 2,011 MiB at 150,000 positions, 152 MiB at 8,000
+        ("deepseek-v4-flash", 150_000, 2011 * 2**20, 0.02),
+        ("deepseek-v4-flash", 8_000, 152 * 2**20, 0.12),
+    ]:
+        with case(name, context):
+            assert known(name).kv_held(context) == pytest.approx(bytes_, rel=within)
+
+
+def test_compressed_rows_by_hand() -> None:
+    # 21 layers keep a row of 512 numbers and a key of 128 for 4 positions, 20 a row for 128, of 32 bits;
+    # all 43 keep the last 128 positions
+    model = known("deepseek-v4-flash")
+    assert model.kv_windows == ((128, 43 * 512 * 4),)
+    assert model.kv_bytes - model.kv_windows[0].kv_bytes == 21 * (512 + 128) + 20 * 512 // 32
 
 
 def test_a_trace_of_before_learns_its_windows_unless_it_states_another_cache() -> None:

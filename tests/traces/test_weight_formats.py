@@ -13,7 +13,7 @@ from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options, Origin, Shape, header_for, size_line
 from moereplay.traces.schema import Geometry, Header, Request, TraceError, memory_trace
 from moereplay.traces.summary import chance_of, experts_per_token
-from moereplay.traces.weight_formats import BITS_PER_WEIGHT, BLOCKS, dense_bits_of, named_in
+from moereplay.traces.weight_formats import BLOCKS, CHECKPOINT_BITS, dense_bits_of, named_in
 from tests.kit.collecting import case
 
 
@@ -49,17 +49,22 @@ def test_a_known_model_has_the_bytes_of_its_own_checkpoint() -> None:
     assert geometry.bytes_at(16)[0] == 2 * 3 * 2880 * 2880
     assert {name for name, model in known_models().items() if model.geometry.expert_bits != 16} == {
         "deepseek-v3",
+        "deepseek-v3.2",
+        "deepseek-v4-flash",
         "gpt-oss-20b",
         "gpt-oss-120b",
         "kimi-k2",
+        "kimi-k2.5",
+        "mimo-v2-flash",
         "minimax-m2",
+        "mistral-large-3",
     }
 
 
-def test_the_published_format_has_the_stated_whole_bits() -> None:
-    for model in known_models():
-        published = known(model).published
-        assert int(BITS_PER_WEIGHT[published.format]) == published.bits
+def test_the_published_format_has_the_stated_bits() -> None:
+    for model in known_models().values():
+        assert model.published.bits == CHECKPOINT_BITS[model.published.format]
+        assert model.geometry.mean_bits == pytest.approx(model.published.bits, rel=1e-6)
 
 
 def imported(model: str | None, file: str, bits: float | None = None) -> tuple[float, int, tuple[str, ...]]:

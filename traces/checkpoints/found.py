@@ -19,7 +19,7 @@ from moereplay.traces.checkpoints.gguf import Gguf, is_gguf, read_gguf, read_hea
 from moereplay.traces.checkpoints.quants import quantised
 from moereplay.traces.checkpoints.tensors import Stored, known_of, model_of_gguf, sizes_of, tensors_of, with_sizes
 from moereplay.traces.dense import dense_of
-from moereplay.traces.documents import Cached, DocumentError, content, from_json, json_text
+from moereplay.traces.documents import DocumentError, content, from_json, json_text
 from moereplay.traces.geometry import KnownModel, by_spelling, known
 from moereplay.traces.schema import TraceError, shown
 from moereplay.traces.texts import size
@@ -29,6 +29,7 @@ IDENTITY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 MOST_HEADER = 1 << 28  #: most bytes of a safetensors header, and of the part read from a GGUF file
 MOST_FILES = 2_000
+CONTEXT = 4_096  #: positions of the KV cache in `explained`
 
 
 def model_of(spec: str, quant: str = "") -> KnownModel:
@@ -115,7 +116,8 @@ def _of_folder(folder: Path) -> KnownModel:
     tensors: dict[str, Stored] = {}
     for file in files:
         with file.open("rb") as stream:
-            tensors |= tensors_of(_safetensors(stream, file.stat().st_size, str(file)), str(file))
+            end = file.stat().st_size
+            tensors |= tensors_of(_safetensors(stream, end, str(file)), str(file), end)
     return with_sizes(model, sizes_of(tensors, str(folder), numbers.layers + numbers.dense_layers), str(folder))
 
 
@@ -328,15 +330,16 @@ def _pairs(model: KnownModel) -> Iterator[tuple[str, str]]:
     dense = dense_of(geometry)
     experts = geometry.experts * sum(geometry.expert_bytes)
     active = geometry.k * sum(geometry.expert_bytes) + dense.read
-    stored = model.quant or (geometry.weight_format or model.published.format)
+    stored = model.published.format
     first = f", after {model.dense_layers} without experts" if model.dense_layers else ""
     shared = f", and {geometry.shared_experts} shared" if geometry.shared_experts else ""
     yield "model", model.name
     yield "other names", ", ".join(model.aliases)
     yield "MoE layers", f"{geometry.layers}{first}"
     yield "experts", f"{geometry.experts} in a layer, {geometry.k} per token{shared}"
-    yield "weights", f"{model.params / 1e9:.4g} billion" if model.params else ""
-    yield "an expert", f"{_expert_size(geometry.expert_bytes)}, {geometry.expert_bits:.4g} bits per weight ({stored})"
+    used = f", of which a token uses {model.active_params / 1e9:.3g} billion"
+    yield "weights", f"{model.params / 1e9:.4g} billion{used}" if model.params else ""
+    yield "an expert", f"{_expert_size(geometry.expert_bytes)}, {geometry.mean_bits:.4g} bits per weight ({stored})"
     yield "all experts", size(experts)
     yield (
         "dense weights",
@@ -349,6 +352,7 @@ def _pairs(model: KnownModel) -> Iterator[tuple[str, str]]:
     yield "router", geometry.router.family
     yield "source", model.source
     yield "note", model.note
+    yield "assumed", model.assumed
 
 
 def _expert_size(sizes: tuple[int, ...]) -> str:
@@ -356,9 +360,10 @@ def _expert_size(sizes: tuple[int, ...]) -> str:
     return f"{least / 2**20:.4g} MiB" if least == most else f"{least / 2**20:.4g} to {most / 2**20:.4g} MiB"
 
 
-def _kv_words(model: Cached) -> str:
+def _kv_words(model: KnownModel) -> str:
     if not model.kv_bytes:
         return ""
-    windows = ", ".join(f"{each.positions:,}" for each in model.kv_windows)
-    after = f", of which a part stops growing at {windows} positions" if windows else ""
-    return f"{size(model.kv_bytes)} per position at 16 bits{after}; {size(model.kv_cache(4096))} at 4,096"
+    growing = size(model.kv_bytes - sum(each.kv_bytes for each in model.kv_windows))
+    windows = "".join(f" and {size(each.kv_bytes)} up to {each.positions:,}" for each in model.kv_windows)
+    held = size(model.kv_held(CONTEXT))
+    return f"{growing} per position{windows}, at {model.kv_bits} bits; {held} at {CONTEXT:,} positions"

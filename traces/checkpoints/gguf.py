@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from moereplay.traces.documents import refuse_irregular
 from moereplay.traces.schema import MOST_LAYERS, TraceError, shown
 
 MAGIC = b"GGUF"
@@ -25,7 +26,7 @@ MOST_ALIGNMENT = 1 << 16
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, LIST = 8, 9
 KEPT = MOST_LAYERS  #: elements of a list that are kept, one for each layer; the others, of a vocabulary, are skipped
-MOST_AXES = 4
+MOST_AXES, MOST_WEIGHTS = 4, 1 << 60
 FLOAT32 = 0
 #: Tensor types by number: name, weights of a block, and its bytes (ggml-common.h). Others are refused by number.
 TYPES: dict[int, tuple[str, int, int]] = {
@@ -107,7 +108,10 @@ class Gguf:
             if tensor.kind not in TYPES:
                 raise TraceError(f"{self.path}: {shown(name)} has the unknown type {tensor.kind}")
             if self.start + tensor.offset + tensor.size > size:
-                raise TraceError(f"{self.path}: tensor {shown(name)} ends beyond the file: it is truncated")
+                raise self._truncated(name)
+
+    def _truncated(self, name: str) -> TraceError:
+        return TraceError(f"{self.path}: tensor {shown(name)} ends beyond the file: it is truncated; copy it again")
 
     def floats(self, name: str) -> np.ndarray:
         """Read a float32 tensor, slowest axis first. Raises TraceError for another kind, or beyond the file's end."""
@@ -116,12 +120,16 @@ class Gguf:
         if tensor.kind != FLOAT32:
             raise TraceError(f"{self.path}: tensor {shown(name)} has type {tensor.kind}: expected float32 (0)")
         if at + count * 4 > self.path.stat().st_size:
-            raise TraceError(f"{self.path}: tensor {shown(name)} ends beyond the file: it is truncated Copy it again")
+            raise self._truncated(name)
         return np.fromfile(self.path, "<f4", count, offset=at).reshape(tensor.shape[::-1])
 
 
 def is_gguf(path: Path) -> bool:
-    """Return True if the file begins with GGUF's magic number."""
+    """Return True if the file begins with GGUF's magic number. Raises TraceError for a pipe or a device."""
+    try:
+        refuse_irregular(path)
+    except OSError as wrong:
+        raise TraceError(f"{path}: {wrong.strerror}") from None
     with path.open("rb") as stream:
         return stream.read(len(MAGIC)) == MAGIC
 
@@ -141,8 +149,8 @@ def read_header(stream: BinaryIO, path: Path, size: int) -> Gguf:
     if version not in VERSIONS:
         raise TraceError(f"{path}: invalid GGUF version {version}: expected 2 or 3, little-endian")
     tensors, keys = reader.number("Q"), reader.number("Q")
-    metadata = dict(reader.times(keys, reader.entry))
-    found = dict(reader.times(tensors, reader.tensor))
+    metadata = reader.table(keys, reader.entry, "key")
+    found = reader.table(tensors, reader.tensor, "tensor")
     return Gguf(path, metadata, found, _aligned(path, reader.at, metadata.get(ALIGNMENT, ALIGNED)))
 
 
@@ -187,10 +195,16 @@ class _Reader:
         """Read a length and then that many bytes of UTF-8."""
         return self.take(self.number("Q")).decode("utf-8", "replace")
 
-    def times(self, count: int, read: Callable[[], tuple[str, Any]]) -> list[tuple[str, Any]]:
-        """Read `count` entries, each of at least one byte."""
+    def table(self, count: int, read: Callable[[], tuple[str, Any]], what: str) -> dict[str, Any]:
+        """Read `count` entries, each of at least one byte. Of a repeated name readers differ in which counts."""
         self._refuse_beyond(count)
-        return [read() for _ in range(count)]
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            name, value = read()
+            if name in found:
+                raise TraceError(f"{self._path}: the {what} {shown(name)} is repeated; the file is damaged")
+            found[name] = value
+        return found
 
     def entry(self) -> tuple[str, Any]:
         """Read a key and its value."""
@@ -233,4 +247,8 @@ class _Reader:
                 f"{self._path}: tensor {shown(name)} has {axes} axes: expected 1 to {MOST_AXES}; the file is damaged"
             )
         shape = tuple(self.number("Q") for _ in range(axes))
+        if not 0 < math.prod(shape) <= MOST_WEIGHTS:
+            raise TraceError(
+                f"{self._path}: tensor {shown(name)} has the shape {shown(shape)}: expected 1 to 2^60 weights"
+            )
         return name, Tensor(shape, self.number("I"), self.number("Q"))

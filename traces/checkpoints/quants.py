@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from moereplay.traces.checkpoints.gguf import TYPES
-from moereplay.traces.geometry import KnownModel
+from moereplay.traces.geometry import KnownModel, Published
 from moereplay.traces.schema import TraceError, shown
 from moereplay.traces.texts import hint
-from moereplay.traces.weight_formats import BITS_PER_WEIGHT
+from moereplay.traces.weight_formats import BITS_PER_WEIGHT, CHECKPOINT_BITS, OF_EXPERTS
 
 BITS = {name: 8 * size / block for name, block, size in TYPES.values()}
 #: Types of ik_llama.cpp whose rows begin with a scale of two or four bytes, which is left out.
@@ -95,13 +95,10 @@ MIXES: dict[str, Mix] = {
     "BF16": Mix("BF16", head="BF16"),
     "F16": Mix("F16", head="F16"),
 }
-#: Checkpoints for other engines: bits of an expert's weight, of other weights in layers; head and table stay at 16.
-CHECKPOINTS: dict[str, tuple[float, float]] = {
-    "FP8": (8 + 32 / 128**2, 8 + 32 / 128**2),  # a 32-bit scale per block of 128 x 128 (arXiv 2412.19437)
-    "W8A8": (8, 8),  # 8-bit integers with a scale for each row (llm-compressor), which is left out
-    "NVFP4": (4.5, 16),  # an 8-bit scale per 16 weights; layers' other weights as in nvidia's checkpoints of experts
-    "AWQ": (4 + 20 / 128, 4 + 20 / 128),  # a 16-bit scale and a 4-bit zero per group of 128
-    "GPTQ": (4 + 20 / 128, 4 + 20 / 128),  # likewise
+#: Checkpoints for other engines: bits of a weight in layers outside the experts; head and table stay at 16.
+CHECKPOINTS: dict[str, float] = {
+    **{name: CHECKPOINT_BITS[name] for name in ("FP8", "W8A8", "AWQ", "GPTQ")},
+    "NVFP4": 16,  # as in nvidia's checkpoints of experts
 }
 #: Dynamic mixes, whose types differ from tensor to tensor: mean bits over a published file.
 DYNAMIC: dict[str, tuple[float, str]] = {
@@ -124,11 +121,13 @@ def quantised(model: KnownModel, quant: str) -> KnownModel:
     if model.stored:
         raise TraceError(f"--quant {quant}: the weights of {model.name} are already quantised; omit --quant")
     experts, layer_bits, head_bits, table_bits = _bits(model, name)
-    if name in MIXES and model.published.bits == 4:  # four-bit weights are not stored in more bits
-        published = geometry.bytes_by_bits.get(4, geometry.expert_bytes)
-        if any(map(int.__gt__, experts, published)):
+    label = quant.upper() if quant.upper().startswith("UD-") else name
+    form = name
+    if name in MIXES and model.published.format in OF_EXPERTS:  # llama.cpp keeps these blocks where they are smaller
+        if any(map(int.__gt__, experts, geometry.expert_bytes)):
             note = "; ".join(filter(None, (note, f"experts stay in the published {model.published.format}")))
-        experts = tuple(map(min, experts, published))
+        experts = tuple(map(min, experts, geometry.expert_bytes))
+        form = model.published.format if experts == geometry.expert_bytes else name
     gates = model.hidden * geometry.experts
     inside = round((max(0, geometry.dense_params - gates) * layer_bits + gates * GATE_BITS) / 8)
     vocabulary = min(model.embedding_params or geometry.head_params or 0, geometry.head_params or 0)
@@ -138,7 +137,8 @@ def quantised(model: KnownModel, quant: str) -> KnownModel:
     return model.model_copy(
         update={
             "name": model.name,
-            "quant": quant.upper() if quant.upper().startswith("UD-") else name,
+            "quant": label,
+            "published": Published(format=label if form == name else form, bits=round(mean, 4)),
             "note": "; ".join(filter(None, (model.note, note))),
             "geometry": geometry.model_copy(
                 update={
@@ -149,7 +149,7 @@ def quantised(model: KnownModel, quant: str) -> KnownModel:
                     "head_bytes": head,
                     "dense_bytes": inside * geometry.layers + head + table,
                     "dense_stated": True,
-                    "weight_format": name if name in BITS_PER_WEIGHT else "",
+                    "weight_format": form if form in BITS_PER_WEIGHT else "",
                 }
             ),
         }
@@ -183,8 +183,7 @@ def _bits(model: KnownModel, name: str) -> tuple[tuple[int, ...], float, float, 
         experts = tuple(round(_expert(model, mix, at) * params / 8) for at in range(geometry.layers))
         return experts, _layer_bits(mix), BITS[mix.head], BITS[mix.table or mix.base]
     if name in CHECKPOINTS:
-        each, dense = CHECKPOINTS[name]
-        return (round(params * each / 8),) * geometry.layers, dense, 16, 16
+        return (round(params * CHECKPOINT_BITS[name] / 8),) * geometry.layers, CHECKPOINTS[name], 16, 16
     mean = DYNAMIC[name][0]
     return (round(params * mean / 8),) * geometry.layers, mean, BITS["Q6_K"], BITS["Q4_K"]
 

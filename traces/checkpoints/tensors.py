@@ -6,16 +6,31 @@ and towers of other modalities are left out: a token of text reads neither.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moereplay.traces.checkpoints.gguf import TYPES, Gguf
-from moereplay.traces.documents import Window
-from moereplay.traces.geometry import KnownModel, ModelNumbers, Published, known_model
-from moereplay.traces.schema import Geometry, Router, TraceError, shown
+from moereplay.traces.documents import first_fault
+from moereplay.traces.geometry import (
+    Attention,
+    KnownModel,
+    LatentAttention,
+    Mixer,
+    ModelNumbers,
+    Published,
+    compressed,
+    kept_by,
+    known_model,
+)
+from moereplay.traces.schema import MOST_BYTES, MOST_EXPERTS, MOST_LAYERS, Geometry, Router, TraceError, shown
 from moereplay.traces.weight_formats import BITS_PER_WEIGHT
+
+MOST_HEADS = 1 << 16
 
 
 class Stored(NamedTuple):
@@ -144,31 +159,39 @@ def with_sizes(model: KnownModel, sizes: Sizes, name: str) -> KnownModel:
         raise TraceError(
             f"{name}: tensors have routed experts in {len(sizes.experts)} layers, config.json in {geometry.layers}"
         )
-    matrices = sizes.matrices or model.matrices
-    return model.model_copy(update={"geometry": _stored(geometry, sizes, name), "matrices": matrices})
+    stored = _stored(geometry, sizes, name)
+    form = stored.weight_format or model.published.format  # packed weights have a dtype of whole bytes
+    published = Published(format=form, bits=stored.expert_bits)
+    return model.model_copy(
+        update={"geometry": stored, "published": published, "matrices": sizes.matrices or model.matrices}
+    )
 
 
 def _stored(geometry: Geometry, sizes: Sizes, name: str) -> Geometry:
-    """Return the geometry with the bytes of the tensors."""
+    """Return the geometry with the bytes of the tensors. Raises TraceError."""
     if any(size % geometry.experts for size in sizes.experts):
         raise TraceError(
             f"{name}: the experts' bytes are not a multiple of {geometry.experts} experts; a file may be missing"
         )
     each = tuple(size // geometry.experts for size in sizes.experts)
     params = geometry.expert_params or sum(sizes.expert_weights) // (geometry.experts * geometry.layers)
-    return geometry.model_copy(
-        update={
-            "expert_bytes": each,
-            "expert_bits": round(8 * sum(each) / (params * geometry.layers), 4),
-            "bytes_by_bits": {},
-            "dense_layer_bytes": sizes.dense if all(sizes.dense) else (),
-            "dense_bytes": sizes.dense_total,
-            "head_bytes": sizes.head if all(sizes.dense) else None,
-            "dense_stated": True,
-            "weight_format": sizes.format if sizes.format in BITS_PER_WEIGHT else "",
-            "matrices": sizes.matrices,
-        }
-    )
+    if not params or not all(each):
+        raise TraceError(f"{name}: the experts' tensors have no bytes, or are packed so that their weights are unknown")
+    stored = {
+        "expert_bytes": each,
+        "expert_bits": round(8 * sum(each) / (params * geometry.layers), 4),
+        "bytes_by_bits": {},
+        "dense_layer_bytes": sizes.dense if all(sizes.dense) else (),
+        "dense_bytes": sizes.dense_total,
+        "head_bytes": sizes.head if all(sizes.dense) else None,
+        "dense_stated": True,
+        "weight_format": sizes.format if sizes.format in BITS_PER_WEIGHT else "",
+        "matrices": sizes.matrices,
+    }
+    try:
+        return Geometry(**{key: getattr(geometry, key) for key in Geometry.model_fields} | stored)
+    except TraceError as wrong:
+        raise TraceError(f"{name}: {wrong}") from None
 
 
 # -- a model of a GGUF file
@@ -184,80 +207,114 @@ def model_of_gguf(files: list[Gguf], name: str, source: str) -> KnownModel:
             if place.kind not in TYPES:
                 known = ", ".join(found for found, _, _ in TYPES.values())
                 raise TraceError(f"{name}: {shown(tensor)} has the unknown type {place.kind}; known types: {known}")
+            if tensor in tensors:
+                raise TraceError(f"{name}: the tensor {shown(tensor)} is repeated in its parts")
             tensors[tensor] = Stored(place.size, place.weights, TYPES[place.kind][0])
     read = _Metadata(said, name)
-    mtp = read.optional("nextn_predict_layers") or 0
-    layers = read.needed("block_count") - mtp
+    mtp = read.optional("nextn_predict_layers", MOST_LAYERS) or 0
+    layers = read.needed("block_count", 2 * MOST_LAYERS) - mtp
     sizes = sizes_of(tensors, name, layers)
-    experts, k = read.needed("expert_count"), read.needed("expert_used_count")
-    expert_params = sum(sizes.expert_weights) // (experts * len(sizes.experts))
-    shared = read.optional("expert_shared_count") or int(any("_shexp" in tensor for tensor in tensors))
-    cached = _cached(read, tensors, layers)
-    made = Geometry(
-        layers=len(sizes.experts),
-        experts=experts,
-        k=k,
-        expert_bytes=(1,) * len(sizes.experts),
-        expert_params=expert_params,
-        dense_params=sizes.dense_weights // len(sizes.experts),
-        head_params=sizes.head_weights,
-        shared_experts=shared,
-        router=Router(),
-        kv_bytes=sum(kept for kept, _ in cached),
-        kv_windows=_windows(cached),
-        hidden=read.needed("embedding_length"),
-    )
-    geometry = _stored(made, sizes, name)
-    total = sum(sizes.expert_weights) + sizes.dense_weights + sizes.head_weights + sizes.embedding_weights
-    return KnownModel(
-        name=name,
-        geometry=geometry,
-        published=Published(format=geometry.weight_format or "F16", bits=round(geometry.expert_bits)),
-        matrices=sizes.matrices or THIRDS,
-        context=read.optional("context_length") or 0,
-        hidden=read.needed("embedding_length"),
-        dense_layers=sizes.dense_layers,
-        params=total,
-        embedding_params=sizes.embedding_weights,
-        kv_bytes=geometry.kv_bytes,
-        kv_windows=geometry.kv_windows,
-        mtp=mtp,
-        stored=geometry.expert_bits < 16,
-        source=source,
-        note=f"{mtp} layers that predict further tokens are left out" if mtp else "",
-    )
+    experts, k = read.needed("expert_count", MOST_EXPERTS), read.needed("expert_used_count", MOST_EXPERTS)
+    shared = read.optional("expert_shared_count", MOST_EXPERTS)
+    kept = Counter(_mixers(read, tensors, layers))
+    kv_bytes, kv_windows = kept_by(kept.items())
+    try:
+        made = Geometry(
+            layers=len(sizes.experts),
+            experts=experts,
+            k=k,
+            expert_bytes=(1,) * len(sizes.experts),
+            expert_params=sum(sizes.expert_weights) // (experts * len(sizes.experts)),
+            dense_params=sizes.dense_weights // len(sizes.experts),
+            head_params=sizes.head_weights,
+            shared_experts=shared or int(any("_shexp" in tensor for tensor in tensors)),
+            router=Router(),
+            kv_bytes=kv_bytes,
+            kv_windows=kv_windows,
+            hidden=read.needed("embedding_length"),
+        )
+        geometry = _stored(made, sizes, name)
+        return KnownModel(
+            name=name,
+            geometry=geometry,
+            published=Published(format=sizes.format, bits=geometry.expert_bits),
+            matrices=sizes.matrices or THIRDS,
+            context=read.optional("context_length", 1 << 40) or 0,
+            hidden=geometry.hidden,
+            dense_layers=sizes.dense_layers,
+            params=sum(sizes.expert_weights) + sizes.dense_weights + sizes.head_weights + sizes.embedding_weights,
+            embedding_params=sizes.embedding_weights,
+            kv_bytes=kv_bytes,
+            kv_windows=kv_windows,
+            kv_bits=max((mixer.kept_bits for mixer in kept if isinstance(mixer, Attention)), default=16),
+            mtp=mtp,
+            stored=geometry.expert_bits < 16,
+            source=source,
+            note=f"{mtp} layers that predict further tokens are left out" if mtp else "",
+            assumed="; ".join(read.strange()),
+        )
+    except TraceError as wrong:
+        raise TraceError(f"{name}: {wrong}") from None
+
+
+#: Architectures of llama.cpp with routed experts whose layers are read as its code builds them.
+ARCHITECTURES = frozenset(
+    """afmoe arctic bailingmoe bailingmoe2 cohere2moe dbrx deepseek deepseek2 deepseek32 deepseek4 dots1 ernie4_5-moe
+    exaone-moe gemma4 glm-dsa glm4moe gpt-oss granitehybrid granitemoe grok grovemoe hunyuan-moe jamba kimi-linear
+    laguna lfm2moe llada-moe llama llama4 mimo2 minimax-m2 mistral4 nemotron_h_moe olmoe phimoe qwen2moe qwen35moe
+    qwen3moe qwen3next qwen3vlmoe smallthinker step35""".split()  # noqa: SIM905
+)
+#: Keys of attention that are read, or that no size depends on.
+OF_ATTENTION = re.compile(
+    r"^(head_count(_kv)?|(key|value)_length(_swa|_mla)?|kv_lora_rank|q_lora_rank|sliding_window(_pattern)?|compress_ratios"
+    r"|indexer\..*|output_(group_count|lora_rank)|.*(eps|epsilon|scale|bias|norm|freq_base|clamp_kqv|causal|temperature"
+    r"\w*)|shared_kv_layers|\w*_rank)$"
+)
 
 
 class _Metadata:
-    """Reads metadata of a file's architecture; a value per layer counts as the largest."""
+    """Reads figures of a file's architecture; a value per layer counts as the largest."""
 
     def __init__(self, said: Mapping[str, Any], name: str) -> None:
         self._said, self._name = said, name
         self.architecture = str(said.get("general.architecture", ""))
 
-    def per_layer(self, key: str, layers: int) -> list[int]:
-        """Return a value for each layer, 0 if absent."""
+    def per_layer(self, key: str, layers: int, most: int = 1 << 24) -> list[int]:
+        """Return a value for each layer, 0 if absent. Raises TraceError for what is no number."""
         value = self._said.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
-            return [int(each) for each in value[:layers]] + [0] * (layers - len(value))
-        return [value if isinstance(value, int) else 0] * layers
+            return [self._checked(key, each, most) for each in value[:layers]] + [0] * (layers - len(value))
+        return [0 if value is None else self._checked(key, value, most)] * layers
 
-    def optional(self, key: str) -> int | None:
-        """Return a number, None if absent."""
+    def optional(self, key: str, most: int = 1 << 24) -> int | None:
+        """Return a number, None if absent. Raises TraceError for what is no number."""
         value = self._said.get(f"{self.architecture}.{key}")
-        value = max(value, default=None) if isinstance(value, list) else value
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31):
-            raise TraceError(f"{self._name}: invalid {self.architecture}.{key} {shown(value)}: expected a whole number")
-        return value
+        if isinstance(value, list):
+            return max((self._checked(key, each, most) for each in value), default=None)
+        return None if value is None else self._checked(key, value, most)
 
-    def needed(self, key: str) -> int:
+    def _checked(self, key: str, value: Any, most: int) -> int:
+        if not isinstance(value, int) or not 0 <= value <= most:
+            said = f"invalid {shown(self.architecture)}.{key} {shown(value)!r}"
+            raise TraceError(f"{self._name}: {said}: expected a whole number from 0 to {most:,}")
+        return int(value)
+
+    def needed(self, key: str, most: int = 1 << 24) -> int:
         """Return a number. Raises TraceError if it is absent or 0."""
-        found = self.optional(key)
+        found = self.optional(key, most)
         if not found:
-            raise TraceError(
-                f"{self._name}: missing {self.architecture or 'general.architecture'}.{key} in its metadata"
-            )
+            said = shown(self.architecture) or "general.architecture"
+            raise TraceError(f"{self._name}: missing {said}.{key} in its metadata")
         return found
+
+    def strange(self) -> list[str]:
+        """Return what the sizes assume where the architecture or a key of its attention is not known."""
+        found = []
+        if self.architecture not in ARCHITECTURES:
+            found.append(f"architecture {shown(self.architecture)} not known: the KV cache assumes plain attention")
+        start = f"{self.architecture}.attention."
+        keys = [key for key in self._said if key.startswith(start) and not OF_ATTENTION.match(key.removeprefix(start))]
+        return [*found, *(f"key {shown(key)} not known: sizes do not depend on it" for key in keys[:5])]
 
 
 #: Of how many layers the last attends to all positions, where a file states a window but not in which layers
@@ -266,60 +323,53 @@ PERIODS = {"gpt-oss": 2, "gemma3": 6, "cohere2moe": 4, "llama4": 4, "smallthinke
 CHUNK = {"llama4": 8192}  #: positions of a chunk, which its files do not state
 
 
-def _cached(read: _Metadata, tensors: Mapping[str, Stored], layers: int) -> list[tuple[int, int]]:
-    """Return for each layer the bytes that it keeps of a position at 16 bits, and its window (0: all positions).
-
-    Layers without attention keep nothing.
-    """
-    heads = read.per_layer("attention.head_count_kv", layers)
-    latent = read.optional("attention.kv_lora_rank")
-    windows = _layer_windows(read, layers)
-    return [
-        (
-            2
-            * (
-                latent + (read.optional("rope.dimension_count") or 0)
-                if latent
-                else heads[at] * _width(read, bool(window))
-            ),
-            window,
+def _mixers(read: _Metadata, tensors: Mapping[str, Stored], layers: int) -> list[Mixer]:
+    """Return what each layer with attention keeps of a position; of these mixers only the caches are the file's."""
+    kv_heads = read.per_layer("attention.head_count_kv", layers, MOST_HEADS)
+    latent, rotary = read.optional("attention.kv_lora_rank"), read.optional("rope.dimension_count") or 0
+    index = read.optional("attention.indexer.key_length") or 0
+    ratios = read.per_layer("attention.compress_ratios", layers)
+    windows, widths = _layer_windows(read, layers), (_widths(read, False), _widths(read, True))
+    shared = layers - (read.optional("attention.shared_kv_layers") or 0)
+    found: list[Mixer] = []
+    for at in range(layers):
+        attends = any(
+            f"blk.{at}.{each}.weight" in tensors for each in ("attn_k", "attn_kv", "attn_kv_a_mqa", "attn_qkv")
         )
-        if _keeps(tensors, at)
-        else (0, 0)
-        for at, window in enumerate(windows)
-    ]
+        if not attends or f"blk.{at}.ssm_out.weight" in tensors or at >= shared:
+            continue
+        indexed = index if any(ratios) or f"blk.{at}.indexer.attn_k.weight" in tensors else 0
+        if latent:
+            found.append(LatentAttention(heads=1, key_rank=latent, plain=0, rotary=rotary, value=0, index=indexed))
+        elif any(ratios):
+            found.append(compressed(kv_heads[at], widths[0][0], windows[at], ratios[at], index))
+        else:
+            key, value = widths[bool(windows[at])]
+            found.append(Attention(heads=1, kv_heads=kv_heads[at], head_dim=key, value_dim=value, window=windows[at]))
+    return found
 
 
-def _keeps(tensors: Mapping[str, Stored], layer: int) -> bool:
-    """Return whether a layer has attention, and not a state that does not grow."""
-    attends = any(f"blk.{layer}.{each}.weight" in tensors for each in ("attn_k", "attn_kv_a_mqa", "attn_qkv"))
-    return attends and f"blk.{layer}.ssm_out.weight" not in tensors
-
-
-def _width(read: _Metadata, windowed: bool) -> int:
-    """Return the width of a key and a value together; layers with a window may have their own."""
-    keys = ("attention.key_length", "attention.value_length")
-    own = [read.optional(f"{key}_swa") if windowed else None for key in keys]
-    found = sum(each or read.optional(key) or 0 for each, key in zip(own, keys, strict=True))
-    heads = read.optional("attention.head_count")
-    return found or (2 * (read.optional("embedding_length") or 0) // heads if heads else 0)
+def _widths(read: _Metadata, windowed: bool) -> tuple[int, int]:
+    """Return the widths of a key and a value; layers with a window may have their own."""
+    heads = read.optional("attention.head_count", MOST_HEADS)
+    plain = (read.optional("embedding_length") or 0) // heads if heads else 0
+    key, value = (
+        (read.optional(f"attention.{each}_length_swa") if windowed else None)
+        or read.optional(f"attention.{each}_length")
+        or plain
+        for each in ("key", "value")
+    )
+    return key, value
 
 
 def _layer_windows(read: _Metadata, layers: int) -> list[int]:
     """Return the window of each layer, 0 if it attends to all positions."""
-    window = read.optional("attention.sliding_window") or CHUNK.get(read.architecture, 0)
+    window = read.optional("attention.sliding_window", 1 << 40) or CHUNK.get(read.architecture, 0)
     stated = read.per_layer("attention.sliding_window_pattern", layers)
     if len(set(stated)) == 1:  # a period, or nothing
         period = stated[0] or PERIODS.get(read.architecture, 1)
         stated = [(at + 1) % period != 0 for at in range(layers)]
     return [window if each else 0 for each in stated]
-
-
-def _windows(cached: list[tuple[int, int]]) -> tuple[Window, ...]:
-    found: Counter[int] = Counter()
-    for kept, window in cached:
-        found[window] += kept
-    return tuple(Window(window, kept) for window, kept in sorted(found.items()) if window and kept)
 
 
 # -- tensors of safetensors files
@@ -347,33 +397,47 @@ DTYPES = {
 FLOATS = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
-def tensors_of(header: Mapping[str, Any], name: str) -> dict[str, Stored]:
-    """Return the tensors of a safetensors header, whose `data_offsets` say their bytes. Raises TraceError."""
+def tensors_of(header: Mapping[str, Any], name: str, end: int = MOST_BYTES) -> dict[str, Stored]:
+    """Return the tensors of a safetensors header, whose `data_offsets` say their bytes, at most `end`.
+
+    Raises TraceError.
+    """
     found: dict[str, Stored] = {}
     for tensor, said in header.items():
         if tensor == "__metadata__":
             continue
         try:
-            first, last = said["data_offsets"]
-            shape, dtype = said["shape"], said["dtype"]
-            size, weights = int(last) - int(first), 1
-            for each in shape:
-                weights *= int(each)
-        except (KeyError, TypeError, ValueError):
-            raise TraceError(
-                f"{name}: {shown(tensor)} lacks dtype, shape or data_offsets; the file may be damaged"
-            ) from None
-        if size < 0 or (dtype in DTYPES and size != -(-weights * DTYPES[dtype] // 8)):
-            raise TraceError(f"{name}: {shown(tensor)} of {shown(shape)} {shown(dtype)} cannot have {size:,} bytes")
-        is_plain = dtype in FLOATS and not tensor.endswith(("_scale", "_scale_inv", "_scales"))
-        found[tensor] = Stored(size, weights if is_plain else 0, str(dtype))
+            place = _Place.model_validate(said)
+        except ValidationError as wrong:
+            raise TraceError(f"{name}: tensor {shown(tensor)}: {first_fault(wrong)}; the file may be damaged") from None
+        first, last = place.data_offsets
+        size, weights = last - first, math.prod(place.shape)
+        known = DTYPES.get(place.dtype)
+        if last > end:
+            raise TraceError(f"{name}: tensor {shown(tensor)} ends beyond the file: it is truncated; download it again")
+        if size < 0 or (known and size != -(-weights * known // 8)):
+            text = f"{shown(place.shape)} {shown(place.dtype)} cannot have {size:,} bytes"
+            raise TraceError(f"{name}: tensor {shown(tensor)} of {text}")
+        is_plain = place.dtype in FLOATS and not tensor.endswith(("_scale", "_scale_inv", "_scales"))
+        found[tensor] = Stored(size, weights if is_plain else 0, place.dtype)
     return found
 
 
+class _Place(BaseModel):
+    """A tensor in the header of a safetensors file."""
+
+    model_config = ConfigDict(strict=True)
+
+    dtype: Annotated[str, Field(max_length=32)]
+    shape: Annotated[list[Annotated[int, Field(ge=0, le=1 << 40)]], Field(max_length=8)]
+    data_offsets: Annotated[list[Annotated[int, Field(ge=0, le=MOST_BYTES)]], Field(min_length=2, max_length=2)]
+
+
 def known_of(numbers: ModelNumbers, name: str) -> KnownModel:
-    """Return the model of a `config.json` alone, with experts as its checkpoint stores them where that is known."""
-    geometry = numbers.geometry()
-    if numbers.published.bits != 16 and numbers.published.bits not in geometry.bytes_by_bits:
-        geometry = geometry.stored_at(numbers.published.bits)
-    cached = {"kv_bytes": numbers.kv_bytes(), "kv_windows": numbers.kv_windows(), "hidden": numbers.hidden}
-    return known_model(name, numbers).model_copy(update={"geometry": geometry.model_copy(update=cached)})
+    """Return the model of a `config.json` alone, with experts as its checkpoint stores them. Raises TraceError."""
+    try:
+        model = known_model(name, numbers)
+    except TraceError as wrong:
+        raise TraceError(f"{name}: {wrong}") from None
+    cached = {"kv_bytes": model.kv_bytes, "kv_windows": model.kv_windows, "hidden": model.hidden}
+    return model.model_copy(update={"geometry": model.geometry.model_copy(update=cached)})

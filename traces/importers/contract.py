@@ -296,7 +296,7 @@ def _format(stored: str, bits: float | None, sizes: tuple[int, ...], options: Op
     like = recognised(options.model or origin.model or "")
     if like and like.geometry.expert_params:
         exact = sum(sizes) / len(sizes) * 8 / like.geometry.expert_params
-        if abs(exact / BITS_PER_WEIGHT[like.published.format] - 1) < SAME_FORMAT:
+        if abs(exact / like.published.bits - 1) < SAME_FORMAT:
             return like.published.format
     return stored if abs(bits / BITS_PER_WEIGHT[stored] - 1) < NEAR_FORMAT else ""
 
