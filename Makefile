@@ -265,7 +265,7 @@ sample: .venv/record.stamp   ## record the bundled trace anew
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
 	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
 
-tables: .venv/base.stamp     ## write the tables of cards, policies, importers, exporters, hooks, settings and counters into docs/
+tables: .venv/base.stamp     ## write the tables of cards, policies, importers, exporters, hooks, columns, settings and counters into docs/
 	$(BIN)/moereplay policies --markdown > policies.table
 	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r policies.table' docs/policies-table.md && rm policies.table
 	$(BIN)/python -c 'from moereplay.simulator.cards import markdown; print(markdown())' > cards.table
@@ -280,6 +280,8 @@ tables: .venv/base.stamp     ## write the tables of cards, policies, importers, 
 	sed -i -e '/<!-- exporters:/,/<!-- end -->/{//!d}' -e '/<!-- exporters:/r exporters.table' docs/export.md && rm exporters.table
 	$(BIN)/python -c 'from moereplay.policies.hooks import markdown; print(markdown())' > hooks.table
 	sed -i -e '/<!-- hooks:/,/<!-- end -->/{//!d}' -e '/<!-- hooks:/r hooks.table' docs/policies.md && rm hooks.table
+	$(BIN)/python -c 'from moereplay.policies.contract import markdown; print(markdown())' > columns.table
+	sed -i -e '/<!-- columns:/,/<!-- end -->/{//!d}' -e '/<!-- columns:/r columns.table' docs/policies.md && rm columns.table
 	$(BIN)/python -c 'from moereplay.results.settings import markdown; print(markdown())' > settings.table
 	sed -i -e '/<!-- settings:/,/<!-- end -->/{//!d}' -e '/<!-- settings:/r settings.table' docs/settings.md && rm settings.table
 	for file in tokens cells models series; do \

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -46,52 +46,55 @@ NONE = -1
 NO_PROFILE, GIVEN_PROFILE = -2, -1
 
 #: The execution point: it moves when a step starts, before its dense part.
-NOW = np.dtype(
-    [(name, np.int64) for name in ("pass", "layer", "step", "phase", "tokens", "gated", "request")]
-    + [("absent", np.int64)]  # experts of this step that were absent and run all the same; -1 before a look-up
-    + [("clock", np.int64), ("position", np.int64)]  # tokens of the run, and of its request, before this pass
-    + [(name, np.int64) for name in ("layers", "experts", "k", "precisions", "seed")],
-    align=True,
-)
+NOW_COLUMNS = {
+    "pass": "number of the pass in the run",
+    "layer": "the MoE layer",
+    "step": "pass * layers + layer",
+    "phase": "PREFILL or DECODE, of the pass's first row",
+    "tokens": "rows of the pass",
+    "gated": "1 from the gate to the end of the step",
+    "request": "number of the first row's request in the trace",
+    "absent": "experts of this step that were absent and run all the same; -1 before a look-up",
+    "clock": "tokens of the run before this pass",
+    "position": "tokens of the first row's request before this pass",
+    "layers": "MoE layers of the model",
+    "experts": "experts of a layer",
+    "k": "experts of a token",
+    "precisions": "copies of an expert",
+    "seed": "that of the run",
+}
+NOW = np.dtype([(name, np.int64) for name in NOW_COLUMNS], align=True)
 
 #: One row per expert, written by the engine, kept whether resident or not and cleared by a reset.
-EXPERT = np.dtype(
-    [
-        # first what every use writes: half a line of the processor's cache
-        ("last_use", np.int64),  # logical timestamp, advanced by every use and by the arrival of a prefetch
-        ("last_pass", np.int64),  # pass of that timestamp
-        ("uses_ever", np.int64),
-        # uses since it last had no copy, the one that fetched it included; a prefetch that finds none arrives with 1,
-        # and its first use leaves it at 1
-        ("uses_here", np.int64),
-        ("layer", np.int64),
-        ("prediction_pass", np.int64),  # pass in which a prefetch policy last predicted it while resident
-        ("last_prediction", np.int64),  # timestamp of that prediction, from the counter of `last_use`
-        ("mass_ever", np.int64),  # sum of the gate weights (in UNITs) of all its assignments
-        ("next_use", np.int64),  # position of its next demand not yet looked up, or NEVER; needs `future`
-        ("next_pass", np.int64),  # pass of that demand, or NEVER
-        (
-            "profile",
-            np.int64,
-        ),  # bytes of the experts ranked before it in its pool by the profile, or NEVER if not listed
-        ("needed", np.int64),  # 1 from the gate that demands it until its compute has ended
-    ],
-    align=True,
-)
+EXPERT_COLUMNS = {
+    # first what every use writes: half a line of the processor's cache
+    "last_use": "logical timestamp, advanced by every use and by the arrival of a prefetch",
+    "last_pass": "pass of that timestamp; -1 without one",
+    "uses_ever": "uses: steps that run it, from the fast tier or on the CPU",
+    "uses_here": "uses since it last had no copy, the one that fetched it included; a prefetch that finds none arrives "
+    "with 1, and its first use leaves it at 1",
+    "layer": "its MoE layer",
+    "prediction_pass": "pass in which a prefetch policy last predicted it while resident; -1 before",
+    "last_prediction": "timestamp of that prediction, from the counter of `last_use`",
+    "mass_ever": "sum of the gate weights, in UNITs, of all its assignments, also of those that nothing runs",
+    "next_use": "position of its next demand not yet looked up, or NEVER; needs `future`",
+    "next_pass": "pass of that demand, or NEVER",
+    "profile": "bytes of the experts that the profile ranks before it in its pool; NEVER if it does not list it",
+    "needed": "1 from the gate that demands it until it has run from the fast tier, or will not",
+}
+EXPERT = np.dtype([(name, np.int64) for name in EXPERT_COLUMNS], align=True)
 
 #: One row per copy, written by the engine.
-COPY = np.dtype(
-    [
-        # 24 bytes without padding: every access reads a row, and half a line of the processor's cache holds it
-        ("entered", np.int64),  # order in which it last entered its pool, or a side buffer while it is there
-        ("bytes", np.int64),
-        ("pool", np.int32),
-        ("state", np.int8),
-        ("protected", np.int8),  # 1 while it may not be a victim
-        ("prefetched", np.int16),  # 1 if its last arrival was a prefetch not yet used
-    ],
-    align=True,
-)
+COPY_COLUMNS = {
+    # 24 bytes without padding: every access reads a row, and half a line of the processor's cache holds it
+    "entered": (np.int64, "order in which it last entered its pool, or a side buffer while it is there"),
+    "bytes": (np.int64, "its size"),
+    "pool": (np.int32, "number of its pool"),
+    "state": (np.int8, "ABSENT, QUEUED, IN_FLIGHT or RESIDENT"),
+    "protected": (np.int8, "1 while it may not be a victim"),
+    "prefetched": (np.int16, "1 if its last arrival was a prefetch not yet used"),
+}
+COPY = np.dtype([(name, kind) for name, (kind, _) in COPY_COLUMNS.items()], align=True)
 
 
 def expert_of(now: Any, y: int) -> int:
@@ -102,34 +105,50 @@ def expert_of(now: Any, y: int) -> int:
 class Own(NamedTuple):
     """A policy's own memory, sized by its `Memory`; zero at start and after a reset, except `par` and `capacity`."""
 
-    rows: Any  #: (copies, Memory.rows) int64
-    regs: Any  #: (pools, Memory.regs) int64
-    reals: Any  #: (layers, Memory.reals) float64; as many rows as pools if these are more (a pool per link)
-    par: Any  #: (PAR_SLOTS,) float64: the parameters in declaration order, to be read
-    capacity: Any  #: (pools,) int64: bytes of each pool, to be read
+    rows: Annotated[Any, "(copies, Memory.rows) int64"]
+    regs: Annotated[Any, "(pools, Memory.regs) int64"]
+    reals: Annotated[Any, "(layers, Memory.reals) float64; as many rows as pools if these are more (a pool per link)"]
+    par: Annotated[Any, "(PAR_SLOTS,) float64: the parameters in declaration order, to be read"]
+    capacity: Annotated[Any, "(pools,) int64: bytes of each pool, to be read"]
 
 
 class Step(NamedTuple):
     """State of a gate. T tokens, n demanded experts in demand order; absent arrays are empty."""
 
-    ids: Any  #: (T, k) chosen expert of the layer, -1 none
-    logits: Any  #: (T, E) raw router logits
-    choice: Any  #: (T, E) choice scores after group masking
-    gate: Any  #: (T, E) router probabilities in UNITs
-    look_order: Any  #: (D, T, E) experts of layer + 1 + d by descending look-ahead score
-    look_score: Any  #: (D, T, E) those scores in UNITs, by expert
-    expert: Any  #: (n,) demanded expert x
-    rank: Any  #: (n,) its best rank over the tokens
-    mass: Any  #: (n,) its largest gate weight over the tokens, in UNITs
-    tokens: Any  #: (n,) tokens routed to it
-    weight: Any = ()  #: (T, k) gate weight of each of `ids` in UNITs
-    unfetched: Any = ()  #: (n,) ON_CPU, DROPPED, REPLACED (by substitutes), or 0, as far as misses were looked up
+    ids: Annotated[Any, "(T, k) chosen expert of the layer, -1 none"]
+    logits: Annotated[Any, "(T, E) raw router logits"]
+    choice: Annotated[Any, "(T, E) choice scores after group masking"]
+    gate: Annotated[Any, "(T, E) router probabilities in UNITs"]
+    look_order: Annotated[Any, "(D, T, E) experts of layer + 1 + d by descending look-ahead score"]
+    look_score: Annotated[Any, "(D, T, E) those scores in UNITs, by expert"]
+    expert: Annotated[Any, "(n,) demanded expert x"]
+    rank: Annotated[Any, "(n,) its best rank over the tokens"]
+    mass: Annotated[Any, "(n,) its largest gate weight over the tokens, in UNITs"]
+    tokens: Annotated[Any, "(n,) tokens routed to it"]
+    weight: Annotated[Any, "(T, k) gate weight of each of `ids` in UNITs"] = ()
+    unfetched: Annotated[
+        Any, "(n,) ON_CPU, DROPPED, REPLACED (by substitutes), or 0, as far as misses were looked up"
+    ] = ()
 
 
 #: What costs something to keep current: columns of `experts`, and arrays of `step`. `Policy.reads` may name them.
 OPTIONAL_COLUMNS = frozenset({"prediction_pass", "last_prediction", "mass_ever", "needed", "next_pass", "next_use"})
 OPTIONAL_ARRAYS = frozenset({"ids", "logits", "choice", "weight", "rank", "mass", "unfetched"})
 OPTIONAL = OPTIONAL_COLUMNS | OPTIONAL_ARRAYS
+
+
+def markdown() -> str:
+    """Return the Markdown table of columns and arrays in docs/policies.md; a star marks what `reads` declares."""
+    of = {"now": NOW_COLUMNS, "experts[x]": EXPERT_COLUMNS}
+    of["copies[y]"] = {name: meaning for name, (_, meaning) in COPY_COLUMNS.items()}
+    for table, arrays in (("step", Step), ("own", Own)):
+        hints = get_type_hints(arrays, include_extras=True)
+        of[table] = {name: hint.__metadata__[0] for name, hint in hints.items()}
+    lines = ["| table | column | meaning |", "| --- | --- | --- |"]
+    for table, columns in of.items():
+        for name, meaning in columns.items():
+            lines.append(f"| `{table}` | `{name}`{' *' if name in OPTIONAL else ''} | {meaning} |")
+    return "\n".join(lines)
 
 
 class Costs(NamedTuple):

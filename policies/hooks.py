@@ -108,7 +108,11 @@ class EventHooks:
         "once per step, when its demand is known and nothing is looked up yet; keys of this layer's copies may change",
         at_gate=True,
     )
-    on_use: Event = row("a demanded expert is used, which is resident or will be", COPY)
+    on_use: Event = row(
+        "an expert is used: the step runs it, from the fast tier (where it is or will be) or on the CPU; one that is "
+        "dropped or replaced is not used, its substitute is",
+        COPY,
+    )
     on_insert: Event = row(
         "a copy has entered its pool, from the link or a side buffer, or is there at the start", COPY, NEW
     )

@@ -48,6 +48,10 @@ class Result:
     about: Row
     events: list[Event] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        what = f"{self.about['model']}, {self.config['eviction']} at {self.config['capacity']}"
+        return f"<Result {self.about['label']}: {what}, {self.totals['hits']:,} hits in {self.totals['accesses']:,}>"
+
     def to_json(self) -> Row:
         """Return the document that `replay --json` prints."""
         return {

@@ -63,6 +63,7 @@ def _even_layers(platform: Platform, geometry: Geometry) -> str:
 # times
 
 BATCH_TABLES = ("matrix_sum", "read_first", "read_size", "read_rate", "slow_read_rate", "lane_rate", "slow_lane_rate")
+Weights = tuple[int, int, str]  #: number, bytes and format
 EQUAL_MATRICES = (1, 1, 1)  #: gate, up and down, of a model that does not say
 
 
@@ -80,7 +81,7 @@ class Times:
         #: Sums of the relative sizes of an expert's first 1, 2, ... matrices.
         self.matrices = tuple(accumulate(geometry.matrices or EQUAL_MATRICES))
         self.homes = homes_of(platform, geometry)  #: the link of every expert x
-        self._known: dict[tuple[str, int, int, int, float], int] = {}
+        self._known: dict[tuple[str, int, int, str, int, float], int] = {}
         self._left = platform.contention or Contention()  #: shares of their rates, while others work
 
     def is_of(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> bool:
@@ -246,8 +247,8 @@ class Times:
         compute, gate_ns = self._platform.compute, self._platform.loading.gate_ns
         if isinstance(compute, Measured):
             return compute.dense(tokens, self._share(contended)) + gate_ns
-        key = ("dense", self.dense.layers[layer], 0, tokens, self._share(contended))
-        return self._once(key, compute, self._dense_params[0][layer], self._geometry.dense_format) + gate_ns
+        weights = self._dense_params[0][layer], self.dense.layers[layer], self._geometry.dense_format
+        return self._once("dense", compute, weights, tokens, self._share(contended)) + gate_ns
 
     def draft_ns(self, drafts: int) -> int:
         """Return what the drafts of a pass take before layer 0. Contention does not change it."""
@@ -279,7 +280,7 @@ class Times:
         params = of.hidden * of.experts
         bits = exact(of.dense_bits)
         size = ceiling(params * bits.numerator, 8 * bits.denominator)
-        return self._once(("router", size, 0, tokens, 1), compute, params, of.dense_format)
+        return self._once("dense", compute, (params, size, of.dense_format), tokens, 1)
 
     @property
     def victim_ns(self) -> int:
@@ -293,8 +294,8 @@ class Times:
         compute = self._platform.compute
         if isinstance(compute, Measured):
             return compute.once(self._share(contended))
-        key = ("pass", self.dense.head, 0, tokens, self._share(contended))
-        return self._once(key, compute, self._dense_params[1], self._geometry.dense_format)
+        weights = self._dense_params[1], self.dense.head, self._geometry.dense_format
+        return self._once("dense", compute, weights, tokens, self._share(contended))
 
     def kv_ns(self, context: int, contended: bool = False) -> int:
         """Return one layer's part of reading the KV cache of `context` positions, rounded up."""
@@ -314,9 +315,11 @@ class Times:
         """Return the time of one expert over its tokens."""
         return self._expert("expert", self._platform.compute, layer, precision, tokens, self._share(contended))
 
-    def weight_format(self, precision: int) -> str:
-        """Return the model's weight format for experts at their stored precision; unknown at others."""
-        return self._geometry.weight_format if self._tiers[precision] == self._geometry.expert_bytes else ""
+    def weights(self, layer: int, precision: int) -> Weights:
+        """Return all of a copy that its compute time follows from; its format is known at the stored precision only."""
+        stored = self._tiers[precision] == self._geometry.expert_bytes
+        of = self._geometry.weight_format if stored else ""
+        return self._params[layer], self._tiers[precision][layer], of
 
     def _share(self, contended: bool) -> float:
         return self._left.compute if contended else 1
@@ -361,18 +364,17 @@ class Times:
     def _expert(
         self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int, share: float
     ) -> int:
-        size = self._tiers[precision][layer]
         if isinstance(compute, Measured):
-            return compute.expert(tokens, size, share)
-        key, weights = (what, size, precision, tokens, share), self.weight_format(precision)
-        return self._once(key, compute, self._params[layer], weights)
+            return compute.expert(tokens, self._tiers[precision][layer], share)
+        return self._once(what, compute, self.weights(layer, precision), tokens, share)
 
-    def _once(self, key: tuple[str, int, int, int, float], compute: Roofline, params: int, weights: str = "") -> int:
-        """Return the time of a key (what, bytes, precision, tokens, share of the rate), computed once."""
+    def _once(self, what: str, compute: Roofline, weights: Weights, tokens: int, share: float) -> int:
+        """Return the time of weights that are an `expert`, that of one on the `cpu`, or `dense`, computed once."""
+        key = (what, *weights, tokens, share)
         if key not in self._known:
-            what, size, _, tokens, share = key
-            of = compute.ns if what in ("expert", "cpu") else compute.dense_ns
-            self._known[key] = of(params, size, tokens, weights, share)
+            params, size, weight_format = weights
+            of = compute.dense_ns if what == "dense" else compute.ns
+            self._known[key] = of(params, size, tokens, weight_format, share)
         return self._known[key]
 
 

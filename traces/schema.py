@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 
 from moereplay.traces.documents import Cached, Name, Notes, Public, Text, Window, canonical
 from moereplay.traces.documents import Frozen as Frozen
-from moereplay.traces.texts import shown
+from moereplay.traces.texts import counted, shown, size
 from moereplay.traces.values import DRAFT, Verified, of_rejected, verified
 from moereplay.traces.values import LOOKAHEAD as LOOKAHEAD
 from moereplay.traces.values import MOST_EXPERTS as MOST_EXPERTS
@@ -120,6 +120,17 @@ class Geometry(Public, Cached):
         weights = self.layers * (self.expert_params or 0)
         return 8 * sum(self.expert_bytes) / weights if weights else self.expert_bits
 
+    def __repr__(self) -> str:
+        total = size(self.experts * sum(self.expert_bytes))
+        return f"<Geometry: {self.in_words}, {total} of experts at {self.mean_bits:.4g} bits>"
+
+    __str__ = __repr__
+
+    @property
+    def in_words(self) -> str:
+        """The numbers of a model's shape."""
+        return f"{counted(self.layers, 'layer')} of {counted(self.experts, 'expert')}, k = {self.k}"
+
     def bytes_at(self, bits: float) -> tuple[int, ...]:
         """Return the bytes of one expert per layer at `bits`: known sizes, else scaled from 16 bits or the stored bits.
 
@@ -194,6 +205,10 @@ class Request:
     #: With `drafts`: rows (D, ...) of the rejected ones for each of the other arrays but `nll` and `residency`.
     rejected: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        tokens = counted(len(self.chosen), "token")
+        return f"<Request: {tokens}, {self.prompt_length:,} of them the prompt; {', '.join(self.given())}>"
+
     def given(self) -> dict[str, np.ndarray]:
         """Return the arrays that are present by their name in the store, with their original dtype."""
         named = {name: getattr(self, name) for name in TOKEN_ARRAYS}
@@ -223,6 +238,12 @@ class Trace:
     rejected: Mapping[str, Any] = field(default_factory=dict)  #: their arrays, by the name of the token array
     #: Cache of derived arrays for a trace that has no path and digest (`traces/derived.py`).
     shared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        name = shown(self.path.name if self.path else self.header.provenance.model)
+        rows = f"{counted(self.tokens, 'token')} of {counted(self.requests, 'request')}"
+        held = size(self.geometry.experts * sum(self.geometry.expert_bytes))
+        return f"<Trace {name}: {rows}, {self.geometry.in_words}, {held}; {', '.join(sorted(self.capabilities))}>"
 
     @property
     def geometry(self) -> Geometry:

@@ -37,6 +37,9 @@ class Rows:
     geometry: Geometry
     path: Path
 
+    def __repr__(self) -> str:
+        return repr(self.array)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the committed rows."""

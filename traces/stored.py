@@ -213,6 +213,9 @@ class Stored:
             self.opened  # noqa: B018 - let zarr decide whether this other document can be used
         self._check_files()
 
+    def __repr__(self) -> str:
+        return f"<Stored {self.name} of {shown(self.path.name)}: {self.dtype} {(self.rows, *self.row)}>"
+
     @cached_property
     def opened(self) -> zarr.Array:
         """The array, opened with zarr. Raises TraceError."""

@@ -1,7 +1,8 @@
 """ARC (Megiddo & Modha, FAST 2003): balances recency (T1) against frequency (T2) by hits in their ghost lists B1, B2.
 
 Sizes are bytes; the target of T1 grows by max(1, B2/B1) incoming sizes on a ghost hit in B1, and shrinks likewise.
-A prefetched copy enters T1 and stays there at its first use: a prefetch does not count as a use.
+A prefetched copy enters T1, or T2 if it was a ghost that the CPU has run since, and stays there at its first use: a
+prefetch does not count as a use.
 """
 
 from moereplay.policies.blocks import (
@@ -18,7 +19,7 @@ from moereplay.policies.blocks import (
 from moereplay.policies.contract import Eviction, Memory
 
 T1, T2, B1, B2 = 1, 2, 3, 4
-GHOST_HIT = ROW_COLUMNS  # row column: B1 or B2 while a copy that was a ghost is on its way in
+GHOST_HIT = ROW_COLUMNS  # row column: B1 or B2 from a ghost's use until it comes in
 LEAVES_NO_GHOST = 4 * REGISTERS_PER_LIST  # register
 TARGET = 0  # real: bytes that T1 may keep
 
@@ -27,7 +28,7 @@ def on_use(now, experts, copies, own, y):
     """Move a hit to T2; adapt the target to a ghost hit, which will enter T2."""
     pool, size, where = copies[y]["pool"], copies[y]["bytes"], own.rows[y][LIST]
     if where == T1 or where == T2:
-        move(copies, own, y, T1 if copies[y]["prefetched"] == 1 else T2)
+        move(copies, own, y, where if copies[y]["prefetched"] == 1 else T2)
     elif where == B1 or where == B2:
         adapt(own, pool, where, size)
         unlink(own, pool, y, size)

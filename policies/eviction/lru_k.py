@@ -2,8 +2,8 @@
 
 An expert with fewer than K uses is infinitely old and is evicted first; among these a subsidiary policy
 decides, `among=lru` (the paper's example) or `fifo` (libCacheSim's). The paper remembers uses for a while after
-eviction: `history=kept` for ever, `resident` not at all. Its correlated reference period is zero here: an expert is
-used at most once a step. A prefetch is no use.
+eviction: `history=kept` for ever, `resident` not at all, so that of uses on the CPU the last alone is known. Its
+correlated reference period is zero here: an expert is used at most once a step. A prefetch is no use.
 """
 
 from moereplay.policies.blocks import home, is_here
@@ -21,10 +21,11 @@ RESIDENT_ONLY = FIFO = 1
 
 def on_use(now, experts, copies, own, y):
     """Shift the timestamps of the expert's uses."""
-    row = own.rows[home(now, y)]
+    row, expert = own.rows[home(now, y)], experts[expert_of(now, y)]
+    begins = own.par[HISTORY] == RESIDENT_ONLY and expert["uses_here"] == 1
     for use in range(MOST - 1, 0, -1):
-        row[use] = row[use - 1]
-    row[0] = experts[expert_of(now, y)]["last_use"]
+        row[use] = 0 if begins else row[use - 1]
+    row[0] = expert["last_use"]
 
 
 def on_evict(now, experts, copies, own, y):

@@ -8,7 +8,8 @@ queue as something enters it, libCacheSim and this leave that to the next evicti
 
 The cache fills first: `fill=small` (the paper) lets the small queue grow meanwhile, `fill=main` (libCacheSim since
 2024) puts what it has no room for into the main queue until something has left. A prefetch is no use: it enters
-`small`, ghost or not, and its first use leaves it unmarked. What is pinned is passed over and keeps its place.
+`small`, ghost or not, unless the CPU has run the ghost meanwhile, and its first use leaves it unmarked. What is pinned
+is passed over and keeps its place.
 """
 
 from moereplay.policies.blocks import (
@@ -35,7 +36,7 @@ THRESHOLD, FILL = slot(PARAMS, "threshold"), slot(PARAMS, "fill")
 FILL_MAIN = 1
 SMALL, MAIN, GHOST = 1, 2, 3
 USES = ROW_COLUMNS  # row column: since it entered its queue, or went round
-RETURNS = ROW_COLUMNS + 1  # row column: 1 while a ghost is on its way in
+RETURNS = ROW_COLUMNS + 1  # row column: 1 from a ghost's use until it comes in
 HAS_EVICTED = 3 * REGISTERS_PER_LIST  # register
 MOST_ROUNDS = 3
 

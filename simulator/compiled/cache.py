@@ -17,6 +17,7 @@ from moereplay.simulator.compiled.counters import (
 )
 from moereplay.simulator.compiled.ranking import (
     BY_ENTRY,
+    BY_LAST_USE,
     NO_QUEUE,
     add_member,
     invalidate,
@@ -103,6 +104,15 @@ def use(s, hooks, y):
         on_use(s, hooks, y)
     copies(s)[y]["prefetched"] = 0
     invalidate_expert(s, x)
+
+
+@called
+def use_elsewhere(s, hooks, y):
+    """Record the use of an expert that the CPU runs: copy y stays out of queues, and without another is none here."""
+    use(s, hooks, y)
+    if s["queue"] == BY_LAST_USE:
+        leave_queue(s, y)
+    forget_if_gone(s, expert_of(s, y))
 
 
 @fast

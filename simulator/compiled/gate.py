@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moereplay.policies import contract
 from moereplay.policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, RESIDENT
-from moereplay.simulator.compiled.cache import find, free_bytes, pin, reason, use
+from moereplay.simulator.compiled.cache import find, free_bytes, pin, reason, use, use_elsewhere
 from moereplay.simulator.compiled.counters import (
     ACCESSES,
     BY_GATE,
@@ -329,8 +329,10 @@ def serve_by(s, x, i):
 
 @fast
 def use_one(s, hooks, access):
-    """Use and pin an expert that runs from the fast tier; clear the need for any other."""
+    """Use what runs, and pin it if that is from the fast tier; clear the need for any other."""
     if not runs_here(access["served"]):
+        if access["served"] == ON_CPU:
+            use_elsewhere(s, hooks, access["y"])
         clear_needed(s, access["x"])
         return
     if access["n"] == NONE:

@@ -348,7 +348,7 @@ def _fill_tables(state: SimulationState, spec: RunSpec) -> None:
     owned["x"], owned["evicted_pass"] = y // layout.precisions, NEVER_LEFT
     owned["layer"] = owned["x"] // geometry.experts
     owned["kind"] = owned["layer"] * layout.precisions + y % layout.precisions
-    owned["link"] = np.array(spec.times.homes)[owned["x"]] if len(set(spec.times.homes)) > 1 else 0
+    owned["link"] = np.array(spec.times.homes)[owned["x"]]
     links = state["links"][: state["n_links"]]
     links["depth"], links["latency_ns"] = spec.times.depth, spec.times.latency_ns
     links["first"], links["last_done"] = spec.times.first, NOT_YET

@@ -277,7 +277,7 @@ Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.INPUT_ARRAYS`
 
 
 def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, np.ndarray]:
-    """Return tables of the durations in `simulator.times.Times`, ns: a row per pass length, expert size and format.
+    """Return tables of the durations in `simulator.times.Times`, ns: a row per pass length and weights of an expert.
 
     Dense parts include the time of the policies' decisions, if `decided`.
     """
@@ -286,9 +286,9 @@ def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, n
     tokens, lengths = len(counted) - 1, np.flatnonzero(counted)
     layers = range(layout.geometry.layers)
     copies = [(layer, p) for layer in layers for p in range(layout.precisions)]
-    sizes = [(layout.tiers[p][layer], times.weight_format(p)) for layer, p in copies]
-    rows = {size: row for row, size in enumerate(dict.fromkeys(sizes))}
-    kinds = [copies[sizes.index(size)] for size in rows]
+    weights = [times.weights(*copy) for copy in copies]
+    rows = {each: row for row, each in enumerate(dict.fromkeys(weights))}
+    kinds = [copies[weights.index(each)] for each in rows]
     slow = times.slows_compute
     experts = _per_tokens(times.expert_ns, kinds, tokens)
     return (
@@ -297,7 +297,7 @@ def costs_of(inputs: Inputs, spec: RunSpec, decided: bool = True) -> dict[str, n
             "slow_dense_ns": _dense(spec, lengths, len(layers), contended=slow, decided=decided),
             "dense_row": np.cumsum(counted > 0) - 1,
             "load_ns": np.array(times.load_ns, np.int64).ravel(),
-            "cost_row": np.array([rows[size] for size in sizes], np.int64),
+            "cost_row": np.array([rows[each] for each in weights], np.int64),
             "expert_ns": experts,
             "slow_expert_ns": _per_tokens(partial(times.expert_ns, contended=True), kinds, tokens) if slow else experts,
             "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),

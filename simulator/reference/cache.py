@@ -91,6 +91,11 @@ class Cache:
         copy["prefetched"] = 0
         self._victims.invalidate(y // self._precisions)
 
+    def use_elsewhere(self, y: int) -> None:
+        """Count the use of an expert that the CPU runs. It is none of a residence, unless another copy is here."""
+        self.use(y)
+        self._forget_uses(y // self._precisions)
+
     def learn(self, x: int, **facts: int) -> None:
         """Set columns of expert x that the gate or compute determined."""
         self.tables.experts[x].update(facts)

@@ -288,7 +288,7 @@ class Gatekeeper:
     # 6: use
 
     def use(self, demanded: Demanded, accesses: list[Access], at_once: bool = True) -> list[Transfer]:
-        """Count uses, pin and, where absent, queue what will be executed from the fast tier.
+        """Count the uses of what runs; pin and, where absent, queue what will be executed from the fast tier.
 
         Unless `at_once`: returns the transfers that compute is to queue, in demand order.
         """
@@ -303,6 +303,8 @@ class Gatekeeper:
                 if access.y % self._precisions:
                     self._count("low_precision", access.x)
             else:
+                if access.served is Served.CPU:
+                    self._cache.use_elsewhere(access.y)
                 self._cache.learn(access.x, needed=0)
         now, later = self._tables.now, list[Transfer]()
         for access in accesses:

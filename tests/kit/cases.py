@@ -20,7 +20,7 @@ from moereplay.results.result import Row as Counts
 from moereplay.simulator.capacity import parse_size, residents
 from moereplay.simulator.config import configure
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
-from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform, Wire
+from moereplay.simulator.platform import Contention, Link, LowerTier, Measured, Platform, Roofline, Wire
 from moereplay.simulator.rates import Decisions, Drafting, Loading
 from moereplay.simulator.reference.engine import run
 from moereplay.simulator.source import Gate, Mixture, Pass, Row
@@ -92,13 +92,14 @@ def machine(
 
     `left` is the share of their rates that CPU and link keep while both work. `more` are the links after the first,
     behind which lies `share` of the experts, or all of `layers`; `tiers` are the lower tiers. `prices` are `overlap`,
-    and figures by the name of their table.
+    figures by the name of their table, and a `roofline` of accelerator and CPU in place of their times.
     """
     of = {table: dict(prices.get(table, {})) for table in ("link", "compute", "contention")}
     link = Link(bytes_per_s=1, latency_ns=latency_ns, depth=depth, share=share, layers=layers, **of["link"])
     link = at_rate(link, bytes_per_ns * 1e9)
-    compute = Measured.model_validate({**spent, **of["compute"]})
-    of_cpu = Measured.model_validate({"expert_ns": cpu_ns, **cpu})
+    kind, roofline = Roofline if "roofline" in prices else Measured, prices.get("roofline", {})
+    compute = kind.model_validate({**(roofline or spent), **of["compute"]})
+    of_cpu = kind.model_validate({**(roofline or {"expert_ns": cpu_ns}), **cpu})
     return Platform(
         name="by hand",
         links=(link, *more),

@@ -55,6 +55,8 @@ ROUTINGS = ("standard", "cache_prior", "max_rank:m=4:top_j=1", "cumulative:p=.8:
 ROUTINGS += ("reuse_distance:keep=1:phase=any",)
 CONTRACTS = ("atomic", "sequential")
 LARGEST = 7  #: bytes of an expert
+EVERYTHING = 3 * 6 * LARGEST  #: bytes of the experts of the largest model
+SHARES = (0.01, 0.3, 1.0, 2.0)  #: a link with the smallest beside another has no expert
 
 
 class Scenario(NamedTuple):
@@ -103,7 +105,7 @@ def _allowed(settings: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def _geometries(draw: st.DrawFn) -> Geometry:
-    layers, experts = draw(st.integers(1, 3)), draw(st.integers(2, 6))
+    layers, experts = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     k = draw(st.integers(1, min(3, experts)))
     each = draw(st.lists(st.integers(1, LARGEST), min_size=layers, max_size=layers))
     return sizes(layers, experts, k, each, kv_bytes=draw(st.integers(0, 3)))
@@ -111,10 +113,11 @@ def _geometries(draw: st.DrawFn) -> Geometry:
 
 @st.composite
 def _pools(draw: st.DrawFn, geometry: Geometry) -> tuple[int, ...]:
-    """From one expert to about half of them, global or per layer."""
+    """From one expert to about half of them, or all, global or per layer."""
     if geometry.layers > 1 and draw(st.booleans()):
         return tuple(size * draw(st.integers(1, geometry.experts)) for size in geometry.expert_bytes)
-    return (max(geometry.expert_bytes) + draw(st.integers(0, 3 * sum(geometry.expert_bytes))),)
+    more = st.one_of(st.integers(0, 3 * sum(geometry.expert_bytes)), st.just(EVERYTHING))
+    return (max(geometry.expert_bytes) + draw(more),)
 
 
 @st.composite
@@ -152,7 +155,7 @@ def _times() -> st.SearchStrategy[dict[str, Any]]:
             "expert_ns": few,
             "expert_ns_per_token": few,
             "pass_ns": few,
-            "share": st.just(1.0),
+            "share": st.sampled_from(SHARES),
             "more": st.one_of(st.just(()), st.lists(links(), min_size=1, max_size=2)),
             "prices": st.one_of(st.just({}), _prices()),
             "tiers": st.one_of(st.just(()), st.lists(lower_tiers(), min_size=1, max_size=2)),
@@ -166,9 +169,9 @@ def _prices() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def all_prices() -> st.SearchStrategy[dict[str, Any]]:
-    """All of them at once; overlap as it comes."""
+    """All of them at once; overlap and what replaces times as they come."""
     each = _price()
-    return st.fixed_dictionaries(each, optional={"overlap": each.pop("overlap")})
+    return st.fixed_dictionaries(each, optional={name: each.pop(name) for name in ("overlap", "roofline")})
 
 
 def _price() -> dict[str, st.SearchStrategy[Any]]:
@@ -184,6 +187,9 @@ def _price() -> dict[str, st.SearchStrategy[Any]]:
         "overlap": st.just("none"),
         "link": st.fixed_dictionaries({}, optional=link),
         "compute": st.fixed_dictionaries({"kv_bytes_per_s": st.sampled_from((0.5e9, 1e9, 3e9))}),
+        "roofline": st.fixed_dictionaries(
+            {name: st.sampled_from((1e9, 3e9)) for name in ("flops", "memory_bytes_per_s")}
+        ),
         "contention": st.fixed_dictionaries({"compute": shares}),
         "loading": st.fixed_dictionaries({}, optional=loading).map(_with_a_price),
         "decisions": st.fixed_dictionaries({}, optional=decisions),
@@ -225,16 +231,16 @@ def links() -> st.SearchStrategy[Link]:
         start_ns=st.sampled_from((0, 0, 3)),
         start_ns_per_mib=st.sampled_from((0, 0, 1 << 20)),
         first_piece=st.sampled_from((1.0, 1.0, 0.5)),
-        share=st.sampled_from((0.3, 1.0, 2.0)),
+        share=st.sampled_from(SHARES),
     )
 
 
 def lower_tiers() -> st.SearchStrategy[LowerTier]:
-    """A tier of the largest expert or more."""
+    """A tier of the largest expert or more, perhaps of all."""
     return st.builds(
         lambda rate, **more: at_rate(LowerTier(bytes_per_s=1, **more), rate),
         name=st.just("lower"),
-        capacity=st.integers(LARGEST, 5 * LARGEST).map("{}B".format),
+        capacity=st.one_of(st.integers(LARGEST, 5 * LARGEST), st.just(EVERYTHING)).map("{}B".format),
         rate=st.sampled_from((0.5e9, 1e9, 3e9, float("inf"))),
         latency_ns=st.integers(0, 7),
         depth=st.integers(1, 3),

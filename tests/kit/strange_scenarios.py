@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.platform import Link
 from moereplay.traces.routers import weigh
 from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
-from tests.kit.cases import machine, sizes
-from tests.kit.scenarios import CONTRACTS
+from tests.kit.cases import at_rate, machine, sizes
+from tests.kit.scenarios import CONTRACTS, SHARES
 from tests.kit.strange_files import File
 
 ROUTER = Router(renormalise=True)
@@ -35,7 +36,7 @@ FUTURE = ("oracle", "belady")
 
 def drawn_trace(dice: Random) -> Trace:
     """A few requests of a few tokens; logits in quarters, so that ties abound, and tokens that are not routed."""
-    layers, experts = dice.randint(1, 3), dice.randint(2, 6)
+    layers, experts = dice.randint(1, 3), dice.randint(1, 6)
     each = [dice.randint(1, 9) for _ in range(layers)] if dice.random() < 0.6 else [8] * layers
     geometry = sizes(layers, experts, dice.randint(1, min(3, experts)), each, router=ROUTER, expert_bits=8)
     rng = np.random.Generator(np.random.PCG64(dice.randrange(1 << 32)))
@@ -56,14 +57,17 @@ def _request(rng: np.random.Generator, geometry: Geometry, prompt: int, decoded:
 
 
 def platform_file(dice: Random, path: Path) -> str:
-    """Times of a few nanoseconds, as a file that `--platform` takes."""
+    """Times of a few nanoseconds, as a file that `--platform` takes; a second link, and either may have no expert."""
     spent = ("dense_ns", "expert_ns", "expert_ns_per_token", "pass_ns")
     few: dict[str, Any] = {name: dice.randint(0, 7) for name in spent}
     rate, left = dice.choice((0.5, 1.0, 3.0)), dice.choice((1.0, 0.5, 0.3))
-    made = machine(rate, dice.randint(0, 7), dice.randint(1, 3), dice.randint(0, 7), left=left, **few)
+    more = [at_rate(Link(bytes_per_s=1, share=dice.choice(SHARES)), 2e9)] if dice.random() < 0.5 else []
+    shared = {"share": dice.choice(SHARES), "more": more} if more else {}
+    made = machine(rate, dice.randint(0, 7), dice.randint(1, 3), dice.randint(0, 7), left=left, **few, **shared)
+    document = made.document()
+    tables = [("[links]", row) for row in document["links"]] if more else [("link", document["link"])]
     lines = ['name = "drawn"']
-    for table in ("link", "compute", "cpu", "contention"):
-        figures = made.document()[table]
+    for table, figures in (*tables, *((name, document[name]) for name in ("compute", "cpu", "contention"))):
         lines += [f"[{table}]", *(f"{name} = {_toml(value)}" for name, value in figures.items() if value is not None)]
     path.write_text("\n".join(lines) + "\n")
     return str(path)

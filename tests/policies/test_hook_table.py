@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moereplay import policies
-from moereplay.policies import files
+from moereplay.policies import contract, files
 from moereplay.policies.declaration import check_result
 from moereplay.policies.hooks import AT_GATE, EVENTS, HOOKS, KINDS, TABLES, given_by, markdown
 from moereplay.results import settings as results_settings
@@ -49,9 +49,10 @@ def listener(folder: Path) -> Path:
     return folder / "listener.py"
 
 
-def test_the_page_on_policies_shows_the_table() -> None:
-    page = (ROOT / "docs" / "policies.md").read_text().split("<!-- hooks:")[1]
-    assert page.split("-->\n", 1)[1].split("<!-- end -->")[0].strip() == markdown(), "run `make tables`"
+@every("table, made", [("hooks", markdown()), ("columns", contract.markdown())])
+def test_the_page_on_policies_shows_the_table(table: str, made: str) -> None:
+    page = (ROOT / "docs" / "policies.md").read_text().split(f"<!-- {table}:")[1]
+    assert page.split("-->\n", 1)[1].split("<!-- end -->")[0].strip() == made, "run `make tables`"
 
 
 def test_both_engines_tell_every_event_alike(tmp_path: Path) -> None:

@@ -12,6 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moereplay.policies.eviction.random import DRAWS
+from moereplay.policies.hooks import KINDS
+from moereplay.simulator.config import configure
+from moereplay.simulator.dry_run import end_states
+from moereplay.simulator.replay import plan
 from moereplay.traces.routers import scores as router_scores
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Trace
@@ -251,7 +256,28 @@ def test_random_evictions_are_uniform_and_follow_the_seed():
     trace = random_trace(1, Sizes(layers=1, experts=5, k=1, tokens=4000))
     log = [replayed_by_compiled(trace, 4, eviction="random", seed=seed).events for seed in (0, 0, 1)]
     assert log[0] == log[1] != log[2]
-    evicted = Counter(event.expert for event in log[0] if event.kind == "evict")
-    # five experts are alike: each takes a fifth of about 800 evictions, three deviations either way
-    share = sum(evicted.values()) / 5
-    assert all(abs(count - share) < 3 * (share * 0.8) ** 0.5 for count in evicted.values())
+    evicted, ages, here = Counter(), Counter(), list[int]()
+    for event in log[0]:
+        if event.kind == "evict":
+            evicted[event.expert] += 1
+            ages[here.index(event.expert)] += 1
+            here.remove(event.expert)
+        elif event.kind == "transfer":
+            here.append(event.expert)
+    # five experts are alike, and so are the four residents in the order of their arrival: each takes a fifth or a
+    # quarter of about 800 evictions, three deviations either way
+    for counts, many in ((evicted, 5), (ages, 4)):
+        share = counts.total() / many
+        assert sorted(counts) == list(range(many))
+        assert all(abs(count - share) < 3 * (share * (1 - 1 / many)) ** 0.5 for count in counts.values())
+
+
+def test_a_random_eviction_takes_as_many_draws_in_a_large_pool_as_in_a_small_one():
+    """A step pins up to four residents: of 20 one in five is drawn again at most, of 200 one in fifty."""
+    trace, draws = random_trace(1, Sizes(layers=1, experts=256, k=4, tokens=400, size=1)), dict[int, float]()
+    for slots in (20, 200):
+        ready = plan(trace, configure(capacity=f"{slots}B", eviction="random", passes="token"))
+        ended = end_states(trace, ready.spec(log=False), ready.needs)[0]
+        _, registers, _ = ended.memories[KINDS.index("eviction")]
+        draws[slots] = registers[0][DRAWS] / ended.ran.counters.totals(ended.ran.end_ns)["evictions"]
+    assert 1 < draws[200] < 1.05 < draws[20] < 1.3, draws

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from moereplay.policies import files
+from moereplay.policies.hooks import KINDS
+from moereplay.simulator import dry_run
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import plan
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
+from tests.kit.every import every
+from tests.kit.policy_runs import Sizes, random_trace
 
 WHERE = machine(dense_ns=20, expert_ns=2)
 
@@ -62,3 +72,64 @@ def test_a_prefetched_second_precision_goes_on_counting_the_experts_uses() -> No
     outcome = replay_lists(source, 28, WHERE, eviction="lfu", **settings)
     assert outcome.counts("prefetch_started", "prefetch_hits") == (2, 2)
     assert victims(outcome) == [(7, 1, 2)]
+
+
+# ---------------------------------------------------------------- uses on the CPU
+
+
+@every(
+    "eviction",
+    ["lfu_decay", "lfu:count=history", "lfru", "hobbit", "least_high_precision", "least_high_precision:span=history"],
+)
+def test_what_the_cpu_computes_is_used(eviction: str) -> None:
+    # Two slots; 0 is there and hits in pass 0. The CPU runs 1 in passes 1 to 3 and its third miss brings it; then 2 in
+    # passes 4 to 6, which brings it in the place of 0, used once, and not of 1, used three times
+    source = ListSource(sizes(1, 3, 1), [Prompted(tokens(*[[[e]] for e in (0, 1, 1, 1, 2, 2, 2, 1)]))])
+    outcome = replay_lists(
+        source, 2, WHERE, eviction=eviction, miss="cpu", prefetch="missed:after=3", warm=((0, 0),), log=True
+    )
+    assert victims(outcome) == [(6, 0, 0)]
+    assert outcome.counts("hits", "cpu_executed") == (2, 6)
+
+
+def test_a_ghost_that_the_cpu_ran_comes_in_as_one_that_was_used_again() -> None:
+    # Two slots of ARC. 0 is used twice and is in T2; 1 is uploaded to T1, evicted for 2 and a ghost. The CPU runs 1
+    # again, a hit of T1's ghost: T1 may keep one copy, and 1 is uploaded to T2 in the place of 0, the oldest there.
+    # Then the CPU runs 0, a hit of T2's ghost: T1 may keep none, and 2 leaves
+    source = ListSource(sizes(1, 3, 1), [Prompted(tokens(*[[[e]] for e in (0, 0, 1, 2, 1, 0)]))])
+    outcome = replay_lists(source, 2, WHERE, eviction="arc", miss="cpu", prefetch="missed", warm=((0, 0),))
+    assert victims(outcome) == [(3, 0, 1), (4, 0, 0), (5, 0, 2)]
+
+
+COUNTING = """from moereplay.policies.contract import Eviction, Memory
+
+
+def on_use(now, experts, copies, own, y):
+    own.rows[y - y % now["precisions"]][0] += 1
+
+
+def key(now, experts, copies, own, y):
+    return experts[y // now["precisions"]]["uses_ever"]
+
+
+POLICY = Eviction(name="counting", summary="counts", source="this test", key=key, on_use=on_use, memory=Memory(rows=1))
+"""
+
+
+@every("miss", ["fetch", "cpu", "split", "cpu:below=3", "drop:keep=1", "substitute:tolerance=.5", "cascade"])
+@every("contract", ["atomic", "sequential"])
+def test_uses_are_what_the_log_says_that_ran(contract: str, miss: str) -> None:
+    """`on_use` counts, for every expert, the experts that the accelerator or the CPU ran, substitutes among them."""
+    trace = random_trace(1, Sizes(layers=3, experts=6, k=2, tokens=40, prompt=5, requests=2, size=1000))
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "counting.py"
+        file.write_text(COUNTING)
+        files.register(file)
+        setting = {"eviction": "counting", "miss": miss, "prefetch": "missed", "platform": "desktop-ram"}
+        ready = plan(trace, configure(capacity="40%", contract=contract, **setting))
+        expected, found = dry_run.end_states(trace, ready.spec(log=True), ready.needs)
+    assert dry_run.difference(expected, found) == ""
+    ran = Counter((e.layer, e.expert) for e in expected.ran.events if e.kind in ("expert", "cpu"))
+    precisions = ready.layout.precisions
+    rows, _, _ = expected.memories[KINDS.index("eviction")]
+    assert [row[0] for row in rows[::precisions]] == [ran[divmod(x, 6)] for x in range(18)]

@@ -50,6 +50,24 @@ def test_every_name_is_there_and_is_what_its_room_calls_so() -> None:
         moereplay.replays  # noqa: B018
 
 
+def test_what_a_notebook_prints_is_one_short_line() -> None:
+    """Of a whole model's layers and of every row: by default these are lines of 400 to 30,000 characters."""
+    trace = moereplay.open_trace("miniature")
+    result = moereplay.replay(trace, moereplay.configure(capacity="25%"), log=True)
+    model = "16 layers of 64 experts, k = 8, 25.2 MB"
+    assert repr(trace) == f"<Trace miniature.zarr: 493 tokens of 6 requests, {model}; ids, logits, lookahead, weights>"
+    assert str(trace.geometry) == f"<Geometry: {model} of experts at 16 bits>"
+    assert str(trace.request(0)).startswith(
+        f"<Request: {trace.request_offsets[1]} tokens, {trace.prompt_lengths[0]} of"
+    )
+    assert str(result) == (
+        f"<Result SIMULATED: miniature, lru at 25%, {result.totals['hits']:,} hits in {result.totals['accesses']:,}>"
+    )
+    deep = moereplay.known_model("deepseek-v3").geometry
+    shown = [trace, trace.geometry, *trace.arrays.values(), trace.request(0), result, deep]
+    assert [text for text in map(repr, shown) if "\n" in text or len(text) > 200] == []
+
+
 def test_type_checkers_are_told_of_the_same_names() -> None:
     block = Path(moereplay.__file__).read_text().split("if TYPE_CHECKING:")[1].split("\n\n#:")[0]
     named = set(re.findall(r"\b(\w+)(?=,|\n|:)", re.sub(r"\w+ as ", "", block))) & set(moereplay.__all__)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.simulator.errors import ConfigError
@@ -18,6 +18,7 @@ from moereplay.simulator.reference.machine import simulated
 from moereplay.simulator.times import Times, homes
 from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, sizes, spec_of, tokens
 from tests.kit.every import every
+from tests.kit.scenarios import SHARES
 
 EQUAL = Link(bytes_per_s=1e9)
 
@@ -74,19 +75,34 @@ class TestByHand:
         outcome = replay_lists(source, 8, where, prefetch="top_k", reset="request")
         assert outcome.spans("transfer", "demand") == [(1, 2, 0, 0), (4, 14, 0, 2)]
 
-    @every("links", [1, 2, 3, 4])
-    def test_a_stream_takes_as_long_as_the_longest_run_of_a_layer(self, links: int) -> None:
-        """Nothing but transfers takes time: L layers of E experts of w ns take L w E on one link.
+    def test_all_experts_may_lie_behind_the_second_link(self) -> None:
+        # shares of .1 and 3 give the first link a quota of .129 of four experts: none. 40 bytes at 4 bytes/ns: 10 ns
+        where = machine(dense_ns=34, share=0.1, more=(Link(bytes_per_s=4e9, share=3),))
+        source = ListSource(sizes(1, 4, 1, expert_bytes=40), [Prompted(tokens([[0]]))])
+        outcome = replay_lists(source, 160, where)
+        assert outcome.spans("transfer") == [(34, 44, 0, 0)]
+        assert outcome["time_ns"] == 44
 
-        On n equal links they take L w ceil(E / n): a half on two. The links are busy for as long as one would be.
-        """
-        layers, experts, wire = 3, 4, 7
-        source = ListSource(
-            sizes(layers, experts, experts, expert_bytes=wire), [Prompted(tokens([[0, 1, 2, 3]] * layers))]
-        )
-        outcome = replay_lists(source, 7 * 12, machine(more=(EQUAL,) * (links - 1)))
-        assert outcome["time_ns"] == layers * wire * -(-experts // links)
-        assert outcome["link_busy_ns"] == layers * wire * experts
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.sampled_from((1, 2, 5)), st.sampled_from(SHARES)), min_size=1, max_size=3))
+def test_a_stream_takes_as_long_as_the_busiest_link_of_each_layer(rows: list[tuple[int, float]]) -> None:
+    """Nothing but transfers takes time: a link with n of a layer's experts takes n times 10 bytes at its rate.
+
+    On links with equal shares and rates it is a half on two, and a link without an expert makes no difference.
+    """
+    layers, experts = 3, 6
+    (rate, share), *others = rows
+    more = [Link(bytes_per_s=fast * 1e9, share=part) for fast, part in others]
+    every = [Prompted(tokens([list(range(experts))] * layers))]
+    outcome = replay_lists(
+        ListSource(sizes(layers, experts, experts, expert_bytes=10), every),
+        10 * layers * experts,
+        machine(rate, share=share, more=more),
+    )
+    held = Counter(homes(experts, [part for _, part in rows]))
+    busy = [held[link] * 10 // fast for link, (fast, _) in enumerate(rows)]
+    assert outcome.counts("time_ns", "link_busy_ns") == (layers * max(busy), layers * sum(busy))
 
 
 # ---------------------------------------------------------------- homes

@@ -7,6 +7,7 @@ from math import inf
 import pytest
 from pydantic import ValidationError
 
+from moereplay.policies.contract import UNIT
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Link, Measured, Platform, Roofline
 from moereplay.simulator.platforms import NAMES, platform, presets
@@ -14,7 +15,7 @@ from moereplay.simulator.rates import Loading
 from moereplay.simulator.times import Times, times_of
 from moereplay.traces.geometry import known_models
 from moereplay.traces.schema import Geometry
-from tests.kit.cases import at_rate, machine
+from tests.kit.cases import Cell, ListSource, Prompted, Token, at_rate, machine, replay_lists, sizes
 from tests.kit.every import every
 
 TINY = Geometry(layers=2, experts=4, k=2, expert_bytes=(1000, 3000), expert_bits=16, dense_params=50, head_params=70)
@@ -100,6 +101,26 @@ def test_without_known_weights_an_experts_are_reckoned_from_its_bits() -> None:
     # 1000 bytes at 16 bits are 500 weights; compute-bound at 1 FLOP/ns: 2 * 500 * 3 tokens
     where = Platform(name="t", links=(Link(bytes_per_s=1e9),), compute=Roofline(flops=1e9, memory_bytes_per_s=1e18))
     assert Times(where, TINY, tiers(TINY)).expert_ns(0, 0, 3) == 3000
+
+
+@every(
+    "sizes_of, bits, spent",
+    [
+        # stored at 8 bits; layer 0 has 8 parameters in an expert, layer 1 four: 16 and 8 ns at 1 FLOP/ns. Expert 1 has
+        # the lesser half of the weight and runs at 4 bits: in layer 0 a copy of 4 bytes, as layer 1's own experts have
+        ((8, 4), "cascade:bits=8/4:below=.6", [16, 16, 8, 8]),
+        # 7 and 8 parameters: copies at 4 bits have 4 bytes in both layers
+        ((7, 8), "fetch:bits=4", [14, 14, 16, 16]),
+    ],
+)
+def test_copies_of_equal_bytes_take_as_long_as_their_own_parameters(
+    sizes_of: tuple[int, ...], bits: str, spent: list[int]
+) -> None:
+    token: Token = [Cell([0, 1], [UNIT // 2, UNIT // 4])] * 2
+    source = ListSource(sizes(2, 2, 2, sizes_of, expert_bits=8), [Prompted([token])])
+    where = machine(prices={"roofline": {"flops": 1e9, "memory_bytes_per_s": 1e18}})
+    outcome = replay_lists(source, 100, where, miss=bits)
+    assert [end - begin for begin, end, _, _ in outcome.spans("expert")] == spent
 
 
 def test_measured_times_are_a_constant_and_so_much_per_token() -> None:
