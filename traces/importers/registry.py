@@ -83,6 +83,8 @@ def read(path: Path, options: Options, format: str | None = None) -> Foreign:
         raise TraceError(
             f"{path}: --shape requires a server's responses; importer {importer.name} reads the shape from the file"
         )
+    if options.axes and not importer.arrays:
+        raise TraceError(f"{path}: --axes requires an array; importer {importer.name} reads rows that name their layer")
     if options.renumbers:
         return remapped(path, lambda: importer.read(path, options), options)
     return importer.read(path, options)

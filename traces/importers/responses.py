@@ -48,6 +48,17 @@ class Answer(NamedTuple):
     start: int | None = None  #: token of the first row
     aborted: bool = False
 
+    @property
+    def ran(self) -> int | None:
+        """Tokens that a pass computed: the last generated one is not among them. None if they are not counted."""
+        if self.prompt is None or self.generated is None:
+            return None
+        return self.prompt + max(self.generated - 1, 0)
+
+    def may_have(self, rows: int) -> bool:
+        """Return whether all tokens that ran, from the first row on, can have so many rows."""
+        return self.ran is None or rows - self.ran + (self.start or 0) in (0, 1)
+
 
 class Response(NamedTuple):
     """The completions of one prompt, and the counts that cover all of them."""
