@@ -270,7 +270,8 @@ def _check_options(form: Form, source: Path, out: Path, options: Options, resume
 
     if out.suffix != SUFFIX:
         raise TraceError(
-            f"{source} has expert counts ({form.name}) without token order, not a trace: pass --out NAME{SUFFIX}"
+            f"{source} has expert counts ({form.name}) without token order, not a trace: pass --out NAME{SUFFIX}; "
+            "ids of one expert each are an array (tokens, layers, 1)"
         )
     given = ["expert_bytes", "expert_bits", "prompt_length", "chunk", *([] if form.named else ["columns"])]
     wrong = [field for field in given if getattr(options, field) is not None] + ["resume"] * resume

@@ -88,9 +88,30 @@ def interleaved(rows: np.ndarray) -> int:
     """
     some = rows[:ROWS]
     distances = range(1, min(WIDEST, len(some) // FEWEST_TURNS) + 1)
-    seen = {distance: float(overlap(some[:-distance], some[distance:]).mean()) for distance in distances}
+    sets, routed = _sets(some), np.maximum((some >= 0).sum((1, 2)), 1)
+    seen = {
+        distance: float((_common(sets[:-distance], sets[distance:]) / routed[:-distance]).mean())
+        for distance in distances
+    }
     best = max(seen, key=lambda distance: seen[distance], default=1)
     return best if best > 1 and len(rows) % best == 0 and seen[best] > seen[1] + CLEARLY else 1
+
+
+def _sets(rows: np.ndarray) -> np.ndarray:
+    """Return the ids of rows (T, L, k) as bits of words (T, L, W)."""
+    words, bits = np.divmod(np.maximum(rows, 0).astype(np.int64), 64)
+    sets = np.zeros((*rows.shape[:2], int(words.max(initial=0)) + 1), np.uint64)
+    bit = np.where(rows < 0, 0, np.left_shift(np.uint64(1), bits.astype(np.uint64)))
+    for rank in range(rows.shape[2]):
+        word = words[..., rank : rank + 1]
+        held = np.take_along_axis(sets, word, -1) | bit[..., rank : rank + 1]
+        np.put_along_axis(sets, word, held, -1)
+    return sets
+
+
+def _common(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Count per token (T,) the experts that two sets share."""
+    return np.bitwise_count(left & right).sum((1, 2), dtype=np.int64)
 
 
 def reset_stride(overlaps: np.ndarray, positions: np.ndarray, chance: float) -> int | None:

@@ -177,6 +177,8 @@ def test_an_array_of_no_ids_is_refused(tmp_path: Path) -> None:
         (IDS[0], "invalid array int64(2, 2): expected three axes"),
         (np.array([{}]), "holds pickled objects, which can run code"),
         (IDS + 40_000, "[0, 0, 0] is 40003: expected a whole number"),
+        (IDS[None], "four axes: expected three. If they are (batch, sequence, layers, k)"),
+        ((IDS << 16) | (0x3E00 + IDS), "packed with weights, (id << 16) | bfloat16: expected ids alone"),
     ]:
         np.save(tmp_path / "a.npy", array)
         assert said in refusal(tmp_path / "a.npy", format="arrays")

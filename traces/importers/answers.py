@@ -245,13 +245,14 @@ class Rows:
     def of(self, response: Response, shape: tuple[int, int]) -> Iterator[Placed]:
         """Yield the rows of every answer with rows, flat ids by (layers, k). Raises TraceError naming the answer."""
         cached = _shares(response)
-        for answer, known in zip(response.answers, cached, strict=True):
+        for at, (answer, known) in enumerate(zip(response.answers, cached, strict=True)):
             if answer.found is None:
                 self.left["missing"] += 1
                 continue
-            yield self._placed(answer, known, _shaped(answer, shape, self._options))
+            why = "shared" if at and answer.cached is None else "cached"
+            yield self._placed(answer, known, _shaped(answer, shape, self._options), why)
 
-    def _placed(self, answer: Answer, cached: int | None, ids: np.ndarray) -> Placed:
+    def _placed(self, answer: Answer, cached: int | None, ids: np.ndarray, why: str) -> Placed:
         within = window(answer, len(ids))
         self.left["uncounted"] += within.prompt is None
         self.left["surplus"] += len(ids) - within.rows
@@ -267,7 +268,8 @@ class Rows:
         ids, lacking = ids[max(begin - within.start, 0) :], max(within.start - begin, 0)
         self.left["lacking"] += lacking
         blank = _leading(ids, prompt - begin - lacking) if not lacking else 0
-        self.left["cached"] += begin + blank
+        self.left[why] += begin
+        self.left["blank"] += blank
         ids = np.concatenate([np.full((lacking, *ids.shape[1:]), -1, ids.dtype), ids[blank:]])
         return Placed(answer.place, ids, max(min(prompt - begin - blank, len(ids)), 0), begin + blank)
 
@@ -289,6 +291,10 @@ class Rows:
         said = {
             "missing": "{} choices have no routed_experts (preempted, aborted, or not requested): left out",
             "cached": "{} prompt tokens came from the engine's prefix cache and were not computed: left out, "
+            "so that the request begins after them",
+            "shared": "{} prompt tokens of later choices were computed for the first one: left out; each choice begins "
+            "at the prompt's last token",
+            "blank": "{} prompt tokens have no experts in any layer (computed by another server, or cached): left out, "
             "so that the request begins after them",
             "repeated": "of these, {} repeat the rows with which an earlier response begins; the responses do not "
             "state cached_tokens",

@@ -295,6 +295,8 @@ def spelled(value: Any, place: str, dtype: Any = None) -> Spelled | None:
         return _of_object(value, place)
     if isinstance(value, list) and set(map(type, value)) == {int}:
         return Spelled(_checked(_numbers(value, place), place))
+    if isinstance(value, list) and np.shape(value[:1])[3:]:
+        raise TraceError(f"{place}: {archive.BATCHED}")
     if not _nested(value):
         raise TraceError(f"{place} is not an array: expected three nested lists of integers")
     return Spelled(archive.checked_ids(_numbers(value, place), place))
@@ -359,6 +361,7 @@ def _shaped(content: bytes, dtype: str | None, shape: list[int], place: str) -> 
 
 
 def _checked(ids: np.ndarray, place: str) -> np.ndarray:
+    archive.refuse_packed(ids, place)
     check_values(ids, "chosen", place)
     return ids
 

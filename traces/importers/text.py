@@ -18,7 +18,7 @@ from typing import Any
 
 from moereplay.traces.importers.archive import SUFFIXES as PACKED
 from moereplay.traces.importers.archive import Unpacked, packing_of
-from moereplay.traces.schema import TraceError
+from moereplay.traces.schema import TraceError, shown
 
 PIECE = 1 << 20  #: characters read at a time
 BUFFER = 1 << 18  #: bytes read at a time
@@ -37,6 +37,8 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 LONGEST_MARK = 4
+TEXT_BYTES = bytes({*range(256)} - {*range(9), *range(14, 27), 28, 29, 30, 31, 127})  #: all but controls
+BINARY_WITHIN = 256  #: bytes that are looked at
 
 
 def suffix_of(path: Path) -> str:
@@ -82,6 +84,16 @@ def start_of(file: Path, length: int) -> bytes:
         return found[:length]
     text = codecs.getincrementaldecoder(encoding)("ignore").decode(found)
     return text.encode("utf-8", "ignore")[:length]
+
+
+def binary_start(file: Path) -> str:
+    """Describe the first bytes of a file that no text begins with; empty for a text."""
+    start = start_of(file, BINARY_WITHIN)
+    if not start.translate(None, TEXT_BYTES):
+        return ""
+    return (
+        f"binary data that begins with the bytes {start[:8].hex(' ')} ({shown(start[:8].decode('ascii', 'replace'))!r})"
+    )
 
 
 def _read(stream: Unpacked, length: int) -> bytes:
@@ -132,6 +144,8 @@ def pieces(file: Path) -> Iterator[str]:
             while piece := text.read(PIECE):
                 yield piece
     except UnicodeError as broken:
+        if binary := binary_start(file):
+            raise TraceError(f"{file}: {binary}, not a text: expected UTF-8 text") from broken
         name = encoding.removesuffix("-sig").upper()
         reason = broken.reason if isinstance(broken, UnicodeDecodeError) else str(broken)
         raise TraceError(f"{file}: not {name} text ({reason}): expected UTF-8 text") from broken
