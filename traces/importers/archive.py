@@ -229,6 +229,7 @@ def expert_ids(file: Path, name: str) -> np.ndarray:
 
 
 PACKED_BITS = 16  #: below an id, for its weight as bfloat16
+ONE = 0x3F80  #: as bfloat16, the largest gate weight
 BATCHED = (
     "four axes: expected three. If they are (batch, sequence, layers, k), save each text as a file of its own, without "
     "its padding: ids[text][mask[text] == 1]"
@@ -239,7 +240,8 @@ def refuse_packed(ids: np.ndarray, place: str) -> None:
     """Raises TraceError for ids that share a number with their weight, as flashinfer's routed MoE takes them."""
     high, low = ids >> PACKED_BITS, ids & ((1 << PACKED_BITS) - 1)
     beyond = VALUES["chosen"].most
-    if ids.min(initial=0) >= 0 and (ids > beyond).mean() * 2 > 1 and high.max() <= beyond and low.min() < low.max():
+    some = ids.size > 1 and ids.min() >= 0 and (ids > beyond).mean() * 2 > 1
+    if some and high.min() < high.max() <= beyond and low.min() < low.max() <= ONE:
         text = f"{place}: {ids.flat[0]}, ...: ids seem to be packed with weights, (id << {PACKED_BITS}) | bfloat16"
         raise TraceError(f"{text}: expected ids alone; save ids >> {PACKED_BITS}")
 

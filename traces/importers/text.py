@@ -139,6 +139,8 @@ def pieces(file: Path) -> Iterator[str]:
         if stream.packing and again:
             raise TraceError(f"{file}: {again.name} inside {stream.packing.name}; unpack it once")
     encoding = encoding_of(start)
+    if encoding == "utf-8" and start.translate(None, TEXT_BYTES):
+        raise TraceError(f"{file}: {binary_start(file)}, not a text: expected UTF-8 text")
     try:
         with io.TextIOWrapper(io.BufferedReader(Unpacked(file), BUFFER), encoding=encoding) as text:
             while piece := text.read(PIECE):
