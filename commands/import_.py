@@ -15,7 +15,7 @@ from moereplay.commands.options import grouped, option_fault
 from moereplay.commands.terminal import keeping, left_of, say, say_wrote
 
 if TYPE_CHECKING:
-    from moereplay.traces.importers.contract import Options
+    from moereplay.traces.importers.contract import Options, Order
     from moereplay.traces.profiles.contract import Form
 
 
@@ -65,6 +65,10 @@ class Reading(NamedTuple):
         str,
         typer.Option(help="Numbering of experts: layer (from 0 in each layer) or global (layer * experts + expert)."),
     ] = "layer"
+    axes: Annotated[
+        str | None,
+        typer.Option(help="Order of the axes of an array: tokens,layers,k or layers,tokens,k (default: its format's)."),
+    ] = None
     real_experts: Annotated[
         int | None, typer.Option(help="Number of experts with weights; higher ids cost nothing (LongCat).")
     ] = None
@@ -104,7 +108,7 @@ def import_(
 def _trace_of(source: Path, out: Path, settings: Options, format: str | None, limit: int | None, resume: bool) -> None:
     """Write the trace, and print assumptions and warnings. Raises TraceError."""
     from moereplay.traces.importers import registry as importers
-    from moereplay.traces.importers.contract import ASSUMED, dense_line, size_line
+    from moereplay.traces.importers.contract import ASSUMED, WARNED, dense_line, size_line
     from moereplay.traces.schema import RowError, TraceError
     from moereplay.traces.validator import examine
     from moereplay.traces.writer import write_trace
@@ -118,7 +122,7 @@ def _trace_of(source: Path, out: Path, settings: Options, format: str | None, li
             raise TraceError(f"{source}: {error}") from error
     sizes = size_line(trace.geometry), dense_line(trace.geometry, trace.header.provenance.model)
     for note in (*foreign.notes, *sizes):
-        say(note if note.startswith(ASSUMED) else f"note: {note}")
+        say(note if note.startswith((ASSUMED, WARNED)) else f"note: {note}")
     for finding in examine(trace):
         if finding.noted:
             say(f"note: {finding.check}: {finding.text}")
@@ -156,6 +160,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
             where=where_named(reading.where) if reading.where is not None else None,
             shape=_shape(reading.shape),
             ids=_ids(reading.ids),
+            axes=_axes(reading.axes),
             real_experts=reading.real_experts,
         )
     except ValidationError as error:
@@ -182,6 +187,15 @@ def _ids(text: str) -> Literal["layer", "global"]:
 
     if text not in ("layer", "global"):
         raise ConfigError(f"invalid --ids {text[:40]!r}: expected layer or global")
+    return text
+
+
+def _axes(text: str | None) -> Order | None:
+    """Parse the order of axes. Raises ConfigError."""
+    from moereplay.simulator.errors import ConfigError
+
+    if text not in (None, "tokens,layers,k", "layers,tokens,k"):
+        raise ConfigError(f"invalid --axes {text[:40]!r}: expected tokens,layers,k or layers,tokens,k")
     return text
 
 
@@ -255,7 +269,8 @@ def _check_options(form: Form, source: Path, out: Path, options: Options, resume
 
     if out.suffix != SUFFIX:
         raise TraceError(
-            f"{source} has expert counts ({form.name}) without token order, not a trace: pass --out NAME{SUFFIX}"
+            f"{source} has expert counts ({form.name}) without token order, not a trace: pass --out NAME{SUFFIX}; "
+            "ids of one expert each are an array (tokens, layers, 1)"
         )
     given = ["expert_bytes", "expert_bits", "prompt_length", "chunk", *([] if form.named else ["columns"])]
     wrong = [field for field in given if getattr(options, field) is not None] + ["resume"] * resume

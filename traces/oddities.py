@@ -26,6 +26,10 @@ IMPROBABLE = 1e-6  #: probability by chance
 RARE = 100  #: row lengths that occur in less than one of this many rows do not determine k
 FAR = 100.0  #: factor over the usual sum of weights, larger than differences between routers and layers
 
+UNSEEN, SEVERAL = -1, -2  #: instead of the rank of an expert's uses
+LONE_USES = 64  #: at one rank: beyond what routers show, in which experts of 32 uses have several ranks
+FEWEST_USES = 4  #: of an expert whose rank says something
+
 Level = Literal["ok", "warning", "error"]
 
 
@@ -81,7 +85,8 @@ class Census:
     rising: int = 0  #: rows of a layer with two experts or more whose ids rise
     falling: int = 0
     several: int = 0  #: rows of a layer with two experts or more
-    used: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))  #: (L, E)
+    uses: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))  #: (L, E)
+    rank: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))  #: (L, E) of all uses, else `SEVERAL`
     constant: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))  #: (L, k) one id throughout
     first: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))  #: (L, k) of the first routed token
     widths: np.ndarray = field(
@@ -90,6 +95,11 @@ class Census:
     usual_sum: float = 0.0  #: median sum of the weights of a row, in the first rows that have any
     heavy: int = 0  #: rows whose weights sum to at least `FAR` times `usual_sum`
     heaviest: tuple[float, int, int, int] = (0.0, 0, 0, 0)  #: the largest sum; its request, token and layer
+
+    @property
+    def used(self) -> np.ndarray:
+        """(L, E) bool: True if a layer uses an expert."""
+        return self.uses > 0
 
     def least_and_most(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the least and the largest id of each layer (L,); 0 and -1 if a layer routes nothing."""
@@ -101,7 +111,8 @@ class Census:
 def census(trace: Trace) -> Census:
     """Count over every row. Raises TraceError for damaged rows."""
     geometry = trace.geometry
-    found = Census(trace.tokens, used=np.zeros((geometry.layers, geometry.experts), bool))
+    found = Census(trace.tokens, uses=np.zeros((geometry.layers, geometry.experts), np.int64))
+    found.rank = np.full_like(found.uses, UNSEEN)
     found.constant = np.ones((geometry.layers, geometry.k), bool)
     found.widths = np.zeros((geometry.layers, geometry.k + 1), np.int64)
     for request, start, rows in _blocks(trace):
@@ -129,11 +140,15 @@ def _blocks(trace: Trace) -> Iterator[tuple[int, int, np.ndarray]]:
 
 def _count(found: Census, rows: np.ndarray) -> None:
     """Count uses of each expert per layer, ordered ids, and ranks that never change."""
-    layers, experts = found.used.shape
+    layers, experts = found.uses.shape
     inside = np.clip(rows, -1, experts - 1).astype(np.int64)
     flat = inside + (np.arange(layers) * (experts + 1))[:, None] + 1
-    seen = np.bincount(flat.ravel(), minlength=layers * (experts + 1)).reshape(layers, experts + 1)
-    found.used |= seen[:, 1:] > 0
+    for rank in range(rows.shape[2]):
+        seen = np.bincount(flat[:, :, rank].ravel(), minlength=layers * (experts + 1))
+        seen = seen.reshape(layers, experts + 1)[:, 1:]
+        found.uses += seen
+        alone = (found.rank == UNSEEN) | (found.rank == rank)
+        found.rank = np.where(seen > 0, np.where(alone, rank, SEVERAL), found.rank)
     wide = found.widths.shape[1]
     counts = (rows >= 0).sum(2, dtype=np.int64) + np.arange(layers) * wide
     found.widths += np.bincount(counts.ravel(), minlength=layers * wide).reshape(layers, wide)
@@ -254,6 +269,35 @@ def check_constant(trace: Trace, found: Census) -> Finding:
     return Finding("constant experts", "ok", "every layer's choices change")
 
 
+def check_ranks_apart(trace: Trace, found: Census) -> Finding | None:
+    """Check that no rank has experts of its own, as copies of a shared expert or replicas that depend on the rank have.
+
+    At most half of the ranks may be of that kind: in a made-up cycle all are.
+    """
+    k = trace.geometry.k
+    if k == 1 or k == trace.geometry.experts:
+        return None
+    layers = np.zeros(k, np.int64)
+    ids: list[list[int]] = [[] for _ in range(k)]
+    for uses, rank in zip(found.uses, found.rank, strict=True):
+        routed = int(uses.sum()) // k
+        for at in range(k) if routed >= FEWEST_TOKENS else ():
+            own = np.flatnonzero((rank == at) & (uses >= FEWEST_USES))
+            if len(own) > 1 and (uses[own].sum() * 2 > routed or (uses[own] >= LONE_USES).sum() > 1):
+                layers[at] += 1
+                ids[at] = ids[at] or own.tolist()
+    apart = np.flatnonzero(layers * 2 >= trace.geometry.layers)
+    if not len(apart) or len(apart) * 2 > k:
+        return Finding("experts by rank", "ok", "no rank has experts of its own")
+    at = int(apart[0])
+    listed = ", ".join(map(str, ids[at][:4])) + (", ..." if len(ids[at]) > 4 else "")
+    text = (
+        f"rank {at} has experts of its own ({listed}) in {layers[at]} layers, which no other rank chooses: copies of a"
+    )
+    text += " shared expert, or physical ids of replicas; use the logical ids, without shared experts"
+    return Finding("experts by rank", "warning", text)
+
+
 def check_sorted(trace: Trace, found: Census) -> Finding | None:
     """Check that experts are not sorted by id, which loses ranks; weights, if recorded, show the ranks anyway."""
     if "weights" in trace.arrays or found.several * lgamma(trace.geometry.k + 1) < -log(IMPROBABLE):
@@ -319,6 +363,7 @@ CENSUS_CHECKS: tuple[Callable[[Trace, Census], Finding | None], ...] = (
     check_repeats,
     check_windows,
     check_constant,
+    check_ranks_apart,
     check_sorted,
     check_range,
     check_widths,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +14,7 @@ SIGMAS = 5.0
 WIDEST = 256  #: texts of a batch that are looked for
 ROWS = 4096  #: that are compared
 FEWEST_TURNS = 8  #: rows per text, below which a distance is chance
+COPIES = 0.95  #: overlap of layers that are copies of one another
 CLEARLY = 0.05  #: neighbours in a text share 0.1 to 0.4 more than strangers
 
 
@@ -30,6 +33,54 @@ def overlap(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
     return shared(later, earlier).sum(1) / np.maximum(routed, 1)
 
 
+class Likeness(NamedTuple):
+    """Overlap of neighbouring rows, and the overlap that chance gives."""
+
+    share: float
+    chance: float
+    places: int
+
+    def above(self, other: Likeness) -> float:
+        """Return standard errors by which this one shares more above chance than the other."""
+        mean = (self.share * self.places + other.share * other.places) / (self.places + other.places)
+        error = sqrt(max(mean * (1 - mean), 1e-9) * (1 / self.places + 1 / other.places))
+        return ((self.share - self.chance) - (other.share - other.chance)) / error
+
+
+class Axes(NamedTuple):
+    """What the ids show of the order of the first two axes."""
+
+    layers_first: bool | None  #: None if they do not show it
+    why: str
+
+
+def axes_of(requests: Iterable[np.ndarray]) -> Axes:
+    """Judge whether the first axis of requests (T, L, k) is tokens, as it should be, or layers.
+
+    Neighbouring tokens share experts of a layer. Experts of two layers have nothing but their numbers in common.
+    """
+    same, places, experts, k = np.zeros(2), np.zeros(2, np.int64), 1, 0
+    for rows in requests:
+        some = rows[:ROWS, :ROWS]
+        experts, k = max(experts, int(some.max()) + 1), rows.shape[2]
+        for axis, (one, other) in enumerate(((some[:-1], some[1:]), (some[:, :-1], some[:, 1:]))):
+            same[axis] += shared(one, other).sum()
+            places[axis] += (other >= 0).sum()
+    if not places.all():
+        return Axes(None, "one token or one layer: too few to judge")
+    first, second = (
+        Likeness(float(each), k / experts, int(of)) for each, of in zip(same / places, places, strict=True)
+    )
+    told = (
+        f"neighbours share {first.share:.0%} of their experts along the first axis, {second.share:.0%} along the second"
+    )
+    low, high = sorted((first.share, second.share))
+    clear = high - low > CLEARLY and high < COPIES and 2 * low > first.chance  # less is a made-up cycle
+    if not clear or abs(second.above(first)) < SIGMAS:
+        return Axes(None, told)
+    return Axes(second.share > first.share, told)
+
+
 def interleaved(rows: np.ndarray) -> int:
     """Return how many texts alternate in rows (T, L, k), as in Megatron's order of sequence before batch; 1 if none.
 
@@ -37,9 +88,30 @@ def interleaved(rows: np.ndarray) -> int:
     """
     some = rows[:ROWS]
     distances = range(1, min(WIDEST, len(some) // FEWEST_TURNS) + 1)
-    seen = {distance: float(overlap(some[:-distance], some[distance:]).mean()) for distance in distances}
+    sets, routed = _sets(some), np.maximum((some >= 0).sum((1, 2)), 1)
+    seen = {
+        distance: float((_common(sets[:-distance], sets[distance:]) / routed[:-distance]).mean())
+        for distance in distances
+    }
     best = max(seen, key=lambda distance: seen[distance], default=1)
     return best if best > 1 and len(rows) % best == 0 and seen[best] > seen[1] + CLEARLY else 1
+
+
+def _sets(rows: np.ndarray) -> np.ndarray:
+    """Return the ids of rows (T, L, k) as bits of words (T, L, W)."""
+    words, bits = np.divmod(np.maximum(rows, 0).astype(np.int64), 64)
+    sets = np.zeros((*rows.shape[:2], int(words.max(initial=0)) + 1), np.uint64)
+    bit = np.where(rows < 0, 0, np.left_shift(np.uint64(1), bits.astype(np.uint64)))
+    for rank in range(rows.shape[2]):
+        word = words[..., rank : rank + 1]
+        held = np.take_along_axis(sets, word, -1) | bit[..., rank : rank + 1]
+        np.put_along_axis(sets, word, held, -1)
+    return sets
+
+
+def _common(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Count per token (T,) the experts that two sets share."""
+    return np.bitwise_count(left & right).sum((1, 2), dtype=np.int64)
 
 
 def reset_stride(overlaps: np.ndarray, positions: np.ndarray, chance: float) -> int | None:

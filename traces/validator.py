@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moereplay.traces.oddities import CENSUS_CHECKS, Finding, Level, census
-from moereplay.traces.patterns import beginnings, interleaved, overlap, reset_stride, shared
+from moereplay.traces.patterns import axes_of, beginnings, interleaved, overlap, reset_stride, shared
 from moereplay.traces.routers import choice_scores
 from moereplay.traces.schema import Geometry, Router, Trace
 from moereplay.traces.summary import chance_of, experts_per_token
@@ -23,6 +23,7 @@ from moereplay.traces.texts import counted
 SAMPLE_TOKENS = 20_000
 FEWEST_PER_REQUEST = 64
 FLOAT_TOKENS = 512  #: tokens of float arrays: these are E / k times larger than the ids, and faults in them not rare
+MOST_LAYERS_KNOWN = 128  #: more than any model has so far
 FEWEST_PAIRS = 32  #: fewer pairs give no meaningful mean overlap
 MANY_PAIRS, FEWEST_LAYERS = 256, 4  #: required to correlate layers
 SIGMAS_SHIFTED, CORRELATED = 8.0, 0.2  #: thresholds for a layer that is a token early or late
@@ -178,6 +179,20 @@ def check_same_token(sample: Sample) -> Finding | None:
     if seen > sample.chance + ABOVE_CHANCE:
         return Finding("same-token overlap", "ok", text)
     return Finding("same-token overlap", "warning", f"{text}: token ids and rows are not aligned")
+
+
+def check_axes(sample: Sample) -> Finding:
+    """Check that the first axis is tokens and the second layers."""
+    found = axes_of(sample.chosen[start:stop] for start, stop in sample.spans)
+    if found.layers_first:
+        fix = "tokens and layers are probably exchanged; exchange them, or import an array with --axes layers,tokens,k"
+        return Finding("axes", "warning", f"{found.why} (tokens, then layers): {fix}")
+    if found.layers_first is None and sample.geometry.layers > MOST_LAYERS_KNOWN:
+        text = (
+            f"{sample.geometry.layers:,} layers, more than any known model has: tokens may have been taken for layers"
+        )
+        return Finding("axes", "warning", text)
+    return Finding("axes", "ok", "neighbouring layers do not share more experts than neighbouring tokens")
 
 
 def check_layers(sample: Sample) -> Finding:
@@ -364,6 +379,7 @@ CHECKS: tuple[Callable[[Sample], Finding | None], ...] = (
     check_padding,
     check_finite,
     check_adjacent,
+    check_axes,
     check_same_token,
     check_layers,
     check_resets,

@@ -188,8 +188,10 @@ ENGINES = [
         answered(),
         (
             "1 choices have no routed_experts (preempted, aborted, or not requested): left out",
-            "5 prompt tokens came from the engine's prefix cache and were not computed: left out, so that the request "
-            "begins after them",
+            "3 prompt tokens of later choices were computed for the first one: left out; each choice begins at the "
+            "prompt's last token",
+            "2 prompt tokens have no experts in any layer (computed by another server, or cached): left out, so that "
+            "the request begins after them",
             EXPERTS_UNKNOWN,
             BITS_UNKNOWN,
         ),

@@ -43,5 +43,6 @@ def damaged(trace: Trace, **arrays: np.ndarray) -> Trace:
 
 def wide(*chosen: np.ndarray, **more: object) -> Trace:
     """A trace of 64 experts."""
-    sizes = Geometry(layers=chosen[0].shape[1], experts=64, k=K, expert_bytes=(10,) * chosen[0].shape[1])
+    _, layers, k = chosen[0].shape
+    sizes = Geometry(layers=layers, experts=64, k=k, expert_bytes=(10,) * layers)
     return memory_trace(Header(geometry=sizes), [Request(rows, 0, **more) for rows in chosen])  # type: ignore[arg-type]

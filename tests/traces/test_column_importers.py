@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import pytest
 
 from moereplay.traces.importers.columns import columns_named
 from moereplay.traces.importers.contract import Options
-from moereplay.traces.schema import TraceError
+from moereplay.traces.schema import Geometry, TraceError
 from tests.kit.collecting import case
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.importing import imported, refusal, written
+from tests.kit.routed import EXPERTS, LAYERS, K, drifting
 
 COLUMNS = "token=pos,layer=moe_layer,experts=topk"
 IDS = np.array([[[3, 1], [0, 2]], [[2, 3], [1, 0]], [[0, 1], [3, 2]]])  #: (3 tokens, 2 layers, 2)
@@ -26,6 +28,13 @@ FORMS = {
     "3|1": "{}|{}",
     "[3 1]": "[{} {}]",
 }
+
+
+GEOMETRY = Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(1000,) * LAYERS)
+
+
+def sized(**more: object) -> Options:
+    return Options.model_validate({"expert_bytes": 1000, **more})
 
 
 def options(columns: str = COLUMNS, **more: object) -> Options:
@@ -168,15 +177,57 @@ def test_an_array_of_no_ids_is_refused(tmp_path: Path) -> None:
         (IDS[0], "invalid array int64(2, 2): expected three axes"),
         (np.array([{}]), "holds pickled objects, which can run code"),
         (IDS + 40_000, "[0, 0, 0] is 40003: expected a whole number"),
+        (IDS[None], "four axes: expected three. If they are (batch, sequence, layers, k)"),
+        ((IDS << 16) | (0x3E00 + IDS), "packed with weights, (id << 16) | bfloat16: expected ids alone"),
     ]:
         np.save(tmp_path / "a.npy", array)
         assert said in refusal(tmp_path / "a.npy", format="arrays")
 
 
-def test_layers_first_are_noticed_where_the_model_is_known(tmp_path: Path) -> None:
+def test_layers_first_are_refused_in_every_container_of_arrays(tmp_path: Path) -> None:
+    right = drifting(60, 3)
+    turned = right.transpose(1, 0, 2)
+    usage = {"usage": {"prompt_tokens": 50, "completion_tokens": 11}}
+    logits = np.random.default_rng(0).normal(size=(60, LAYERS, EXPERTS)) + 9 * (right[..., :1] == np.arange(EXPERTS))
+    (tmp_path / "a.json").write_text(json.dumps({"choices": [{"routed_experts": turned.tolist()}]}))
+    (tmp_path / "b.json").write_text(json.dumps({"choices": [{"routed_experts": turned.tolist()}], **usage}))
+    packed = base64.b64encode(turned.astype("<i4").tobytes()).decode()
+    (tmp_path / "c.json").write_text(json.dumps({"meta_info": {"routed_experts": packed}, **usage}))
+    np.save(tmp_path / "a.npy", turned)
+    np.savez(tmp_path / "a.npz", x=turned)
+    np.savez(tmp_path / "v.npz", routed_experts=turned)
+    np.savez(tmp_path / "l.npz", experts=right, meta=json.dumps({"model": "x"}))
+    np.save(tmp_path / "r.npy", logits.astype(np.float32))
+    for name in ("a.json", "b.json", "c.json", "a.npy", "a.npz", "v.npz", "l.npz", "r.npy"):
+        more = {"shape": (LAYERS, K)} if name == "c.json" else {"model": "qwen3-30b-a3b"} if name == "r.npy" else {}
+        order = "tokens,layers,k" if name in ("l.npz", "r.npy") else "layers,tokens,k"
+        given = sized(**more, geometry=GEOMETRY if name == "r.npy" else None)
+        assert f"pass --axes {order}, or" in refusal(tmp_path / name, given), name
+        _, requests = imported(tmp_path / name, given.model_copy(update={"axes": order}))
+        chosen = np.concatenate([request.chosen for request in requests])
+        assert (chosen[..., 0] == right[..., 0]).all() and len(chosen) == len(right), name
+
+
+def test_totals_beside_an_array_say_how_many_tokens_it_has(tmp_path: Path) -> None:
+    iid = np.random.default_rng(1).permuted(np.tile(np.arange(EXPERTS), (40, 6, 1)), axis=-1)[..., :K]
+    turned = iid.transpose(1, 0, 2)  # overlap tells nothing, counts do
+    np.savez(tmp_path / "a.npz", ids=turned, input_ids=np.arange(40))
+    np.save(tmp_path / "b.npy", turned)
+    counted = {"usage": {"prompt_tokens": 30, "completion_tokens": 11}}
+    (tmp_path / "c.json").write_text(json.dumps({"choices": [{"routed_experts": turned.tolist()}], **counted}))
+    for name, given in [
+        ("a.npz", sized(columns={"experts": ("ids",)})),
+        ("b.npy", sized(prompt_length=30)),
+        ("c.json", sized()),
+    ]:
+        assert "it has 40 tokens, not 6; pass --axes layers,tokens,k" in refusal(tmp_path / name, given)
+    assert len(imported(tmp_path / "b.npy", sized())[1][0].chosen) == 6  # neither overlap nor a count
+
+
+def test_the_model_says_which_axis_the_layers_are(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(16 * 5 * 8).reshape(16, 5, 8) % 64)
     ended = moereplay("import", tmp_path / "a.npy", "--model", "olmoe-1b-7b", "--out", tmp_path / "a.zarr")
-    assert ended.returncode == 2 and "save it with array.transpose(1, 0, 2)" in ended.stderr
+    assert ended.returncode == 2 and "olmoe-1b-7b has 16 layers; pass --axes layers,tokens,k" in ended.stderr
 
 
 def test_what_was_assumed_is_printed(tmp_path: Path) -> None:

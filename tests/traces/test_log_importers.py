@@ -42,6 +42,23 @@ def assert_requests(path: Path, expected: list[Request]) -> None:
         np.testing.assert_array_equal(one.chosen, other.chosen)
 
 
+def test_passes_that_are_joined_into_a_prompt_are_warned_of(tmp_path: Path) -> None:
+    def log(*passes: int) -> str:
+        rows = [(layer, at) for tokens in passes for layer in range(2) for at in range(tokens)]
+        lines = [f"{layer},{at % 4} {4 + at % 3}" for layer, at in rows]
+        calls = [(2 * at + layer, row, layer) for at, n in enumerate(passes) for layer in range(2) for row in range(n)]
+        called = [f"{call} {row} {layer} {row % 4}:0.6000 {4 + row % 3}:0.4000" for call, row, layer in calls]
+        text(tmp_path, "a.route", *called)
+        return "".join(
+            notes_of(each) for each in (text(tmp_path, "a.log", "layer_id,expert_ids", *lines), tmp_path / "a.route")
+        )
+
+    told = "a pass of several tokens directly follows another"
+    # a prompt of 6 and four steps of 3 that verify drafts; a prompt in pieces of 8, 8 and 5; two usual requests
+    assert log(6, 3, 3, 3, 3).count(f"{told} 4 times") == 2 and log(8, 8, 5, 1, 1).count(f"{told} 2 times") == 2
+    assert told not in log(6, 1, 1, 5, 1)
+
+
 # ---------------------------------------------------------------- any workloads, in every format that can hold them
 
 

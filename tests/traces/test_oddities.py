@@ -69,6 +69,28 @@ def test_few_ids_may_lie_apart_by_chance() -> None:
     assert finding(trace_of(np.array([[[0, 1], [4, 5], [8, 9]]])), "id ranges").level == "ok"
 
 
+def test_copies_of_an_expert_that_one_rank_chooses_are_found() -> None:
+    for tokens in (120, 600):
+        rows, copies = drifting(tokens, 1, 12), np.random.default_rng(0).integers(12, 16, (tokens, LAYERS, 1))
+        found = finding(wide(np.concatenate([rows, copies], -1)), "experts by rank")
+        assert found.level == "warning" and f"rank {K} has experts of its own (12, 13, 14, 15)" in found.text
+        assert finding(wide(rows), "experts by rank").level == "ok"
+    takes_turns = np.arange(96).reshape(48, 1, 2).repeat(LAYERS, 1) % EXPERTS  # each rank has its own: a made-up cycle
+    assert finding(trace_of(takes_turns), "experts by rank").level == "ok"
+    assert finding(trace_of(takes_turns), "axes").level == "ok"
+
+
+def test_exchanged_axes_are_found_in_any_trace() -> None:
+    rows = drifting(40, 3)
+    sizes = Geometry(layers=40, experts=EXPERTS, k=K, expert_bytes=(10,) * 40)
+    turned = memory_trace(Header(geometry=sizes), [Request(rows.transpose(1, 0, 2), 0)])
+    assert "--axes layers,tokens,k" in finding(turned, "axes").text and finding(trace_of(rows), "axes").level == "ok"
+    iid = np.random.default_rng(1).permuted(np.tile(np.arange(EXPERTS), (4, 300, 1)), axis=-1)[..., :K]
+    sizes = sizes.model_copy(update={"layers": 300, "expert_bytes": (10,) * 300})
+    text = finding(memory_trace(Header(geometry=sizes), [Request(iid, 0)]), "axes").text
+    assert "300 layers, more than any known model has" in text
+
+
 def test_a_layer_that_never_changes_and_a_shared_expert_are_found() -> None:
     dense = drifting(100, 1)
     dense[:, 1] = [3, 4]

@@ -17,6 +17,7 @@ import pytest
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import TraceError
 from tests.kit.importing import imported, refusal, written
+from tests.kit.torch_pickles import save
 
 ROWS = [(token, layer, [token, layer + 4]) for token in range(3) for layer in range(2)]
 
@@ -74,6 +75,21 @@ def test_a_zip_of_numpy_or_of_excel_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", experts=np.zeros((2, 2, 2), np.int16))
     (tmp_path / "a.npz").rename(tmp_path / "a.bin")
     assert "NAME.npz" in refusal(tmp_path / "a.bin")
+
+
+def test_binary_data_and_tensors_are_described(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"Q4RT\x01\0\x04\0" + bytes(range(200)))
+    (tmp_path / "b.csv").write_bytes(b"\x07\x00\x00\x00" * 8)
+    save(tmp_path / "c.pt", {"ids": np.zeros((2, 14, 5, 4), np.int16), "mask": np.ones((2, 14), np.int64)})
+    (tmp_path / "d" / "part").mkdir(parents=True)
+    (tmp_path / "d" / "part" / "e.bin").write_bytes(len(HEADER).to_bytes(8, "little") + HEADER + bytes(2))
+    for name, said in [
+        ("a.bin", "binary data that begins with the bytes 51 34 52 54 01 00 04 00 ('Q4RT"),
+        ("b.csv", "binary data that begins with the bytes 07 00 00 00 07"),
+        ("c.pt", "its tensors are ids (2, 14, 5, 4), mask (2, 14); save the ids as an array (tokens, layers, k)"),
+        ("d", "e.bin: safetensors of a [1], by its first bytes; load them; save ids"),
+    ]:
+        assert said in refusal(tmp_path / name)
 
 
 def test_a_pointer_in_a_folder_is_named_by_its_file(tmp_path: Path) -> None:
@@ -152,6 +168,17 @@ def test_a_first_line_that_describes_the_others_is_left_out_with_a_note(tmp_path
     trace, requests = imported(lines(tmp_path / "b.jsonl", plain, {"run": 7}), Options(expert_bytes=10))
     assert len(requests[0].chosen) == 3
     assert any("line 1" in note for note in trace.header.provenance.notes)
+
+
+def test_a_count_is_not_suggested_as_ids(tmp_path: Path) -> None:
+    passes = {"step": 0, "layer": 3, "topk": 2, "top_indices": [[3, 1], [0, 2]]}
+    said = refusal(lines(tmp_path / "a.jsonl", [passes] * 3))
+    assert "experts=" not in said and "top_indices has a list of each token: a row is a pass" in said
+    said = refusal(lines(tmp_path / "b.jsonl", [{"t": 0, "layer": 3, "topk": 2, "top_indices": [3, 1]}] * 3))
+    assert "--columns token=t,experts=top_indices" in said
+    assert "experts=expert_id" in refusal(
+        lines(tmp_path / "c.jsonl", [{"t": 0, "layer": 3, "topk": 1, "expert_id": 3}] * 3)
+    )
 
 
 def test_a_document_of_rows_is_read_by_its_keys(tmp_path: Path) -> None:

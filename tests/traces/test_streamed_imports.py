@@ -16,7 +16,16 @@ from moereplay.traces import stored
 from moereplay.traces.importers import cache_lab, table, text
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers import rows as table_rows
-from moereplay.traces.importers.by_request import Ends, Restarts, by_pass, by_request, in_groups, restarts, tokens_of
+from moereplay.traces.importers.by_request import (
+    Ends,
+    Joined,
+    Restarts,
+    by_pass,
+    by_request,
+    in_groups,
+    restarts,
+    tokens_of,
+)
 from moereplay.traces.schema import Geometry, Header, Request, TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import write_trace
@@ -169,7 +178,9 @@ def test_requests_restart_at_the_same_rows_in_pieces(
 def test_passes_have_the_same_tokens_in_pieces(layers: list[int], data: st.DataObject) -> None:
     layer = np.array(layers)
     pieces = [{"layer": layer[part], "run": layer[part]} for part in data.draw(cut(len(layer)))]
-    whole, found = tokens_of(layer, layer), list(by_pass(pieces))
+    joined = Joined()
+    whole, found = tokens_of(layer, layer), list(by_pass(pieces, found=joined))
+    assert joined.passes == whole.follows.sum()
     for name in ("request", "token", "phase"):
         np.testing.assert_array_equal(np.concatenate([each[name] for each in found]), getattr(whole, name))
 

@@ -6,10 +6,15 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moereplay.traces.geometry import known_models
+from moereplay.traces.importers import table
 from moereplay.traces.importers.contract import Options
+from moereplay.traces.importers.table import Table
 from tests.kit.importing import DATA, imported, on_real_data, refusal, written
 
 GENERIC_CSV = "request,token,layer,expert_0,expert_1,weight_0,weight_1,phase\n"
@@ -172,3 +177,29 @@ def test_a_route_trace_of_28_thousand_lines_is_read_in_two_seconds() -> None:
     start = time.perf_counter()
     imported(DATA / "gemma-4-26b-a4b" / "gemma.route.csv", Options())
     assert time.perf_counter() - start < 2
+
+
+CELL = st.one_of(
+    st.integers(-3, 2**54).map(str),
+    st.floats(width=32).map(str),
+    st.text("01.,;\"'-+einfa []\t#\ufeff", max_size=6),
+    st.lists(st.integers(0, 99), max_size=3).map(lambda ids: f'"{ids}"'),
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.lists(CELL, min_size=1, max_size=3), min_size=1, max_size=4), st.sampled_from(",\t"))
+def test_polars_reads_cells_as_csv_does_or_is_not_asked(rows: list[list[str]], delimiter: str) -> None:
+    lines = [delimiter.join(row) for row in rows]
+    names = [f"c{at}" for at in range(len(rows[0]))]
+    columns = table._at_once(lines, delimiter, names, names)
+    if columns is None:
+        return
+    cells = [row for _, row in table._text_rows(Path("a.csv"), delimiter, names, 1, lines)]
+    for at, name in enumerate(names):
+        found, plain = columns[name], [row[at] for row in cells]
+        same = Table(Path("a.csv"), "line", range(len(cells)), {name: plain})
+        if isinstance(found, np.ndarray):
+            np.testing.assert_array_equal(found, same.numeric(name))
+        else:
+            assert found == plain

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moereplay.traces.importers import archive
-from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
+from moereplay.traces.importers.contract import LAYERS_FIRST, Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.flat_ids import flat_in, shape_of_flat
 from moereplay.traces.importers.responses import (
     FIELD,
@@ -39,7 +39,7 @@ def read_responses(
 ) -> Foreign:
     """Read a request per completion. Raises TraceError naming the response that is not as documented."""
     shape, notes = _shape(found, options)
-    rows, survey, model, drafts = Rows(), Survey(), None, False
+    rows, survey, model, drafts = Rows(options), Survey(), None, False
     for response in found():
         model, drafts = model or response.model, drafts or response.speculative
         for each in rows.of(response, shape):
@@ -78,7 +78,7 @@ def _shape(found: Callable[[], Iterator[Response]], options: Options) -> tuple[t
 def _requests(
     found: Callable[[], Iterator[Response]], shape: tuple[int, int], survey: Survey, options: Options
 ) -> Iterator[Request]:
-    rows = Rows()
+    rows = Rows(options)
     for response in found():
         for each in rows.of(response, shape):
             yield Request(survey.kept(each.ids), _prompt(each, options))
@@ -123,6 +123,7 @@ SGLANG_RESPONSE = Importer(
     sniff=sniff_sglang,
     read=read_sglang,
     flat=True,
+    arrays=True,
 )
 
 
@@ -176,6 +177,7 @@ VLLM_RESPONSE = Importer(
     sniff=sniff_vllm,
     read=read_vllm,
     flat=True,
+    arrays=True,
 )
 
 
@@ -207,13 +209,12 @@ class Window(NamedTuple):
 
 def window(answer: Answer, rows: int) -> Window:
     """Find where `rows` rows lie by the counts that the response states. Raises TraceError if they fit nowhere."""
-    prompt, made = answer.prompt, answer.generated
-    if prompt is None or made is None:
+    prompt, made, ran = answer.prompt, answer.generated, answer.ran
+    if prompt is None or made is None or ran is None:
         start = answer.start or 0
         if prompt is not None and start + rows < prompt - 1:
             raise TraceError(_misfit(answer, rows, f"at least {prompt - 1 - start:,}"))
         return Window(start, rows, prompt)
-    ran = prompt + made - 1 if made else prompt
     for start in [0] if answer.start is None else [answer.start, 0]:
         if rows in (ran - start, ran - start + bool(made)):
             return Window(start, ran - start, prompt)
@@ -236,20 +237,22 @@ def _misfit(answer: Answer, rows: int, expected: str) -> str:
 class Rows:
     """The rows that ran, answer by answer, and what was left out of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Options) -> None:
+        self._options = options
         self.left: Counter[str] = Counter()  #: tokens, by why they are not as they were returned
         self._beginnings: set[int] = set()
 
     def of(self, response: Response, shape: tuple[int, int]) -> Iterator[Placed]:
         """Yield the rows of every answer with rows, flat ids by (layers, k). Raises TraceError naming the answer."""
         cached = _shares(response)
-        for answer, known in zip(response.answers, cached, strict=True):
+        for at, (answer, known) in enumerate(zip(response.answers, cached, strict=True)):
             if answer.found is None:
                 self.left["missing"] += 1
                 continue
-            yield self._placed(answer, known, _shaped(answer, shape))
+            why = "shared" if at and answer.cached is None else "cached"
+            yield self._placed(answer, known, _shaped(answer, shape, self._options), why)
 
-    def _placed(self, answer: Answer, cached: int | None, ids: np.ndarray) -> Placed:
+    def _placed(self, answer: Answer, cached: int | None, ids: np.ndarray, why: str) -> Placed:
         within = window(answer, len(ids))
         self.left["uncounted"] += within.prompt is None
         self.left["surplus"] += len(ids) - within.rows
@@ -265,7 +268,8 @@ class Rows:
         ids, lacking = ids[max(begin - within.start, 0) :], max(within.start - begin, 0)
         self.left["lacking"] += lacking
         blank = _leading(ids, prompt - begin - lacking) if not lacking else 0
-        self.left["cached"] += begin + blank
+        self.left[why] += begin
+        self.left["blank"] += blank
         ids = np.concatenate([np.full((lacking, *ids.shape[1:]), -1, ids.dtype), ids[blank:]])
         return Placed(answer.place, ids, max(min(prompt - begin - blank, len(ids)), 0), begin + blank)
 
@@ -288,6 +292,10 @@ class Rows:
             "missing": "{} choices have no routed_experts (preempted, aborted, or not requested): left out",
             "cached": "{} prompt tokens came from the engine's prefix cache and were not computed: left out, "
             "so that the request begins after them",
+            "shared": "{} prompt tokens of later choices were computed for the first one: left out; each choice begins "
+            "at the prompt's last token",
+            "blank": "{} prompt tokens have no experts in any layer (computed by another server, or cached): left out, "
+            "so that the request begins after them",
             "repeated": "of these, {} repeat the rows with which an earlier response begins; the responses do not "
             "state cached_tokens",
             "assumed": "of these, {} have no row, and the responses do not state cached_tokens",
@@ -300,16 +308,17 @@ class Rows:
         return [text.format(f"{self.left[name]:,}") for name, text in said.items() if self.left[name]]
 
 
-def _shaped(answer: Answer, shape: tuple[int, int]) -> np.ndarray:
+def _shaped(answer: Answer, shape: tuple[int, int], options: Options) -> np.ndarray:
     assert answer.found is not None
     ids = answer.found.ids.astype(np.int16)  # as stored; they were checked
-    if not answer.found.flat:
-        return ids
     layers, k = shape
+    if not answer.found.flat:
+        return options.token_first(ids, f"{answer.place}: {FIELD}", fits=answer.may_have)
     if len(ids) % (layers * k):
         said = f"{len(ids):,} ids do not divide into rows of {layers} layers and {k} experts"
         raise TraceError(f"{answer.place}: {said}; pass --model with the recorded model, or --shape LAYERSxK")
-    return ids.reshape(-1, layers, k)
+    sizes = (layers, -1, k) if options.axes == LAYERS_FIRST else (-1, layers, k)
+    return options.token_first(ids.reshape(sizes), f"{answer.place}: {FIELD}")
 
 
 def _shares(response: Response) -> list[int | None]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from moereplay.traces.documents import refuse_irregular
-from moereplay.traces.schema import TraceError, check_values, shown
+from moereplay.traces.schema import VALUES, TraceError, check_values, shown
 
 FREE, EXPANSION = 1 << 25, 100
 MOST_HELD = 1 << 28  #: bytes of a file whose packing is undone at once
@@ -228,10 +228,32 @@ def expert_ids(file: Path, name: str) -> np.ndarray:
     return checked_ids(ids, f"{file}: {name}")
 
 
+PACKED_BITS = 16  #: below an id, for its weight as bfloat16
+ONE = 0x3F80  #: as bfloat16, the largest gate weight
+BATCHED = (
+    "four axes: expected three. If they are (batch, sequence, layers, k), save each text as a file of its own, without "
+    "its padding: ids[text][mask[text] == 1]"
+)
+
+
+def refuse_packed(ids: np.ndarray, place: str) -> None:
+    """Raises TraceError for ids that share a number with their weight, as flashinfer's routed MoE takes them."""
+    high, low = ids >> PACKED_BITS, ids & ((1 << PACKED_BITS) - 1)
+    beyond = VALUES["chosen"].most
+    some = ids.size > 1 and ids.min() >= 0 and (ids > beyond).mean() * 2 > 1
+    if some and high.min() < high.max() <= beyond and low.min() < low.max() <= ONE:
+        text = f"{place}: {ids.flat[0]}, ...: ids seem to be packed with weights, (id << {PACKED_BITS}) | bfloat16"
+        raise TraceError(f"{text}: expected ids alone; save ids >> {PACKED_BITS}")
+
+
 def checked_ids(ids: np.ndarray, place: str) -> np.ndarray:
     """Return the array, if it has three axes and whole numbers that may be ids. Raises TraceError otherwise."""
+    if ids.ndim == 4 and ids.dtype.kind in "iu":
+        raise TraceError(f"{place}: invalid array {ids.dtype}{ids.shape}: {BATCHED}")
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or ids.size == 0:
         raise TraceError(f"{place}: invalid array {ids.dtype}{ids.shape}: expected three axes of integers, none empty")
+    if ids.dtype.itemsize > 2:
+        refuse_packed(ids, place)
     check_values(ids, "chosen", place)
     return ids
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moereplay.traces.importers.contract import WARNED
 from moereplay.traces.schema import MOST_LAYERS, TraceError
+from moereplay.traces.texts import counted
 
 Columns = Mapping[str, np.ndarray]
 """Some rows (N,) or (N, width) by name, their requests (N,) under `REQUEST`."""
@@ -245,6 +247,26 @@ def restarts(token: np.ndarray, stream: np.ndarray, repeats: bool = False) -> np
 # ---------------------------------------------------------------- logs that name layers only
 
 
+@dataclass
+class Joined:
+    """What was assumed of passes of several tokens: those that follow each other make up one prompt."""
+
+    passes: int = 0  #: that were joined to the one before
+
+    def begun(self, requests: int, several: str = "passes of several tokens") -> str:
+        """Describe how requests were recognised."""
+        return f"{counted(requests, 'request')}, each a prompt ({several}) and its decode steps"
+
+    def warnings(self) -> list[str]:
+        """Return a warning if passes were joined."""
+        text = (
+            f"{WARNED}a pass of several tokens directly follows another {counted(self.passes, 'time')}: joined into "
+            "one prompt, which a replay computes in one pass. If they are pieces of it, replay with --passes chunk:N; "
+            "if they verify drafts or compute a prompt again, demand and times are too low: record without these"
+        )
+        return [text] if self.passes else []
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Request and token of each of N rows; `phase` 0 is the prompt's."""
@@ -252,11 +274,7 @@ class Tokens:
     request: np.ndarray
     token: np.ndarray
     phase: np.ndarray
-
-    @property
-    def requests(self) -> int:
-        """Number of requests."""
-        return int(self.request.max()) + 1
+    follows: np.ndarray  #: passes of several tokens, True if one follows another in its request
 
 
 def tokens_of(layer: np.ndarray, run: np.ndarray, alone: bool = False) -> Tokens:
@@ -274,18 +292,19 @@ def tokens_of(layer: np.ndarray, run: np.ndarray, alone: bool = False) -> Tokens
     within = np.arange(len(run)) - np.repeat(starts, rows)
     of_row = np.repeat(passes, rows)
     token = first[of_row] + np.repeat(skipped, rows) + within
-    return Tokens((np.cumsum(begins) - 1)[of_row], token, (~prompt).astype(np.int64)[of_row])
+    request, phase = np.cumsum(begins) - 1, (~prompt).astype(np.int64)
+    return Tokens(request[of_row], token, phase[of_row], (prompt & ~begins)[prompt])
 
 
-def by_pass(pieces: Iterable[Columns], alone: bool = False) -> Iterator[Columns]:
+def by_pass(pieces: Iterable[Columns], alone: bool = False, found: Joined | None = None) -> Iterator[Columns]:
     """Yield rows with their `layer` and `run`, some at a time, as whole passes with `request`, `token` and `phase`.
 
     `run` differs where one run follows another; it is left out. The rows of a pass are held until the next one begins.
-    `alone` is that of `tokens_of`.
+    `alone` is that of `tokens_of`; `found` counts the passes that are joined.
     """
     waiting: list[Columns] = []
     last = np.zeros((2, 0), np.int64)
-    place = _Place(alone)
+    place = _Place(alone, found or Joined())
     for columns in pieces:
         layer, run = np.concatenate([last, [columns["layer"], columns["run"]]], axis=1)
         last = np.array([layer[-1:], run[-1:]])
@@ -301,14 +320,17 @@ def by_pass(pieces: Iterable[Columns], alone: bool = False) -> Iterator[Columns]
 class _Place:
     """Requests and tokens before the next pass, and whether the last pass was a prompt's."""
 
-    def __init__(self, alone: bool) -> None:
+    def __init__(self, alone: bool, found: Joined) -> None:
+        self._found = found
         self._requests = self._tokens = 0
         self._prompt, self._alone = False, alone
 
     def of(self, columns: Columns) -> Columns:
         """Return whole passes with their requests, tokens and phases."""
         tokens = tokens_of(columns["layer"], columns["run"], self._alone)
-        goes_on = self._requests > 0 and (tokens.phase[0] == 1 or (self._prompt and not self._alone))
+        again = self._prompt and not self._alone and tokens.phase[0] == 0
+        goes_on = self._requests > 0 and (tokens.phase[0] == 1 or again)
+        self._found.passes += int(tokens.follows.sum()) + int(again)
         request, token = tokens.request + self._requests - goes_on, tokens.token + self._tokens
         self._requests, self._tokens = int(request[-1]) + 1, int(token.max()) + 1
         self._prompt = tokens.phase[-1] == 0

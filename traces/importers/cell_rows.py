@@ -18,6 +18,8 @@ from moereplay.traces.schema import MOST_EXPERTS, VALUES, TraceError, Values
 LAYER_NUMBER = re.compile(r"(?:layers?|blocks?|blk|h)[._/]?(\d+)", re.ASCII | re.IGNORECASE)
 LAYER_NAME = re.compile(r"[A-Za-z].*[./_\d]|[./_].*[A-Za-z]", re.ASCII)  #: as modules are named
 NUMBER = re.compile(r"\d+", re.ASCII)
+PLAIN_NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
+PLAIN_LIST = rf"^(?:\[{PLAIN_NUMBER}(?:, ?{PLAIN_NUMBER})*\]|{PLAIN_NUMBER}(?:[ ;,]{PLAIN_NUMBER})*)$"
 MOST_NAME = 1_000  #: characters of a layer's name: the search for one takes the square of its length
 PHASES = {"prompt": 0, "prefill": 0, "decode": 1, "decoding": 1, "generated": 1, "generation": 1}
 
@@ -217,6 +219,9 @@ def _array(table: Table, names: tuple[str, ...], allowed: Values) -> np.ndarray 
 
     Raises TraceError for a number out of range.
     """
+    if len(names) == 1 and isinstance(table.columns[names[0]], list):
+        found = _dense_lists(table.columns[names[0]])
+        return found if found is not None and is_allowed(found, allowed).all() else None
     cells = [each for name in names if isinstance(each := table.columns[name], np.ndarray)]
     if len(cells) < len(names) or (len(names) > 1 and any(each.ndim > 1 for each in cells)):
         return None
@@ -227,6 +232,21 @@ def _array(table: Table, names: tuple[str, ...], allowed: Values) -> np.ndarray 
         expected = f"numbers, each {allowed.expected}"
         raise table.misfit(row, names[rank if len(names) > 1 else 0], found[row, rank], expected)
     return found
+
+
+def _dense_lists(cells: Cells) -> np.ndarray | None:
+    """Return (N, k) of texts that are lists of k plain numbers each, None of others."""
+    import polars as pl
+
+    if not all(isinstance(cell, str) for cell in cells):
+        return None
+    texts = pl.Series(cells, dtype=pl.String)
+    if not texts.str.contains(PLAIN_LIST).all():
+        return None
+    lists = texts.str.extract_all(PLAIN_NUMBER)
+    if lists.list.len().n_unique() > 1:
+        return None
+    return lists.explode().cast(pl.Float64).to_numpy().reshape(len(texts), -1)
 
 
 def _dense(found: Sequence[Sequence[float]], width: int, fill: float) -> np.ndarray:

@@ -15,6 +15,7 @@ from moereplay.traces.documents import first_fault
 from moereplay.traces.files import digest_of
 from moereplay.traces.geometry import known_models, recognised
 from moereplay.traces.importers import sources
+from moereplay.traces.patterns import axes_of
 from moereplay.traces.schema import (
     LEAST_BITS,
     MOST_BITS,
@@ -34,7 +35,11 @@ from moereplay.traces.weight_formats import BITS_PER_WEIGHT, named_in
 SAME_FORMAT, NEAR_FORMAT = 0.003, 0.25  #: bits of a block format are exact, those of a mixture differ by model
 NO_PHASE = "no phase was recorded: every token counts as decoded; pass --prompt-length if the first tokens are a prompt"
 DECODE_ONLY = "decode steps only: rows of the prompts were not recorded"
+Order = Literal["tokens,layers,k", "layers,tokens,k"]  #: of an array's axes
+TOKENS_FIRST: Order = "tokens,layers,k"
+LAYERS_FIRST: Order = "layers,tokens,k"
 ASSUMED = "assumed: "  #: how a note begins that says how a file was read
+WARNED = "warning: "  #: and one of what makes its results doubtful
 
 
 class Options(Frozen):
@@ -54,6 +59,7 @@ class Options(Frozen):
     where: tuple[str, str] | None = None  #: a column, and its value in the rows to read
     shape: tuple[int, int] | None = None  #: layers and k of a token's row, where ids are flat
     ids: Literal["layer", "global"] = "layer"  #: whether they count from 0 in each layer, or on through the layers
+    axes: Order | None = None  #: of arrays, where the user states it
     real_experts: int | None = Field(default=None, ge=1)  #: ids from here on are computed without weights
 
     @property
@@ -68,6 +74,36 @@ class Options(Frozen):
     def phase_note(self) -> list[str]:
         """Return the note for a file that does not mark prompt tokens; empty with --prompt-length."""
         return [NO_PHASE] if self.prompt_length is None else []
+
+    def token_first(
+        self,
+        array: np.ndarray,
+        place: str,
+        usual: Order = TOKENS_FIRST,
+        fits: Callable[[int], bool] = lambda tokens: True,
+        ids: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Return an array of three axes with the tokens first: as the option says, else from its `usual` order.
+
+        Raises TraceError if the option is missing, and the model, the totals beside the array (`fits` numbers of
+        tokens) or `ids` (the array itself, unless it is of logits) show the other order.
+        """
+        turned = (self.axes or usual) == LAYERS_FIRST
+        found, rows = (each.transpose(1, 0, 2) if turned else each for each in (array, array if ids is None else ids))
+        if self.axes:
+            return found
+        tokens, layers = found.shape[:2]
+        shown_by_ids = axes_of([rows])
+        why = shown_by_ids.why if shown_by_ids.layers_first else ""
+        if self.geometry and self.geometry.layers == tokens != layers:
+            why = f"{self.model or 'the geometry given'} has {tokens} layers"
+        elif shown_by_ids.layers_first is None and fits(layers) and not fits(tokens):
+            why = f"by the counts beside it, it has {layers:,} tokens, not {tokens:,}"
+        if why:
+            other = LAYERS_FIRST if usual == TOKENS_FIRST else TOKENS_FIRST
+            told = f"shape {array.shape} was expected to be ({usual}), but {why}"
+            raise TraceError(f"{place}: {told}; pass --axes {other}, or --axes {usual} if that is its order")
+        return found
 
     def counted(self, ids: np.ndarray, layers: int) -> Shape:
         """Return the shape of ids (..., k) without a stated number of experts: the model's, else the largest id + 1."""
@@ -126,6 +162,7 @@ class Importer:
     read: Callable[[Path, Options], Foreign]
     columns: bool = False  #: whether it takes `Options.columns`
     flat: bool = False  #: whether it takes `Options.shape`
+    arrays: bool = False  #: whether it takes `Options.axes`
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ to be complete: by another response in the file, or because neighbouring tokens 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
 
 from moereplay.traces.importers.contract import ASSUMED, Options
 from moereplay.traces.importers.responses import Response
-from moereplay.traces.patterns import shared
+from moereplay.traces.patterns import Likeness, shared
 from moereplay.traces.schema import TraceError
 
 LARGEST_K = 128
@@ -192,21 +191,13 @@ def _judged(each: Flat, width: int) -> str | None:
         theirs = _likeness(each.sample, other) if each.total % fewer == 0 else None
         if theirs is None:
             continue
-        apart = _apart(own, theirs) if own is not None else -SURELY
+        apart = own.above(theirs) if own is not None else -SURELY
         if apart <= -SURELY:
             return f"neighbouring tokens share experts at {other} ids per token, {fewer:,} rows, and not at {width}"
         doubtful |= apart < CLEARLY
     if not doubtful or not each.cached:
         return None
     return f"{each.cached:,} prompt tokens were cached, and it is unknown whether their rows are included"
-
-
-class Likeness(NamedTuple):
-    """Overlap of neighbouring rows, and the overlap that chance gives."""
-
-    share: float
-    chance: float
-    places: int
 
 
 def _likeness(ids: np.ndarray, width: int) -> Likeness | None:
@@ -219,13 +210,6 @@ def _likeness(ids: np.ndarray, width: int) -> Likeness | None:
     layers = rows.reshape(len(rows), -1, k)
     places = (len(rows) - 1) * width
     return Likeness(float(shared(layers[:-1], layers[1:]).sum()) / places, k / (int(ids.max()) + 1), places)
-
-
-def _apart(one: Likeness, other: Likeness) -> float:
-    """Return standard errors by which one reading shares more above chance than the other."""
-    mean = (one.share * one.places + other.share * other.places) / (one.places + other.places)
-    error = sqrt(max(mean * (1 - mean), 1e-9) * (1 / one.places + 1 / other.places))
-    return ((one.share - one.chance) - (other.share - other.chance)) / error
 
 
 def _fitting(width: int, rows: Iterable[np.ndarray]) -> list[int]:

@@ -18,14 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers.by_request import Columns, by_pass, in_groups, renumbering
+from moereplay.traces.importers.by_request import Columns, Joined, by_pass, in_groups, renumbering
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, header_for
 from moereplay.traces.importers.llama_tables import NOTE, equally_often
 from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
 from moereplay.traces.importers.table import COUNT, LAYER, ids_below, tables
 from moereplay.traces.importers.text import blocks, numbers, start_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
-from moereplay.traces.texts import counted
 
 SINGLE, LISTS = ("layer", "expert"), ("layer_id", "expert_ids")
 START = re.compile(rb"(layer,expert|layer_id,expert_ids)\r?\n")
@@ -45,9 +44,11 @@ def read(path: Path, options: Options) -> Foreign:
         raise TraceError(f"{path}: invalid first line: expected {','.join(SINGLE)} or {','.join(LISTS)}")
     log = _log(path, found[1].decode() == ",".join(SINGLE), options)
     prompts = np.zeros(MOST_EXPERTS, np.int64)
-    seen = Seen(_counted(_pieces(path, log), int(log.layers[0]), prompts))
+    joined = Joined()
+    seen = Seen(_counted(_pieces(path, log, joined), int(log.layers[0]), prompts))
     shape = seen.shape(options)
-    notes = [options.assumed([*_read_as(log, len(seen.ends.last)), *renumbering(log.layers), log.said], shape)]
+    notes = [options.assumed([*_read_as(log, joined, len(seen.ends.last)), *renumbering(log.layers), log.said], shape)]
+    notes += joined.warnings()
     notes += [NOTE] if equally_often([prompts[: shape.highest_id + 1]]) else []
     header = header_for(shape, options, Origin(LAYER_LOG.name, path, [path]), notes)
     return Foreign(header, requests_in(streamed(path, _pieces(path, log), seen), header.geometry, options, pruned=True))
@@ -127,20 +128,20 @@ class _Runs:
             raise TraceError(f"{path} line {line}: {found}; the file may be truncated or from another model")
 
 
-def _read_as(log: _Log, requests: int) -> list[str]:
+def _read_as(log: _Log, joined: Joined, requests: int) -> list[str]:
     """Describe the assumption about the order of rows."""
     if len(log.layers) == 1:
         return [LONE_LAYER]
-    begun = f"{counted(requests, 'request')}, each a prompt (passes of several tokens) and its decode steps"
-    return ["rows are in the order of computation, pass by pass", begun]
+    return ["rows are in the order of computation, pass by pass", joined.begun(requests)]
 
 
-def _pieces(path: Path, log: _Log) -> Iterator[Rows]:
+def _pieces(path: Path, log: _Log, joined: Joined | None = None) -> Iterator[Rows]:
     """Yield tokens at a layer, some at a time."""
     found = _rows(path, log.single)
     if log.single:
         found = map(_by_token, in_groups(found, log.k), repeat(log.k))
-    placed = _in_order(found) if len(log.layers) == 1 else by_pass({**each, "run": each["layer"]} for each in found)
+    runs = ({**each, "run": each["layer"]} for each in found)
+    placed = _in_order(found) if len(log.layers) == 1 else by_pass(runs, found=joined)
     for columns in placed:
         yield Rows(path, **columns)
 
@@ -234,12 +235,12 @@ def read_colibri(path: Path, options: Options) -> Foreign:
     """
     if not sniff_colibri(path):
         raise TraceError(f"{path}: invalid first line: expected {FORM}, such as 0 0 3 17:0.4120")
-    empty = _Empty()
-    seen = Seen(_colibri_pieces(path, empty))
+    empty, joined = _Empty(), Joined()
+    seen = Seen(_colibri_pieces(path, empty, joined))
     shape = seen.shape(options)
-    begun = f"{counted(len(seen.ends.last), 'request')}, each a prompt (calls of several rows) and its decode steps"
+    begun = joined.begun(len(seen.ends.last), "calls of several rows")
     said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers)]
-    notes = [options.assumed(said, shape), DIGITS, *empty.said()]
+    notes = [options.assumed(said, shape), DIGITS, *empty.said(), *joined.warnings()]
     header = header_for(shape, options, Origin(COLIBRI_ROUTE.name, path, [path]), notes)
     return Foreign(header, requests_in(streamed(path, _colibri_pieces(path), seen), header.geometry, options))
 
@@ -267,8 +268,8 @@ class _Empty:
         return [f"{self._count:,} calls ({listed}) have no lines: treated as calls without rows"]
 
 
-def _colibri_pieces(path: Path, empty: _Empty | None = None) -> Iterator[Rows]:
-    for columns in by_pass(_blocks(path, empty)):
+def _colibri_pieces(path: Path, empty: _Empty | None = None, joined: Joined | None = None) -> Iterator[Rows]:
+    for columns in by_pass(_blocks(path, empty), found=joined):
         yield Rows(path, **columns)
 
 

@@ -11,7 +11,17 @@ from pydantic import BaseModel, Field, ValidationError
 from moereplay.traces.documents import first_fault
 from moereplay.traces.importers import answers, archive, router_logits
 from moereplay.traces.importers.answers import padding_of
-from moereplay.traces.importers.contract import DECODE_ONLY, Foreign, Importer, Options, Origin, Shape, header_for
+from moereplay.traces.importers.contract import (
+    DECODE_ONLY,
+    LAYERS_FIRST,
+    Foreign,
+    Importer,
+    Options,
+    Origin,
+    Shape,
+    header_for,
+)
+from moereplay.traces.importers.layer_files import TOKENS
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.text import parse_json, read_json
 from moereplay.traces.patterns import overlap, reset_stride
@@ -42,12 +52,21 @@ def read_arrays(path: Path, options: Options) -> Foreign:
     if not path.is_file() or path.suffix not in SUFFIXES:
         raise TraceError(f"{path}: invalid suffix: expected a file ending in {' or '.join(SUFFIXES)}")
     ids, weights, said = _arrays(path, options)
+    lengths = _lengths(path)
+
+    def turned(array: np.ndarray) -> np.ndarray:
+        return options.token_first(array, str(path), fits=fits, ids=ids)
+
+    def fits(tokens: int) -> bool:
+        return tokens >= (options.prompt_length or 0) and tokens in (lengths or {tokens})
+
+    ids, weights = turned(ids), None if weights is None else turned(weights)
     padded = padding_of(ids)
     ids, weights = ids[: len(ids) - padded], None if weights is None else weights[: len(ids) - padded]
     tokens, layers, k = ids.shape
-    _check_axes(path, ids, options)
     shape = options.counted(ids, layers)
-    how = f"axes are (token, layer, rank), {counted(tokens, 'token')}, k = {k}; one request"
+    axes = "layer, token, rank" if options.axes == LAYERS_FIRST else "token, layer, rank"
+    how = f"axes are ({axes}), {counted(tokens, 'token')}, k = {k}; one request"
     notes = [options.assumed([*said, how], shape), *options.phase_note()]
     notes += [f"{padded} rows at the end are padding, with the same ids in all layers: left out"] * bool(padded)
     header = header_for(shape, options, Origin(ARRAYS.name, path, [path]), notes)
@@ -88,12 +107,12 @@ def _weights(path: Path, name: str, ids: np.ndarray) -> np.ndarray:
     return weights
 
 
-def _check_axes(path: Path, ids: np.ndarray, options: Options) -> None:
-    """Raises TraceError for an array that has the layers first."""
-    layers = options.geometry.layers if options.geometry else None
-    if layers == ids.shape[0] != ids.shape[1]:
-        fix = "expected (tokens, layers, k); save it with array.transpose(1, 0, 2)"
-        raise TraceError(f"{path}: shape {ids.shape} begins with the {layers} layers of {options.model}: {fix}")
+def _lengths(path: Path) -> set[int]:
+    """Return the lengths of the arrays of tokens beside the ids: their number of tokens."""
+    if path.suffix != ".npz":
+        return set()
+    names = sorted(archive.members(path) & set(TOKENS))
+    return {array.size for array in archive.arrays(path, *names) if array.ndim == 1 or 1 in array.shape[:1]}
 
 
 ARRAYS = Importer(
@@ -103,6 +122,7 @@ ARRAYS = Importer(
     sniff=sniff_arrays,
     read=read_arrays,
     columns=True,
+    arrays=True,
 )
 
 
@@ -236,10 +256,10 @@ def read_layers(path: Path, options: Options) -> Foreign:
     files = files_of(path, ".npz")
     if not files:
         raise TraceError(f"{path}: missing .npz files: expected arrays {', '.join(sorted(LAYER_ARRAYS))}")
-    rows, meta = _stream(files[0])
+    rows, meta = _stream(files[0], options)
     _, layers, k = rows.shape
     others = [] if meta.num_experts or options.geometry else files[1:]  # whose ids say how many experts there are
-    highest = max(int(rows.max()), *(int(_stream(file)[0].max()) for file in others), -1)
+    highest = max(int(rows.max()), *(int(_stream(file, options)[0].max()) for file in others), -1)
     shape = Shape(layers, k, highest, experts=meta.num_experts)
     chunk, how = _chunk(files, meta, options)
     origin = Origin(LAYERS_NPZ.name, path, files, model=meta.model, revision=meta.source)
@@ -247,9 +267,9 @@ def read_layers(path: Path, options: Options) -> Foreign:
     return Foreign(header, _chunks(files, (layers, k), chunk, options))
 
 
-def _stream(file: Path) -> tuple[np.ndarray, Meta]:
+def _stream(file: Path, options: Options) -> tuple[np.ndarray, Meta]:
     """Return rows (T, L, k) and meta of one file, checked against each other."""
-    rows = archive.expert_ids(file, "experts").transpose(1, 0, 2)
+    rows = options.token_first(archive.expert_ids(file, "experts"), f"{file}: experts", LAYERS_FIRST)
     try:
         meta = Meta.model_validate(parse_json(archive.text(file, "meta"), f"{file}: meta"))
     except ValidationError as wrong:
@@ -268,15 +288,15 @@ def _chunk(files: list[Path], meta: Meta, options: Options) -> tuple[int | None,
     told = options.chunk or meta.chunk
     if told:
         return told, f"split into requests of {told} tokens, as passed"
-    strides = (_found_stride(file) for file in files)
+    strides = (_found_stride(file, options) for file in files)
     found = next((stride for stride in strides if stride), None)
     if found is None:
         return None, "no context resets found: one request per file"
     return found, f"split into requests of {found} tokens, where the overlap of adjacent tokens falls to chance"
 
 
-def _found_stride(file: Path) -> int | None:
-    rows, meta = _stream(file)
+def _found_stride(file: Path, options: Options) -> int | None:
+    rows, meta = _stream(file, options)
     if len(rows) < 2:
         return None
     experts = meta.num_experts or int(rows.max()) + 1
@@ -285,7 +305,7 @@ def _found_stride(file: Path) -> int | None:
 
 def _chunks(files: list[Path], sizes: tuple[int, int], chunk: int | None, options: Options) -> Iterator[Request]:
     for file in files:
-        rows, _ = _stream(file)
+        rows, _ = _stream(file, options)
         if rows.shape[1:] != sizes:
             raise TraceError(f"{file}: {rows.shape[1:]} (layers, k): expected {sizes}, as in {files[0].name}")
         for start in range(0, len(rows), chunk or len(rows)):
@@ -299,4 +319,5 @@ LAYERS_NPZ = Importer(
     formats="FILE.npz with experts (layers, tokens, k) and meta, or a folder of them",
     sniff=sniff_layers,
     read=read_layers,
+    arrays=True,
 )

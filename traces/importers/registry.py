@@ -21,9 +21,10 @@ import numpy as np
 from moereplay.traces.importers import MODULES, NAMES, archive, npz, table
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options
 from moereplay.traces.importers.exported import KEY
-from moereplay.traces.importers.sources import refuse_unreadable
+from moereplay.traces.importers.sources import TORCH_SUFFIXES, refuse_known, refuse_unreadable
 from moereplay.traces.importers.table import flat, objects_in
-from moereplay.traces.importers.text import blocks, numbers, read_json, suffix_of, whole
+from moereplay.traces.importers.text import binary_start, blocks, numbers, read_json, suffix_of, whole
+from moereplay.traces.importers.torch_file import Archive, Tensor
 from moereplay.traces.patterns import experts_per_layer, ranges_by_layer
 from moereplay.traces.schema import Geometry, Header, Request, TraceError, shown
 from moereplay.traces.texts import hint
@@ -83,6 +84,8 @@ def read(path: Path, options: Options, format: str | None = None) -> Foreign:
         raise TraceError(
             f"{path}: --shape requires a server's responses; importer {importer.name} reads the shape from the file"
         )
+    if options.axes and not importer.arrays:
+        raise TraceError(f"{path}: --axes requires an array; importer {importer.name} reads rows that name their layer")
     if options.renumbers:
         return remapped(path, lambda: importer.read(path, options), options)
     return importer.read(path, options)
@@ -184,6 +187,7 @@ MOST_SMALL = 1 << 22  #: most bytes of a JSON document that is read to describe 
 MOST_NEAR = 3
 NEAR = 0.5  #: share of a layout's keys
 FEWEST_PLAIN = 3  #: keys of the plain formats, whose importer reports errors itself
+AS_ARRAY = "save the ids as an array (tokens, layers, k) with numpy.save"
 AS_CSV = "convert it to CSV with request,token,layer,expert_0,... (docs/trace-format.md)"
 
 #: Names that fields have in traces seen so far, the last part of a key; lower case.
@@ -194,7 +198,7 @@ FIELD_NAMES = {
     " inference_index",
     "layer": "layer layer_index layer_idx layer_id layer_num layer_number l il moe_layer block node_name qmoe",
     "experts": "experts expert_ids expert_id expert expert_indices expert_idx topk_ids topk_idx topk_indices"
-    " topk_experts top_k_ids topk selected_experts selected_ids selected_expert_ids chosen chosen_experts"
+    " topk_experts top_k_ids topk top_indices selected_experts selected_ids selected_expert_ids chosen chosen_experts"
     " activated_experts ids indices e ordered_local_topk_expert_ids",
     "weights": "weights gate_weights topk_weights router_weights routing_weights expert_weights probs gate_probs"
     " gating_probs selected_probs ordered_gate_weights w",
@@ -233,10 +237,13 @@ def explain(path: Path) -> str:
     if path.is_dir() and (path / "zarr.json").exists():
         return f"{path}: this folder is a trace already; pass it to `moereplay inspect` or `moereplay replay`"
     if path.is_dir():
-        fix = "import one of its files, or see docs/trace-format.md"
-        return f"{path}: no importer recognises this folder of {_folder(path)}; {fix}"
+        return f"{path}: no importer recognises this folder of {_folder(path)}; {_first_in(path)}"
     if path.suffix == ".npz":
         return f"{path}: no importer recognises it: {_arrays(path)}"
+    if path.suffix in TORCH_SUFFIXES:
+        return f"{path}: no importer recognises it: {_tensors(path)}"
+    if binary := binary_start(path):
+        return f"{path}: no importer recognises it: {binary}; {AS_ARRAY}, or {AS_CSV}"
     try:
         records = _records(path)
     except (TraceError, RecursionError, csv.Error) as broken:
@@ -293,6 +300,9 @@ def _of_records(path: Path, records: list[dict[str, Any]]) -> str:
     near = _near(set(rows))
     lacking = [field for field in ("token", "layer", "experts") if field not in found]
     told = f"{keys}; the nearest formats: {near}" if near else keys
+    passes = [key for key, value in rows.items() if isinstance(value, list) and value and isinstance(value[0], list)]
+    if passes and "experts" in lacking:
+        return f"{told}; {passes[0]} has a list of each token: a row is a pass; {AS_CSV}"
     return f"{told}; no key resembles {' or '.join(lacking)}: pass it with --columns, or {AS_CSV}"
 
 
@@ -317,6 +327,8 @@ def columns_of(record: dict[str, Any]) -> dict[str, str]:
     for field, names in FIELD_NAMES.items():
         wanted = names.split()
         fitting = [key for key in record if key.rpartition(".")[2].lower() in wanted and _fits(field, record[key])]
+        if field == "experts":  # a number of a name like topk is k; one expert on each row is named so
+            fitting = [key for key in fitting if not isinstance(record[key], int) or "expert" in key.lower()]
         if fitting:
             found[field] = min(fitting, key=lambda key: wanted.index(key.rpartition(".")[2].lower()))
     if "experts" not in found:
@@ -361,6 +373,23 @@ def _arrays(path: Path) -> str:
     listed = shown(", ".join(names), 200) or "no arrays"
     fix = "pass the array of ids (tokens, layers, k) with --columns experts=NAME[,weights=NAME]"
     return f"its arrays are {listed}; {fix}; if there is one file per layer, pass their folder"
+
+
+def _tensors(path: Path) -> str:
+    root = Archive(path).root
+    named = root.items() if isinstance(root, dict) else [("tensor", root)]
+    found = [f"{shown(name)} {each.shape}" for name, each in named if isinstance(each, Tensor)]
+    return f"its tensors are {shown(', '.join(found), 200) or 'none'}; {AS_ARRAY}, a text in each file"
+
+
+def _first_in(path: Path) -> str:
+    """Return what to do with a folder: what is known of a file in one of its folders, or import one of its files."""
+    for file in islice((file for file in sorted(path.glob("*/*")) if file.is_file()), MOST_NEAR):
+        try:
+            refuse_known(file)
+        except TraceError as known:
+            return str(known)
+    return "import one of its files, or see docs/trace-format.md"
 
 
 def _folder(path: Path) -> str:

@@ -48,6 +48,17 @@ class Answer(NamedTuple):
     start: int | None = None  #: token of the first row
     aborted: bool = False
 
+    @property
+    def ran(self) -> int | None:
+        """Tokens that a pass computed: the last generated one is not among them. None if they are not counted."""
+        if self.prompt is None or self.generated is None:
+            return None
+        return self.prompt + max(self.generated - 1, 0)
+
+    def may_have(self, rows: int) -> bool:
+        """Return whether all tokens that ran, from the first row on, can have so many rows."""
+        return self.ran is None or rows - self.ran + (self.start or 0) in (0, 1)
+
 
 class Response(NamedTuple):
     """The completions of one prompt, and the counts that cover all of them."""
@@ -284,6 +295,8 @@ def spelled(value: Any, place: str, dtype: Any = None) -> Spelled | None:
         return _of_object(value, place)
     if isinstance(value, list) and set(map(type, value)) == {int}:
         return Spelled(_checked(_numbers(value, place), place))
+    if isinstance(value, list) and np.shape(value[:1])[3:]:
+        raise TraceError(f"{place}: {archive.BATCHED}")
     if not _nested(value):
         raise TraceError(f"{place} is not an array: expected three nested lists of integers")
     return Spelled(archive.checked_ids(_numbers(value, place), place))
@@ -348,6 +361,7 @@ def _shaped(content: bytes, dtype: str | None, shape: list[int], place: str) -> 
 
 
 def _checked(ids: np.ndarray, place: str) -> np.ndarray:
+    archive.refuse_packed(ids, place)
     check_values(ids, "chosen", place)
     return ids
 

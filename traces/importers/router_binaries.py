@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers.by_request import Columns, Restarts, by_pass, joined, renumbering
+from moereplay.traces.importers.by_request import Columns, Joined, Restarts, by_pass, joined, renumbering
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from moereplay.traces.importers.llama_tables import NOTE, first_prompt, read_flat
 from moereplay.traces.importers.router_logits import Choice, choice_for
@@ -82,18 +82,23 @@ def _head(path: Path, form: struct.Struct, version_at: int, version: int) -> int
 
 def _of_mbolt(path: Path, options: Options) -> Foreign:
     experts = _head(path, MBOLT_HEAD, 1, 1)
-    seen = Seen(_mbolt_rows(path, experts))
+    joined = Joined()
+    seen = Seen(_mbolt_rows(path, experts, joined))
     shape = Shape(len(seen.layers), seen.k, seen.highest, experts)
-    begun = f"{counted(len(seen.ends.last), 'request')}, each a prompt (passes of several tokens) and its decode steps"
-    said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers), f"k = {seen.k}"]
-    notes = [options.assumed(said, shape, "its header states")]
+    said = [
+        "one sequence at a time, not a batch",
+        joined.begun(len(seen.ends.last)),
+        *renumbering(seen.layers),
+        f"k = {seen.k}",
+    ]
+    notes = [options.assumed(said, shape, "its header states"), *joined.warnings()]
     header = header_for(shape, options, Origin(ROUTER_BINARIES.name, path, [path]), notes)
     found = streamed(path, _mbolt_rows(path, experts), seen)
     return Foreign(header, requests_in(found, header.geometry, options, pruned=True))
 
 
-def _mbolt_rows(path: Path, experts: int) -> Iterator[Rows]:
-    for columns in by_pass(_blocks(_records(path, MBOLT_HEAD.size, experts))):
+def _mbolt_rows(path: Path, experts: int, joined: Joined | None = None) -> Iterator[Rows]:
+    for columns in by_pass(_blocks(_records(path, MBOLT_HEAD.size, experts)), found=joined):
         yield Rows(path, **columns)
 
 

@@ -21,7 +21,16 @@ import numpy as np
 
 from moereplay.traces.geometry import by_spelling
 from moereplay.traces.importers import archive
-from moereplay.traces.importers.contract import DECODE_ONLY, Foreign, Importer, Options, Origin, Shape, header_for
+from moereplay.traces.importers.contract import (
+    DECODE_ONLY,
+    LAYERS_FIRST,
+    Foreign,
+    Importer,
+    Options,
+    Origin,
+    Shape,
+    header_for,
+)
 from moereplay.traces.importers.rows import Survey
 from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat, torch_files
 from moereplay.traces.routers import choice_scores, choose, weigh
@@ -53,7 +62,7 @@ def sniff(path: Path) -> bool:
 
 def read(path: Path, options: Options) -> Foreign:
     """Return a request per text. Raises TraceError for arrays that are not logits, or of different lengths."""
-    saved = _saved(path)
+    saved = _saved(path, options)
     tokens, experts = saved.layers[0].shape
     choice = choice_for(options, str(path), saved.k)
     texts, length = saved.tokens.shape if saved.tokens is not None else (1, tokens)
@@ -76,8 +85,12 @@ def _requests(path: Path, saved: Saved, choice: Choice, options: Options) -> Ite
         yield choice.request(logits, options.prompt_of(len(rows), len(rows)), f"{path}: {FIELD}", ids)
 
 
-def _saved(path: Path) -> Saved:
+def _saved(path: Path, options: Options) -> Saved:
     fields = _of_torch(path) if torch_files(path) else _of_numpy(path)
+    if isinstance(found := fields.get(FIELD), np.ndarray) and found.ndim == 3 and found.size:
+        fields[FIELD] = options.token_first(
+            found, f"{path}: {FIELD}", LAYERS_FIRST, ids=found.argmax(-1)[..., None]
+        ).transpose(1, 0, 2)
     layers = _layers(fields.get(FIELD), f"{path}: {FIELD}")
     k = fields.get(K)
     if k is not None and (type(k) is not int or not 1 <= k <= layers[0].shape[1]):
@@ -201,6 +214,7 @@ ROUTER_LOGITS = Importer(
     formats="FILE.pt or FILE.npz with router_logits (and k, input_ids), or FILE.npy of (layers, tokens, experts)",
     sniff=sniff,
     read=read,
+    arrays=True,
 )
 
 

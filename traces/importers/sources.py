@@ -7,6 +7,7 @@ Plain numbers (`part-3.csv`, `layer7.npz`) do not give the total: a gap between 
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 from collections import defaultdict
@@ -124,6 +125,7 @@ KINDS = (
     Kind("a pointer of git-lfs, not the file", (b"version https://git-lfs.github.com/",), "run `git lfs pull`"),
 )
 PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<head")
+MOST_TENSORS = 1 << 20  #: bytes of a header that is read to name them
 ZIP = b"PK\x03\x04"
 ZIPPED = (".npz", ".pt", ".pth", ".zip", ".pkl", ".pickle", ".joblib")
 
@@ -148,11 +150,7 @@ def kind_of(start: bytes, file: Path) -> Kind | None:
         return Kind("a tar archive", (), "unpack it with tar -xf FILE, and import what it holds")
     if start.startswith(ZIP) and file.suffix not in ZIPPED:
         return _zip_kind(file)
-    return (
-        Kind("safetensors", (), "load the ids and save them (tokens, layers, k) with numpy.save")
-        if _is_tensors(start)
-        else None
-    )
+    return _tensors_kind(start, file) if _is_tensors(start) else None
 
 
 def _unpacked_kind(file: Path) -> Kind | None:
@@ -169,6 +167,22 @@ def _unpacked_kind(file: Path) -> Kind | None:
 def _is_tensors(start: bytes) -> bool:
     """Return whether a file begins with the length of a JSON header, and the header."""
     return 0 < int.from_bytes(start[:8], "little") < 1 << 27 and start[8:10] in (b'{"', b"{}")
+
+
+def _tensors_kind(start: bytes, file: Path) -> Kind:
+    """Return the format with the names and sizes of its tensors."""
+    size = int.from_bytes(start[:8], "little")
+    try:
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(8 + min(size, MOST_TENSORS))[8:])
+        named = {name: each["shape"] for name, each in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        named = {}
+    listed = shown(", ".join(f"{name} {shape}" for name, shape in named.items()), 200)
+    fix = (
+        "load them; save ids (tokens, layers, k) with numpy.save, or columns with a row per token and layer as Parquet"
+    )
+    return Kind(f"safetensors of {listed}" if listed else "safetensors", (), fix)
 
 
 def _zip_kind(file: Path) -> Kind:

@@ -218,7 +218,7 @@ def _of_text(
     where: Where | None,
     naming: Callable[[int], tuple[str, ...]] | None,
 ) -> Iterator[Table]:
-    """Read blocks of lines, by numpy where all cells are numbers, else cell by cell."""
+    """Read blocks of lines, by polars where it reads them as `csv` does, else cell by cell."""
     names: list[str] = []
     chosen: list[str] = []
     empty = True
@@ -236,8 +236,8 @@ def _of_text(
                 raise TraceError(f"{place}: missing column {shown(where[0])} for --where; found {there}")
         if not lines:
             continue
-        values = None if where else _at_once(lines, delimiter, len(names))
-        if values is None:
+        columns = None if where else _at_once(lines, delimiter, names, chosen)
+        if columns is None:
             rows = _text_rows(file, delimiter, names, first, lines)
             kept = (row for row in rows if not where or row[1][names.index(where[0])].strip() == where[1])
             picked = [names.index(name) for name in chosen]
@@ -246,25 +246,46 @@ def _of_text(
                 yield Table(file, "line", [at for at, _ in some], columns)
                 empty = False
         else:
-            numbers = range(first, first + len(lines))
-            yield Table(file, "line", numbers, {name: values[:, names.index(name)] for name in chosen})
+            yield Table(file, "line", range(first, first + len(lines)), columns)
             empty = False
     if empty:
         raise TraceError(f"{file} line {skip + 1}: no rows follow: expected a row per token and layer, or per expert")
 
 
-def _at_once(lines: list[str], delimiter: str, columns: int) -> np.ndarray | None:
-    """Return (N, columns) float64, None where a cell is not a number or would be rounded."""
-    if not all(map(str.strip, lines)):  # numpy would pass over a blank line
+def _at_once(lines: list[str], delimiter: str, names: list[str], chosen: list[str]) -> dict[str, Cells] | None:
+    """Return the chosen columns as polars reads them, None where `csv` may read a cell otherwise.
+
+    Polars passes over blank lines, and has its own reading of quotes inside a cell.
+    """
+    import polars as pl
+
+    if not all(map(str.strip, lines)):
         return None
-    if '"' in "".join(lines) and any(line.count('"') % 2 for line in lines):  # and over an open quote
+    text = "\n".join(lines)
+    if '"' in text and '"' in re.sub(rf'(?m)(?:^|(?<={delimiter}))"[^"\n]*"(?={delimiter}|$)', "", text):
         return None
     try:
-        values = np.loadtxt(lines, delimiter=delimiter, comments=None, quotechar='"', ndmin=2)
-    except ValueError:
+        frame = pl.read_csv(text.encode(), has_header=False, separator=delimiter, infer_schema=False)
+    except (pl.exceptions.PolarsError, UnicodeEncodeError):
         return None
-    exact = values.shape == (len(lines), columns) and not (np.abs(values) >= EXACT).any()
-    return values if exact else None
+    if frame.shape != (len(lines), len(names)):
+        return None
+    columns = {name: _cells_of(frame.to_series(names.index(name))) for name in chosen}
+    whole = {name: cells for name, cells in columns.items() if cells is not None}
+    return whole if len(whole) == len(columns) else None
+
+
+def _cells_of(column: Any) -> Cells | None:
+    """Return a column of text as float64 or as text; None where a cell is missing or float64 would round it."""
+    import polars as pl
+
+    if column.null_count():
+        return None
+    found = column.cast(pl.Float64, strict=False)
+    if found.null_count():
+        return None if column.str.starts_with(" ").any() else column.to_list()
+    values = found.to_numpy()
+    return None if (np.abs(values) >= EXACT).any() else values
 
 
 def _text_rows(file: Path, delimiter: str, names: list[str], first: int, lines: list[str]) -> Iterator[Row]:

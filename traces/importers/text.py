@@ -18,7 +18,7 @@ from typing import Any
 
 from moereplay.traces.importers.archive import SUFFIXES as PACKED
 from moereplay.traces.importers.archive import Unpacked, packing_of
-from moereplay.traces.schema import TraceError
+from moereplay.traces.schema import TraceError, shown
 
 PIECE = 1 << 20  #: characters read at a time
 BUFFER = 1 << 18  #: bytes read at a time
@@ -37,6 +37,8 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 LONGEST_MARK = 4
+TEXT_BYTES = bytes({*range(256)} - {*range(9), *range(14, 27), 28, 29, 30, 31, 127})  #: all but controls
+BINARY_WITHIN = 256  #: bytes that are looked at
 
 
 def suffix_of(path: Path) -> str:
@@ -84,6 +86,16 @@ def start_of(file: Path, length: int) -> bytes:
     return text.encode("utf-8", "ignore")[:length]
 
 
+def binary_start(file: Path) -> str:
+    """Describe the first bytes of a file that no text begins with; empty for a text."""
+    start = start_of(file, BINARY_WITHIN)
+    if not start.translate(None, TEXT_BYTES):
+        return ""
+    return (
+        f"binary data that begins with the bytes {start[:8].hex(' ')} ({shown(start[:8].decode('ascii', 'replace'))!r})"
+    )
+
+
 def _read(stream: Unpacked, length: int) -> bytes:
     """Read `length` bytes, fewer at the end of the file."""
     found = b""
@@ -127,11 +139,15 @@ def pieces(file: Path) -> Iterator[str]:
         if stream.packing and again:
             raise TraceError(f"{file}: {again.name} inside {stream.packing.name}; unpack it once")
     encoding = encoding_of(start)
+    if encoding == "utf-8" and start.translate(None, TEXT_BYTES):
+        raise TraceError(f"{file}: {binary_start(file)}, not a text: expected UTF-8 text")
     try:
         with io.TextIOWrapper(io.BufferedReader(Unpacked(file), BUFFER), encoding=encoding) as text:
             while piece := text.read(PIECE):
                 yield piece
     except UnicodeError as broken:
+        if binary := binary_start(file):
+            raise TraceError(f"{file}: {binary}, not a text: expected UTF-8 text") from broken
         name = encoding.removesuffix("-sig").upper()
         reason = broken.reason if isinstance(broken, UnicodeDecodeError) else str(broken)
         raise TraceError(f"{file}: not {name} text ({reason}): expected UTF-8 text") from broken

@@ -28,12 +28,19 @@ def read(path: Path) -> Counts:
         expected = "expected (sequences, layers, experts) or (layers, experts)"
         raise TraceError(f"{path}: invalid array {shown(found.dtype)}{found.shape}: {expected}")
     if found.ndim == 2:
-        return checked(path, found, ("axes are (layer, expert)",))
+        return checked(path, found, ("axes are (layer, expert)", *_doubts(found)))
     if not np.isfinite(found).all() or found.min() < 0:
         raise TraceError(f"{path}: invalid counts: expected integers of at least 0")
     used = int(found.any((1, 2)).sum())
     note = f"axes are (sequence, layer, expert): the sum of {used:,} sequences; {len(found) - used:,} entries are empty"
     return checked(path, found.sum(0, dtype=np.float64), (note,))
+
+
+def _doubts(counts: np.ndarray) -> list[str]:
+    """Return a warning about integers that may be ids: counts of one run add up to the same number in every layer."""
+    if counts.dtype.kind == "f" or len(set(counts.sum(1).tolist())) <= 1 or counts.max() >= counts.shape[1]:
+        return []
+    return ["layers have different sums: if these are ids of one expert each, save them as (tokens, layers, 1)"]
 
 
 FORM = Form(
