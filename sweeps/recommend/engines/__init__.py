@@ -98,10 +98,15 @@ class Engine(Frozen):
     name: str
     summary: str
     home: str  #: its address
+    aliases: tuple[str, ...] = ()  #: other first words by which tables of runs name it, in lower case
     knob: str = ""  #: the mode whose setting is a ladder
     prefill: str = ""  #: in words
     drafts: str = ""  #: how it was seen to decode with draft tokens; "" if that is not known
     models: tuple[str, ...] = ()  #: beginnings of the names of the only models that it runs; none: any
+    uniform: bool = False  #: experts are placed evenly unless it is told their use
+    prompt_batch: int = Field(default=0, ge=0)  #: tokens of a prompt at a time; 0: not known
+    prompt_bytes: int = Field(default=0, ge=0)  #: of each card, kept for prompts
+    defaults: str = ""  #: source of these three
     modes: tuple[Mode, ...] = Field(min_length=1)
     tried: Tried | None = None
 
