@@ -131,13 +131,13 @@ def fitted(group: Group, chosen: Sequence[Sample] = ()) -> Fitted:
 
     A run whose experts do not fit its VRAM is not chosen: where its experts were is not known.
     """
-    runs = tuple(run for run in group.runs if not overfull(run)) or group.runs
+    runs = [run for run in group.runs if not overfull(run)] or list(group.runs)
     if not chosen:
         two = len(runs) > 2 and apart(runs[0], runs[-1])
         chosen = (runs[0], runs[-1]) if two else (runs[len(runs) // 2],)
+    slow, fast = (sorted(chosen, key=lambda run: -run.time(1, 0) / run.steps) * 2)[:2]
     if len(chosen) == 1:
-        return Fitted(*fit_one(chosen[0]), tuple(chosen))
-    slow, fast = sorted(chosen, key=lambda run: -run.time(1, 0) / run.steps)
+        return Fitted(*fit_one(slow), (slow,))
     return Fitted(*fit(slow, fast), (slow, fast))
 
 

@@ -43,6 +43,23 @@ def test_a_link_that_leads_nowhere_is_noticed(link: tuple[str, str]) -> None:
     assert not leads_nowhere("README.md", "docs/sweeps.md", "results")
 
 
+def run_together(text: str) -> list[str]:
+    """Sentences of a page that follow another after two spaces: a paragraph that lost its empty line."""
+    prose = re.sub(r"(?ms)^ *```.*?^ *```$|^(?: {4}|\|).*?$|`[^`\n]*`", "code", text)
+    return re.findall(r"\S+[.:;,)]  +\S+", prose)
+
+
+@every("page", [*PAGES, "DESIGN.md", "CHANGELOG.md"])
+def test_no_paragraph_runs_into_another(page: str) -> None:
+    assert run_together((ROOT / page).read_text("utf-8")) == []
+
+
+def test_a_paragraph_that_runs_into_another_is_noticed() -> None:
+    assert run_together("- a cache.  A miss is computed\n```\nheld.  Out\n```\n`a.  B` and\n    c.  D\n") == [
+        "cache.  A"
+    ]
+
+
 @every("recipe", sorted((ROOT / "docs" / "recipes").glob("*.md")))
 def test_a_recipe_is_one_page(recipe: Path) -> None:
     assert len(recipe.read_text("utf-8").splitlines()) <= 85
