@@ -185,7 +185,8 @@ def expressed(row: Row, routings: Routings, strict: bool) -> Expressed:
     if row["hit_pct"] and alone:
         hit = float(row["hit_pct"]) / 100
         return Expressed(mode, machine, geometry, hit, 1 - hit**geometry.k, 0.0, 0.0)
-    if share is None and placement in ("expert_share", "slots"):
+    made = _engine(row)
+    if share is None and (placement == "expert_share" or (placement == "slots" and made and made.fills)):
         share = _left(row, machine, geometry)
     in_vram = 0.0
     if placement == "all_cpu":

@@ -220,7 +220,7 @@ def test_who_serves_a_miss_is_what_the_column_says():
 def test_the_memory_of_a_card_is_the_runs():
     # slots of unknown number fill what 4 of the card's 24 GiB leave: 2,560 experts of 2 MiB are 5 GiB, 1 GiB is dense,
     # and the runtime takes 500 MB: (4 - 1 - .466) / 5 = .507
-    bare = SLOTS | {"slots_per_layer": "", "on_miss": "fetch"}
+    bare = SLOTS | {"slots_per_layer": "", "on_miss": "fetch", "engine": "FreeToken"}
     held = [run.in_vram for size in ("4", "") if (run := decoded(row(**bare, vram_gib=size), {}, strict=True).run)]
     assert held == [pytest.approx(0.507, abs=0.001), 1]
 
