@@ -100,9 +100,8 @@ def _best(found: Document) -> list[str]:
     named += " (will page)" if found["memory"].get("will_page") else ""
     basis = ", calibrated" if found["calibration"] else ", estimated"
     sure = "synthetic routing, no interval" if found["synthetic"] else _sure(best)
-    return [
-        f"use: {named}: {_speed(best['tokens_per_s'])} ({sure}{basis}){_in_runs(found)}, hit rate {Share(best['hit_rate'])}"
-    ]
+    speed = f"{_speed(best['tokens_per_s'])} ({sure}{basis}){_in_runs(found)}"
+    return [f"use: {named}: {speed}, hit rate {Share(best['hit_rate'])}"]
 
 
 def _in_runs(found: Document) -> str:

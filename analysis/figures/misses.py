@@ -30,6 +30,7 @@ CAUSES = {
     "capacity_misses": ("capacity", CAPACITY),
     "collisions": ("collision", COLLISION),
 }
+SEEN = 1 / 300  #: part of the longest bar below which a part is less than a pixel, and has no place in the legend
 BELADY = Look(BOUND, dash=DASHED, width=1.2)
 
 
@@ -40,6 +41,8 @@ def misses(frame: pl.DataFrame) -> Chart:
     definitions = [
         f"{name.capitalize()}: {COUNTERS[name].definition}." for name in ("compulsory", "collisions", "capacity")
     ]
+    longest = max(found.rows["misses"], default=0)
+    shown = [each for name, each in CAUSES.items() if max(found.rows[name], default=0) > SEEN * longest]
     bounded = not found.rows["bound_belady_hits"].drop_nulls().is_empty()
     return Chart(
         title="Misses by reason",
@@ -51,7 +54,10 @@ def misses(frame: pl.DataFrame) -> Chart:
         columns=laid.columns,
         rows=laid.rows,
         panels=[[_panel(found, names, *each) for each in row] for row in laid.shown],
-        legend=[*(Entry(*each) for each in CAUSES.values()), *[Entry(BELADY_NAME, BELADY)] * bounded],
+        legend=[
+            *(Entry(*each) for each in shown),
+            *[Entry(BELADY_NAME, BELADY)] * bounded,
+        ],
         size=(5.6 if len(found.capacities) == 1 else 3.0, max(0.25 * len(names) + 0.15, 0.9)),
         left=0.6 + max(map(len, names)) * TEXT_SIZE * LETTER,
     )

@@ -222,9 +222,13 @@ ALWAYS = ("model", "platform", "passes", "contract", "scope", *POLICIES)
 
 
 def answers(case: Case) -> list[str]:
-    """Return the verdict on each figure that the case has, or why nothing can be chosen."""
+    """Return the verdict on each figure that the case has, or why nothing can be chosen; a table has the first one's.
+
+    The table of `budgets` says where the first figure leads, and how sure that is.
+    """
     if case.verdicts:
-        parts = [paragraph(found.figure, case.entries, case.names) for found in case.verdicts]
+        told = case.verdicts[1:] if case.conditions else case.verdicts
+        parts = [paragraph(found.figure, case.entries, case.names) for found in told]
         return [_sentence(line) for part in parts for line in part.lines]
     if not case.usable:
         return ["Every configuration knows the future, so none can be used."]
