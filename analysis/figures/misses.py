@@ -41,8 +41,8 @@ def misses(frame: pl.DataFrame) -> Chart:
     definitions = [
         f"{name.capitalize()}: {COUNTERS[name].definition}." for name in ("compulsory", "collisions", "capacity")
     ]
-    longest = max(found.rows["misses"], default=0)
-    shown = [each for name, each in CAUSES.items() if max(found.rows[name], default=0) > SEEN * longest]
+    longest = max(found.rows["misses"].drop_nulls(), default=0)
+    seen = [each for name, each in CAUSES.items() if max(found.rows[name].drop_nulls(), default=0) > SEEN * longest]
     bounded = not found.rows["bound_belady_hits"].drop_nulls().is_empty()
     return Chart(
         title="Misses by reason",
@@ -55,7 +55,7 @@ def misses(frame: pl.DataFrame) -> Chart:
         rows=laid.rows,
         panels=[[_panel(found, names, *each) for each in row] for row in laid.shown],
         legend=[
-            *(Entry(*each) for each in shown),
+            *(Entry(*each) for each in seen or CAUSES.values()),
             *[Entry(BELADY_NAME, BELADY)] * bounded,
         ],
         size=(5.6 if len(found.capacities) == 1 else 3.0, max(0.25 * len(names) + 0.15, 0.9)),

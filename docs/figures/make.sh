@@ -10,7 +10,7 @@ trap 'rm -rf "$scratch"' EXIT
 
 moereplay replay miniature --passes token --capacity 15%,50% --eviction lru,least_stale,belady --out "$scratch/mini"
 moereplay report "$scratch/mini" --out "$scratch/mini.html"
-(cd "$here/../.." && python -m tests.kit.page_text "$scratch/mini.html" > "$here/report.txt")
+(cd "$here/../.." && python -m tests.kit.pages "$scratch/mini.html" > "$here/report.txt")
 "$CHROMIUM" --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1100,1000 \
     --screenshot="$scratch/report.png" "file://$scratch/mini.html" 2> "$scratch/log" || { cat "$scratch/log"; exit 1; }
 python - "$scratch/report.png" "$here/report.png" <<'END'
@@ -25,3 +25,4 @@ moereplay import "$recording" --model gpt-oss-20b --expert-bits 4 --limit 6 --ou
 moereplay replay "$scratch/gptoss.zarr" --capacity 6.25%,12.5%,25% --platform rtx4090-pcie4 \
     --eviction lru,lfu,random,least_stale,farthest_layer,arc --out "$scratch/runs"
 moereplay plot "$scratch/runs" --figure collisions_by_layer --out "$here"
+rm "$here/collisions_by_layer.csv"

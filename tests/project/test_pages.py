@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tests.kit.documented import PAGES
 from tests.kit.every import every
+from tests.kit.pages import first_screen
 from tests.kit.recordings import ROOT
+from tests.kit.sweeping import moereplay
 
 #: A link to a file or a heading of the project: [text](path#heading).
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([\w-]+))?\)")
@@ -58,6 +60,18 @@ def test_a_paragraph_that_runs_into_another_is_noticed() -> None:
     assert run_together("- a cache.  A miss is computed\n```\nheld.  Out\n```\n`a.  B` and\n    c.  D\n") == [
         "cache.  A"
     ]
+
+
+def test_the_picture_of_a_report_has_the_words_of_today(tmp_path: Path) -> None:
+    """docs/figures/report.txt is written with the picture, by the commands of docs/report.md, by `make figures`."""
+    command = re.search(r"(?m)^moereplay (replay .+) --out", (ROOT / "docs" / "figures" / "make.sh").read_text("utf-8"))
+    assert command and command[1] in (ROOT / "docs" / "report.md").read_text("utf-8")
+    folder, page = tmp_path / "mini", tmp_path / "a.html"
+    for words in ((*command[1].split(), "--out", folder), ("report", folder, "--out", page)):
+        ended = moereplay(*words)
+        assert ended[0] == 0, ended[2]
+    shown = first_screen(page.read_text("utf-8"))
+    assert shown == (ROOT / "docs" / "figures" / "report.txt").read_text("utf-8")
 
 
 @every("recipe", sorted((ROOT / "docs" / "recipes").glob("*.md")))
