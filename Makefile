@@ -21,7 +21,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables figures format clean
 
 help:            ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -264,6 +264,10 @@ sample: .venv/record.stamp   ## record the bundled trace anew
 	rm -rf $(SAMPLE) $(SAMPLE).derived
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
 	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
+
+figures: .venv/base.stamp    ## pictures of the pages and their texts: the report's (Chromium), and those of public recordings, where they are (1 minute)
+	@test -n "$(CHROMIUM)" || { echo "this needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it"; exit 2; }
+	PATH="$(abspath $(BIN)):$$PATH" CHROMIUM="$(CHROMIUM)" docs/figures/make.sh $(wildcard $(RECORDINGS))
 
 tables: .venv/base.stamp     ## write the tables of cards, policies, importers, exporters, hooks, columns, settings and counters into docs/
 	$(BIN)/moereplay policies --markdown > policies.table

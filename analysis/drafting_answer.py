@@ -43,7 +43,13 @@ def verdict(known: Document) -> str:
     engine, gain = known["engine"], known["gain"]
     if tried is None:
         unknown = not next(each for each in known["by_engine"] if each["engine"] == engine)["drafts_known"]
-        why = f"{engine} is not known to draft" if unknown else "no number of drafts was asked about, or fits"
+        why = (
+            f"{engine} is not known to draft"
+            if unknown
+            else "pass --draft auto to try them"
+            if len(known["steps"]) < 2
+            else "none fits"
+        )
         return f"drafts: none, {why}"
     many, change = tried["drafts"], in_words(gain)
     drafts = f"{many} draft{'s' if many > 1 else ''} per pass"
@@ -68,8 +74,8 @@ def with_dense_rows(known: Document) -> Iterator[str]:
         gain = percent(with_dense_work(known, tried) / without - 1, signed=True)
         left.append(f"{gain} tokens/s with {many} draft{'s' if many > 1 else ''}")
     if alone:
-        times = digits(without / _middle(alone), 3)
-        left.append(f"{times} times as many in {streams} streams without drafts")
+        change = percent(without / _middle(alone) - 1, signed=True)
+        left.append(f"{change} tokens/s in {streams} streams without drafts")
     if left:
         yield f"if each further row also took a tenth of a plain pass, as in measured runs: {', '.join(left)}"
 

@@ -14,6 +14,7 @@ from typing import Any
 from moereplay.analysis.tables import Share, table
 from moereplay.results.remarks import within
 from moereplay.results.result import quotient
+from moereplay.traces.texts import times_as_fast
 
 #: Names of table rows, and the keys of their misses, hits or routed misses in a document.
 MISSES = {"compulsory": "compulsory", "relaxed belady": "relaxed", "forced belady": "forced"}
@@ -141,7 +142,7 @@ def _advice(document: Mapping[str, Any], best: Mapping[str, Any]) -> str:
         most = max(parts, key=lambda name: parts[name])
         said.append(f"{REMEDIES[most]} ({parts[most]:,} misses)")
     if least := document["limits"]["time_ns"]:
-        said.append(f"any eviction with any prefetch, at most {best['time_ns'] / least:.3g} times as fast")
+        said.append(f"any eviction with any prefetch, at most {times_as_fast(best['time_ns'] / least, 3)}")
     routed = document["limits"]["routed"]
     if routed:
         said.append(

@@ -8,7 +8,7 @@ from typing import Any
 from moereplay.analysis.drafting_answer import drafting_lines, drafts_assumed, span_of, speeds, three
 from moereplay.analysis.tables import table
 from moereplay.simulator.capacity import sold
-from moereplay.traces.texts import digits, percent, size
+from moereplay.traces.texts import between, counted, digits, percent, size
 from moereplay.traces.units import GB
 
 Document = Mapping[str, Any]
@@ -65,6 +65,8 @@ def lines(found: Document) -> Iterator[str]:
         "best settings of each engine (tokens/s: lowest, middle and highest over the routings; hit: of a token's "
         "experts; runs: number of measured runs compared):",
     )
+    if found["not_listed"]:
+        yield f"not listed: {', '.join(f'{name} ({why})' for name, why in found['not_listed'].items())}"
     if len(found["ladder"]["steps"]) > 1:
         yield table([_step(each) for each in found["ladder"]["steps"]], f"values of {found['ladder']['knob']}:")
     assumed = [*machine["assumed"], *found["assumed"], *drafts_assumed(found.get("decoding"))]
@@ -84,17 +86,25 @@ def _compared(best: Document) -> str:
     """Say how far off the form was in measured runs of the engine, and the speed if it is as far off here."""
     tried = best["tried"]
     if not tried:
-        return "not compared with measured runs of this engine"
+        return "not compared with measured runs: none of this engine with this placement is known"
     then = three(best["tokens_per_s"]["middle"] / tried["median"])
-    return f"{best['tried_in_words']} of this engine; at their median of {tried['median']:.2f}: {then} tokens/s"
+    times = between(f"{tried['least']:.2f}", f"{tried['most']:.2f}")
+    whose = f" ({tried['population']})" if tried.get("population") else ""
+    on_disk = ", none of them with so much on the disk" if best["experts_disk_bytes"] else ""
+    return (
+        f"{counted(tried['runs'], 'measured run')} of {best['engine']} with this placement{whose} took {times} times "
+        f"this time, half of them {tried['median']:.2f} times or more{on_disk}: expect {then} tokens/s"
+    )
 
 
 def _faster(found: Document, best: Document) -> Iterator[str]:
     """Yield the engine that is fastest by the closed form alone, if it is far ahead."""
     first = max(found["by_engine"], key=lambda each: each["tokens_per_s"]["middle"])
     if first["tokens_per_s"]["middle"] > FAR * best["tokens_per_s"]["middle"]:
-        borne = "slower in measured runs" if first["tried"] else "not compared with runs"
-        yield f"  faster by the closed form ({borne}): {first['engine']}, {_speed(first)}: {first['flags']}"
+        borne = "not compared with runs"
+        if tried := first["tried"]:
+            borne = f"by the median of its runs {three(first['tokens_per_s']['middle'] / tried['median'])}"
+        yield f"  faster by the closed form: {first['engine']}, {_speed(first)} ({borne}): {first['flags']}"
 
 
 def _machine(machine: Document) -> str:
@@ -238,8 +248,8 @@ KINDS = {"layers": "whole layers", "static": "the most used experts in VRAM", "l
 
 #: What published runs say against the form (docs/hybrid.md, direction 4; freetoken.toml).
 MEASURED = (
-    "published runs favour a cache less: splitting misses was no faster than fetching them in two pairs of runs, and "
-    "with misses on the CPU a cache lost or tied where 10 to 15% of the experts fit; measure before you change engines"
+    "published runs: caches gained less than this (nothing by splitting misses in 2 of 2 pairs, nothing with misses on "
+    "the CPU at 10 to 15% of the experts); measure before you change engines"
 )
 
 
@@ -253,8 +263,8 @@ def placement_lines(found: Document) -> Iterator[str]:
     yield _fastest_use(known["choices"])
     yield table(
         [_scheme(each, tier, found["best"]["engine"]) for each in known["choices"]],
-        f"ways to use the {size(known['experts_bytes'])} of {tier} for experts and to serve a miss (the same bytes and "
-        "costs for all, so not an engine's speed; tokens/s: lowest, middle and highest over the routings):",
+        f"ways to use the {size(known['experts_bytes'])} of {tier} for experts and to serve a miss, at one cost per "
+        "layer for all; each engine has its own below (tokens/s: lowest, middle and highest over the routings):",
     )
     if known["choices"][0]["holds"] == "lru in one pool":
         yield MEASURED
@@ -275,14 +285,14 @@ def _fastest_use(choices: Sequence[Document]) -> str:
 def _scheme(each: Document, tier: str, preferred: str) -> dict[str, object]:
     holds = SCHEMES[each["holds"]]
     if each["gpu_layers"] is not None:
-        holds = f"{each['gpu_layers']} {holds}"
+        holds = counted(each["gpu_layers"], "whole layer")
     first, *more = sorted(each["engines"], key=lambda name: name != preferred) or ["none listed"]
     return {
         f"{tier} holds": holds,
         "a miss is": SERVES[each["miss"]],
         "tokens/s": speeds(each["tokens_per_s"]),
         "hit": f"{each['hit_rate']['middle']:.0%}",
-        "engines": f"{first} + {len(more)}" if more else first,
+        "engines": f"{first} and {len(more)} more" if len(more) > 1 else ", ".join([first, *more]),
     }
 
 
@@ -300,10 +310,10 @@ def _cached_or_placed(found: Document, known: Document, tier: str) -> Iterator[s
     elif len(turns) == 1:
         yield f"the cache loses at every size of {tier}: use a fixed placement"
     else:
-        here = "below" if known["experts_bytes"] < last["size"] else "above"
+        most = f"{size(last['size'])} of experts in {tier} ({last['layers']} of {layers} layers' bytes"
         yield (
-            f"the cache begins to lose where {tier} holds {last['layers']} of {layers} layers' bytes "
-            f"({size(last['size'])}, {last['slots']:,} slots): above that, fixed placement wins; this machine is {here}"
+            f"a cache wins up to {most}, {last['slots']:,} slots), fixed placement above; "
+            f"you have {size(known['experts_bytes'])}"
         )
 
 

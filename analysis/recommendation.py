@@ -9,7 +9,7 @@ from moereplay.analysis.drafting_answer import replayed_lines
 from moereplay.analysis.tables import Share, table
 from moereplay.results.remarks import assumptions, seconds_in_words, with_routing
 from moereplay.simulator.capacity import sold
-from moereplay.traces.texts import between, counted, percent, size
+from moereplay.traces.texts import between, counted, digits, percent, size, times_as_fast
 from moereplay.traces.units import GB
 
 Document = Mapping[str, Any]
@@ -102,7 +102,16 @@ def _best(found: Document) -> list[str]:
     named += " (will page)" if found["memory"].get("will_page") else ""
     basis = ", calibrated" if found["calibration"] else ", estimated"
     sure = "synthetic routing, no interval" if found["synthetic"] else _sure(best)
-    return [f"use: {named}: {_speed(best['tokens_per_s'])} ({sure}{basis}), hit rate {Share(best['hit_rate'])}"]
+    speed = f"{_speed(best['tokens_per_s'])} ({sure}{basis}){_in_runs(found)}"
+    return [f"use: {named}: {speed}, hit rate {Share(best['hit_rate'])}"]
+
+
+def _in_runs(found: Document) -> str:
+    """Return the speeds that the platform's measured runs make likely, if they were compared with predictions."""
+    if not found.get("band_least"):
+        return ""
+    ends = (digits(found["best"]["tokens_per_s"] / found[name], 2) for name in ("band_most", "band_least"))
+    return f", in measured runs {between(*ends)}"
 
 
 STARTS = {
@@ -167,7 +176,7 @@ def _behind(found: Document) -> str:
         return ", statistically tied with the best"
     ratio = found["best"]["tokens_per_s"] / found["second"]["tokens_per_s"]
     reason = "one request, not tested" if not interval or interval["requests"] < 2 else "not tested"
-    return f", the best is {ratio:,.4g} times as fast ({reason})"
+    return f", the best is {times_as_fast(ratio)} ({reason})"
 
 
 def _cpu(found: Document) -> list[str]:

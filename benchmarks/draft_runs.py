@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.capacity import of_layers
+from moereplay.simulator.capacity import RUNTIME, of_layers
 from moereplay.simulator.config import configure
 from moereplay.simulator.machine import CPU_LAUNCH_NS, LAUNCH_NS, assembled
 from moereplay.simulator.platform import Measured, Platform, Roofline
@@ -23,9 +23,10 @@ from moereplay.simulator.platforms import as_toml
 from moereplay.simulator.rates import Drafting
 from moereplay.simulator.replay import replay
 from moereplay.simulator.wires import Link, LowerTier
-from moereplay.sweeps.recommend.measured import GIB, MIB, NAMED, NOMINAL, RUNTIME, Row
+from moereplay.sweeps.recommend.measured import GIB, MIB, NOMINAL, Row, card_of
 from moereplay.sweeps.recommend.token_time import KERNEL_NS, KERNELS
 from moereplay.traces.checkpoints.found import model_of
+from moereplay.traces.geometry import by_spelling
 from moereplay.traces.recorder import from_arrays
 from moereplay.traces.routing import draw, shipped
 from moereplay.traces.schema import Geometry, Trace
@@ -34,11 +35,8 @@ TOKENS = 96  #: of each request
 SEEDS = 8  #: draws of which drafts are right
 #: Of a row beyond the first: whether llama.cpp's CPU computes an expert anew for it, and what it adds to the step.
 COSTS = {"union": (False, 0.0), "rows apart": (True, 0.0), "and a tenth": (True, 0.1)}
-KNOWN = NAMED | {"GLM-5.2": "glm-5"}
+SIZED_AS = {"glm-5.2": "glm-5", "qwen3-coder-next-80b-a3b": "qwen3-next-80b-a3b", "deepseek-r1/v3": "deepseek-v3"}
 LIKE = {"Gemma-4-26B-A4B": "gemma-4-26b-a4b"}  #: models with a routing model of their own
-#: What rows leave out: cards by other names, and bytes of an expert by the bits of rows that have them.
-CARDS = {"R9700 32G": "Radeon AI PRO R9700", "RTX 4060 Laptop 8G": "RTX 4060 Laptop", "RTX 5090 32G": "RTX 5090"}
-CARDS |= {"RTX PRO 6000": "RTX PRO 6000 Blackwell", "RTX 3090 24G 230W": "RTX 3090", "RTX 3060 12G": "RTX 3060"}
 
 
 class RefusedError(Exception):
@@ -50,9 +48,9 @@ def _geometry(model: str, quant: str, sizes: tuple[str, ...], bits: str) -> Geom
     layers, experts, k, each, whole = (float(size or 0) for size in sizes)
     if model == "Qwen3.8-Flash-Next" and not each:
         each = 2.36 * float(bits) / 4.25  # of the rows that have both
-    known = None
-    if model in KNOWN and not (each and whole):
-        known = model_of(KNOWN[model], {"int4": "AWQ"}.get(quant, quant.split()[0])).geometry
+    known, name = None, SIZED_AS.get(model.lower(), model.lower())
+    if name in by_spelling() and not (each and whole):
+        known = model_of(name, {"int4": "AWQ"}.get(quant, quant.split()[0])).geometry
     if not each and known is None:
         raise RefusedError("bytes of an expert not published")
     size = round(each * MIB) if each or known is None else known.expert_bytes[0]
@@ -171,7 +169,7 @@ def rates_of(row: Row) -> Rates:
     said = float(row["ram_bw_gbs"] or 0) * (1 if "measured" in row["ram_bw_kind"] else NOMINAL)
     link = re.search(r"([\d.]+) GB/s", row["pcie"])
     made = assembled(
-        gpu="" if alone else CARDS.get(row["gpu"], row["gpu"]),
+        gpu="" if alone else card_of(row),
         ram="64GB",
         ram_rate=f"{said:.3f}GB/s" if said else "",
         disk=f"{row['ssd_gbs']}GB/s" if row["ssd_gbs"] else "",

@@ -12,8 +12,8 @@ the first (COSTS), none of which is fitted here.
 from __future__ import annotations
 
 import argparse
-import csv
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from benchmarks.draft_runs import COSTS, Bench, Fit, RefusedError, geometry_of, rates_of
+from moereplay.calibration.files import read_runs
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.recommend.measured import Row
 from moereplay.traces.drafts import given_the_last
@@ -65,8 +66,7 @@ def main() -> None:
 
 def read(folder: Path) -> list[Row]:
     """Return the runs of the table, with what their series' text adds."""
-    with (folder / "cells.csv").open(newline="") as stream:
-        return [row | FILLED.get(row["series"], {}) for row in csv.DictReader(stream)]
+    return [defaultdict(str, {**row, **FILLED.get(row["series"], {})}) for row in read_runs(folder / "cells.csv")]
 
 
 def study(rows: Sequence[Row], series: str = "") -> tuple[list[Judged], list[tuple[Row, str]]]:

@@ -11,19 +11,23 @@ by question; which of the known directions follow; how many runs cannot be expre
 from __future__ import annotations
 
 import argparse
-import csv
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from benchmarks.hybrid_directions import directions
-from moereplay.sweeps.recommend.measured import Routings, Sample, samples
+from moereplay.calibration.files import read_runs
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.recommend.measured import Routings, Row, Sample, samples
 from moereplay.sweeps.recommend.series import Group, fit_one, fitted, groups
 from moereplay.traces.files import write_whole
 
+ADDED = Path(__file__).with_name("hybrid_rows.toml")  #: columns that the published table lacks
 NOISE = 0.03  #: smaller measured changes have no sign
 NOTED = 0.003  #: smaller predicted changes have none
 HEAD = """# Machines that use VRAM, RAM and SSD at once: closed forms and measured runs
@@ -46,7 +50,8 @@ calibrate series` does the same with [your own runs](logs.md#runs-of-a-machine-w
 [predicted-vs-measured](predicted-vs-measured.md) lists every run with its prediction.
 
 **What these figures are not.** This is not a blind test: groups, the fitted runs and the refused runs were chosen
-with the results in view. So were these corrections of November 2026 (medians were 13.2 % and 18.5 % before):
+with the results in view (`benchmarks/hybrid_rows.toml` has what the table leaves to remarks, with reasons). So were
+these corrections of November 2026 (medians were 13.2 % and 18.5 % before):
 
 - ktransformers places experts uniformly by default, not by use. It keeps 3.6 GB of each card for prompts, and takes
   16,384 tokens of a prompt at once. All three are from its tutorials.
@@ -57,10 +62,10 @@ with the results in view. So were these corrections of November 2026 (medians we
   one is used.
 - One run fits unpublished figures if the RAM rate gives no information about a disk.
 
-None of these was fitted to a number in a row, but each was sought where errors were large. A factor of 1e-06 or a
-negative step is not a property of a machine: there the form fits only a constant or only a slope. With few runs per
-group, small errors mean little. Six of the groups are pairs of runs from one document, so the last line of the second
-table counts each series once.
+None of these was fitted to a number in a row, but each was sought where errors were large. Where the fitted figures
+cannot be those of a machine, their columns say *none*: no rate of misses explains the runs, or a token takes less time
+without its misses than its bytes do. With few runs per group, small errors mean little. Six of the groups are pairs of
+runs from one document, so the last line of the second table counts each series once.
 """
 
 
@@ -70,7 +75,7 @@ class Judged(NamedTuple):
     series: str
     question: str
     runs: int
-    fitted: tuple[float, float]
+    fitted: tuple[float, float] | None  #: factor and step, None if they are not those of a machine
     changes: list[tuple[float, float]]  #: measured and predicted ratio of neighbours
     levels: list[float]  #: errors after one run
     held: list[float]  #: errors of the other runs after two
@@ -82,8 +87,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, help="page to write (.md)")
     asked = parser.parse_args()
-    with (asked.folder / "cells.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
+    try:
+        rows = read(asked.folder / "cells.csv")
+    except ConfigError as wrong:
+        parser.error(str(wrong))
     routings: Routings = {}
     alone, _ = samples(rows, routings, strict=True)
     found, refused = samples(rows, routings, strict=False)
@@ -92,6 +99,17 @@ def main() -> None:
         write_whole(asked.out, page.encode())
     else:
         print(page)
+
+
+def read(file: Path) -> list[Row]:
+    """Return the runs of a table, with the columns that hybrid_rows.toml adds. Raises ConfigError."""
+    rows = read_runs(file)
+    for change in tomllib.loads(ADDED.read_text("utf-8"))["rows"]:
+        columns = {name: value for name, value in change.items() if name not in ("runs", "why")}
+        for at, row in enumerate(rows):
+            if any(fnmatchcase(row["id"], run) for run in change["runs"]):
+                rows[at] = defaultdict(str, {**row, **columns})
+    return rows
 
 
 def judged(found: Sequence[Sample]) -> list[Judged]:
@@ -109,7 +127,8 @@ def _judge(group: Group) -> Judged:
     changes = [(true[b] / true[a], told[b] / told[a]) for a, b in pairs]
     levels = [run.told(*one) / run.each - 1 for at, run in enumerate(order) if at != middle]
     held = [true[at] / told[at] - 1 for at in range(len(order)) if at not in fixed] if len(by.runs) > 1 else []
-    return Judged(group.series, group.question, len(order), (by.factor, by.step), changes, levels, held)
+    figures = None if by.fault else (by.factor, by.step)
+    return Judged(group.series, group.question, len(order), figures, changes, levels, held)
 
 
 def _page(
@@ -173,12 +192,12 @@ def _merged(every: Sequence[Judged]) -> Iterator[Judged]:
         by_series[each.series].append(each)
     for name, parts in by_series.items():
         joined = ([pair for part in parts for pair in getattr(part, of)] for of in ("changes", "levels", "held"))
-        yield Judged(name, "", sum(part.runs for part in parts), (1, 0), *joined)
+        yield Judged(name, "", sum(part.runs for part in parts), None, *joined)
 
 
 def _series(each: Judged) -> list[str]:
-    factor, step = each.fitted
-    return [each.series, each.question, str(each.runs), f"{factor:.3g}", f"{step / 1e6:+.3g}", *_summary([each])[1:]]
+    figures = (f"{each.fitted[0]:.3g}", f"{each.fitted[1] / 1e6:+.3g}") if each.fitted else ("none", "none")
+    return [each.series, each.question, str(each.runs), *figures, *_summary([each])[1:]]
 
 
 def _table(head: str, rows: Iterator[list[str]]) -> Iterator[str]:

@@ -33,6 +33,7 @@ from moereplay.traces.recorder import from_arrays
 from moereplay.traces.routing import draw, shipped
 
 Answer = tuple[str, str, str]
+NOT_ASKED = ("-", "-", "not asked: its runs are not in this table")
 YES, NO, SIGN = "yes", "no", "the sign, not the size"
 UNIFORM = "uniform"  #: the same number of arbitrary experts in every layer
 CPU = engine("llama.cpp").modes[0].model_copy(update={"below": "direct"})
@@ -112,6 +113,8 @@ def _of(found: Sequence[Sample], series: str, keep: Callable[[Sample], bool]) ->
 
 def _ladder(found: Sequence[Sample]) -> Answer:
     runs = _of(found, "luka-ladder", lambda run: run.row["prompt_tokens"] == "2048")
+    if len(runs) < 2:
+        return NOT_ASKED
     factor, step = fit(runs[0], runs[-1])
     told = {run.row["cpu_moe_layers"]: 1e9 / run.time(factor, step) for run in runs}
     ok = abs(told["36"] / 42.2 - 1) < 0.05 and abs(told["23"] / 51.7 - 1) < 0.1
@@ -284,6 +287,8 @@ def _context(found: Sequence[Sample]) -> Answer:
     steps = []
     for prompt in ("2048", "245760"):
         runs = _of(found, "luka-ladder", lambda run, prompt=prompt: run.row["prompt_tokens"] == prompt)
+        if len(runs) < 2:
+            return NOT_ASKED
         steps.append(fit(runs[0], runs[-1]))
     told = "; ".join(f"factor {factor:.2f}, step {step / 1e6:+.1f} ms" for factor, step in steps)
     ok = steps[1][1] > steps[0][1] + 10e6 and 0.5 < steps[1][0] / steps[0][0] < 2
@@ -293,6 +298,8 @@ def _context(found: Sequence[Sample]) -> Answer:
 
 def _crossing(found: Sequence[Sample]) -> Answer:
     runs = _of(found, "jiro-prompt", lambda run: run.steps > 1)
+    if len(runs) < 2:
+        return NOT_ASKED
     factor, step = fit(runs[0], runs[-1])
     cpu = 1e9 / 46.9  #: ns per token of the longest prompt that the CPU computed
     crossing = factor * max(run.time(1, 0) for run in runs) / (cpu - step)

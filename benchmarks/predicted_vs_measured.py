@@ -19,6 +19,7 @@ from statistics import median
 
 import polars as pl
 
+from benchmarks.hybrid_cells import read
 from moereplay.analysis.figures.panels import rendered, save
 from moereplay.analysis.figures.real_runs import predicted
 from moereplay.analysis.tables import csv
@@ -34,7 +35,7 @@ from moereplay.calibration.comparison import (
     refusals,
     rows_of,
 )
-from moereplay.calibration.files import Evidence, read_folder, read_runs
+from moereplay.calibration.files import Evidence, read_folder
 from moereplay.simulator.platforms import platform
 from moereplay.sweeps.recommend.measured import Row as RunRow
 from moereplay.sweeps.recommend.measured import samples
@@ -112,7 +113,7 @@ others are held out. Groups were chosen with the results in view."""
 
 def series_rows(table: Path) -> list[Row]:
     """Predict the runs of a table in series, and refuse the others with the reason."""
-    found, refused = samples(read_runs(table), {}, strict=False)
+    found, refused = samples(read(table), {}, strict=False)
     rows = []
     for group in groups(found):
         by = fitted(group)

@@ -114,7 +114,9 @@ SERIES: dict[str, Column] = {
     "source": Column("where the run was published; for tables of predictions"),
     "date": Column("day of the run, stored in `[calibration]`"),
     "engine": Column(
-        "`llama.cpp`, `ik_llama.cpp`, `ktransformers`, `FreeToken`, ...; its version may follow", needed=True
+        "`llama.cpp`, `ik_llama.cpp`, `ktransformers`, `FreeToken`, ...; its version may follow. Any other name has no"
+        " costs of its own",
+        needed=True,
     ),
     "model": Column("model of the run; a known model supplies empty columns", needed=True),
     "quant": Column("weight format of the file, such as `Q4_K_M`"),
@@ -124,13 +126,19 @@ SERIES: dict[str, Column] = {
     "top_k": Column("experts per token and layer", Range(1, MOST_EXPERTS, whole=True)),
     "expert_mib": Column("MiB of one expert, all matrices, mean over layers", MIB),
     "model_gib": Column("GiB of the file", GIB),
+    "dense_gib": Column(
+        "GiB of other weights that a token reads (default: the file without its experts); 0 if unknown: then they are"
+        " part of the fixed step",
+        GIB,
+    ),
     "gpu": Column("card, as `platforms --cards` lists it; `none` for the CPU alone", needed=True),
     "n_gpu": Column("number of cards that divide the layers", Range(0, 4096, whole=True)),
+    "vram_gib": Column("GiB of a card's memory that the run may use (default: all)", GIB),
     "cpu": Column("processor; its cores are a number before `c`, as in `Ryzen 9 9950X 16c`"),
     "ram_gib": Column("GiB of main memory", GIB),
     "ram_bw_gbs": Column("GB/s at which the CPU reads main memory", RATE),
     "ram_bw_kind": Column("`measured`, or what else the rate is: then .7 of it is taken"),
-    "pcie": Column("link of the card: `4.0 x16`, or a measured rate: `12.5 GB/s`, `24.9 gather`, `3.1 cold`"),
+    "pcie": Column("link of the card: `4.0 x16`, or a measured rate: `12.5 GB/s`"),
     "ssd_gbs": Column("GB/s of sequential reads of the disk", RATE),
     "ram_limit_gib": Column("GiB that the process may use, if less than all", GIB),
     "placement": Column(
@@ -142,8 +150,13 @@ SERIES: dict[str, Column] = {
     "gpu_expert_share": Column("share of all experts in VRAM, or percent of them", Range(0, 100)),
     "slots_per_layer": Column("experts of a layer that fast memory holds, mean", Range(0, MOST_EXPERTS)),
     "cache_gib": Column("GiB of experts that fast memory holds", GIB),
-    "policy": Column("`lru ...`, `static by frequency`, `uniform`, `random`, `front`"),
-    "on_miss": Column("`cpu`: the CPU computes; `fetch`: the GPU waits; `upload in background`"),
+    "policy": Column(
+        "`lru ...`, `static by frequency`, `uniform`, `random`, `front` (default: `lru` for slots, `static` for shares)"
+    ),
+    "on_miss": Column("`cpu`: the CPU computes; `fetch`: the GPU waits; `hybrid`: both; `cpu, upload in background`"),
+    "fetched_pct": Column(
+        "percent of the misses that the GPU fetches while the CPU computes the others", Range(0, 100)
+    ),
     "load": Column("`ram`: read in at start; `mmap`; `direct ssd`"),
     "ctx": Column("positions in the KV cache", Range(0, MOST_COUNT)),
     "prompt_tokens": Column("prompt tokens", Range(0, MOST_COUNT)),
@@ -154,8 +167,8 @@ SERIES: dict[str, Column] = {
     "prefill_tok_s": Column("prompt tokens per second; predicted where it is the question, or alone", RATE),
     "hit_pct": Column("percent of accesses that fast memory served, where the engine counts them", Range(0, 100)),
     "question": Column("`prefill` if the prompt's rate is meant; else what the series asks"),
-    "varied": Column("what the series varies"),
     "clean": Column("`C` excludes the run: incomplete, or several things changed"),
+    "excluded": Column("why no closed form of a token describes the run, in words; excludes it"),
     "notes": Column("remarks"),
 }
 

@@ -152,10 +152,12 @@ def _report_bounds(trace: Trace, documents: Sequence[dict[str, Any]], free: Free
 
     show(*simulated(trace))
     for document in documents:
+        capacity = document["config"]["capacity"]
+        held = document["capacity_forms"].removeprefix(f"{capacity} = ")
         varied = {name: value for name, value in document["config"].items() if name != "capacity" and value != ""}
         settings = "; ".join(f"{name} {value}" for name, value in varied.items())
         seconds = f"seconds of {document['config']['platform']}: {document['seconds']}"
-        show("", f"capacity {document['config']['capacity']}: {document['capacity_forms']}", settings, seconds, "")
+        show("", f"capacity {capacity}: {held}", settings, seconds, "")
         show(*drawn(document))
     show("", *LEGEND)
     show(*(f"routing: {free.text}" for _ in (1,) if free))

@@ -322,9 +322,11 @@ def calibrate_series(
         raise ConfigError(
             f"--out requires one group of runs, and these are {len(judged)} of {names}: pass --series, --fit, or both"
         )
-    machine = platform_of(*judged[0]) if written.out or (len(judged) == 1 and judged[0][1].runs[0].run) else None
+    group, by = judged[0]
+    is_machine = len(judged) == 1 and by.runs[0].run and not by.fault
+    machine = platform_of(group, by) if written.out or is_machine else None
     shown = partial(_show_series, judged, refused, machine, written.as_json)
-    written.finish(as_toml(machine.platform) if machine else "", machine.warnings if machine else (), shown)
+    written.finish(as_toml(machine.platform) if machine else "", (), shown)
 
 
 def _of_series(rows: Sequence[Row], series: str) -> list[Row]:
@@ -363,7 +365,7 @@ def _show_series(
     judged: Sequence[Judged], refused: Sequence[tuple[Row, str]], machine: Machine | None, as_json: bool
 ) -> None:
     from moereplay.analysis.tables import table
-    from moereplay.calibration.report import figure_row, warning_lines
+    from moereplay.calibration.report import figure_row
     from moereplay.sweeps.recommend.series import document
     from moereplay.traces.texts import counted
 
@@ -376,7 +378,6 @@ def _show_series(
         show(table([_row(run) for run in each["runs"]]))
     if machine:
         show(table([figure_row(name, value, None, len(judged[0][1].runs)) for name, value in machine.figures.items()]))
-        show(*warning_lines(machine.warnings))
     held = said["held_out"]
     if held["runs"]:
         show(

@@ -37,9 +37,10 @@ class Band(Sparse):
 class Tried(Band):
     """Runs that were predicted with an uncalibrated platform's unchanged values."""
 
-    later: ClassVar = frozenset({"expert_rate"})
+    later: ClassVar = frozenset({"expert_rate", "population"})
 
     source: str
+    population: str = ""  #: whose runs these are: 22 of one laptop and 2 others
     #: Memory rate of routed experts over that of dense weights; a calibration that cannot separate the two assumes it.
     expert_rate: float | None = Field(default=None, gt=0, le=100)
 

@@ -37,17 +37,14 @@ class Capacity:
     pools: tuple[int, ...]
     total: int
     percent_stored: float
-    percent_16: float
-    experts: float
+    experts_of_layer: int
     per_layer: float
     token_cycles: float
 
     def forms(self) -> str:
-        """Return all forms in one line."""
-        return (
-            f"{self.percent_stored:.4g}% = {self.percent_16:.4g}%@16 = {self.total / 2**20:,.1f} MiB = "
-            f"{self.experts:,.1f} experts = {self.per_layer:.4g}/layer, {self.token_cycles:.3g} token cycles"
-        )
+        """Return the share, the bytes and the experts of a layer in one line."""
+        held = f"{self.per_layer:.3g} of {self.experts_of_layer} experts per layer"
+        return f"{self.percent_stored:.4g}% = {size(self.total)}, {held}"
 
 
 def parse_capacity(
@@ -110,8 +107,7 @@ def _described(
         pools=pools,
         total=total,
         percent_stored=100 * total / stored,
-        percent_16=100 * total / _all_bytes(geometry.bytes_at(16), geometry),
-        experts=total / mean,
+        experts_of_layer=geometry.experts,
         per_layer=total / mean / geometry.layers,
         token_cycles=total / _token_bytes(geometry, sizes, per_token),
     )

@@ -61,6 +61,12 @@ def counted(many: int, what: str) -> str:
     return f"{many:,} {what}{'' if many == 1 else 's'}"
 
 
+def times_as_fast(ratio: float, many: int = 4) -> str:
+    """Return a ratio of speeds in words: `as fast`, `1.2 times as fast`."""
+    times = digits(ratio, many)
+    return "as fast" if times == "1" else f"{times} times as fast"
+
+
 def between(least: str, most: str) -> str:
     """Return a range as printed, or its one value where both ends print alike: `1.2 to 1.5`, `1.2`."""
     return least if least == most else f"{least} to {most}"

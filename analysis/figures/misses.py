@@ -30,6 +30,7 @@ CAUSES = {
     "capacity_misses": ("capacity", CAPACITY, "capacity"),
     "collisions": ("collision", COLLISION, "collisions"),
 }
+SEEN = 1 / 300  #: part of the longest bar below which a part is less than a pixel, and has no place in the legend
 BELADY = Look(BOUND, dash=DASHED, width=1.2)
 
 
@@ -37,7 +38,10 @@ def misses(frame: pl.DataFrame) -> Chart:
     """Draw a stacked bar per eviction policy with its total; a column of panels per capacity, a row per setting."""
     found = columned(facets(frame, _with_ends(frame)))
     names, laid = list(looks(found.policies)), cells(found)
-    drawn = [cause for column, cause in CAUSES.items() if found.rows[column].sum()]
+    longest = max(found.rows["misses"].drop_nulls(), default=0)
+    drawn = [
+        cause for column, cause in CAUSES.items() if max(found.rows[column].drop_nulls(), default=0) > SEEN * longest
+    ]
     causes = drawn or list(CAUSES.values())  # without any miss all are empty
     told = sorted((name for _, _, name in causes), key=lambda name: name == "capacity")  # the others, so last
     definitions = [f"{name.capitalize()}: {COUNTERS[name].definition}." for name in told]

@@ -25,6 +25,7 @@ from matplotlib.ticker import (
     NullFormatter,
     StrMethodFormatter,
 )
+from matplotlib.transforms import ScaledTranslation
 
 from moereplay.analysis.figures.chart import (
     Axis,
@@ -54,8 +55,8 @@ TICK_LETTER = 1.08  #: width of a digit relative to `LETTER`
 MARGINS = 0.05  #: of a horizontal axis, at each end, relative to its values
 SMALL = 6.5  #: points: letters of a note above a panel
 ABOVE = 1.06  #: room above the highest value
+IN_BAR = 7  #: points: letters of a label inside a bar
 BAR = 0.72  #: height of a bar, in rows
-WIDE = 0.12  #: part of the axis from which a segment of a bar holds its label
 ROOM, NARROW_ROOM = 1.25, 1.5  #: length of the axis relative to the longest bar, which its label follows
 BEHIND_TOTAL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # a rule may pass there
 
@@ -106,8 +107,8 @@ def _drawn(look: Look, joined: bool = True) -> dict[str, Any]:
 
 
 def _fill(axes: Axes, panel: Panel, longest: float) -> None:
-    for each in panel.series:
-        _series(axes, each)
+    for at, each in enumerate(panel.series):
+        _series(axes, each, at - (len(panel.series) - 1) / 2)
     for rule in panel.rules:
         _rule(axes, rule)
     if panel.bars:
@@ -116,7 +117,8 @@ def _fill(axes: Axes, panel: Panel, longest: float) -> None:
         axes.grid(axis="y", visible=False)
 
 
-def _series(axes: Axes, series: Series) -> None:
+def _series(axes: Axes, series: Series, aside: float) -> None:
+    """Draw a line, with its intervals moved aside by so many points, so that those at one place are all seen."""
     if not series.points:
         return
     x = np.array([point.x for point in series.points], float)
@@ -134,6 +136,8 @@ def _series(axes: Axes, series: Series) -> None:
         ).T
         look = {"colors": series.look.colour, "linewidth": 1.1, "alpha": 0.75, "zorder": 1.9}
         draw = axes.hlines if series.across else axes.vlines
+        moved = ScaledTranslation(*((0, aside / 72) if series.across else (aside / 72, 0)), axes.figure.dpi_scale_trans)
+        look["transform"] = axes.transData + moved
         draw(places, low, high, label=f"_ends of {series.name}", **look)
 
 
@@ -148,9 +152,10 @@ def _bar(axes: Axes, bar: Bar, at: int, longest: float) -> None:
     for part in bar.parts:
         axes.barh(at, part.size, left=left, height=BAR, color=part.colour, label=part.name)
         left += part.size
-        if part.labelled and part.size > WIDE * longest:
+        inches = part.size / longest * axes.bbox.width / DPI
+        if part.labelled and inches > (len(_worded(part.size)) + 1) * IN_BAR * LETTER:
             middle = left - part.size / 2
-            axes.text(middle, at, _worded(part.size), va="center", ha="center", fontsize=7, color="white")
+            axes.text(middle, at, _worded(part.size), va="center", ha="center", fontsize=IN_BAR, color="white")
     end = left if bar.high is None else bar.high
     if bar.low is not None:
         axes.hlines(at, bar.low, end, colors=INK, linewidth=1.1, label=f"_ends of {bar.name}")

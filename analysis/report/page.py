@@ -26,6 +26,7 @@ from moereplay.results.read import fields, label_of
 from moereplay.results.read import runs as tidied
 from moereplay.results.settings import POLICIES, SETTINGS
 from moereplay.traces.documents import json_text
+from moereplay.traces.schema import Provenance
 from moereplay.traces.texts import counted, escaped_document, escaped_lines
 
 if TYPE_CHECKING:
@@ -221,9 +222,13 @@ ALWAYS = ("model", "platform", "passes", "contract", "scope", *POLICIES)
 
 
 def answers(case: Case) -> list[str]:
-    """Return the verdict on each figure that the case has, or why nothing can be chosen."""
+    """Return the verdict on each figure that the case has, or why nothing can be chosen; a table has the first one's.
+
+    The table of `budgets` says where the first figure leads, and how sure that is.
+    """
     if case.verdicts:
-        parts = [paragraph(found.figure, case.entries, case.names) for found in case.verdicts]
+        told = case.verdicts[1:] if case.conditions else case.verdicts
+        parts = [paragraph(found.figure, case.entries, case.names) for found in told]
         return [_sentence(line) for part in parts for line in part.lines]
     if not case.usable:
         return ["Every configuration knows the future, so none can be used."]
@@ -312,7 +317,7 @@ def _of_curves(material: Material) -> dict[str, Any]:
 
 
 def _asked(material: Material, cases: Sequence[Case]) -> str:
-    models = dict.fromkeys(str(case.shared["model"]) for case in cases)
+    models = dict.fromkeys(_model_of(material, case) for case in cases)
     platforms = dict.fromkeys(str(case.shared["platform"]) for case in cases)
     decodes = any(case.verdicts and case.verdicts[0].figure.name == "tokens_per_s" for case in cases)
     places = ", ".join(platforms)
@@ -326,6 +331,12 @@ def _asked(material: Material, cases: Sequence[Case]) -> str:
 
 def _plural(asked: str) -> str:
     return asked.replace("decodes", "decode").replace("hits", "hit")
+
+
+def _model_of(material: Material, case: Case) -> str:
+    """Return the model's name, or the trace's where the model has none."""
+    name = str(case.shared["model"])
+    return material.sources[case.shared["trace"]].name if name == Provenance().model else name
 
 
 def _trace(material: Material, digest: str) -> dict[str, Any]:

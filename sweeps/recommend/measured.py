@@ -12,53 +12,28 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from moereplay.simulator.capacity import RUNTIME
+from moereplay.simulator.cards import card, recognised
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import NOMINAL, Machine, assembled, without_gpu
-from moereplay.sweeps.recommend.engines import Mode, engine
-from moereplay.sweeps.recommend.hits import Hits, of_model
+from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines
+from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits, of_model
 from moereplay.sweeps.recommend.token_time import Load, Parts, prices, token
 from moereplay.traces.checkpoints.found import model_of
+from moereplay.traces.geometry import by_spelling
 from moereplay.traces.routing import shipped
 from moereplay.traces.schema import Geometry, TraceError
 
 MIB, GIB = 1 << 20, 1 << 30
-RUNTIME = 500_000_000  #: bytes, as `recommend` assumes
 POSITIONS = 4096  #: in the KV cache, where neither prompt nor context are published; a context is allocated, not read
-BATCH = 2048  #: tokens of a batch of a prompt, where it is not published
-#: ktransformers, by its tutorials (doc/en/kt-kernel: Qwen3-Coder-Next, Native-Precision, MiniMax-M2.1, experts-sched):
-#: `--chunked-prefill-size 16384`; 3.6 GB of each card are for prompts; experts are placed uniformly by default.
-KT_BATCH, KT_PROMPTS = 16384, 3_600_000_000
-#: Known models by their names in the table.
-NAMED = {
-    "Qwen3-Next-80B-A3B": "qwen3-next-80b-a3b",
-    "Qwen3-Coder-Next-80B-A3B": "qwen3-next-80b-a3b",
-    "DeepSeek-R1/V3": "deepseek-v3",
-    "Qwen3-235B-A22B": "qwen3-235b-a22b",
-    "Qwen3-30B-A3B": "qwen3-30b-a3b",
-    "gpt-oss-120b": "gpt-oss-120b",
-    "Gemma-4-26B-A4B": "gemma-4-26b-a4b",
-    "Qwen3.6-35B-A3B": "qwen3.6-35b-a3b",
-    "Qwen3.5-35B-A3B": "qwen3.5-35b-a3b",
-    "Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
-    "Qwen3.5-122B-A10B": "qwen3.5-122b-a10b",
-    "DeepSeek-V4-Flash": "deepseek-v4-flash",
-    "MiniMax-M2.1": "minimax-m2.1",
-}
+BATCH = 2048  #: tokens of a batch of a prompt, where neither the table nor the engine's description has it
+PLACEMENTS = ("cpu_layers", "expert_share", "slots", "ssd_slots", "all_cpu")
+#: An engine of which nothing is known but what a row says: each layer costs what a fitted step adds.
+UNKNOWN = Mode(name="", flags="", holds="layers", miss="cpu", below="mmap", source="columns of the row")
 Row = Mapping[str, str]
 Routings = dict[tuple[int, int, int], list[Hits]]
-
-
-#: What no closed form has, by how a row begins to name what was varied, or how weights are loaded.
-REFUSED = {
-    "threads": "a change of threads",
-    "what is in VRAM": "a change of where dense weights lie",
-    "lookup table": "a change of where dense weights lie",
-    "concurrency": "drafts or several requests",
-    "madvise": "advice to the kernel about pages",
-    "user cache": "advice to the kernel about pages",
-}
 
 
 class RefusedError(Exception):
@@ -68,13 +43,13 @@ class RefusedError(Exception):
 class Expressed(NamedTuple):
     """A run as a setting: mode of an engine, machine, model, and what fast memory holds."""
 
-    engine: str
     mode: Mode
     machine: Machine
     geometry: Geometry
     hit: float
     missing: float
     in_memory: float
+    in_vram: float  #: share of all experts
 
 
 class Sample(NamedTuple):
@@ -101,10 +76,19 @@ def samples(rows: Iterable[Row], routings: Routings, strict: bool) -> tuple[list
     found, refused = [], []
     for row in rows:
         try:
+            _check(row)
             found.append(prompt(row) if _of_a_prompt(row) and not strict else decoded(row, routings, strict))
         except (RefusedError, ConfigError) as why:
             refused.append((row, str(why)))
     return found, refused
+
+
+def _check(row: Row) -> None:
+    """Raises RefusedError for a run that its table leaves out."""
+    if row["excluded"]:
+        raise RefusedError(row["excluded"])
+    if row["clean"] == "C":
+        raise RefusedError("incomplete, or several things changed")
 
 
 def _of_a_prompt(row: Row) -> bool:
@@ -125,13 +109,10 @@ def prompt(row: Row) -> Sample:
     tokens, rate = _number(row, "prompt_tokens"), _number(row, "prefill_tok_s")
     if not tokens or not rate:
         raise RefusedError("no prefill rate, or no length of the prompt")
-    if "working set" in row["notes"]:
-        raise RefusedError("a change of the mapping's working set in a prompt")
-    if "cpu +" in row["notes"] or (row["series"] == "kt-codernext" and tokens < 2048):
-        raise RefusedError("a prompt that the CPU computes")
     if row["placement"] == "cpu_layers" and not row["cpu_moe_layers"]:
         raise RefusedError("placement cpu_layers without their number")
-    batch = _number(row, "ubatch", KT_BATCH if _is_kt(row) else BATCH)
+    made = _engine(row)
+    batch = _number(row, "ubatch", made.prompt_batch if made and made.prompt_batch else BATCH)
     used = 1 - (1 - _number(row, "top_k", 1) / _number(row, "experts", 1)) ** min(batch, tokens)
     streamed = -(-tokens // batch) * used * _streamed(row)
     return Sample(row, lambda factor, step: factor * streamed + tokens * step, tokens / rate * 1e9, tokens)
@@ -165,8 +146,14 @@ def _allocated(row: Row) -> int:
     return int(_number(row, "ctx", POSITIONS))
 
 
-def _is_kt(row: Row) -> bool:
-    return row["engine"].lower().startswith(("kt-kernel", "ktransformers"))
+def _engine(row: Row) -> Engine | None:
+    """Return the engine whose name is the first word of the row's, None if there is no description of it."""
+    name = (row["engine"].lower().split() or [""])[0]
+    return next((each for each in engines() if name in (each.name, *each.aliases)), None)
+
+
+def _without_gpu(row: Row) -> bool:
+    return row["gpu"].lower().split()[:1] == ["none"]
 
 
 # -- a run as a setting
@@ -174,65 +161,76 @@ def _is_kt(row: Row) -> bool:
 
 def expressed(row: Row, routings: Routings, strict: bool) -> Expressed:
     """Return a run as a setting; `strict` if all of its time is to be known. Raises RefusedError, or ConfigError."""
-    if row["clean"] == "C":
-        raise RefusedError("incomplete, or several things changed")
-    if strict and row["model"] == "Qwen3.8-Flash-Next":
-        raise RefusedError("a file with embedding tables per layer, of which a token reads a few rows")
-    if "dense trunk on CPU" in row["notes"]:
-        raise RefusedError(REFUSED["lookup table"])
-    for varied, what in REFUSED.items():
-        if row["varied"].startswith(varied) or row["load"].startswith(varied):
-            raise RefusedError(what)
     if row["draft"] not in ("", "none") or row["concurrency"] not in ("", "1"):
         raise RefusedError("drafts or several requests")
     if not _number(row, "decode_tok_s"):
         raise RefusedError("no decode rate")
+    placement, alone = row["placement"], _without_gpu(row)
+    if placement not in PLACEMENTS:
+        raise RefusedError(f"placement {placement or 'not published'}: expected {', '.join(PLACEMENTS)}")
     geometry, machine = _geometry(row, strict), _machine(row, strict)
-    if not geometry.dense_bytes and row["gpu"].startswith("none") and not geometry.dense_params:
+    if alone and not geometry.dense_bytes and not geometry.dense_params:
         raise RefusedError("no GPU, and dense weights of unknown size")
     shape = geometry.layers, geometry.experts, geometry.k
     if shape not in routings:
         models = [each for name, each in shipped().items() if name != "miniature"]
         routings[shape] = [of_model(each.scaled(*shape)) for each in models]
     hits = routings[shape]
-    name, mode = _mode(row, machine)
-    if row["gpu"].startswith("none"):
+    mode = _mode(row, strict)
+    if alone:
         machine = without_gpu(machine) if machine.has_main_memory else machine
-    layers = _number(row, "cpu_moe_layers", geometry.layers if "cpu" in row["placement"] else 0)
+    layers = _number(row, "cpu_moe_layers", geometry.layers if "cpu" in placement else 0)
     share = _share(row, geometry)
-    if row["hit_pct"] and row["gpu"].startswith("none"):
+    if row["hit_pct"] and alone:
         hit = float(row["hit_pct"]) / 100
-        return Expressed(name, mode, machine, geometry, hit, 1 - hit**geometry.k, 0.0)
-    if share is None and (row["placement"] == "expert_share" or name in ("freetoken", "colibri")):
+        return Expressed(mode, machine, geometry, hit, 1 - hit**geometry.k, 0.0, 0.0)
+    made = _engine(row)
+    if share is None and (placement == "expert_share" or (placement == "slots" and made and made.fills)):
         share = _left(row, machine, geometry)
-    if row["placement"] in ("all_cpu", "all experts on cpu"):
-        hit = _cached(row, geometry, hits) if row["gpu"].startswith("none") else 0.0
+    in_vram = 0.0
+    if placement == "all_cpu":
+        hit = _cached(row, geometry, hits) if alone else 0.0
         missing = 1 - hit**geometry.k
-    elif split := re.match(r"(\d+) of 10 rows by the GPU", row["on_miss"]):
-        if split[1] == "0":
-            raise RefusedError("experts on the CPU and none read by the GPU")
-        hit, missing = 1 - layers / geometry.layers * int(split[1]) / 10, layers / geometry.layers
-    elif row["placement"] == "cpu_layers":
-        hit, missing = 1 - layers / geometry.layers, layers / geometry.layers
+    elif placement == "cpu_layers":
+        missing = layers / geometry.layers
+        in_vram, hit = 1 - missing, 1 - missing * _fetched(row)
     elif share is not None:
-        held = _held(row, share, hits)
-        hit, missing = held, 1 - held**geometry.k
+        in_vram, hit = share, _held(row, share, hits)
+        missing = 1 - hit**geometry.k
     else:
-        raise RefusedError(f"placement {row['placement']} without a share")
-    over_disk = row["placement"] == "ssd_slots" or row["gpu"].startswith("none")  # what fast memory lacks, the disk has
+        raise RefusedError(f"placement {placement} without a share")
+    over_disk = placement == "ssd_slots" or alone  # what fast memory lacks, the disk has
     in_memory = 0.0 if over_disk else _in_memory(row, geometry, hit, hits)
-    return Expressed(name, mode, machine, geometry, hit, missing, in_memory)
+    return Expressed(mode, machine, geometry, hit, missing, in_memory, in_vram)
+
+
+def _fetched(row: Row) -> float:
+    """Return the share of the misses that a token waits for: all, or those that cross the link beside the CPU."""
+    if row["fetched_pct"] and not float(row["fetched_pct"]):
+        raise RefusedError("experts on the CPU and none read by the GPU")
+    return _number(row, "fetched_pct", 100) / 100
 
 
 def _held(row: Row, share: float, hits: list[Hits]) -> float:
-    policy = row["policy"]
+    """Return the hits of a share of the experts. Raises RefusedError for a policy that no form has."""
     if row["hit_pct"]:
         return float(row["hit_pct"]) / 100
-    by_use = "frequency" in policy or not (_is_kt(row) and policy == "static")
-    filled = "static" if by_use and not re.search("random|uniform|front", policy) else "layers"
-    if "lru" in policy or "upload" in row["on_miss"] or "admit" in policy:
-        filled = "lru in one pool"
+    filled = _filled(row)
     return median(each.at(filled, share) for each in hits)
+
+
+def _filled(row: Row) -> str:
+    """Return what fast memory holds, by the words of the policy. Raises RefusedError for others."""
+    words, made = set(re.findall("[a-z]+", row["policy"].lower())), _engine(row)
+    if "lru" in words or "upload" in row["on_miss"] or (not words and row["placement"] != "expert_share"):
+        return GLOBAL_LRU
+    if words & {"random", "uniform", "front"}:
+        return LAYERS
+    if words & {"frequency", "use"}:
+        return STATIC
+    if words - {"static"}:
+        raise RefusedError(f"policy {row['policy']}: expected lru, static by frequency, uniform, random or front")
+    return LAYERS if made and made.uniform else STATIC
 
 
 def _share(row: Row, geometry: Geometry) -> float | None:
@@ -249,9 +247,19 @@ def _share(row: Row, geometry: Geometry) -> float | None:
 def _left(row: Row, machine: Machine, geometry: Geometry) -> float:
     """Return the share of the experts that fit where dense weights, KV cache and runtime leave room."""
     cards = _number(row, "n_gpu", 1)
-    reserved = KT_PROMPTS * cards if _is_kt(row) else 0
+    made = _engine(row)
+    reserved = made.prompt_bytes * cards if made else 0
     room = machine.memory_bytes * cards - Load(geometry, _allocated(row), RUNTIME, ()).fixed_bytes - reserved
     return min(1.0, max(0, room) / (geometry.experts * sum(geometry.expert_bytes)))
+
+
+def overfull(sample: Sample) -> bool:
+    """Return whether the experts that a run keeps in VRAM are larger than that of its cards."""
+    if sample.run is None:
+        return False
+    geometry = sample.run.geometry
+    held = sample.run.in_vram * geometry.experts * sum(geometry.expert_bytes)
+    return held > sample.run.machine.memory_bytes * max(1, _number(sample.row, "n_gpu", 1))
 
 
 def _cached(row: Row, geometry: Geometry, hits: list[Hits]) -> float:
@@ -274,39 +282,51 @@ def _in_memory(row: Row, geometry: Geometry, hit: float, hits: list[Hits]) -> fl
     return 1.0 if share >= 1 else median(each.at("lru in one pool", share) for each in hits)
 
 
-def _mode(row: Row, machine: Machine) -> tuple[str, Mode]:
-    """Return the engine and the mode that come closest to a run's. Raises RefusedError."""
-    name, placement, miss = row["engine"].split()[0].lower(), row["placement"], row["on_miss"]
-    known = {
-        "kt-kernel": "ktransformers",
-        "ktransformers": "ktransformers",
-        "freetoken": "freetoken",
-        "vllm": "vllm-expert-cache",
-    }
-    known |= {"llama.cpp": "llama.cpp", "ik_llama.cpp": "ik_llama.cpp", "colibri": "colibri", "plugin": "llama.cpp"}
+def _mode(row: Row, strict: bool) -> Mode:
+    """Return what a row says of misses, at the costs of its engine. Raises RefusedError."""
+    placement, made, alone = row["placement"], _engine(row), _without_gpu(row)
     if placement == "ssd_slots":
-        return "crow", engine("crow").modes[0]
-    if "rows by the GPU" in miss:
-        return name, engine("freetoken").modes[0]
-    if name not in known or "ssd" in placement or "tier" in placement or "+" in placement:
-        raise RefusedError(f"{name}, {placement or 'no placement'}{', ' + miss if miss else ''}")
-    modes = {mode.name: mode for mode in engine(known[name]).modes}
-    mode = next(iter(modes.values()))
-    if name == "freetoken" and ("hybrid" in miss or "cpu" in miss):
-        mode = modes["hybrid"]
-    if row["gpu"].startswith("none"):
-        mode = {each.name: each for each in engine("llama.cpp").modes}["CPU only"]
-    if "lru" in row["policy"] or "direct" in row["load"]:
-        mode = mode.model_copy(update={"below": "direct"})
-    if name in ("llama.cpp", "colibri") and placement in ("slots", "expert_share") and "cpu" in miss:
-        mode = mode.model_copy(update={"holds": "static", "overlap": True})
-    return known[name], mode
+        return engine("crow").modes[0]
+    if strict and made is None:
+        raise RefusedError("an engine whose cost per layer is not known")
+    miss = _miss(row, made)
+    if row["fetched_pct"]:
+        return engine("freetoken").modes[0]
+    kind = "cpu" if alone else "gpu"
+    modes = [each for each in (made.modes if made else ()) if kind in each.machines]
+    modes = modes or [each for each in engine("llama.cpp").modes if kind in each.machines and (alone or made)]
+    mode = next((each for each in modes if each.miss == miss), (modes or [UNKNOWN])[0])
+    if alone:
+        miss = mode.miss
+    change: dict[str, object] = {"miss": miss}
+    if "lru" in row["policy"].lower() or "direct" in row["load"]:
+        change["below"] = "direct"
+    if placement in ("slots", "expert_share") and miss == "cpu" and not alone:
+        change |= {"holds": "static", "overlap": True}
+    return mode.model_copy(update=change)
+
+
+def _miss(row: Row, made: Engine | None) -> Literal["cpu", "fetch", "split"]:
+    """Return who serves a miss. Raises RefusedError for a word that is not known."""
+    word = (re.findall("[a-z]+", row["on_miss"].lower()) or [""])[0]
+    if word == "hybrid":
+        return "split"
+    if word in ("cpu", "fetch"):
+        return word
+    if word:
+        raise RefusedError(f"on_miss {row['on_miss']}: expected cpu, fetch or hybrid")
+    if row["placement"] in ("cpu_layers", "all_cpu"):
+        return "cpu"
+    if made is None:
+        raise RefusedError("what happens to a miss is not published (on_miss)")
+    return made.modes[0].miss
 
 
 def _geometry(row: Row, strict: bool) -> Geometry:
     sizes = [row[name] for name in ("moe_layers", "experts", "top_k", "expert_mib", "model_gib")]
-    if row["model"] in NAMED and row["quant"] and not all(sizes):
-        return _known(row)
+    known = by_spelling().get(row["model"].lower())
+    if known and row["quant"] and not all(sizes):
+        return _known(row, known.name)
     if not all(sizes if strict else sizes[:4]):
         if strict or not (row["hit_pct"] and all(sizes[:3])):
             raise RefusedError("shape or bytes of the model not published")
@@ -314,7 +334,11 @@ def _geometry(row: Row, strict: bool) -> Geometry:
     layers, experts, k, expert, model = (float(each or 0) for each in sizes)
     size = round(expert * MIB)
     dense = round(model * GIB) - int(layers * experts) * size
-    if not strict and (not model or row["model"] == "Qwen3.8-Flash-Next"):
+    if strict and row["dense_gib"] and not float(row["dense_gib"]):
+        raise RefusedError("bytes of dense weights that a token reads not published")
+    if row["dense_gib"]:
+        dense = round(float(row["dense_gib"]) * GIB)
+    elif not strict and not model:
         dense = 0  # a part of the fitted step
     elif dense <= 0:
         raise RefusedError("experts larger than the file")
@@ -329,46 +353,51 @@ def _geometry(row: Row, strict: bool) -> Geometry:
     )
 
 
-def _known(row: Row) -> Geometry:
+def _known(row: Row, name: str) -> Geometry:
     """Return the geometry of a known model in the row's quantisation. Raises RefusedError."""
     quant = re.split(r"[ ,]|_R4\b", row["quant"])[0]
     try:
-        found = model_of(NAMED[row["model"]], "" if quant == "BF16" else quant).geometry
+        found = model_of(name, "" if quant == "BF16" else quant).geometry
     except TraceError:
         raise RefusedError(f"quantisation {quant} of a known model") from None
     return found.model_copy(update={"k": int(_number(row, "top_k", found.k))})
 
 
 def _machine(row: Row, strict: bool) -> Machine:
-    gpu = re.sub(r"\b\d+G\b.*|\d+ ?W\b|,.*", "", row["gpu"].replace("Laptop 8G", "Laptop")).strip()
-    gpu = {"RTX 2060": "RTX 2060 12GB", "RTX 4090D": "RTX 4090"}.get(gpu, gpu)
-    gpu = gpu if strict else gpu.partition(" + ")[0]
-    if not gpu or "+" in gpu or (strict and _number(row, "n_gpu", 1) > 1):
+    if not row["gpu"] or (strict and _number(row, "n_gpu", 1) > 1):
         raise RefusedError("several GPUs, or none named")
     rate = _number(row, "ram_bw_gbs")
-    if each := re.match(r"(\d) socket\(s\).*\((\d+) GB/s each", row["ram_bw_kind"]):
-        rate = float(each[1]) * float(each[2])
     if strict and not rate and row["on_miss"] != "fetch":
         raise RefusedError("rate of RAM not published")
-    said = f"{rate * (1 if 'measured' in row['ram_bw_kind'] else NOMINAL):.3f}GB/s" if rate else ""
+    said = f"{rate * (1 if row['ram_bw_kind'].startswith('measured') else NOMINAL):.3f}GB/s" if rate else ""
     disk = f"{_number(row, 'ssd_gbs')}GB/s" if row["ssd_gbs"] else ""
-    pcie = _link(row["pcie"])
-    if gpu.startswith("none") or gpu in ("Radeon 780M iGPU", "GB10", "M3 Max"):
-        gpu = "RTX 3090" if gpu.startswith("none") else "none"
-        if gpu == "none":
-            raise RefusedError("memory shared with the GPU")
+    gpu, vram, pcie = card_of(row), "", _link(row["pcie"])
+    if row["vram_gib"] and not _without_gpu(row):
+        vram = f"{row['vram_gib']}GiB"
     counted = re.search(r"(?:(\d)x )?.*? (\d+)c\b", row["cpu"])
     cores = str(int(counted[1] or 1) * int(counted[2])) if counted else ""
     ram = f"{_number(row, 'ram_gib', 128)}GiB"
-    return assembled(gpu=gpu, vram="", ram=ram, ram_rate=said, disk=disk, link=pcie, cores=cores)
+    return assembled(gpu=gpu, vram=vram, ram=ram, ram_rate=said, disk=disk, link=pcie, cores=cores)
+
+
+def card_of(row: Row) -> str:
+    """Return the name of the row's card without sizes, limits and remarks. Raises ConfigError or RefusedError."""
+    if _without_gpu(row):
+        return "RTX 3090"  # taken away again: what is left is the machine around it
+    size = float(row["vram_gib"] or (re.search(r"\b(\d+) ?GB?\b", row["gpu"]) or ("", 0))[1])
+    name = re.sub(r"\b\d+ ?GB?\b|\b\d+ ?W\b|[,(].*", "", row["gpu"]).strip()
+    found = recognised(name, int(size * GIB))
+    named = found.card if found and found.is_exact else card(name)
+    if named.is_unified:
+        raise RefusedError("memory shared with the GPU")
+    return named.name
 
 
 def _link(said: str) -> str:
-    """Return a link's generation and width, or the rate that was measured of it: of cold slices, if it says so."""
-    if re.fullmatch(r"[345]\.0 x\d+", said):
-        return said
-    rates = (re.search(rf"([\d.]+) ?{of}", said) for of in ("cold", "gather", "GB/s"))
-    return next((f"{rate[1]}GB/s" for rate in rates if rate), "")
+    """Return a link's rate, if there is one, or its generation and width."""
+    if rate := re.search(r"([\d.]+) ?GB/s", said):
+        return f"{rate[1]}GB/s"
+    return said if re.fullmatch(r"[345]\.0 x\d+", said) else ""
 
 
 def _number(row: Row, name: str, default: float = 0) -> float:

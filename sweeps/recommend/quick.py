@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
@@ -99,6 +99,7 @@ class Quick:
     binds: str
     more: tuple[More, ...]
     prefetch_gain: float  #: upper bound: every transfer of the best set hidden as far as compute allows
+    not_listed: dict[str, str]  #: engines without a setting, and why
     warnings: tuple[str, ...]
 
 
@@ -129,8 +130,32 @@ def quick(load: Load, machine: Machine, only: str = "") -> Quick:
         binds=bound_by(best.machine, load.geometry, best.parts),
         more=tuple(_more(load, machine, chosen, best)),
         prefetch_gain=_prefetch_gain(best),
+        not_listed={} if only else dict(_not_listed(load, machine, {each.setting.engine for each in found})),
         warnings=tuple(_warnings(load, machine, best)),
     )
+
+
+def _not_listed(load: Load, machine: Machine, found: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield every engine that cannot run this case, with the reason."""
+    for each in engines():
+        if each.name in found:
+            continue
+        able = [mode for mode in each.modes if next(_machines(machine, mode), None)]
+        if not each.runs(load.model):
+            yield each.name, f"runs only {' and '.join(each.models)}"
+        elif load.decoding.drafts.many and not each.drafts:
+            yield each.name, "not known to draft"
+        elif not able:
+            yield (
+                each.name,
+                f"runs on {' or '.join(dict.fromkeys(of for mode in each.modes for of in mode.machines))} only",
+            )
+        elif room_of(load, machine) < 0:
+            yield each.name, f"other weights and KV cache do not fit in {machine.platform.fast_tier}"
+        elif all(mode.below == "none" for mode in able) and machine.has_main_memory:
+            yield each.name, "all experts must fit in RAM" if able[0].copies else "all experts must fit in VRAM and RAM"
+        else:
+            yield each.name, "no setting fits"
 
 
 def _fastest(found: Sequence[Estimate]) -> Estimate:

@@ -13,19 +13,24 @@ from moereplay.sweeps.recommend.engines import engine
 from moereplay.sweeps.recommend.hits import LAYERS
 from moereplay.sweeps.recommend.placements import Choice, Placements, placements
 from moereplay.sweeps.recommend.quick import WORTH, Estimate, Quick, Range
-from moereplay.sweeps.recommend.token_time import Load, Parts, waited
+from moereplay.sweeps.recommend.token_time import MAPPED, Load, Parts, waited
 from moereplay.traces.dense import dense_of
 from moereplay.traces.drafts import OFF
 from moereplay.traces.geometry import recognised
 
 Document = dict[str, Any]
+#: The largest part of a token's time where mapped experts do not fit in memory; the range is of MAPPED's sources.
+FAULTS = (
+    f"page faults of mapped files read at {MAPPED:.0%} of the disk's rate (engines' authors measured 14% to 45%; "
+    "pass that much of it as --disk)"
+)
 NO_GAIN: Document = dict.fromkeys(("gain", "least", "most", "pays"))
 
 
 def quick_document(load: Load, machine: Machine, found: Quick) -> Document:
     """Return the document of an answer."""
     return {
-        "machine": _machine(machine, load, found.best.parts),
+        "machine": _machine(machine, load, found),
         "model": {
             "layers": load.geometry.layers,
             "experts": load.geometry.experts,
@@ -48,6 +53,7 @@ def quick_document(load: Load, machine: Machine, found: Quick) -> Document:
         ],
         "pays": _pays(found),
         "placements": _placements(placements(load, machine)),
+        "not_listed": found.not_listed,
         "warnings": list(found.warnings),
     }
 
@@ -118,8 +124,9 @@ def pays_of(gain: Range) -> bool | None:
     return True if gain.least > WORTH else False if gain.most <= WORTH else None
 
 
-def _machine(machine: Machine, load: Load, parts: Parts) -> Document:
+def _machine(machine: Machine, load: Load, found: Quick) -> Document:
     platform = machine.platform
+    faults = any(each.setting.disk_bytes and each.setting.mode.below == "mmap" for each in found.by_engine)
     ram = machine.ram_bytes if 0 < machine.ram_bytes < NO_LIMIT else None
     return {
         "name": "this machine" if platform.name == "here" else platform.name,
@@ -131,8 +138,8 @@ def _machine(machine: Machine, load: Load, parts: Parts) -> Document:
         "ram_bytes": ram,
         "ram_bytes_per_s": getattr(platform.cpu, "memory_bytes_per_s", None),
         "disk_bytes_per_s": machine.disk_bytes_per_s,
-        **_basis(platform, load, parts),
-        "assumed": list(machine.assumed),
+        **_basis(platform, load, found.best.parts),
+        "assumed": [*machine.assumed, *([FAULTS] if faults else [])],
     }
 
 
@@ -163,7 +170,8 @@ def _basis(platform: Platform, load: Load, parts: Parts) -> Document:
 
 
 def _estimate(found: Estimate) -> Document:
-    setting, of, machine = found.setting, engine(found.setting.engine), found.machine
+    setting, machine = found.setting, found.machine
+    tried = engine(setting.engine).tried_with(setting.mode)
     return {
         "engine": setting.engine,
         "mode": setting.mode.name,
@@ -181,8 +189,7 @@ def _estimate(found: Estimate) -> Document:
         "peak_fast_bytes": found.peak_fast_bytes,
         "peak_ram_bytes": found.peak_ram_bytes,
         "parts_ns": found.parts._asdict(),
-        "tried": of.tried.model_dump(mode="json") if of.tried else None,
-        "tried_in_words": of.tried.in_words() if of.tried else "",
+        "tried": tried.model_dump(mode="json") if tried else None,
     }
 
 
@@ -219,8 +226,8 @@ def _untried(found: Estimate) -> str:
 
 def _placements(found: Placements | None) -> Document | None:
     """Return what the same bytes could hold, and the gains of a cache and of each way to serve a miss."""
-    if found is None:
-        return None
+    if found is None or all(each.estimate.setting.disk_bytes for each in found.choices):
+        return None  # how an engine reads the disk decides then, which the schemes leave out
     fastest = {of: [each for each in found.choices if each.scheme.is_cache == of] for of in (True, False)}
     by_miss = {of: [each for each in found.choices if each.scheme.miss == of] for of in ("cpu", "fetch", "split")}
     return {

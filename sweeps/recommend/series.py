@@ -17,11 +17,12 @@ from moereplay.simulator.machine import without_disk
 from moereplay.simulator.platform import Platform, Roofline
 from moereplay.simulator.platforms import sealed
 from moereplay.simulator.wires import Link, LowerTier
-from moereplay.sweeps.recommend.measured import Expressed, Row, Sample, positions, spent
+from moereplay.sweeps.recommend.measured import Row, Sample, overfull, positions, spent
 from moereplay.sweeps.recommend.token_time import Parts, prices, waited
 from moereplay.traces.dense import dense_of
 from moereplay.traces.texts import hint
 
+LEAST, MOST = 1e-3, 999.0  #: of a factor on the price of misses; the search for one ends beyond
 APART = 1.02  #: predicted times of the slowest and the fastest run, below which two runs fit nothing more than one
 FIT, HELD_OUT = "fit", "held out"
 
@@ -40,6 +41,17 @@ class Fitted(NamedTuple):
     factor: float  #: times the price of a miss
     step: float  #: nanoseconds
     runs: tuple[Sample, ...]
+
+    @property
+    def fault(self) -> str:
+        """Why the figures are not those of a machine, "" if they may be."""
+        if any(overfull(each) for each in self.runs):
+            return "the experts of a fitted run do not fit its VRAM"
+        if not LEAST < self.factor < MOST:
+            return "the runs do not become slower as their misses do: no rate of misses explains them"
+        if self.step + _launches(self.runs[0]) < 0:
+            return "what is not a miss takes less time than its bytes at the published rates: no step explains it"
+        return ""
 
 
 class Prediction(NamedTuple):
@@ -75,6 +87,11 @@ def fit_one(run: Sample) -> tuple[float, float]:
     return _factor(lambda each: run.time(each, 0) < run.measured), 0.0
 
 
+def _launches(run: Sample) -> float:
+    """Return the assumed nanoseconds of launches, which a step may replace; a prompt has none."""
+    return prices(run.run.machine, run.run.geometry, positions(run.row)).launches if run.run else 0.0
+
+
 def _factor(is_short: Callable[[float], bool]) -> float:
     """Return the factor up to which a run takes less time than measured, by bisection."""
     low, high = 1e-6, 1e3
@@ -98,15 +115,11 @@ def rates_known(run: Sample) -> bool:
 
 
 def groups(found: Sequence[Sample]) -> list[Group]:
-    """Return the runs by series, question and engine, and by what else may not differ within a group."""
+    """Return the runs by series, question, engine and card; decoded tokens also by prompt, prompts by load."""
     by_key: dict[tuple[str, ...], list[Sample]] = defaultdict(list)
     for run in found:
-        by = ["series", "question"]
-        by += ["gpu", "placement"] if run.row["question"] in ("prefill", "multi-gpu") else []
-        by += ["on_miss"] if run.row["question"] == "pcie" and run.row["on_miss"] == "cpu" else []
-        fixed = [run.row[name] for name in by] + [run.row["engine"].split(" b")[0]]
-        fixed += [run.row["prompt_tokens"] if run.steps == 1 else run.row["load"][:4]]
-        by_key[tuple(fixed)].append(run)
+        alike = "series", "question", "engine", "gpu", "prompt_tokens" if run.steps == 1 else "load"
+        by_key[tuple(run.row[name] for name in alike)].append(run)
     return [
         Group(key[0], key[1], tuple(sorted(runs, key=lambda run: -run.time(1, 0) / run.steps)))
         for key, runs in by_key.items()
@@ -114,14 +127,17 @@ def groups(found: Sequence[Sample]) -> list[Group]:
 
 
 def fitted(group: Group, chosen: Sequence[Sample] = ()) -> Fitted:
-    """Fit the chosen one or two runs, or the slowest and the fastest, or the middle one where two say no more."""
-    slow, fast = group.runs[0], group.runs[-1]
+    """Fit the chosen one or two runs, or the slowest and the fastest, or the middle one where two say no more.
+
+    A run whose experts do not fit its VRAM is not chosen: where its experts were is not known.
+    """
+    runs = [run for run in group.runs if not overfull(run)] or list(group.runs)
     if not chosen:
-        two = len(group.runs) > 2 and apart(slow, fast)
-        chosen = (slow, fast) if two else (group.runs[len(group.runs) // 2],)
+        two = len(runs) > 2 and apart(runs[0], runs[-1])
+        chosen = (runs[0], runs[-1]) if two else (runs[len(runs) // 2],)
+    slow, fast = (sorted(chosen, key=lambda run: -run.time(1, 0) / run.steps) * 2)[:2]
     if len(chosen) == 1:
-        return Fitted(*fit_one(chosen[0]), tuple(chosen))
-    slow, fast = sorted(chosen, key=lambda run: -run.time(1, 0) / run.steps)
+        return Fitted(*fit_one(slow), (slow,))
     return Fitted(*fit(slow, fast), (slow, fast))
 
 
@@ -163,15 +179,16 @@ def predictions(group: Group, by: Fitted) -> list[Prediction]:
 
 
 class Written(NamedTuple):
-    """A platform, the figures in it that were fitted, and what it could not hold."""
+    """A platform, and the figures in it that were fitted."""
 
     platform: Platform
     figures: dict[str, float]
-    warnings: tuple[str, ...]
 
 
 def platform_of(group: Group, by: Fitted) -> Written:
     """Return the machine of a group with the figures that were fitted. Raises ConfigError where there are none."""
+    if by.fault:
+        raise ConfigError(f"cannot fit a platform to {group.series}: {by.fault}; pass other runs as --fit")
     run, row = by.runs[0].run, by.runs[0].row
     if run is None:
         raise ConfigError(
@@ -182,7 +199,8 @@ def platform_of(group: Group, by: Fitted) -> Written:
     in_ram = run.machine.has_main_memory and "tiers" not in parts
     machine = without_disk(run.machine) if in_ram else run.machine
     scaled, figures = _scaled(machine.platform, by.factor, parts)
-    step, warnings = _step(run, row, by.step)
+    # what a layer takes besides its weights, with the launches that no calibrated platform adds
+    step = round((_launches(by.runs[0]) + by.step) / run.geometry.layers)
     figures |= {"fixed_step_ns": float(step * run.geometry.layers)}
     others = [each for each in predictions(group, by) if each.role == HELD_OUT]
     mean = fmean(run.geometry.expert_bytes)
@@ -207,7 +225,7 @@ def platform_of(group: Group, by: Fitted) -> Written:
             "calibration": about,
         }
     )
-    return Written(sealed(made), figures, warnings)
+    return Written(sealed(made), figures)
 
 
 def _spent(by: Fitted) -> list[Parts]:
@@ -241,17 +259,6 @@ def _slower(cpu: Roofline, factor: float) -> Roofline:
     return cpu.model_copy(update=rates | {"launch_ns": round(cpu.launch_ns * factor)})
 
 
-def _step(run: Expressed, row: Row, step: float) -> tuple[int, tuple[str, ...]]:
-    """Return what a layer takes besides its weights, with the launches that no calibrated platform adds."""
-    more = prices(run.machine, run.geometry, positions(row)).launches + step
-    if more >= 0:
-        return round(more / run.geometry.layers), ()
-    return 0, (
-        f"the runs are {-more / 1e6:.2g} ms per token faster than dense weights and hits at the published rates of the "
-        "card: a platform has no negative step, so its times are longer by that much",
-    )
-
-
 def _method(group: Group, by: Fitted) -> str:
     names = " and ".join(each.row["id"] for each in by.runs)
     return f"closed form of a token, rate of misses and fixed step fitted on {names} of {group.series or 'the table'}"
@@ -281,7 +288,6 @@ def document(
         },
         "platform": machine.platform.name if machine else None,
         "figures": machine.figures if machine else {},
-        "warnings": list(machine.warnings) if machine else [],
         "refused": [{"id": row["id"], "series": row["series"], "reason": why} for row, why in refused],
     }
 
@@ -294,6 +300,7 @@ def _group(group: Group, by: Fitted, runs: Sequence[Prediction]) -> dict[str, An
         "fit": [run.row["id"] for run in by.runs],
         "miss_factor": by.factor,
         "step_ns": by.step,
+        "fault": by.fault,
         "in_words": in_words(by),
         "runs": [
             {"id": each.row["id"], "source": each.row["source"], "role": each.role}
@@ -307,6 +314,8 @@ def _group(group: Group, by: Fitted, runs: Sequence[Prediction]) -> dict[str, An
 def in_words(by: Fitted) -> str:
     """Return what the fitted runs say of the machine, and on which runs."""
     names = " and ".join(run.row["id"] for run in by.runs)
+    if by.fault:
+        return f"no figures of the machine: {by.fault} (fitted on {names})"
     if by.runs[0].steps > 1:
         moved = f"streaming takes {by.factor:.3g} times what the published rates give"
         return f"{moved}, and a token {by.step / 1e3:+.3g} us (fitted on {names})"

@@ -65,8 +65,7 @@ def model_load(spec: str, asked: Asked) -> Subject:
     routing = f"routing model{'s' if len(candidates) > 1 else ''} {names}"
     if not own:
         many = len({each.routing.model for each in candidates})
-        routing = "no built-in routing model; the range, not a bound, is over the routing of "
-        routing += f"{many} other models, scaled to its shape: {names}"
+        routing = f"no recording of this model's routing: the range is that of {many} other models (--json names them)"
     drafts = asked_drafts(asked.concurrency, asked.draft, model.name)
     ways = drafts.decodings if drafts else (PLAIN,)
     loads = _loads(geometry, model.name, asked, ways, [of_model_at(each.routing, ways) for each in candidates])

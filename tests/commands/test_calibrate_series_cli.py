@@ -86,6 +86,28 @@ def test_what_cannot_be_expressed_is_refused_by_its_name(tmp_path: Path) -> None
     assert all(name in shown for name in refused) and "5 runs can be predicted, 5 cannot" in shown
 
 
+def test_runs_that_no_machine_explains_give_no_figures(tmp_path: Path) -> None:
+    """Tokens/s that rise with the layers on the CPU, a slope alone, and 5 GiB of experts in a card of 4 GiB."""
+    odd = [law("up-40", cpu_moe_layers="40"), law("up-20", cpu_moe_layers="20"), law("up-0", cpu_moe_layers="0")]
+    odd = [row | {"series": "up", "decode_tok_s": speed} for row, speed in zip(odd, ("30", "20", "10"), strict=True)]
+    slope = [law(f"slope-{layers}", 9, -8e6, cpu_moe_layers=str(layers), series="slope") for layers in (40, 30, 20)]
+    full = [
+        law(f"full-{layers}", cpu_moe_layers=str(layers), series="full", vram_gib="4") for layers in (40, 20, 10, 0)
+    ]
+    full[3] |= {"decode_tok_s": "1"}  # what spills is slow
+    found = {group["series"]: group for group in answer(table(tmp_path, *odd, *slope, *full))["groups"]}
+    assert "no rate of misses explains them" in found["up"]["fault"]
+    assert "no step explains it" in found["slope"]["fault"]
+    assert found["full"]["fit"] == ["full-40", "full-10"] and not found["full"]["fault"]
+    assert found["full"]["miss_factor"] == pytest.approx(FACTOR, rel=1e-3) and not found["desk"]["fault"]
+    shown = moereplay("calibrate", "series", tmp_path / "runs.csv", "--series", "up")
+    assert "up, llama.cpp b1: no figures of the machine: the runs do not" in unfolded(shown.stdout)
+    assert "times what" not in shown.stdout and "fixed_step" not in shown.stdout
+    for words in (("--series", "up"), ("--fit", "full-0")):
+        ended = moereplay("calibrate", "series", tmp_path / "runs.csv", *words, "--out", tmp_path / "x.toml")
+        assert ended.returncode == 2 and "cannot fit a platform to" in unfolded(ended.stderr)
+
+
 @every(
     "words, told",
     [

@@ -62,7 +62,7 @@ def test_replay_prints_every_combination_beside_its_bound(small):
     )
     assert shown.returncode == 0, shown.stderr
     assert "SIMULATED" in shown.stdout
-    assert "token cycles" in shown.stdout
+    assert "of 8 experts per layer" in shown.stdout
     assert "eviction lru, least_stale; prefetch none, top_k" in shown.stdout
     assert sum(line.split()[1:2] == ["least_stale"] for line in shown.stdout.splitlines()) == 4
     assert "belady" in shown.stdout

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 VOID = {"meta", "link", "img", "br", "input", "hr", "path", "line"}
@@ -87,3 +89,14 @@ class Page(HTMLParser):
     def code(self) -> list[str]:
         """The scripts that run."""
         return [text for attributes, text in self.scripts if attributes.get("type") != "application/json"]
+
+
+def first_screen(html: str) -> str:
+    """Return the words of a page of `report` down to its ranking, a line each, as docs/figures/report.png has them."""
+    words = [" ".join(each.split()) for each in Page(html).words if each.strip()]
+    headings = [at for at, each in enumerate(words) if each == "Ranking"]
+    return "\n".join(words[: headings[1]]) + "\n"
+
+
+if __name__ == "__main__":
+    print(first_screen(Path(sys.argv[1]).read_text("utf-8")), end="")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tests.kit.documented import PAGES
 from tests.kit.every import every
+from tests.kit.pages import first_screen
 from tests.kit.recordings import ROOT
+from tests.kit.sweeping import moereplay
 
 #: A link to a file or a heading of the project: [text](path#heading).
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([\w-]+))?\)")
@@ -41,6 +43,35 @@ def test_links_lead_to_a_file_and_a_heading(page: str) -> None:
 def test_a_link_that_leads_nowhere_is_noticed(link: tuple[str, str]) -> None:
     assert leads_nowhere("README.md", *link)
     assert not leads_nowhere("README.md", "docs/sweeps.md", "results")
+
+
+def run_together(text: str) -> list[str]:
+    """Sentences of a page that follow another after two spaces: a paragraph that lost its empty line."""
+    prose = re.sub(r"(?ms)^ *```.*?^ *```$|^(?: {4}|\|).*?$|`[^`\n]*`", "code", text)
+    return re.findall(r"\S+[.:;,)]  +\S+", prose)
+
+
+@every("page", [*PAGES, "DESIGN.md", "CHANGELOG.md"])
+def test_no_paragraph_runs_into_another(page: str) -> None:
+    assert run_together((ROOT / page).read_text("utf-8")) == []
+
+
+def test_a_paragraph_that_runs_into_another_is_noticed() -> None:
+    assert run_together("- a cache.  A miss is computed\n```\nheld.  Out\n```\n`a.  B` and\n    c.  D\n") == [
+        "cache.  A"
+    ]
+
+
+def test_the_picture_of_a_report_has_the_words_of_today(tmp_path: Path) -> None:
+    """docs/figures/report.txt is written with the picture, by the commands of docs/report.md, by `make figures`."""
+    command = re.search(r"(?m)^moereplay (replay .+) --out", (ROOT / "docs" / "figures" / "make.sh").read_text("utf-8"))
+    assert command and command[1] in (ROOT / "docs" / "report.md").read_text("utf-8")
+    folder, page = tmp_path / "mini", tmp_path / "a.html"
+    for words in ((*command[1].split(), "--out", folder), ("report", folder, "--out", page)):
+        ended = moereplay(*words)
+        assert ended[0] == 0, ended[2]
+    shown = first_screen(page.read_text("utf-8"))
+    assert shown == (ROOT / "docs" / "figures" / "report.txt").read_text("utf-8")
 
 
 @every("recipe", sorted((ROOT / "docs" / "recipes").glob("*.md")))

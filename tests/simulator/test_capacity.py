@@ -90,11 +90,11 @@ def test_the_largest_expert_is_that_of_the_precision_in_use() -> None:
 
 
 def test_a_capacity_is_echoed_in_every_form() -> None:
-    # 20 kB: half of 40 kB, a quarter of 80 kB, ten experts of 2 kB, five per layer; a token needs 2 * (1 + 3) kB
+    # 20 kB: half of 40 kB, ten experts of 2 kB, five per layer; a token needs 2 * (1 + 3) kB
     found = parse_capacity("50%", UNEVEN, "global", (UNEVEN.expert_bytes,))
-    assert (found.percent_stored, found.percent_16, found.experts, found.per_layer) == (50, 25, 10, 5)
+    assert (found.percent_stored, found.per_layer) == (50, 5)
     assert found.token_cycles == 20 / 8
-    assert found.forms() == "50% = 25%@16 = 0.0 MiB = 10.0 experts = 5/layer, 2.5 token cycles"
+    assert found.forms() == "50% = 20 kB, 5 of 10 experts per layer"
 
 
 # ---------------------------------------------------------------- the cliff

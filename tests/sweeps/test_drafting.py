@@ -423,7 +423,7 @@ def test_what_is_left_if_further_rows_cost_dense_work_by_hand():
     known = {"steps": [none, one], "concurrency": 2, "engine": "llama.cpp", "alone": {"tokens_per_s": _speeds(50)}}
     (line,) = with_dense_rows(known)
     assert "+5.5% tokens/s with 1 draft," in line
-    assert "1.48 times" in line
+    assert "+48% tokens/s in 2 streams" in line
     assert list(with_dense_rows(known | {"steps": [none], "concurrency": 1, "alone": None})) == []
     chart = speed_by_drafts({"name": "a model", "machine": {"name": "a machine"}, "decoding": known})
     drawn = [(row["x"], row["y"], row["low"]) for row in rows_of(chart)]

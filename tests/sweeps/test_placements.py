@@ -191,10 +191,14 @@ def answer(of: Load, on: Machine) -> dict[str, Any]:
 def test_the_text_says_what_to_place_and_from_where_on() -> None:
     said = answer(load(CACHED, LISTED), machine())
     text = unfolded("\n".join(placement_lines(said)))
-    assert "the cache begins to lose where VRAM holds 6 of 8 layers' bytes (9.6 GB, 96 slots): above that" in text
+    assert (
+        "a cache wins up to 9.6 GB of experts in VRAM (6 of 8 layers' bytes, 96 slots), fixed placement above" in text
+    )
     assert "fastest use of VRAM by the closed form: a cache of the last used experts, misses split" in text
-    assert "published runs favour a cache less" in text and "whole layers, with the rest on the CPU: 44" in text
-    assert "this machine is below" in text and "3 whole layers" in text and "ktransformers" in text
+    assert (
+        "published runs: caches gained less than this" in text and "whole layers, with the rest on the CPU: 44" in text
+    )
+    assert "slots), fixed placement above; you have" in text and "3 whole layers" in text and "ktransformers" in text
     assert "a missing expert takes 2 ms on the CPU, 3.98 ms over the link, 33.3 ms from the disk" in text
     worse = answer(load(cached=np.interp(LINE, (0, 0.99, 1), (0, 0.3, 1))), machine())
     other = unfolded("\n".join(placement_lines(worse)))

@@ -79,6 +79,7 @@ class Mode(Frozen):
     rows_apart: bool = False  #: the CPU computes an expert again for each row of a pass that chose it
     least_rows: int = Field(default=1, ge=1)  #: of a pass that is computed in this way
     most_rows: int = Field(default=1 << 30, ge=1)
+    tried: Tried | None = None  #: runs that place experts in this way
     from_disk: str = ""  #: flags besides, where something is read that way: a copy in another layout would fill memory
     source: str
 
@@ -98,16 +99,26 @@ class Engine(Frozen):
     name: str
     summary: str
     home: str  #: its address
+    aliases: tuple[str, ...] = ()  #: other first words by which tables of runs name it, in lower case
     knob: str = ""  #: the mode whose setting is a ladder
     prefill: str = ""  #: in words
     drafts: str = ""  #: how it was seen to decode with draft tokens; "" if that is not known
     models: tuple[str, ...] = ()  #: beginnings of the names of the only models that it runs; none: any
+    fills: bool = False  #: slots take what fast memory the rest leaves, unless it is told their number
+    uniform: bool = False  #: experts are placed evenly unless it is told their use
+    prompt_batch: int = Field(default=0, ge=0)  #: tokens of a prompt at a time; 0: not known
+    prompt_bytes: int = Field(default=0, ge=0)  #: of each card, kept for prompts
+    defaults: str = ""  #: source of these four
     modes: tuple[Mode, ...] = Field(min_length=1)
     tried: Tried | None = None
 
     def runs(self, model: str) -> bool:
         """Return whether the engine runs a model of this name; it is taken to, where the name is not known."""
         return not (self.models and model) or model.lower().startswith(self.models)
+
+    def tried_with(self, mode: Mode) -> Tried | None:
+        """Return the runs that are known of a mode: its own, or the engine's where no mode states its own."""
+        return self.tried if all(each.tried is None for each in self.modes) else mode.tried
 
     @field_validator("modes")
     @classmethod
