@@ -202,6 +202,10 @@ def _say_version(wanted: bool) -> None:
 
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (anywhere on the line).")] = False,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="Read nothing over the network, as HF_HUB_OFFLINE=1 (anywhere on the line)."),
+    ] = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -265,7 +269,9 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that cannot be encoded
     debug = "--debug" in sys.argv
-    sys.argv[:] = [typed for typed in sys.argv if typed != "--debug"]
+    if "--offline" in sys.argv:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub and worker processes read it too
+    sys.argv[:] = [typed for typed in sys.argv if typed not in ("--debug", "--offline")]
     if not debug:
         sys.excepthook = _unexpected
     try:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from moereplay.traces.checkpoints import found
+from moereplay.traces import network
 from moereplay.traces.checkpoints.config import numbers_of
 from moereplay.traces.checkpoints.found import model_of
 from moereplay.traces.checkpoints.gguf import TYPES
@@ -286,7 +286,7 @@ def test_headers_of_the_hub_are_read_by_range_and_kept(hub: tuple[str, Path], mo
     assert made.geometry.expert_bytes == (3 * 2048,) * 4
     assert made.geometry.dense_bytes == 4 * 128
     assert Served.sent < 1 << 20  # of more than 8 MiB
-    monkeypatch.setattr(found.urllib.request, "urlopen", lambda *_, **__: pytest.fail("the network was used again"))
+    monkeypatch.setattr(network, "_received", lambda *_, **__: pytest.fail("the network was used again"))
     assert model_of("some/model") == made
 
 

@@ -144,10 +144,10 @@ def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> No
     assert (code, said) == (0, "") and got[0] == 0, got
     assert json.loads(listed)[0]["digest"] == open_trace(tmp_path / "mini.zarr").digest
     assert (other, unknown.count("\n")) == (2, 1)
-    assert "nobody/nothing is neither a folder nor a public data set" in unknown
+    assert "nobody/nothing is neither a folder nor a (public) data set" in unknown
     ((away, _, said),) = hub(["list", "else/where"], at="http://127.0.0.1:9", folder=tmp_path)
     assert (away, said.count("\n")) == (2, 1)
-    assert "the hub cannot be reached" in said
+    assert "the Hugging Face hub cannot be reached" in said
 
 
 # ---------------------------------------------------------------- refused
