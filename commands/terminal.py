@@ -123,14 +123,35 @@ def say_when_compiling() -> None:
 # -- Ctrl-C: the first ends the command with one line, the second ends the process at once
 
 
+_interrupted = threading.Event()
+
+
+def was_interrupted() -> bool:
+    """Return whether Ctrl-C has raised KeyboardInterrupt, which a library may have converted to another error."""
+    return _interrupted.is_set()
+
+
+def _silence_others() -> None:
+    """Discard what libraries in machine code, and abandoned threads, write about an interrupt to stderr."""
+    sys.unraisablehook = threading.excepthook = lambda about: None
+    with suppress(OSError, ValueError):  # there may be no stderr
+        if sys.stderr.fileno() == 2:
+            own = os.fdopen(os.dup(2), "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            sys.stderr = own
+
+
 @contextmanager
 def second_interrupt_ends() -> Iterator[None]:
     """Raise KeyboardInterrupt at the first Ctrl-C in this block, and end the process at the second."""
 
     def interrupt(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
+        _interrupted.set()
+        _silence_others()
         raise KeyboardInterrupt
 
+    _interrupted.clear()
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, in the background of a script
         yield
         return
@@ -187,7 +208,9 @@ def leave(code: Any) -> NoReturn:
         from moereplay.simulator.threads import end_all
 
         sys.unraisablehook = lambda unraisable: None  # a thread may be ended inside a callback of the compiler
-        if not end_all(SECONDS_TO_END):
+        ended = end_all(SECONDS_TO_END)
+        others = [each for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
+        if not ended or (code and others):  # a library's thread may wait for a server
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError):
                     stream.flush()
