@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -204,17 +205,21 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 def leave(code: Any) -> NoReturn:
     """End the process even while a thread compiles, which cannot be interrupted."""
     logging.getLogger("asyncio").disabled = True  # it reports reads of zarr that an interrupt abandoned
+    at_once = was_interrupted()  # machine code that an interrupt left in disorder may abort at the end of Python
     if threading.active_count() > 1:
         from moereplay.simulator.threads import end_all
 
         sys.unraisablehook = lambda unraisable: None  # a thread may be ended inside a callback of the compiler
         ended = end_all(SECONDS_TO_END)
         others = [each for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
-        if not ended or (code and others):  # a library's thread may wait for a server
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError):
-                    stream.flush()
-            os._exit(code if isinstance(code, int) else 1)
+        at_once = at_once or not ended or bool(code and others)  # a library's thread may wait for a server
+    if at_once:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        if was_interrupted():
+            atexit._run_exitfuncs()
+        os._exit(code if isinstance(code, int) else 1)
     sys.exit(code)
 
 
