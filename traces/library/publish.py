@@ -172,16 +172,18 @@ def fetch(library: Library, name: str, out: Path) -> Trace:
     source = library.folder(entry)
     scratch = out.with_name(f".{out.name}.{scratch_name()}{SUFFIX}")
     try:
-        _copy(source, entry, scratch)
-        trace = open_trace(scratch)
-        verify(trace)
-        if differs := entry.difference(trace):
-            raise TraceError(f"{library.where}: {name}: {differs}; ask the publisher for a corrected library")
-        scratch.rename(out)
+        with leaving_no_folders(out.absolute().parent):
+            try:
+                _copy(source, entry, scratch)
+                trace = open_trace(scratch)
+                verify(trace)
+                if differs := entry.difference(trace):
+                    raise TraceError(f"{library.where}: {name}: {differs}; ask the publisher for a corrected library")
+                scratch.rename(out)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
     except OSError as refused:
         raise TraceError(f"cannot fetch {name} to {out}: {refused.strerror or refused}") from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return open_trace(out)
 
 
