@@ -55,6 +55,9 @@ def models(
         typer.Argument(help="Show the sizes of this model, file, folder, address, or owner/name of the hub."),
     ] = None,
     quant: options.Quant = "",
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Read an address or owner/name again, and keep the new answer.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the known models, or show the sizes of one: a known name, a file, a folder, or owner/name of the hub."""
@@ -64,14 +67,14 @@ def models(
     from moereplay.traces.geometry import known_models
 
     if name:
-        found = model_of(name, quant)
+        found = model_of(name, quant, refresh)
         if as_json:
             show_json(found.model_dump(mode="json"))
         else:
             show(*definitions(explained(found)))
         return
-    if quant:
-        raise ConfigError("--quant requires the name of a model")
+    if quant or refresh:
+        raise ConfigError(f"--{'quant' if quant else 'refresh'} requires the name of a model")
     shown = ("model", "layers", "experts", "k", "shared", "MiB per expert")
     if as_json:
         show_json([model.model_dump(mode="json") for model in known_models().values()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -84,9 +84,9 @@ def sweep_run(
     checker = _checker(checks, sweep, share, machines.executor, out)
     jobs = left_to_do(sweep, place, share)
     _say_plan(sweep, share, jobs)
+    refused = {refusal.job.key for refusal in sweep.refusals}
+    ready = [job for job in jobs if job.key not in refused]
     if dry_run:
-        refused = {refusal.job.key for refusal in sweep.refusals}
-        ready = [job for job in jobs if job.key not in refused]
         _say_estimate(ready, engine, machines.workers, sweep.experiment.keeps_requests)
     elif machines.executor == "slurm" and jobs:
         from moereplay.policies.files import registered
@@ -94,8 +94,10 @@ def sweep_run(
 
         how = (tuple(changes or ()), place, engine, machines.workers, machines.nodes, keep_going)
         shards = Shards(file, *how, tuple(registered()), tuple(sys.argv))
-        for line in run_shards(shards, options_of(machines.slurm or [])):
-            say(line)
+        options = _limited(options_of(machines.slurm or []), ready, machines, engine)
+        with keeping(lambda: f"the jobs are cancelled, results in {place} are kept; run the same command to resume"):
+            for line in run_shards(shards, options):
+                say(line)
     else:
         gave_up = bool(jobs) and _run(sweep, jobs, place, engine, _starter(machines, engine))
         if checker:
@@ -104,6 +106,21 @@ def sweep_run(
             raise typer.Exit(1)
     if not dry_run:
         _say_next(out)
+
+
+def _limited(options: dict[str, Any], jobs: list[Job], machines: Machines, engine: str) -> dict[str, Any]:
+    """Return options of submitit with a time limit, and print one that comes from the estimate."""
+    from moereplay.sweeps.clusters import STARTING_MIN, TIMES, limited
+    from moereplay.sweeps.run import estimate
+
+    found = limited(options, lambda: estimate(jobs, engine, machines.workers * machines.nodes).seconds if jobs else 0)
+    if found is not options:
+        minutes = found["timeout_min"]
+        say(
+            f"time limit of a job: {minutes:,} min ({STARTING_MIN} and {TIMES} times the estimate of --dry-run); "
+            f"another: --slurm timeout_min={minutes}"
+        )
+    return found
 
 
 def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out: str) -> Checker | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -123,14 +124,35 @@ def say_when_compiling() -> None:
 # -- Ctrl-C: the first ends the command with one line, the second ends the process at once
 
 
+_interrupted = threading.Event()
+
+
+def was_interrupted() -> bool:
+    """Return whether Ctrl-C has raised KeyboardInterrupt, which a library may have converted to another error."""
+    return _interrupted.is_set()
+
+
+def _silence_others() -> None:
+    """Discard what libraries in machine code, and abandoned threads, write about an interrupt to stderr."""
+    sys.unraisablehook = threading.excepthook = lambda about: None
+    with suppress(OSError, ValueError):  # there may be no stderr
+        if sys.stderr.fileno() == 2:
+            own = os.fdopen(os.dup(2), "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            sys.stderr = own
+
+
 @contextmanager
 def second_interrupt_ends() -> Iterator[None]:
     """Raise KeyboardInterrupt at the first Ctrl-C in this block, and end the process at the second."""
 
     def interrupt(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
+        _interrupted.set()
+        _silence_others()
         raise KeyboardInterrupt
 
+    _interrupted.clear()
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, in the background of a script
         yield
         return
@@ -183,15 +205,21 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 def leave(code: Any) -> NoReturn:
     """End the process even while a thread compiles, which cannot be interrupted."""
     logging.getLogger("asyncio").disabled = True  # it reports reads of zarr that an interrupt abandoned
+    at_once = was_interrupted()  # machine code that an interrupt left in disorder may abort at the end of Python
     if threading.active_count() > 1:
         from moereplay.simulator.threads import end_all
 
         sys.unraisablehook = lambda unraisable: None  # a thread may be ended inside a callback of the compiler
-        if not end_all(SECONDS_TO_END):
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError):
-                    stream.flush()
-            os._exit(code if isinstance(code, int) else 1)
+        ended = end_all(SECONDS_TO_END)
+        others = [each for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
+        at_once = at_once or not ended or bool(code and others)  # a library's thread may wait for a server
+    if at_once:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        if was_interrupted():
+            atexit._run_exitfuncs()
+        os._exit(code if isinstance(code, int) else 1)
     sys.exit(code)
 
 

@@ -6,7 +6,9 @@ import errno
 import gc
 import os
 import re
+import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,21 +17,40 @@ from io import TextIOWrapper
 from math import isfinite
 from typing import Annotated, Any
 
-try:
+
+def _end_at_once(number: int, frame: Any) -> None:
+    os.write(2, b"interrupted: nothing was written\n")
+    os._exit(130)
+
+
+@contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """End the process at the first Ctrl-C in this block: modules being imported lose or convert an exception."""
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not heeds or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _end_at_once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+with _ending_at_once():
     import typer
     from typer.core import TyperCommand, TyperGroup
 
     from moereplay import commands
     from moereplay.commands.options import HEADINGS, heading_of, with_default
-    from moereplay.commands.terminal import INTERRUPTED, leave, mute, say, second_interrupt_ends
-except KeyboardInterrupt:  # no traceback while modules are imported
-    os._exit(130)  # sys.exit would end by the signal if it arrived in an exec, such as a dataclass's
+    from moereplay.commands.terminal import INTERRUPTED, leave, mute, say, second_interrupt_ends, was_interrupted
 
 #: Errors of a full disk, a quota, or a limit on file sizes.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Thresholds of the cycle collector: traversing imported modules would take a seventh of a short replay.
 SELDOM = (100_000, 50, 100)
 LONGEST = 1000  #: characters of a message
+COMPLETE = "interrupted: files that were written are complete"
 COMPLETES = "_MOEREPLAY_COMPLETE"  #: in the environment while a shell completes a line
 
 
@@ -202,6 +223,10 @@ def _say_version(wanted: bool) -> None:
 
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (anywhere on the line).")] = False,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="Read nothing over the network, as HF_HUB_OFFLINE=1 (anywhere on the line)."),
+    ] = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -229,7 +254,7 @@ def _user_errors() -> tuple[type[Exception], ...]:
     return TraceError, PolicyError, ConfigError, ResultError, RecordError
 
 
-def _message(error: Exception) -> str | None:
+def _message(error: BaseException) -> str | None:
     """Return the message for an error that the user can correct; None for a bug of this program."""
     from moereplay.policies.files import blamed
 
@@ -265,27 +290,37 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that cannot be encoded
     debug = "--debug" in sys.argv
-    sys.argv[:] = [typed for typed in sys.argv if typed != "--debug"]
+    if "--offline" in sys.argv:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub and worker processes read it too
+    sys.argv[:] = [typed for typed in sys.argv if typed not in ("--debug", "--offline")]
     if not debug:
         sys.excepthook = _unexpected
     try:
+        with _ending_at_once():
+            verbs = typer.main.get_command(application(_meant(sys.argv[1:])))
         with second_interrupt_ends():
-            app = application(_meant(sys.argv[1:]))
-            typer.main.get_command(app)()  # app() would install an excepthook of its own
-    except KeyboardInterrupt:  # before a verb has begun
-        leave(INTERRUPTED)
+            verbs()  # an app would install an excepthook of its own
     except SystemExit as end:  # typer has printed its message, except for Ctrl-C
         if end.code == INTERRUPTED and isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
-            say("interrupted: files that were written are complete")
+            say(COMPLETE)
         leave(_flushed(end.code))
-    except BrokenPipeError:  # the reader of a pipe has closed it
+    except BaseException as error:
+        _end(error, debug)
+
+
+def _end(error: BaseException, debug: bool) -> None:
+    """End with the line of an error, or raise it: a bug, or any error with `--debug`."""
+    if isinstance(error, KeyboardInterrupt) or was_interrupted():  # as libraries convert it: polars, C extensions
+        say(COMPLETE)
+        leave(INTERRUPTED)
+    if isinstance(error, BrokenPipeError):  # the reader of a pipe has closed it
         mute()
-    except Exception as error:
-        message = None if debug and not isinstance(error, UsageError) else _message(error)
-        if message is None:
-            raise
-        say(f"moereplay: {_line(message)}")
-        leave(_flushed(2))
+        return
+    message = None if debug and not isinstance(error, UsageError) else _message(error)
+    if message is None:
+        raise error
+    say(f"moereplay: {_line(message)}")
+    leave(_flushed(2))
 
 
 def _flushed(code: Any) -> Any:

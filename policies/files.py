@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import stat
 import sys
 import threading
@@ -136,14 +137,19 @@ def _run(path: str, content: bytes, name: str) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = path
     sys.modules[name] = module  # where its functions say that they are from
+    ending, os._exit = os._exit, sys.exit  # a file that ends the process would do so without a word
     try:
         exec(compile(content, path, "exec", dont_inherit=True), vars(module))
     except SyntaxError as error:
         if error.filename not in (path, None):  # of a file that this one imports
             raise PolicyError(blamed(error) or f"{path}: {error}") from None
         raise PolicyError(_at(path, error.lineno or 1, f"{type(error).__name__}: {error.msg}")) from None
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of code that may raise anything
         raise PolicyError(blamed(error) or _at(path, 1, f"{type(error).__name__}: {error}")) from None
+    finally:
+        os._exit = ending
     return module
 
 

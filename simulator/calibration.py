@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from moereplay.simulator.rates import MOST_RATE, Measured, Roofline
-from moereplay.traces.documents import Sparse
+from moereplay.traces.documents import Name, Sparse, Text
 from moereplay.traces.drafts import OFF
 from moereplay.traces.passes import slots_of
 from moereplay.traces.texts import between, counted, size
@@ -39,8 +39,8 @@ class Tried(Band):
 
     later: ClassVar = frozenset({"expert_rate", "population"})
 
-    source: str
-    population: str = ""  #: whose runs these are: 22 of one laptop and 2 others
+    source: Text
+    population: Text = ""  #: whose runs these are: 22 of one laptop and 2 others
     #: Memory rate of routed experts over that of dense weights; a calibration that cannot separate the two assumes it.
     expert_rate: float | None = Field(default=None, gt=0, le=100)
 
@@ -71,23 +71,23 @@ class Calibration(Sparse):
         | {"parts"}
     )
 
-    device: str
-    method: str = ""
-    date: str = ""
+    device: Text
+    method: Text = ""
+    date: Text = ""
     cells: int = Field(default=0, ge=0, le=10**9)  #: runs that the figures were fitted on
     mape: float | None = Field(default=None, ge=0)  #: of the time per token; `method` says over which runs
-    slow_tier: str = ""  #: what experts were read from: disk, disk:buffered or pinned
+    slow_tier: Text = ""  #: what experts were read from: disk, disk:buffered or pinned
     throttle_bytes_per_s: float | None = Field(default=None, gt=0, le=MOST_RATE)  #: of that slow tier, if it had one
     #: The link's rate in runs that do not overlap reads with compute, where it differs from `link.bytes_per_s`.
     serial_bytes_per_s: float | None = Field(default=None, gt=0, le=MOST_RATE)
     held_out: Band | None = None  #: of runs of the device that the figures were not fitted on
-    digest: str = Field(default="", max_length=64)  #: of the platform's figures and of the rest (`Platform.seal`)
+    digest: Name = Field(default="", max_length=64)  #: of the platform's figures and of the rest (`Platform.seal`)
     #: Models of the runs, with the bytes of dense weights that each of their tokens read; 0 where these are not known.
-    models: dict[str, Bytes] = Field(default_factory=dict)
+    models: dict[Text, Bytes] = Field(default_factory=dict)
     #: That the runs waited for, besides the accelerator: only their figures were measured. None: not stated.
     parts: tuple[Part, ...] | None = None
     #: Of the same models, the bytes of an expert in the runs: the fewest and the most, each the mean over layers.
-    expert_bytes: dict[str, tuple[Bytes, Bytes]] = Field(default_factory=dict)
+    expert_bytes: dict[Text, tuple[Bytes, Bytes]] = Field(default_factory=dict)
 
     def in_one_line(self) -> str:
         """Return device, number of runs, error, date, and whether a digest protects the figures."""

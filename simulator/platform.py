@@ -17,7 +17,7 @@ from moereplay.simulator.rates import OF_CPU, Decisions, Drafting, Loading, Ns, 
 from moereplay.simulator.rates import Measured as Measured  # of a platform, to its readers
 from moereplay.simulator.rates import Roofline as Roofline
 from moereplay.simulator.wires import MOST_LINKS, MOST_TIERS, Link, LowerTier, Wire
-from moereplay.traces.documents import Sparse
+from moereplay.traces.documents import Sparse, Text
 from moereplay.traces.schema import canonical
 from moereplay.traces.units import GB
 
@@ -62,11 +62,11 @@ class Platform(Sparse):
     later: ClassVar = frozenset({"overlap", "memory_bytes", "fault_ns", "tiers", "loading", "calibration", "tried"})
     later |= {"decisions", "reserve_bytes", "draft", "power"}
 
-    name: str
-    summary: str = ""
-    source: str = ""
-    fast_tier: str = "VRAM"
-    slow_tier: str = "DRAM"
+    name: Text
+    summary: Text = ""
+    source: Text = ""
+    fast_tier: Text = "VRAM"
+    slow_tier: Text = "DRAM"
     overlap: Literal["arrival", "none"] = "arrival"  #: `none`: a step computes when all that it awaits has arrived
     #: That hold cache and dense weights; for a warning only.
     memory_bytes: float | None = Field(default=None, gt=0, le=MOST_BYTES)

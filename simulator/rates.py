@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from moereplay.simulator.errors import ConfigError
-from moereplay.traces.documents import Sparse
+from moereplay.traces.documents import Sparse, Text
 from moereplay.traces.weight_formats import check_format
 
 NS = 1_000_000_000
@@ -185,7 +185,7 @@ class Decisions(Sparse):
     ns_per_prediction: Ns = 0  #: per gate of a later layer that the prefetch policy evaluates in a step
     gates: bool = False  #: charge the router's weights and launch for each of them, in place of `ns_per_prediction`
     ns_per_victim: Ns = 0  #: more latency of a transfer into the fast tier for each copy that it evicts
-    by_policy: dict[str, Ns] = Field(default_factory=dict)  #: per step, by name of a policy of any kind
+    by_policy: dict[Text, Ns] = Field(default_factory=dict)  #: per step, by name of a policy of any kind
 
     @field_validator("by_policy")
     @classmethod
@@ -226,7 +226,7 @@ class Roofline(Sparse):
     formats: dict[str, Rate] = Field(default_factory=dict)  #: of routed experts in a format, in place of both
     dense_formats: dict[str, Rate] = Field(default_factory=dict)  #: of dense weights in a format
     kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; default: no time
-    tier: str = ""  #: of a CPU: the row of [[tiers]] that it reads; default: the slow tier
+    tier: Text = ""  #: of a CPU: the row of [[tiers]] that it reads; default: the slow tier
     sync_ns: Ns = 0  #: of a CPU: once for a step's work that is queued at its gate
     rows_apart: bool = False  #: of a CPU: an expert is computed anew for every row, not once for all of them
 
@@ -284,7 +284,7 @@ class Measured(Sparse):
     expert_by_tokens: Points = ()  #: the same of an expert, in place of `expert_ns_per_token`
     expert_by_size: Points = ()  #: by bytes of the copy, in times of `expert_ns`; constant beyond both ends
     kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; default: no time
-    tier: str = ""  #: of a CPU: the row of [[tiers]] that it reads; default: the slow tier
+    tier: Text = ""  #: of a CPU: the row of [[tiers]] that it reads; default: the slow tier
     sync_ns: Ns = 0  #: of a CPU: once for a step's work that is queued at its gate
     rows_apart: bool = False  #: of a CPU: an expert is computed anew for every row, not once for all of them
 

@@ -26,7 +26,7 @@ from moereplay.simulator.rates import (
     half_even,
     in_order,
 )
-from moereplay.traces.documents import Sparse
+from moereplay.traces.documents import Sparse, Text
 
 MOST_LINKS, MOST_TIERS = 16, 4  #: tiers between the fast and the slow one
 
@@ -94,7 +94,7 @@ class Link(Wire):
     #: Its part of each layer's experts, in proportion to the shares of the others; default: equal parts.
     share: float | None = Field(default=None, ge=1e-6, le=1e6)
     layers: str = ""  #: instead of a share: all experts of these MoE layers, as in 0-23,40
-    tier: str = Field(default="", alias="from")  #: what it reads, a name only; default: the platform's slow tier
+    tier: Text = Field(default="", alias="from")  #: what it reads, a name only; default: the platform's slow tier
 
     @field_validator("layers")
     @classmethod
@@ -147,7 +147,7 @@ class LowerTier(Wire):
 
     later: ClassVar = Wire.later | {"eviction"}
 
-    name: str
+    name: Text
     capacity: str
     eviction: Literal["lru", "fifo"] = "lru"  #: what leaves first: what was read, or what came in, longest ago
 

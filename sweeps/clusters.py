@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import socket
+import threading
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from math import ceil
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -17,6 +22,7 @@ import numpy as np
 
 from moereplay.policies import files
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.threads import run_interruptibly
 from moereplay.sweeps import extra
 from moereplay.sweeps.jobs import Batch, Computed, Job, compute, shard
 from moereplay.sweeps.local import LocalExecutor
@@ -30,6 +36,11 @@ from moereplay.traces.texts import counted, whole
 LOGS = "slurm"  #: folder in the output, or next to the experiment, for submitit's scripts and logs
 
 HERE = "no SLURM on this machine (no sbatch): the shards run here"
+#: The time limit of a job, unless it is given: minutes to start and to compile, and a multiple of the estimate.
+#: submitit's own limit is five minutes.
+STARTING_MIN, TIMES = 10, 3
+OUT_OF_TIME = re.compile("timed-out|TIMEOUT|TIME LIMIT")
+PROBE_S = 2
 
 
 class Shards(NamedTuple):
@@ -69,18 +80,38 @@ def run_shard(shards: Shards, index: int) -> str:
     return f"shard {index}/{shards.nodes}: {counted(ended.done, 'replay')}, {len(ended.errors):,} error rows{given_up}"
 
 
-def run_shards(shards: Shards, options: dict[str, Any]) -> list[str]:
-    """Submit every shard, wait for all, and return their summary lines. Raises ConfigError if any failed."""
+def run_shards(shards: Shards, options: dict[str, Any]) -> Iterator[str]:
+    """Submit every shard, and yield a line on where they run and one for each that ends.
+
+    Cancels all on Ctrl-C. Raises ConfigError if any failed.
+    """
     executor = _executor(shards, options)
-    jobs = executor.map_array(run_shard, [shards] * shards.nodes, range(1, shards.nodes + 1))
-    lines, failed = [HERE] if executor.cluster == "local" and "cluster" not in options else [], []
-    for job in jobs:
-        error = job.exception()
-        (failed if error else lines).append(f"job {job.job_id}: {last_line(str(error))}" if error else job.result())
+    if executor.cluster == "local" and "cluster" not in options:
+        yield HERE
+    jobs, failed, late = executor.map_array(run_shard, [shards] * shards.nodes, range(1, shards.nodes + 1)), [], False
+    try:
+        for job in jobs:
+            if error := job.exception():
+                failed.append(f"job {job.job_id}: {last_line(str(error))}")
+                late = late or OUT_OF_TIME.search(str(error)) is not None
+            else:
+                yield job.result()
+    except KeyboardInterrupt:
+        for job in jobs:
+            job.cancel(check=False)
+        raise
     if failed:
-        advice = f"logs in {shards.logs}; run the same command to resume"
+        limit = f"a job may take {options['timeout_min']:,} min: " if "timeout_min" in options else ""
+        more = f"{limit}pass --slurm timeout_min=MINUTES for more; " if late else ""
+        advice = f"{more}logs in {shards.logs}; run the same command to resume"
         raise ConfigError(f"{len(failed)} of {shards.nodes} shards failed, first {failed[0]}; {advice}")
-    return lines
+
+
+def limited(options: dict[str, Any], seconds: Callable[[], float]) -> dict[str, Any]:
+    """Return options with a time limit: the one that is given, else one from the estimated seconds of a job."""
+    if options.keys() & {"timeout_min", "slurm_time"}:
+        return options
+    return {"timeout_min": STARTING_MIN + ceil(TIMES * seconds() / 60)} | options
 
 
 def options_of(texts: Sequence[str]) -> dict[str, Any]:
@@ -210,14 +241,43 @@ def _run(batch: Batch, traces: Mapping[str, Sequence[Any]]) -> Computed:
     return compute(replace(batch, jobs=tuple(jobs)))
 
 
+def _probe(address: str) -> None:
+    """Raises ConfigError if nobody listens at an address HOST:PORT."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot reach a Ray cluster at {address!r}: {error}; start one with: ray start --head"
+        ) from None
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt in this block: no replay is in flight yet that could be finished."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _started(address: str, workers: int) -> Any:
     """Return the connected Ray module. Raises ConfigError if it is not installed or the cluster cannot be reached."""
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else workers would run `uv run` again
     find_own_packages()
     ray = extra("ray", "ray")
     here = {} if address else {"num_cpus": workers, "include_dashboard": False}
+    _probe(address if address != "auto" else os.environ.get("RAY_ADDRESS", ""))
+    connect = partial(ray.init, address or "local", log_to_driver=False, logging_level="error", **here)
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level="error", **here)
+        with _interrupts():
+            run_interruptibly(connect)  # in a thread: Ray waits minutes for a head that does not answer
     except (ConnectionError, RuntimeError, ValueError) as error:
         message = str(error).splitlines()[0]
         raise ConfigError(

@@ -28,6 +28,7 @@ from moereplay.simulator.platforms import platform
 from moereplay.sweeps.grid import Outcome
 from moereplay.sweeps.store import Folder, Place, place_of
 from moereplay.traces.documents import json_text
+from moereplay.traces.files import leaving_no_folders
 from moereplay.traces.schema import Trace
 
 PACKAGES = ("moereplay", "numpy", "polars", "numba", "simpy", "zarr")
@@ -112,12 +113,12 @@ def keep(
     """
     place = Folder(folder)
     origin = provenance([trace], engine, {config.platform for config in configs})
-    for number, (config, (result, counted)) in enumerate(zip(configs, outcomes, strict=True)):
-        if not number:  # a replay that fails on its configuration leaves no folder
-            place.prepare()
-        bound = bound_of(trace, config)
-        place.store(part_of(result, bound and bound.identity(trace), counted), origin)
-        yield result, counted
+    with leaving_no_folders(folder):
+        place.prepare()
+        for config, (result, counted) in zip(configs, outcomes, strict=True):
+            bound = bound_of(trace, config)
+            place.store(part_of(result, bound and bound.identity(trace), counted), origin)
+            yield result, counted
 
 
 # -- Merging

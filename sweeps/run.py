@@ -35,6 +35,7 @@ from moereplay.sweeps.jobs import (
 )
 from moereplay.sweeps.parts import sweep_provenance
 from moereplay.sweeps.store import Place
+from moereplay.traces.files import leaving_no_folders
 from moereplay.traces.schema import Trace
 
 NOGIL = "compiled"  #: engine whose replays release the GIL and run in threads
@@ -128,14 +129,15 @@ def execute(
     check_engine(engine)
     if not jobs:
         return Progress(0)
-    out.prepare()
-    derive(sweep, jobs)
-    machines = {job.config.platform for job in jobs if job.kind == "configuration"}
-    executor = start(out, sweep_provenance(sweep.file.name, sweep.traces, engine, machines, command))
-    try:
-        return Dispatcher(jobs, executor, engine, sweep.experiment.keeps_requests).run(watch, stopping)
-    finally:
-        executor.close()
+    with leaving_no_folders(out.beside(sweep.file.parent)):
+        out.prepare()
+        derive(sweep, jobs)
+        machines = {job.config.platform for job in jobs if job.kind == "configuration"}
+        executor = start(out, sweep_provenance(sweep.file.name, sweep.traces, engine, machines, command))
+        try:
+            return Dispatcher(jobs, executor, engine, sweep.experiment.keeps_requests).run(watch, stopping)
+        finally:
+            executor.close()
 
 
 # -- Dispatch: longest first, in batches of a few seconds; what ran when a worker died runs once more, alone

@@ -17,6 +17,8 @@ from moereplay.tracegen.errors import RecordError, require
 from moereplay.traces.documents import DocumentError, content, from_json, refuse_irregular
 from moereplay.traces.files import digest_of
 from moereplay.traces.geometry import KnownModel, by_spelling
+from moereplay.traces.network import snapshot
+from moereplay.traces.schema import TraceError
 from moereplay.traces.texts import meant
 
 MINIATURE = Path(__file__).parent / "miniature"
@@ -123,20 +125,10 @@ def _bundled() -> Folder:
 
 def _fetched(source: str, revision: str | None) -> Folder:
     require("huggingface_hub", "a model from the Hugging Face hub", "pass a local folder")
-    from huggingface_hub import errors, snapshot_download
-
     try:
-        path = Path(snapshot_download(source, revision=revision, allow_patterns=READ, ignore_patterns=NOT_READ))
-    except errors.GatedRepoError:
-        raise RecordError(f"{source} is gated: accept its terms on huggingface.co, then `hf auth login`") from None
-    except errors.RepositoryNotFoundError:
-        raise RecordError(f"{source} is neither a folder nor a (public) model on the Hugging Face hub") from None
-    except errors.RevisionNotFoundError:
-        raise RecordError(f"{source} has no revision {revision!r} on the Hugging Face hub") from None
-    except errors.LocalEntryNotFoundError:
-        raise RecordError(_offline(source)) from None
-    except (errors.HfHubHTTPError, errors.HFValidationError) as refused:
-        raise RecordError(f"{source}: the Hugging Face hub says: {one_line(refused)}") from None
+        path = snapshot(source, "model", revision=revision, allow_patterns=READ, ignore_patterns=NOT_READ)
+    except TraceError as refused:
+        raise RecordError(str(refused)) from None
     return Folder(path, source, path.name)
 
 
@@ -145,11 +137,6 @@ def one_line(error: BaseException) -> str:
     words = " ".join(str(error).split())
     said = words if " " in words else f"{type(error).__name__} {words}".strip()
     return said if len(said) <= 200 else f"{said[:197]}..."
-
-
-def _offline(source: str) -> str:
-    fix = f"run `hf download {source} --local-dir DIR` on a connected machine and pass DIR, or set HF_HOME to its cache"
-    return f"{source} is not a folder here, and the Hugging Face hub cannot be reached; {fix}"
 
 
 def read_config(folder: Folder) -> dict[str, Any]:

@@ -98,6 +98,11 @@ def json_text(document: object, **layout: Any) -> str:
         return json.dumps(_finite(document), allow_nan=False, **layout)
 
 
+def toml_text(text: str) -> str:
+    """Return a text as a TOML file holds it. TOML's basic strings are JSON's, except for DEL, which JSON may leave."""
+    return json_text(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}

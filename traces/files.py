@@ -70,21 +70,32 @@ def refuse_inside_trace(path: Path) -> None:
 
 
 @contextmanager
+def leaving_no_folders(path: Path) -> Iterator[None]:
+    """After an exception remove folders at and above a path that are new, unless they hold anything."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for folder in new:
+                folder.rmdir()
+        raise
+
+
+@contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """Yield a scratch name next to `path`; create the folders above, and remove all of it after an exception."""
     refuse_inside_trace(path)
-    made = [folder for folder in path.parents if not folder.exists()]
     scratch = scratch_beside(path)
-    try:
+    with leaving_no_folders(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         clear_abandoned(path.parent)
-        yield scratch
-    except BaseException:
-        with suppress(OSError):  # a folder that cannot be accessed any more cannot be cleaned either
-            _remove(scratch)
-            for folder in made:
-                folder.rmdir()
-        raise
+        try:
+            yield scratch
+        except BaseException:
+            with suppress(OSError):  # a folder that cannot be accessed any more cannot be cleaned either
+                _remove(scratch)
+            raise
 
 
 def _sync(path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from moereplay.traces.documents import DocumentError, content, first_fault, from_toml
+from moereplay.traces.documents import DocumentError, Name, Text, content, first_fault, from_toml, toml_text
 from moereplay.traces.geometry import by_spelling, recognised
 from moereplay.traces.schema import Frozen, Geometry, TraceError, shown
 from moereplay.traces.texts import hint
@@ -50,10 +50,10 @@ class Error(Frozen):
 class RoutingModel(Frozen):
     """Statistics of a model's routing. Each of the eight parts has a number per layer (L,)."""
 
-    name: str
-    summary: str = ""
-    source: str = ""
-    model: str = ""  #: a known model
+    name: Name
+    summary: Text = ""
+    source: Text = ""
+    model: Name = ""  #: a known model
     trial: bool = False  #: of a test model, which represents no other model
     layers: int = Field(ge=1)
     experts: int = Field(ge=1)
@@ -228,7 +228,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         if isinstance(value, tuple):
             yield f"{name} = [{', '.join(f'{each:.4g}' for each in value)}]"
         elif isinstance(value, str):
-            yield f'{name} = "{value}"'
+            yield f"{name} = {toml_text(value)}"
         elif isinstance(value, bool):
             if value:
                 yield f"{name} = true"

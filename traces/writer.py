@@ -21,7 +21,7 @@ from typing import Self
 import numpy as np
 
 from moereplay.traces.documents import json_text
-from moereplay.traces.files import clear_abandoned, refuse_inside_trace, scratch_beside
+from moereplay.traces.files import clear_abandoned, leaving_no_folders, refuse_inside_trace, scratch_beside
 from moereplay.traces.lock import Lock
 from moereplay.traces.pieces import Piece, check_piece, checked_bias, same_bias
 from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Request, Trace, TraceError, check_request
@@ -339,7 +339,10 @@ def write_trace(
     Commands without `--resume` pass `resumable=False`: the trace appears completely or not at all. Raises TraceError if
     the path exists, a request is invalid or a write fails.
     """
-    with begun(path, header, router_bias, resume, resumable) as writer:
+    with (
+        leaving_no_folders(Path(path).absolute().parent),
+        begun(path, header, router_bias, resume, resumable) as writer,
+    ):
         for request in itertools.islice(requests, writer.requests_done, None):
             writer.append(request)
         return writer.finish()

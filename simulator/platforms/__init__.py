@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from moereplay import policies
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform, Power
-from moereplay.traces.documents import DocumentError, Sparse, content, first_fault, from_toml, json_text
+from moereplay.traces.documents import DocumentError, Sparse, content, first_fault, from_toml, toml_text
 from moereplay.traces.texts import hint, nearest, typed
 
 NAMES = (
@@ -240,8 +240,9 @@ def _key(name: str) -> str:
 
 
 def _figure(value: object) -> str:
-    """Return a TOML value. TOML's basic strings are JSON's, except for DEL, which JSON may leave as it is."""
+    """Return a TOML value."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_figure, value))}]"
-    text = json_text(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
-    return text.replace("\x7f", "\\u007f")
+    if isinstance(value, str):
+        return toml_text(value)
+    return str(value).lower() if isinstance(value, bool) else repr(value)

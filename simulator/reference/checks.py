@@ -163,7 +163,9 @@ class ResultChecks:
             return function(*arguments)
         except PolicyError:  # of the tables, which name the line themselves
             raise
-        except (Exception, SystemExit) as error:  # here, as SimPy raises a copy without the line
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # here, as SimPy raises a copy without the line
             said = f"{type(error).__name__}: {error}"
             raise PolicyError(blamed(error) or str(complaint(function, said))) from error
 

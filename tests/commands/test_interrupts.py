@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -112,6 +113,60 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path):
 
 
 # commands
+
+
+def cpu_seconds(process: subprocess.Popen[str]) -> float:
+    """The processor time of a process so far, which does not depend on what else the machine does."""
+    with contextlib.suppress(OSError, IndexError):
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return math.inf
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report out --out page.html",
+        "plot out --out figures",
+        "sweep show out",
+        "inspect MINI",
+        "replay MINI --capacity 10%,20%,30% --out new",
+        "recommend olmoe-1b-7b --platform phone-ufs4",
+        "traces slice MINI --requests 0:2 --out y.zarr",
+        "models",
+        "--help",
+    ],
+)
+def test_ctrl_c_at_any_time_of_a_verb_is_one_line(words, tmp_path):
+    done = start("replay", SAMPLE, "--capacity", "10%,20%", "--out", tmp_path / "out")
+    assert done.wait() == 0
+    arguments = words.replace("MINI", str(SAMPLE)).split()
+    command = [sys.executable, "-m", "moereplay", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for at in range(1, 40):
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        wait_for(lambda process=process, at=at: process.poll() is not None or cpu_seconds(process) >= 0.25 * at)
+        if process.poll() is not None:
+            break  # its life is over
+        seconds, said = interrupted(process)
+        assert process.returncode in (130, 0), (at, said)
+        assert len([line for line in said.splitlines() if line.startswith("interrupted: ")]) == (
+            process.returncode == 130
+        )
+        assert not re.search("Traceback|Exception|panicked|this is a bug", said), (at, said)
+        assert seconds < SOON, at
+        for made in ("page.html", "figures", "new", "x", "y.zarr"):
+            shutil.rmtree(tmp_path / made, ignore_errors=True)
 
 
 def test_ctrl_c_while_a_command_loads_shows_no_traceback():

@@ -195,6 +195,12 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
         "mine.py:11: unknown key_scope 'now': choose from",
     ),
     "exit": (lambda text: "raise SystemExit(3)\n" + text, "mine.py:1: SystemExit: 3: raise SystemExit(3)"),
+    "exit at once": (
+        lambda text: "import os; os._exit(0)\n" + text,
+        "mine.py:1: SystemExit: 0: import os; os._exit(0)",
+    ),
+    "end": (lambda text: "raise GeneratorExit\n" + text, "mine.py:1: GeneratorExit:: raise GeneratorExit"),
+    "end of a hook": (lambda text: text.replace(KEY, "    raise GeneratorExit"), "mine.py:8: GeneratorExit"),
     "column": (
         lambda text: text.replace("last_use", "last_us"),
         "mine.py:8: unknown column 'last_us': did you mean last_use?: return -experts",

@@ -7,10 +7,12 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +20,17 @@ from moereplay.commands.sweep import sweep_run as sweep_run_verb
 from moereplay.commands.sweep import tune as tune_verb
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.clusters import RayExecutor, Shards, _executor, last_line, options_of, pack, place
+from moereplay.sweeps.clusters import (
+    RayExecutor,
+    Shards,
+    _executor,
+    last_line,
+    limited,
+    options_of,
+    pack,
+    place,
+    run_shards,
+)
 from moereplay.sweeps.experiment.file import read
 from moereplay.sweeps.jobs import Batch, compute, open_traces
 from moereplay.sweeps.run import Stored, execute, planned
@@ -189,6 +201,46 @@ def test_options_of_slurm_are_submitits():
     assert options_of(["timeout_min=60", "slurm_partition=cpu"]) == {"timeout_min": 60, "slurm_partition": "cpu"}
     with pytest.raises(ConfigError, match=r"--slurm.*timeout_min=60"):
         options_of(["60"])
+
+
+def test_a_job_without_a_time_limit_gets_one_from_the_estimate():
+    assert limited({}, lambda: 3600) == {"timeout_min": 190}  # 10 minutes, and three times an hour
+    assert limited({"slurm_partition": "cpu"}, lambda: 0) == {"timeout_min": 10, "slurm_partition": "cpu"}
+    for given in ({"timeout_min": 5}, {"slurm_time": 5}):
+        assert limited(given, lambda: pytest.fail("estimated")) == given
+
+
+class Job:
+    """A job of submitit that ended so."""
+
+    def __init__(self, error: str) -> None:
+        self.job_id, self._error = "7", error
+
+    def exception(self) -> Exception:
+        return RuntimeError(self._error)
+
+
+@pytest.mark.parametrize("error", ["Job not requeued because: timed-out and not checkpointable.", "state: TIMEOUT"])
+def test_a_job_that_took_too_long_names_the_option_after_it_has_said_where_it_runs(error, tmp_path, monkeypatch):
+    cluster = SimpleNamespace(cluster="local", map_array=lambda *given: [Job(error)])
+    monkeypatch.setattr("moereplay.sweeps.clusters._executor", lambda *given: cluster)
+    lines = run_shards(
+        Shards(tmp_path / "e.toml", (), Folder(tmp_path), "reference", 3, 1, False, (), ()), {"timeout_min": 5}
+    )
+    assert "(no sbatch): the shards run here" in next(lines)  # before anything has ended
+    with pytest.raises(ConfigError, match=r"a job may take 5 min: pass --slurm timeout_min=MINUTES"):
+        next(lines)
+
+
+def test_a_head_that_nobody_listens_at_is_refused_in_seconds(tmp_path):
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    for address in (f"127.0.0.1:{port}", "127.0.0.1:99999", "127.0.0.1:head", f"ray://127.0.0.1:{port}"):
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match="cannot reach a Ray cluster"):
+            RayExecutor(address, 1, Folder(tmp_path), {})
+        assert time.monotonic() - began < 30  # of which Ray's import takes the most
 
 
 def test_a_users_setup_follows_ours(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moereplay.traces.checkpoints import found
+from moereplay.traces import network
 from moereplay.traces.checkpoints.config import KEYS, numbers_of
 from moereplay.traces.checkpoints.found import explained, model_of
 from moereplay.traces.checkpoints.gguf import TYPES, read_header
@@ -439,7 +439,7 @@ def test_headers_of_the_hub_are_read_by_range_and_kept(hub: tuple[str, Path], mo
     assert made.geometry.expert_bytes == (3 * 2048,) * 4
     assert made.geometry.dense_bytes == 4 * 128
     assert Served.sent < 1 << 20  # of more than 8 MiB
-    monkeypatch.setattr(found.urllib.request, "urlopen", lambda *_, **__: pytest.fail("the network was used again"))
+    monkeypatch.setattr(network, "_received", lambda *_, **__: pytest.fail("the network was used again"))
     assert model_of("some/model") == made
 
 

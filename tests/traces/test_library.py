@@ -144,10 +144,10 @@ def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> No
     assert (code, said) == (0, "") and got[0] == 0, got
     assert json.loads(listed)[0]["digest"] == open_trace(tmp_path / "mini.zarr").digest
     assert (other, unknown.count("\n")) == (2, 1)
-    assert "nobody/nothing is neither a folder nor a public data set" in unknown
+    assert "nobody/nothing is neither a folder nor a (public) data set" in unknown
     ((away, _, said),) = hub(["list", "else/where"], at="http://127.0.0.1:9", folder=tmp_path)
     assert (away, said.count("\n")) == (2, 1)
-    assert "the hub cannot be reached" in said
+    assert "the Hugging Face hub cannot be reached" in said
 
 
 # ---------------------------------------------------------------- refused
@@ -306,7 +306,7 @@ def test_a_publication_that_a_full_disk_ended_is_completed_by_the_same_call(
             _publish(tmp_path / "lib", "x")
     assert "--resume" not in str(refused.value)
     if step == "rows":
-        assert list((tmp_path / "lib").iterdir()) == []
+        assert not (tmp_path / "lib").exists()
     _publish(tmp_path / "lib", "x")
     fetch(library_of(str(tmp_path / "lib")), "x", tmp_path / "a.zarr")
     assert "| x |" in (tmp_path / "lib" / "README.md").read_text()
@@ -341,3 +341,21 @@ def test_killed_while_publishing_the_library_stays_readable(kills: int, library:
             shutil.rmtree(tmp_path / "a.zarr", ignore_errors=True)
             fetch(library_of(str(library)), entry.name, tmp_path / "a.zarr")
     _publish(library, "last")
+
+
+def test_a_full_disk_leaves_nothing_of_what_a_verb_has_created(library: Path, tmp_path: Path) -> None:
+    """No file may grow beyond 100 bytes."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for words in (
+        ["traces", "publish", SAMPLE, "--licence", "MIT", "--out", "new/lib"],
+        ["traces", "get", "mini", "--from", library, "--out", "new/g.zarr"],
+        ["replay", SAMPLE, "--engine", "reference", "--capacity", "10%,20%", "--workers", "1", "--out", "new/out"],
+    ):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        try:
+            ended = moereplay(*words, cwd=tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended
+        assert not (tmp_path / "new").exists(), words

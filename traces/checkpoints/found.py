@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import struct
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -21,39 +17,48 @@ from moereplay.traces.checkpoints.tensors import Stored, known_of, model_of_gguf
 from moereplay.traces.dense import dense_of
 from moereplay.traces.documents import DocumentError, content, from_json, json_text
 from moereplay.traces.geometry import KnownModel, by_spelling, known
+from moereplay.traces.network import (
+    IDENTITY,
+    MissingError,
+    Network,
+    Ranged,
+    begun,
+    endpoint,
+    is_offline,
+    without_password,
+)
 from moereplay.traces.schema import TraceError, shown
 from moereplay.traces.texts import size
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
-IDENTITY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-MOST_HEADER = 1 << 28  #: most bytes of a safetensors header, and of the part read from a GGUF file
+MOST_HEADER = 1 << 28  #: most bytes of a safetensors header
 MOST_FILES = 2_000
 CONTEXT = 4_096  #: positions of the KV cache in `explained`
 
 
-def model_of(spec: str, quant: str = "") -> KnownModel:
+def model_of(spec: str, quant: str = "", refresh: bool = False) -> KnownModel:
     """Return the model of a known name, a folder, `config.json`, a GGUF file, its URL, or `owner/name` of the hub.
 
     Sizes come from the headers of the weights if available, else from `config.json`; with `quant` they are
-    estimated for that quantisation. Raises TraceError.
+    estimated for that quantisation. With `refresh` answers that were kept are read again. Raises TraceError.
     """
-    found = _model_of(spec)
+    found = _model_of(spec, refresh)
     return quantised(found, quant) if quant else found
 
 
-def _model_of(spec: str) -> KnownModel:
+def _model_of(spec: str, refresh: bool) -> KnownModel:
     if spec.lower() in by_spelling():
         return known(spec)
     if spec.startswith(("http://", "https://")):
-        return _of_address(spec)
+        return _over_network(partial(_of_address, spec), refresh)
     path = Path(spec)
     if path.is_dir():
         return _of_folder(path)
     if path.is_file():
         return _of_file(path)
     if IDENTITY.fullmatch(spec) and not spec.startswith("."):
-        return _of_hub(spec)
+        return _over_network(partial(_of_hub, spec), refresh)
     if "/" in spec or path.suffix in (".json", ".gguf", ".safetensors"):
         raise TraceError(
             f"{shown(spec)}: no such file or folder; pass a model's file, a known name, or owner/name of the hub"
@@ -158,163 +163,86 @@ def _safetensors(stream: BinaryIO, size: int, name: str) -> Mapping[str, Any]:
 
 # -- the hub and other addresses
 
-ENDPOINT = "https://huggingface.co"
-BLOCK = 1 << 18  #: bytes of one ranged request
 AT_ONCE = 8  #: headers of weight files that are fetched at the same time
-TIMEOUT_S = 20
 
 
-def _of_hub(identity: str) -> KnownModel:
-    """Read a model of the hub: config.json and the headers of its weights, or of its one GGUF file."""
-    base = f"{os.environ.get('HF_ENDPOINT', ENDPOINT).rstrip('/')}/{identity}/resolve/main/"
+def _over_network(read: Callable[[Network], KnownModel], refresh: bool) -> KnownModel:
+    """Read a model from what is kept, else over the network. What is kept and makes no model is read again."""
+    network = Network(kept=not refresh)
     try:
-        config = _table(_small(base + CONFIG), f"{identity}/{CONFIG}")
+        model = read(network)
+    except TraceError:
+        if not network.used_kept or is_offline():
+            raise
+        network = Network(kept=False)
+        model = read(network)
+    network.keep()
+    return model
+
+
+def _of_hub(identity: str, network: Network) -> KnownModel:
+    """Read a model of the hub: config.json and the headers of its weights, or of its one GGUF file."""
+    base = f"{endpoint()}/{identity}/resolve/main/"
+    try:
+        config = _table(network.document(base + CONFIG), f"{identity}/{CONFIG}")
     except TraceError as wrong:
-        raise TraceError(f"{wrong}; {_hint(identity)}") from None
+        hint = f"for a repository of GGUF files pass the address of one file: {base}FILE.gguf"
+        raise TraceError(f"no folder {identity} here, and of the hub: {wrong}; {hint}") from None
     source = f"config.json of {identity}"
     numbers = numbers_of(config, identity, source)
     model = known_of(numbers, identity.rpartition("/")[2].lower())
     try:
-        names = _shards(_table(_small(base + INDEX), f"{identity}/{INDEX}"), identity)
-    except TraceError:
+        names = _shards(_table(network.document(base + INDEX), f"{identity}/{INDEX}"), identity)
+    except MissingError:
         names = [WEIGHTS]
+    read = [begun(partial(_remote_tensors, network, base, names[at::AT_ONCE])) for at in range(AT_ONCE)]
     try:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            headers = list(pool.map(lambda name: _remote_tensors(base + name), names))
-    except TraceError:
+        tensors = {tensor: stored for header in read for tensor, stored in header.result().items()}
+    except MissingError:
         return model  # a repository of other files than safetensors
-    if names == [WEIGHTS]:
-        _keep(_cache(base + INDEX), json_text({"weight_map": {"": WEIGHTS}}).encode())
-    tensors = {tensor: stored for header in headers for tensor, stored in header.items()}
     sizes = sizes_of(tensors, identity, numbers.layers + numbers.dense_layers)
     return with_sizes(model.model_copy(update={"source": f"{source} and headers of its weights"}), sizes, identity)
 
 
-def _hint(identity: str) -> str:
-    return f"for a repository of GGUF files pass the address of one file: {ENDPOINT}/{identity}/resolve/main/FILE.gguf"
+def _remote_tensors(network: Network, base: str, names: Sequence[str]) -> dict[str, Stored]:
+    """Return the tensors in the headers of some weight files."""
+    found: dict[str, Stored] = {}
+    for address in (base + name for name in names):
+        header = network.once(f"{address}#header", partial(_remote_header, network, address))
+        found |= tensors_of(_table(header, address), address)
+    return found
 
 
-def _remote_tensors(address: str) -> dict[str, Stored]:
-    kept = _cache(address + "#header")
-    if kept.is_file():
-        return tensors_of(_table(kept.read_bytes(), address), address)
-    stream = Ranged(address)
+def _remote_header(network: Network, address: str) -> bytes:
+    stream = Ranged(network, address)
     header = _safetensors(cast("BinaryIO", stream), stream.size, address)
-    _keep(kept, json_text(header).encode())
-    return tensors_of(header, address)
+    tensors_of(header, address, stream.size)  # refuses places beyond the file's end, which a kept header no longer knows
+    return json_text(header).encode()
 
 
-def _of_address(address: str) -> KnownModel:
+def _of_address(address: str, network: Network) -> KnownModel:
     """Read a `config.json` or the beginning of GGUF files at an address."""
     plain = address.partition("?")[0].replace("/blob/", "/resolve/")
     if plain.endswith(".json"):
-        return known_of(numbers_of(_table(_small(plain), plain), plain, plain), plain.rsplit("/", 2)[-2])
+        return known_of(numbers_of(_table(network.document(plain), plain), plain, plain), plain.rsplit("/", 2)[-2])
     if not plain.endswith(".gguf"):
-        raise TraceError(f"invalid address {shown(address)}: expected that of a config.json or of a GGUF file")
+        said = shown(without_password(address))
+        raise TraceError(f"invalid address {said}: expected that of a config.json or of a GGUF file")
     folder, _, file = plain.rpartition("/")
     names = _split_names(file) if SPLIT.search(file) else [file]
-    return model_of_gguf([_remote_gguf(f"{folder}/{name}") for name in names], file.removesuffix(".gguf"), plain)
+    parts = [_remote_gguf(network, f"{folder}/{name}") for name in names]
+    return model_of_gguf(parts, file.removesuffix(".gguf"), plain)
 
 
-def _remote_gguf(address: str) -> Gguf:
-    kept = _cache(address + "#gguf")
+def _remote_gguf(network: Network, address: str) -> Gguf:
     path = Path(address.rpartition("/")[2])
-    if kept.is_file():
-        data = kept.read_bytes()
-        return read_header(io.BytesIO(data), path, len(data))
-    stream = Ranged(address)
-    found = read_header(cast("BinaryIO", stream), path, stream.size)
-    _keep(kept, stream.beginning(found.start))
-    return found
 
+    def beginning() -> bytes:
+        stream = Ranged(network, address)
+        return stream.beginning(read_header(cast("BinaryIO", stream), path, stream.size).start)
 
-class Ranged(io.RawIOBase):
-    """A file at an address that is read by ranged requests, in blocks from its beginning on. Raises TraceError."""
-
-    def __init__(self, address: str) -> None:
-        self._address, self._at, self._held = address, 0, b""
-        self.size = 0
-        self._more()
-
-    def read(self, size: int = -1) -> bytes:
-        """Read the next `size` bytes."""
-        end = min(self._at + size, self.size)
-        while len(self._held) < end:
-            self._more()
-        found = self._held[self._at : end]
-        self._at = end
-        return found
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place counted from the beginning."""
-        assert whence == 0
-        self._at = offset
-        return offset
-
-    def beginning(self, size: int) -> bytes:
-        """Return the first `size` bytes, as far as they were read."""
-        return self._held[:size]
-
-    def _more(self) -> None:
-        first = len(self._held)
-        if first >= MOST_HEADER:
-            raise TraceError(f"{self._address}: a header of more than {MOST_HEADER:,} bytes: expected a weight file")
-        last = first + max(BLOCK, first) - 1  # twice as much each time
-        with _opened(self._address, {"Range": f"bytes={first}-{last}"}) as answer:
-            stated = answer.headers.get("Content-Range", "")
-            total = stated.rpartition("/")[2]
-            if answer.status != 206 or not total.isdigit():
-                raise TraceError(
-                    f"{self._address}: the server does not support ranged requests; download the file and pass its path"
-                )
-            self.size = int(total)
-            got = answer.read(last - first + 1)
-        if not got:
-            raise TraceError(f"{self._address}: the server sent nothing from byte {first:,} on")
-        self._held += got
-
-
-def _small(address: str) -> bytes:
-    """Return a document of the network, from the cache if it was read before."""
-    kept = _cache(address)
-    if kept.is_file():
-        return kept.read_bytes()
-    with _opened(address, {}) as answer:
-        found = answer.read(MOST_HEADER)
-    _keep(kept, found)
-    return found
-
-
-def _opened(address: str, headers: dict[str, str]) -> Any:
-    request = urllib.request.Request(address, headers=headers | {"User-Agent": "moereplay"})
-    token = os.environ.get("HF_TOKEN")
-    if token and address.startswith(f"{os.environ.get('HF_ENDPOINT', ENDPOINT).rstrip('/')}/"):
-        request.add_unredirected_header("Authorization", f"Bearer {token}")  # the hub redirects to other servers
-    try:
-        return urllib.request.urlopen(request, timeout=TIMEOUT_S)
-    except urllib.error.HTTPError as wrong:
-        denied = "; is it gated? Accept its terms and set HF_TOKEN" if wrong.code in (401, 403) else ""
-        raise TraceError(f"{address}: the server answers {wrong.code} {wrong.reason}{denied}") from None
-    except (OSError, ValueError) as wrong:
-        reason = getattr(wrong, "reason", wrong)
-        raise TraceError(f"{address}: cannot be reached ({shown(str(reason))}); pass a local file") from None
-
-
-def _cache(address: str) -> Path:
-    """Return the cache file of a downloaded document."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "moereplay" / "models" / sha256(address.encode()).hexdigest()[:32]
-
-
-def _keep(file: Path, data: bytes) -> None:
-    """Write the whole file or nothing; ignore a cache that cannot be written."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(data)
-        partial.replace(file)
-    except OSError:
-        return
+    data = network.once(f"{address}#gguf", beginning)
+    return read_header(io.BytesIO(data), path, len(data))
 
 
 # -- A model's sizes in words, for `moereplay models NAME`

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moereplay.traces.documents import DocumentError, Frozen, Name, Text, content, first_fault, from_json
 from moereplay.traces.files import SAMPLE, bundled
+from moereplay.traces.network import ANSWER_S, IDENTITY, snapshot
 from moereplay.traces.schema import Trace, TraceError, shown
 from moereplay.traces.store import files_of, open_trace
 from moereplay.traces.texts import hint
@@ -18,6 +19,7 @@ from moereplay.traces.texts import hint
 INDEX = "traces.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_BYTES = 1 << 26  #: of an index
+SLOWEST = 1 << 18  #: bytes a second of a download that is waited for
 MOST_CAPABILITIES = 100
 SHA256 = r"^[0-9a-f]{64}$"
 
@@ -130,7 +132,6 @@ def described(trace: Trace, name: str, licence: str = "", source: str = "", prom
 # -- Where a library is
 
 HUB = "hf://datasets/"
-IDENTITY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 OUR_LICENCE = "Apache-2.0"
 
 
@@ -204,30 +205,18 @@ class Hub:
 
         disable_progress_bars()
         try:
-            return read_index(_read(self._fetched([INDEX]) / INDEX), self.where)
+            return read_index(_read(self._fetched(INDEX, 0) / INDEX), self.where)
         finally:
             enable_progress_bars()
 
     def folder(self, entry: Entry) -> Path:
         """Download the files of the trace concurrently. Raises TraceError."""
-        return self._fetched([f"{folder_of(entry.name)}/*"]) / folder_of(entry.name)
+        return self._fetched(f"{folder_of(entry.name)}/*", entry.bytes) / folder_of(entry.name)
 
-    def _fetched(self, patterns: list[str]) -> Path:
-        from huggingface_hub import errors, snapshot_download
-
-        try:
-            return Path(snapshot_download(self._identity, repo_type="dataset", allow_patterns=patterns))
-        except errors.GatedRepoError:
-            raise TraceError(
-                f"{self.where} is gated: accept its terms on huggingface.co, then `hf auth login`"
-            ) from None
-        except errors.RepositoryNotFoundError:
-            raise TraceError(f"{self._identity} is neither a folder nor a public data set on the hub") from None
-        except errors.LocalEntryNotFoundError:
-            fix = f"download it on a connected machine (hf download {self._identity} --repo-type dataset)"
-            raise TraceError(f"{self.where}: the hub cannot be reached; {fix}, and pass its folder") from None
-        except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as refused:
-            raise TraceError(f"{self.where}: error of the hub: {shown(' '.join(str(refused).split()), 200)}") from None
+    def _fetched(self, pattern: str, size: int) -> Path:
+        """Fetch some files, of `size` bytes in all."""
+        seconds = ANSWER_S + size / SLOWEST
+        return snapshot(self._identity, "data set", seconds, repo_type="dataset", allow_patterns=[pattern])
 
 
 def _read(file: Path) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from moereplay.traces.documents import AT_ONCE, content
-from moereplay.traces.files import SUFFIX, refuse_inside_trace, scratch_name, write_whole
+from moereplay.traces.files import SUFFIX, leaving_no_folders, refuse_inside_trace, scratch_name, write_whole
 from moereplay.traces.library.index import (
     INDEX,
     MOST_BYTES,
@@ -140,12 +140,13 @@ def _alone(out: Path) -> Iterator[None]:
     """Lock the library. Raises TraceError if another process writes to it, or if it cannot be written."""
     try:
         refuse_inside_trace(out / INDEX)
-        out.mkdir(parents=True, exist_ok=True)
-        lock = Lock(out / INDEX)
-        try:
-            yield
-        finally:
-            lock.release()
+        with leaving_no_folders(out):
+            out.mkdir(parents=True, exist_ok=True)
+            lock = Lock(out / INDEX)
+            try:
+                yield
+            finally:
+                lock.release()
     except OSError as refused:
         raise TraceError(f"cannot write {out}: {refused.strerror or refused}; choose another --out") from None
 
@@ -171,16 +172,18 @@ def fetch(library: Library, name: str, out: Path) -> Trace:
     source = library.folder(entry)
     scratch = out.with_name(f".{out.name}.{scratch_name()}{SUFFIX}")
     try:
-        _copy(source, entry, scratch)
-        trace = open_trace(scratch)
-        verify(trace)
-        if differs := entry.difference(trace):
-            raise TraceError(f"{library.where}: {name}: {differs}; ask the publisher for a corrected library")
-        scratch.rename(out)
+        with leaving_no_folders(out.absolute().parent):
+            try:
+                _copy(source, entry, scratch)
+                trace = open_trace(scratch)
+                verify(trace)
+                if differs := entry.difference(trace):
+                    raise TraceError(f"{library.where}: {name}: {differs}; ask the publisher for a corrected library")
+                scratch.rename(out)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
     except OSError as refused:
         raise TraceError(f"cannot fetch {name} to {out}: {refused.strerror or refused}") from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return open_trace(out)
 
 
