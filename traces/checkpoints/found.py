@@ -216,7 +216,7 @@ def _remote_tensors(network: Network, base: str, names: Sequence[str]) -> dict[s
 def _remote_header(network: Network, address: str) -> bytes:
     stream = Ranged(network, address)
     header = _safetensors(cast("BinaryIO", stream), stream.size, address)
-    tensors_of(header, address, stream.size)  # refuses places beyond the file's end, which a kept header no longer knows
+    tensors_of(header, address, stream.size)  # a kept header no longer knows the file's end
     return json_text(header).encode()
 
 
