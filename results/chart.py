@@ -20,6 +20,8 @@ class Chart(NamedTuple):
     relative_to: str = ""  #: the series that the values of the others are divided by
     bound: bool = False  #: Belady's misses as a series of their own, from the cells that have a bound
     log: bool = False  #: of the vertical axis
+    part: str = ""  #: a column that is a part of the value, drawn red within the grey bar
+    shade: bool = False  #: the points of a line get darker along it
     live: str = ""  #: a column that is drawn as well where runs of the live model are given
 
     @property

@@ -14,7 +14,7 @@ import polars as pl
 
 from moereplay.results.counters import heading_of
 from moereplay.results.errors import ResultError, unknown
-from moereplay.results.remarks import ESTIMATE, ESTIMATED, assumptions, synthetic_of
+from moereplay.results.remarks import ESTIMATE, ESTIMATED, assumptions, one_label, synthetic_of
 from moereplay.results.schema import BOUNDS, fields_of
 from moereplay.results.settings import KINDS, LEADING, OF_A_FILE
 from moereplay.traces.drafts import parse_drafts
@@ -75,8 +75,7 @@ def filtered(frame: pl.DataFrame, conditions: Sequence[str]) -> pl.DataFrame:
 
 def label_of(frame: pl.DataFrame) -> str:
     """Return the label of figures made from these rows: SIMULATED, or open-loop if any row is."""
-    labels = set(frame.select(pl.col("about").struct.field("label")).to_series())
-    return " / ".join(sorted(labels))
+    return one_label(frame.select(pl.col("about").struct.field("label")).to_series())
 
 
 def routing_of(frame: pl.DataFrame) -> list[str]:

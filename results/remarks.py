@@ -14,6 +14,15 @@ ESTIMATE = f"{ESTIMATED}{UNCALIBRATED}"
 SYNTHETIC = "synthetic routing"
 
 
+def one_label(labels: Iterable[str]) -> str:
+    """Return a label for rows of several: each kind of run once, with every caution of its labels."""
+    cautions: dict[str, dict[str, None]] = {}
+    for label in sorted(set(labels)):
+        kind, *added = label.split(", ")
+        cautions.setdefault(kind, {}).update(dict.fromkeys(added))
+    return " / ".join(", ".join((kind, *added)) for kind, added in cautions.items())
+
+
 def with_routing(label: str, synthetic: str) -> str:
     """Return a label that marks synthetic routing: SIMULATED, synthetic routing."""
     return f"{label}, {SYNTHETIC}" if synthetic else label

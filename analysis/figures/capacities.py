@@ -15,6 +15,7 @@ from moereplay.analysis.metrics import measured, with_ends
 from moereplay.analysis.palette import BOUND, DASH_DOTTED, DASHED, DOTTED, LIMIT, Look, look_of
 from moereplay.results.curves import TIDY
 from moereplay.results.errors import ResultError
+from moereplay.results.remarks import one_label
 from moereplay.results.settings import OF_CURVES
 from moereplay.traces.drafts import OFF
 from moereplay.traces.texts import digits
@@ -220,7 +221,7 @@ def curves_alone(curves: pl.DataFrame) -> Chart:
     return Chart(
         title="Hit rate at every capacity",
         subtitle=" · ".join(_named(curves, name) for name in keys if name not in varying),
-        label=" / ".join(sorted(set(curves["label"]))),
+        label=one_label(curves["label"]),
         note=" ".join(filter(None, (counted_at(curves), dots_of(curves), CURVES_NOTE))),
         x=Axis("capacity", scale="log", ticks=[Tick(tick, f"{tick:g}%") for tick in ROUND if tick >= lowest]),
         y=Axis("hit rate", "share", zero=True),

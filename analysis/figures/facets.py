@@ -19,7 +19,7 @@ from moereplay.analysis.tables import DIGITS
 from moereplay.results.counters import PHASES
 from moereplay.results.errors import ResultError
 from moereplay.results.read import fields, layers
-from moereplay.results.remarks import bracketed, synthetic_of
+from moereplay.results.remarks import bracketed, one_label, synthetic_of
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels on a page
@@ -65,7 +65,7 @@ def facets(frame: pl.DataFrame, tidy: pl.DataFrame) -> Facets:
         settings=_in_order(rows, "setting", *varying),
         capacities=_in_order(rows, "capacity", "capacity_bytes"),
         shared=shared(rows),
-        label=_label(rows),
+        label=one_label(rows["label"]),
         policies=rows["eviction"].unique().sort().to_list(),
     )
     _check(found, varying)
@@ -130,11 +130,6 @@ def shared(rows: pl.DataFrame) -> str:
     told = [name for name in alone if name not in OMITTED_AT or rows[name][0] != OMITTED_AT[name]]
     words = [str(rows[name][0]) if name == "model" else f"{_word(name)} {rows[name][0]}" for name in told]
     return f"{NO_BREAK}· ".join(word.replace(" ", NO_BREAK) for word in words)
-
-
-def _label(rows: pl.DataFrame) -> str:
-    labels = sorted(set(rows["label"]))
-    return labels[0] if len(labels) == 1 else " / ".join(labels)
 
 
 def _text(name: str) -> pl.Expr:

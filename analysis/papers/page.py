@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -17,10 +18,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from moereplay.analysis.figures.facets import shared
 from moereplay.analysis.figures.panels import from_zero
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording, styled
-from moereplay.analysis.palette import INK, Look, in_order
+from moereplay.analysis.palette import COLLISION, INK, LIMIT, Look, in_order
 from moereplay.analysis.tables import DIGITS
 from moereplay.results.chart import BOUND, Chart
 from moereplay.results.errors import ResultError
+from moereplay.results.remarks import one_label
 
 MOST_PANELS = 24  #: on a page
 #: Columns that are shares, with axes in percent.
@@ -31,6 +33,8 @@ SHARES = (
     "mass_changed",
     "share",
     "predictor_precision",
+    "predictor_recall",
+    "stall_share",
     "mean_variation",
 )
 SIGNED = ("perplexity_change",)  #: shares that can be negative
@@ -78,7 +82,7 @@ def _drawn(chart: Chart, drawn: dict[str, str], text: Text, rows: pl.DataFrame, 
     wording = Wording(
         text.title,
         shared(rows.with_columns(pl.col("trace").str.head(DIGITS))),
-        " / ".join(sorted(set(rows["label"]))),
+        one_label(rows["label"]),
         chart.x_name,
         f"{y_name} (log)" if chart.log and y_name else y_name,
         text.note,
@@ -135,6 +139,9 @@ def _names(rows: pl.DataFrame, column: str) -> list[str]:
 
 
 def _handles(chart: Chart, looks: dict[str, Look]) -> Sequence[Artist]:
+    if chart.part:
+        whole = next(iter(chart.values.values()))
+        return [Patch(facecolor=LIMIT, label=whole), Patch(facecolor=COLLISION, label="collisions among them")]
     return (
         bar_legend(looks)
         if chart.kind == "bars"
@@ -153,9 +160,9 @@ def _panel(
     chart: Chart, axes: Axes, rows: pl.DataFrame, published: pl.DataFrame, value: str, looks: dict[str, Look]
 ) -> None:
     if chart.kind == "bars":
-        draw_bars(axes, rows, published, value, looks)
+        draw_bars(axes, rows, published, value, looks, chart.part)
     else:
-        draw_lines(axes, rows, published, value, chart.x, looks)
+        draw_lines(axes, rows, published, value, chart, looks)
 
 
 def _scale(chart: Chart, axes: Axes, rows: pl.DataFrame, value: str, published: pl.DataFrame) -> None:
@@ -196,9 +203,10 @@ _PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.4g}%")
 
 
 def draw_lines(
-    axes: Axes, rows: pl.DataFrame, published: pl.DataFrame, value: str, x: str, looks: Mapping[str, Look]
+    axes: Axes, rows: pl.DataFrame, published: pl.DataFrame, value: str, chart: Chart, looks: Mapping[str, Look]
 ) -> None:
     """Draw a line per series. Where x is a value, Belady's is an upright line."""
+    x = chart.x
     for name, look in looks.items():
         line = rows.filter(pl.col("series") == name).drop_nulls([x])
         if line.is_empty():
@@ -207,7 +215,13 @@ def draw_lines(
             axes.axvline(line[x][0], color=look.colour, linestyle="--", lw=1.2)
             continue
         heights = line[value].cast(pl.Float64).fill_null(float("nan")).to_numpy()
-        axes.plot(line[x].cast(pl.Float64).to_numpy(), heights, **look.line(), lw=1.4, markersize=4)
+        across = line[x].cast(pl.Float64).to_numpy()
+        if chart.shade:
+            axes.plot(across, heights, color=look.colour, lw=0.7)
+            strength = np.linspace(0.25, 1.0, len(across)) if len(across) > 1 else 1.0
+            axes.scatter(across, heights, s=22, color=look.colour, marker=look.marker, alpha=strength, zorder=3)
+        else:
+            axes.plot(across, heights, **look.line(), lw=1.4, markersize=4)
     for mark in published.iter_rows(named=True) if len(published) else ():
         _mark_line(axes, mark, value, x, looks)
 
@@ -219,6 +233,8 @@ def _mark_line(axes: Axes, mark: Mapping[str, Any], value: str, x: str, looks: M
         return
     if mark["value"] == x:
         axes.axvspan(mark["low"], mark["high"], color=look.colour, alpha=0.15, lw=1.5)
+    elif mark["value"] == value and mark["low"] < mark["high"]:
+        _mark_bar(axes, float(mark["x"]), 0.6, mark["low"], mark["high"], look.colour)
     elif mark["value"] == value:
         axes.plot([float(mark["x"])], [mark["low"]], marker=look.marker, color=look.colour, **MARK)
 
@@ -245,18 +261,23 @@ def _faces(looks: Mapping[str, Look]) -> dict[str, dict[str, Any]]:
     return faces
 
 
-def draw_bars(axes: Axes, rows: pl.DataFrame, published: pl.DataFrame, value: str, looks: Mapping[str, Look]) -> None:
-    """Draw the series of a name side by side; an undefined value leaves a gap."""
+def draw_bars(
+    axes: Axes, rows: pl.DataFrame, published: pl.DataFrame, value: str, looks: Mapping[str, Look], part: str = ""
+) -> None:
+    """Draw the series of a name side by side; an undefined value leaves a gap. A `part` is red within grey bars."""
     names = rows["x"].unique(maintain_order=True).to_list()
     spots, faces = _spots(rows, names), _faces(looks)
     marks = {(mark["series"], mark["x"]): (mark["low"], mark["high"]) for mark in _marks(published, value)}
     for (series, name), (middle, width) in spots.items():
-        found = rows.filter((pl.col("series") == series) & (pl.col("x") == name))[value].drop_nulls()
+        bar = rows.filter((pl.col("series") == series) & (pl.col("x") == name))
+        found = bar[value].drop_nulls()
         ends = marks.get((series, name), ())
         if ends:
             _mark_bar(axes, middle, width, *ends)
         if len(found):
-            axes.bar(middle, found[0], 0.9 * width, **faces[series])
+            axes.bar(middle, found[0], 0.9 * width, **({"facecolor": LIMIT} if part else faces[series]))
+            if part:
+                axes.bar(middle, bar[part][0], 0.9 * width, facecolor=COLLISION)
             axes.annotate(_short(found[0], value), (middle, _above(found[0], ends)), (0, 1), fontsize=SMALL, **_ABOVE)
     _ticks(axes, names)
 
@@ -281,10 +302,10 @@ def _spots(rows: pl.DataFrame, names: Sequence[str]) -> dict[tuple[str, str], tu
     return spots
 
 
-def _mark_bar(axes: Axes, middle: float, width: float, low: float, high: float) -> None:
-    axes.plot([middle, middle], [low, high], color=INK, lw=1.2, zorder=3)
+def _mark_bar(axes: Axes, middle: float, width: float, low: float, high: float, colour: str = INK) -> None:
+    axes.plot([middle, middle], [low, high], color=colour, lw=1.2, zorder=3)
     for end in (low, high):
-        axes.plot([middle - 0.35 * width, middle + 0.35 * width], [end, end], color=INK, lw=1.6, zorder=3)
+        axes.plot([middle - 0.35 * width, middle + 0.35 * width], [end, end], color=colour, lw=1.6, zorder=3)
 
 
 def _ticks(axes: Axes, names: Sequence[str]) -> None:
@@ -294,8 +315,8 @@ def _ticks(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _short(number: float, value: str) -> str:
-    if value in ("hit_rate", "collisions_per_miss"):
-        return f"{100 * number:.3g}"
+    if value in SHARES:
+        return f"{100 * number:.1f}" if number < 0.1 else f"{100 * number:.0f}"
     return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
 
 

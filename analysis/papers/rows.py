@@ -55,7 +55,8 @@ def _layers(frame: pl.DataFrame) -> pl.DataFrame:
     """Sum the counters of both phases; `place` is the layer."""
     sums = layers(frame).group_by("identity", "layer", maintain_order=True)
     summed = sums.agg(pl.col("collisions", "misses", "accesses").sum()).sort("identity", "layer")
-    return with_ratios(summed).with_columns(pl.col("layer").cast(pl.Float64).alias("place"))
+    miss_rate = (pl.col("misses") / pl.col("accesses")).alias("miss_rate")
+    return with_ratios(summed).with_columns(miss_rate, pl.col("layer").cast(pl.Float64).alias("place"))
 
 
 def _lifetimes(frame: pl.DataFrame) -> pl.DataFrame:

@@ -24,6 +24,7 @@ from moereplay.analysis.tables import SHARES, Share, cell
 from moereplay.analysis.verdict import Verdict, listed, name_of_set
 from moereplay.results.read import fields, label_of
 from moereplay.results.read import runs as tidied
+from moereplay.results.remarks import one_label
 from moereplay.results.settings import POLICIES, SETTINGS
 from moereplay.traces.documents import json_text
 from moereplay.traces.schema import Provenance
@@ -308,7 +309,7 @@ def _of_curves(material: Material) -> dict[str, Any]:
     varies = {"policy": curves["policy"].unique().sort().to_list()}
     return {
         "text": text,
-        "label": " / ".join(curves["label"].unique().sort()),
+        "label": one_label(curves["label"]),
         "traces": traces,
         "platforms": [],
         "varies": varies,

@@ -38,7 +38,7 @@ def scope(params):
 POLICY = Eviction(
     name="least_high_precision",
     summary="evict the expert with the fewest uses at the highest precision",
-    source="HOBBIT §3.4 LHU (sequence); SpecMD §3 (history)",
+    source="HOBBIT §3.4 LHU (sequence); SpecMD §3.1.3 (history)",
     params=PARAMS,
     memory=Memory(rows=2),
     on_use=on_use,

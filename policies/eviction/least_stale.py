@@ -1,19 +1,20 @@
 """Least-Stale (SpecMD §4.2): experts not touched in this pass are evicted before those that were.
 
 A copy is *current* if it was used, arrived by prefetch or was suggested by one in this pass, else *stale*. SpecMD's
-order inside each class, "FIFO by layer position", has three readings:
-`order=c` passed layers first, then the farthest ahead; `order=a` lowest layer first; `order=b` last access first.
+order inside each class, "FIFO by layer position", has four readings. `order=c` evicts what is needed last, in layers: the
+layer just passed first, the next layer last. `order=d` takes the text literally: passed layers first, the lowest of them
+first, then the farthest ahead. `order=a` evicts the lowest layer first, `order=b` the last access first.
 """
 
 from moereplay.policies.contract import Choice, Eviction, expert_of, slot
 
 PARAMS = (
-    Choice("order", "c", ("c", "a", "b")),
+    Choice("order", "c", ("c", "a", "b", "d")),
     Choice("current", "cyclic", ("cyclic", "fifo")),
     Choice("prefetch_evicts_current", "true", ("true", "false")),
 )
 ORDER, CURRENT, EVICTS_CURRENT = slot(PARAMS, "order"), slot(PARAMS, "current"), slot(PARAMS, "prefetch_evicts_current")
-C, A, B = 0, 1, 2
+C, A, B, D = 0, 1, 2, 3
 FIFO = 1
 FALSE = 1
 CLASS = 1 << 50  # larger than any order inside a class
@@ -43,7 +44,9 @@ def key(now, experts, copies, own, y):
     elif order == B or (current and own.par[CURRENT] == FIFO):
         inside = experts[expert_of(now, y)]["last_use"]
     else:
-        inside = now["layers"] - layers_ahead(now, experts, y)
+        ahead, layer = layers_ahead(now, experts, y), experts[expert_of(now, y)]["layer"]
+        passed = layer < now["layer"] or ahead == now["layers"]
+        inside = layer - now["layers"] if order == D and passed else now["layers"] - ahead
     return inside + CLASS if current else inside
 
 

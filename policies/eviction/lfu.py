@@ -18,7 +18,7 @@ def key(now, experts, copies, own, y):
 POLICY = Eviction(
     name="lfu",
     summary="evict the expert with the fewest uses",
-    source="Aho, Denning & Ullman 1971; SpecMD §3 (history)",
+    source="Aho, Denning & Ullman 1971; SpecMD §3.1.3 (history)",
     params=PARAMS,
     key=key,
     reads=frozenset(),

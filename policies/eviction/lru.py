@@ -26,7 +26,7 @@ def queue(params):
 POLICY = Eviction(
     name="lru",
     summary="evict the expert whose last use is oldest",
-    source="Denning 1968; SpecMD §3",
+    source="Denning 1968; SpecMD §3.1.3",
     params=PARAMS,
     key=key,
     queue=queue,

@@ -64,7 +64,7 @@ def bits(params):
 POLICY = Miss(
     name="cascade",
     summary="fall back to a lower precision on a miss",
-    source="SpecMD §3 Fetch-priority, §5.4",
+    source="SpecMD §3.1.2 Fetch-priority, §5.4",
     params=PARAMS,
     want=want,
     resolve=resolve,

@@ -15,7 +15,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 POLICY = Miss(
     name="drop",
     summary="skip a miss beyond rank keep",
-    source="SpecMD §3 Drop",
+    source="SpecMD §3.1.2 Drop",
     params=PARAMS,
     resolve=resolve,
     changes_output=True,

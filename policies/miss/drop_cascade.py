@@ -51,7 +51,7 @@ def fitting_or_more(now, copies, x, free, lowest):
 POLICY = Miss(
     name="drop_cascade",
     summary="fall back to a lower precision on a miss, and then to nothing",
-    source="SpecMD §3 Drop-priority",
+    source="SpecMD §3.1.2 Drop-priority",
     params=PARAMS,
     want=want,
     resolve=resolve,

@@ -19,7 +19,7 @@ def bits(params):
 POLICY = Miss(
     name="fetch",
     summary="wait until the expert is loaded (bits=0: as stored)",
-    source="SpecMD §3 Fetch",
+    source="SpecMD §3.1.2 Fetch",
     params=PARAMS,
     resolve=resolve,
     fetches_all=True,

@@ -25,7 +25,7 @@ def bits(params):
 POLICY = Miss(
     name="lowest_bit",
     summary="load the expert at the lowest precision",
-    source="SpecMD §3 Fetch-lowest-bit",
+    source="SpecMD §3.1.2 Fetch-lowest-bit",
     params=PARAMS,
     want=want,
     resolve=resolve,

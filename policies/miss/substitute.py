@@ -34,7 +34,7 @@ def bits(params):
 POLICY = Miss(
     name="substitute",
     summary="run a resident expert of similar score instead",
-    source="SpecMD §3 Substitution-score",
+    source="SpecMD §3.1.2 Substitution-score",
     params=PARAMS,
     needs=always("logits"),
     resolve=resolve,

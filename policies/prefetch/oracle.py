@@ -2,15 +2,23 @@
 
 For each of the next `horizon` layers of this pass, every expert that the recorded demand will use is suggested with
 probability `recall`, in demand order, followed by as many wrong ones as make the share of right ones `precision`
-(rounded at random to keep the mean), drawn among the experts that the layer will not use. A layer's draws are a hash of
-seed, pass, layer and expert, so a gate nearer to it predicts the same.
+(rounded at random to keep the mean). Wrong ones are among the experts that the layer will not use: any of them
+(`wrong=any`), or those used most often so far (`wrong=frequent`), as a predictor that errs prefers the usual ones. A
+layer's draws are a hash of seed, pass, layer and expert, so a gate nearer to it predicts the same.
 """
 
 from moereplay.policies.blocks import MODULUS, counter_hash
-from moereplay.policies.contract import Number, Prefetch, always, expert_of, slot
+from moereplay.policies.contract import Choice, Number, Prefetch, always, expert_of, slot
 
-PARAMS = (Number("recall", 1.0, 0, 1), Number("precision", 1.0, 0.01, 1), Number("horizon", 1, 1, 64, integer=True))
+PARAMS = (
+    Number("recall", 1.0, 0, 1),
+    Number("precision", 1.0, 0.01, 1),
+    Number("horizon", 1, 1, 64, integer=True),
+    Choice("wrong", "any", ("any", "frequent"), added=True),
+)
 RECALL, PRECISION, HORIZON = slot(PARAMS, "recall"), slot(PARAMS, "precision"), slot(PARAMS, "horizon")
+WRONG = slot(PARAMS, "wrong")
+FREQUENT = 1
 
 
 def suggest(now, step, experts, copies, own, out):
@@ -54,15 +62,16 @@ def wrong_beside(now, own, layer, right):
 
 
 def suggest_wrong(now, experts, own, layer, out, count, wrong):
-    """Append the experts of smallest hash among those that the layer will not use."""
+    """Append experts that the layer will not use: the most frequent ones if asked, then those of smallest hash."""
     first, taken = layer * now["experts"], [0] * now["experts"]
     for _ in range(wrong):
-        best = smallest = -1
+        best, smallest, most = -1, 0, 0
         for e in range(now["experts"]):
             hash_ = counter_hash(now["seed"], now["pass"], layer, now["experts"] + 1 + e)
-            free = taken[e] == 0 and not is_demanded(now, experts[first + e])
-            if free and (best < 0 or hash_ < smallest):
-                best, smallest = e, hash_
+            uses = experts[first + e]["uses_ever"] if own.par[WRONG] == FREQUENT else 0
+            better = best < 0 or uses > most or (uses == most and hash_ < smallest)
+            if better and taken[e] == 0 and not is_demanded(now, experts[first + e]):
+                best, smallest, most = e, hash_, uses
         if best < 0:
             return count
         taken[best] = 1

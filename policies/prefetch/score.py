@@ -89,7 +89,7 @@ def depth(params):
 POLICY = Prefetch(
     name="score",
     summary="prefetch every expert predicted above a percentile",
-    source="SpecMD §3 score-based",
+    source="SpecMD §3.1.4, score-based",
     params=PARAMS,
     memory=Memory(regs=BUCKETS + 1),
     needs=always("lookahead"),

@@ -37,7 +37,7 @@ def own_scores(params):
 POLICY = Prefetch(
     name="top_k",
     summary="prefetch the best ceil(factor * k) experts of the next layers' gates",
-    source="SpecMD §3; Eliseev & Mazur (arXiv 2312.17238)",
+    source="SpecMD §3.1.4; Eliseev & Mazur (arXiv 2312.17238)",
     params=PARAMS,
     needs=needs,
     suggest=suggest,

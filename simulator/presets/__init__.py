@@ -1,7 +1,7 @@
 """Presets: policies, capacity and machine of a paper or an engine under one name, every value with its source.
 
 Each is a TOML file in this folder; adding one is a file here and its name below. `specmd-1+ls` and its like are made
-from the file of `specmd-1`.
+from the file of `specmd-1`. A file with `like` names another preset, whose settings hold where it has none of its own.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Preset(Frozen):
     name: str
     summary: str
     source: str
+    like: str = ""  #: the preset whose settings it shares, except for its own
     settings: dict[str, Setting]
 
     def values(self) -> dict[str, str]:
@@ -70,7 +71,8 @@ def preset(name: str) -> Preset:
         raise ConfigError(f"unknown preset {name!r}: {hint(name, NAMES)}")
     if name.endswith(LEAST_STALE):
         return _with_least_stale(preset(name.removesuffix(LEAST_STALE)))
-    return _parse(files("moereplay.simulator.presets").joinpath(f"{name}.toml").read_text("utf-8"), name)
+    own = _parse(files("moereplay.simulator.presets").joinpath(f"{name}.toml").read_text("utf-8"), name)
+    return own.model_copy(update={"settings": preset(own.like).settings | own.settings}) if own.like else own
 
 
 def settings(names: str) -> Iterator[tuple[str, dict[str, str]]]:

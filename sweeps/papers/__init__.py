@@ -4,7 +4,8 @@ A file has the paper's settings, then a table per figure. `cells` make the confi
 values of `over`, a series, a place on the axis (`x`; the series where none is given) and settings (`set`) over those of
 the preset. Texts are templates: `{lam:g}` is a value of `over`, `{predictor}` is next-gate prefetch or the oracle that
 stands for it. `over` takes a list, the name of one of the file's `lists`, or values that depend on the model (`along`).
-A cell with a preset of its own has none of the paper's settings. `published` has the numbers that the paper prints:
+A cell with a preset of its own has none of the paper's settings. `grids` are cells that
+several figures name. `published` has the numbers that the paper prints:
 `points` are [x, value] or [x, least, greatest], `quotients` are [x, before, after].
 """
 
@@ -100,7 +101,8 @@ class Entry(Frozen):
     where: str
     title: str
     chart: dict[str, Any]
-    cells: list[Cells]
+    cells: list[Cells] | str  #: or the name of one of the paper's `grids`
+    set: dict[str, str] = {}
     needs: frozenset[str] = frozenset()
     assumed: str = ""
     over: dict[str, Along] = {}
@@ -117,6 +119,7 @@ class Paper(Frozen):
     set: dict[str, str] = {}
     panels: dict[str, dict[str, str]]
     lists: dict[str, list[Point]] = {}
+    grids: dict[str, list[Cells]] = {}
     figures: list[Entry]
 
 
@@ -159,7 +162,13 @@ class PaperFigure(NamedTuple):
     @property
     def throughout(self) -> str:
         """The assumptions of all figures that share the paper's settings."""
-        return "" if any(each.preset for each in self.entry.cells) else self.paper.assumed
+        return "" if any(template.preset for template in self.templates) else self.paper.assumed
+
+    @property
+    def templates(self) -> list[Cells]:
+        """The templates of its cells, of its own or of a grid of the paper."""
+        cells = self.entry.cells
+        return self.paper.grids[cells] if isinstance(cells, str) else cells
 
     @property
     def heading(self) -> str:
@@ -190,9 +199,9 @@ class PaperFigure(NamedTuple):
         """Yield a cell per panel, template and combination of values. Raises ConfigError for a wrong grid."""
         panels = self.paper.panels if self.entry.panels else {"": {}}
         for panel, own in panels.items():
-            for template in self.entry.cells:
+            for template in self.templates:
                 base = preset(template.preset or self.paper.preset).values()
-                shared = {} if template.preset else self.paper.set
+                shared = ({} if template.preset else self.paper.set) | self.entry.set
                 for values in self._combinations(template, trace.geometry):
                     values["predictor"] = predictor(trace)
                     settings = {name: text.format(**values) for name, text in (shared | own | template.set).items()}
@@ -240,17 +249,18 @@ def planned(figure: PaperFigure, trace: Trace) -> Planned:
     """Return the cells that can be replayed. Raises LackingError if none can, ConfigError for a wrong grid."""
     for need in sorted(figure.needs - facts(trace)):
         raise LackingError(f"requires {need}, which this trace lacks; {REMEDY[need]}")
-    able, left_out = list[Cell](), dict[str, str]()
+    able, refused = list[Cell](), dict[str, str]()
     for cell in figure.cells(trace):
         try:
             plan(trace, cell.config)
-        except PolicyError as refused:
-            left_out[cell.series] = str(refused)
+        except PolicyError as error:
+            refused[cell.series] = str(error)
         else:
             able.append(cell)
     if not able:
-        raise LackingError(next(iter(left_out.values())))
-    return Planned(figure, able, left_out)
+        raise LackingError(next(iter(refused.values())))
+    drawn = {cell.series for cell in able}
+    return Planned(figure, able, {f"a part of {name}" if name in drawn else name: why for name, why in refused.items()})
 
 
 def facts(trace: Trace) -> frozenset[str]:

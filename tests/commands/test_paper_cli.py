@@ -154,6 +154,7 @@ def of_run(name: str, result: Result) -> float | None:
         "miss_rate": (totals["misses"], totals["accesses"]),
         "mass_changed": (totals["mass"] - kept, totals["mass"]),
         "mean_variation": (totals["variation"], totals["mass"]),
+        "predictor_precision": (totals["predicted_demanded"], totals["predicted"]),
         "ttft_mean_ms": (sum(first), len(first) * 10**6),
         "tokens_per_s": (passes * 10**9, decode),
     }
@@ -174,7 +175,7 @@ def test_published_numbers_stand_beside_ours_on_request_alone(drawn: Drawn, shor
         beside = {(row["panel"], row["series"]): row for row in csv.DictReader(file)}
     lru = beside["capacity 5%", "lru"]
     assert (lru["collisions_per_miss published, low"], lru["collisions_per_miss published, high"]) == ("0.045", "0.126")
-    assert lru["source"] == "§4.2, at 5 %" and not beside["capacity 1%", "lru"]["source"]
+    assert lru["source"] == "§5.2, at 5 %" and not beside["capacity 1%", "lru"]["source"]
     ended = moereplay("paper", "specmd", short, "--out", tmp_path, "--figure", "collisions", "--workers", 1)
     assert ended.returncode == 0 and "published" not in ended.stdout + (tmp_path / "collisions.csv").read_text()
 

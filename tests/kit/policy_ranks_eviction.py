@@ -126,7 +126,10 @@ def staleness(m: Ranked, x: int, order: str, fifo: bool = False) -> tuple[bool, 
         return current, x
     if order == "b" or (current and fifo):
         return current, m.by_timestamp.index(x)
-    return current, -turns_ahead(m, x)
+    ahead = turns_ahead(m, x)
+    if order == "d" and (m.layer(x) < m.now.layer or ahead == m.facts.layers):
+        return current, m.layer(x) - 2 * m.facts.layers  # before all that are ahead
+    return current, -ahead
 
 
 def is_current(m: Ranked, x: int) -> bool:

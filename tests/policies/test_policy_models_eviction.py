@@ -101,6 +101,7 @@ MODELS: dict[str, Maker] = {
     "least_stale": ranked(staleness, "c"),
     "least_stale:order=a": ranked(staleness, "a"),
     "least_stale:order=b": ranked(staleness, "b"),
+    "least_stale:order=d": ranked(staleness, "d"),
     "least_stale:current=fifo": ranked(staleness, "c", fifo=True),
     "least_stale:prefetch_evicts_current=false": ranked(staleness, "c", lets_in=guards_current),
     "score": ranked(windowed_mass, 10**9),

@@ -116,6 +116,16 @@ def test_least_stale_evicts_stale_experts_of_layers_left_behind():
     assert evicted(replayed(trace, 4, eviction="lru")) == [(0, 1), (2, 0), (3, 0), (0, 0)]
 
 
+def test_least_stale_to_the_letter_evicts_the_lowest_passed_layer_first():
+    """Three layers, four slots. Pass 0 fills them with 0 and 1 of layers 0 and 1; pass 1 uses 0 of both, then layer 2's.
+
+    Both 1s are stale and passed. `order=c` evicts (1, 1), which is needed last, 2 layers ahead; `order=d` (0, 1).
+    """
+    trace = trace_of([[[0, 1], [0, 1], [-1, -1]], [[0, -1], [0, -1], [0, -1]]], 3)
+    assert evicted(replayed(trace, 4, eviction="least_stale")) == [(1, 1)]
+    assert evicted(replayed(trace, 4, eviction="least_stale:order=d")) == [(0, 1)]
+
+
 def test_least_stale_counts_what_its_own_gate_passed_over_as_left():
     """Five slots: layer 0's new expert takes the free one; layers 1 to 3 each evict their own old one, a round away."""
     trace = trace_of([[[0]] * 4, [[1]] * 4], 4)

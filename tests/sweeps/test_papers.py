@@ -39,11 +39,11 @@ TABLE_2 = {
 #: What each figure without a table says of what is published: section or table, series, x, panel, range.
 PRINTED = {
     "collisions": [
-        ("§4.2, at 5 %", "least_stale", 0.016, 0.019),
-        ("§4.2, at 5 %", "lru", 0.045, 0.126),
-        ("§4.2, at 5 %", "score", 0.426, 0.609),
+        ("§5.2, at 5 %", "least_stale", 0.016, 0.019),
+        ("§5.2, at 5 %", "lru", 0.045, 0.126),
+        ("§5.2, at 5 %", "score", 0.426, 0.609),
     ],
-    "hit_rate": [("abstract and §4.2, at 5 %", "least_stale", 0.88, 0.92)],
+    "hit_rate": [("abstract and §5.2, at 5 %", "least_stale", 0.88, 0.92)],
 }
 
 
@@ -101,7 +101,8 @@ def test_published_times_give_the_published_percentages() -> None:
 @every("name", PRINTED)
 def test_other_published_numbers_are_those_of_the_paper(name: str) -> None:
     (figure,) = figures_of("specmd", name)
-    assert [(each.source, each.series, each.low, each.high) for each in figure.published] == PRINTED[name]
+    found = dict.fromkeys((mark.source, mark.series, mark.low, mark.high) for mark in figure.published)
+    assert [*found] == PRINTED[name]  # each beside every reading that is drawn
 
 
 def test_a_model_has_its_own_numbers_and_others_the_range_over_all() -> None:
