@@ -117,7 +117,7 @@ def test_least_stale_evicts_stale_experts_of_layers_left_behind():
 
 
 def test_least_stale_to_the_letter_evicts_the_lowest_passed_layer_first():
-    """Three layers, four slots. Pass 0 fills them with 0 and 1 of layers 0 and 1; pass 1 uses 0 of both, then layer 2's.
+    """Three layers, four slots. Pass 0 fills them with 0 and 1 of layers 0 and 1; pass 1 uses 0 of both, then layer 2.
 
     Both 1s are stale and passed. `order=c` evicts (1, 1), which is needed last, 2 layers ahead; `order=d` (0, 1).
     """
