@@ -35,7 +35,7 @@ from moereplay.traces.schema import Geometry, Trace, memory_trace
 from moereplay.traces.synthetic import Synthetic, synthesise
 
 Draw = np.random.Generator
-TRUTH = 100_000  #: traces that the truth is summed over
+TRUTH = 20_000  #: traces that the truth is summed over
 STEEPER = 0.3  #: how far mean rates of the shortest and the longest request are apart, where they go by length
 SPREAD = 0.15  #: of a request's time about its mean, in logarithms
 WORSE = 0.95  #: ratio of the second configuration's figure to the first's
@@ -46,7 +46,7 @@ MISSED, LOADED, WAITED = (
 )  #: misses, decode time and time to the first token that the cold request has more
 RARE = 8  #: how many times fewer accesses miss where most experts are resident
 BOUNDS = (0.93, 0.97)
-BOOTSTRAPPED = 200  #: trials whose intervals are bootstrapped too
+BOOTSTRAPPED = 100  #: trials whose intervals are bootstrapped too
 NORMAL = np.linspace(-4, 4, 4001)
 BELOW = np.array([NormalDist().cdf(at) for at in NORMAL])
 SMALL = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)

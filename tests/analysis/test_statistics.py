@@ -131,7 +131,7 @@ def test_of_many_requests_an_interval_without_zero_and_a_small_chance_are_the_sa
         assert (abs(found.value) > found.off) == (found.p < 0.05)
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 9)), min_size=2, max_size=9))
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 9)), min_size=2, max_size=6))
 def test_a_chance_is_the_share_of_swaps_that_are_as_far_apart(requests: list[tuple[int, int, int]]) -> None:
     """All swaps of sides, one by one in fractions, of TPOT and of its inverse: they are ordered alike."""
     sides = [[(one + 1, under), (other + 1, under)] for one, other, under in requests]
