@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from moereplay.analysis.comparisons import CANT_TELL, PARTS, SURE, Comparison, against, enough
+from moereplay.analysis.comparisons import CANT_TELL, PARTS, TEST_LEVEL, Comparison, against, enough
 from moereplay.analysis.metrics import entries, measured
 from moereplay.analysis.sentences import FORESEES
 from moereplay.analysis.verdict import Entry, Foresight, name_of_set, same_routing
@@ -152,7 +152,7 @@ def _remarks(found: Sequence[Comparison], is_bound: Sequence[bool], ours: Entry)
         said.append("no confidence interval: requests share passes, and each pass is charged to one of them")
     tested = [each for each, bound in zip(found, is_bound, strict=True) if each.p is not None and not bound]
     requests, needed = min((each.requests for each in tested), default=0), enough(max(1, len(tested)))
-    open_ones = [each for each in tested if (each.p or 0) >= SURE]
+    open_ones = [each for each in tested if (each.p or 0) >= TEST_LEVEL]
     if open_ones and TWO <= requests < needed:
         fewer = "" if len(tested) == 1 else "; or compare fewer, with --where"
         left = f"{len(open_ones)} of {counted(len(tested), 'comparison')}"

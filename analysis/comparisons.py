@@ -21,9 +21,9 @@ Rows = Sequence[Mapping[str, Any]]  #: per-request rows, numbered by `request`
 YES, NO, CANT_TELL = "yes", "no", "can't tell"
 #: Significance level. Requests that share a cache are not quite independent: at this level two seeds of one policy
 #: differ in less than 5 % of cases (`make study-coverage`).
-SURE = 0.04
+TEST_LEVEL = 0.04
+COLD = 1  #: requests that meet an empty cache; where a reset empties it before each, the first is like the others
 DECIDED = ("accesses", "hits", "late", "misses")  #: counters of a request that follow from policy decisions
-FOUND = "found"  #: accesses that do not miss
 #: The metrics that can be compared, as the counters of a request give them.
 PARTS = {name: METRICS[name] for name in ("hit_rate", "collisions_per_miss", "tpot_ms", "tokens_per_s", "ttft_mean_ms")}
 #: Columns of a request's row that comparisons read.
@@ -31,7 +31,7 @@ READ = ("request", "start_ns", "end_ns", "ttft_ns", "decode_ns", "decode_tokens"
 
 
 #: Figures that have an interval but no column in a ranking.
-ESTIMATED = {"misses_per_access": MISS_RATE, "found_per_access": Metric((FOUND,), ("accesses",))}
+ESTIMATED = {"misses_per_access": MISS_RATE}
 
 
 class Comparison(NamedTuple):
@@ -47,6 +47,7 @@ class Comparison(NamedTuple):
     requests: int
     counted: Counted | None = None  #: request by request
     shared: bool = False  #: whether requests shared passes, which makes them unusable as samples
+    alone: float | None = None  #: `p` before the correction
 
 
 class Counted(NamedTuple):
@@ -69,8 +70,8 @@ class Counted(NamedTuple):
 NOTHING = Comparison(None, None, None, CANT_TELL, 0)  #: no shared request
 
 
-def compare(rows_a: Rows, rows_b: Rows, figure: str, seed: int = 0) -> Comparison:
-    """Compare A with B in a figure over the requests that both have.
+def compare(rows_a: Rows, rows_b: Rows, figure: str) -> Comparison:
+    """Compare A with B in a figure over the requests that both have; fewer than `FEW` give a p-value without interval.
 
     Raises ResultError for a figure that is not in `PARTS`.
     """
@@ -85,9 +86,9 @@ def compare(rows_a: Rows, rows_b: Rows, figure: str, seed: int = 0) -> Compariso
         (over, under), (over_b, under_b) = (np.sum(side, axis=0) for side in pairs)
         less = float(over / under - over_b / under_b) * factor
         return Comparison(less, None, None, CANT_TELL, len(pairs[0]), counted, shared=True)
-    found = difference(*pairs, seed=seed)
-    off = None if found.off is None else found.off * factor
-    made = Comparison(found.value * factor, off, found.p, CANT_TELL, found.requests, counted)
+    found = difference(*pairs, COLD)
+    off = None if found.off is None or found.requests < FEW else found.off * factor
+    made = Comparison(found.value * factor, off, found.p, CANT_TELL, found.requests, counted, alone=found.p)
     return answered(made, found.p, figure)
 
 
@@ -128,21 +129,19 @@ def by_count(made: Comparison, figure: str) -> Comparison:
     return made._replace(p=None, answer=answer)
 
 
-def estimate(rows: Rows, figure: str, seed: int = 0) -> Interval | None:
+def estimate(rows: Rows, figure: str) -> Interval | None:
     """Return a figure with its 95 % CI; None if no request has it. Raises ResultError for an unknown figure.
 
-    Requests that shared passes give the figure without an interval.
+    Requests that shared passes, and fewer than `FEW`, give the figure without an interval.
     """
     figure = named(figure)
     (over, under), factor = _sides(figure), _parts(figure).factor
-    pairs = [(_part(row, over), _part(row, under)) for row in rows if _part(row, under)]
+    pairs = [(_part(row, over), _part(row, under)) for row in _as_run(rows) if _part(row, under)]
     if not pairs:
         return None
-    if shares_passes(rows):
-        above, below = np.sum(pairs, axis=0)
-        return Interval(float(above / below) * factor, None, None, len(pairs))
-    found = interval(pairs, seed)
-    low, high = (None if end is None else end * factor for end in (found.low, found.high))
+    found = interval(pairs, COLD, share=under == "accesses")
+    known = len(pairs) >= FEW and not shares_passes(rows)
+    low, high = (end * factor if known and end is not None else None for end in (found.low, found.high))
     return Interval(found.value * factor, low, high, found.requests)
 
 
@@ -176,9 +175,13 @@ def pairs_of(many: int) -> int:
 def enough(family: int) -> int:
     """Return the smallest number of requests that can give a significant lead among the given comparisons.
 
-    If two are equally good, each request favours one at random: all agree with probability 2 ** (1 - n).
+    If two are equally good, each request favours one at random: all agree with probability 2 ** (1 - n), which is the
+    smallest p-value of a sign-flip test.
     """
-    return next(n for n in count(2) if family * 2.0 ** (1 - n) < SURE)
+    return next(n for n in count(2) if family * 2.0 ** (1 - n) < TEST_LEVEL)
+
+
+FEW = enough(1)  #: fewest requests with an interval: no lead over fewer is significant
 
 
 def holm(chances: Sequence[float], family: int | None = None) -> list[float]:
@@ -198,7 +201,7 @@ def holm(chances: Sequence[float], family: int | None = None) -> list[float]:
 
 def answered(made: Comparison, p: float | None, figure: str) -> Comparison:
     """Return the comparison with this p-value and the answer that follows from it."""
-    if p is None or p >= SURE or not made.difference:
+    if p is None or p >= TEST_LEVEL or not made.difference:
         return made._replace(p=p, answer=CANT_TELL)
     return made._replace(p=p, answer=YES if (made.difference > 0) == RANKED[figure] else NO)
 
@@ -206,17 +209,22 @@ def answered(made: Comparison, p: float | None, figure: str) -> Comparison:
 def paired(rows_a: Rows, rows_b: Rows, parts: Metric) -> tuple[Pairs, Pairs] | None:
     """Return (numerator, denominator) of the shared requests on both sides; None if a side has no denominator."""
     (over,), (under,) = parts.over, parts.under
-    ours, theirs = ({row["request"]: row for row in rows} for rows in (rows_a, rows_b))
+    ours, theirs = ({row["request"]: row for row in _as_run(rows)} for rows in (rows_a, rows_b))
     shared = [name for name in ours if name in theirs and (_part(ours[name], under) or _part(theirs[name], under))]
     left, right = ([(_part(rows[name], over), _part(rows[name], under)) for name in shared] for rows in (ours, theirs))
     return (left, right) if all(sum(under for _, under in side) for side in (left, right)) else None
+
+
+def _as_run(rows: Rows) -> Rows:
+    """Return requests in the order in which they started, which arrivals can make another than that of the trace."""
+    return sorted(rows, key=lambda row: row.get("start_ns") or 0)
 
 
 def _part(row: Mapping[str, Any], name: str) -> int:
     """Return a counter of a request's row; a missing one is 0."""
     if name == "prefills":
         return int(row.get("ttft_ns") is not None)
-    return row["accesses"] - row["misses"] if name == FOUND else row[name] or 0
+    return row[name] or 0
 
 
 def _parts(figure: str) -> Metric:

@@ -92,15 +92,10 @@ def with_ends(frame: pl.DataFrame, table: pl.DataFrame, figures: Sequence[str]) 
     kept = [samples(frame, at) for at in range(len(frame))]
     found = [[estimate(rows, figure) for rows in kept] for figure in figures]
     return table.with_columns(
-        pl.Series(f"{figure}{end}", [_end(each and getattr(each, end[1:]), figure) for each in own], dtype=pl.Float64)
+        pl.Series(f"{figure}{end}", [each and getattr(each, end[1:]) for each in own], dtype=pl.Float64)
         for figure, own in zip(figures, found, strict=True)
         for end in (LOW, HIGH)
     )
-
-
-def _end(value: float | None, figure: str) -> float | None:
-    """Clamp the end of an interval: no share is above 1."""
-    return min(value, 1.0) if figure == "hit_rate" and value is not None else value
 
 
 def judged(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[str]:

@@ -144,10 +144,13 @@ def _engines(found: Document) -> list[str]:
 
 def _sure(best: Document) -> str:
     interval = best.get("interval")
-    if interval and interval["low"] is None and interval["requests"] > 1:
-        return "no interval: requests cannot be compared one by one"
-    if not interval or interval["low"] is None:
+    if not interval or (interval["low"] is None and interval["requests"] == 1):
         return "one request, no interval"
+    if interval["low"] is None:
+        from moereplay.analysis.comparisons import FEW  # as below
+
+        few = interval["requests"] < FEW
+        return f"no interval: {f'fewer than {FEW} requests' if few else 'requests cannot be compared one by one'}"
     ends = between(f"{interval['low']:,.4g}", f"{interval['high']:,.4g}")
     return f"{ends}, 95% over {counted(interval['requests'], 'request')}"
 

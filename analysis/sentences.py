@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moereplay.analysis.comparisons import YES, enough, pairs_of
-from moereplay.analysis.statistics import FEW
+from moereplay.analysis.comparisons import FEW, YES, enough, pairs_of
 from moereplay.analysis.verdict import (
     CONDITIONS,
     COUNTED,
+    FEWER,
     FIGURES,
     GENERATED,
     LUCK,
@@ -54,6 +54,7 @@ NO_TIME = (
 NO_INTERVAL = {
     NO_ROWS: "no confidence interval: per-request rows were not stored (set `requests = true`)",
     ONE_REQUEST: "no confidence interval: one request",
+    FEWER: f"no confidence interval: fewer than {FEW} requests",
     SHARED: "no confidence interval: requests share passes",
     UNKNOWN: "no confidence interval",
     GENERATED: "no confidence interval: the routing is synthetic",
@@ -109,8 +110,8 @@ def paragraph(figure: Figure, entries: Sequence[Entry], names: Sequence[str]) ->
 
 def _unlike(parts: Sequence[Paragraph]) -> list[str]:
     """Say which figures have a significant lead, if some have and others have not."""
-    leads = {part.figure.title: part.lead for part in parts if part.lead and part.lead.certainty not in NO_INTERVAL}
-    sure = {name: _is_sure(lead) for name, lead in leads.items()}
+    leads = {part.figure.title: part.lead for part in parts if part.lead and part.lead.certainty in TESTED}
+    sure = {name: lead.certainty == SURE for name, lead in leads.items()}
     if len(set(sure.values())) < 2:
         return []
     words = [f"{'significant' if is_sure else 'not significant'} in {name}" for name, is_sure in sure.items()]
@@ -233,7 +234,8 @@ def _places(won: Sequence[int], labels: Sequence[str]) -> str:
 def _leads(figure: Figure, conditions: Sequence[Condition], names: Sequence[str]) -> list[str]:
     """Describe the runner-up: its distance, the number of conditions with significance, and its policy set.
 
-    Every condition is counted once, out of all: significant or not, without an interval, a tie or without a second.
+    Every condition is counted once, out of all: significant or not, counted by request, without an interval, a tie or
+    without a second.
     """
     known = [(each, lead) for each in conditions if len(each.found.tied) == 1 and (lead := each.found.lead)]
     if not known:
@@ -245,34 +247,40 @@ def _leads(figure: Figure, conditions: Sequence[Condition], names: Sequence[str]
         only, lead = known[0]
         return [f"  at {only.label} {more[0][1]} more than {name} (second; {certainty(only.found, lead)})"]
     labels = [each.label for each in conditions]
-    usual = f", most often {name} ({often} of {len(labels)})" if 2 * often >= len(known) else ""
-    head = f"  {between(more[0][1], more[-1][1])} more than the second{usual}"
+    usual = f"the second, most often {name} ({often} of {len(labels)})" if 2 * often >= len(known) else "the second"
+    head = f"  {between(more[0][1], more[-1][1])} more than {f'{name} (second)' if often == len(known) else usual}"
     groups: dict[str, list[int]] = {}
     for at, each in enumerate(conditions):
         groups.setdefault(_how_sure(each.found), []).append(at)
-    tested = [lead.requests for _, lead in known if lead.certainty in (SURE, LUCK, NOISE, COUNTED)]
-    if not tested:
+    judged = [lead for _, lead in known if lead.certainty in (*TESTED, COUNTED)]
+    if not judged:
         return [f"{head}; {NO_INTERVAL[known[0][1].certainty]}"]
-    sure = len(groups.pop(SIGNIFICANT, []))
-    others = "".join(f"; {how} at {_places(groups[how], labels)}" for how in sorted(groups, key=_rank))
-    return [f"{head}: {SIGNIFICANT} at {sure} of {len(labels)}{others} (95% CI, n = {_n(min(tested))})"]
+    tested = any(lead.certainty in TESTED for lead in judged)
+    sure = [f"{SIGNIFICANT} at {len(groups.pop(SIGNIFICANT, []))} of {len(labels)}"] if tested else []
+    others = [f"{how} at {_places(groups[how], labels)}" for how in sorted(groups, key=_rank)]
+    by = f"{'95% CI, ' if tested else ''}n = {_n(min(lead.requests for lead in judged))}"
+    return [f"{head}: {'; '.join([*sure, *others])} ({by})"]
 
 
 #: How sure the first place under a condition is; all other words are reasons for a missing interval.
 SIGNIFICANT, INSIGNIFICANT, TIE, ALONE = "significant", "not significant", "a tie", "no second"
+ON_ALL, ON_SOME = "on every request", "on some requests"
+TESTED = (SURE, LUCK, NOISE)
 
 
 def _how_sure(found: Verdict) -> str:
     lead = found.lead
     if len(found.tied) > 1 or lead is None:
         return TIE if len(found.tied) > 1 else ALONE
-    if _is_sure(lead):
-        return SIGNIFICANT
-    return NO_INTERVAL.get(lead.certainty, INSIGNIFICANT)
+    if lead.counted is not None:
+        more, all_of_them = found.figure.more_is, lead.counted.above == lead.counted.requests
+        return f"{more} {ON_ALL if all_of_them else ON_SOME}"
+    return SIGNIFICANT if lead.certainty == SURE else NO_INTERVAL.get(lead.certainty, INSIGNIFICANT)
 
 
 def _rank(how: str) -> int:
-    return (INSIGNIFICANT, *NO_INTERVAL.values(), TIE, ALONE).index(how)
+    order = (INSIGNIFICANT, ON_ALL, ON_SOME, *NO_INTERVAL.values(), TIE, ALONE)
+    return next(at for at, word in enumerate(order) if how.endswith(word))
 
 
 def _share(figure: Figure, lead: Lead) -> float:
@@ -283,12 +291,6 @@ def _second(found: Verdict, names: Sequence[str]) -> str:
     assert found.second is not None
     varying = [name for name in differing(found.best, found.second, names) if name not in CONDITIONS]
     return name_of_set(found.second, varying)
-
-
-def _is_sure(lead: Lead) -> bool:
-    if lead.counted is not None:
-        return lead.counted.above == lead.counted.requests
-    return lead.certainty == SURE
 
 
 # The best of all
@@ -316,9 +318,9 @@ def _named(figure: Figure, known: Sequence[Entry], names: Sequence[str]) -> str:
 
 
 def _range(found: Verdict) -> str:
-    """Return the interval of the winner's own figure; nothing for few requests, whose intervals are rough."""
+    """Return the interval of the winner's own figure, if there is one."""
     own, figure = found.own(), found.figure
-    if own is None or own.low is None or own.high is None or own.requests < FEW:
+    if own is None or own.low is None or own.high is None:
         return ""
     return f" ({figure.end(own.low)} to {figure.end(own.high)})"
 
@@ -336,9 +338,14 @@ def certainty(found: Verdict, lead: Lead) -> str:
     if lead.off is None or lead.certainty in NO_INTERVAL:
         return NO_INTERVAL[lead.certainty]
     many = f"{len(found.rivals) + 1:,} configurations"
-    luck = {SURE: "", LUCK: f"not significant after correcting for {many}: ", NOISE: "not significant: "}
+    said = {
+        SURE: SIGNIFICANT if lead.contradicts else "",
+        LUCK: f"{INSIGNIFICANT} after correcting for {many}",
+        NOISE: INSIGNIFICANT,
+    }[lead.certainty]
+    chance = f" (p = {lead.p:.2g})" if lead.contradicts else ""
     wide = f"95% CI ±{found.figure.more(lead.off, lead.below)}"
-    return f"{luck[lead.certainty]}{wide}, n = {_n(lead.requests)}"
+    return f"{said}{chance}{': ' if said else ''}{wide}, n = {_n(lead.requests)}"
 
 
 def _counted_out(figure: Figure, lead: Lead) -> str:
@@ -389,7 +396,5 @@ def _caution(entries: Sequence[Entry], body: Sequence[str]) -> list[str]:
     """State the assumptions of the intervals, if there are any."""
     if not any("95% CI" in line for line in body):
         return []
-    few = any(0 < len(entry.requests()) < FEW for entry in entries)
-    shared = not all(independent(entry) for entry in entries)
-    words = ["; these share a cache"] * shared + ["; fewer than ten requests: rough"] * few
-    return [f"  95% CI: assumes independent requests{''.join(words)}"]
+    shared = "" if all(independent(entry) for entry in entries) else "; these share a cache"
+    return [f"  95% CI: assumes independent requests{shared}"]

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from moereplay.analysis.comparisons import (
+    FEW,
     NOTHING,
+    TEST_LEVEL,
     YES,
     Comparison,
     Counted,
@@ -86,15 +88,15 @@ FIGURES = (
         "hit rate",
         "more hits",
         lambda value: f"{100 * value:.2f}%",
-        lambda value: f"{100 * min(value, 1):.2f}",
+        lambda value: f"{100 * value:.2f}",
         lambda more, _: points(more),
     ),
 )
 
 
-#: Certainty of a lead. No interval: no rows, one request, shared passes, or another reason. Tested: significant,
-#: significant before the correction only, or not significant. Counted: only the platform differs.
-NO_ROWS, ONE_REQUEST, SHARED, UNKNOWN = "no rows", "one request", "shared", "unknown"
+#: Certainty of a lead. No interval: no rows, one request, fewer than `FEW`, shared passes, or another reason. Tested:
+#: significant, significant before the correction only, or not significant. Counted: only the platform differs.
+NO_ROWS, ONE_REQUEST, FEWER, SHARED, UNKNOWN = "no rows", "one request", "few", "shared", "unknown"
 SURE, LUCK, NOISE, COUNTED = "sure", "luck", "noise", "counted"
 GENERATED = "generated"  #: synthetic routing says nothing of a lead on a real trace
 
@@ -108,6 +110,12 @@ class Lead(NamedTuple):
     requests: int
     certainty: str
     counted: Counted | None = None  #: where only the platform differs
+    p: float | None = None  #: before the correction for many comparisons
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the interval and the test differ on whether there is a lead."""
+        return self.off is not None and self.p is not None and (self.off < self.more) != (self.p < TEST_LEVEL)
 
 
 class Rival(NamedTuple):
@@ -146,8 +154,8 @@ class Verdict(NamedTuple):
         below = getattr(self.second, self.figure.name)
         more = self.value - below
         counted = beside.counted if rival and rival.exact else None
-        certainty = COUNTED if counted else GENERATED if self.best.synthetic else _certainty(beside, more)
-        return Lead(more, below, beside.off, beside.requests, certainty, counted)
+        certainty = COUNTED if counted else GENERATED if self.best.synthetic else _certainty(beside)
+        return Lead(more, below, beside.off, beside.requests, certainty, counted, beside.alone)
 
     @property
     def as_good(self) -> list[Entry]:
@@ -161,7 +169,7 @@ class Verdict(NamedTuple):
     @property
     def tested(self) -> list[Rival]:
         """Rivals with a statistical test; those compared request by request are not among them."""
-        return [each for each in self.rivals if each.beside.off is not None and not each.exact]
+        return [each for each in self.rivals if each.beside.p is not None and not each.exact]
 
     @property
     def samples(self) -> int:
@@ -173,16 +181,21 @@ class Verdict(NamedTuple):
         return estimate(self.best.requests(), self.figure.name)
 
 
-def _certainty(beside: Comparison, more: float) -> str:
+def lacking(requests: int) -> str:
+    """Return why fewer than `FEW` requests have no interval."""
+    return (NO_ROWS, ONE_REQUEST, FEWER)[min(requests, 2)]
+
+
+def _certainty(beside: Comparison) -> str:
     if beside.shared:
         return SHARED
-    if beside.requests < 2:
-        return ONE_REQUEST if beside.requests else NO_ROWS
-    if beside.off is None:
+    if beside.requests < FEW:
+        return lacking(beside.requests)
+    if beside.off is None or beside.alone is None:
         return UNKNOWN
     if beside.answer == YES:
         return SURE
-    return LUCK if beside.off < more else NOISE
+    return LUCK if beside.alone < TEST_LEVEL else NOISE
 
 
 def verdict(figure: Figure, entries: Sequence[Entry]) -> Verdict | None:

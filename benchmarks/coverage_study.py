@@ -1,51 +1,65 @@
-"""Measure how often the 95 % intervals of docs/statistics.md contain the truth, on synthetic requests with known truth.
+"""Measure how often the 95 % intervals of docs/statistics.md contain the truth, where the first request is cold.
 
-Requests have unequal lengths: evenly spread, lognormal, or of a Pareto distribution cut at 4,096 tokens (exponent 1.5),
-each once with rates of their own and once with rates that fall or rise with the length. Every trial draws n requests,
-computes the interval, and checks whether it contains the truth: the ratio of expectations, on a grid of quantiles.
-Differences are of two configurations over the same requests. Percentiles of the bootstrap, and Student's t of the
-jackknife, are there for comparison. A second table replays `random` with two seeds over the same requests: they are
-equally good, so every significant difference is a false positive. `make study-coverage` runs 1,000 trials
-each (5 to 10 minutes).
+The truth is the mean of a figure over traces of as many requests of the same kind, the cold first one included.
+
+Drawn requests have unequal lengths: evenly spread, lognormal, or of a Pareto distribution cut at 4,096 tokens (exponent
+1.5), each once with rates of their own and once with rates that fall or rise with the length. Differences are of two
+configurations over the same requests. The same intervals without regard to the cold request, and the bias-corrected
+bootstrap (BCa), are there for comparison.
+
+Replayed requests have popular experts of their own each. Every trace is replayed by LRU, FIFO and LFU, without a reset.
+A third table replays `random` with two seeds over the same requests: they are equally good, so every significant
+difference is a false positive. `make study-coverage` runs 1,000 trials each (20 to 30 minutes).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import bootstrap
 
-from moereplay.analysis.comparisons import CANT_TELL, PARTS, Rows, compare
-from moereplay.analysis.statistics import Pairs, difference, interval, student
+from moereplay.analysis.comparisons import CANT_TELL, COLD, PARTS, Rows, compare, estimate
+from moereplay.analysis.statistics import Interval, Pairs, difference, interval
 from moereplay.analysis.tables import console, table
 from moereplay.results.result import Row
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.traces.documents import json_text
-from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.schema import Geometry, Trace, memory_trace
 from moereplay.traces.synthetic import Synthetic, synthesise
 
 Draw = np.random.Generator
-GRID = 200_000  #: quantiles that the truth is summed over
+TRUTH = 20_000  #: traces that the truth is summed over
 STEEPER = 0.3  #: how far mean rates of the shortest and the longest request are apart, where they go by length
 SPREAD = 0.15  #: of a request's time about its mean, in logarithms
 WORSE = 0.95  #: ratio of the second configuration's figure to the first's
+MISSED, LOADED, WAITED = (
+    480,
+    400,
+    800,
+)  #: misses, decode time and time to the first token that the cold request has more
+RARE = 8  #: how many times fewer accesses miss where most experts are resident
 BOUNDS = (0.93, 0.97)
+BOOTSTRAPPED = 100  #: trials whose intervals are bootstrapped too
 NORMAL = np.linspace(-4, 4, 4001)
 BELOW = np.array([NormalDist().cdf(at) for at in NORMAL])
 SMALL = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)
+WIDE = Geometry(layers=4, experts=24, k=2, expert_bytes=(1_000_000,) * 4)
 BLOCKS = 4  #: of requests in a trace, each a comparison of its own
 
 
 class Requests(NamedTuple):
-    """Numerator and denominator of n requests under two configurations."""
+    """Numerator and denominator of n requests under two configurations, and whether the figure is a share."""
 
-    first: np.ndarray
+    first: np.ndarray  #: (trials, n, 2)
     second: np.ndarray
+    share: bool = False
 
 
 class Lengths(NamedTuple):
@@ -80,109 +94,182 @@ LENGTHS = [
 ]
 
 
-# -- figures: what a request of each length has, and the truth of the first configuration ----------------------------
+# -- figures: what requests of each length have; the first of each trace is cold
 
 
 def hit_rate(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
     """Draw hits of eight accesses per token; a request's rate is beta distributed about its mean."""
-    accesses = (8 * lengths.of(quantiles)).astype(int)
+    accesses = 8 * lengths.of(quantiles)
     rate = _beta(lengths.rates(quantiles), draw)
-    hits = [draw.binomial(accesses, share * rate) for share in (1, WORSE)]
-    return Requests(*(np.stack([each, accesses], axis=1).astype(float) for each in hits))
+    first, second = (draw.binomial(accesses.astype(int), 1 - share * rate) for share in (1, WORSE))
+    return Requests(_hits(first, accesses), _hits(second, accesses), share=True)
 
 
-def collisions_per_miss(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
-    """Draw a ratio with both sides random; misses follow the rates of `hit_rate`."""
-    accesses = (8 * lengths.of(quantiles)).astype(int)
-    misses = draw.binomial(accesses, 1 - _beta(lengths.rates(quantiles), draw))
-    collide = _beta(0.25 * lengths.rates(quantiles), draw)
-    each = [draw.binomial(misses, share * collide) for share in (1, WORSE)]
-    return Requests(*(np.stack([collisions, misses], axis=1).astype(float) for collisions in each))
+def hit_rate_of_most(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
+    """Draw hits where most experts are resident, so that the cold request has a good part of all misses."""
+    accesses = 8 * lengths.of(quantiles)
+    rate = _beta(lengths.rates(quantiles), draw)
+    first, second = (draw.binomial(accesses.astype(int), (1 - share * rate) / RARE) for share in (1, WORSE))
+    return Requests(_hits(first, accesses), _hits(second, accesses), share=True)
+
+
+def _hits(misses: np.ndarray, accesses: np.ndarray) -> np.ndarray:
+    missed = np.minimum(misses + MISSED * _first(misses), accesses)
+    return np.stack([accesses - missed, accesses], axis=-1)
 
 
 def tpot(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
     """Draw time per token, longer where fewer accesses hit."""
     tokens = lengths.of(quantiles)
-    spent = tokens * (4 - 3 * lengths.rates(quantiles)) * _about_one(tokens.size, SPREAD, draw)
-    other = spent * WORSE * _about_one(tokens.size, SPREAD / 3, draw)
-    return Requests(*(np.stack([each, tokens], axis=1) for each in (spent, other)))
+    spent = tokens * (4 - 3 * lengths.rates(quantiles)) * _about_one(tokens, SPREAD, draw)
+    other = spent * WORSE * _about_one(tokens, SPREAD / 3, draw)
+    first, second = (np.stack([each + LOADED * _first(each), tokens], axis=-1) for each in (spent, other))
+    return Requests(first, second)
 
 
 def tokens_per_s(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
     """Draw the inverse of `tpot`."""
-    first, second = tpot(lengths, quantiles, draw)
-    return Requests(first[:, ::-1], second[:, ::-1])
+    first, second, _ = tpot(lengths, quantiles, draw)
+    return Requests(first[..., ::-1], second[..., ::-1])
 
 
-def truth(figure: Callable[..., Requests], lengths: Lengths) -> tuple[float, float]:
-    """Return the ratio of expectations under both configurations."""
-    quantiles = (np.arange(GRID) + 0.5) / GRID
-    tokens, rates = lengths.of(quantiles), lengths.rates(quantiles)
-    if figure is hit_rate:
-        first = (tokens * rates).sum() / tokens.sum()
-    elif figure is collisions_per_miss:
-        first = 0.25 * (tokens * rates * (1 - rates)).sum() / (tokens * (1 - rates)).sum()
-    else:
-        first = (tokens * (4 - 3 * rates)).sum() / tokens.sum()
-    return (1 / first, 1 / (WORSE * first)) if figure is tokens_per_s else (first, WORSE * first)
+def ttft(lengths: Lengths, quantiles: np.ndarray, draw: Draw) -> Requests:
+    """Draw the time of a prompt, of which every request has one."""
+    tokens = lengths.of(quantiles)
+    spent = 20 + tokens * (4 - 3 * lengths.rates(quantiles)) * _about_one(tokens, SPREAD, draw) / 2
+    other = spent * WORSE * _about_one(tokens, SPREAD / 3, draw)
+    ones = np.ones_like(tokens)
+    first, second = (np.stack([each + WAITED * _first(each), ones], axis=-1) for each in (spent, other))
+    return Requests(first, second)
 
 
-FIGURES = (hit_rate, collisions_per_miss, tpot, tokens_per_s)
+FIGURES = (hit_rate, hit_rate_of_most, tpot, tokens_per_s, ttft)
 
 
 def _beta(mean: np.ndarray, draw: Draw) -> np.ndarray:
     return draw.beta(20 * mean, 20 * (1 - mean))
 
 
-def _about_one(count: int, spread: float, draw: Draw) -> np.ndarray:
-    return draw.lognormal(-spread * spread / 2, spread, count)
+def _about_one(like: np.ndarray, spread: float, draw: Draw) -> np.ndarray:
+    return draw.lognormal(-spread * spread / 2, spread, like.shape)
 
 
-# -- trials ----------------------------------------------------------------------------------------------------------
+def _first(like: np.ndarray) -> np.ndarray:
+    return np.arange(like.shape[-1]) == 0
 
 
-def covered(requests: Requests, true: tuple[float, float], seed: int) -> Iterator[tuple[str, bool]]:
-    """Yield, for every method, whether its interval contains the truth."""
-    found = interval(pairs(requests.first), seed)
-    yield "interval", found.low is not None and found.low <= true[0] <= (found.high or 0.0)
-    apart = difference(pairs(requests.first), pairs(requests.second), seed)
+# -- coverage
+
+
+def truth(drawn: Requests) -> list[float]:
+    """Return the figure under both configurations over all these traces together."""
+    sums = [side.sum(axis=(0, 1)) for side in drawn[:2]]
+    return [float(over / under) for over, under in sums]
+
+
+def covered(drawn: Requests, at: int, true: list[float]) -> Iterator[tuple[str, bool]]:
+    """Yield, for every method, whether its interval of a trace contains the truth."""
+    first, second = (_pairs(side[at]) for side in drawn[:2])
+    for method, cold in (("interval", COLD), ("all alike", 0)):
+        found = interval(first, cold, drawn.share)
+        yield method, found.low is not None and found.low <= true[0] <= (found.high or 0.0)
+    apart = difference(first, second, COLD)
     yield "difference", apart.off is not None and abs(apart.value - (true[0] - true[1])) <= apart.off
-    low, high = percentiles(requests.first, seed)
-    yield "percentiles", low <= true[0] <= high
-    yield "Student's t", abs(found.value - true[0]) <= jackknife_t(requests.first)
+    if at < BOOTSTRAPPED:
+        low, high = _bca(drawn.first[at])
+        yield "BCa", low <= true[0] <= high
 
 
-def pairs(side: np.ndarray) -> Pairs:
+def _pairs(side: np.ndarray) -> Pairs:
     return [(over, under) for over, under in side]
 
 
-def percentiles(side: np.ndarray, seed: int) -> np.ndarray:
-    """Return the plain bootstrap's interval."""
-    count = len(side)
-    drawn = np.random.default_rng(seed).integers(count, size=(1000, count))
-    over, under = side[drawn].sum(axis=1).T
-    return np.quantile(over / under, (0.025, 0.975))
+def _bca(side: np.ndarray) -> tuple[float, float]:
+    def ratio(over: np.ndarray, under: np.ndarray, axis: int) -> np.ndarray:
+        return over.sum(axis=axis) / under.sum(axis=axis)
 
-
-def jackknife_t(side: np.ndarray) -> float:
-    """Return half of Student's interval."""
-    over, under = (side.sum(axis=0) - side).T
-    left, count = over / under, len(side)
-    return student(count - 1) * float(((left - left.mean()) ** 2).sum() * (count - 1) / count) ** 0.5
+    return bootstrap(side.T, ratio, paired=True, n_resamples=999, rng=0).confidence_interval
 
 
 def coverage(figure: Callable[..., Requests], lengths: Lengths, count: int, trials: int) -> dict[str, float]:
     """Return the share of trials whose interval contains the truth, by method."""
     draw = np.random.default_rng([count, LENGTHS.index(lengths), FIGURES.index(figure)])
-    true, hits = truth(figure, lengths), dict[str, int]()
-    for _ in range(trials):
-        made = figure(lengths, draw.random(count), draw)
-        for method, held in covered(made, true, seed=0):
-            hits[method] = hits.get(method, 0) + held
-    return {method: held / trials for method, held in hits.items()}
+    true = truth(figure(lengths, draw.random((TRUTH, count)), draw))
+    drawn = figure(lengths, draw.random((trials, count)), draw)
+    held: dict[str, list[bool]] = {}
+    for at in range(trials):
+        for method, holds in covered(drawn, at, true):
+            held.setdefault(method, []).append(holds)
+    return {method: float(np.mean(each)) for method, each in held.items()}
 
 
-# -- two seeds of one policy -----------------------------------------------------------------------------------------
+# -- replays without a reset
+
+
+CAPACITIES = ("25%", "50%", "75%", "90%", "100%")
+POLICIES = ("lru", "fifo", "lfu")
+REPLAYED = ("hit_rate", "tpot_ms", "ttft_mean_ms")
+
+
+def replayed(counts: list[int], trials: int) -> list[Row]:
+    """Return the coverage of intervals of each policy, and of its difference from LRU, over `trials` traces."""
+    runs: dict[tuple[str, str], list[Rows]] = {}
+    for seed in range(trials):
+        trace = _of_topics(max(counts), np.random.default_rng(seed))
+        for capacity, eviction in product(CAPACITIES, POLICIES):
+            config = configure(capacity=capacity, eviction=eviction, passes="token")
+            runs.setdefault((capacity, eviction), []).append(replay(trace, config).per_request)
+    return [
+        {"capacity": capacity, "eviction": eviction, "n": count, **_held(runs, capacity, eviction, count)}
+        for capacity, eviction, count in product(CAPACITIES, POLICIES, counts)
+    ]
+
+
+def _of_topics(count: int, draw: Draw) -> Trace:
+    """Return a trace whose requests have popular experts of their own each, and unequal lengths."""
+    made = [
+        synthesise(
+            Synthetic(
+                geometry=WIDE,
+                prompt_tokens=int(length) // 3,
+                decode_tokens=int(length) - int(length) // 3,
+                exponent=1,
+                seed=int(draw.integers(1 << 30)),
+                logits=False,
+            )
+        )
+        for length in np.clip(draw.lognormal(4, 0.7, count), 12, 300)
+    ]
+    return memory_trace(made[0].header, [trace.request(0) for trace in made])
+
+
+def _held(runs: dict[tuple[str, str], list[Rows]], capacity: str, eviction: str, count: int) -> dict[str, float]:
+    """Return the shares of traces whose intervals hold the figure of all traces, and its difference from LRU's."""
+    ours, others = ([rows[:count] for rows in runs[capacity, each]] for each in (eviction, "lru"))
+    shares: dict[str, float] = {}
+    for figure in REPLAYED:
+        true, other = (_known([row for rows in each for row in rows], figure).value for each in (ours, others))
+        found = [_known(rows, figure) for rows in ours]
+        shares[figure] = _share((each.low or 0.0) <= true <= (each.high or 0.0) for each in found)
+        if eviction != "lru":
+            apart = [compare(*both, figure) for both in zip(ours, others, strict=True)]
+            shares[f"{figure} less"] = _share(
+                abs((each.difference or 0.0) - (true - other)) <= (each.off or 0.0) for each in apart
+            )
+    return shares
+
+
+def _known(rows: Rows, figure: str) -> Interval:
+    found = estimate(rows, figure)
+    assert found is not None  # every request has every figure
+    return found
+
+
+def _share(holds: Iterable[bool]) -> float:
+    return float(np.mean(list(holds)))
+
+
+# -- two seeds of one policy
 
 
 def apart(count: int, traces: int, reset: str) -> Row:
@@ -223,13 +310,15 @@ def main() -> None:
             for lengths in (each for each in LENGTHS if each.name in options.lengths):
                 shares = coverage(figure, lengths, count, options.trials)
                 rows.append({"n": count, "figure": figure.__name__, "lengths": lengths.name, **shares})
+    of_replays = replayed(options.requests, options.replays)
     seeds = [apart(count, options.traces, reset) for count in options.replayed for reset in ("never", "request")]
     _print(rows, f"intervals of 95 % that hold the truth, {options.trials:,} trials each")
     for method in ("interval", "difference"):
         inside = sum(BOUNDS[0] <= row[method] <= BOUNDS[1] for row in rows)
         print(f"{method}: {inside} of {len(rows)} between {BOUNDS[0]:.0%} and {BOUNDS[1]:.0%}")
+    _print(of_replays, f"the same of {options.replays:,} replayed traces; less: difference from LRU")
     _print(seeds, "pairs of seeds of random that are said to differ")
-    document = {"trials": options.trials, "rows": rows, "seeds": seeds}
+    document = {"trials": options.trials, "rows": rows, "replays": of_replays, "seeds": seeds}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json_text(document, indent=1) + "\n", encoding="utf-8")
 
@@ -242,10 +331,13 @@ def _print(rows: list[dict[str, object]], title: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
-    parser.add_argument("--requests", type=int, nargs="+", default=[30, 100])
+    parser.add_argument("--requests", type=int, nargs="+", default=[6, 8, 10, 16, 30])
     parser.add_argument("--figures", nargs="+", default=[each.__name__ for each in FIGURES])
     parser.add_argument("--lengths", nargs="+", default=[each.name for each in LENGTHS])
-    parser.add_argument("--replayed", type=int, nargs="+", default=[16, 30], help="requests that two seeds replay")
+    parser.add_argument(
+        "--replayed", type=int, nargs="+", default=[6, 16, 30, 40], help="requests that two seeds replay"
+    )
+    parser.add_argument("--replays", type=int, default=1000, help="traces that LRU, FIFO and LFU replay")
     parser.add_argument("--traces", type=int, default=100, help="replayed with four seeds each")
     parser.add_argument("--out", type=Path, default=Path("runs/coverage.json"))
     return parser.parse_args()

@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 import polars as pl
 
-from moereplay.analysis.comparisons import shares_passes
+from moereplay.analysis.comparisons import FEW, shares_passes
 from moereplay.analysis.figures.chart import Point, Series
 from moereplay.analysis.figures.sheet import NO_BREAK, is_narrow
 from moereplay.analysis.metrics import HIGH, LOW, rows_of
 from moereplay.analysis.palette import Look
-from moereplay.analysis.statistics import FEW
 from moereplay.analysis.tables import DIGITS
 from moereplay.results.counters import PHASES
 from moereplay.results.errors import ResultError
@@ -188,11 +187,10 @@ def interval_note(frame: pl.DataFrame) -> str:
     kept = [rows for rows in every if rows]
     if all(shares_passes(rows) for rows in kept):
         return "No intervals: requests share passes."
-    fewest = min(map(len, kept))
-    if max(map(len, kept)) < 2:
-        return "No intervals: one request."
-    few = ", rough: fewer than ten" if fewest < FEW else ""
-    return f"Bars: 95% CI over requests (n = {fewest}{few})."
+    if max(map(len, kept)) < FEW:
+        return "No intervals: one request." if max(map(len, kept)) == 1 else f"No intervals: fewer than {FEW} requests."
+    kept = [rows for rows in kept if len(rows) >= FEW]
+    return f"Bars: 95% CI over requests (n = {min(map(len, kept))})."
 
 
 def joined(*sentences: str) -> str:

@@ -63,16 +63,11 @@ def misses(frame: pl.DataFrame) -> Chart:
 
 
 def _with_ends(frame: pl.DataFrame) -> pl.DataFrame:
-    """Add the interval of the misses, computed from the smaller of the shares of misses and hits."""
-    table = with_ends(frame, runs(frame), ("misses_per_access", "found_per_access"))
-    often = pl.col("misses") * 2 > pl.col("accesses")
-    share = {
-        end: pl.when(often)
-        .then(pl.col(f"misses_per_access{end}").clip(upper_bound=1))
-        .otherwise((1 - pl.col(f"found_per_access{other}")).clip(lower_bound=0))
-        for end, other in ((LOW, HIGH), (HIGH, LOW))
-    }
-    return table.with_columns((each * pl.col("accesses")).alias(f"misses{end}") for end, each in share.items())
+    """Add the interval of the misses."""
+    table = with_ends(frame, runs(frame), ["misses_per_access"])
+    return table.with_columns(
+        (pl.col(f"misses_per_access{end}") * pl.col("accesses")).alias(f"misses{end}") for end in (LOW, HIGH)
+    )
 
 
 def _panel(found: Facets, names: list[str], setting: str, capacity: str) -> Panel:

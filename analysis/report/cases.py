@@ -13,7 +13,6 @@ import polars as pl
 from moereplay.analysis.comparisons import YES, estimate
 from moereplay.analysis.metrics import entries, measured, varying
 from moereplay.analysis.sentences import Condition, by_condition
-from moereplay.analysis.statistics import FEW
 from moereplay.analysis.verdict import FIGURES, Entry, Verdict, independent, name_of_set, verdict
 from moereplay.results.checks import Check
 from moereplay.results.result import DOCUMENTED
@@ -216,8 +215,7 @@ def interval(entry: Entry, figure: str) -> dict[str, Any] | None:
     found = estimate(entry.requests(), figure)
     if found is None or found.low is None or found.high is None:
         return None
-    high = min(found.high, 1.0) if figure == "hit_rate" else found.high
-    return {"low": found.low, "high": high, "requests": found.requests, "rough": found.requests < FEW}
+    return {"low": found.low, "high": found.high, "requests": found.requests}
 
 
 def policy_files(config: Mapping[str, Any], provenances: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,11 +9,13 @@ from typing import Any
 import polars as pl
 
 from moereplay.analysis.checks import candidates_of, summary
+from moereplay.analysis.comparisons import FEW
 from moereplay.analysis.ranking import OPEN_LOOP, warnings
 from moereplay.analysis.report.cases import Case, Material, Source, title
-from moereplay.analysis.sentences import untimed
-from moereplay.analysis.statistics import FEW, MANY, RESAMPLES
+from moereplay.analysis.sentences import NO_INTERVAL, untimed
+from moereplay.analysis.statistics import EXACT
 from moereplay.analysis.tables import cell
+from moereplay.analysis.verdict import lacking
 from moereplay.results.read import fields, label_of, routing_of, runs
 from moereplay.results.remarks import assumptions, seconds_in_words
 from moereplay.results.schema import fields_of
@@ -81,19 +83,13 @@ def _samples(cases: Sequence[Case]) -> list[str]:
     few: dict[int, list[str]] = {}
     for case in (each for each in cases if each.requests < FEW and not each.synthetic):
         few.setdefault(case.requests, []).append(title(case, cases))
-    said = [_few(requests, "; ".join(of) if len(cases) > 1 else "") for requests, of in sorted(few.items())]
-    if any(case.shares_a_cache and case.requests > 1 for case in cases):
+    said = [
+        f"{'; '.join(of) + ': ' if len(cases) > 1 else ''}{NO_INTERVAL[lacking(requests)]}"
+        for requests, of in sorted(few.items())
+    ]
+    if any(case.shares_a_cache and case.requests >= FEW for case in cases):
         said.append("intervals take requests to be independent, but these share a cache (--reset request empties it)")
     return said
-
-
-def _few(requests: int, of: str) -> str:
-    where = f"{of}: " if of else ""
-    if not requests:
-        return f"{where}no confidence interval: per-request rows were not stored (set `requests = true`)"
-    if requests == 1:
-        return f"{where}no confidence interval: one request"
-    return f"{where}{counted(requests, 'request')}, fewer than ten: intervals are rough"
 
 
 def _untimed(cases: Sequence[Case]) -> list[str]:
@@ -243,10 +239,10 @@ BOUNDS = (
     "that know the future are never named as the answer."
 )
 STATISTICS = (
-    "Requests are the samples. Intervals are 95%: a studentised, symmetric bootstrap over requests "
-    f"({RESAMPLES:,} resamples of one seed) from {FEW} to {MANY} requests, Student's t of the jackknife elsewhere, "
-    f"which is rough below {FEW}. Differences are of the same requests under both, corrected for all pairs by "
-    "Holm's method."
+    "Requests are the samples. Intervals are 95%: Student's t of the jackknife over requests; the first, which meets "
+    f"an empty cache, is part of a figure but not of its spread. Fewer than {FEW} requests have none. Differences are "
+    f"of the same requests under both: exact sign-flip test up to {EXACT} requests, Student's t beyond, corrected for "
+    "all pairs by Holm's method."
 )
 REPEAT = (
     "Every configuration of this page has the command that replays it. The same trace, configuration and version give "

@@ -30,7 +30,7 @@
   const worded = (run) =>
     WORDS.filter(([name]) => run.figures[name] !== null).map(([name, head, shown]) => {
       const ends = run.interval[name];
-      const range = ends ? ` (${shown(ends.low)} to ${shown(ends.high)}${ends.rough ? ", rough" : ""})` : "";
+      const range = ends ? ` (${shown(ends.low)} to ${shown(ends.high)})` : "";
       return [head, shown(run.figures[name]) + range];
     });
 

@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moereplay.analysis.comparisons import CANT_TELL, NO, PARTS, YES, Comparison, Rows, against, compare, estimate, holm
+from moereplay.analysis.comparisons import (
+    CANT_TELL,
+    FEW,
+    NO,
+    PARTS,
+    YES,
+    Comparison,
+    Rows,
+    against,
+    compare,
+    estimate,
+    holm,
+)
 from moereplay.results.errors import ResultError
 from moereplay.results.result import RANKED
 from tests.kit.every import every
@@ -74,6 +86,34 @@ def test_the_answer_is_the_other_one_the_other_way_round(count: int) -> None:
             b["accesses"] = a["accesses"]
         turned = {YES: NO, NO: YES, CANT_TELL: CANT_TELL}
         assert compare(other, one, "hit_rate").answer == turned[compare(one, other, "hit_rate").answer]
+
+
+@every("order", [range(16), (3, 0, *range(4, 16), 1, 2)])
+def test_the_request_that_starts_first_is_cold_whatever_its_number(order: Sequence[int]) -> None:
+    """948 of 979 misses are those of an empty cache: the rest is a matter of hundredths of a point."""
+    misses = [948, 12, 8, 0, 3, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1]
+    cold: list[dict[str, Any]] = [
+        {
+            "request": at,
+            "start_ns": start * 100,
+            "accesses": 15_000,
+            "misses": misses[start],
+            "hits": 15_000 - misses[start],
+        }
+        for at, start in enumerate(order)
+    ]
+    hits, missed = estimate(cold, "hit_rate"), estimate(cold, "misses_per_access")
+    assert hits and missed and hits.low and hits.high and missed.low and missed.high
+    assert 0.9955 < hits.low < hits.value < hits.high < 0.9962
+    assert (missed.low, missed.high) == (pytest.approx(1 - hits.high), pytest.approx(1 - hits.low))
+
+
+def test_fewer_than_six_requests_have_a_chance_but_no_interval() -> None:
+    found = compare(rows(5), rows(5, slower=2), "tpot_ms")
+    assert (found.off, found.p, found.answer) == (None, 2 / 32, CANT_TELL)
+    assert (compare(rows(6), rows(6, slower=2), "tpot_ms").p, FEW) == (2 / 64, 6)
+    few, enough = estimate(rows(5), "hit_rate"), estimate(rows(6), "hit_rate")
+    assert few and enough and few.low is None and enough.low is not None
 
 
 def test_only_requests_of_both_count() -> None:

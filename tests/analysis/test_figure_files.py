@@ -34,7 +34,7 @@ CAPACITIES = ["25%", "40%", "60%"]
 @pytest.fixture(scope="module")
 def several() -> pl.DataFrame:
     """Replays of a trace whose requests differ, as if it had been recorded."""
-    frame = frame_of(small_trace(), eviction=["lru", "fifo", "belady"], capacity=CAPACITIES)
+    frame = frame_of(small_trace(requests=6), eviction=["lru", "fifo", "belady"], capacity=CAPACITIES)
     recorded = {"model": pl.lit("recorded"), "synthetic": pl.lit(None, pl.String), "label": pl.lit("SIMULATED")}
     return frame.with_columns(pl.col("about").struct.with_fields(**recorded))
 

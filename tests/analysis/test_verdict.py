@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moereplay.analysis.comparisons import SURE, enough, pairs_of, shares_passes
+from moereplay.analysis.comparisons import TEST_LEVEL, enough, pairs_of, shares_passes
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
 
@@ -34,22 +34,41 @@ def said(found: Sequence[str]) -> str:
 
 
 def test_a_difference_that_all_requests_share_is_significant() -> None:
-    fast, slow = entry("fast", [(10**9, 60), (2 * 10**9, 70)]), entry("slow", [(2 * 10**9, 50), (4 * 10**9, 60)])
-    speed, hits, *_, sure, caution = lines([slow, fast], NAMES)
-    assert speed.startswith(
-        "fastest: fast at 50%, 6.667 tokens/s, 100% more than slow (second; not significant: 95% CI ±"
-    )
-    assert hits == "most hits: fast at 50%, 65.00%, 10 points more than slow (second; 95% CI ±0 points, n = 2 requests)"
-    assert "not significant in tokens/s; significant in hit rate" in sure and "2 requests" in sure
-    assert "these share a cache" in caution and "rough" in caution
+    """Six requests: all faster by half of very unlike times, all with ten more hits. 2 of 64 ways to swap sides."""
+    fast = entry("fast", [(9**at, 60 + at) for at in range(1, 7)])
+    slow = entry("slow", [(2 * 9**at, 50 + at) for at in range(1, 7)])
+    speed, hits, caution = lines([slow, fast], NAMES)
+    assert "100% more than slow (second; significant (p = 0.031): 95% CI ±" in speed
+    assert hits.endswith("10 points more than slow (second; 95% CI ±0 points, n = 6 requests)")
+    assert caution == "  95% CI: assumes independent requests; these share a cache"
+
+
+def test_where_the_test_finds_nothing_in_what_the_interval_excludes_its_chance_is_said() -> None:
+    """Of six requests five gain 9 or 10 hits and one loses one: 4 of 64 ways to swap sides are as far apart.
+
+    Times gain 2 to 7 of the same hundred.
+    """
+    one = entry("one", [(98 - at, 60 + at % 2) for at in range(6)])
+    other = entry("other", [(100, 61 if at == 0 else 51) for at in range(6)])
+    speed, hits, *_, unlike, _ = lines([one, other], NAMES)
+    assert "(second; not significant (p = 0.062): 95% CI ±" in hits and speed.endswith("%, n = 6 requests)")
+    assert unlike == "  significant in tokens/s; not significant in hit rate (n = 6 requests)"
+
+
+def test_fewer_than_six_requests_are_never_enough() -> None:
+    """All of five agree by chance in 2 of 32 cases."""
+    fast, slow = (entry(name, [(ns, hits + at) for at in range(5)]) for name, ns, hits in (("a", 1, 60), ("b", 9, 9)))
+    speed, hits, few = lines([slow, fast], NAMES)
+    assert all("(second; no confidence interval: fewer than 6 requests)" in line for line in (speed, hits))
+    assert few == "  5 requests cannot separate 2 configurations (1 pair): record 6 or more"
 
 
 def test_a_difference_within_what_requests_vary_is_not_significant() -> None:
-    one = entry("one", [(10**9, 90), (10**9, 10), (10**9, 50)])
-    other = entry("other", [(10**9, 10), (10**9, 89), (10**9, 50)])
+    one = entry("one", [(10**9, 90), (10**9, 10), (10**9, 50)] * 2)
+    other = entry("other", [(10**9, 10), (10**9, 89), (10**9, 50)] * 2)
     speed, hits, *_ = lines([one, other], NAMES)
     assert speed == "fastest: a tie of one at 50% and other at 50%, 10 tokens/s each"
-    assert "(second; not significant: 95% CI ±" in hits and hits.endswith(" points, n = 3 requests)")
+    assert "(second; not significant: 95% CI ±" in hits and hits.endswith(" points, n = 6 requests)")
 
 
 def test_from_ten_requests_on_the_winners_figure_has_a_range() -> None:
@@ -85,7 +104,7 @@ def test_requests_that_can_hardly_decide_are_said_to_be_too_few_with_the_number_
     assert "3 requests cannot separate 16 configurations (120 pairs): record 13 or more" in text
     assert text.count("cannot separate") == 1 and "sweep compare" in text
     for family in (1, 3, 120, 5000):
-        assert family * 2.0 ** (1 - enough(family)) < SURE <= family * 2.0 ** (2 - enough(family))
+        assert family * 2.0 ** (1 - enough(family)) < TEST_LEVEL <= family * 2.0 ** (2 - enough(family))
     assert pairs_of(16) == 120
     alike = [entry(f"set_{at}", [(10**9 + at, 50 + (at * n) % 37) for n in range(14)]) for at in range(16)]
     assert "cannot separate" not in said(lines(alike, NAMES))
@@ -102,6 +121,22 @@ def test_another_platform_is_counted_request_by_request_and_not_tested() -> None
     assert "faster on 2 of 3 requests, by -23% to 100%" in lines([slow, mixed], ["platform"])[0]
     assert "significant" not in said(lines([slow, fast], ["platform"]))
     assert "decide" not in said(lines([slow, fast, mixed], ["platform"]))
+
+
+def test_platforms_are_counted_at_every_capacity_too() -> None:
+    """As at one: no significance, no interval, also of synthetic routing, which has neither."""
+
+    def at(platform: str, speed: int, capacity: str, made: bool) -> Entry:
+        one = many("lru", 60, platform=platform, capacity=capacity)
+        rows = [{**row, "decode_ns": row["decode_ns"] // speed} for row in one.requests()]
+        kept = list if made else lambda: rows
+        return one._replace(tokens_per_s=10 * speed, requests=kept, every=lambda: rows, synthetic=made)
+
+    for made in (False, True):
+        entries = [at(*each, capacity, made) for each in (("slow", 1), ("fast", 2)) for capacity in ("25%", "50%")]
+        found = said(lines(entries, ["platform", "capacity"]))
+        assert "100% more than platform slow (second): faster on every request at 2 of 2 (25%, 50%) " in found
+        assert "(n = 12 requests)" in found and "significant" not in found and "CI" not in found
 
 
 def test_requests_that_share_passes_have_no_interval() -> None:
@@ -162,7 +197,7 @@ def test_every_condition_is_counted_once() -> None:
     shared = [*entries[:4], entries[4]._replace(requests=lambda: together), *entries[5:]]
     noisy = entry("lru", [(10**9, 26 + 31 * (at % 2)) for at in range(12)], arrivals="poisson:2", passes="batch:2")
     found = said(lines([*shared[:2], noisy, *shared[3:]], ["eviction", "arrivals"]))
-    assert "most often fifo (3 of 5): significant at 1 of 5; not significant at 1 of 5 (2 requests/s); " in found
+    assert "more than fifo (second): significant at 1 of 5; not significant at 1 of 5 (2 requests/s); " in found
     assert "no confidence interval: requests share passes at 1 of 5 (3 requests/s); " in found
     assert "a tie at 1 of 5 (4 requests/s); no second at 1 of 5 (5 requests/s) (95% CI, n = 12" in found
 

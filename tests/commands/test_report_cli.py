@@ -143,7 +143,7 @@ def test_its_data_is_that_of_the_results(grid: Path, page: Page) -> None:
         assert all(run["figures"][name] == row[name] for name in ("hit_rate", "tokens_per_s", "gb_moved"))
         assert run["config"]["eviction"] == row["eviction"] and run["config"]["capacity"] == row["capacity"]
         ends = run["interval"]["tokens_per_s"]
-        assert ends["low"] <= row["tokens_per_s"] <= ends["high"] and ends["rough"]
+        assert ends["low"] <= row["tokens_per_s"] <= ends["high"]
 
 
 def test_what_knows_the_future_is_a_bound_and_never_best(page: Page) -> None:
@@ -178,9 +178,9 @@ def test_every_command_is_one_and_repeats_its_run(page: Page, tmp_path: Path) ->
 
 def test_it_warns_and_says_how_it_was_made(page: Page) -> None:
     warnings = " ".join(page.script("moereplay-data")["warnings"])
-    for words in ("capacity below one token cycle", "not calibrated", "6 requests, fewer than ten", "share a cache"):
+    for words in ("capacity below one token cycle", "not calibrated", "share a cache"):
         assert words in warnings and words in page.text
-    for words in ("look-ahead recall", "link.bytes_per_s", "semantics version", "bootstrap over requests"):
+    for words in ("look-ahead recall", "link.bytes_per_s", "semantics version", "exact sign-flip test"):
         assert words in page.text
 
 
