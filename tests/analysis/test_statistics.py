@@ -190,12 +190,22 @@ def test_equal_requests_have_students_interval() -> None:
 
 
 def test_few_long_requests_have_few_degrees_of_freedom() -> None:
-    """Nine of 1 and one of 10: variances of 1 and 100 are worth 109 ** 2 / 10,009 = 1.187 requests, and t has 1.07."""
+    """Nine of 1 and one of 10: variances of 1 and 46.4 are worth 55.4 ** 2 / 2,163 = 1.42 requests, and t has 1.28.
+
+    Its quantile is 7.7, between the tables' 12.7 of one degree and 4.30 of two; equal requests have 2.26 of nine.
+    """
     lengths = [10] * 9 + [100]
-    requests = [(length * (1 + at % 2), 3 * length) for at, length in enumerate(lengths)]
-    found, even = interval(requests), interval([(1 + at % 2, 3) for at in range(10)])
-    assert found.high is not None and even.high is not None
-    assert found.high / found.value > 5 * even.high / even.value
+    for requests, quantile in (
+        ([(9 + at % 2, 30) for at in range(10)], 2.26),
+        ([(each, 3 * each) for each in lengths], 7.7),
+    ):
+        varied = [(over * (1 + at % 3 / 1000), under) for at, (over, under) in enumerate(requests)]
+        sums = np.sum(varied, axis=0)
+        left = np.log([(sums[0] - over) / (sums[1] - under) for over, under in varied])
+        error = (9 / 10 * ((left - left.mean()) ** 2).sum()) ** 0.5
+        found = interval(varied)
+        assert found.high is not None
+        assert np.log(found.high / found.value) / error == pytest.approx(quantile, rel=0.02)
 
 
 def test_a_larger_difference_is_less_probable() -> None:
