@@ -7,8 +7,7 @@ from typing import Any
 
 from moereplay.analysis.drafting_answer import drafting_lines, drafts_assumed, span_of, speeds, three
 from moereplay.analysis.tables import table
-from moereplay.simulator.capacity import sold
-from moereplay.traces.texts import between, counted, digits, percent, size
+from moereplay.traces.texts import between, counted, digits, percent, size, sold
 from moereplay.traces.units import GB
 
 Document = Mapping[str, Any]

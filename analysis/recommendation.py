@@ -8,8 +8,7 @@ from typing import Any
 from moereplay.analysis.drafting_answer import replayed_lines
 from moereplay.analysis.tables import Share, table
 from moereplay.results.remarks import assumptions, seconds_in_words, with_routing
-from moereplay.simulator.capacity import sold
-from moereplay.traces.texts import between, counted, digits, percent, size, times_as_fast
+from moereplay.traces.texts import between, counted, digits, percent, size, sold, times_as_fast
 from moereplay.traces.units import GB
 
 Document = Mapping[str, Any]

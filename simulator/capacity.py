@@ -18,7 +18,7 @@ from moereplay.traces.dense import assumption, dense_of, recorded, resolved, wit
 from moereplay.traces.geometry import as_known
 from moereplay.traces.schema import MOST_BYTES as MOST_OF_TRACE
 from moereplay.traces.schema import Geometry, Trace, TraceError, shown
-from moereplay.traces.texts import digits, size, whole
+from moereplay.traces.texts import size, whole
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -284,11 +284,6 @@ def memory_of(text: str, option: str) -> int:
     if size is None or not 1 <= size <= MOST_BYTES:
         raise ConfigError(f"invalid --{option} {shown(text)!r}: expected {with_unit('size', text, '64', 'GB')}")
     return int(size)
-
-
-def sold(count: float) -> str:
-    """Return the memory of a device as it is sold: 24 * 2**30 bytes are `24 GB`."""
-    return f"{digits(count / 2**30, 4)} GB"
 
 
 def with_unit(what: str, text: str, example: str, unit: str) -> str:

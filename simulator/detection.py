@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from moereplay.simulator.capacity import sold
 from moereplay.simulator.cards import recognised
 from moereplay.simulator.errors import ConfigError
+from moereplay.traces.texts import sold
 
 TIMEOUT_S = 5
 ROOT = Path("/")  #: of /proc and /sys

@@ -16,13 +16,12 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.capacity import sold
 from moereplay.simulator.cards import link_rate, recognised
 from moereplay.simulator.detection import Found, Gpu, detected
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, assembled
 from moereplay.simulator.platforms import as_toml
-from moereplay.traces.texts import counted
+from moereplay.traces.texts import counted, sold
 from moereplay.traces.units import GB, SECOND
 
 BUSY = 0.5  #: load per core above which measured rates are doubtful

@@ -7,13 +7,14 @@ import statistics
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from moereplay.simulator.capacity import memory_of, parse_size, sold, with_unit
+from moereplay.simulator.capacity import memory_of, parse_size, with_unit
 from moereplay.simulator.cards import GIB, LANE, Card, card, cards, link_rate
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Measured, Platform, Roofline
 from moereplay.simulator.rates import MOST_RATE
 from moereplay.simulator.wires import Link, LowerTier
 from moereplay.traces.schema import shown
+from moereplay.traces.texts import sold
 from moereplay.traces.units import GB
 
 UNIFIED = "unified memory"

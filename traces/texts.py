@@ -99,6 +99,11 @@ def size(count: float) -> str:
     return f"{digits(count, 2)} {SIZES[-1][1]}"
 
 
+def sold(count: float) -> str:
+    """Return the memory of a device as it is sold: 24 * 2**30 bytes are `24 GB`."""
+    return f"{digits(count / 2**30, 4)} GB"
+
+
 def rate(per_second: float) -> str:
     """Return bytes per second: `4.2 GB/s`."""
     return f"{size(per_second)}/s"

@@ -12,7 +12,7 @@ from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
 from moereplay.analysis.palette import DASHED, LIMIT, Look
 from moereplay.analysis.quick_answer import SCHEMES, SERVES
 from moereplay.results.errors import ResultError
-from moereplay.simulator.capacity import sold
+from moereplay.traces.texts import sold
 
 Document = Mapping[str, Any]
 MS = 1e6

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
 
-from moereplay.simulator.capacity import sold
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, better, with_memory, without_gpu
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines, placed
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits
 from moereplay.sweeps.recommend.token_time import Load, Parts, Prices, bound_by, token
+from moereplay.traces.texts import sold
 from moereplay.traces.units import GB
 
 SYSTEM = 2 * int(GB)  #: main memory for the operating system and other programs, assumed

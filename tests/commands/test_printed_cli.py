@@ -72,7 +72,7 @@ def test_a_warning_of_several_capacities_and_an_estimate_of_several_platforms_ar
     assert "warning for 3%, 5%: capacity below one token cycle, one token's demand" in unfolded(shown)
     assert shown.count("hits nothing") == 1
     assert "seconds of h100-pcie5, a100-5gbps: estimated, not calibrated" in shown
-    assert "capacity 50%: 50%@16 = 12.0 MiB" in shown
+    assert "capacity 50%: 12.6 MB, 32 of 64 experts per layer" in shown
 
 
 def test_inspect_says_what_its_columns_are() -> None:

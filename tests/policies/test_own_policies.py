@@ -200,7 +200,10 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
         "mine.py:1: SystemExit: 0: import os; os._exit(0)",
     ),
     "end": (lambda text: "raise GeneratorExit\n" + text, "mine.py:1: GeneratorExit:: raise GeneratorExit"),
-    "end of a hook": (lambda text: text.replace(KEY, "    raise GeneratorExit"), "mine.py:8: GeneratorExit"),
+    "end of a hook": (
+        lambda text: text.replace(KEY, "    raise GeneratorExit; return experts"),
+        "mine.py:8: GeneratorExit",
+    ),
     "column": (
         lambda text: text.replace("last_use", "last_us"),
         "mine.py:8: unknown column 'last_us': did you mean last_use?: return -experts",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from moereplay import policies
 from tests.kit.bound_policies import PolicyHarness, look_ahead
 from tests.kit.every import every
-from tests.kit.policy_catalogue import hook_of
 from tests.kit.policy_runs import Sizes
 
 MODEL = Sizes(layers=4, experts=7, k=2)
@@ -27,14 +23,6 @@ def test_least_stale_leaves_a_layer_only_after_its_gate():
 
     assert key_at(gated=0) - key_at(gated=1) == 4
     assert key_at(gated=0) == key_at(gated=1, needed=1)
-
-
-def test_random_ranks_of_neighbouring_copies_are_independent():
-    """Over 2000 steps each of eight copies is evicted in about an eighth of them, whatever its position."""
-    key = hook_of(policies.load("eviction", "random"), "key")
-    now = {"seed": 3, "pass": 0, "layer": 0}
-    leaving = Counter(min(range(8), key=lambda y: key(now | {"pass": p}, (), (), (), y)) for p in range(2000))
-    assert all(abs(leaving[y] - 250) < 3 * (250 * 7 / 8) ** 0.5 for y in range(8))
 
 
 # -- prefetches and misses ------------------------------------------------------------------------------------------

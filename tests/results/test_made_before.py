@@ -86,7 +86,8 @@ def known_then(today: Any, then: Any) -> Any:
     """Return old results in today's form: newer counters and facts are null."""
     if isinstance(then, dict):
         since = {name for name, value in then.items() if value is None and (name in COUNTERS or name in LATER)}
-        return {name: None if name in since else known_then(today[name], value) for name, value in then.items()}
+        since |= {"capacity_forms"}  # a sentence, which may be put in other words
+        return {name: value if name in since else known_then(today[name], value) for name, value in then.items()}
     if isinstance(then, list):
         return [known_then(*pair) for pair in zip(today, then, strict=True)]
     return today

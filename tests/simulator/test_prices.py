@@ -393,6 +393,6 @@ def test_seconds_without_the_dense_part_are_said_to_be_so_and_never_calibrated(t
 
     unknown, whole = about(None), about(5)
     assert (unknown["seconds"], unknown["calibration"]) == ("estimated", None)
-    assert unknown["warning"].endswith("what its model has besides routed experts; import it with --model")
+    assert unknown["warning"].endswith("pass --dense 1.2GB, or import it with --model")
     assert (whole["seconds"], whole["calibration"], whole["warning"]) == ("calibrated", UNSEALED, None)
     assert about(5, ":compute.launch_ns=1")["seconds"] == "estimated"  # no longer the figures that were measured

@@ -295,11 +295,19 @@ def spelled(value: Any, place: str, dtype: Any = None) -> Spelled | None:
         return _of_object(value, place)
     if isinstance(value, list) and set(map(type, value)) == {int}:
         return Spelled(_checked(_numbers(value, place), place))
-    if isinstance(value, list) and np.shape(value[:1])[3:]:
+    if _depth(value) > 3:
         raise TraceError(f"{place}: {archive.BATCHED}")
     if not _nested(value):
         raise TraceError(f"{place} is not an array: expected three nested lists of integers")
     return Spelled(archive.checked_ids(_numbers(value, place), place))
+
+
+def _depth(value: object) -> int:
+    """Return how many lists the first number lies in."""
+    depth = 0
+    while isinstance(value, list) and value:
+        value, depth = value[0], depth + 1
+    return depth
 
 
 def _numbers(value: list[Any], place: str) -> np.ndarray:

@@ -255,14 +255,15 @@ def _of_text(
 def _at_once(lines: list[str], delimiter: str, names: list[str], chosen: list[str]) -> dict[str, Cells] | None:
     """Return the chosen columns as polars reads them, None where `csv` may read a cell otherwise.
 
-    Polars passes over blank lines, and has its own reading of quotes inside a cell.
+    Polars passes over blank lines and an empty last cell, and has its own reading of quotes inside a cell.
     """
     import polars as pl
 
     if not all(map(str.strip, lines)):
         return None
     text = "\n".join(lines)
-    if '"' in text and '"' in re.sub(rf'(?m)(?:^|(?<={delimiter}))"[^"\n]*"(?={delimiter}|$)', "", text):
+    bare = re.sub(rf'(?m)(?:^|(?<={delimiter}))"[^"\n]*"(?={delimiter}|$)', "", text) if '"' in text else text
+    if '"' in bare or any(line.count(delimiter) != len(names) - 1 for line in bare.split("\n")):
         return None
     try:
         frame = pl.read_csv(text.encode(), has_header=False, separator=delimiter, infer_schema=False)
