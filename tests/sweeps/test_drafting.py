@@ -361,7 +361,7 @@ def test_the_command_answers_with_a_verdict_and_a_document() -> None:
     assert json.loads(asked_for.stdout)["best"]["tokens_per_s"] == best["tokens_per_s"]
     text = unfolded(moereplay(*told, "--draft", "auto", "--concurrency", "2").stdout)
     for part in (
-        "drafts: use",
+        "drafts: do not draft: the best, 1 draft per pass",
         "streams: 2 together have",
         "by number of drafts, llama.cpp",
         "a draft is right with 0.7",
