@@ -171,7 +171,7 @@ study-quality-size: .venv/record.stamp  ## what quality takes of a model of OLMo
 study-quantisers: .venv/quant.stamp  ## quantisers of experts at few bits: errors, bytes, times, KL of the miniature (5 minutes; EXPERTS=64: a whole layer, 20)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quantisers.py --experts $(or $(EXPERTS),6)
 
-study-coverage: .venv/base.stamp  ## how often 95 % intervals hold the truth, and two seeds are said to differ (5 minutes)
+study-coverage: .venv/base.stamp  ## how often 95 % intervals hold the truth, and two seeds are said to differ (15 minutes)
 	$(BIN)/python benchmarks/coverage_study.py
 
 study-forecast: .venv/record.stamp  ## FORECAST of quality from counters: errors by leaving policies out, live on the miniature (an hour)

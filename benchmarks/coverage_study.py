@@ -9,7 +9,7 @@ bootstrap (BCa), are there for comparison.
 
 Replayed requests have popular experts of their own each. Every trace is replayed by LRU, FIFO and LFU, without a reset.
 A third table replays `random` with two seeds over the same requests: they are equally good, so every significant
-difference is a false positive. `make study-coverage` runs 1,000 trials each (20 to 30 minutes).
+difference is a false positive. `make study-coverage` runs 1,000 trials each (15 minutes).
 """
 
 from __future__ import annotations

@@ -134,22 +134,20 @@ def test_of_many_requests_an_interval_without_zero_and_a_small_chance_are_the_sa
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 9)), min_size=2, max_size=6))
 def test_a_chance_is_the_share_of_swaps_that_are_as_far_apart(requests: list[tuple[int, int, int]]) -> None:
     """All swaps of sides, one by one in fractions, of TPOT and of its inverse: they are ordered alike."""
-    sides = [[(one + 1, under), (other + 1, under)] for one, other, under in requests]
+    total = sum(under for *_, under in requests)
+
+    def apart(swaps: Sequence[int], turned: bool) -> Fraction:
+        ours, theirs = (
+            sum(each[swap ^ side] + 1 for each, swap in zip(requests, swaps, strict=True)) for side in (0, 1)
+        )
+        return abs(Fraction(total, ours) - Fraction(total, theirs)) if turned else Fraction(abs(ours - theirs), total)
+
     for turned in (False, True):
-        known = [[pair[::-1] if turned else pair for pair in each] for each in sides]
-
-        def apart(swaps: Sequence[int], known: list[list[tuple[int, int]]] = known) -> Fraction:
-            ours, theirs = (
-                Fraction(
-                    *map(sum, zip(*(each[swap ^ side] for each, swap in zip(known, swaps, strict=True)), strict=True))
-                )
-                for side in (0, 1)
-            )
-            return abs(ours - theirs)
-
-        every_swap = [apart(swaps) for swaps in product((0, 1), repeat=len(known))]
-        ours, theirs = ([each[side] for each in known] for side in (0, 1))
-        assert difference(ours, theirs).p == sum(each >= every_swap[0] for each in every_swap) / len(every_swap)
+        found = [apart(swaps, turned) for swaps in product((0, 1), repeat=len(requests))]
+        ours, theirs = ([(each[side] + 1, each[2]) for each in requests] for side in (0, 1))
+        if turned:
+            ours, theirs = ([(under, over) for over, under in side] for side in (ours, theirs))
+        assert difference(ours, theirs).p == sum(each >= found[0] for each in found) / len(found)
 
 
 def test_eleven_of_twelve_requests_decide_whatever_the_cold_one_is_like() -> None:
