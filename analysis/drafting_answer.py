@@ -66,18 +66,13 @@ def verdict(known: Document) -> str:
 
 def with_dense_rows(known: Document) -> Iterator[str]:
     """Say what is left of the gain if each further row costs dense work as well, which the closed form leaves out."""
-    steps, streams, alone = known["steps"], known["concurrency"], known["alone"]
-    tried = max(steps[1:], key=_middle, default=None)
-    left, without = [], with_dense_work(known, steps[0])
-    if tried:
+    if tried := max(known["steps"][1:], key=_middle, default=None):
         many = tried["drafts"]
-        gain = percent(with_dense_work(known, tried) / without - 1, signed=True)
-        left.append(f"{gain} tokens/s with {many} draft{'s' if many > 1 else ''}")
-    if alone:
-        change = percent(without / _middle(alone) - 1, signed=True)
-        left.append(f"{change} tokens/s in {streams} streams without drafts")
-    if left:
-        yield f"if each further row also took a tenth of a plain pass, as in measured runs: {', '.join(left)}"
+        gain = percent(with_dense_work(known, tried) / with_dense_work(known, known["steps"][0]) - 1, signed=True)
+        yield (
+            "if each further row also took a tenth of a plain pass, as in measured runs: "
+            f"{gain} tokens/s with {many} draft{'s' if many > 1 else ''}"
+        )
 
 
 def with_dense_work(known: Document, step: Document) -> float:
@@ -120,12 +115,14 @@ def _cache(none: Document, of: Document, tier: str) -> str:
 
 
 def _together(known: Document, best: Document, tier: str) -> str:
-    """Say what streams that decode together do, beside one stream without drafts."""
+    """Say what streams that decode together do, beside one without drafts, at most and with dense work."""
     alone, streams = known["alone"], known["concurrency"]
-    times, each = digits(_middle(best) / _middle(alone), 3), three(best["tokens_per_s_per_stream"])
+    each, one = three(best["tokens_per_s_per_stream"]), _middle(alone)
+    ends = {"least": with_dense_work(known, best) / one - 1, "most": _middle(best) / one - 1}
     return (
-        f"streams: {streams} together have {three(_middle(best))} tokens/s, {each} each; "
-        f"one alone without drafts has {three(_middle(alone))}: {times} times as many in all. A pass demands "
+        f"{streams} streams: {three(_middle(best))} tokens/s together, {in_words(ends).removesuffix(' tokens/s')} than "
+        f"one without drafts (the less if each further row also took a tenth of a plain pass, as in measured runs), "
+        f"{each} each. A pass demands "
         f"{three(best['experts_per_layer'])} experts of a layer in place of {three(alone['experts_per_layer'])}, "
         f"{tier} holds {_hit(best)} of them in place of {_hit(alone)}, and it lacks "
         f"{size(best['bytes_missed_per_token'])} per token in place of {size(alone['bytes_missed_per_token'])}"

@@ -28,6 +28,9 @@ class Sizes(NamedTuple):
             help="Model whose sizes are used: a known name, config.json, GGUF file, or owner/name of the hub."
         ),
     ] = None
+    model_name: Annotated[
+        str | None, typer.Option(help="Name of a model whose sizes are not known, for titles and tables.")
+    ] = None
     expert_bytes: Annotated[
         str | None,
         typer.Option(help="Size of one expert: bytes, 600MB or 1.5GiB; or one size per layer, separated by `/`."),
@@ -140,6 +143,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
     from moereplay.traces.importers.contract import Options
     from moereplay.traces.schema import TraceError
 
+    options.refuse_both(model=sizes.model or "", model_name=sizes.model_name or "")
     options.refuse_both(quant=sizes.quant, expert_bits=sizes.expert_bits)
     options.refuse_both(quant=sizes.quant, expert_bytes=sizes.expert_bytes or "")
     if sizes.quant and not sizes.model:
@@ -151,6 +155,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
     try:
         return Options(
             model=named.name if named else None,
+            model_name=sizes.model_name,
             geometry=named.geometry if named else None,
             expert_bytes=_sizes(sizes.expert_bytes),
             **options.stored(sizes.expert_bits, sizes.dense, sizes.dense_bits, sizes.matrices),
@@ -272,7 +277,14 @@ def _check_options(form: Form, source: Path, out: Path, options: Options, resume
             f"{source} has expert counts ({form.name}) without token order, not a trace: pass --out NAME{SUFFIX}; "
             "ids of one expert each are an array (tokens, layers, 1)"
         )
-    given = ["expert_bytes", "expert_bits", "prompt_length", "chunk", *([] if form.named else ["columns"])]
+    given = [
+        "model_name",
+        "expert_bytes",
+        "expert_bits",
+        "prompt_length",
+        "chunk",
+        *([] if form.named else ["columns"]),
+    ]
     wrong = [field for field in given if getattr(options, field) is not None] + ["resume"] * resume
     if wrong:
         option = wrong[0].replace("_", "-")

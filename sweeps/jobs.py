@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, cast
 
 from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
+from moereplay.policies.grammar import foresight
 from moereplay.results import parts
 from moereplay.results.parts import Part, Rows, key
 from moereplay.results.result import Result, Row, searched
@@ -211,6 +212,7 @@ class Headline(NamedTuple):
     error: str | None
     figures: dict[str, float]
     shared: bool = False  #: whether it took over the decisions of another job
+    foresees: bool = False  #: whether its policies know the future, so that nobody can use it
 
 
 class Computed(NamedTuple):
@@ -224,7 +226,7 @@ def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) 
     """Replay a batch. A job that fails becomes an error row; `began` gets the position of each job as it starts."""
     tables: Rows = {}
     headlines = []
-    often, sharing = Counter(job.shares for job in batch.jobs), Sharing()
+    often, sharing, knows = Counter(job.shares for job in batch.jobs), Sharing(), foresight()
     for position, job in enumerate(batch.jobs):
         began(position)
         start, before = time.perf_counter(), sharing.taken
@@ -232,7 +234,8 @@ def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) 
         for table, rows in rows_of(job, result, error, batch.requests).items():
             tables.setdefault(table, []).extend(rows)
         headline = _headline(job, time.perf_counter() - start, result, error)
-        headlines.append(headline._replace(shared=sharing.taken > before))
+        foresees = knows(job.config.model_dump())
+        headlines.append(headline._replace(shared=sharing.taken > before, foresees=foresees))
     files = {table: to_parquet(table, rows) for table, rows in tables.items() if rows}
     return Computed(Part(files, _holds(batch, headlines)), headlines)
 

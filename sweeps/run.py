@@ -150,7 +150,7 @@ BATCHES_PER_SLOT = 3  #: below it batches shrink, so that all slots end together
 
 @dataclass
 class Progress:
-    """Progress of a sweep. `best` has the best value of each figure so far, with the job's identity."""
+    """Progress of a sweep. `best` has each figure's best value without the future, with the job's identity."""
 
     total: int
     started: float = field(default_factory=time.monotonic)
@@ -181,7 +181,7 @@ class Progress:
             self.errors[headline.key] = headline.error
             return
         self.figures[headline.key] = headline.figures
-        for figure, value in headline.figures.items() if kind == "configuration" else ():
+        for figure, value in headline.figures.items() if kind == "configuration" and not headline.foresees else ():
             score = METRICS[figure].score
             if figure not in self.best or score(value) > score(self.best[figure][0]):
                 self.best[figure] = value, identity

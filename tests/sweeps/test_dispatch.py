@@ -157,6 +157,7 @@ def test_the_best_of_each_figure_is_known_as_results_come_in():
     for number, rate, tpot in ((1, 0.5, 9.0), (2, 0.7, 8.0), (3, 0.6, 7.0)):
         progress.count(Headline(job(number).key, 1.0, None, {"hit_rate": rate, "tpot_ms": tpot}))
     progress.count(Headline(("bound", "b"), 1.0, None, {"hit_rate": 0.9}))  # a bound competes with nobody
+    progress.count(Headline(job(4).key, 1.0, None, {"hit_rate": 0.95}, foresees=True))  # nor does Belady
     assert progress.best == {"hit_rate": (0.7, job(2).identity), "tpot_ms": (7.0, job(3).identity)}
 
 

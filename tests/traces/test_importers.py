@@ -90,6 +90,14 @@ def test_without_sizes_the_nearest_model_is_named(tmp_path: Path) -> None:
     assert "gpt-oss-20b" in refusal(path, Options())
 
 
+def test_a_model_of_unknown_sizes_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "ids.npy"
+    np.save(path, np.array([[[0, 1], [1, 2]]] * 4))
+    trace, _ = imported(path, Options(expert_bytes=100, model_name="mine-7b"))
+    assert trace.header.provenance.model == "mine-7b" and trace.geometry.expert_bytes == (100, 100)
+    assert imported(path, Options(expert_bytes=100))[0].header.provenance.model == "unknown"
+
+
 def test_a_model_that_contradicts_the_file_is_refused_with_both_named(tmp_path: Path) -> None:
     path = layers_file(tmp_path / "a.npz", np.zeros((2, 3, 1), np.int16), num_experts=4)
     olmoe = Options(model="olmoe-1b-7b", geometry=known_models()["olmoe-1b-7b"].geometry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +46,7 @@ class Options(Frozen):
     """Facts that the user adds to a foreign file; a field may be left out if the file states it."""
 
     model: str | None = None  #: name kept in the provenance
+    model_name: str | None = Field(default=None, min_length=1, max_length=200)  #: kept there where `model` is None
     geometry: Geometry | None = None  #: sizes of that model
     expert_bytes: tuple[int, ...] | int | None = None  #: bytes of one expert, for all layers or per layer
     expert_bits: float | None = None  #: precision of those bytes
@@ -204,6 +205,7 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     Files of a folder that were not read are noted.
     """
     sources.refuse_missing(origin.source, origin.files)
+    origin = replace(origin, model=options.model_name or origin.model)
     if shape.highest_id < 0:
         raise TraceError(f"{origin.source}: every id is -1 (not routed): expected expert ids")
     base = options.geometry or shape.stated
