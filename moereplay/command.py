@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from math import isfinite
+from traceback import walk_tb
 from typing import Annotated, Any
 
 
@@ -152,6 +153,10 @@ class UsageError(Exception):
     """A line that cannot be parsed, in the words of this program."""
 
 
+class FileEndedError(Exception):
+    """Carries an EOFError past typer, which would print "Aborted!" in its place."""
+
+
 #: Messages of typer, and how this program says them.
 USAGE = (
     (r"Missing option '([^' ]+).*", r"missing \1: pass \1 VALUE"),
@@ -161,8 +166,8 @@ USAGE = (
     (r"No such option: (\S+) \(Possible options: (.*)\)", r"unknown option \1: did you mean one of \2?"),
     (r"No such option: (\S+) Did you mean (\S+)\?", r"unknown option \1: did you mean \2?"),
     (r"No such option: (\S+)", r"unknown option \1"),
-    (r"No such command '(.*?)'\. Did you mean '(.*)'\?", r"unknown command \1: did you mean \2?"),
-    (r"No such command '(.*?)'\. Did you mean one of: (.*)\?", r"unknown command \1: did you mean one of \2?"),
+    (r"No such command '(.*?)'\. Did you mean '([^,]*)'\?", r"unknown command \1: did you mean \2?"),
+    (r"No such command '(.*?)'\. Did you mean '(.*)'\?", r"unknown command \1: did you mean one of \2?"),
     (r"No such command '(.*?)'\.", r"unknown command \1"),
     (r"Got unexpected extra argument\S* \((.*)\)", r"unexpected argument \1: remove it"),
     (r"Option '([^' ]+)' requires an argument\.", r"missing value of \1: pass \1 VALUE"),
@@ -174,8 +179,10 @@ def _usage_in_plain_words() -> Iterator[None]:
     """Raises UsageError in place of typer's errors, which have three lines, other words, and not the value."""
     try:
         yield
+    except EOFError as ended:
+        raise FileEndedError from ended
     except Exception as error:
-        text = error.format_message() if hasattr(error, "format_message") else "\n"  # pyright: ignore
+        text = error.format_message().replace("', '", ", ") if hasattr(error, "format_message") else "\n"  # pyright: ignore
         if "\n" in text:  # another error, or the help that a group without a verb prints
             raise
         context, cause = getattr(error, "ctx", None), error.__cause__
@@ -261,6 +268,8 @@ def _message(error: BaseException) -> str | None:
     if isinstance(error, (UsageError, *_user_errors())):
         return str(error)
     in_their_policy = blamed(error)
+    if in_their_policy is None and isinstance(error, EOFError) and (file := _bytecode(error)):
+        return f"{file} is cut off, as on a full disk: remove this file of Python's cache and run it again"
     if in_their_policy is None and isinstance(error, OSError) and error.errno in FULL:
         return f"cannot write {error.filename or 'the output'}: {error.strerror}; free disk space and run it again"
     if in_their_policy is None and isinstance(error, MemoryError):
@@ -268,6 +277,12 @@ def _message(error: BaseException) -> str | None:
     if in_their_policy is None and isinstance(error, OSError):  # a file that may not be read or written
         return f"{error.filename or 'a file'}: {error.strerror or error}; check the path and its permissions"
     return in_their_policy
+
+
+def _bytecode(error: BaseException) -> str | None:
+    """Return the compiled module in whose bytes an import has failed: Python keeps what a full disk has cut off."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_locals.get("bytecode_path") if frame.f_code.co_name == "_compile_bytecode" else None
 
 
 def _line(text: str) -> str:
@@ -304,6 +319,8 @@ def main() -> None:
         if end.code == INTERRUPTED and isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
             say(COMPLETE)
         leave(_flushed(end.code))
+    except FileEndedError as carrier:
+        _end(carrier.__cause__ or carrier, debug)
     except BaseException as error:
         _end(error, debug)
 

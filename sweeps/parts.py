@@ -95,7 +95,8 @@ def _commit() -> str | None:
         return None
     command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40", "--match="]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        # A limit on file sizes is an error for git too: its signal would kill it, and leave the checkout locked.
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False, restore_signals=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None

@@ -22,6 +22,7 @@ from moereplay.results.parts import PARTS, PROVENANCE, Part, StoredPart, check_t
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import extra
 from moereplay.traces.files import is_abandoned, refuse_inside_trace, scratch_name
+from moereplay.traces.network import without_password
 
 #: A mistyped address fails within seconds; computed results are worth waiting minutes for the network.
 FETCHES = {"max_retries": 5, "retry_timeout": timedelta(seconds=30)}
@@ -82,7 +83,8 @@ def _translated(doing: str, url: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, extra("remote", "obstore.exceptions").BaseError) as error:
-        raise ConfigError(f"cannot {doing} {url}: {_summary(str(error))}; {_advice(url, str(error))}") from None
+        said = f"cannot {doing} {url}: {_summary(str(error))}; {_advice(url, str(error))}"
+        raise ConfigError(without_password(said)) from None
 
 
 def _summary(text: str) -> str:
@@ -111,7 +113,8 @@ def fetched(url: str) -> Path:
     """
     name = url.partition("://")[2].rstrip("/").rpartition("/")[2]
     if name in ("", ".", ".."):
-        raise ConfigError(f"invalid trace URL {url!r}: expected an address such as s3://bucket/NAME.zarr")
+        said = without_password(url)
+        raise ConfigError(f"invalid trace URL {said!r}: expected an address such as s3://bucket/NAME.zarr")
     final = cache_folder() / "fetched" / sha256(url.encode()).hexdigest()[:16] / name
     if final.exists():
         return final
@@ -127,19 +130,20 @@ def fetched(url: str) -> Path:
 
 def _download(objects: Objects, folder: Path) -> None:
     """Download every object below the URL. Raises ConfigError if there is none, or on an I/O error."""
+    address = without_password(objects.url)
     for name in objects.names():
         target = folder / name
         if ".." in target.parts or not target.is_relative_to(folder):
             raise ConfigError(
-                f"cannot fetch {objects.url}: invalid path {name!r}: expected a file in the trace; check the address"
+                f"cannot fetch {address}: invalid path {name!r}: expected a file in the trace; check the address"
             )
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(objects.get(name))
         except OSError as error:
-            raise ConfigError(f"cannot fetch {objects.url}: {error}; make room") from None
+            raise ConfigError(f"cannot fetch {address}: {error}; make room") from None
     if not folder.exists():
-        raise ConfigError(f"nothing found at {objects.url}; check the address")
+        raise ConfigError(f"nothing found at {address}; check the address")
 
 
 # -- Result stores
@@ -341,7 +345,8 @@ class Bucket:
         kept = Folder(cache_folder() / "parts" / hashlib.sha256(str(self).encode()).hexdigest()[:16])
         listed, here = self._listed(), set(kept.names())
         if not listed:
-            raise ConfigError(f"no parts in {self}; make some with: moereplay sweep run FILE --out {self}")
+            address = without_password(str(self))
+            raise ConfigError(f"no parts in {address}; make some with: moereplay sweep run FILE --out {address}")
         kept.prepare()
         for gone in here - listed.keys():
             shutil.rmtree(kept.path / gone, ignore_errors=True)

@@ -86,6 +86,10 @@ def from_json(text: str | bytes) -> Any:
         raise _too_deep() from None
     except DocumentError:
         raise
+    except json.JSONDecodeError as broken:
+        if not broken.doc[: broken.pos].strip():  # not even its beginning is JSON, as of a web page or an empty file
+            raise DocumentError(f"expected JSON, found {shown(repr(broken.doc.strip()[:40]))}") from None
+        raise fault_of(broken) from None
     except ValueError as broken:
         raise fault_of(broken) from None
 

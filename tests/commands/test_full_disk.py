@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -275,3 +276,17 @@ def test_an_answer_that_cannot_be_written_is_an_error(verb, unbuffered):
         ended.stderr
         == "moereplay: cannot write the output: No space left on device; free disk space and run it again\n"
     )
+
+
+def test_a_module_that_a_full_disk_has_cut_off_is_named(tmp_path):
+    """Python keeps the first bytes of a compiled module, and cannot load them; typer would say "Aborted!"."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-m", "moereplay", "inspect", "miniature"]
+    run = partial(subprocess.run, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert run(command).returncode == 0
+    compiled = next(tmp_path.rglob("analysis/inspection.*.pyc"))
+    compiled.write_bytes(compiled.read_bytes()[:100])
+    ended = run(command)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert ended.stderr.startswith(f"moereplay: {compiled} is cut off")

@@ -23,7 +23,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.jit import machine_code
 from moereplay.sweeps.jobs import Batch, compute
 from moereplay.sweeps.run import left_to_do, planned
-from moereplay.sweeps.store import Bucket, Folder, Objects, place_of
+from moereplay.sweeps.store import Bucket, Folder, Objects, _translated, place_of
 from tests.kit.command import in_python
 from tests.kit.every import every
 from tests.kit.sweeping import experiment, merged, moereplay, start, store_trace
@@ -288,6 +288,15 @@ def test_a_wrong_bucket_is_exit_code_two_for_every_verb(s3, folder):
         assert "Traceback" not in said
         assert "cannot fetch s3://nope/x: " in said.strip().splitlines()[-1]
     assert Bucket(Objects(s3)).names() == []
+
+
+def test_a_store_that_cannot_be_reached_is_named_without_its_password():
+    with (
+        pytest.raises(ConfigError, match=r"^cannot fetch http://\*\*\*@127\.0\.0\.1:1/runs: ") as refused,
+        _translated("fetch", "http://user:secret@127.0.0.1:1/runs"),
+    ):
+        raise OSError("Error performing GET http://user:secret@127.0.0.1:1/runs")
+    assert "secret" not in str(refused.value)
 
 
 def test_a_search_wants_a_folder_for_its_journal(folder):

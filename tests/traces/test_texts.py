@@ -245,6 +245,14 @@ def test_json_with_numbers_that_json_lacks_is_refused():
             from_json(text)
 
 
+def test_what_is_no_json_from_its_beginning_on_is_quoted():
+    for text, found in {" <html>log in": "'<html>log in'", "": "''"}.items():
+        with case(text), pytest.raises(DocumentError, match=f"^expected JSON, found {found}$"):
+            from_json(text)
+    with pytest.raises(DocumentError, match="char 6"):  # a fault within a document keeps its place
+        from_json('{"a": }')
+
+
 def test_an_option_that_is_no_finite_number_is_named():
     for typed in [
         "calibrate logs log.csv --hold-out nan",
