@@ -123,7 +123,7 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
     return math.inf
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 @pytest.mark.parametrize(
     "words",
