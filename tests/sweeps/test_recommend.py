@@ -46,9 +46,13 @@ GEOMETRY = Geometry(layers=3, experts=8, k=2, expert_bytes=(SIZE,) * 3, dense_pa
 
 
 def trace_of(
-    seed: int = 0, reuse: float = 0.5, geometry: Geometry = GEOMETRY, recall: tuple[float, ...] = (0.8,)
+    seed: int = 0,
+    reuse: float = 0.5,
+    geometry: Geometry = GEOMETRY,
+    recall: tuple[float, ...] = (0.8,),
+    requests: int = 3,
 ) -> Trace:
-    kinds = {"requests": 3, "prompt_tokens": 2, "decode_tokens": 20, "reuse": reuse, "recall": recall, "seed": seed}
+    kinds = {"requests": requests, "prompt_tokens": 2, "decode_tokens": 20, "reuse": reuse, "recall": recall, "seed": seed}
     return synthesise(Synthetic.model_validate({"kind": "markov", "geometry": geometry, **kinds}))
 
 
@@ -157,7 +161,7 @@ def gain(question: Question, answer: Answer, recall: float) -> float:
 
 
 def test_the_document_has_what_a_program_needs_and_the_sentences_say_it():
-    question = question_of(trace_of(), 6, target_tokens_per_s=1.0, pace=QUICK)
+    question = question_of(trace_of(requests=6), 6, target_tokens_per_s=1.0, pace=QUICK)  # fewer have no interval
     answer = search(question)
     said = json.loads(json.dumps(document(question, answer, "here.zarr")))
     assert set(said["memory"]) == {"total_bytes", "dense_bytes", "kv_bytes", "runtime_bytes", "cache_bytes"}
