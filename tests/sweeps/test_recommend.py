@@ -52,7 +52,14 @@ def trace_of(
     recall: tuple[float, ...] = (0.8,),
     requests: int = 3,
 ) -> Trace:
-    kinds = {"requests": requests, "prompt_tokens": 2, "decode_tokens": 20, "reuse": reuse, "recall": recall, "seed": seed}
+    kinds = {
+        "requests": requests,
+        "prompt_tokens": 2,
+        "decode_tokens": 20,
+        "reuse": reuse,
+        "recall": recall,
+        "seed": seed,
+    }
     return synthesise(Synthetic.model_validate({"kind": "markov", "geometry": geometry, **kinds}))
 
 
