@@ -14,7 +14,7 @@ from moereplay.analysis.sentences import lines
 from moereplay.analysis.tables import csv, folded, markdown, table
 from moereplay.analysis.verdict import Entry
 from moereplay.results.counters import nanojoules
-from moereplay.results.remarks import assumptions, seconds_in_words, synthetic_of, with_routing
+from moereplay.results.remarks import assumptions, one_label, seconds_in_words, synthetic_of, with_routing
 from moereplay.results.result import RANKED, Result, quotient, ranking_column, values
 from moereplay.results.serving import (
     LATENCIES,
@@ -162,7 +162,7 @@ OPEN_LOOP = "open-loop: recorded logits do not react to a changed mixture; a liv
 
 def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
     """Return the lines above the table: the replayed trace, and how to read the columns."""
-    label = "SIMULATED, open-loop" if any("open-loop" in result.about["label"] for result in results) else "SIMULATED"
+    label = one_label(result.about["label"] for result in results)
     lines = [
         *simulated(trace, label),
         *settings(results),
@@ -327,9 +327,9 @@ def served_lines(made: Sequence[dict[str, Any]], level: Level | None, form: str)
         return [(csv if form == "csv" else markdown)(made)]
     searched = "rate" in made[0]
     met = {row["slo_share"] for row in made} if level else set()
-    unsaid = [name for name in HEADS if name != "slo_share" or met not in ALIKE]
+    columns = [name for name in HEADS if name != "slo_share" or met not in ALIKE]
     shown = [
-        {HEADS.get(name, name): value for name, value in row.items() if name in unsaid or _is_setting(name)}
+        {HEADS.get(name, name): value for name, value in row.items() if name in columns or _is_setting(name)}
         for row in made
     ]
     said = [

@@ -232,7 +232,7 @@ def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (anywhere on the line).")] = False,
     offline: Annotated[
         bool,
-        typer.Option("--offline", help="Read nothing over the network, as HF_HUB_OFFLINE=1 (anywhere on the line)."),
+        typer.Option("--offline", help="Ask no server for models or data sets, as HF_HUB_OFFLINE=1 (anywhere)."),
     ] = False,
     version: Annotated[
         bool,

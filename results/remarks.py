@@ -25,7 +25,7 @@ def one_label(labels: Iterable[str]) -> str:
 
 def with_routing(label: str, synthetic: str) -> str:
     """Return a label that marks synthetic routing: SIMULATED, synthetic routing."""
-    return f"{label}, {SYNTHETIC}" if synthetic else label
+    return f"{label}, {SYNTHETIC}" if synthetic and SYNTHETIC not in label else label
 
 
 def synthetic_of(about: Mapping[str, Any]) -> str:

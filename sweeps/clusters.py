@@ -242,7 +242,7 @@ def _run(batch: Batch, traces: Mapping[str, Sequence[Any]]) -> Computed:
 
 
 def _probe(address: str) -> None:
-    """Raises ConfigError if nobody listens at an address HOST:PORT."""
+    """Raises ConfigError if no server listens at an address HOST:PORT."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host:
         return

@@ -276,8 +276,8 @@ def largest_rate(
 ) -> Holding:
     """Search for the largest Poisson rate at which the queue is stable and the level holds in the steady state.
 
-    `replay` takes the number of requests. A finite run tells a queue that grows slowly from a stable one only if it is
-    long. So rates stay below that at which requests leave while others always wait, which is where queues become
+    `replay` takes the number of requests. A finite run separates a queue that grows slowly from a stable one only if it
+    is long. So rates stay below that at which requests leave while others always wait, which is where queues become
     unstable, and the search is repeated with twice as many requests until its answer moves by less than `SETTLED`.
     """
     slots = slots_of(at_rate(config, "1").passes)

@@ -212,7 +212,7 @@ class Headline(NamedTuple):
     error: str | None
     figures: dict[str, float]
     shared: bool = False  #: whether it took over the decisions of another job
-    foresees: bool = False  #: whether its policies know the future, so that nobody can use it
+    foresees: bool = False  #: whether its policies know the future, as no real system does
 
 
 class Computed(NamedTuple):

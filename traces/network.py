@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from http.client import HTTPException
@@ -24,6 +25,7 @@ from urllib import request
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urljoin, urlsplit
 
+from moereplay.traces.files import temporary, user_cache, write_whole
 from moereplay.traces.schema import TraceError, shown
 
 ENDPOINT = "https://huggingface.co"
@@ -34,7 +36,7 @@ MOST_BYTES = 1 << 28  #: of all answers of a model
 MOST_DOCUMENT = 1 << 26
 BLOCK = 1 << 18  #: bytes of one ranged request
 MOVED, MOST_MOVES = (301, 302, 303, 307, 308), 5
-#: Handlers of addresses of the web alone: no files, no FTP, and no redirects that nobody has looked at.
+#: Handlers of addresses of the web alone: no files, no FTP, and no redirects; `_moved` follows those that it allows.
 WEB = (request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.UnknownHandler)
 ENDS = (request.HTTPDefaultErrorHandler, request.HTTPErrorProcessor)
 R = TypeVar("R")
@@ -99,15 +101,9 @@ class Network:
 
     def keep(self) -> None:
         """Keep all answers for later commands, whole or not at all; ignore a cache that cannot be written."""
-        for name, data in self._answers.items():
-            file = _cache(name)
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                partial = file.with_suffix(f".{os.getpid()}")
-                partial.write_bytes(data)
-                partial.replace(file)
-            except OSError:
-                return
+        with suppress(OSError):
+            for name, data in self._answers.items():
+                write_whole(_cache(name), data)
 
     def part(self, address: str, first: int, last: int) -> tuple[bytes, int]:
         """Return bytes of a file, as far as it has them, and its size. Raises TraceError for any others."""
@@ -229,8 +225,7 @@ def _check(address: str) -> None:
 
 def _cache(name: str) -> Path:
     """Return the file that keeps an answer."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "moereplay" / "models" / sha256(name.encode(errors="replace")).hexdigest()[:32]
+    return (user_cache() or temporary()) / "models" / sha256(name.encode(errors="replace")).hexdigest()[:32]
 
 
 class Ranged(io.RawIOBase):

@@ -48,7 +48,7 @@ class Likeness(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """What the ids show of the order of the first two axes."""
+    """Evidence in the ids on the order of the first two axes."""
 
     layers_first: bool | None  #: None if they do not show it
     why: str

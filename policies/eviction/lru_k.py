@@ -3,7 +3,7 @@
 An expert with fewer than K uses is infinitely old and is evicted first; among these a subsidiary policy
 decides, `among=lru` (the paper's example) or `fifo` (libCacheSim's). The paper remembers uses for a while after
 eviction: `history=kept` for ever, `resident` not at all, so that of uses on the CPU the last alone is known. Its
-correlated reference period is zero here: an expert is used at most once a step. A prefetch is no use.
+correlated reference period is zero here: an expert is used at most once a step. A prefetch does not count as a use.
 """
 
 from moereplay.policies.blocks import home, is_here

@@ -280,14 +280,14 @@ class _Metadata:
         self.architecture = str(said.get("general.architecture", ""))
 
     def per_layer(self, key: str, layers: int, most: int = 1 << 24) -> list[int]:
-        """Return a value for each layer, 0 if absent. Raises TraceError for what is no number."""
+        """Return a value for each layer, 0 if absent. Raises TraceError for a value that is not a number."""
         value = self._said.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
             return [self._checked(key, each, most) for each in value[:layers]] + [0] * (layers - len(value))
         return [0 if value is None else self._checked(key, value, most)] * layers
 
     def optional(self, key: str, most: int = 1 << 24) -> int | None:
-        """Return a number, None if absent. Raises TraceError for what is no number."""
+        """Return a number, None if absent. Raises TraceError for a value that is not a number."""
         value = self._said.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
             return max((self._checked(key, each, most) for each in value), default=None)

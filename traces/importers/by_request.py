@@ -249,7 +249,7 @@ def restarts(token: np.ndarray, stream: np.ndarray, repeats: bool = False) -> np
 
 @dataclass
 class Joined:
-    """What was assumed of passes of several tokens: those that follow each other make up one prompt."""
+    """Counts passes of several tokens that follow each other: they are taken for one prompt."""
 
     passes: int = 0  #: that were joined to the one before
 

@@ -104,8 +104,8 @@ class Engine(Frozen):
     prefill: str = ""  #: in words
     drafts: str = ""  #: how it was seen to decode with draft tokens; "" if that is not known
     models: tuple[str, ...] = ()  #: beginnings of the names of the only models that it runs; none: any
-    fills: bool = False  #: slots take what fast memory the rest leaves, unless it is told their number
-    uniform: bool = False  #: experts are placed evenly unless it is told their use
+    fills: bool = False  #: slots take the fast memory that is left, unless a flag states their number
+    uniform: bool = False  #: experts are placed evenly, unless a flag names a list of their use
     prompt_batch: int = Field(default=0, ge=0)  #: tokens of a prompt at a time; 0: not known
     prompt_bytes: int = Field(default=0, ge=0)  #: of each card, kept for prompts
     defaults: str = ""  #: source of these four
