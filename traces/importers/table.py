@@ -255,11 +255,11 @@ def _of_text(
 def _at_once(lines: list[str], delimiter: str, names: list[str], chosen: list[str]) -> dict[str, Cells] | None:
     """Return the chosen columns as polars reads them, None where `csv` may read a cell otherwise.
 
-    Polars passes over blank lines and an empty last cell, and has its own reading of quotes inside a cell.
+    Polars passes over blank lines, an empty last cell and a mark of byte order, and reads quotes inside a cell its way.
     """
     import polars as pl
 
-    if not all(map(str.strip, lines)):
+    if not all(map(str.strip, lines)) or lines[0].startswith("\ufeff"):
         return None
     text = "\n".join(lines)
     bare = re.sub(rf'(?m)(?:^|(?<={delimiter}))"[^"\n]*"(?={delimiter}|$)', "", text) if '"' in text else text
