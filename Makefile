@@ -20,7 +20,7 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help study-least-stale evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: help study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables figures format clean
 
 help:            ## this list
@@ -143,10 +143,18 @@ study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 under 24 readings: collisio
 	    $(if $(TRACE),--set 'traces=["$(abspath $(TRACE))"]')
 	$(BIN)/moereplay sweep show runs/study-collisions/results --by collisions_per_miss --top 168 --markdown
 
+# Predictors that a trace has no data for are left out.
+define study-of-trace
+	@test -n "$(TRACE)" || { echo "missing TRACE: make $@ TRACE=a.zarr"; exit 2; }
+	$(BIN)/moereplay sweep run benchmarks/$(1).toml --keep-going --out runs/$@/results --set 'traces=["$(abspath $(TRACE))"]'
+	$(BIN)/moereplay sweep show runs/$@/results --by hit_rate --top 150 --markdown
+endef
+
 study-least-stale: .venv/base.stamp  ## Least-Stale against LRU: five capacities, without prefetch and with an oracle that errs in three ways (TRACE=a.zarr)
-	@test -n "$(TRACE)" || { echo "missing TRACE: make study-least-stale TRACE=a.zarr"; exit 2; }
-	$(BIN)/moereplay sweep run benchmarks/least_stale.toml --out runs/study-least-stale/results --set 'traces=["$(abspath $(TRACE))"]'
-	$(BIN)/moereplay sweep show runs/study-least-stale/results --by hit_rate --top 40 --markdown
+	$(call study-of-trace,least_stale)
+
+study-score: .venv/base.stamp  ## SpecMD Fig. 6: score prefetch against top-k under Least-Stale, five capacities, two links (TRACE=a.zarr)
+	$(call study-of-trace,score_prefetch)
 
 study-cache-prior: .venv/base.stamp  ## Cache-Prior's misses against lambda and quality, with LRU and Belady (TRACE=a.zarr for another)
 	$(BIN)/moereplay paper cache-conditional $(or $(TRACE),miniature) --published --out runs/cache-prior

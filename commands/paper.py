@@ -190,19 +190,23 @@ def _cells(each: Each) -> list[dict[str, Any]]:
 
 def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
     """Return the published numbers for the model of a trace, or for all models."""
-    from moereplay.sweeps.papers import of_model
+    from moereplay.sweeps.papers import LAST_LAYER, of_model
 
     model = trace.header.provenance.model
     place = {"model": model, "trace": trace.digest}
-    return [mark._asdict() | {"of": mark.model or "not stated"} | place for mark in of_model(figure.published, model)]
+    found = []
+    for mark in of_model(figure.published, model):
+        x = trace.geometry.layers - 1 if mark.x == LAST_LAYER else mark.x
+        found.append(mark._asdict() | {"of": mark.model or "not stated", "x": x} | place)
+    return found
 
 
 def _show(figure: PaperFigure, numbers: pl.DataFrame, routing: list[str]) -> None:
-    from moereplay.analysis.papers.rows import printed
+    """Print the table; of a long one, the rows with published numbers."""
+    from moereplay.analysis.papers.rows import printed, with_published
     from moereplay.traces.texts import counted
 
     title = f"{figure.where}: {figure.title}"
     if len(numbers) > MOST_ROWS:
-        show(f"{title}: {counted(len(numbers), 'row')} in {figure.name}.csv", *routing, "")
-    else:
-        show(*routing, printed(numbers, title))
+        title, numbers = f"{title}: {counted(len(numbers), 'row')} in {figure.name}.csv", with_published(numbers)
+    show(*routing, *([printed(numbers, title)] if len(numbers) else [title, ""]))

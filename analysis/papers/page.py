@@ -168,16 +168,18 @@ def _panel(
 def _scale(chart: Chart, axes: Axes, rows: pl.DataFrame, value: str, published: pl.DataFrame) -> None:
     if chart.kind == "lines":
         _along(chart, axes)
-    highest = max([*rows[value].drop_nulls(), *_published_of(published, value)], default=0.0)
+    heights = [*rows[value].drop_nulls(), *_published_of(published, value)]
+    highest = max(heights, default=0.0)
+    close = chart.x in SHARES and min(heights, default=0.0) > highest / 2  # points of two rates would be a heap
     if chart.log:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    elif value in SIGNED or close:
+        axes.yaxis.set_major_formatter(_PERCENT)
     elif value in SHARES:
         from_zero(axes, highest)
-    elif value in SIGNED:
-        axes.yaxis.set_major_formatter(_PERCENT)
     else:
         axes.set_ylim(0, 1.1 * highest or 1)
 
@@ -242,6 +244,7 @@ def _mark_line(axes: Axes, mark: Mapping[str, Any], value: str, x: str, looks: M
 # Bars
 
 WIDTH, SMALL = 0.8, 6.0  #: width of a group of bars, and points of the letters above a bar
+LETTERS = 0.06  #: their height as a part of the panel's
 MOST_LETTERS, MOST_NAMES = 13, 6  #: names that fit below a panel; others are in the legend only
 
 
@@ -268,6 +271,7 @@ def draw_bars(
     names = rows["x"].unique(maintain_order=True).to_list()
     spots, faces = _spots(rows, names), _faces(looks)
     marks = {(mark["series"], mark["x"]): (mark["low"], mark["high"]) for mark in _marks(published, value)}
+    letters = LETTERS * max([*rows[value].drop_nulls(), *_published_of(published, value)], default=0.0)
     for (series, name), (middle, width) in spots.items():
         bar = rows.filter((pl.col("series") == series) & (pl.col("x") == name))
         found = bar[value].drop_nulls()
@@ -278,7 +282,9 @@ def draw_bars(
             axes.bar(middle, found[0], 0.9 * width, **({"facecolor": LIMIT} if part else faces[series]))
             if part:
                 axes.bar(middle, bar[part][0], 0.9 * width, facecolor=COLLISION)
-            axes.annotate(_short(found[0], value), (middle, _above(found[0], ends)), (0, 1), fontsize=SMALL, **_ABOVE)
+            axes.annotate(
+                _short(found[0], value), (middle, _above(found[0], ends, letters)), (0, 1), fontsize=SMALL, **_ABOVE
+            )
     _ticks(axes, names)
 
 
@@ -286,9 +292,9 @@ def _marks(published: pl.DataFrame, value: str) -> list[dict[str, Any]]:
     return published.filter(pl.col("value") == value).to_dicts() if len(published) else []
 
 
-def _above(top: float, ends: Sequence[float]) -> float:
-    """Return the height of a number: above its bar, and above the mark that covers the bar's top."""
-    return ends[1] if ends and ends[0] <= top <= ends[1] else top
+def _above(top: float, ends: Sequence[float], letters: float) -> float:
+    """Return the height of a number: above its bar, or above a mark on the bar's top or less than `letters` above."""
+    return ends[1] if ends and ends[0] - letters <= top <= ends[1] else top
 
 
 def _spots(rows: pl.DataFrame, names: Sequence[str]) -> dict[tuple[str, str], tuple[float, float]]:

@@ -124,6 +124,7 @@ PUBLISHED = ("value", "low", "high", *PLACE, "of", "source")
 #: Heads of columns.
 HEADS = {
     "collisions_per_miss": "coll/miss",
+    "collisions_per_access": "coll/access",
     "relative_collisions": "times",
     "ttft_mean_ms": "TTFT ms",
     "tokens_per_s": "tok/s",
@@ -148,7 +149,8 @@ def beside(rows: pl.DataFrame, chart: Chart, published: pl.DataFrame) -> pl.Data
     """
     live = [chart.live] if chart.live in rows.columns else []
     along = [chart.x] if chart.x != "x" else []
-    values = list(dict.fromkeys([*along, *chart.values, *chart.drawn, *live]))
+    part = [chart.part] if chart.part else []
+    values = list(dict.fromkeys([*along, *chart.values, *part, *chart.drawn, *live]))
     numbers = rows.select([*PLACE, *values, "identity"])
     for value in published["value"].unique(maintain_order=True):
         ends = [pl.col(end).alias(f"{value} published, {end}") for end in ("low", "high")]
@@ -159,6 +161,12 @@ def beside(rows: pl.DataFrame, chart: Chart, published: pl.DataFrame) -> pl.Data
 
 def _once(table: pl.DataFrame, *names: str) -> list[str]:
     return [name for name in names if name not in table.columns]
+
+
+def with_published(numbers: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of `beside` that have a published number."""
+    lows = [pl.col(name).is_not_null() for name in numbers.columns if name.endswith(" published, low")]
+    return numbers.filter(pl.any_horizontal(lows)) if lows else numbers.clear()
 
 
 def write_csv(path: Path, table: pl.DataFrame) -> None:

@@ -6,7 +6,7 @@ the preset. Texts are templates: `{lam:g}` is a value of `over`, `{predictor}` i
 stands for it. `over` takes a list, the name of one of the file's `lists`, or values that depend on the model (`along`).
 A cell with a preset of its own has none of the paper's settings. `grids` are cells that
 several figures name. `published` has the numbers that the paper prints:
-`points` are [x, value] or [x, least, greatest], `quotients` are [x, before, after].
+`points` are [x, value] or [x, least, greatest], `quotients` are [x, before, after]; "last layer" is an x as well.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ REMEDY = {
 }
 #: Stands for next-gate prediction where a trace has no look-ahead; recall as measured on the bundled miniature.
 ORACLE = "oracle:recall=0.87:precision=0.87"
+LAST_LAYER = "last layer"  #: place of a published number in a figure by layer
 
 Number = int | float
 Point = Number | str  #: a number on the axis, or the name under a bar

@@ -16,11 +16,12 @@ from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.replay import replay
 from moereplay.sweeps.papers import PAPERS, PaperFigure, figures_of, planned
 from moereplay.traces.files import bundled
-from moereplay.traces.schema import Request, Trace
+from moereplay.traces.schema import Geometry, Request, Trace
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.every import every
+from tests.kit.tiny_runs import small_trace
 
 #: Of so many replays that they are left to `make test-long`.
 LARGE = ("miss_rate_lambda", "cache_size", "cache_aware_routing", "miss_handling")
@@ -178,6 +179,27 @@ def test_published_numbers_stand_beside_ours_on_request_alone(drawn: Drawn, shor
     assert lru["source"] == "§5.2, at 5 %" and not beside["capacity 1%", "lru"]["source"]
     ended = moereplay("paper", "specmd", short, "--out", tmp_path, "--figure", "collisions", "--workers", 1)
     assert ended.returncode == 0 and "published" not in ended.stdout + (tmp_path / "collisions.csv").read_text()
+
+
+def test_the_red_part_of_a_bar_has_its_number(drawn: Drawn) -> None:
+    (figure,) = figures_of("specmd", "misses")
+    for row in rows(drawn.of("specmd"), figure):
+        assert 0 <= float(row["collisions_per_access"]) <= float(row["miss_rate"]) <= 1
+    assert any(float(row["collisions_per_access"]) for row in rows(drawn.of("specmd"), figure))
+
+
+def test_a_long_table_prints_what_is_published_and_a_mark_of_deep_layers_is_in_the_last(tmp_path: Path) -> None:
+    """The paper's mark is of OLMoE, whose last layer is 15; that of this trace is 3."""
+    whole = small_trace(Geometry(layers=4, experts=64, k=2, expert_bytes=(1_000_000,) * 4))
+    write_trace(tmp_path / "four.zarr", whole.header, map(whole.request, range(whole.requests)))
+    given = ("--figure", "collisions_by_layer", "--out", tmp_path / "out", "--workers", 1)
+    published = moereplay("paper", "specmd", tmp_path / "four.zarr", "--published", *given)
+    assert published.returncode == 0, published.stderr
+    assert "60 rows in collisions_by_layer.csv" in " ".join(published.stdout.split())  # 3 capacities, 5 policies
+    found = re.findall(r"^capacity 1% +(\w+) +(\d+) .* (0.08 to 0.12)$", published.stdout, re.MULTILINE)
+    assert found == [(series, "3", "0.08 to 0.12") for series in ("lru", "score")]
+    without = moereplay("paper", "specmd", tmp_path / "four.zarr", *given)
+    assert "collisions_by_layer.csv" in without.stdout and "lru" not in without.stdout
 
 
 def test_a_ratio_is_that_of_two_rows(drawn: Drawn) -> None:

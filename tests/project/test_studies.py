@@ -48,6 +48,27 @@ def test_collisions_are_replayed_under_every_reading(short: Path, tmp_path: Path
     assert len(rows) == 24 * 7 and all(0 <= row["collisions"] <= row["misses"] for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("study", "lookahead", "ids"), [("least_stale", 5 * 2 * 5, 5 * 2 * 4), ("score_prefetch", 140, 50)]
+)
+def test_a_study_of_a_trace_leaves_out_what_the_trace_has_no_data_for(
+    study: str, lookahead: int, ids: int, short: Path, tmp_path: Path
+) -> None:
+    """Five capacities by two policies or links by the predictors; without look-ahead, none and the oracles are left."""
+    whole = open_trace(short)
+    header = whole.header.model_copy(update={"lookahead_depth": 0})
+    write_trace(tmp_path / "ids.zarr", header, [Request(whole.request(0).chosen, 8)])
+    for trace, expected in ((short, lookahead), (tmp_path / "ids.zarr", ids)):
+        out = tmp_path / f"of-{trace.stem}"
+        sweep = ("sweep", "run", BENCHMARKS / f"{study}.toml", "--keep-going", "--set", f'traces=["{trace}"]')
+        done = moereplay_here(*sweep, "--workers", 1, "--out", out, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        rows = read_results(out)
+        assert len(rows) == expected
+        found = {row["prefetch"].split(":")[0] for row in rows.to_dicts()}
+        assert found >= {"none", "oracle"} and bool(found & {"top_k", "score"}) == (trace == short)
+
+
 def test_a_trace_takes_the_place_of_the_models_of_table_2(short: Path, tmp_path: Path) -> None:
     done = run(BENCHMARKS / "specmd_table2.py", "--trace", short, "--out", tmp_path / "table.json")
     assert done.returncode == 0, done.stderr
