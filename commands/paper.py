@@ -194,11 +194,9 @@ def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
 
     model = trace.header.provenance.model
     place = {"model": model, "trace": trace.digest}
-    found = []
-    for mark in of_model(figure.published, model):
-        x = trace.geometry.layers - 1 if mark.x == LAST_LAYER else mark.x
-        found.append(mark._asdict() | {"of": mark.model or "not stated", "x": x} | place)
-    return found
+    at: dict[Any, int] = {LAST_LAYER: trace.geometry.layers - 1}
+    found = of_model(figure.published, model)
+    return [mark._asdict() | {"of": mark.model or "not stated", "x": at.get(mark.x, mark.x)} | place for mark in found]
 
 
 def _show(figure: PaperFigure, numbers: pl.DataFrame, routing: list[str]) -> None:

@@ -26,6 +26,6 @@ for picture in specmd/collisions specmd-miniature/table_2 prior/cache_size prior
     python - "$scratch/$picture.png" "$here/papers_$(basename "$picture").png" <<'END'
 import sys
 from PIL import Image
-Image.open(sys.argv[1]).convert("RGB").quantize(128).save(sys.argv[2], optimize=True)
+Image.open(sys.argv[1]).convert("RGB").quantize(256).save(sys.argv[2], optimize=True)
 END
 done

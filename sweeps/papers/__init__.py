@@ -4,9 +4,9 @@ A file has the paper's settings, then a table per figure. `cells` make the confi
 values of `over`, a series, a place on the axis (`x`; the series where none is given) and settings (`set`) over those of
 the preset. Texts are templates: `{lam:g}` is a value of `over`, `{predictor}` is next-gate prefetch or the oracle that
 stands for it. `over` takes a list, the name of one of the file's `lists`, or values that depend on the model (`along`).
-A cell with a preset of its own has none of the paper's settings. `grids` are cells that
-several figures name. `published` has the numbers that the paper prints:
-`points` are [x, value] or [x, least, greatest], `quotients` are [x, before, after]; "last layer" is an x as well.
+A cell with a preset of its own has none of the paper's settings. `grids` are cells that several figures name.
+`published` has the numbers that the paper prints: `points` are [x, value] or [x, least, greatest], `quotients` are
+[x, before, after]; "last layer" is an x as well.
 """
 
 from __future__ import annotations

@@ -9,8 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 
+from moereplay.analysis.papers.page import Text, page
+from moereplay.analysis.papers.rows import published_frame
+from moereplay.results.chart import Chart
 from moereplay.results.result import Result
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.replay import replay
@@ -200,6 +206,41 @@ def test_a_long_table_prints_what_is_published_and_a_mark_of_deep_layers_is_in_t
     assert found == [(series, "3", "0.08 to 0.12") for series in ("lru", "score")]
     without = moereplay("paper", "specmd", tmp_path / "four.zarr", *given)
     assert "collisions_by_layer.csv" in without.stdout and "lru" not in without.stdout
+
+
+def paper_page(chart: Chart, published: Sequence[dict[str, Any]] = (), **columns: Sequence[Any]) -> Figure:
+    """A page of rows that no replay made."""
+    place = {"model": "toy", "trace": "0123", "panel": ""}
+    series = [f"s{number}" for number in range(len(next(iter(columns.values()))))]
+    rows = pl.DataFrame({"series": series, "x": series, "label": "SIMULATED"} | place | columns)
+    return page(chart, Text("Title", ""), rows, published_frame([dict(mark) | place for mark in published], rows))
+
+
+def test_a_number_stands_above_a_mark_that_would_cover_it() -> None:
+    """The bar of 1 % ends just below the mark from 1.6 to 1.9 %; that of 10 % ends well below its own, as before."""
+    marks = [
+        {
+            "value": "collisions_per_miss",
+            "series": series,
+            "x": series,
+            "low": low,
+            "high": high,
+            "of": "",
+            "source": "",
+        }
+        for series, low, high in (("s0", 0.016, 0.019), ("s1", 0.42, 0.6))
+    ]
+    chart = Chart("bars", {"collisions_per_miss": "collisions per miss"})
+    figure = paper_page(chart, marks, collisions_per_miss=[0.01, 0.1, 0.8])
+    numbers = {each.get_text(): each.xy[1] for each in figure.axes[0].texts if isinstance(each, Annotation)}
+    assert {name: numbers[name] for name in ("1.0", "10", "80")} == {"1.0": 0.019, "10": 0.1, "80": 0.8}
+
+
+@every("lowest, from_zero", [(0.42, False), (0.2, True)])
+def test_two_rates_that_lie_close_together_have_an_axis_of_their_own(lowest: float, from_zero: bool) -> None:
+    chart = Chart("lines", {"hit_rate": "hit rate"}, x="stall_share")
+    figure = paper_page(chart, hit_rate=[lowest, 0.6], stall_share=[0.6, 0.7])
+    assert (figure.axes[0].get_ylim()[0] == 0) == from_zero
 
 
 def test_a_ratio_is_that_of_two_rows(drawn: Drawn) -> None:
