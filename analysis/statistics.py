@@ -22,13 +22,14 @@ EXACT = 30  #: most requests whose signs are all tried; Student's t of more
 #: the coverage study.
 GROWTH = 5 / 3
 ROUNDING = 1e-12  #: errors below this share of the figure count as zero
-#: Requests whose sizes differ by no more than this ratio have no long ones, and as many as `MANY` of one size, some.
-ALIKE, MANY = 2.0, 100
+#: Requests whose sizes differ by no more than this ratio have no long ones; those of a mean must be yet more alike. As
+#: many as `MANY` of one size have enough long ones.
+ALIKE, ALIKE_IN_MEAN, MANY = 2.0, 1.4, 100
 #: Skewness of the logarithms of sizes: 0 of a lognormal, 2 of a power law. It must be below 1 with 90 % confidence.
 SKEWNESS, CONFIDENCE = 1.0, 1.28
-OUTLIER = 30.0  #: ratio of a cold request's deviation to the others', above which it decides a figure that is no share
+OUTLIER = 30.0  #: ratio of a cold request's deviation to the others', above which it decides the figure
 TAIL = "longer requests than these may decide it"
-MEAN = "it is a mean of requests that differ more than twofold"
+MEAN = "it is a mean of requests that differ by more than 40%"
 FIRST = "the first request, whose cache is cold, decides it"
 
 
@@ -122,7 +123,7 @@ def uneven(pairs: Pairs, cold: int = 0, share: bool = False) -> str:
     """Return why neither the figure nor a difference earns an interval: a mean of requests that differ much."""
     warm = _array(pairs)[cold:]
     mean = not share and bool((np.ptp(warm, axis=0) == 0).any())
-    return MEAN if mean and any(_differ(column) for column in warm.T) else ""
+    return MEAN if mean and any(_differ(column, ALIKE_IN_MEAN) for column in warm.T) else ""
 
 
 def unearned(pairs: Pairs, cold: int = 0, share: bool = False) -> str:
@@ -135,19 +136,19 @@ def unearned(pairs: Pairs, cold: int = 0, share: bool = False) -> str:
     samples = _array(pairs)
     warm = samples[cold:]
     for sizes in warm.T[1:] if share else warm.T:
-        if _differ(sizes):
+        if _differ(sizes, ALIKE):
             logs = np.log1p(sizes)
             off = (logs - logs.mean()) / logs.std()
             if float((off**3).mean()) + CONFIDENCE * sqrt(6 / len(logs)) > SKEWNESS:
                 return TAIL
     apart = np.abs(samples[:, 0] - _ratio(warm) * samples[:, 1])
     usual = sqrt(float((apart[cold:] ** 2).mean()))
-    return FIRST if not share and apart[:cold].max(initial=0) > OUTLIER * usual else ""
+    return FIRST if apart[:cold].max(initial=0) > OUTLIER * usual else ""
 
 
-def _differ(sizes: np.ndarray) -> bool:
+def _differ(sizes: np.ndarray, most: float) -> bool:
     """Return whether sizes differ so much that their number does not make up for it."""
-    return bool(sizes.max() > ALIKE * sizes.min()) and _effective(sizes) < MANY
+    return bool(sizes.max() > most * sizes.min()) and _effective(sizes) < MANY
 
 
 def _effective(sizes: np.ndarray) -> float:
