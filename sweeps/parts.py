@@ -141,10 +141,10 @@ def merge(places: Sequence[Place], out: Place) -> Merged:
     """
     if out.names():
         raise ConfigError(f"{out} holds results already; merge into a new folder")
-    of_each = {str(place): sources(place.local()) for place in places}
-    if empty := [place for place, parts in of_each.items() if not parts]:
+    of_each = [(place, sources(place.local())) for place in places]
+    if empty := [place for place, parts in of_each if not parts]:
         raise ConfigError(f"no results in {empty[0]}; make some with: moereplay sweep run FILE --out {empty[0]}")
-    found = [part for parts in of_each.values() for part in parts]
+    found = [part for _, parts in of_each for part in parts]
     tables = {name: table_of(found, name) for name in TABLES}
     part = Part({name: frame_bytes(table) for name, table in tables.items() if len(table)}, _holds(tables))
     out.store(part, _provenance(each.provenance for each in found))
