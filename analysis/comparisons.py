@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.analysis.statistics import Interval, Pairs, difference, interval
+from moereplay.analysis.statistics import Interval, Pairs, difference, interval, unearned, uneven
 from moereplay.results.errors import unknown
 from moereplay.results.result import METRICS, MISS_RATE, RANKED, Metric, named
 
@@ -48,6 +48,11 @@ class Comparison(NamedTuple):
     counted: Counted | None = None  #: request by request
     shared: bool = False  #: whether requests shared passes, which makes them unusable as samples
     alone: float | None = None  #: `p` before the correction
+
+    @property
+    def tested(self) -> bool:
+        """Whether the requests are enough for a test."""
+        return self.p is not None and self.requests >= FEW
 
 
 class Counted(NamedTuple):
@@ -87,7 +92,8 @@ def compare(rows_a: Rows, rows_b: Rows, figure: str) -> Comparison:
         less = float(over / under - over_b / under_b) * factor
         return Comparison(less, None, None, CANT_TELL, len(pairs[0]), counted, shared=True)
     found = difference(*pairs, COLD)
-    off = None if found.off is None or found.requests < FEW else found.off * factor
+    bare = found.requests < FEW or any(uneven(side, COLD, _is_share(parts)) for side in pairs)
+    off = None if found.off is None or bare else found.off * factor
     made = Comparison(found.value * factor, off, found.p, CANT_TELL, found.requests, counted, alone=found.p)
     return answered(made, found.p, figure)
 
@@ -139,10 +145,11 @@ def estimate(rows: Rows, figure: str) -> Interval | None:
     pairs = [(_part(row, over), _part(row, under)) for row in _as_run(rows) if _part(row, under)]
     if not pairs:
         return None
-    found = interval(pairs, COLD, share=under == "accesses")
-    known = len(pairs) >= FEW and not shares_passes(rows)
-    low, high = (end * factor if known and end is not None else None for end in (found.low, found.high))
-    return Interval(found.value * factor, low, high, found.requests)
+    share = _is_share(_parts(figure))
+    found = interval(pairs, COLD, share)
+    why = SHARED if shares_passes(rows) else TOO_FEW if len(pairs) < FEW else unearned(pairs, COLD, share)
+    low, high = (None if why or end is None else end * factor for end in (found.low, found.high))
+    return Interval(found.value * factor, low, high, found.requests, why)
 
 
 def against(
@@ -182,6 +189,7 @@ def enough(family: int) -> int:
 
 
 FEW = enough(1)  #: fewest requests with an interval: no lead over fewer is significant
+TOO_FEW, SHARED = f"fewer than {FEW} requests", "requests share passes"  #: reasons for none
 
 
 def holm(chances: Sequence[float], family: int | None = None) -> list[float]:
@@ -231,6 +239,10 @@ def _parts(figure: str) -> Metric:
     if figure not in PARTS | ESTIMATED:
         raise unknown("figure to compare", figure, PARTS)
     return (PARTS | ESTIMATED)[figure]
+
+
+def _is_share(parts: Metric) -> bool:
+    return parts.under == ("accesses",)
 
 
 def _sides(figure: str) -> tuple[str, str]:

@@ -146,10 +146,7 @@ def _sure(best: Document) -> str:
     if not interval or (interval["low"] is None and interval["requests"] == 1):
         return "one request, no interval"
     if interval["low"] is None:
-        from moereplay.analysis.comparisons import FEW  # as below
-
-        few = interval["requests"] < FEW
-        return f"no interval: {f'fewer than {FEW} requests' if few else 'requests cannot be compared one by one'}"
+        return f"no interval: {interval['why'] or 'requests cannot be compared one by one'}"
     ends = between(f"{interval['low']:,.4g}", f"{interval['high']:,.4g}")
     return f"{ends}, 95% over {counted(interval['requests'], 'request')}"
 

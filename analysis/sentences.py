@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moereplay.analysis.comparisons import FEW, YES, enough, pairs_of
+from moereplay.analysis.comparisons import SHARED as SHARE_PASSES
+from moereplay.analysis.comparisons import TOO_FEW, YES, enough, pairs_of
 from moereplay.analysis.verdict import (
     CONDITIONS,
     COUNTED,
@@ -54,8 +55,8 @@ NO_TIME = (
 NO_INTERVAL = {
     NO_ROWS: "no confidence interval: per-request rows were not stored (set `requests = true`)",
     ONE_REQUEST: "no confidence interval: one request",
-    FEWER: f"no confidence interval: fewer than {FEW} requests",
-    SHARED: "no confidence interval: requests share passes",
+    FEWER: f"no confidence interval: {TOO_FEW}",
+    SHARED: f"no confidence interval: {SHARE_PASSES}",
     UNKNOWN: "no confidence interval",
     GENERATED: "no confidence interval: the routing is synthetic",
 }
@@ -321,7 +322,7 @@ def _range(found: Verdict) -> str:
     """Return the interval of the winner's own figure, if there is one."""
     own, figure = found.own(), found.figure
     if own is None or own.low is None or own.high is None:
-        return ""
+        return f" (no interval: {own.why})" if own and own.why not in ("", TOO_FEW, SHARE_PASSES) else ""
     return f" ({figure.end(own.low)} to {figure.end(own.high)})"
 
 
@@ -335,14 +336,16 @@ def certainty(found: Verdict, lead: Lead) -> str:
     """Return the interval of a lead, the reason why it has none, or the number of requests on which it holds."""
     if lead.counted is not None:
         return _counted_out(found.figure, lead)
-    if lead.off is None or lead.certainty in NO_INTERVAL:
+    if lead.certainty in NO_INTERVAL:
         return NO_INTERVAL[lead.certainty]
     many = f"{len(found.rivals) + 1:,} configurations"
     said = {
-        SURE: SIGNIFICANT if lead.contradicts else "",
+        SURE: SIGNIFICANT if lead.contradicts or lead.off is None else "",
         LUCK: f"{INSIGNIFICANT} after correcting for {many}",
         NOISE: INSIGNIFICANT,
     }[lead.certainty]
+    if lead.off is None:
+        return f"{said} (p = {lead.p:.2g}), n = {_n(lead.requests)}"
     chance = f" (p = {lead.p:.2g})" if lead.contradicts else ""
     wide = f"95% CI ±{found.figure.more(lead.off, lead.below)}"
     return f"{said}{chance}{': ' if said else ''}{wide}, n = {_n(lead.requests)}"

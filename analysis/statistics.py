@@ -22,15 +22,25 @@ EXACT = 30  #: most requests whose signs are all tried; Student's t of more
 #: the coverage study.
 GROWTH = 5 / 3
 ROUNDING = 1e-12  #: errors below this share of the figure count as zero
+#: Requests whose sizes differ by no more than this ratio have no long ones; those of a mean must be yet more alike. As
+#: many as `MANY` of one size have enough long ones.
+ALIKE, ALIKE_IN_MEAN, MANY = 2.0, 1.4, 100
+#: Skewness of the logarithms of sizes: 0 of a lognormal, 2 of a power law. It must be below 1 with 90 % confidence.
+SKEWNESS, CONFIDENCE = 1.0, 1.28
+OUTLIER = 30.0  #: ratio of a cold request's deviation to the others', above which it decides the figure
+TAIL = "longer requests than these may decide it"
+MEAN = "it is a mean of requests that differ by more than 40%"
+FIRST = "the first request, whose cache is cold, decides it"
 
 
 class Interval(NamedTuple):
-    """A ratio of sums and its 95 % CI; `low` and `high` are None if the requests give none."""
+    """A ratio of sums and its 95 % CI; `low` and `high` are None if the requests give none, and `why` is a reason."""
 
     value: float
     low: float | None
     high: float | None
     requests: int
+    why: str = ""
 
 
 class Difference(NamedTuple):
@@ -109,6 +119,43 @@ def difference(first: Pairs, second: Pairs, cold: int = 0) -> Difference:
     return Difference(value, spread.half(), spread.beyond(value) if p is None else p, count)
 
 
+def uneven(pairs: Pairs, cold: int = 0, share: bool = False) -> str:
+    """Return why neither the figure nor a difference earns an interval: a mean of requests that differ much."""
+    warm = _array(pairs)[cold:]
+    mean = not share and bool((np.ptp(warm, axis=0) == 0).any())
+    return MEAN if mean and any(_differ(column, ALIKE_IN_MEAN) for column in warm.T) else ""
+
+
+def unearned(pairs: Pairs, cold: int = 0, share: bool = False) -> str:
+    """Return why the figure of two or more requests after `cold` ones earns no interval; empty if it does.
+
+    Of requests with a long tail, a few mostly lack those that matter most, and the others look harmless.
+    """
+    if why := uneven(pairs, cold, share):
+        return why
+    samples = _array(pairs)
+    warm = samples[cold:]
+    for sizes in warm.T[1:] if share else warm.T:
+        if _differ(sizes, ALIKE):
+            logs = np.log1p(sizes)
+            off = (logs - logs.mean()) / logs.std()
+            if float((off**3).mean()) + CONFIDENCE * sqrt(6 / len(logs)) > SKEWNESS:
+                return TAIL
+    apart = np.abs(samples[:, 0] - _ratio(warm) * samples[:, 1])
+    usual = sqrt(float((apart[cold:] ** 2).mean()))
+    return FIRST if apart[:cold].max(initial=0) > OUTLIER * usual else ""
+
+
+def _differ(sizes: np.ndarray, most: float) -> bool:
+    """Return whether sizes differ so much that their number does not make up for it."""
+    return bool(sizes.max() > most * sizes.min()) and _effective(sizes) < MANY
+
+
+def _effective(sizes: np.ndarray) -> float:
+    """Return the number of equal sizes that vary as much in sum."""
+    return float(sizes.sum() ** 2 / (sizes**2).sum())
+
+
 def _array(pairs: Pairs) -> np.ndarray:
     return np.asarray(pairs, np.float64).reshape(-1, 2)
 
@@ -129,7 +176,7 @@ def _spread(left: np.ndarray, variances: np.ndarray, cold: int) -> _Spread:
     """
     free, count = len(left) - 1, len(left) + cold
     known = [column for column in variances[cold:].T if column.any()]
-    even = min((float(each.sum() ** 2 / (each**2).sum()) for each in known), default=1.0)
+    even = min(map(_effective, known), default=1.0)
     squares = float(((left - left.mean()) ** 2).sum())
     return _Spread((count - 1) * sqrt(squares / (free * count)), max(1.0, even * free / len(left)))
 

@@ -163,7 +163,7 @@ class Verdict(NamedTuple):
         return [
             each.entry
             for each in self.rivals
-            if each.beside.answer != YES and (each.beside.off is not None or (each.exact and each.beside.requests))
+            if each.beside.answer != YES and (each.beside.tested or (each.exact and each.beside.requests))
         ]
 
     @property
@@ -191,7 +191,7 @@ def _certainty(beside: Comparison) -> str:
         return SHARED
     if beside.requests < FEW:
         return lacking(beside.requests)
-    if beside.off is None or beside.alone is None:
+    if beside.alone is None:
         return UNKNOWN
     if beside.answer == YES:
         return SURE

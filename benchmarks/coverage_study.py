@@ -4,8 +4,7 @@ The truth is the mean of a figure over traces of as many requests of the same ki
 
 Drawn requests have unequal lengths: evenly spread, lognormal, or of a Pareto distribution cut at 4,096 tokens (exponent
 1.5), each once with rates of their own and once with rates that fall or rise with the length. Differences are of two
-configurations over the same requests. The same intervals without regard to the cold request, and the bias-corrected
-bootstrap (BCa), are there for comparison.
+configurations over the same requests. Each share is of the trials with an interval; `given` is their share of all.
 
 Replayed requests have popular experts of their own each. Every trace is replayed by LRU, FIFO and LFU, without a reset.
 A third table replays `random` with two seeds over the same requests: they are equally good, so every significant
@@ -22,10 +21,9 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import bootstrap
 
 from moereplay.analysis.comparisons import CANT_TELL, COLD, PARTS, Rows, compare, estimate
-from moereplay.analysis.statistics import Interval, Pairs, difference, interval
+from moereplay.analysis.statistics import Interval, Pairs, difference, interval, unearned, uneven
 from moereplay.analysis.tables import console, table
 from moereplay.results.result import Row
 from moereplay.simulator.config import configure
@@ -46,7 +44,6 @@ MISSED, LOADED, WAITED = (
 )  #: misses, decode time and time to the first token that the cold request has more
 RARE = 8  #: how many times fewer accesses miss where most experts are resident
 BOUNDS = (0.93, 0.97)
-BOOTSTRAPPED = 100  #: trials whose intervals are bootstrapped too
 NORMAL = np.linspace(-4, 4, 4001)
 BELOW = np.array([NormalDist().cdf(at) for at in NORMAL])
 SMALL = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)
@@ -168,31 +165,22 @@ def truth(drawn: Requests) -> list[float]:
 
 
 def covered(drawn: Requests, at: int, true: list[float]) -> Iterator[tuple[str, bool]]:
-    """Yield, for every method, whether its interval of a trace contains the truth."""
+    """Yield whether a trace's interval and difference contain the truth, if it has them."""
     first, second = (_pairs(side[at]) for side in drawn[:2])
-    for method, cold in (("interval", COLD), ("all alike", 0)):
-        found = interval(first, cold, drawn.share)
-        yield method, found.low is not None and found.low <= true[0] <= (found.high or 0.0)
+    found = interval(first, COLD, drawn.share)
+    if found.low is not None and found.high is not None and not unearned(first, COLD, drawn.share):
+        yield "interval", found.low <= true[0] <= found.high
     apart = difference(first, second, COLD)
-    yield "difference", apart.off is not None and abs(apart.value - (true[0] - true[1])) <= apart.off
-    if at < BOOTSTRAPPED:
-        low, high = _bca(drawn.first[at])
-        yield "BCa", low <= true[0] <= high
+    if apart.off is not None and not any(uneven(side, COLD, drawn.share) for side in (first, second)):
+        yield "difference", abs(apart.value - (true[0] - true[1])) <= apart.off
 
 
 def _pairs(side: np.ndarray) -> Pairs:
     return [(over, under) for over, under in side]
 
 
-def _bca(side: np.ndarray) -> tuple[float, float]:
-    def ratio(over: np.ndarray, under: np.ndarray, axis: int) -> np.ndarray:
-        return over.sum(axis=axis) / under.sum(axis=axis)
-
-    return bootstrap(side.T, ratio, paired=True, n_resamples=999, rng=0).confidence_interval
-
-
 def coverage(figure: Callable[..., Requests], lengths: Lengths, count: int, trials: int) -> dict[str, float]:
-    """Return the share of trials whose interval contains the truth, by method."""
+    """Return the share of intervals that contain the truth, by method, and that of trials with an interval."""
     draw = np.random.default_rng([count, LENGTHS.index(lengths), FIGURES.index(figure)])
     true = truth(figure(lengths, draw.random((TRUTH, count)), draw))
     drawn = figure(lengths, draw.random((trials, count)), draw)
@@ -200,7 +188,11 @@ def coverage(figure: Callable[..., Requests], lengths: Lengths, count: int, tria
     for at in range(trials):
         for method, holds in covered(drawn, at, true):
             held.setdefault(method, []).append(holds)
-    return {method: float(np.mean(each)) for method, each in held.items()}
+    return {
+        name: value
+        for method, each in held.items()
+        for name, value in ((method, float(np.mean(each))), (f"{method} given", len(each) / trials))
+    }
 
 
 # -- replays without a reset
@@ -243,18 +235,19 @@ def _of_topics(count: int, draw: Draw) -> Trace:
     return memory_trace(made[0].header, [trace.request(0) for trace in made])
 
 
-def _held(runs: dict[tuple[str, str], list[Rows]], capacity: str, eviction: str, count: int) -> dict[str, float]:
+def _held(runs: dict[tuple[str, str], list[Rows]], capacity: str, eviction: str, count: int) -> dict[str, float | None]:
     """Return the shares of traces whose intervals hold the figure of all traces, and its difference from LRU's."""
     ours, others = ([rows[:count] for rows in runs[capacity, each]] for each in (eviction, "lru"))
-    shares: dict[str, float] = {}
+    shares: dict[str, float | None] = {}
     for figure in REPLAYED:
         true, other = (_known([row for rows in each for row in rows], figure).value for each in (ours, others))
-        found = [_known(rows, figure) for rows in ours]
+        found = [each for rows in ours if (each := _known(rows, figure)).low is not None]
         shares[figure] = _share((each.low or 0.0) <= true <= (each.high or 0.0) for each in found)
+        shares[f"{figure} given"] = len(found) / len(ours)
         if eviction != "lru":
             apart = [compare(*both, figure) for both in zip(ours, others, strict=True)]
             shares[f"{figure} less"] = _share(
-                abs((each.difference or 0.0) - (true - other)) <= (each.off or 0.0) for each in apart
+                abs((each.difference or 0.0) - (true - other)) <= each.off for each in apart if each.off is not None
             )
     return shares
 
@@ -265,8 +258,9 @@ def _known(rows: Rows, figure: str) -> Interval:
     return found
 
 
-def _share(holds: Iterable[bool]) -> float:
-    return float(np.mean(list(holds)))
+def _share(holds: Iterable[bool]) -> float | None:
+    every = list(holds)
+    return float(np.mean(every)) if every else None
 
 
 # -- two seeds of one policy
@@ -314,8 +308,9 @@ def main() -> None:
     seeds = [apart(count, options.traces, reset) for count in options.replayed for reset in ("never", "request")]
     _print(rows, f"intervals of 95 % that hold the truth, {options.trials:,} trials each")
     for method in ("interval", "difference"):
-        inside = sum(BOUNDS[0] <= row[method] <= BOUNDS[1] for row in rows)
-        print(f"{method}: {inside} of {len(rows)} between {BOUNDS[0]:.0%} and {BOUNDS[1]:.0%}")
+        known = [row[method] for row in rows if method in row]
+        inside = sum(BOUNDS[0] <= share <= BOUNDS[1] for share in known)
+        print(f"{method}: {inside} of {len(known)} between {BOUNDS[0]:.0%} and {BOUNDS[1]:.0%}")
     _print(of_replays, f"the same of {options.replays:,} replayed traces; less: difference from LRU")
     _print(seeds, "pairs of seeds of random that are said to differ")
     document = {"trials": options.trials, "rows": rows, "replays": of_replays, "seeds": seeds}

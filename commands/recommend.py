@@ -304,6 +304,7 @@ def _write_lists(out: Path | None, configs: Mapping[str, Mapping[str, Any]]) -> 
     from moereplay.results.settings import expert_lists
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.documents import json_text
+    from moereplay.traces.files import whole_folder
 
     lists = {f"{before}{name}": pairs for before, each in configs.items() for name, pairs in expert_lists(each).items()}
     if out is None:
@@ -311,9 +312,9 @@ def _write_lists(out: Path | None, configs: Mapping[str, Mapping[str, Any]]) -> 
             say(f"--out FOLDER writes {' and '.join(read)}, which that command reads")
         return
     try:
-        out.mkdir(parents=True)
-        for name, pairs in lists.items():
-            (out / name).write_text(json_text(pairs))
+        with whole_folder(out) as scratch:
+            for name, pairs in lists.items():
+                (scratch / name).write_text(json_text(pairs))
     except OSError as refused:
         raise ConfigError(f"cannot write {out}: {refused.strerror or refused}; choose another --out") from None
     say(f"wrote {', '.join(str(out / name) for name in lists) or f'{out}: the command reads no list of experts'}")

@@ -30,6 +30,7 @@ from moereplay.sweeps.store import Folder, Place, place_of
 from moereplay.traces.documents import json_text
 from moereplay.traces.files import leaving_no_folders
 from moereplay.traces.schema import Trace
+from moereplay.traces.texts import without_password
 
 PACKAGES = ("moereplay", "numpy", "polars", "numba", "simpy", "zarr")
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -51,7 +52,7 @@ def provenance(
         "traces": {trace.digest: str(trace.path) for trace in traces},
         "platforms": {name: platform(name).figures() for name in machines},
         "policy_files": [_policy_file(path, content) for content, path in _once(files.registered())],
-        "command": list(sys.argv if command is None else command),
+        "command": [without_password(word) for word in (sys.argv if command is None else command)],
         "versions": {name: version(name) for name in PACKAGES} | {"python": python.python_version()},
         "commit": _commit(),
         "host": socket.gethostname(),
@@ -67,7 +68,7 @@ def sweep_provenance(
     command: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Describe a run of a sweep; `experiment` is its file. Raises ConfigError if a platform cannot be read."""
-    return {"experiment": experiment} | provenance(traces, engine, platforms, command)
+    return {"experiment": without_password(experiment)} | provenance(traces, engine, platforms, command)
 
 
 def _once(taken: Iterable[tuple[str, bytes]]) -> Iterable[tuple[bytes, str]]:
@@ -140,10 +141,10 @@ def merge(places: Sequence[Place], out: Place) -> Merged:
     """
     if out.names():
         raise ConfigError(f"{out} holds results already; merge into a new folder")
-    of_each = {str(place): sources(place.local()) for place in places}
-    if empty := [place for place, parts in of_each.items() if not parts]:
+    of_each = [(place, sources(place.local())) for place in places]
+    if empty := [place for place, parts in of_each if not parts]:
         raise ConfigError(f"no results in {empty[0]}; make some with: moereplay sweep run FILE --out {empty[0]}")
-    found = [part for parts in of_each.values() for part in parts]
+    found = [part for _, parts in of_each for part in parts]
     tables = {name: table_of(found, name) for name in TABLES}
     part = Part({name: frame_bytes(table) for name, table in tables.items() if len(table)}, _holds(tables))
     out.store(part, _provenance(each.provenance for each in found))

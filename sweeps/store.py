@@ -22,7 +22,7 @@ from moereplay.results.parts import PARTS, PROVENANCE, Part, StoredPart, check_t
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import extra
 from moereplay.traces.files import is_abandoned, refuse_inside_trace, scratch_name
-from moereplay.traces.network import without_password
+from moereplay.traces.texts import without_password
 
 #: A mistyped address fails within seconds; computed results are worth waiting minutes for the network.
 FETCHES = {"max_retries": 5, "retry_timeout": timedelta(seconds=30)}
@@ -111,7 +111,7 @@ def fetched(url: str) -> Path:
 
     Traces in a store are assumed immutable: remove the folder to fetch one again. Raises ConfigError.
     """
-    name = url.partition("://")[2].rstrip("/").rpartition("/")[2]
+    name = url.partition("://")[2].partition("?")[0].rstrip("/").rpartition("/")[2]
     if name in ("", ".", ".."):
         said = without_password(url)
         raise ConfigError(f"invalid trace URL {said!r}: expected an address such as s3://bucket/NAME.zarr")
@@ -321,7 +321,7 @@ class Bucket:
     objects: Objects
 
     def __str__(self) -> str:
-        return self.objects.url
+        return without_password(self.objects.url)
 
     def prepare(self) -> None:
         """Do nothing: writing a half-written part again replaces it with the same objects."""
@@ -342,11 +342,10 @@ class Bucket:
 
     def local(self) -> Path:
         """Return a folder in the user's cache with the parts listed now; cached parts are not fetched again."""
-        kept = Folder(cache_folder() / "parts" / hashlib.sha256(str(self).encode()).hexdigest()[:16])
+        kept = Folder(cache_folder() / "parts" / hashlib.sha256(self.objects.url.encode()).hexdigest()[:16])
         listed, here = self._listed(), set(kept.names())
         if not listed:
-            address = without_password(str(self))
-            raise ConfigError(f"no parts in {address}; make some with: moereplay sweep run FILE --out {address}")
+            raise ConfigError(f"no parts in {self}; make some with: moereplay sweep run FILE --out {self}")
         kept.prepare()
         for gone in here - listed.keys():
             shutil.rmtree(kept.path / gone, ignore_errors=True)

@@ -27,6 +27,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from moereplay.traces.files import temporary, user_cache, write_whole
 from moereplay.traces.schema import TraceError, shown
+from moereplay.traces.texts import without_password
 
 ENDPOINT = "https://huggingface.co"
 IDENTITY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)  #: owner/name of the hub
@@ -203,11 +204,6 @@ def _is_local(host: str | None) -> bool:
         return False
 
 
-def without_password(address: str) -> str:
-    """Return an address for a message: without the user and the password before its host."""
-    return re.sub(r"(?<=//)[^/?#]*@", "***@", address)
-
-
 def _check(address: str) -> None:
     """Raises TraceError unless an address is one of the web, without a password."""
     try:
@@ -217,9 +213,9 @@ def _check(address: str) -> None:
         usable = False
     if usable and "@" in parts.netloc:
         fix = "remove the password; HF_TOKEN gives access to gated models, else download the file and pass its path"
-        raise TraceError(f"invalid address {shown(without_password(address), 200)}: {fix}")
+        raise TraceError(f"invalid address {shown(address, 200)}: {fix}")
     if not usable or not address.isprintable() or " " in address:
-        said = shown(without_password(address), 200)
+        said = shown(address, 200)
         raise TraceError(f"invalid address {said}: expected http://HOST/... or https://HOST/...")
 
 

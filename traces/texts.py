@@ -138,11 +138,25 @@ FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20\t\r]")
 #: A number as text, or a lone dash: a table keeps them unquoted.
 NUMBER = re.compile(r"\s*[+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*%?\s*|-|\s*[+-]?(?:inf|nan)")
 #: Characters that begin markup in Markdown and HTML.
+LONGEST_ADDRESS = 2000  #: so much is looked at before a text is cut, lest the cut hide the end of a password
 MARKUP = re.compile(r"([\\`*_\[\]|!#~$])")
 
 
+#: User and password before a host, as far as the last @ if the password has a slash; secrets in a query.
+PASSWORD = re.compile(r"(?<=://)(?:[^\s/?#@:]*:(?!\d+(?:/|$))\S*@|[^\s/?#@]*@)")
+SECRET = re.compile(
+    r"([?&#][^\s=&#]*(?:sig|token|key|secret|passw|credential|auth)[^\s=&#]*=)[^\s&#'\"]+", re.IGNORECASE
+)
+
+
+def without_password(text: str) -> str:
+    """Return the text with addresses that have no user, password, token or signature."""
+    return SECRET.sub(r"\1***", PASSWORD.sub("***@", text)) if "://" in text else text
+
+
 def escaped(text: str) -> str:
-    """Return the text with every character that does not print as its escape in Python, for example `\\x1b`."""
+    """Return the text as it may be shown: characters that do not print as escapes (`\\x1b`), and no passwords."""
+    text = without_password(text)
     return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
@@ -163,7 +177,7 @@ def escaped_document(document: Any) -> Any:
 def shown(value: object, most: int = 60) -> str:
     """Return an untrusted value for an error message: one line of at most `most` characters before escaping."""
     try:
-        return escaped(str(value)[:most])
+        return escaped(without_password(str(value)[: most + LONGEST_ADDRESS])[:most])
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists within lists
         return f"a {type(value).__name__} too long to show"
 
@@ -174,7 +188,7 @@ def settled(text: str, most: int = MOST_TEXT) -> str:
     Line breaks and tabs become spaces, other characters that do not print become escapes. The function is idempotent.
     """
     head = text[: most + 1]  # the rest of a text of millions of characters is never looked at
-    line = head if head.isprintable() else escaped(re.sub(r"[ \t\r\n\f\v]+", " ", head).strip(" "))
+    line = without_password(head) if head.isprintable() else escaped(re.sub(r"[ \t\r\n\f\v]+", " ", head).strip(" "))
     return line if len(line) <= most else line[: most - len(CUT)] + CUT
 
 

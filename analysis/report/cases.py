@@ -75,7 +75,7 @@ class Case:
         best = BEST if len(self.usable) > 1 else ALONE
         for first in [each.found for each in self.conditions] or self.verdicts[:1]:
             for rival in first.rivals:
-                if rival.beside.off is not None or rival.exact:
+                if rival.beside.tested or rival.exact:
                     groups[identity(rival.entry)] = BEHIND if rival.beside.answer == YES else ALIKE
             groups |= {identity(entry): best for entry in first.tied}
         return groups

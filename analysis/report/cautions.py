@@ -87,6 +87,10 @@ def _samples(cases: Sequence[Case]) -> list[str]:
         f"{'; '.join(of) + ': ' if len(cases) > 1 else ''}{NO_INTERVAL[lacking(requests)]}"
         for requests, of in sorted(few.items())
     ]
+    for case in (each for each in cases if each.requests >= FEW):
+        for found in case.verdicts:
+            if (own := found.own()) and own.low is None and own.why:
+                said.append(f"{title(case, cases)}: no interval of {found.figure.title}: {own.why}")
     if any(case.shares_a_cache and case.requests >= FEW for case in cases):
         said.append("intervals take requests to be independent, but these share a cache (--reset request empties it)")
     return said
@@ -240,7 +244,8 @@ BOUNDS = (
 )
 STATISTICS = (
     "Requests are the samples. Intervals are 95%: Student's t of the jackknife over requests; the first, which meets "
-    f"an empty cache, is part of a figure but not of its spread. Fewer than {FEW} requests have none. Differences are "
+    f"an empty cache, is part of a figure but not of its spread. Fewer than {FEW} requests have none, nor has a figure "
+    "that it or a long tail of lengths decides. Differences are "
     f"of the same requests under both: exact sign-flip test up to {EXACT} requests, Student's t beyond, corrected for "
     "all pairs by Holm's method."
 )

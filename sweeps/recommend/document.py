@@ -22,6 +22,7 @@ from moereplay.sweeps.recommend.search import (
     most_replays,
 )
 from moereplay.sweeps.recommend.space import SHORT, bits_of, compulsory_limit, engines_of, start_of
+from moereplay.sweeps.recommend.token_time import UNKNOWN_DENSE
 from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.texts import percent
 
@@ -34,7 +35,7 @@ SHORT_TRACE = (
     "makes no profile; every set here begins with a full cache, of whole layers or of arbitrary experts"
 )
 ONE = "one request only: how far another one would differ cannot be known"
-NO_DENSE = "not compared, because the bytes of dense weights are unknown and take no time here; pass --dense"
+NO_DENSE = f"not compared, because {UNKNOWN_DENSE}"
 UNSIZED = (
     "no memory is counted for {}: neither the trace nor its model's name gives its size; subtract it from --memory"
 )

@@ -11,7 +11,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import Machine, better, with_memory, without_gpu
 from moereplay.sweeps.recommend.engines import Engine, Mode, engine, engines, placed
 from moereplay.sweeps.recommend.hits import GLOBAL_LRU, LAYERS, STATIC, Hits
-from moereplay.sweeps.recommend.token_time import Load, Parts, Prices, bound_by, token
+from moereplay.sweeps.recommend.token_time import UNKNOWN_DENSE, Load, Parts, Prices, bound_by, token
 from moereplay.traces.texts import sold
 from moereplay.traces.units import GB
 
@@ -369,7 +369,7 @@ def _more(load: Load, machine: Machine, chosen: Sequence[Engine], best: Estimate
 
 def _warnings(load: Load, machine: Machine, best: Estimate) -> Iterator[str]:
     if not load.dense_bytes:
-        yield "the bytes of dense weights are unknown and take no time here; pass --dense"
+        yield UNKNOWN_DENSE
     if best.setting.disk_bytes:
         share = best.setting.disk_bytes / load.expert_bytes
         yield f"{share:.0%} of the experts fit in no memory and are read from the disk again and again"

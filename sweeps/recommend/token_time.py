@@ -46,6 +46,10 @@ MAPPED = 1 / 5
 #: experts, shared expert, sums; a count of ours), and a launch takes about 3.5 us (engines' authors, 2026). Published
 #: runs of resident models, by llama.cpp, SGLang and vLLM, need 100 to 170 us per layer beyond their bytes.
 KERNELS, KERNEL_NS = 30, 3_500
+UNKNOWN_DENSE = (
+    "the bytes of dense weights are unknown: they take no memory here, and no time unless the platform states it; "
+    "pass --dense"
+)
 
 
 class Parts(NamedTuple):
@@ -280,7 +284,7 @@ class Load:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of dense weights in memory."""
+        """Bytes of dense weights in memory; 0 if they are unknown."""
         return dense_of(self.geometry).resident
 
     @property

@@ -121,7 +121,13 @@ def test_a_search_that_ended_early_does_not_claim_that_prefetch_does_not_pay():
     ),
 )
 def test_the_second_is_compared_only_as_far_as_it_was_tested(requests, low, answer, facts, not_said):
-    interval = {"value": 40.0, "low": low, "high": low and 50.0, "requests": requests}
+    interval = {
+        "value": 40.0,
+        "low": low,
+        "high": low and 50.0,
+        "requests": requests,
+        "why": "" if low else "fewer than 6 requests",
+    }
     best = said_of()["best"] | {"interval": interval}
     second = {"config": CONFIG | {"eviction": "arc"}, "differs": ["eviction"], "tokens_per_s": 2.0, "answer": answer}
     (line,) = [line for line in lines(said_of(best=best, second=second)) if line.startswith("second: ")]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moereplay.analysis.statistics import EXACT, Pairs, difference, interval, spearman
+from moereplay.analysis.statistics import EXACT, FIRST, MEAN, TAIL, Pairs, difference, interval, spearman, unearned
 from tests.kit.every import every
 
 PERMUTATIONS = st.integers(2, 12).flatmap(lambda n: st.permutations(list(range(n))))
@@ -216,7 +216,7 @@ def test_a_larger_difference_is_less_probable() -> None:
 
 
 def test_one_request_says_nothing_of_others() -> None:
-    assert interval([(3, 4)]) == (0.75, None, None, 1)
+    assert interval([(3, 4)])[:4] == (0.75, None, None, 1)
     assert difference([(3, 4)], [(1, 4)]) == (0.5, None, None, 1)
     assert interval([(3, 4), (1, 2)], cold=1).low is None
     assert difference([(3, 4), (1, 2)], [(1, 4), (1, 2)], cold=1).off is None
@@ -224,8 +224,8 @@ def test_one_request_says_nothing_of_others() -> None:
 
 def test_what_one_request_alone_holds_has_no_interval() -> None:
     assert interval([(3, 4)] + [(0, 0)] * 20).low is None
-    assert interval([(0, 4)] * 20) == (0, None, None, 20)
-    assert interval([(4, 4)] * 20, share=True) == (1, None, None, 20)
+    assert interval([(0, 4)] * 20)[:4] == (0, None, None, 20)
+    assert interval([(4, 4)] * 20, share=True)[:4] == (1, None, None, 20)
     assert difference([(3, 4)] + [(0, 4)] * 20, [(0, 4)] * 21).p == 1
 
 
@@ -235,3 +235,30 @@ def test_sides_of_other_lengths_and_without_denominators_are_refused() -> None:
     for refused in (lambda: difference([(0, 0)] * 3, [(1, 1)] * 3), lambda: interval([(0, 0)]), lambda: interval([])):
         with pytest.raises(ValueError, match="denominators"):
             refused()
+
+
+EVEN = [(1.0, 1.0), (1.1, 1.0)] * 8
+
+
+@every(
+    "requests, share, why",
+    [
+        (EVEN, False, ""),
+        # a mean of requests: 1.4 times the least is no long one, more is; a share is bounded
+        ([(each, 1) for each in (12, 10, 14, 13, 12, 13, 11)], False, ""),
+        ([(each, 1) for each in (12, 10, 15, 13, 12, 13, 11)], False, MEAN),
+        ([(each, 99) for each in (12, 10, 15, 13, 12, 13, 11)], True, ""),
+        # lengths 2, 4, 8, ...: their logarithms are not skewed, which twelve say surely enough and six do not:
+        # 0 + 1.28 * (6 / 12) ** .5 = .91 and 0 + 1.28 = 1.28, against 1
+        ([(3 * 2**at, 2**at) for at in range(10, 23)], False, ""),
+        ([(3 * 2**at, 2**at) for at in range(10, 17)], False, TAIL),
+        # of 15 lengths one is 64 times as long: skewness 3.5; over 100 of one length: enough to show the tail
+        ([(30, 10)] * 15 + [(1920, 640)], False, TAIL),
+        ([(30, 10), (90, 30)] * 100, False, ""),
+        # others are .05 from their mean; the first is 1.45 from it, or 1.55: 29 and 31 times as far
+        ([(2.5, 1.0), *EVEN], False, ""),
+        ([(2.6, 1.0), *EVEN], False, FIRST),
+    ],
+)
+def test_an_interval_is_earned(requests: Pairs, share: bool, why: str) -> None:
+    assert unearned(requests, 1, share) == why

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from moereplay.analysis.figures.catalogue import draw, save
+from moereplay.commands.recommend import _write_lists
 from moereplay.results.errors import ResultError
 from moereplay.results.files import to_frame, write_events, write_frame
 from moereplay.results.parts import Part, part_of
@@ -30,6 +31,7 @@ from moereplay.sweeps.parts import merge
 from moereplay.sweeps.store import Folder
 from moereplay.sweeps.tune import Drawn, open_journal
 from moereplay.traces import files
+from moereplay.traces.exporters.contract import Options, export, load
 from moereplay.traces.files import write_whole
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.store import open_trace
@@ -143,6 +145,8 @@ def writers(outcome, trace, part, swept) -> dict[str, Callable[[Path], object]]:
         "sweep merge": lambda folder: merge([swept], Folder(folder / "out")),
         "tune": journalled,
         "import, record": recorded,
+        "recommend --out": lambda folder: _write_lists(folder / "out", {"": {"warm": [[0, 1]] * 10_000}}),
+        "export": lambda folder: export(trace, load("csv"), Options(), folder / "t.csv"),
     }
 
 
@@ -158,6 +162,8 @@ WRITERS = (
         "sweep merge",
         "tune",
         "import, record",
+        "recommend --out",
+        "export",
     ),
 )
 
@@ -224,6 +230,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from moereplay.traces import files
+from moereplay.traces.exporters.contract import Options, export, load
 os.fsync = lambda handle: os.kill(os.getpid(), 9)
 files.write_whole(Path(sys.argv[1]), bytes(100))
 """

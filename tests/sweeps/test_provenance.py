@@ -77,6 +77,8 @@ def test_a_sweep_leaves_out_what_a_replay_has_stored(trace: Path, tmp_path: Path
 def test_a_sweep_says_the_same_and_its_experiment(trace: Path) -> None:
     given = ([open_trace(trace)], "reference", ["mac-nvme"], ["moereplay", "sweep", "run", "e.toml"])
     ours, theirs = sweep_provenance("e.toml", *given), provenance(*given)
+    kept = sweep_provenance("traces = ['s3://K:S@b/x']", *given[:3], ["sweep", "--out", "s3://K:S@b/x"])
+    assert [kept["experiment"], kept["command"][-1]] == ["traces = ['s3://***@b/x']", "s3://***@b/x"]
     assert ours == theirs | {"experiment": "e.toml", "started": ours["started"]}
 
 

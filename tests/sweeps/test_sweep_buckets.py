@@ -297,6 +297,7 @@ def test_a_store_that_cannot_be_reached_is_named_without_its_password():
     ):
         raise OSError("Error performing GET http://user:secret@127.0.0.1:1/runs")
     assert "secret" not in str(refused.value)
+    assert str(Bucket(Objects("s3://user:secret@bucket/runs"))) == "s3://***@bucket/runs"
 
 
 def test_a_search_wants_a_folder_for_its_journal(folder):

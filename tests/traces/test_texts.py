@@ -24,18 +24,21 @@ from moereplay.traces.texts import (
     MOST_TEXT,
     digits,
     escaped,
+    escaped_lines,
     in_csv,
     in_markdown,
     percent,
     points,
     rate,
     settled,
+    shown,
     size,
 )
 from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.collecting import case
 from tests.kit.command import moereplay_here
 from tests.kit.command import moereplay_here as moereplay
+from tests.kit.every import every
 from tests.kit.stored import GEOMETRY, PLAIN, ids_only
 
 #: Escape sequences, a bell, C1 and bidirectional controls, NUL, line breaks, a surrogate, what is no character.
@@ -263,3 +266,26 @@ def test_an_option_that_is_no_finite_number_is_named():
     ]:
         ended = moereplay_here(*typed.split())
         assert (ended.returncode, ended.stdout) == (2, "") and typed.split()[-2] in ended.stderr
+
+
+@every(
+    "address, said",
+    [
+        ("s3://KEY:SEC/RET+x@bucket/runs", "s3://***@bucket/runs"),  # a key of S3 may have slashes
+        ("https://token@host/a?b=1", "https://***@host/a?b=1"),
+        ("see https://u:p@h/a; or ray://u:p@h:1", "see https://***@h/a; or ray://***@h:1"),
+        (
+            "https://h/x?X-Amz-Signature=1&X-Amz-Credential=A%2F&y=2",
+            "https://h/x?X-Amz-Signature=***&X-Amz-Credential=***&y=2",
+        ),
+        ("az://a/b?sv=1&sig=z'", "az://a/b?sv=1&sig=***'"),
+        ("https://h/x#access_token=1", "https://h/x#access_token=***"),
+        ("https://h:80/a@b?tab=x", "https://h:80/a@b?tab=x"),  # a port, and no password
+        ("a:b@c?token=1", "a:b@c?token=1"),  # no address
+    ],
+)
+def test_no_text_that_is_shown_or_kept_has_a_password(address: str, said: str) -> None:
+    assert [escaped(address), shown(address, 200), settled(address), escaped_lines(f"{address}\n")] == [said] * 3 + [
+        f"{said}\n"
+    ]
+    assert "RET" not in shown("s3://KEY:SEC/RET@bucket/" + "x" * 100, 14)

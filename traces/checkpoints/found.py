@@ -25,7 +25,6 @@ from moereplay.traces.network import (
     begun,
     endpoint,
     is_offline,
-    without_password,
 )
 from moereplay.traces.schema import TraceError, shown
 from moereplay.traces.texts import size
@@ -226,8 +225,7 @@ def _of_address(address: str, network: Network) -> KnownModel:
     if plain.endswith(".json"):
         return known_of(numbers_of(_table(network.document(plain), plain), plain, plain), plain.rsplit("/", 2)[-2])
     if not plain.endswith(".gguf"):
-        said = shown(without_password(address))
-        raise TraceError(f"invalid address {said}: expected that of a config.json or of a GGUF file")
+        raise TraceError(f"invalid address {shown(address)}: expected that of a config.json or of a GGUF file")
     folder, _, file = plain.rpartition("/")
     names = _split_names(file) if SPLIT.search(file) else [file]
     parts = [_remote_gguf(network, f"{folder}/{name}") for name in names]
