@@ -379,6 +379,8 @@ GIVEN = (
 )
 OfRecommendation = Annotated[Given, offered((each for each in SETTINGS if each.name in GIVEN), preset=False)]
 OfBounds = Annotated[Given, offered((each for each in SETTINGS if each.name in OF_BOUNDS), preset=False)]
+#: For figures of papers, whose presets have settings of their own: empty unless typed.
+OfPaper = Annotated[Given, offered((each for each in SETTINGS if each.name == "passes"), blank=True, preset=False)]
 CurveSettings = Annotated[
     Given, offered((each for each in SETTINGS if each.name in (*OF_CURVES, "seed")), preset=False)
 ]

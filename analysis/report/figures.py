@@ -10,7 +10,7 @@ import polars as pl
 
 from moereplay.analysis.figures.capacities import behind, bounds, curve_series, dots_of
 from moereplay.analysis.figures.chart import Axis, Chart, Panel, Tick, coinciding, spans_a_decade
-from moereplay.analysis.figures.facets import joined, lines
+from moereplay.analysis.figures.facets import joined, lines, phase_names
 from moereplay.analysis.metrics import HIGH, LOW, with_ratios
 from moereplay.analysis.palette import DASHES, SOLID, Look, looks
 from moereplay.analysis.report.cases import Case, Material, Run
@@ -148,8 +148,10 @@ def _of_one_capacity(figure: Figure, runs: Sequence[Run]) -> Figure:
 
 def _collisions(at: int, runs: Sequence[Run], drawn: Mapping[str, Look], frame: pl.DataFrame) -> list[Figure]:
     """Return a figure for each of a few capacities, of decode passes alone if there are any."""
-    cells = layers(frame).filter(pl.col("identity").is_in([run["identity"] for run in runs]))
+    shown = frame.filter(pl.col("about").struct.field("identity").is_in([run["identity"] for run in runs]))
+    cells = layers(shown)
     phase = "decode" if "decode" in cells["phase"].to_list() else "prefill"
+    name = phase_names(shown)[phase]
     rows = with_ratios(cells.filter(pl.col("phase") == phase)).drop_nulls("collisions_per_miss")
     rows = rows.select("identity", pl.col("layer").cast(pl.Float64), "collisions_per_miss")
     found = []
@@ -159,7 +161,7 @@ def _collisions(at: int, runs: Sequence[Run], drawn: Mapping[str, Look], frame: 
         series = lines(rows.join(names, on="identity"), "layer", "collisions_per_miss", drawn, "series")
         definition = f"Collisions: {COUNTERS['collisions'].definition}."
         chart = Chart(
-            f"Collisions per miss by layer, capacity {own[0]['config']['capacity']}, {phase}",
+            f"Collisions per miss by layer, capacity {own[0]['config']['capacity']}, {name}",
             note=f"Less is better. {definition} Layers without a miss have no point.",
             x=Axis("MoE layer", "whole"),
             y=Axis("collisions per miss", "share", zero=True),

@@ -170,6 +170,20 @@ def test_a_second_run_replays_nothing_and_writes_the_same_bytes(drawn: Drawn, sh
     assert {path: path.read_bytes() for path in folder.glob("*.*")} == files
 
 
+def test_passes_that_are_given_hold_in_every_cell_and_are_named(short: Path, tmp_path: Path) -> None:
+    """Results of both schedules are in one folder; the figure has those of the last command alone."""
+    figure, trace = figures_of("specmd", "collisions_by_layer")[0], open_trace(short)
+    for passes, said in {"recorded": "Prefill and decode", "token": "Prompt tokens (one per pass) and decode"}.items():
+        given = ("--figure", "collisions_by_layer,misses", "--out", tmp_path, "--workers", 1, "--passes", passes)
+        ended = moereplay("paper", "specmd", short, *given)
+        assert ended.returncode == 0 and f"passes {passes}" in " ".join(ended.stdout.split())
+        found = rows(tmp_path, figure)
+        assert {row["passes"] for row in found} == {passes}
+        cells = planned(figure, trace, {"passes": passes}).cells
+        assert {row["identity"] for row in found} == {cell.config.identity(trace) for cell in cells}
+        assert f"<!-- {said} together." in (tmp_path / "collisions_by_layer.svg").read_text()
+
+
 def test_published_numbers_stand_beside_ours_on_request_alone(drawn: Drawn, short: Path, tmp_path: Path) -> None:
     with (drawn.of("specmd") / "collisions.csv").open() as file:
         beside = {(row["panel"], row["series"]): row for row in csv.DictReader(file)}
@@ -219,6 +233,7 @@ def test_a_trace_of_ids_alone_says_what_it_does_not_allow(bare: Path, tmp_path: 
         (("specmdd", "miniature"), "unknown paper 'specmdd': did you mean specmd?"),
         (("specmd", "miniature", "--figure", "colision"), "unknown figure of specmd 'colision': did you mean"),
         (("specmd", "none.zarr"), "none.zarr"),
+        (("specmd", "miniature", "--passes", "tokens"), "unknown passes 'tokens': did you mean token?"),
         (("specmd", "miniature", "--live", "none.json"), "--live none.json: No such file"),
         (("specmd", "miniature", "--out", "-"), "standard output"),
     ],

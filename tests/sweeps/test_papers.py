@@ -124,7 +124,10 @@ def ids_alone() -> Trace:
 
 def test_a_trace_of_ids_alone_lacks_what_it_lacks() -> None:
     trace = ids_alone()
-    assert facts(trace) == {"ids", "decode"}
+    assert facts(trace, "recorded") == {"ids", "decode"}
+    prompts = small_trace(tokens=0, prompt=12)  # under decode:8 its last 4 tokens are decoded, one per pass
+    found = {each: facts(prompts, each) & {"prompts", "decode"} for each in ("token", "decode:8", "batch:2")}
+    assert found == {"token": {"prompts"}, "decode:8": {"prompts", "decode"}, "batch:2": {"prompts"}}
     assert predictor(trace) == ORACLE
     assert predictor(small_trace()) == "top_k"
     (overfetch,) = figures_of("specmd", "overfetch")
