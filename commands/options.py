@@ -166,7 +166,8 @@ By = Annotated[str, typer.Option(help="Column to rank by, best first: hit_rate, 
 Engine = Annotated[str, typer.Option(help="compiled (fast) or reference (readable); both give the same results.")]
 Workers = Annotated[int, typer.Option(help="Number of parallel replays.")]
 Where = Annotated[
-    list[str] | None, typer.Option(help="Only replays with these values: setting=value,value (repeatable).")
+    list[str] | None,
+    typer.Option(help="Only replays with these values: setting=value,value; a --where for each setting (repeatable)."),
 ]
 Dense = Annotated[str, typer.Option(help="Bytes of all weights except routed experts, as stored: 1816MiB.")]
 DenseBits = Annotated[str, typer.Option(help="Instead of --dense: bits per weight of these, or their format: Q8_0.")]

@@ -119,7 +119,7 @@ def _document(path: Path) -> dict[str, Any]:
 def _possible(
     figures: Sequence[PaperFigure], traces: Sequence[Trace], given: Mapping[str, str]
 ) -> dict[str, list[Each]]:
-    """Plan each figure, with the settings given, on the traces that allow it. Print why figures and cells are left out."""
+    """Plan each figure, with the settings given, on the traces that allow it. Print why others are left out."""
     from moereplay.simulator.bounds import adapted
     from moereplay.sweeps.papers import LackingError, planned
 
