@@ -53,8 +53,8 @@ def read_prompts(paths: Sequence[str | Path], field: str | None = None) -> Promp
     """Read a prompt per record of each file: .jsonl, .csv, .parquet (the named field of it) or .txt (a line); .gz too.
 
     A field may name a nested value with dots, as in turns.0. A list of numbers is token ids. Blank lines of .txt and
-    .jsonl are skipped. Raises RecordError naming file and record if a file or field is missing, broken, empty or neither
-    text nor token ids.
+    .jsonl are skipped. Raises RecordError naming file and record if a file or field is missing, broken or empty, or
+    neither text nor token ids.
     """
     read = [each for path in paths for each in _read_file(Path(path), field)]
     places, texts = zip(*read, strict=True)

@@ -92,8 +92,8 @@ def _panel(found: Facets, names: list[str], setting: str, capacity: str) -> Pane
 
 # -- Collisions by layer (SpecMD, Fig. 5): where a policy evicts experts that the same pass still needs.
 #
-# A figure shows one phase, under the name that its schedule of passes gives it. A prompt's pass demands many experts of every layer, a decode pass a few; in a sum, the
-# collisions of a few prefill passes would hide those of decode.
+# A figure shows one phase, under the name that its schedule of passes gives it. A prompt's pass demands many experts of
+# every layer, a decode pass a few; in a sum, the collisions of a few prefill passes would hide those of decode.
 
 
 NO_ENDS = "No intervals: per-request rows are not stored by layer."

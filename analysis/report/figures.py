@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from moereplay.analysis.figures.capacities import behind, bounds, curve_series, dots_of
-from moereplay.analysis.figures.chart import Axis, Chart, Panel, Tick, coinciding, spans_a_decade
+from moereplay.analysis.figures.chart import Axis, Chart, Panel, Tick, coinciding, places, spans_a_decade
 from moereplay.analysis.figures.facets import joined, lines, phase_names
 from moereplay.analysis.metrics import HIGH, LOW, with_ratios
 from moereplay.analysis.palette import DASHES, SOLID, Look, looks
@@ -179,14 +179,13 @@ def _few(runs: Sequence[Run]) -> list[float]:
 
 def _captioned(figure: Figure, left: int) -> Figure:
     """Add notes to the caption: intervals, start of the axis, hidden lines, and what is left out."""
-    measured = [each for each in figure.panel.series if each.measured]
     ends = any("low" in point for point in figure.points)
     thing = ("Thin lines", "bars") if figure.as_bars else ("Vertical bars", "points")
     note = joined(
         figure.chart.note,
         f"{thing[0]}: 95% CI; where they overlap much, {thing[1]} may not differ." if ends else "",
         "" if figure.chart.y.zero else "The axis does not begin at zero.",
-        "" if figure.as_bars else _hidden(coinciding(measured)),
+        "" if figure.as_bars else _hidden(coinciding(places(figure.panel.series))),
         f"The {MOST_SERIES} best lines of {MOST_SERIES + left:,}; the ranking has the others." if left else "",
     )
     return replace(figure, chart=replace(figure.chart, note=note))

@@ -254,21 +254,21 @@ def test_prompts_become_the_tokenizers_ids():
 
 def test_token_ids_are_recorded_as_they_are(tmp_path):
     """No opening token is added, and an error names the line, also of a set that was shuffled."""
-    rows = [{"ids": ids("ab"), "n": 1}, {"ids": [7, 1], "n": 2}]
+    rows = [{"ids": ids("ab"), "n": 1}, {"ids": [81, 1], "n": 2}]
     path = written(tmp_path, "a.jsonl", "\n\n".join(map(json.dumps, rows)))
     pl.DataFrame(rows).write_parquet(tmp_path / "b.parquet")
     read = read_prompts([path, tmp_path / "b.parquet"], "ids")
     work = encode(read, OPENING, ROOM, new=4)
-    assert [each.tolist() for each in work.sequences] == [ids("ab"), [7, 1]] * 2
+    assert [each.tolist() for each in work.sequences] == [ids("ab"), [81, 1]] * 2
     assert work.prompts == f"a.jsonl+b.parquet: 4 prompts of token ids, sha256 {read.sha256}"
     (cut,) = encode(Prompts("a", (tuple(range(1, 81)),), ("a",)), OPENING, ROOM, new=4, truncate=True).sequences
     assert cut.tolist() == list(range(20, 81))  # 61 of them fit, and it does not begin with the opening token
     shuffled = read.chosen(2)
     assert shuffled.places != read.places
     assert dict(zip(shuffled.places, shuffled.texts, strict=True)) == dict(zip(read.places, read.texts, strict=True))
-    said = "line 3: invalid token id 7 .number 1.: expected 0 to 6, as the vocabulary of the model has 7"
+    said = "line 3: invalid token id 81 .number 1.: expected 0 to 79, as the vocabulary of the model has 80"
     with pytest.raises(RecordError, match=said):
-        encode(read, PLAIN, Room(64, 7), new=4)
+        encode(read, PLAIN, Room(64, 80), new=4)
     with pytest.raises(RecordError, match="line 1: --chat cannot be combined with token ids"):
         encode(read, character_tokenizer(template="{{ messages }}"), ROOM, new=4, chat=True)
 
