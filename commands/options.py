@@ -332,7 +332,7 @@ class Given(NamedTuple):
 def offered(settings: Iterable[Setting], blank: bool = False, preset: bool = True) -> Group:
     """Return an option per setting, with an empty default if `blank`, after one for presets."""
     options = [option("preset", Annotated[str, typer.Option(help=PRESETS)], "")] if preset else []
-    return Group([*options, *(_option(each, blank) for each in settings)], _given)
+    return Group([*options, *(_option(each, blank, preset) for each in settings)], _given)
 
 
 def _read(name: str, value: Any) -> Any:
@@ -343,13 +343,14 @@ def _read(name: str, value: Any) -> Any:
     return named_experts(f"--{name.replace('_', '-')}", value) if KINDS[name] == EXPERTS else value
 
 
-def _option(setting: Setting, blank: bool) -> Any:
+def _option(setting: Setting, blank: bool, lists: bool) -> Any:
     kind, default = TYPES[setting.kind], setting.default
     if setting.kind == EXPERTS:
         default = None
     elif setting.listed:
         kind, default = str, "" if blank else str(default)
-    return option(setting.name, Annotated[kind, typer.Option(help=setting.help)], default)
+    more = " Comma list." if lists and setting.listed and "omma list" not in setting.help else ""
+    return option(setting.name, Annotated[kind, typer.Option(help=setting.help + more)], default)
 
 
 def _given(context: typer.Context, values: dict[str, Any]) -> Given:

@@ -9,8 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
+from moereplay.analysis.papers.page import Text, page
+from moereplay.results.chart import Chart
 from moereplay.results.result import Result
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.replay import replay
@@ -182,6 +185,23 @@ def test_passes_that_are_given_hold_in_every_cell_and_are_named(short: Path, tmp
         cells = planned(figure, trace, {"passes": passes}).cells
         assert {row["identity"] for row in found} == {cell.config.identity(trace) for cell in cells}
         assert f"<!-- {said} together." in (tmp_path / "collisions_by_layer.svg").read_text()
+
+
+def test_bars_are_named_below_and_lines_that_hide_one_another_above(drawn: Drawn) -> None:
+    bars = (drawn.of("specmd") / "hit_rate.svg").read_text()
+    assert bars.count("<!-- score -->") == 4  # below each of three panels, and in the legend
+    assert bars.count("<!-- order=b -->") == 3  # upright, in two lines
+    rows = [(series, x, x / 4) for series in ("lru", "fifo", "score") for x in (1.0, 2.0)]
+    frame = pl.DataFrame(rows, ("series", "x", "hit_rate"), orient="row").with_columns(
+        pl.lit("model").alias("model"),
+        pl.lit("digest").alias("trace"),
+        pl.lit("").alias("panel"),
+        label=pl.lit("SIMULATED"),
+    )
+    apart = frame.with_columns(pl.col("hit_rate") + (pl.col("series") == "score") * (pl.col("x") - 1) / 10)
+    chart = Chart("lines", {"hit_rate": "hit rate"})
+    (axes,) = page(chart, Text("title", ""), apart, frame.clear()).axes
+    assert [text.get_text() for text in axes.texts] == ["lru = fifo"]
 
 
 def test_published_numbers_stand_beside_ours_on_request_alone(drawn: Drawn, short: Path, tmp_path: Path) -> None:
