@@ -321,10 +321,8 @@ def _mark_bar(axes: Axes, middle: float, width: float, low: float, high: float, 
 
 
 def _ticks(axes: Axes, names: Sequence[str]) -> None:
-    upright = {} if _fit(names) else {"rotation": 90}
-    axes.set_xticks(
-        range(len(names)), [_split(name) if upright else name for name in names], fontsize=NAME_SIZE, **upright
-    )
+    shown, angle = (names, 0) if _fit(names) else ([_split(name) for name in names], 90)
+    axes.set_xticks(range(len(names)), shown, fontsize=NAME_SIZE, rotation=angle)
     axes.grid(visible=False, axis="x")
 
 
