@@ -129,7 +129,7 @@ def test_a_trace_of_ids_alone_lacks_what_it_lacks() -> None:
     found = {each: facts(prompts, each) & {"prompts", "decode"} for each in ("token", "decode:8", "batch:2")}
     assert found == {"token": {"prompts"}, "decode:8": {"prompts", "decode"}, "batch:2": {"prompts"}}
     (figure,) = figures_of("specmd", "miss_handling")
-    with pytest.raises(LackingError, match="requires decode.* --passes decode:N"):
+    with pytest.raises(LackingError, match=r"requires decode.* --passes decode:N"):
         planned(figure, prompts)
     assert {cell.config.passes for cell in planned(figure, prompts, {"passes": "decode:8"}).cells} == {"decode:8"}
     assert predictor(trace) == ORACLE
