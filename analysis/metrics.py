@@ -160,14 +160,31 @@ def rows_of(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
 def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFrame:
     """Return means over configurations that share settings, best group first, with the group sizes.
 
-    Raises ResultError for a setting or a figure that does not exist.
+    Models stay apart, and traces whose models have one name and several sizes. Raises ResultError for a setting or a
+    figure that does not exist.
     """
+    by, keys = ranking_column(by), _keys(frame, settings)
+    means = measured(frame).group_by(keys).agg(pl.len().alias("configurations"), pl.col(*RANKED).mean())
+    return means.sort(by, *keys, descending=[RANKED[by], *[False] * len(keys)], nulls_last=True)
+
+
+def averaged(frame: pl.DataFrame, settings: Sequence[str]) -> str:
+    """Return what differs within the groups of `grouped`, in words: `means over capacity (3), passes (2)`."""
+    table, keys = runs(frame), _keys(frame, settings)
+    most = table.group_by(keys).agg(pl.col(name).n_unique() for name in fields(frame) if name not in keys).max()
+    over = [f"{name} ({most[name][0]})" for name in most.columns if name not in keys and most[name][0] > 1]
+    return f"means over {', '.join(over)}" if over else ""
+
+
+def _keys(frame: pl.DataFrame, settings: Sequence[str]) -> list[str]:
+    """Return the columns that groups are made by: the settings, after what keeps models of different sizes apart."""
     for setting in settings:
         if setting not in fields(frame):
             raise unknown("configuration field", setting, fields(frame))
-    by = ranking_column(by)
-    means = measured(frame).group_by(settings).agg(pl.len().alias("configurations"), pl.col(*RANKED).mean())
-    return means.sort(by, *settings, descending=[RANKED[by], *[False] * len(settings)], nulls_last=True)
+    table = runs(frame)
+    sizes = table.group_by("model", "capacity").agg(pl.col("capacity_bytes").n_unique())["capacity_bytes"]
+    several = {"model": table["model"].n_unique() > 1, "trace": max(sizes) > 1}
+    return list(dict.fromkeys([*(name for name, differ in several.items() if differ), *settings]))
 
 
 def _with_metrics(tidy: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:

@@ -39,7 +39,7 @@ class AboutLogs(NamedTuple):
     model: Annotated[str | None, typer.Option(help="Known model; `moereplay models` lists them.")] = None
     memory: Annotated[
         list[str] | None,
-        typer.Option(help="Size of the expert cache, such as 4000MiB, or 0 for none (once, or once per log)."),
+        typer.Option(help="Size of the expert cache, such as 4000MiB, or 0 for none (repeatable: once per log)."),
     ] = None
     k: Annotated[int | None, typer.Option(min=1, help="Experts per token (default: the model's).")] = None
     lanes: Annotated[int, typer.Option(min=1, help="Concurrent reads.")] = 4
@@ -50,7 +50,7 @@ class AboutLogs(NamedTuple):
     ] = None
     trace: Annotated[
         list[Path] | None,
-        typer.Option(help="Routing of the run: a trace or another tool's file (once, or once per log)."),
+        typer.Option(help="Routing of the run: a trace or another tool's file (repeatable: once per log)."),
     ] = None
 
 
@@ -298,7 +298,9 @@ def calibrate_series(
     series: Annotated[str, typer.Option(help="Only this series of the table.")] = "",
     fit: Annotated[
         list[str] | None,
-        typer.Option(help="Id of a run to fit, once or twice (default: the slowest and the fastest by prediction)."),
+        typer.Option(
+            help="Id of a run to fit, one or two (repeatable; default: the slowest and the fastest by prediction)."
+        ),
     ] = None,
     written: Written,
 ) -> None:

@@ -37,7 +37,10 @@ Prompts = Annotated[
     ),
 ]
 Field = Annotated[
-    str | None, typer.Option(help="With --prompts: field of the prompt; dots reach nested values, such as turns.0.")
+    str | None,
+    typer.Option(
+        help="With --prompts: field of the text, or of the list of token ids; dots reach nested values: turns.0."
+    ),
 ]
 Text = Annotated[list[Path] | None, typer.Option(help="Text files instead of prompts, cut into windows (repeatable).")]
 Window = Annotated[int | None, typer.Option(min=2, help=f"With --text: tokens per window (default: {WINDOW}).")]

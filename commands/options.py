@@ -166,7 +166,8 @@ By = Annotated[str, typer.Option(help="Column to rank by, best first: hit_rate, 
 Engine = Annotated[str, typer.Option(help="compiled (fast) or reference (readable); both give the same results.")]
 Workers = Annotated[int, typer.Option(help="Number of parallel replays.")]
 Where = Annotated[
-    list[str] | None, typer.Option(help="Only replays with these values: setting=value,value (repeatable).")
+    list[str] | None,
+    typer.Option(help="Only replays with these values: setting=value,value; a --where for each setting (repeatable)."),
 ]
 Dense = Annotated[str, typer.Option(help="Bytes of all weights except routed experts, as stored: 1816MiB.")]
 DenseBits = Annotated[str, typer.Option(help="Instead of --dense: bits per weight of these, or their format: Q8_0.")]
@@ -331,7 +332,7 @@ class Given(NamedTuple):
 def offered(settings: Iterable[Setting], blank: bool = False, preset: bool = True) -> Group:
     """Return an option per setting, with an empty default if `blank`, after one for presets."""
     options = [option("preset", Annotated[str, typer.Option(help=PRESETS)], "")] if preset else []
-    return Group([*options, *(_option(each, blank) for each in settings)], _given)
+    return Group([*options, *(_option(each, blank, preset) for each in settings)], _given)
 
 
 def _read(name: str, value: Any) -> Any:
@@ -342,13 +343,14 @@ def _read(name: str, value: Any) -> Any:
     return named_experts(f"--{name.replace('_', '-')}", value) if KINDS[name] == EXPERTS else value
 
 
-def _option(setting: Setting, blank: bool) -> Any:
+def _option(setting: Setting, blank: bool, lists: bool) -> Any:
     kind, default = TYPES[setting.kind], setting.default
     if setting.kind == EXPERTS:
         default = None
     elif setting.listed:
         kind, default = str, "" if blank else str(default)
-    return option(setting.name, Annotated[kind, typer.Option(help=setting.help)], default)
+    more = " Comma list." if lists and setting.listed and "omma list" not in setting.help else ""
+    return option(setting.name, Annotated[kind, typer.Option(help=setting.help + more)], default)
 
 
 def _given(context: typer.Context, values: dict[str, Any]) -> Given:
@@ -379,6 +381,8 @@ GIVEN = (
 )
 OfRecommendation = Annotated[Given, offered((each for each in SETTINGS if each.name in GIVEN), preset=False)]
 OfBounds = Annotated[Given, offered((each for each in SETTINGS if each.name in OF_BOUNDS), preset=False)]
+#: For figures of papers, whose presets have settings of their own: empty unless typed.
+OfPaper = Annotated[Given, offered((each for each in SETTINGS if each.name == "passes"), blank=True, preset=False)]
 CurveSettings = Annotated[
     Given, offered((each for each in SETTINGS if each.name in (*OF_CURVES, "seed")), preset=False)
 ]

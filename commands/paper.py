@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from moereplay.commands.options import CORES
+from moereplay.commands.options import CORES, OfPaper, grouped
 from moereplay.commands.terminal import keeping, say, say_when_compiling, show
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import polars as pl
 
@@ -43,6 +43,7 @@ class Pages(NamedTuple):
     live: Sequence[dict[str, Any]]  #: documents of `live --json`
 
 
+@grouped
 def paper(
     name: Annotated[str, typer.Argument(help="Paper: specmd or cache-conditional.", show_default=False)],
     traces: Annotated[
@@ -59,6 +60,7 @@ def paper(
     live: Annotated[
         list[Path] | None, typer.Option(help="Output of `live --json`, for its perplexity (repeatable).")
     ] = None,
+    settings: OfPaper,
     workers: Annotated[int, typer.Option(help="Number of parallel replays.")] = CORES,
 ) -> None:
     """Reproduce a paper's figures and tables from any trace: a picture, a CSV and a table each. SIMULATED."""
@@ -78,7 +80,7 @@ def paper(
         )
     check_output(out / "part")
     opened, measured = [open_trace(path) for path in traces], [_document(path) for path in live or ()]
-    each = _possible(figures, opened)
+    each = _possible(figures, opened, {kind: text for kind, text in settings.lists().items() if text})
     if not any(each.values()):
         raise ConfigError(f"these traces allow none of {', '.join(each)}; --list shows the requirements")
     _replay(out, [one for found in each.values() for one in found], workers)
@@ -114,8 +116,10 @@ def _document(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--live {path}: {reason}: expected the output of: moereplay live MODEL --json") from None
 
 
-def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[str, list[Each]]:
-    """Plan each figure on the traces that allow it. Print why figures and cells are left out."""
+def _possible(
+    figures: Sequence[PaperFigure], traces: Sequence[Trace], given: Mapping[str, str]
+) -> dict[str, list[Each]]:
+    """Plan each figure, with the settings given, on the traces that allow it. Print why others are left out."""
     from moereplay.simulator.bounds import adapted
     from moereplay.sweeps.papers import LackingError, planned
 
@@ -125,7 +129,7 @@ def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[s
         of = trace.header.provenance.model
         for figure in figures:
             try:
-                each = Each(trace, planned(figure, trace))
+                each = Each(trace, planned(figure, trace, given))
             except LackingError as lacking:
                 left_out.setdefault(f"not drawn of {of}, as it {lacking}", []).append(figure.name)
                 continue
@@ -158,7 +162,10 @@ def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
 
 def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
     """Write picture and numbers, and print the table."""
+    import polars as pl
+
     from moereplay.analysis.figures.catalogue import save
+    from moereplay.analysis.figures.facets import covered, joined
     from moereplay.analysis.papers.page import Text, page
     from moereplay.analysis.papers.rows import beside, published_frame, rows_of, write_csv
     from moereplay.results.errors import ResultError
@@ -166,13 +173,15 @@ def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
 
     out = pages.out
     rows = rows_of(pages.frame, figure.chart, [cell for each in found for cell in _cells(each)], pages.live)
+    drawn_of = pages.frame.filter(pl.col("about").struct.field("identity").is_in(rows["identity"].implode()))
+    phases = covered(drawn_of) if figure.chart.per == "layer" else ""
     given = [mark for each in found for mark in _marks(figure, each.trace)] if pages.published else []
     marks = published_frame(given, rows)
     numbers = beside(rows, figure.chart, marks)
     write_csv(out / f"{figure.name}.csv", numbers)
     _show(figure, numbers, routing_of(pages.frame))
     try:
-        drawn = page(figure.chart, Text(figure.heading, figure.note), rows, marks)
+        drawn = page(figure.chart, Text(figure.heading, joined(phases, figure.note)), rows, marks)
     except ResultError as refused:
         say(f"not drawn: {figure.name}: {refused}")
         return

@@ -38,7 +38,9 @@ def sweep_show(
     by: By = "hit_rate",
     top: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 20,
     where: Where = None,
-    group_by: Annotated[str, typer.Option(help="Print means over groups: comma list of settings.")] = "",
+    group_by: Annotated[
+        str, typer.Option(help="Print means over groups: comma list of settings; models stay apart.")
+    ] = "",
     errors: Annotated[
         bool, typer.Option("--errors", help="List configurations without a result, with the reason.")
     ] = False,
@@ -117,8 +119,8 @@ def _failed(folder: Path) -> _Page:
 def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen: Foreseen, ends: bool) -> _Page:
     from moereplay.analysis.checks import candidates_of, check_columns, summary
     from moereplay.analysis.forecast import forecast_columns
+    from moereplay.analysis.metrics import averaged, judged, ranked, shared, with_latencies
     from moereplay.analysis.metrics import grouped as means
-    from moereplay.analysis.metrics import judged, ranked, shared, with_latencies
     from moereplay.policies.grammar import foresight
     from moereplay.results import checks
     from moereplay.results.read import filtered, label_of, routing_of, seconds_of
@@ -129,10 +131,11 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
     frame, said = foreseen.with_forecasts(filtered(load(folder), where))
     ranking, found = with_latencies(ranked(frame, by, ends and not group_by), frame, ends), checks.load(folder)
     heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}; seconds: {seconds_of(frame)}"
+    groups = [name.strip() for name in group_by.split(",")] if group_by else []
+    if over := averaged(frame, groups) if groups else "":
+        said = [*said, over]
     return _Page(
-        rows=means(frame, group_by.split(","), by)
-        if group_by
-        else forecast_columns(check_columns(ranking, found), frame),
+        rows=means(frame, groups, by) if groups else forecast_columns(check_columns(ranking, found), frame),
         heading=[heading, *routing_of(frame), shared(frame), *said, f"best {by} first"],
         brief=[heading, *routing_of(frame)],
         checked=[*bracketed(frame.select("bounds").iter_rows(named=True)), *summary(found, candidates_of(frame))],

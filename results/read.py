@@ -67,8 +67,12 @@ def filtered(frame: pl.DataFrame, conditions: Sequence[str]) -> pl.DataFrame:
     """Return `only` with conditions as typed, `eviction=lru,fifo`. Raises ResultError."""
     for condition in conditions:
         field, equals, values = condition.partition("=")
-        if not equals:
-            raise ResultError(f"invalid condition {condition!r}: expected setting=value, for example eviction=lru,fifo")
+        several = [part for part in values.split(",") if part.partition("=")[0].strip() in fields(frame)]
+        if not equals or several:
+            raise ResultError(
+                f"invalid condition {condition!r}: expected setting=value, for example eviction=lru,fifo; for two "
+                "settings --where twice: --where eviction=lru --where capacity=5%"
+            )
         frame = only(frame, **{field.strip(): values.split(",")})
     return frame
 

@@ -156,7 +156,7 @@ METRICS: dict[str, Metric] = {
         per=MS,
         larger_is_better=False,
         head="TTFT",
-        words="mean over requests of request start to the end of its prefill",
+        words="mean over requests of request start to the end of its prompt",
     ),
     "tpot_ms": Metric(
         ("decode_ns",),
@@ -208,7 +208,7 @@ RATIOS = tuple(name for name, each in METRICS.items() if each.under and not {*ea
 #: Metrics that are not ratios of sums, with their definitions.
 OTHERS: dict[str, str] = {
     "compulsory_limit": "1 - bound_compulsory / bound_accesses: no cache without prefetch hits more",
-    "ttft_median_ms": "median over requests of the time from request start to the end of its prefill",
+    "ttft_median_ms": "median over requests of the time from request start to the end of its prompt",
 }
 #: As papers define it; delayed hits are not misses. Without prefetch it is 1 - hit rate.
 MISS_RATE = Metric(("misses",), ("accesses",), larger_is_better=False)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from moereplay.traces.store import open_trace
 Outcome = tuple[Result, Counted | None]
 
 
-def expand(lists: Mapping[str, str], fixed: Mapping[str, object]) -> list[ReplayConfig]:
+def expand(lists: Mapping[str, str], fixed: Mapping[str, Any]) -> list[ReplayConfig]:
     """Return every combination of the comma lists, in their order. Raises ConfigError or PolicyError."""
     axes = [[part.strip() for part in text.split(",")] for text in lists.values()]
     for name, parts in zip(lists, axes, strict=True):

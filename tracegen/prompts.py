@@ -1,6 +1,6 @@
-"""Prompt sets: files or a dataset become an ordered list of texts with a name and a hash. No torch is needed.
+"""Prompt sets: files or a dataset become an ordered list of texts, or lists of token ids, with a name and a hash.
 
-Nothing is dropped or deduplicated: the list that is hashed is the list that is recorded.
+Nothing is dropped or deduplicated: the list that is hashed is the list that is recorded. No torch is needed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from moereplay.traces.schema import canonical
 MOST_BYTES = 1 << 28  #: of a file of prompts, unpacked: all of them are held at once
 
 
+Prompt = str | tuple[int, ...]  #: a text, or token ids
+
+
 class Prompts(NamedTuple):
-    """Texts in the order in which they are recorded; a trace names them by `name` and `sha256`."""
+    """Prompts in the order in which they are recorded; a trace names them by `name` and `sha256`."""
 
     name: str
-    texts: tuple[str, ...]
+    texts: tuple[Prompt, ...]
+    places: tuple[str, ...] = ()  #: where each was read, as errors name it
 
     @property
     def sha256(self) -> str:
@@ -38,20 +42,23 @@ class Prompts(NamedTuple):
 
     def chosen(self, seed: int | None = None, limit: int | None = None) -> Prompts:
         """Return the prompts, shuffled if `seed` is given, then the first `limit`."""
-        texts = self.texts
+        order = range(len(self.texts))
         if seed is not None:
-            texts = tuple(texts[at] for at in np.random.Generator(np.random.PCG64(seed)).permutation(len(texts)))
-        return self._replace(texts=texts[:limit])
+            order = np.random.Generator(np.random.PCG64(seed)).permutation(len(self.texts)).tolist()
+        texts, places = (tuple(each[at] for at in order[:limit] if each) for each in (self.texts, self.places))
+        return self._replace(texts=texts, places=places)
 
 
 def read_prompts(paths: Sequence[str | Path], field: str | None = None) -> Prompts:
     """Read a prompt per record of each file: .jsonl, .csv, .parquet (the named field of it) or .txt (a line); .gz too.
 
-    A field may name a nested value with dots, as in turns.0. Blank lines of .txt and .jsonl are skipped. Raises
-    RecordError naming file and record if a file or field is missing, broken, empty or not text.
+    A field may name a nested value with dots, as in turns.0. A list of numbers is token ids. Blank lines of .txt and
+    .jsonl are skipped. Raises RecordError naming file and record if a file or field is missing, broken or empty, or
+    neither text nor token ids.
     """
-    texts = [text for path in paths for text in _read_file(Path(path), field)]
-    return Prompts("+".join(Path(path).name for path in paths), tuple(texts))
+    read = [each for path in paths for each in _read_file(Path(path), field)]
+    places, texts = zip(*read, strict=True)
+    return Prompts("+".join(Path(path).name for path in paths), texts, places)
 
 
 def read_texts(paths: Sequence[str | Path]) -> Prompts:
@@ -82,26 +89,28 @@ def read_dataset(name: str, field: str | None) -> Prompts:
         offline = "without a network, copy its .jsonl or .parquet file here and pass --prompts FILE"
         raise RecordError(f"--dataset {name}: {why}; {offline}") from None
     wanted = _named(field, list(rows.column_names), f"--dataset {name}")
-    texts = [_value(row, wanted, f"--dataset {name}, row {number}") for number, row in enumerate(rows, 1)]
+    places = tuple(f"--dataset {name}, row {number}" for number in range(1, len(rows) + 1))
+    texts = tuple(_value(row, wanted, place) for place, row in zip(places, rows, strict=True))
     known_as = Path(source).name if Path(source).exists() else source  # a trace holds no path of this machine
-    return Prompts(f"{known_as}:{split or 'test'}", tuple(texts))
+    return Prompts(f"{known_as}:{split or 'test'}", texts, places)
 
 
-def _read_file(path: Path, field: str | None) -> Iterator[str]:
+def _read_file(path: Path, field: str | None) -> Iterator[tuple[str, Prompt]]:
+    """Yield place and prompt of each record."""
     kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     reader = READERS.get(kind.lower())
     if reader is None:
         raise RecordError(f"{path}: {kind or 'no suffix'} is not one of {', '.join(READERS)} (or those with .gz)")
     number = 0
     for number, (where, text) in enumerate(reader(path, field), 1):
-        if not text.strip():
+        if is_empty(text):
             raise RecordError(f"{path}, {where}: prompt {number} is empty: expected at least one token")
-        yield text
+        yield f"{path}, {where}", text
     if not number:
         raise RecordError(f"{path} holds no prompts: expected one per {'line' if kind == '.txt' else 'record'}")
 
 
-def _lines(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
+def _lines(path: Path, field: str | None) -> Iterator[tuple[str, Prompt]]:
     if field is not None:
         raise RecordError(f"--field cannot be combined with plain text ({path} has one prompt per line)")
     for number, line in enumerate(_text(path).splitlines(), 1):
@@ -109,7 +118,7 @@ def _lines(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
             yield f"line {number}", line
 
 
-def _json_lines(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
+def _json_lines(path: Path, field: str | None) -> Iterator[tuple[str, Prompt]]:
     # Not splitlines(): JSON may hold U+2028 unescaped
     for number, line in enumerate(_text(path).split("\n"), 1):
         if not line.strip():
@@ -124,7 +133,7 @@ def _json_lines(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
         yield where, _value(record, _named(field, list(record), f"{path}, {where}"), f"{path}, {where}")
 
 
-def _csv_rows(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
+def _csv_rows(path: Path, field: str | None) -> Iterator[tuple[str, Prompt]]:
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
     try:
         wanted = _named(field, list(reader.fieldnames or []), f"{path}")
@@ -136,7 +145,7 @@ def _csv_rows(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
         ) from None
 
 
-def _parquet_rows(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
+def _parquet_rows(path: Path, field: str | None) -> Iterator[tuple[str, Prompt]]:
     import polars as pl  # slow to import, and rarely needed here
     from polars.exceptions import PolarsError
 
@@ -150,7 +159,7 @@ def _parquet_rows(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
 
 
 #: What reads a file, by its suffix: (path, field) -> (where in the file, text).
-READERS: dict[str, Callable[[Path, str | None], Iterator[tuple[str, str]]]] = {
+READERS: dict[str, Callable[[Path, str | None], Iterator[tuple[str, Prompt]]]] = {
     ".jsonl": _json_lines,
     ".csv": _csv_rows,
     ".parquet": _parquet_rows,
@@ -170,18 +179,32 @@ def _named(field: str | None, names: list[str], where: str) -> str:
     return field
 
 
-def _value(record: Mapping[str, Any], field: str, where: str) -> str:
-    """Return the text of a field; dots reach into objects (by name) and lists (by number)."""
+def is_empty(prompt: Prompt) -> bool:
+    """Return True for a text of spaces, or no token ids."""
+    return not (prompt.strip() if isinstance(prompt, str) else prompt)
+
+
+def _value(record: Mapping[str, Any], field: str, where: str) -> Prompt:
+    """Return text or token ids of a field; dots reach into objects (by name) and lists (by number)."""
     value: Any = record
     for step in [field] if field in record else field.split("."):
         try:
             value = value[int(step)] if isinstance(value, list) else value[step]
         except (KeyError, IndexError, ValueError, TypeError):
             raise RecordError(f"{where}: no field {field!r}: no {step!r} in it") from None
+    if isinstance(value, list) and not any(isinstance(each, str | list | dict) for each in value[:1]):
+        return _token_ids(value, field, where)
     if not isinstance(value, str):
         reach = ", reach into it with dots, as in turns.0" if isinstance(value, list | dict) else ""
-        raise RecordError(f"{where}: field {field!r} is {type(value).__name__}, expected text{reach}")
+        raise RecordError(f"{where}: field {field!r} is {type(value).__name__}, expected text or token ids{reach}")
     return value
+
+
+def _token_ids(values: list[Any], field: str, where: str) -> tuple[int, ...]:
+    for at, value in enumerate(values):
+        if type(value) is not int or value < 0:
+            raise RecordError(f"{where}: invalid token id {value!r} in {field}.{at}: expected a whole number from 0 on")
+    return tuple(values)
 
 
 def _text(path: Path) -> str:

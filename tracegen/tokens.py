@@ -14,7 +14,7 @@ import numpy as np
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import one_line
-from moereplay.tracegen.prompts import Prompts
+from moereplay.tracegen.prompts import Prompt, Prompts, is_empty
 from moereplay.traces.schema import Request
 from moereplay.traces.texts import counted
 from moereplay.traces.writer import TraceWriter
@@ -46,10 +46,12 @@ def check_chat(tokenizer: Any, chat: bool) -> None:
 
 
 def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = False, truncate: bool = False) -> Work:
-    """Return the token ids of every prompt, with special tokens or as one user message of the chat template.
+    """Return the token ids of every prompt: of a text with special tokens, or as one user message of the chat template;
+    token ids as they are.
 
     A prompt that leaves no room for `new` tokens is cut if `truncate` is set: its special first token and its end are
-    kept. Raises RecordError naming the prompt if it is empty or too long, or if there is no chat template.
+    kept. Raises RecordError naming the prompt if it is empty, too long or has a token id that the model does not, or
+    if there is no chat template.
     """
     check_chat(tokenizer, chat)
     if not prompts.texts:
@@ -59,15 +61,33 @@ def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = 
         raise RecordError(
             f"--max-new-tokens {new}: the model's context is {room.context} tokens; pass a smaller number"
         )
-    keep = len(opening(tokenizer)) if not chat else 0
+    first = opening(tokenizer) if not chat else []
     sequences = []
     for number, text in enumerate(prompts.texts, 1):
-        ids = _chat(tokenizer, text) if chat else _tokenized(tokenizer, text)
+        if isinstance(text, str):
+            ids = _chat(tokenizer, text) if chat else _tokenized(tokenizer, text)
+        else:
+            ids = _checked(text, prompts.places[number - 1], room, chat)
         _refuse_no_tokens(ids, text, f"prompt {number}")
+        keep = len(first) if ids[: len(first)] == first else 0
         sequences.append(_fitted(ids, number, most, room, new, keep, truncate))
     _check_known(sequences, room)
-    how = ", as chat" if chat else ""
-    return Work(tuple(sequences), f"{prompts.name}: {counted(len(sequences), 'prompt')}{how}, sha256 {prompts.sha256}")
+    given = " of token ids" * any(not isinstance(text, str) for text in prompts.texts)
+    how = f"{given}{', as chat' if chat else ''}, sha256 {prompts.sha256}"
+    return Work(tuple(sequences), f"{prompts.name}: {counted(len(sequences), 'prompt')}{how}")
+
+
+def _checked(ids: tuple[int, ...], place: str, room: Room, chat: bool) -> list[int]:
+    """Return token ids that a user gave. Raises RecordError."""
+    if chat:
+        raise RecordError(f"{place}: --chat cannot be combined with token ids")
+    if max(ids, default=0) >= room.vocabulary:
+        at = next(at for at, token in enumerate(ids) if token >= room.vocabulary)
+        raise RecordError(
+            f"{place}: invalid token id {ids[at]} (number {at + 1}): expected 0 to {room.vocabulary - 1}, as the "
+            f"vocabulary of the model has {room.vocabulary}"
+        )
+    return list(ids)
 
 
 def windows(texts: Prompts, tokenizer: Any, room: Room, width: int, limit: int | None = None) -> Work:
@@ -85,6 +105,7 @@ def windows(texts: Prompts, tokenizer: Any, room: Room, width: int, limit: int |
     for number, text in enumerate(texts.texts, 1):
         if limit is not None and len(sequences) >= limit:
             break
+        assert isinstance(text, str)  # `read_texts` reads no token ids
         sequences += _cut(tokenizer, text, first, width, None if limit is None else limit - len(sequences), number)
     _check_known(sequences, room)
     return Work(tuple(sequences), f"{texts.name}: {len(sequences)} windows of {width}, sha256 {texts.sha256}")
@@ -162,10 +183,10 @@ def _pieces(text: str) -> Iterator[str]:
         start = end
 
 
-def _refuse_no_tokens(ids: Sequence[int] | np.ndarray, text: str, called: str) -> None:
+def _refuse_no_tokens(ids: Sequence[int] | np.ndarray, text: Prompt, called: str) -> None:
     if len(ids):
         return
-    if not text.strip():
+    if is_empty(text):
         raise RecordError(f"{called} is empty: expected at least one token")
     why = "the checkpoint's tokenizer has no token for anything in it"
     raise RecordError(f"{called} has no tokens: {why}; check the tokenizer files of the checkpoint")

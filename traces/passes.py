@@ -150,6 +150,12 @@ def slots_of(passes: str) -> Slots | None:
     return Slots(int(many), int(chunk or 0), beside + drafted)
 
 
+def prompts_by_token(passes: str) -> bool:
+    """Return True if no pass has more than one token of a prompt, so that none is a prefill of many tokens."""
+    slots = slots_of(passes)
+    return slots.chunk == 1 if slots else passes.partition(BESIDE)[0] in ("token", "chunk:1")
+
+
 def shares_of(trace: Trace, passes: str, draft: str, seed: int) -> tuple[int, Shares]:
     """Return how many requests a schedule runs at a time, and the shares that they give to its passes."""
     parse_passes(passes)

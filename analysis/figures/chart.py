@@ -174,12 +174,31 @@ def highest(panels: Sequence[Panel]) -> float:
     return max((end for point in points for end in (point.y, point.high) if end is not None), default=0.0)
 
 
-def coinciding(series: Sequence[Series]) -> list[list[str]]:
-    """Return the names of lines that hide one another."""
-    alike: dict[tuple[tuple[float, float | None], ...], list[str]] = {}
-    for each in series:
-        alike.setdefault(tuple((point.x, point.y) for point in each.points), []).append(each.name)
-    return [names for names in alike.values() if len(names) > 1]
+Line = Sequence[tuple[float, float | None]]  #: places (x, y); y is None for a gap
+
+
+def coinciding(lines: Mapping[str, Line], within: float = 0.0) -> list[list[str]]:
+    """Return the names of lines that hide one another: whose values differ by no more than `within`."""
+    alike: list[list[str]] = []
+    for name, line in lines.items():
+        group = next((each for each in alike if _is_close(line, lines[each[0]], within)), None)
+        if group is None:
+            alike.append([name])
+        else:
+            group.append(name)
+    return [names for names in alike if len(names) > 1]
+
+
+def _is_close(one: Line, other: Line, within: float) -> bool:
+    return len(one) == len(other) and all(
+        x == at and (y == value or (y is not None and value is not None and abs(y - value) <= within))
+        for (x, y), (at, value) in zip(one, other, strict=True)
+    )
+
+
+def places(series: Sequence[Series]) -> dict[str, Line]:
+    """Return the points of measured lines, for `coinciding`."""
+    return {each.name: [point[:2] for point in each.points] for each in series if each.measured and each.name}
 
 
 FAR = 5  #: times the highest value of a panel: above it, panels do not share a scale

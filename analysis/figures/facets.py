@@ -20,6 +20,7 @@ from moereplay.results.errors import ResultError
 from moereplay.results.read import fields, layers
 from moereplay.results.remarks import bracketed, one_label, synthetic_of
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
+from moereplay.traces.passes import prompts_by_token
 
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels on a page
 NARROW_PANELS = 3  #: capacities on a narrow page, stacked
@@ -159,16 +160,30 @@ def lines(rows: pl.DataFrame, x: str, y: str, looks: Mapping[str, Look], by: str
 
 # Words below a figure
 
+BY_TOKEN = "prompt tokens (one per pass)"
 ONLY = {"prefill": "every pass is a prompt's", "decode": "no prompt was replayed"}
 
 
-def covered(frame: pl.DataFrame) -> str:
-    """Return which phases the totals of a frame cover, as a sentence; empty if no row of a layer was stored."""
-    found = set(layers(frame)["phase"])
+def phase_names(frame: pl.DataFrame) -> dict[str, str]:
+    """Return what the passes of each phase are called: prompts that run token by token have no prefill."""
+    by_token = set(map(prompts_by_token, frame["config"].struct.field("passes")))
+    words = "prompts" if len(by_token) > 1 else BY_TOKEN if by_token == {True} else "prefill"
+    return dict(zip(PHASES, (words, "decode"), strict=True))
+
+
+def covered(frame: pl.DataFrame, *wanted: str) -> str:
+    """Return which phases the totals of a frame cover, or the `wanted` ones of them, as a sentence.
+
+    Empty if no row of a layer was stored.
+    """
+    names, found = phase_names(frame), set(layers(frame)["phase"])
     phases = [phase for phase in PHASES if phase in found]
-    if len(phases) > 1:
-        return "Prefill and decode together."
-    return f"{phases[0].capitalize()} only: {ONLY[phases[0]]}." if phases else ""
+    told = [phase for phase in phases if phase in (wanted or phases)]
+    said = " and ".join(names[phase] for phase in told)
+    if len(told) > 1:
+        return f"{said.capitalize()} together."
+    why = f": {ONLY[phases[0]]}" if len(phases) == 1 else ""
+    return f"{said.capitalize()} only{why}." if told else ""
 
 
 def bound_note(frame: pl.DataFrame) -> str:

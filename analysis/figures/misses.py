@@ -7,6 +7,7 @@ import polars as pl
 from moereplay.analysis.figures.capacities import BELADY_NAME, panel_size
 from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Rule, legend
 from moereplay.analysis.figures.facets import (
+    BY_TOKEN,
     Facets,
     bound_note,
     cells,
@@ -16,6 +17,7 @@ from moereplay.analysis.figures.facets import (
     interval_note,
     joined,
     lines,
+    phase_names,
 )
 from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
 from moereplay.analysis.metrics import HIGH, LOW, with_ends, with_ratios
@@ -90,15 +92,10 @@ def _panel(found: Facets, names: list[str], setting: str, capacity: str) -> Pane
 
 # -- Collisions by layer (SpecMD, Fig. 5): where a policy evicts experts that the same pass still needs.
 #
-# A figure shows one phase. A prompt's pass demands many experts of every layer, a decode pass a few; in a sum, the
-# collisions of a few prefill passes would hide those of decode.
+# A figure shows one phase, under the name that its schedule of passes gives it. A prompt's pass demands many experts of
+# every layer, a decode pass a few; in a sum, the collisions of a few prefill passes would hide those of decode.
 
 
-PASSES = {
-    "decode": "Decode passes only.",
-    "prefill": "Prefill passes (prompts) only.",
-    "both": "Prefill and decode passes, summed.",
-}
 NO_ENDS = "No intervals: per-request rows are not stored by layer."
 #: Remedies if no pass has the phase.
 WITHOUT = {
@@ -110,17 +107,21 @@ WITHOUT = {
 def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str) -> Chart:
     """Draw a line per eviction policy over layers; a column of panels per capacity, a row per setting.
 
-    Raises ResultError if nothing was replayed in that phase, or no layer has a miss (or an access) in it.
+    Where nothing decodes and prompts run token by token, these passes are drawn in place of decode. Raises ResultError
+    if nothing was replayed in that phase, or no layer has a miss (or an access) in it.
     """
+    names, replayed = phase_names(frame), set(layers(frame)["phase"])
+    if phase == "decode" not in replayed and names["prefill"] == BY_TOKEN:
+        phase = "prefill"
     found = columned(facets(frame, _points(frame, phase, f"collisions_per_{per}")))
     drawn, laid = looks(found.policies), cells(found)
     absent = f"Layers without any {per} have no point." * bool(found.rows["value"].null_count())
     definition = f"Collisions: {COUNTERS['collisions'].definition}."
     return Chart(
-        title=f"Collisions per {per} by layer, {'prefill and decode together' if phase == 'both' else phase}",
+        title=f"Collisions per {per} by layer, {names.get(phase, 'all passes')}",
         subtitle=found.shared,
         label=found.label,
-        note=joined(PASSES[phase], definition, absent, NO_ENDS, found.left_out),
+        note=joined(covered(frame, *({phase} & names.keys())), definition, absent, NO_ENDS, found.left_out),
         x=Axis("MoE layer", "whole"),
         y=Axis(f"collisions per {per}", "share", zero=True),
         columns=laid.columns,
@@ -133,8 +134,17 @@ def collisions_by_layer(frame: pl.DataFrame, phase: str, per: str) -> Chart:
 
 
 def collisions_in_prefill(frame: pl.DataFrame, per: str) -> Chart:
-    """Draw the collisions of prefill passes. Raises ResultError without a prompt, or without a collision in prefill."""
+    """Draw the collisions of prefill passes.
+
+    Raises ResultError without a prompt, where `collisions_by_layer` draws these passes, or without a collision.
+    """
     rows = layers(frame).filter(pl.col("phase") == "prefill")
+    if (
+        not rows.is_empty()
+        and phase_names(frame)["prefill"] == BY_TOKEN
+        and "decode" not in set(layers(frame)["phase"])
+    ):
+        raise ResultError("prompts run token by token, without a prefill; draw collisions_by_layer")
     if not rows.is_empty() and not rows["collisions"].sum():
         raise ResultError("misses in a prompt's pass are never collisions; draw collisions_by_layer")
     return collisions_by_layer(frame, phase="prefill", per=per)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,14 @@ from moereplay.analysis.figures.chart import (
     Bar,
     Chart,
     Entry,
+    Line,
     Panel,
     Rule,
     Series,
     Tile,
     coinciding,
     highest,
+    places,
     rows_of,
 )
 from moereplay.analysis.figures.sheet import DPI, LETTER, NO_BREAK, TEXT_SIZE, Grid, Sheet, Wording, is_narrow, styled
@@ -54,6 +56,7 @@ NEARLY = 0.4  #: part of a step by which a percent axis may be longer, to end on
 TICK_LETTER = 1.08  #: width of a digit relative to `LETTER`
 MARGINS = 0.05  #: of a horizontal axis, at each end, relative to its values
 SMALL = 6.5  #: points: letters of a note above a panel
+HIDDEN = 1 / 300  #: of the height of a panel: lines that are this close cover one another
 ABOVE = 1.06  #: room above the highest value
 IN_BAR = 7  #: points: letters of a label inside a bar
 BAR = 0.72  #: height of a bar, in rows
@@ -88,7 +91,7 @@ def rendered(chart: Chart) -> Picture:
             else:
                 _scale(axes, chart, panel, chart.sharing(row, column))
             if chart.names_hidden:
-                _name_equals(axes, coinciding([each for each in panel.series if each.measured and each.name]))
+                name_hidden(axes, places(panel.series))
     sheet.figure.chart = chart
     return sheet.figure
 
@@ -264,11 +267,13 @@ def _step(top: float, most: int) -> float:
     return next(step for step in (factor * 10.0**power for factor in (1, 2, 5, 10)) if top / step <= most)
 
 
-def _name_equals(axes: Axes, groups: list[list[str]]) -> None:
+def name_hidden(axes: Axes, lines: Mapping[str, Line]) -> None:
     """Name coinciding lines above the panel, as space permits: only the last one drawn is visible."""
+    bottom, top = axes.get_ylim()
+    groups, exact = coinciding(lines, (top - bottom) * HIDDEN * (axes.get_yscale() == "linear")), coinciding(lines)
     room = axes.bbox.width / DPI / (SMALL * LETTER)
-    text = "; ".join(" = ".join(names) for names in groups)
-    note = text if len(text) <= room else f"{text[: int(room) - 2].rpartition(' = ')[0]} = …"
+    text = "; ".join((" = " if names in exact else " ≈ ").join(names) for names in groups)
+    note = text if len(text) <= room else f"{text[: int(room) - 2].rpartition(' ')[0]} …"
     axes.text(0, 1.015, note, transform=axes.transAxes, fontsize=SMALL, color=MUTED, va="bottom")
 
 

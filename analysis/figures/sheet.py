@@ -86,6 +86,7 @@ class Grid:
         "one"  #: a vertical scale for all, or for each row, column, panel
     )
     own_x: bool = False  #: whether each column has its own horizontal scale
+    below: float = 0.0  #: inches for tick labels that stand upright
 
     @property
     def gap(self) -> float:
@@ -134,7 +135,7 @@ class Sheet(Generic[Kind]):
         head = 0.08 if self._narrow else 0.62
         self._top = head + LINE * (len(self._subtitle) + 1.5 * any(grid.columns)) + self._grid.above
         below = LINE * len(self._note) + NARROW_ENTRY * self._legend_rows(legend) * self._narrow
-        self.height = self._top + self._grid.size[1] + AXIS_LABEL + below + MARGIN / 2
+        self.height = self._top + self._grid.size[1] + self._grid.below + AXIS_LABEL + below + MARGIN / 2
         self.figure = kind(figsize=(self.width, self.height), facecolor="white")
         parts = (f"{wording.title} ({wording.label})", wording.subtitle, wording.note)
         self.figure.set_label("\n".join(filter(None, parts)))
@@ -203,7 +204,9 @@ class Sheet(Generic[Kind]):
     def _axis_labels(self) -> None:
         across, down = self._grid.size
         middle = self._grid.left + across / 2, self._top + down / 2
-        self._line(self._wording.x, middle[0], self._top + down + 0.42, ha="center", fontsize=self._size(9))
+        self._line(
+            self._wording.x, middle[0], self._top + down + self._grid.below + 0.42, ha="center", fontsize=self._size(9)
+        )
         self._line(
             self._wording.y,
             MARGIN * (0.45 if self._narrow else 0.8),

@@ -15,9 +15,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
+from moereplay.analysis.figures.chart import Line
 from moereplay.analysis.figures.facets import shared
-from moereplay.analysis.figures.panels import from_zero
-from moereplay.analysis.figures.sheet import Grid, Sheet, Wording, styled
+from moereplay.analysis.figures.panels import from_zero, name_hidden
+from moereplay.analysis.figures.sheet import LETTER, Grid, Sheet, Wording, styled
 from moereplay.analysis.palette import COLLISION, INK, LIMIT, Look, in_order
 from moereplay.analysis.tables import DIGITS
 from moereplay.results.chart import BOUND, Chart
@@ -76,7 +77,9 @@ def _drawn(chart: Chart, drawn: dict[str, str], text: Text, rows: pl.DataFrame, 
     looks = in_order([*rows["series"]])
     plan = _layout(drawn, rows)
     size = (3.0, 2.3) if len(plan.columns) > 1 else (6.0, 3.4)
-    grid = Grid(plan.columns, plan.rows, size, scales="columns" if len(drawn) > 1 else "one")
+    names = _names(rows, "x") if chart.kind == "bars" else []
+    below = 0.0 if _fit(names) else _longest(names) * NAME_SIZE * LETTER
+    grid = Grid(plan.columns, plan.rows, size, scales="columns" if len(drawn) > 1 else "one", below=below)
     y_name = "" if len(drawn) > 1 else next(iter(drawn.values()))
     marks = [_published_handle(chart, published)] if len(published) else []
     wording = Wording(
@@ -93,6 +96,8 @@ def _drawn(chart: Chart, drawn: dict[str, str], text: Text, rows: pl.DataFrame, 
         beside = published.filter(condition) if len(published) else published
         _panel(chart, axes, own, beside, value, looks)
         _scale(chart, axes, rows, value, published)
+        if chart.kind == "lines":
+            name_hidden(axes, _places(own, chart.x, value))
     return sheet.figure
 
 
@@ -228,6 +233,12 @@ def draw_lines(
         _mark_line(axes, mark, value, x, looks)
 
 
+def _places(rows: pl.DataFrame, x: str, value: str) -> dict[str, Line]:
+    """Return the points of each series, as `draw_lines` joins them."""
+    known = rows.filter((pl.col("series") != BOUND) | (x == "x")).drop_nulls([x])
+    return {name: known.filter(series=name).select(x, value).rows() for name in _names(known, "series")}
+
+
 def _mark_line(axes: Axes, mark: Mapping[str, Any], value: str, x: str, looks: Mapping[str, Look]) -> None:
     """Draw a published number: a band for the horizontal axis, a hollow mark for the vertical one."""
     look = looks.get(mark["series"])
@@ -245,7 +256,8 @@ def _mark_line(axes: Axes, mark: Mapping[str, Any], value: str, x: str, looks: M
 
 WIDTH, SMALL = 0.8, 6.0  #: width of a group of bars, and points of the letters above a bar
 LETTERS = 0.06  #: their height as a part of the panel's
-MOST_LETTERS, MOST_NAMES = 13, 6  #: names that fit below a panel; others are in the legend only
+NAME_SIZE = SMALL + 1  #: points of the letters below
+MOST_LETTERS, MOST_NAMES = 13, 6  #: names that fit side by side below a panel
 
 
 def bar_legend(looks: Mapping[str, Look]) -> list[Patch]:
@@ -315,9 +327,23 @@ def _mark_bar(axes: Axes, middle: float, width: float, low: float, high: float, 
 
 
 def _ticks(axes: Axes, names: Sequence[str]) -> None:
-    fits = len(names) <= MOST_NAMES and max(map(len, names)) <= MOST_LETTERS
-    axes.set_xticks(range(len(names)), names if fits else [""] * len(names), fontsize=SMALL + 1)
+    shown, angle = (names, 0) if _fit(names) else ([_split(name) for name in names], 90)
+    axes.set_xticks(range(len(names)), shown, fontsize=NAME_SIZE, rotation=angle)
     axes.grid(visible=False, axis="x")
+
+
+def _fit(names: Sequence[str]) -> bool:
+    """Return whether names fit side by side below a panel; others stand upright, in two lines."""
+    return len(names) <= MOST_NAMES and max(map(len, names), default=0) <= MOST_LETTERS
+
+
+def _split(name: str) -> str:
+    """Write a policy above its parameters."""
+    return name.replace(":", "\n", 1)
+
+
+def _longest(names: Sequence[str]) -> int:
+    return max(len(line) for name in names for line in _split(name).split("\n"))
 
 
 def _short(number: float, value: str) -> str:

@@ -143,7 +143,7 @@ def published_frame(marks: Sequence[Mapping[str, Any]], rows: pl.DataFrame) -> p
 
 
 def beside(rows: pl.DataFrame, chart: Chart, published: pl.DataFrame) -> pl.DataFrame:
-    """Return `PLACE`, the chart's values with their published ranges, and the identity of each replay.
+    """Return `PLACE`, the chart's values with their published ranges, and passes and identity of each replay.
 
     A published number without a replay has its own row.
     """
@@ -151,7 +151,7 @@ def beside(rows: pl.DataFrame, chart: Chart, published: pl.DataFrame) -> pl.Data
     along = [chart.x] if chart.x != "x" else []
     part = [chart.part] if chart.part else []
     values = list(dict.fromkeys([*along, *chart.values, *part, *chart.drawn, *live]))
-    numbers = rows.select([*PLACE, *values, "identity"])
+    numbers = rows.select([*PLACE, *values, "passes", "identity"])
     for value in published["value"].unique(maintain_order=True):
         ends = [pl.col(end).alias(f"{value} published, {end}") for end in ("low", "high")]
         own = published.filter(pl.col("value") == value).select(*PLACE, *ends, *_once(numbers, "of", "source"))
@@ -186,6 +186,9 @@ def printed(rows: pl.DataFrame, title: str) -> str:
     if kept["trace"].n_unique() == 1:
         title = f"{title}: {kept['model'][0]}, trace {kept['trace'][0]}"
         kept = kept.drop("model", "trace")
+    if len(passes := kept["passes"].drop_nulls().unique()) == 1:
+        title = f"{title}, passes {passes[0]}"
+        kept = kept.drop("passes")
     empty = [name for name in ("panel", "x") if _says_nothing(kept, name)]
     return table([_short(row) for row in kept.drop(empty).iter_rows(named=True)], title)
 

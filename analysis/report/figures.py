@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 
 from moereplay.analysis.figures.capacities import behind, bounds, curve_series, dots_of
-from moereplay.analysis.figures.chart import Axis, Chart, Panel, Tick, coinciding, spans_a_decade
-from moereplay.analysis.figures.facets import joined, lines
+from moereplay.analysis.figures.chart import Axis, Chart, Panel, Tick, coinciding, places, spans_a_decade
+from moereplay.analysis.figures.facets import joined, lines, phase_names
 from moereplay.analysis.metrics import HIGH, LOW, with_ratios
 from moereplay.analysis.palette import DASHES, SOLID, Look, looks
 from moereplay.analysis.report.cases import Case, Material, Run
@@ -148,8 +148,10 @@ def _of_one_capacity(figure: Figure, runs: Sequence[Run]) -> Figure:
 
 def _collisions(at: int, runs: Sequence[Run], drawn: Mapping[str, Look], frame: pl.DataFrame) -> list[Figure]:
     """Return a figure for each of a few capacities, of decode passes alone if there are any."""
-    cells = layers(frame).filter(pl.col("identity").is_in([run["identity"] for run in runs]))
+    shown = frame.filter(pl.col("about").struct.field("identity").is_in([run["identity"] for run in runs]))
+    cells = layers(shown)
     phase = "decode" if "decode" in cells["phase"].to_list() else "prefill"
+    name = phase_names(shown)[phase]
     rows = with_ratios(cells.filter(pl.col("phase") == phase)).drop_nulls("collisions_per_miss")
     rows = rows.select("identity", pl.col("layer").cast(pl.Float64), "collisions_per_miss")
     found = []
@@ -159,7 +161,7 @@ def _collisions(at: int, runs: Sequence[Run], drawn: Mapping[str, Look], frame: 
         series = lines(rows.join(names, on="identity"), "layer", "collisions_per_miss", drawn, "series")
         definition = f"Collisions: {COUNTERS['collisions'].definition}."
         chart = Chart(
-            f"Collisions per miss by layer, capacity {own[0]['config']['capacity']}, {phase}",
+            f"Collisions per miss by layer, capacity {own[0]['config']['capacity']}, {name}",
             note=f"Less is better. {definition} Layers without a miss have no point.",
             x=Axis("MoE layer", "whole"),
             y=Axis("collisions per miss", "share", zero=True),
@@ -177,14 +179,13 @@ def _few(runs: Sequence[Run]) -> list[float]:
 
 def _captioned(figure: Figure, left: int) -> Figure:
     """Add notes to the caption: intervals, start of the axis, hidden lines, and what is left out."""
-    measured = [each for each in figure.panel.series if each.measured]
     ends = any("low" in point for point in figure.points)
     thing = ("Thin lines", "bars") if figure.as_bars else ("Vertical bars", "points")
     note = joined(
         figure.chart.note,
         f"{thing[0]}: 95% CI; where they overlap much, {thing[1]} may not differ." if ends else "",
         "" if figure.chart.y.zero else "The axis does not begin at zero.",
-        "" if figure.as_bars else _hidden(coinciding(measured)),
+        "" if figure.as_bars else _hidden(coinciding(places(figure.panel.series))),
         f"The {MOST_SERIES} best lines of {MOST_SERIES + left:,}; the ranking has the others." if left else "",
     )
     return replace(figure, chart=replace(figure.chart, note=note))

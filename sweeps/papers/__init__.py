@@ -18,6 +18,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from moereplay.policies.contract import PolicyError
 from moereplay.results.chart import Chart
 from moereplay.results.errors import unknown
@@ -29,16 +31,17 @@ from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.parts import keep
 from moereplay.sweeps.policy_sets import Along, combined
 from moereplay.sweeps.store import Folder
+from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Frozen, Geometry, Trace
 
 #: Names on the command line, in the order in which papers are listed.
 PAPERS = ("specmd", "cache-conditional")
-#: What a figure can need of a trace besides the capabilities that policies need.
+#: What a figure can need of a trace besides the capabilities that policies need: tokens of each phase, in their order.
 PROMPTS, DECODE = "prompts", "decode"
 #: How to get what a trace lacks.
 REMEDY = {
     PROMPTS: "replay a trace of requests that have prompts",
-    DECODE: "replay a trace that has decoded tokens",
+    DECODE: "replay a trace that has decoded tokens, or pass --passes decode:N",
     "lookahead": "record with --look-ahead 1",
     "logits": "record the model; a trace of ids alone has none",
     "weights": "import or record gate weights",
@@ -196,8 +199,11 @@ class PaperFigure(NamedTuple):
             quotient = after / before
             yield Published(column, quotient, quotient, numbers.series, x, **place, model=numbers.model)
 
-    def cells(self, trace: Trace) -> Iterator[Cell]:
-        """Yield a cell per panel, template and combination of values. Raises ConfigError for a wrong grid."""
+    def cells(self, trace: Trace, given: Mapping[str, str] | None = None) -> Iterator[Cell]:
+        """Yield a cell per panel, template and combination of values; the settings `given` hold in every cell.
+
+        Raises ConfigError for a wrong grid.
+        """
         panels = self.paper.panels if self.entry.panels else {"": {}}
         for panel, own in panels.items():
             for template in self.templates:
@@ -207,7 +213,12 @@ class PaperFigure(NamedTuple):
                     values["predictor"] = predictor(trace)
                     settings = {name: text.format(**values) for name, text in (shared | own | template.set).items()}
                     series = template.series.format(**values)
-                    yield Cell(configure(**base | settings), series, _place(template.x, values, series), panel)
+                    yield Cell(
+                        configure(**base | settings | dict(given or {})),
+                        series,
+                        _place(template.x, values, series),
+                        panel,
+                    )
 
     def _combinations(self, template: Cells, geometry: Geometry) -> Iterator[dict[str, Any]]:
         axes = (self.entry.over | template.over).items()
@@ -246,12 +257,15 @@ def figures_of(paper: str, names: str = "") -> list[PaperFigure]:
     return [figures[name] for name in dict.fromkeys(wanted)]
 
 
-def planned(figure: PaperFigure, trace: Trace) -> Planned:
-    """Return the cells that can be replayed. Raises LackingError if none can, ConfigError for a wrong grid."""
-    for need in sorted(figure.needs - facts(trace)):
+def planned(figure: PaperFigure, trace: Trace, given: Mapping[str, str] | None = None) -> Planned:
+    """Return the cells that can be replayed, with the settings `given`.
+
+    Raises LackingError if none can, ConfigError for a wrong grid.
+    """
+    for need in sorted(figure.needs - facts(trace, (given or {}).get("passes", "recorded"))):
         raise LackingError(f"requires {need}, which this trace lacks; {REMEDY[need]}")
     able, refused = list[Cell](), dict[str, str]()
-    for cell in figure.cells(trace):
+    for cell in figure.cells(trace, given):
         try:
             plan(trace, cell.config)
         except PolicyError as error:
@@ -264,11 +278,11 @@ def planned(figure: PaperFigure, trace: Trace) -> Planned:
     return Planned(figure, able, {f"a part of {name}" if name in drawn else name: why for name, why in refused.items()})
 
 
-def facts(trace: Trace) -> frozenset[str]:
-    """Return the facts of a trace that figures may require."""
-    prompted = int(trace.prompt_lengths.sum())
-    has = {PROMPTS: prompted > 0, DECODE: prompted < trace.tokens}
-    return trace.capabilities | {name for name, held in has.items() if held}
+def facts(trace: Trace, passes: str) -> frozenset[str]:
+    """Return the facts of a trace under this schedule that figures may require."""
+    plan = schedule(trace, passes)
+    phases = np.unique(plan.phase if plan.rows is None else plan.rows.phase)
+    return trace.capabilities | {(PROMPTS, DECODE)[phase] for phase in phases}
 
 
 def predictor(trace: Trace) -> str:

@@ -199,6 +199,13 @@ def test_lines_that_coincide_are_named_above_the_panel() -> None:
     twins = pl.concat([by_hand({}, cells, eviction=name) for name in ("fifo", "lru")])
     (axes,) = draw("collisions_by_layer", twins).axes
     assert [text.get_text() for text in axes.texts] == ["lru = fifo"]
+    # 50.1 % in place of 50 % is less than a line is thick, 52 % is not; the axis ends at 50 %
+    for misses, said in ((1000, "lru = fifo"), (998, "lru ≈ fifo"), (960, "")):
+        near = [{"layer": layer, "misses": 1000, "collisions": 500} for layer in range(3)]
+        moved = [near[0], {"layer": 1, "misses": misses, "collisions": 500}, near[2]]
+        pair = pl.concat([by_hand({}, near, eviction="fifo"), by_hand({}, moved, eviction="lru")])
+        (axes,) = draw("collisions_by_layer", pair).axes
+        assert [text.get_text() for text in axes.texts] == [said]
 
 
 TIMED = [{"ttft_ns": 3_000_000, "decode_ns": 9_000_000, "decode_tokens": 4}]  #: a request with a first token, and more

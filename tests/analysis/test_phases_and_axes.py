@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import polars as pl
 
 from moereplay.analysis.figures.catalogue import FIGURES, draw, draw_all
@@ -27,7 +29,25 @@ def test_each_phase_has_a_figure_that_names_it(single: pl.DataFrame, name: str, 
     cells = layers(single).filter(pl.col("phase") == phase, pl.col("eviction") == "lru").sort("layer")
     assert drawn(figure.axes[0])["lru"] == (cells["collisions"] / cells["misses"]).to_list()
     assert texts(figure)[0] == f"Collisions per miss by layer, {phase}"
-    assert any(text.startswith(f"{phase.capitalize()} passes") and "only" in text for text in texts(figure))
+    assert f"{phase.capitalize()} only. Collisions" in note(figure)
+
+
+def test_names_of_phases_follow_the_passes() -> None:
+    """A request that is all prompt: one pass that is a prefill, and under `token` 12 passes that are not."""
+    whole = small_trace(tokens=0, prompt=12)
+    size = {"eviction": ["lru", "fifo"], "capacity": ["30%", "60%"]}
+    recorded, token = (draw_all(frame_of(whole, passes=[each], **size)) for each in ("recorded", "token"))
+    assert "collisions_in_prefill" in dict(recorded.figures) and "collisions_by_layer" in recorded.left_out
+    assert "draw collisions_by_layer" in token.left_out["collisions_in_prefill"]
+    assert texts(dict(token.figures)["collisions_by_layer"])[0].endswith("by layer, prompt tokens (one per pass)")
+    for name, figure in token.figures:
+        assert not re.search("prefill|decode", " ".join(texts(figure))), name
+    for passes, said in {
+        ("token", "chunk:1"): "Prompt tokens (one per pass) and decode together.",
+        ("chunk:2",): "Prefill and decode together.",
+        ("token", "chunk:2"): "Prompts and decode together.",
+    }.items():
+        assert said in note(draw("misses", frame_of(small_trace(), passes=[*passes], **size))), passes
 
 
 @every("name", ["misses", "hit_rate_by_capacity"])

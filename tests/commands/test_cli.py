@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,10 +16,12 @@ import polars as pl
 import pytest
 
 from moereplay.analysis.figures.catalogue import FIGURES
+from moereplay.commands import NAMES
 from moereplay.commands.terminal import say_when_compiling
 from moereplay.policies.errors import PolicyError
 from moereplay.results.counters import COUNTERS
 from moereplay.results.result import DOCUMENTED
+from moereplay.results.settings import LISTED
 from moereplay.simulator.compiled import engine
 from moereplay.simulator.compiled.fast_path import batch_path, fast_path, priced_path
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel
@@ -298,6 +301,19 @@ def test_commands_to_type_next_can_be_typed(small, tmp_path):
 def test_a_process_of_its_own_gives_the_same_answer(refused):
     alone, here = (refused("unknown policy", command) for command in (moereplay_alone, moereplay))
     assert (alone.returncode, alone.stdout, alone.stderr) == (2, here.stdout, here.stderr)
+
+
+def test_help_says_which_options_may_be_repeated_and_which_are_comma_lists():
+    once = [each for each in NAMES if not re.search(r"<list\[", moereplay(*each.split(), "--help").stdout)]
+    assert 10 < len(once) < len(NAMES)
+    for verb in set(NAMES) - set(once):
+        for told in re.split(r"\n  --", moereplay(*verb.split(), "--help").stdout)[1:]:
+            if "<list[" in told.partition(">")[0]:
+                assert "repeatable" in told, (verb, told)
+    listed = re.split(r"\n  --", moereplay("replay", "--help").stdout)
+    for name in LISTED:
+        (told,) = [each for each in listed if each.startswith(f"{name.replace('_', '-')} ")]
+        assert re.search(r"[Cc]omma\s+list", told), told
 
 
 def test_an_option_of_one_value_that_is_given_twice_is_refused(small):

@@ -177,6 +177,37 @@ def test_a_second_run_replays_nothing_and_writes_the_same_bytes(drawn: Drawn, sh
     assert {path: path.read_bytes() for path in folder.glob("*.*")} == files
 
 
+def test_passes_that_are_given_hold_in_every_cell_and_are_named(short: Path, tmp_path: Path) -> None:
+    """Results of both schedules are in one folder; the figure has those of the last command alone."""
+    figure, trace = figures_of("specmd", "collisions_by_layer")[0], open_trace(short)
+    for passes, said in {"recorded": "Prefill and decode", "token": "Prompt tokens (one per pass) and decode"}.items():
+        given = ("--figure", "collisions_by_layer,misses", "--out", tmp_path, "--workers", 1, "--passes", passes)
+        ended = moereplay("paper", "specmd", short, *given)
+        assert ended.returncode == 0 and f"passes {passes}" in " ".join(ended.stdout.split())
+        found = rows(tmp_path, figure)
+        assert {row["passes"] for row in found} == {passes}
+        cells = planned(figure, trace, {"passes": passes}).cells
+        assert {row["identity"] for row in found} == {cell.config.identity(trace) for cell in cells}
+        assert f"<!-- {said} together." in (tmp_path / "collisions_by_layer.svg").read_text()
+
+
+def test_bars_are_named_below_and_lines_that_hide_one_another_above(drawn: Drawn) -> None:
+    bars = (drawn.of("specmd") / "hit_rate.svg").read_text()
+    assert bars.count("<!-- score -->") == 4  # below each of three panels, and in the legend
+    assert bars.count("<!-- order=b -->") == 3  # upright, in two lines
+    rows = [(series, x, x / 4) for series in ("lru", "fifo", "score") for x in (1.0, 2.0)]
+    frame = pl.DataFrame(rows, ("series", "x", "hit_rate"), orient="row").with_columns(
+        pl.lit("model").alias("model"),
+        pl.lit("digest").alias("trace"),
+        pl.lit("").alias("panel"),
+        label=pl.lit("SIMULATED"),
+    )
+    apart = frame.with_columns(pl.col("hit_rate") + (pl.col("series") == "score") * (pl.col("x") - 1) / 10)
+    chart = Chart("lines", {"hit_rate": "hit rate"})
+    (axes,) = page(chart, Text("title", ""), apart, frame.clear()).axes
+    assert [text.get_text() for text in axes.texts] == ["lru = fifo"]
+
+
 def test_published_numbers_stand_beside_ours_on_request_alone(drawn: Drawn, short: Path, tmp_path: Path) -> None:
     with (drawn.of("specmd") / "collisions.csv").open() as file:
         beside = {(row["panel"], row["series"]): row for row in csv.DictReader(file)}
@@ -282,6 +313,7 @@ def test_a_trace_of_ids_alone_says_what_it_does_not_allow(bare: Path, tmp_path: 
         (("specmdd", "miniature"), "unknown paper 'specmdd': did you mean specmd?"),
         (("specmd", "miniature", "--figure", "colision"), "unknown figure of specmd 'colision': did you mean"),
         (("specmd", "none.zarr"), "none.zarr"),
+        (("specmd", "miniature", "--passes", "tokens"), "unknown passes 'tokens': did you mean token?"),
         (("specmd", "miniature", "--live", "none.json"), "--live none.json: No such file"),
         (("specmd", "miniature", "--out", "-"), "standard output"),
     ],

@@ -27,13 +27,13 @@ NO_COUNT: Row = dict.fromkeys(COUNTERS, 0)
 NO_TIME: Row = dict.fromkeys(REQUEST_TIMES, 0) | {"ttft_ns": None}
 
 
-def small_trace(geometry: Geometry = SMALL, tokens: int = 24, requests: int = 2) -> Trace:
+def small_trace(geometry: Geometry = SMALL, tokens: int = 24, requests: int = 2, prompt: int = 4) -> Trace:
     recall = (0.8,) if geometry.layers > 1 else ()
     config = Synthetic(
         kind="markov",
         geometry=geometry,
         requests=requests,
-        prompt_tokens=4,
+        prompt_tokens=prompt,
         decode_tokens=tokens,
         reuse=0.5,
         recall=recall,

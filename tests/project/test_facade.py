@@ -1,5 +1,6 @@
 """`import moereplay`: every public name, imported when it is used; a file of the user's that hides one is named."""
 
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import moereplay
 from moereplay import commands
 from moereplay.policies import contract
 from moereplay.traces.schema import Geometry, TraceError
+from tests.kit.command import moereplay_here as command_here
 from tests.kit.every import every
 from tests.project.test_imports import PACKAGES, ROOT, STAGES
 
@@ -66,6 +68,26 @@ def test_what_a_notebook_prints_is_one_short_line() -> None:
     deep = moereplay.known_model("deepseek-v3").geometry
     shown = [trace, trace.geometry, *trace.arrays.values(), trace.request(0), result, deep]
     assert [text for text in map(repr, shown) if "\n" in text or len(text) > 200] == []
+
+
+def test_a_preset_is_what_the_command_line_has_under_its_name() -> None:
+    """Its settings, under those that are given, and an error that names the presets."""
+    shown = command_here("replay", "miniature", "--preset", "specmd-1", "--seed", 3, "--capacity", "25%", "--json")
+    config = moereplay.configure(preset="specmd-1", seed=3, capacity="25%")
+    assert (config.contract, config.miss) == (
+        "sequential",
+        "fetch:bits=4",
+    )  # of the preset; the default is atomic, fetch
+    trace = moereplay.open_trace("miniature")
+    assert json.loads(shown.stdout)["about"]["identity"] == config.identity(trace)
+    assert moereplay.configure(preset="specmd-1", miss="fetch").miss == "fetch"  # the default wins where it is given
+    for name, said in {
+        "specmd-9": "did you mean specmd-",
+        "nothing": "choose from .*specmd-1",
+        "a,b": "choose from",
+    }.items():
+        with pytest.raises(moereplay.ConfigError, match=f"unknown preset '{name}': {said}"):
+            moereplay.configure(preset=name)
 
 
 def test_type_checkers_are_told_of_the_same_names() -> None:

@@ -131,7 +131,14 @@ def ids_alone() -> Trace:
 
 def test_a_trace_of_ids_alone_lacks_what_it_lacks() -> None:
     trace = ids_alone()
-    assert facts(trace) == {"ids", "decode"}
+    assert facts(trace, "recorded") == {"ids", "decode"}
+    prompts = small_trace(tokens=0, prompt=12)  # under decode:8 its last 4 tokens are decoded, one per pass
+    found = {each: facts(prompts, each) & {"prompts", "decode"} for each in ("token", "decode:8", "batch:2")}
+    assert found == {"token": {"prompts"}, "decode:8": {"prompts", "decode"}, "batch:2": {"prompts"}}
+    (figure,) = figures_of("specmd", "miss_handling")
+    with pytest.raises(LackingError, match=r"requires decode.* --passes decode:N"):
+        planned(figure, prompts)
+    assert {cell.config.passes for cell in planned(figure, prompts, {"passes": "decode:8"}).cells} == {"decode:8"}
     assert predictor(trace) == ORACLE
     assert predictor(small_trace()) == "top_k"
     (overfetch,) = figures_of("specmd", "overfetch")

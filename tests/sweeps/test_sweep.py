@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moereplay.analysis.figures.catalogue import FIGURES, draw_all
-from moereplay.analysis.metrics import grouped, measured, ranked
+from moereplay.analysis.metrics import averaged, grouped, measured, ranked
 from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
 from moereplay.results.parts import Part, frame_bytes
@@ -34,7 +34,7 @@ from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace
 from tests.kit.every import every
 from tests.kit.sweeping import GRID, experiment, merged, store_trace
-from tests.kit.tiny_runs import written_before
+from tests.kit.tiny_runs import SMALL, frame_of, small_trace, written_before
 
 ABOUT = {"sweep_version": 1}
 
@@ -242,8 +242,30 @@ def test_tables_rank_and_group(whole):
     assert largest == pytest.approx(best.filter(capacity="60%")["hit_rate"].mean())
     only_lru = filtered(frame, ["eviction=lru", "capacity=20%,60%"])
     assert ranked(only_lru, "hit_rate").height == 4
-    with pytest.raises(ResultError, match=r"'lru'.*setting=value"):
-        filtered(frame, ["lru"])
+    for condition in ("lru", "eviction,capacity", "eviction=lru,capacity=20%", "capacity=20%, eviction=lru"):
+        two = "expected setting=value, .* --where twice: --where eviction=lru --where capacity=5%"
+        with pytest.raises(ResultError, match=f"invalid condition '{condition}': {two}"):
+            filtered(frame, [condition])
+    assert filtered(only_lru, ["platform=a100-5gbps"]).height == only_lru.height
+
+
+def test_means_keep_models_apart_and_say_what_they_are_over() -> None:
+    """Two sizes under one name, two names, and two traces of one model, whose mean is over both."""
+    grid = {"eviction": ["lru", "fifo"], "capacity": ["30%", "60%"]}
+    one, more = frame_of(small_trace(), **grid), frame_of(small_trace(requests=3), **grid)
+    large = frame_of(small_trace(SMALL.model_copy(update={"layers": 6, "expert_bytes": (1_000_000,) * 6})), **grid)
+    named = one.with_columns(pl.col("about").struct.with_fields(pl.lit("another").alias("model")))
+    for other, apart, said in (
+        (large, "trace", "means over capacity (2)"),
+        (named, "model", "means over capacity (2)"),
+        (more, "", "means over trace (2), capacity (2)"),
+    ):
+        both = pl.concat([one, other])
+        means = grouped(both, ["eviction"], "hit_rate")
+        assert set(means.columns[:2]) == ({apart, "eviction"} if apart else {"eviction", "configurations"})
+        assert means["configurations"].to_list() == ([2] * 4 if apart else [4] * 2)
+        assert averaged(both, ["eviction"]) == said
+    assert averaged(one, ["eviction", "capacity"]) == ""
 
 
 def test_no_row_names_a_host_or_a_time(whole):

@@ -62,7 +62,8 @@ def test_a_text_file_holds_a_prompt_per_line_and_blank_lines_are_none(tmp_path):
 
 def test_files_are_read_one_after_the_other_and_repeats_are_kept(tmp_path):
     paths = [written(tmp_path, "a.txt", "one\ntwo\n"), written(tmp_path, "b.txt", "one\n")]
-    assert read_prompts(paths) == Prompts("a.txt+b.txt", ("one", "two", "one"))
+    places = tuple(f"{tmp_path}/{place}" for place in ("a.txt, line 1", "a.txt, line 2", "b.txt, line 1"))
+    assert read_prompts(paths) == Prompts("a.txt+b.txt", ("one", "two", "one"), places)
 
 
 def test_a_field_may_reach_into_a_record(tmp_path):
@@ -129,8 +130,18 @@ BROKEN = [
     ("a.jsonl", '{"q": "x"}\n{"q": ', "q", r"a\.jsonl, line 2: invalid JSON"),
     ("a.jsonl", '{"q": "x"}\n[1]', "q", r"line 2: invalid list"),
     ("a.jsonl", '{"q": "x"}\n\n{"q": " "}', "q", r"line 3: prompt 2 is empty"),
-    ("a.jsonl", '{"q": 7}', "q", r"field 'q' is int, expected text"),
-    ("a.jsonl", '{"q": ["x"]}', "q", r"field 'q' is list, expected text, reach into it with dots"),
+    ("a.jsonl", '{"q": 7}', "q", r"field 'q' is int, expected text or token ids"),
+    ("a.jsonl", '{"q": ["x"]}', "q", r"field 'q' is list, expected text or token ids, reach into it with dots"),
+    ("a.jsonl", '{"q": [1]}\n{"q": []}', "q", r"a\.jsonl, line 2: prompt 2 is empty: expected at least one token"),
+    (
+        "a.jsonl",
+        '{"q": [1]}\n\n{"q": [1, -1]}',
+        "q",
+        r"a\.jsonl, line 3: invalid token id -1 in q\.1: expected a whole",
+    ),
+    ("a.jsonl", '{"q": [1.0]}', "q", r"line 1: invalid token id 1\.0 in q\.0"),
+    ("a.jsonl", '{"q": [1, true]}', "q", r"line 1: invalid token id True in q\.1"),
+    ("a.jsonl", '{"q": [1, "x"]}', "q", r"line 1: invalid token id 'x' in q\.1"),
     ("a.jsonl", '{"q": ["x"]}', "q.1", r"'q.1'.* '1'"),
     ("a.jsonl", "\n\n", "q", r"a\.jsonl holds no prompts"),
     ("a.jsonl", "[" * 100_000, "q", r"line 1: invalid JSON"),
@@ -204,7 +215,7 @@ def test_a_dataset_is_read_by_split_and_field(monkeypatch, tmp_path):
     asked = []
     rows = Rows([{"question": "x", "answer": "1"}, {"question": "y", "answer": "2"}])
     installed(monkeypatch, lambda source, split: asked.append((source, split)) or rows)
-    assert read_dataset("owner/name:train", "question") == Prompts("owner/name:train", ("x", "y"))
+    assert read_dataset("owner/name:train", "question")[:2] == ("owner/name:train", ("x", "y"))
     assert read_dataset("owner/name", "question").name == "owner/name:test"
     assert asked == [("owner/name", "train"), ("owner/name", "test")]
     assert read_dataset(f"{tmp_path}/here", "question").name == "here:test"  # no path of this machine
@@ -239,6 +250,27 @@ def test_prompts_become_the_tokenizers_ids():
     assert [each.tolist() for each in work.sequences] == [ids("ab"), ids("c")]
     assert all(each.dtype == np.int32 for each in work.sequences)
     assert work.prompts == f"a: 2 prompts, sha256 {Prompts('a', ('ab', 'c')).sha256}"
+
+
+def test_token_ids_are_recorded_as_they_are(tmp_path):
+    """No opening token is added, and an error names the line, also of a set that was shuffled."""
+    rows = [{"ids": ids("ab"), "n": 1}, {"ids": [81, 1], "n": 2}]
+    path = written(tmp_path, "a.jsonl", "\n\n".join(map(json.dumps, rows)))
+    pl.DataFrame(rows).write_parquet(tmp_path / "b.parquet")
+    read = read_prompts([path, tmp_path / "b.parquet"], "ids")
+    work = encode(read, OPENING, ROOM, new=4)
+    assert [each.tolist() for each in work.sequences] == [ids("ab"), [81, 1]] * 2
+    assert work.prompts == f"a.jsonl+b.parquet: 4 prompts of token ids, sha256 {read.sha256}"
+    (cut,) = encode(Prompts("a", (tuple(range(1, 81)),), ("a",)), OPENING, ROOM, new=4, truncate=True).sequences
+    assert cut.tolist() == list(range(20, 81))  # 61 of them fit, and it does not begin with the opening token
+    shuffled = read.chosen(2)
+    assert shuffled.places != read.places
+    assert dict(zip(shuffled.places, shuffled.texts, strict=True)) == dict(zip(read.places, read.texts, strict=True))
+    said = "line 3: invalid token id 81 .number 1.: expected 0 to 79, as the vocabulary of the model has 80"
+    with pytest.raises(RecordError, match=said):
+        encode(read, PLAIN, Room(64, 80), new=4)
+    with pytest.raises(RecordError, match="line 1: --chat cannot be combined with token ids"):
+        encode(read, character_tokenizer(template="{{ messages }}"), ROOM, new=4, chat=True)
 
 
 def test_the_tokenizers_own_opening_token_is_kept():

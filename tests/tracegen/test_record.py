@@ -16,19 +16,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 from zarr.storage import LocalStore
 
 from moereplay.tracegen import record as recording
 from moereplay.tracegen.checkpoint import Loaded, load
 from moereplay.tracegen.decoding import Decoding, Stepper, Surprise, continued, nll, seed_of
 from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.folder import MINIATURE
 from moereplay.tracegen.plan import Plan, refuse_taken
-from moereplay.tracegen.prompts import Prompts
+from moereplay.tracegen.prompts import Prompts, read_prompts
 from moereplay.tracegen.record import Progress, record, room_of
 from moereplay.tracegen.tokens import Work, encode
 from moereplay.traces.schema import Geometry, Header, Trace, TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.writer import TraceWriter
+from tests.kit.command import moereplay_here as moereplay
 from tests.kit.every import every
 from tests.kit.tiny_checkpoints import checkpoint
 
@@ -106,6 +109,22 @@ def test_the_gates_rows_are_the_models_own(loaded, tmp_path):
         assert request.logits is not None
         assert np.array_equal(request.logits, logits)
         assert np.array_equal(np.sort(request.chosen), np.sort(logits.argsort(-1)[..., -4:]))
+
+
+def test_token_ids_are_recorded_as_the_text_that_has_them(tmp_path):
+    """The bundled model on its first prompt, and on the ids that its tokenizer gives for it."""
+    (text,) = read_prompts([MINIATURE / "prompts.jsonl"]).chosen(limit=1).texts
+    ids = AutoTokenizer.from_pretrained(MINIATURE)(text)["input_ids"]
+    (tmp_path / "ids.jsonl").write_text(json.dumps({"input_ids": ids, "attention_mask": [1] * len(ids)}))
+    given = {"text": ("--limit", 1), "ids": ("--prompts", tmp_path / "ids.jsonl", "--field", "input_ids")}
+    for name, words in given.items():
+        ended = moereplay("record", "miniature", *words, "--max-new-tokens", 3, "--out", tmp_path / f"{name}.zarr")
+        assert ended.returncode == 0, ended.stderr
+    of_text, of_ids = (open_trace(tmp_path / f"{name}.zarr") for name in given)
+    assert of_ids.header.provenance.prompts.startswith("ids.jsonl: 1 prompt of token ids, sha256")
+    assert of_ids.tokens == len(ids) + 2 and set(of_ids.arrays) == set(of_text.arrays) > {"token_ids", "logits"}
+    for name in of_text.arrays:
+        assert np.array_equal(of_text.read(name, 0, of_ids.tokens), of_ids.read(name, 0, of_ids.tokens)), name
 
 
 def test_text_can_be_read_in_one_pass_or_token_by_token(loaded, tmp_path):
