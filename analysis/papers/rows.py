@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from moereplay.analysis.forecast_fit import rounded_share
 from moereplay.analysis.metrics import measured, with_ratios
 from moereplay.analysis.tables import DIGITS, csv, table
 from moereplay.results.chart import BOUND, RELATIVE, Chart
@@ -34,6 +35,7 @@ def rows_of(
     found = {"run": _runs, "layer": _layers, "lifetime": _lifetimes}[chart.per](frame)
     settings = measured(frame).drop(set(found.columns) - {"identity"}, strict=False)
     rows = places.join(found, on="identity", how="left", maintain_order="left").join(settings, on="identity")
+    rows = _with_changed(rows, frame) if chart.per == "run" else rows
     rows = _with_perplexity(rows, frame, live) if chart.live else rows
     if chart.per != "run":
         rows = rows.with_columns(pl.col("place").alias("x")).drop("place")
@@ -43,12 +45,19 @@ def rows_of(
 
 
 def _runs(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return every metric, and the three that papers state inversely."""
+    """Return every metric, and the miss rate."""
     return measured(frame).select(
         pl.all(),
         pl.when(pl.col("accesses") > 0).then(pl.col("misses") / pl.col("accesses")).alias("miss_rate"),
-        (1 - pl.col("mass_share_kept") + pl.col("mass_share_low_precision")).alias("mass_changed"),
     )
+
+
+def _with_changed(rows: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
+    """Add `mass_rounded`, and `mass_changed`: the gate weight dropped, replaced or rounded; null without weights."""
+    miss = {about["identity"]: about["policies"]["miss"] for about in frame["about"]}
+    rounded = [rounded_share(row, miss[row["identity"]], row["stored_bits"]) for row in rows.iter_rows(named=True)]
+    changed = (1 - pl.col("mass_share_kept") + pl.col("mass_rounded")).alias("mass_changed")
+    return rows.with_columns(pl.Series("mass_rounded", rounded, pl.Float64)).with_columns(changed).drop("stored_bits")
 
 
 def _layers(frame: pl.DataFrame) -> pl.DataFrame:
