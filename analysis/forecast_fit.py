@@ -74,15 +74,17 @@ def change_of(counters: Mapping[str, int | None], miss: str, stored: float) -> C
     return Change(_lost(1 - kept, 1 - chosen), variation, substituted, dropped, ranks, rounding)
 
 
-def rounded_share(counters: Mapping[str, int | None], miss: str, stored: float) -> float | None:
-    """Return the share of gate weight that rounding takes from what ran as chosen, None without gate weights.
+def mass_changed(counters: Mapping[str, int | None], miss: str, stored: float) -> float | None:
+    """Return the open-loop stand-in for quality, None without gate weights: the gate mass changed, as a share.
 
-    An expert at few bits counts by the relative error of its output, at most as one that did not run. The miss policy
-    is in full spelling; the model is stored at `stored` bits.
+    Dropped and replaced experts count in full. What ran as chosen but at few bits counts by the relative error of its
+    output, at most as if dropped. Arguments are those of `change_of`.
     """
     kept = METRICS["mass_share_kept"].value(counters)
-    at_bits = () if kept is None else _by_bits(counters, kept, tiers_of(miss))
-    return None if kept is None else sum(share * output_error(bits, stored) for bits, share in at_bits)
+    if kept is None:
+        return None
+    at_bits = _by_bits(counters, kept, tiers_of(miss))
+    return 1 - kept + sum(share * output_error(bits, stored) for bits, share in at_bits)
 
 
 def output_error(bits: float, stored: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from moereplay.analysis.forecast_fit import rounded_share
+from moereplay.analysis.forecast_fit import mass_changed
 from moereplay.analysis.metrics import measured, with_ratios
 from moereplay.analysis.tables import DIGITS, csv, table
 from moereplay.results.chart import BOUND, RELATIVE, Chart
@@ -53,11 +53,11 @@ def _runs(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_changed(rows: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
-    """Add `mass_rounded`, and `mass_changed`: the gate weight dropped, replaced or rounded; null without weights."""
+    """Add `mass_changed`, and the part of it that rounding changed; null without gate weights."""
     miss = {about["identity"]: about["policies"]["miss"] for about in frame["about"]}
-    rounded = [rounded_share(row, miss[row["identity"]], row["stored_bits"]) for row in rows.iter_rows(named=True)]
-    changed = (1 - pl.col("mass_share_kept") + pl.col("mass_rounded")).alias("mass_changed")
-    return rows.with_columns(pl.Series("mass_rounded", rounded, pl.Float64)).with_columns(changed).drop("stored_bits")
+    changed = [mass_changed(row, miss[row["identity"]], row["stored_bits"]) for row in rows.iter_rows(named=True)]
+    rounded = (pl.col("mass_changed") + pl.col("mass_share_kept") - 1).alias("mass_rounded")
+    return rows.with_columns(pl.Series("mass_changed", changed, pl.Float64)).with_columns(rounded).drop("stored_bits")
 
 
 def _layers(frame: pl.DataFrame) -> pl.DataFrame:
@@ -130,8 +130,13 @@ def _change(document: Mapping[str, Any]) -> float | None:
 
 #: Columns of published numbers: the column they compare with, range, place in the figure, model, and source.
 PUBLISHED = ("value", "low", "high", *PLACE, "of", "source")
+#: Parts of `mass_changed`, written beside it.
+PARTS = ("mass_share_dropped", "mass_share_substituted", "mass_rounded")
 #: Heads of columns.
 HEADS = {
+    "mass_share_dropped": "dropped",
+    "mass_share_substituted": "replaced",
+    "mass_rounded": "rounded",
     "collisions_per_miss": "coll/miss",
     "relative_collisions": "times",
     "ttft_mean_ms": "TTFT ms",
@@ -157,7 +162,8 @@ def beside(rows: pl.DataFrame, chart: Chart, published: pl.DataFrame) -> pl.Data
     """
     live = [chart.live] if chart.live in rows.columns else []
     along = [chart.x] if chart.x != "x" else []
-    values = list(dict.fromkeys([*along, *chart.values, *chart.drawn, *live]))
+    parts = PARTS if "mass_changed" in (*along, *chart.values) else ()
+    values = list(dict.fromkeys([*along, *parts, *chart.values, *chart.drawn, *live]))
     numbers = rows.select([*PLACE, *values, "identity"])
     for value in published["value"].unique(maintain_order=True):
         ends = [pl.col(end).alias(f"{value} published, {end}") for end in ("low", "high")]
