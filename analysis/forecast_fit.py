@@ -77,14 +77,19 @@ def change_of(counters: Mapping[str, int | None], miss: str, stored: float) -> C
 def mass_changed(counters: Mapping[str, int | None], miss: str, stored: float) -> float | None:
     """Return the open-loop stand-in for quality, None without gate weights: the gate mass changed, as a share.
 
-    Dropped and replaced experts count in full. What ran as chosen but at few bits counts by the relative error of its
-    output, at most as if dropped. Arguments are those of `change_of`.
+    Dropped and replaced experts count in full, what ran as chosen but at few bits by `mass_rounded`. Arguments are
+    those of `change_of`.
     """
+    kept, rounded = METRICS["mass_share_kept"].value(counters), mass_rounded(counters, miss, stored)
+    return None if kept is None or rounded is None else 1 - kept + rounded
+
+
+def mass_rounded(counters: Mapping[str, int | None], miss: str, stored: float) -> float | None:
+    """Return the share of gate weight that ran as chosen at few bits, times the relative error of the output."""
     kept = METRICS["mass_share_kept"].value(counters)
     if kept is None:
         return None
-    at_bits = _by_bits(counters, kept, tiers_of(miss))
-    return 1 - kept + sum(share * output_error(bits, stored) for bits, share in at_bits)
+    return sum(share * output_error(bits, stored) for bits, share in _by_bits(counters, kept, tiers_of(miss)))
 
 
 def output_error(bits: float, stored: float) -> float:

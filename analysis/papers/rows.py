@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from moereplay.analysis.forecast_fit import mass_changed
+from moereplay.analysis.forecast_fit import mass_changed, mass_rounded
 from moereplay.analysis.metrics import measured, with_ratios
 from moereplay.analysis.tables import DIGITS, csv, table
 from moereplay.results.chart import BOUND, RELATIVE, Chart
@@ -53,11 +53,12 @@ def _runs(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_changed(rows: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
-    """Add `mass_changed`, and the part of it that rounding changed; null without gate weights."""
+    """Add `mass_changed`, and the part of it that is rounding; null without gate weights."""
     miss = {about["identity"]: about["policies"]["miss"] for about in frame["about"]}
-    changed = [mass_changed(row, miss[row["identity"]], row["stored_bits"]) for row in rows.iter_rows(named=True)]
-    rounded = (pl.col("mass_changed") + pl.col("mass_share_kept") - 1).alias("mass_rounded")
-    return rows.with_columns(pl.Series("mass_changed", changed, pl.Float64)).with_columns(rounded).drop("stored_bits")
+    told = [(row, miss[row["identity"]], row["stored_bits"]) for row in rows.iter_rows(named=True)]
+    columns = {"mass_changed": mass_changed, "mass_rounded": mass_rounded}
+    added = [pl.Series(name, [share(*each) for each in told], pl.Float64) for name, share in columns.items()]
+    return rows.with_columns(added).drop("stored_bits")
 
 
 def _layers(frame: pl.DataFrame) -> pl.DataFrame:
