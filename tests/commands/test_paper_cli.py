@@ -106,7 +106,8 @@ def test_every_figure_is_drawn_with_the_numbers_of_ordinary_replays(
     for cell in (cells[0], cells[-1], *[cell for cell in cells if cell.config.miss == "cascade"][:1]):
         own = [row for row in found if (row["series"], row["panel"]) == (cell.series, cell.panel)]
         if figure.chart.per == "run":
-            own = [row for row in own if row["x"] == str(cell.x) or same(row["x"], cell.x)]
+            own = [row for row in own if row["identity"] == cell.config.identity(trace)]
+            assert all(row["x"] == str(cell.x) or same(row["x"], cell.x) for row in own)
         result = replay(trace, cell.config)
         expected = list(counted(figure, trace, result))
         assert figure.chart.per == "run" or [float(row["x"]) for row in own] == [x for x, _ in expected]
