@@ -21,7 +21,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables figures format clean
+.PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss report-check bench-recording bench bench-cost bench-sweep miniature sample tables figures format clean
 
 help:            ## this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -237,6 +237,10 @@ study-tasks: .venv/dev.stamp  ## public prompt sets as tasks under ten policy se
 	$(BIN)/moereplay quality $(or $(MODEL),miniature) --sets benchmarks/quality_sets.toml \
 	    --tasks runs/tasks/truthfulqa.yaml,runs/tasks/gsm8k.yaml,runs/tasks/nq_open.yaml,perplexity:tracegen/miniature/heldout.txt \
 	    --window 128 --limit $(or $(LIMIT),10) --batch $(or $(BATCH),8) --dtype float32 --out runs/quality-tasks
+
+study-miss: .venv/record.stamp  ## miss policies live on the miniature, and whether gate mass changed has their order (20 minutes)
+	$(BIN)/moereplay quality miniature --sets benchmarks/miss_sets.toml --window 64 --limit 4 --batch 4 --dtype float32 \
+	    --tasks perplexity:tracegen/miniature/heldout.txt --out runs/study-miss
 
 study-tune: .venv/dev.stamp  ## share of the true Pareto set of 2,000 configurations that a search finds, and random search
 	$(BIN)/python benchmarks/tune_against_grid.py

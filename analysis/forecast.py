@@ -33,14 +33,12 @@ from moereplay.analysis.forecast_fit import (
     reach_of,
     stored_bits,
 )
-from moereplay.analysis.quality import Judged, judged
+from moereplay.analysis.quality import KL, NLL, Judged, judged, replayed
 from moereplay.analysis.tables import FORECAST as HEADS
 from moereplay.results.errors import ResultError, unknown
 from moereplay.results.quality import UNMODIFIED
-from moereplay.results.settings import KINDS
 from moereplay.traces.texts import counted
 
-NLL, KL = "nll", "kl"  #: the measure behind perplexity, and the least noisy one
 FEWEST, FEWEST_POLICIES = 9, 3  #: live points that a 90 % interval needs, and policies among them
 LARGEST_EXPONENT = log(float_info.max)  #: nats whose perplexity overflows
 NORMAL_95 = 1.96  #: standard errors in half a 95 % CI of many examples
@@ -125,7 +123,13 @@ def points_of(rows: pl.DataFrame, found: Sequence[Judged], measure: str) -> list
     kl = {each.set: _measured(_finite(each)) for each in found if each.measure == KL != measure}
     live = rows.filter(pl.col("changes_output") & (pl.col("set") != UNMODIFIED))
     return [
-        Point(row["set"], policy_of(row["config"]), _change(row), *_measured(losses[row["set"]]), kl.get(row["set"]))
+        Point(
+            row["set"],
+            policy_of(row["config"]),
+            change_of(*replayed(row)),
+            *_measured(losses[row["set"]]),
+            kl.get(row["set"]),
+        )
         for row in live.iter_rows(named=True)
         if row["set"] in losses
     ]
@@ -137,12 +141,6 @@ def _finite(judged: Judged) -> Judged:
         found = f"invalid {judged.measure} loss of set {judged.set}: {judged.loss} is not finite"
         raise ResultError(f"{found}; run live in a wider --dtype, or remove the set from --sets")
     return judged
-
-
-def _change(row: Mapping[str, Any]) -> Change:
-    spelled = row["about"]["policies"].split(", ")  # a policy per kind, then the storage of low-bit experts
-    miss = dict(zip(KINDS, spelled, strict=False))["miss"]
-    return change_of(row["replayed"], miss, stored_bits(row["about"]["dtype"]))
 
 
 def _measured(judged: Judged) -> tuple[float, float]:

@@ -7,15 +7,15 @@ change costs nothing and more of a figure never costs less.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from math import asinh, ceil, inf, sinh
+from collections.abc import Iterator, Mapping, Sequence
+from math import asinh, ceil, inf, sinh, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moereplay.results.errors import ResultError
-from moereplay.results.result import METRICS
+from moereplay.results.result import METRICS, Metric
 
 LEVEL = 0.9  #: coverage of an interval
 POWERS = (1.0, 1.5, 2.0)
@@ -30,13 +30,17 @@ COUNTED = {
     "substitution": "mass_substituted / mass",
     "dropping": "mass_dropped / mass",
     "displacement": "rank_displacement / assignments",
-    "rounding": "mass_low_precision and the bits of the miss policy",
+    "rounding": "the mass below each precision and the bits of the miss policy",
 }
 #: Ratios from which a change is computed.
 READ = (
     *("mass_share_kept", "choice_kept", "mean_variation", "mass_share_substituted", "mass_share_dropped"),
-    *("mass_share_low_precision", "mean_displacement"),
+    "mean_displacement",
 )
+#: Nested counters of gate weight below the first, second and third precision of a miss policy.
+BELOW = ("mass_low_precision", "mass_below_second", "mass_below_third")
+#: Relative error of an expert's output in steps of rounding: `affine` on normal weights, as docs/precision.md measured.
+STEP_ERROR = 2.4
 
 
 class Change(NamedTuple):
@@ -64,9 +68,33 @@ def change_of(counters: Mapping[str, int | None], miss: str, stored: float) -> C
     found = {name: METRICS[name].value(counters) for name in READ}
     if None in found.values():
         raise ResultError("missing gate weights: replay a trace that has them, with this version")
-    kept, chosen, variation, substituted, dropped, low, ranks = (value or 0.0 for value in found.values())
-    rounding = _rounding(low, 1 - dropped, tiers_of(miss), stored)
+    kept, chosen, variation, substituted, dropped, ranks = (value or 0.0 for value in found.values())
+    at_bits = _by_bits(counters, 1 - dropped, tiers_of(miss))
+    rounding = sum(share * _rounding_error(bits, stored) for bits, share in at_bits)
     return Change(_lost(1 - kept, 1 - chosen), variation, substituted, dropped, ranks, rounding)
+
+
+def mass_changed(counters: Mapping[str, int | None], miss: str, stored: float) -> float | None:
+    """Return the open-loop stand-in for quality, None without gate weights: the gate mass changed, as a share.
+
+    Dropped and replaced experts count in full, what ran as chosen but at few bits by `mass_rounded`. Arguments are
+    those of `change_of`.
+    """
+    kept, rounded = METRICS["mass_share_kept"].value(counters), mass_rounded(counters, miss, stored)
+    return None if kept is None or rounded is None else 1 - kept + rounded
+
+
+def mass_rounded(counters: Mapping[str, int | None], miss: str, stored: float) -> float | None:
+    """Return the share of gate weight that ran as chosen at few bits, times the relative error of the output."""
+    kept = METRICS["mass_share_kept"].value(counters)
+    if kept is None:
+        return None
+    return sum(share * output_error(bits, stored) for bits, share in _by_bits(counters, kept, tiers_of(miss)))
+
+
+def output_error(bits: float, stored: float) -> float:
+    """Return the relative error of an expert's output at some bits, at most 1; 0 stands for the stored bits."""
+    return min(STEP_ERROR * sqrt(_rounding_error(bits, stored)), 1.0)
 
 
 def tiers_of(miss: str) -> Sequence[float]:
@@ -92,12 +120,18 @@ def _lost(mass: float, assignments: float) -> float:
     return mass * mass / assignments if assignments > 0 else 0.0
 
 
-def _rounding(low: float, ran: float, tiers: Sequence[float], stored: float) -> float:
-    """Return the rounding.
+def _by_bits(counters: Mapping[str, int | None], ran: float, tiers: Sequence[float]) -> Iterator[tuple[float, float]]:
+    """Yield the bits of each tier and its share of gate weight, `ran` in all.
 
-    Everything below the first tier counts as the last tier, as the counters do not separate tiers.
+    Results without the counters of lower tiers have all below the first at the last, as policies of more than four
+    tiers have all below the third.
     """
-    return max(ran - low, 0.0) * _rounding_error(tiers[0], stored) + low * _rounding_error(tiers[-1], stored)
+    below = [ran]
+    for name in BELOW[: len(tiers) - 1]:
+        below.append(below[-1] if counters.get(name) is None else Metric((name,), ("mass",)).value(counters) or 0.0)
+    for tier, share in enumerate(below):
+        last = tier == len(below) - 1
+        yield tiers[-1 if last else tier], share if last else max(share - below[tier + 1], 0.0)
 
 
 def _rounding_error(bits: float, stored: float) -> float:

@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from moereplay.analysis.statistics import Pairs, difference
+from moereplay.analysis.forecast_fit import mass_changed, stored_bits
+from moereplay.analysis.statistics import Pairs, difference, spearman
 from moereplay.results.quality import UNMODIFIED
 from moereplay.results.result import METRICS, MISS_RATE, Row
-from moereplay.results.settings import POLICIES
+from moereplay.results.settings import KINDS, POLICIES
 
+NLL, KL = "nll", "kl"  #: the measure behind perplexity, and the least noisy one
 #: Preferred leading measures, best first.
-LEADING = ("acc_norm", "acc", "exact_match,strict-match", "exact_match", "mc2", "nll", "perplexity")
+LEADING = ("acc_norm", "acc", "exact_match,strict-match", "exact_match", "mc2", NLL, "perplexity")
 
 
 class Judged(NamedTuple):
@@ -76,7 +78,8 @@ def document(frame: pl.DataFrame) -> Row:
     rows = []
     for row in frame.drop("examples", "rows_version", "digest").iter_rows(named=True):
         own = [each for each in found if (each.set, each.task) == (row["set"], row["task"])]
-        rows.append(row | {"figures": figures(row), "differences": [_as_row(each) for each in own]})
+        told = {"figures": figures(row), "mass_changed": _changed(row)}
+        rows.append(row | told | {"differences": [_as_row(each) for each in own]})
     return _finite({"rows": rows})
 
 
@@ -116,8 +119,35 @@ def _table_row(row: Row, first: str, found: Mapping[tuple[str, str, str], Judged
         first: values.get(first),
         "loss": own.loss if own else None,
         "±": own.off if own else None,
+        "mass changed": _changed(row),
         **rest,
     }
+
+
+def order_of(frame: pl.DataFrame, task: str) -> str:
+    """Return a sentence on how the replays' gate mass changed orders the sets of a task; empty where nothing varies.
+
+    The live order is that of KL, the least noisy measure, or of the measure that leads where no KL was measured.
+    """
+    changed = {row["set"]: _changed(row) for row in frame.iter_rows(named=True) if row["task"] == task}
+    losses = {(each.measure, each.set): each.loss for each in judged(frame) if each.task == task}
+    first = KL if any(measure == KL for measure, _ in losses) else leading(frame, task)
+    pairs = [(changed[name], loss) for (measure, name), loss in losses.items() if measure == first]
+    known = [(share, loss) for share, loss in pairs if share is not None and loss is not None and isfinite(loss)]
+    found = spearman(*zip(*known, strict=True)) if known else None
+    if found is None:
+        return ""
+    return f"mass changed, of the replays: rank correlation with {first} {found:.2f}, {len(known)} sets"
+
+
+def _changed(row: Mapping[str, Any]) -> float | None:
+    return mass_changed(*replayed(row)) if row["replayed"] else None
+
+
+def replayed(row: Mapping[str, Any]) -> tuple[Mapping[str, int | None], str, float]:
+    """Return what changed in a set's replay: its totals, the miss policy in full spelling and the stored bits."""
+    spelled = row["about"]["policies"].split(", ")  # a policy per kind, then the storage of low-bit experts
+    return row["replayed"], dict(zip(KINDS, spelled, strict=False))["miss"], stored_bits(row["about"]["dtype"])
 
 
 def shown(name: str) -> str:

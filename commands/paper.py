@@ -193,6 +193,7 @@ def _cells(each: Each) -> list[dict[str, Any]]:
     trace = each.trace
     return [
         {"identity": cell.config.identity(trace), "series": cell.series, "x": cell.x, "panel": cell.panel}
+        | {"stored_bits": trace.geometry.expert_bits}
         for cell in each.planned.cells
     ]
 

@@ -181,7 +181,7 @@ def _write(frame: pl.DataFrame, out: Path) -> None:
 def _report(frame: pl.DataFrame, as_json: bool) -> None:
     import polars as pl
 
-    from moereplay.analysis.quality import document, tables
+    from moereplay.analysis.quality import document, order_of, tables
     from moereplay.analysis.tables import table
     from moereplay.traces.texts import counted
 
@@ -193,6 +193,7 @@ def _report(frame: pl.DataFrame, as_json: bool) -> None:
     for task, rows in tables(frame).items():
         texts = frame.filter(pl.col("task") == task)["texts"][0]
         show("", table(rows, f"{task}: {counted(texts, 'text')}", spare=[*rows[0]][:5:-1], more="--json"))
+        show(*filter(None, [order_of(frame, task)]))
     show("loss: how much worse than unmodified on the same examples; ±: half its 95 % interval over examples")
 
 

@@ -103,6 +103,8 @@ _DECLARED = (
     Counter("mass", WEIGHT, "gate weight of the router's own choice"),
     Counter("mass_kept", WEIGHT, "the part of mass executed as chosen"),
     Counter("mass_low_precision", WEIGHT, "the part of mass_kept executed below the highest precision tier"),
+    Counter("mass_below_second", WEIGHT, "the part of mass_low_precision executed below the second precision tier"),
+    Counter("mass_below_third", WEIGHT, "the part of mass_below_second executed below the third precision tier"),
     Counter(
         "mass_substituted",
         WEIGHT,

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from moereplay.analysis.forecast_fit import mass_changed, mass_rounded
 from moereplay.analysis.metrics import measured, with_ratios
 from moereplay.analysis.tables import DIGITS, csv, table
 from moereplay.results.chart import BOUND, RELATIVE, Chart
@@ -34,6 +35,7 @@ def rows_of(
     found = {"run": _runs, "layer": _layers, "lifetime": _lifetimes}[chart.per](frame)
     settings = measured(frame).drop(set(found.columns) - {"identity"}, strict=False)
     rows = places.join(found, on="identity", how="left", maintain_order="left").join(settings, on="identity")
+    rows = _with_changed(rows, frame) if chart.per == "run" else rows
     rows = _with_perplexity(rows, frame, live) if chart.live else rows
     if chart.per != "run":
         rows = rows.with_columns(pl.col("place").alias("x")).drop("place")
@@ -43,12 +45,20 @@ def rows_of(
 
 
 def _runs(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return every metric, and the three that papers state inversely."""
+    """Return every metric, and the miss rate."""
     return measured(frame).select(
         pl.all(),
         pl.when(pl.col("accesses") > 0).then(pl.col("misses") / pl.col("accesses")).alias("miss_rate"),
-        (1 - pl.col("mass_share_kept") + pl.col("mass_share_low_precision")).alias("mass_changed"),
     )
+
+
+def _with_changed(rows: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
+    """Add `mass_changed`, and the part of it that is rounding; null without gate weights."""
+    miss = {about["identity"]: about["policies"]["miss"] for about in frame["about"]}
+    told = [(row, miss[row["identity"]], row["stored_bits"]) for row in rows.iter_rows(named=True)]
+    columns = {"mass_changed": mass_changed, "mass_rounded": mass_rounded}
+    added = [pl.Series(name, [share(*each) for each in told], pl.Float64) for name, share in columns.items()]
+    return rows.with_columns(added).drop("stored_bits")
 
 
 def _layers(frame: pl.DataFrame) -> pl.DataFrame:
@@ -121,8 +131,13 @@ def _change(document: Mapping[str, Any]) -> float | None:
 
 #: Columns of published numbers: the column they compare with, range, place in the figure, model, and source.
 PUBLISHED = ("value", "low", "high", *PLACE, "of", "source")
+#: Parts of `mass_changed`, written beside it.
+PARTS = ("mass_share_dropped", "mass_share_substituted", "mass_rounded")
 #: Heads of columns.
 HEADS = {
+    "mass_share_dropped": "dropped",
+    "mass_share_substituted": "replaced",
+    "mass_rounded": "rounded",
     "collisions_per_miss": "coll/miss",
     "collisions_per_access": "coll/access",
     "relative_collisions": "times",
@@ -149,8 +164,9 @@ def beside(rows: pl.DataFrame, chart: Chart, published: pl.DataFrame) -> pl.Data
     """
     live = [chart.live] if chart.live in rows.columns else []
     along = [chart.x] if chart.x != "x" else []
-    part = [chart.part] if chart.part else []
-    values = list(dict.fromkeys([*along, *chart.values, *part, *chart.drawn, *live]))
+    stacked = [chart.part] if chart.part else []
+    parts = PARTS if "mass_changed" in (*along, *chart.values) else ()
+    values = list(dict.fromkeys([*along, *parts, *chart.values, *stacked, *chart.drawn, *live]))
     numbers = rows.select([*PLACE, *values, "passes", "identity"])
     for value in published["value"].unique(maintain_order=True):
         ends = [pl.col(end).alias(f"{value} published, {end}") for end in ("low", "high")]

@@ -2,8 +2,9 @@
 
 A copy is *current* if it was used, arrived by prefetch or was suggested by one in this pass, else *stale*. SpecMD's
 order inside each class, "FIFO by layer position", has four readings. `order=c` evicts what is needed last, in layers:
-the layer just passed first, the next layer last. `order=d` takes the text literally: passed layers first, the lowest of
-them first, then the farthest ahead. `order=a` evicts the lowest layer first, `order=b` the last access first.
+what the current layer's step does not need, then the layer just passed, and the next layer last. `order=d` takes the
+text literally: passed layers first, the lowest of them first, then the farthest ahead. `order=a` evicts the lowest
+layer first, `order=b` the last access first.
 """
 
 from moereplay.policies.contract import Choice, Eviction, expert_of, slot

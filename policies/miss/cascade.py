@@ -1,8 +1,9 @@
 """Cascade: the highest precision, falling back to lower ones for a miss.
 
-`when=importance` degrades the least important part of the demand: `below=.6/.3` with `bits=8/4/2` takes 4 bits for
-the bottom 60 % by gate weight and 2 bits for the bottom 30 %. `when=pressure` takes the highest precision that fits
-into free memory, and accepts any resident one.
+`when=importance` degrades the least important part of the demand: `below=.6/.3` with `bits=8/4/2` takes 4 bits for the
+bottom 60 % by gate weight and 2 bits for the bottom 30 %. SpecMD has the precisions 8:4:2 (§3.1.2) and the first share
+(§5.4, "the bottom 60th percentile"); the second share, half of the first, is this project's. `when=pressure` takes the
+highest precision that fits into free memory, and accepts any resident one.
 """
 
 from moereplay.policies.contract import Choice, Miss, Numbers, slot

@@ -2,9 +2,10 @@
 
 `when=importance`: each share of `below` is one step down from the highest of `bits`, and one step more than there are
 precisions skips: with `bits=8/4` and `below=.6/.3` the bottom 60 % by gate weight move at 4 bits and the bottom 30 %
-not at all. `when=pressure`: the highest precision that fits into free memory, nothing if none does. An expert whose
-best rank over the pass's tokens is within `keep` gets the lowest precision where it would be skipped. SpecMD gives the
-name ("Drop-priority") and the rules for drop and for priority, and leaves open how they meet.
+not at all; the second share is this project's, as in `cascade`. `when=pressure`: the highest precision that fits into
+free memory, nothing if none does. An expert whose best rank over the pass's tokens is within `keep` gets the lowest
+precision where it would be skipped. SpecMD gives the name ("Drop-priority") and the rules for drop and for priority,
+and leaves open how they meet.
 """
 
 from moereplay.policies.contract import DROP, Choice, Miss, Number, Numbers, slot

@@ -1,10 +1,12 @@
 """Cache-Prior (arXiv 2412.00099, eq. 9-10): lift the scores of resident experts before the top-k.
 
-z' = z + lam * delta * [resident, or among the token's own top_j]. Chosen by z'; weights and ranks stay those of z. The
-own top_j are those of largest gate weight (as in the authors' code: a correction bias may order scores otherwise), or
-of best rank where weights are not recorded; -1 stands for their values, 2, or 1 for models of two experts per token.
-`delta` is the running mean over tokens of max(z) - min(z) per layer, the current token included (the authors' code);
-other readings are named options. A reset clears it. CECAR's `ema_range` was made for decode passes alone.
+z' = z + lam * delta * [resident, or among the token's own top_j]. Chosen by z'; weights and ranks stay those of z.
+Resident is what the papers call cached: an expert in flight, demanded or prefetched, is not lifted before it arrives.
+(The authors read missing experts blockingly and prefetch nothing, so at their gates none is in flight.) The own top_j
+are those of largest gate weight (as in the authors' code: a correction bias may order scores otherwise), or of best
+rank where weights are not recorded; -1 stands for their values, 2, or 1 for models of two experts per token. `delta` is
+the running mean over tokens of max(z) - min(z) per layer, the current token included (the authors' code); other
+readings are named options. A reset clears it. CECAR's `ema_range` was made for decode passes alone.
 """
 
 from moereplay.policies.contract import RESIDENT, Choice, Memory, Number, Routing, always, slot

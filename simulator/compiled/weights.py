@@ -13,6 +13,8 @@ from moereplay.simulator.compiled.counters import (
     ASSIGNMENTS,
     ASSIGNMENTS_KEPT,
     MASS,
+    MASS_BELOW_SECOND,
+    MASS_BELOW_THIRD,
     MASS_DROPPED,
     MASS_KEPT,
     MASS_LOW_PRECISION,
@@ -359,16 +361,21 @@ def count_lost(s, t, layer):
 
 @called
 def count_low(s, layer):
-    """Count the weight of routed experts that ran below the highest precision."""
+    """Count the weight of routed experts that ran below the highest precision, the second and the third."""
     if s["precisions"] == 1 or s["weighted"] == 0:
         return
     for t in range(s["compute"]["tokens"]):
-        at, low = token_at(s, t), 0
+        at, low, lower, lowest = token_at(s, t), 0, 0, 0
         for j in range(s["width"]):
             e = token_ids(s)[at, layer, j]
             if e != NONE and tier(s)[e] > 0 and last_place(ran(s)[t], e) != NONE:
-                low += to_units(token_weights(s)[at, layer, j])
+                weight = to_units(token_weights(s)[at, layer, j])
+                low += weight
+                lower += weight if tier(s)[e] > 1 else 0
+                lowest += weight if tier(s)[e] > 2 else 0
         count_for(s, t, MASS_LOW_PRECISION, layer, low)
+        count_for(s, t, MASS_BELOW_SECOND, layer, lower)
+        count_for(s, t, MASS_BELOW_THIRD, layer, lowest)
 
 
 @fast

@@ -273,14 +273,14 @@ def _count_lost(
 
 
 def _count_low(counters: Counters, layer: int, mixture: Mixture, places: Sequence[int]) -> None:
-    """Count the weight of the router's choice that ran below the highest precision."""
-    low = {e for e, tier in mixture.tiers.items() if tier > 0}
-    if not low or not mixture.gate.mass:
+    """Count the weight of the router's choice that ran below the highest precision, the second and the third."""
+    if not any(mixture.tiers.values()) or not mixture.gate.mass:
         return
     for t in places:
         pairs = zip(mixture.gate.ids[t], mixture.gate.mass[t], strict=True)
-        kept = sum(mass for e, mass in pairs if e in low and e in mixture.run[t])
-        counters.count("mass_low_precision", layer, kept)
+        kept = [(mixture.tiers.get(e, 0), mass) for e, mass in pairs if e != NONE and e in mixture.run[t]]
+        for tier, name in enumerate(("mass_low_precision", "mass_below_second", "mass_below_third")):
+            counters.count(name, layer, sum(mass for below, mass in kept if below > tier))
 
 
 def _displacement(gate: Gate, t: int, own: Sequence[int], run: Sequence[int]) -> int:

@@ -345,11 +345,17 @@ def test_one_heavy_expert_is_more_lost_than_several_light_ones():
         ("lowest_bit:bits=2", 0.0, 1 / 9),
         ("lowest_bit:bits=16/2", 0.5, 1 / 18),
         ("cascade:bits=4/2:when=importance:below=0.6", 0.5, 0.5 / 9 + 0.5 / 225),
-        ("cascade:bits=16/4/2:when=importance:below=0.6/0.3", 0.5, 1 / 18),  # as if all of it were at the last
+        ("cascade:bits=16/4/2:when=importance:below=0.6/0.3", 0.5, 0.3 / 225 + 0.2 / 9),
     ],
 )
 def test_rounding_is_told_from_the_bits(miss: str, low: float, rounding: float):
-    assert change_of(counters_of(NOTHING, low), miss, 16).rounding == pytest.approx(rounding)
+    counters = counters_of(NOTHING, low) | {"mass_below_second": MASS // 5}
+    assert change_of(counters, miss, 16).rounding == pytest.approx(rounding)
+
+
+def test_results_without_counters_of_lower_precisions_have_all_of_it_at_the_last():
+    counters = counters_of(NOTHING, 0.5) | {"mass_below_second": None, "mass_below_third": None}
+    assert change_of(counters, "cascade:bits=16/8/4/2", 16).rounding == pytest.approx(1 / 18)
 
 
 def test_stored_bits_are_those_of_the_type():

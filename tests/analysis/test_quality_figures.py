@@ -7,9 +7,9 @@ import pytest
 
 from moereplay.analysis.figures.catalogue import draw, draw_all
 from moereplay.analysis.figures.quality import Outcome, families_of, front
-from moereplay.analysis.quality import leading, shown
+from moereplay.analysis.quality import leading, order_of, shown, tables
 from moereplay.results.errors import ResultError
-from tests.kit.quality_rows import changed, quality_frame
+from tests.kit.quality_rows import TASK, changed, quality_frame
 
 SETS = {
     "lru": (changed(0, 0, 0), {"eviction": "lru"}),
@@ -31,6 +31,15 @@ def test_a_point_is_on_the_front_if_no_other_beats_it_in_both() -> None:
     points = [Outcome("a", x, loss, 0) for x, loss in ((0.1, 5), (0.2, 3), (0.3, 4), (0.4, 1), (0.4, 2))]
     assert [(each.x, each.loss) for each in front(points, more_is_better=False)] == [(0.1, 5), (0.2, 3), (0.4, 1)]
     assert [(each.x, each.loss) for each in front(points, more_is_better=True)] == [(0.4, 1)]
+
+
+def test_the_order_of_mass_changed_stands_beside_the_order_of_kl() -> None:
+    """Ranks 1, 2, 3.5, 3.5 of 0, .01, .1, .1 against 1, 2, 3, 4 of KL: 4.5 / sqrt(4.5 * 5) = .949."""
+    rows = tables(frame())[TASK]
+    assert [row["mass changed"] for row in rows] == [None, 0, *(pytest.approx(share) for share in (0.01, 0.1, 0.1))]
+    assert order_of(frame(), TASK) == "mass changed, of the replays: rank correlation with kl 0.95, 4 sets"
+    alike = frame().filter(pl.col("set").is_in(["unmodified", "lru"]))
+    assert order_of(alike, TASK) == ""
 
 
 def test_every_figure_of_quality_is_drawn_or_says_why_not() -> None:

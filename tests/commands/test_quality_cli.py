@@ -85,6 +85,7 @@ def test_typed_again_nothing_is_asked_and_the_bytes_are_the_same(answered) -> No
     assert rows["lru"]["figures"]["live_miss_rate"] == rows["lru"]["figures"]["replayed_miss_rate"]
     assert {each["measure"] for each in rows["bits"]["differences"]} == {"nll", "perplexity", "kl", "top1"}
     assert rows["bits"]["config"]["miss"] == "lowest_bit:bits=2"
+    assert rows["lru"]["mass_changed"] == 0 and rows["bits"]["mass_changed"] == pytest.approx(2.4 / 3)
 
 
 def test_plot_draws_the_folder_again(answered) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moereplay.analysis.forecast_fit import mass_changed
 from moereplay.policies.contract import CPU, DROP, NONE, PER_TOKEN, UNIT, Costs, Step
 from moereplay.policies.grammar import parse
 from moereplay.simulator.config import configure
@@ -61,6 +62,33 @@ def test_the_lowest_bits_are_moved_whatever_the_importance():
     outcome = replay_lists(ten_experts(), 160, machine(), miss="lowest_bit")
     assert outcome.counts("bytes_demand", "low_precision") == (20, 10)
     assert outcome["mass_low_precision"] == outcome["mass_kept"] == outcome["mass"]
+
+
+def test_gate_weight_is_counted_below_each_precision():
+    """Of ten, the bottom six run at 4 bits or less (11 + 9 + 7 + 5 + 3 + 1 %), three at 2 or less, one at 1."""
+    outcome = replay_lists(ten_experts(), 160, machine(), miss="cascade:bits=8/4/2/1:below=0.6/0.3/0.1")
+    below = outcome.counts("mass_low_precision", "mass_below_second", "mass_below_third")
+    assert [round(100 * mass / UNIT) for mass in below] == [36, 9, 1]
+
+
+@every(
+    "miss, changed",
+    [
+        ("fetch", 0),
+        ("lowest_bit:bits=8", 0),  # as stored
+        ("lowest_bit:bits=4", 0.16),  # one precision alone, and all of it below the stored one
+        ("lowest_bit:bits=8/4", 0.16),
+        ("lowest_bit:bits=8/1", 1),  # at most as if nothing ran
+        ("cascade:bits=8/4/2", 0.27 * 0.16 + 0.09 * 0.8),  # 4 bits for 11, 9 and 7 %, 2 for 5, 3 and 1 %
+        ("drop:keep=2", 0.64),  # all but 19 and 17 %
+        ("drop_cascade:bits=8/4", 0.27 * 0.16 + 0.09),
+    ],
+)
+def test_gate_weight_at_few_bits_changes_by_the_error_of_its_output(miss: str, changed: float):
+    """Every expert misses. Output errs by 2.4 steps: at 4 bits 2.4 / 15 = .16, at 2 bits 2.4 / 3 = .8."""
+    outcome = replay_lists(ten_experts(), 160, machine(), miss=miss)
+    found = mass_changed(outcome.totals, parse("miss", miss).text(full=True), 8)
+    assert found is not None and abs(found - changed) < 1e-6
 
 
 def test_a_drop_cascade_of_two_precisions_skips_the_third_class():

@@ -12,11 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
+from moereplay.analysis.forecast_fit import output_error
 from moereplay.tracegen import precision
 from moereplay.tracegen.errors import RecordError
-from moereplay.tracegen.precision import BEST, CHOOSING, NAMES, affine, at_width, check_quantiser
+from moereplay.tracegen.precision import BEST, CHOOSING, DEFAULT, NAMES, affine, at_width, check_quantiser
 from moereplay.tracegen.precision.contract import Packed, Quantiser, imported, load, quantiser_at, titled
 from moereplay.tracegen.precision.integers import packed, unpacked
 from moereplay.tracegen.precision.torchao_intx import as_theirs
@@ -54,6 +55,21 @@ def error(quantiser: Quantiser, weight: Tensor, bits: float) -> float:
     """Relative."""
     restored = quantiser.restore(quantiser.pack(weight, bits), torch.float32)
     return ((restored - weight.float()).norm() / weight.float().norm()).item()
+
+
+@every("bits", (8, 5, 4, 3, 2))
+def test_the_output_of_an_expert_errs_as_the_share_of_rounded_gate_weight_says(bits: int) -> None:
+    """Gate, up and down of normal weights, stored and restored by the default quantiser; 64 random states."""
+    quantiser = load(DEFAULT)
+    matrices = [drawn(shape, seed=seed) for seed, shape in enumerate([(256, 512), (256, 512), (512, 256)])]
+    states = drawn((64, 512), seed=9) * 50
+
+    def output(gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return linear(silu(linear(states, gate)) * linear(states, up), down)
+
+    right = output(*matrices)
+    found = output(*(quantiser.restore(quantiser.pack(each, bits), torch.float32) for each in matrices))
+    assert output_error(bits, 16) == pytest.approx(float((found - right).norm() / right.norm()), rel=0.15)
 
 
 def test_every_quantiser_is_a_file_listed_by_one_word() -> None:
