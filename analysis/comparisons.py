@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.analysis.statistics import Interval, Pairs, difference, interval, unearned, uneven
+from moereplay.analysis.statistics import Interval, Pairs, difference, interval, is_one, unearned
 from moereplay.results.errors import unknown
 from moereplay.results.result import METRICS, MISS_RATE, RANKED, Metric, named
 
@@ -92,7 +92,7 @@ def compare(rows_a: Rows, rows_b: Rows, figure: str) -> Comparison:
         less = float(over / under - over_b / under_b) * factor
         return Comparison(less, None, None, CANT_TELL, len(pairs[0]), counted, shared=True)
     found = difference(*pairs, COLD)
-    bare = found.requests < FEW or any(uneven(side, COLD, _is_share(parts)) for side in pairs)
+    bare = found.requests < FEW or any(is_one(side, COLD, _is_share(parts)) for side in pairs)
     off = None if found.off is None or bare else found.off * factor
     made = Comparison(found.value * factor, off, found.p, CANT_TELL, found.requests, counted, alone=found.p)
     return answered(made, found.p, figure)

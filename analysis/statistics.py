@@ -22,14 +22,13 @@ EXACT = 30  #: most requests whose signs are all tried; Student's t of more
 #: the coverage study.
 GROWTH = 5 / 3
 ROUNDING = 1e-12  #: errors below this share of the figure count as zero
-#: Requests whose sizes differ by no more than this ratio have no long ones; those of a mean must be yet more alike. As
-#: many as `MANY` of one size have enough long ones.
-ALIKE, ALIKE_IN_MEAN, MANY = 2.0, 1.4, 100
-#: Skewness of the logarithms of sizes: 0 of a lognormal, 2 of a power law. It must be below 1 with 90 % confidence.
-SKEWNESS, CONFIDENCE = 1.0, 1.28
+#: Requests whose sizes differ by no more than this ratio have no long ones; as many as `MANY` of one size have enough.
+ALIKE, MANY = 2.0, 100
+ONE_OF = 2.0  #: fewest requests of one size that vary as much as these in sum
+SKEWNESS = 1.0  #: most of the logarithms of sizes; 0 of a lognormal, 2 of a power law
 OUTLIER = 30.0  #: ratio of a cold request's deviation to the others', above which it decides the figure
+ONE = "one request is most of it"
 TAIL = "longer requests than these may decide it"
-MEAN = "it is a mean of requests that differ by more than 40%"
 FIRST = "the first request, whose cache is cold, decides it"
 
 
@@ -119,36 +118,37 @@ def difference(first: Pairs, second: Pairs, cold: int = 0) -> Difference:
     return Difference(value, spread.half(), spread.beyond(value) if p is None else p, count)
 
 
-def uneven(pairs: Pairs, cold: int = 0, share: bool = False) -> str:
-    """Return why neither the figure nor a difference earns an interval: a mean of requests that differ much."""
-    warm = _array(pairs)[cold:]
-    mean = not share and bool((np.ptp(warm, axis=0) == 0).any())
-    return MEAN if mean and any(_differ(column, ALIKE_IN_MEAN) for column in warm.T) else ""
+def is_one(pairs: Pairs, cold: int = 0, share: bool = False) -> bool:
+    """Return whether one of the requests after `cold` ones is most of them, so that no spread can be seen."""
+    return any(_effective(sizes) < ONE_OF for sizes in _sizes(pairs, cold, share) if sizes.any())
 
 
 def unearned(pairs: Pairs, cold: int = 0, share: bool = False) -> str:
     """Return why the figure of two or more requests after `cold` ones earns no interval; empty if it does.
 
-    Of requests with a long tail, a few mostly lack those that matter most, and the others look harmless.
+    Of requests with a long tail, a few mostly lack those that matter most.
     """
-    if why := uneven(pairs, cold, share):
-        return why
+    if is_one(pairs, cold, share):
+        return ONE
     samples = _array(pairs)
     warm = samples[cold:]
-    for sizes in warm.T[1:] if share else warm.T:
-        if _differ(sizes, ALIKE):
-            logs = np.log1p(sizes)
-            off = (logs - logs.mean()) / logs.std()
-            if float((off**3).mean()) + CONFIDENCE * sqrt(6 / len(logs)) > SKEWNESS:
-                return TAIL
+    for sizes in _sizes(pairs, cold, share):
+        logs = np.log1p(sizes)
+        if sizes.max() > ALIKE * sizes.min() and _effective(sizes) < MANY and _skewness(logs) > SKEWNESS:
+            return TAIL
     apart = np.abs(samples[:, 0] - _ratio(warm) * samples[:, 1])
     usual = sqrt(float((apart[cold:] ** 2).mean()))
     return FIRST if apart[:cold].max(initial=0) > OUTLIER * usual else ""
 
 
-def _differ(sizes: np.ndarray, most: float) -> bool:
-    """Return whether sizes differ so much that their number does not make up for it."""
-    return bool(sizes.max() > most * sizes.min()) and _effective(sizes) < MANY
+def _sizes(pairs: Pairs, cold: int, share: bool) -> np.ndarray:
+    """Return the numerators and denominators of requests after `cold` ones; of a share the denominators alone."""
+    sizes = _array(pairs)[cold:].T
+    return sizes[1:] if share else sizes
+
+
+def _skewness(values: np.ndarray) -> float:
+    return float((((values - values.mean()) / values.std()) ** 3).mean())
 
 
 def _effective(sizes: np.ndarray) -> float:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moereplay.analysis.statistics import EXACT, FIRST, MEAN, TAIL, Pairs, difference, interval, spearman, unearned
+from moereplay.analysis.statistics import EXACT, FIRST, ONE, TAIL, Pairs, difference, interval, spearman, unearned
 from tests.kit.every import every
 
 PERMUTATIONS = st.integers(2, 12).flatmap(lambda n: st.permutations(list(range(n))))
@@ -244,16 +244,16 @@ EVEN = [(1.0, 1.0), (1.1, 1.0)] * 8
     "requests, share, why",
     [
         (EVEN, False, ""),
-        # a mean of requests: 1.4 times the least is no long one, more is; a share is bounded
-        ([(each, 1) for each in (12, 10, 14, 13, 12, 13, 11)], False, ""),
-        ([(each, 1) for each in (12, 10, 15, 13, 12, 13, 11)], False, MEAN),
-        ([(each, 99) for each in (12, 10, 15, 13, 12, 13, 11)], True, ""),
-        # lengths 2, 4, 8, ...: their logarithms are not skewed, which twelve say surely enough and six do not:
-        # 0 + 1.28 * (6 / 12) ** .5 = .91 and 0 + 1.28 = 1.28, against 1
-        ([(3 * 2**at, 2**at) for at in range(10, 23)], False, ""),
-        ([(3 * 2**at, 2**at) for at in range(10, 17)], False, TAIL),
-        # of 15 lengths one is 64 times as long: skewness 3.5; over 100 of one length: enough to show the tail
-        ([(30, 10)] * 15 + [(1920, 640)], False, TAIL),
+        # twice the least is no long one, 2.1 times is one if it stands alone; a share is bounded by its accesses
+        ([(each, 1) for each in (15, *[10] * 9, 20)], False, ""),
+        ([(each, 1) for each in (15, *[10] * 9, 21)], False, TAIL),
+        ([(each, 99) for each in (15, *[10] * 9, 21)], True, ""),
+        # lengths 2, 4, 8, ...: their logarithms are not skewed, and they vary as 63 ** 2 / 1365 = 2.9 of one length
+        ([(3 * 2**at, 2**at) for at in range(10, 17)], False, ""),
+        # 1, 4, 16, ...: 1365 ** 2 / 1118481 = 1.7
+        ([(3 * 4**at, 4**at) for at in range(10, 17)], False, ONE),
+        # of 15 lengths one is 16 times as long: skewness 3.5; over 100 of one length: enough to show the tail
+        ([(30, 10)] * 15 + [(480, 160)], False, TAIL),
         ([(30, 10), (90, 30)] * 100, False, ""),
         # others are .05 from their mean; the first is 1.45 from it, or 1.55: 29 and 31 times as far
         ([(2.5, 1.0), *EVEN], False, ""),

@@ -18,8 +18,8 @@ from matplotlib.text import Annotation
 
 from moereplay.analysis.papers.page import Text, page
 from moereplay.analysis.papers.rows import published_frame
-from moereplay.results.chart import Chart
 from moereplay.policies.grammar import parse
+from moereplay.results.chart import Chart
 from moereplay.results.result import Result
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.replay import replay
