@@ -8,33 +8,6 @@ from __future__ import annotations
 
 from moereplay.simulator.compiled.clock import stop
 from moereplay.simulator.compiled.program import OVER, STEP, busy_until, go_to
-from moereplay.simulator.compiled.state import (
-    arrival_ns,
-    first_share,
-    plan_apart,
-    plan_draft,
-    plan_drafts,
-    plan_number,
-    plan_opens,
-    plan_phase,
-    plan_position,
-    plan_reads,
-    plan_request,
-    plan_row_number,
-    plan_row_phase,
-    plan_start,
-    plan_token,
-    plan_tokens,
-    requests,
-    share_draft,
-    share_phase,
-    share_reads,
-    share_start,
-    share_token,
-    slot_end,
-    slot_next,
-    slot_number,
-)
 from moereplay.simulator.jit.marks import called, fast
 from moereplay.traces.drafts import KNOWN
 
@@ -47,7 +20,7 @@ def next_pass_begins(s):
         return True
     coming, time = s["arrivals"]["coming"], s["clock"]["time"]
     if coming < s["n_rows"]:
-        busy_until(s, arrival_ns(s)[coming] - time, STEP)
+        busy_until(s, s.arrival_ns[coming] - time, STEP)
     else:
         go_to(s, OVER)
         stop(s)
@@ -59,16 +32,16 @@ def take_arrived_requests(s):
     """Let requests that are there take free slots, in their order, the lowest slot first."""
     for slot in range(s["n_slots"]):
         coming = s["arrivals"]["coming"]
-        if slot_next(s)[slot] == slot_end(s)[slot] and has_come(s, coming):
-            slot_number(s)[slot] = coming
-            slot_next(s)[slot], slot_end(s)[slot] = first_share(s)[coming], first_share(s)[coming + 1]
+        if s.slot_next[slot] == s.slot_end[slot] and has_come(s, coming):
+            s.slot_number[slot] = coming
+            s.slot_next[slot], s.slot_end[slot] = s.first_share[coming], s.first_share[coming + 1]
             s["arrivals"]["coming"] = coming + 1
 
 
 @fast
 def has_come(s, number):
     """Return whether a request exists and has arrived."""
-    return number < s["n_rows"] and arrival_ns(s)[number] <= s["clock"]["time"]
+    return number < s["n_rows"] and s.arrival_ns[number] <= s["clock"]["time"]
 
 
 @called
@@ -78,37 +51,37 @@ def make_pass(s):
     first = arrivals["rows"]
     arrivals["apart"], arrivals["context"], arrivals["drafts"] = 1, 0, 0
     for slot in range(s["n_slots"]):
-        if slot_next(s)[slot] < slot_end(s)[slot]:
-            add_share(s, slot_number(s)[slot], slot_next(s)[slot])
-            slot_next(s)[slot] += 1
+        if s.slot_next[slot] < s.slot_end[slot]:
+            add_share(s, s.slot_number[slot], s.slot_next[slot])
+            s.slot_next[slot] += 1
     if arrivals["rows"] == first:
         return False
-    number = plan_row_number(s)[first]
-    plan_start(s)[index], plan_tokens(s)[index] = first, arrivals["rows"] - first
-    plan_phase(s)[index], plan_number(s)[index] = plan_row_phase(s)[first], number
-    plan_request(s)[index], plan_apart(s)[index] = requests(s)[number], arrivals["apart"]
-    plan_drafts(s)[index] = arrivals["drafts"]
-    plan_position(s)[index] = plan_token(s)[first] - first_token(s, number)
+    number = s.plan_row_number[first]
+    s.plan_start[index], s.plan_tokens[index] = first, arrivals["rows"] - first
+    s.plan_phase[index], s.plan_number[index] = s.plan_row_phase[first], number
+    s.plan_request[index], s.plan_apart[index] = s.requests[number], arrivals["apart"]
+    s.plan_drafts[index] = arrivals["drafts"]
+    s.plan_position[index] = s.plan_token[first] - first_token(s, number)
     return True
 
 
 @called
 def add_share(s, number, share):
     """Add the rows of a share to a pass; a request whose share is not its first was in the pass before."""
-    begin, end, at = share_start(s)[share], share_start(s)[share + 1], s["arrivals"]["rows"]
+    begin, end, at = s.share_start[share], s.share_start[share + 1], s["arrivals"]["rows"]
     for row in range(begin, end):
-        plan_token(s)[at], plan_row_number(s)[at] = share_token(s)[row], number
-        plan_reads(s)[at], plan_draft(s)[at] = share_reads(s)[row], share_draft(s)[row]
-        plan_row_phase(s)[at], plan_opens(s)[at] = share_phase(s)[row], 1 if row == begin else 0
-        s["arrivals"]["drafts"] += 1 if share_draft(s)[row] != KNOWN else 0
+        s.plan_token[at], s.plan_row_number[at] = s.share_token[row], number
+        s.plan_reads[at], s.plan_draft[at] = s.share_reads[row], s.share_draft[row]
+        s.plan_row_phase[at], s.plan_opens[at] = s.share_phase[row], 1 if row == begin else 0
+        s["arrivals"]["drafts"] += 1 if s.share_draft[row] != KNOWN else 0
         at += 1
     s["arrivals"]["rows"] = at
-    s["arrivals"]["context"] += share_token(s)[end - 1] - first_token(s, number) + 1
-    if share != first_share(s)[number]:
+    s["arrivals"]["context"] += s.share_token[end - 1] - first_token(s, number) + 1
+    if share != s.first_share[number]:
         s["arrivals"]["apart"] = 0
 
 
 @fast
 def first_token(s, number):
     """Return a request's first token."""
-    return share_token(s)[share_start(s)[first_share(s)[number]]]
+    return s.share_token[s.share_start[s.first_share[number]]]

@@ -24,21 +24,6 @@ from moereplay.simulator.compiled.link import (
     take_landed,
 )
 from moereplay.simulator.compiled.space import REFUSED
-from moereplay.simulator.compiled.state import (
-    batch_count,
-    bytes_at,
-    copies,
-    flight,
-    lane_rate,
-    matrix_sum,
-    owned,
-    read_first,
-    read_rate,
-    read_size,
-    slow_lane_rate,
-    slow_read_rate,
-    wire_until,
-)
 from moereplay.simulator.compiled.transfers import claim, land
 from moereplay.simulator.jit.marks import called, fast
 from moereplay.simulator.rates import NS
@@ -70,7 +55,7 @@ def start_prefetch(s, hooks, link):
     if claimed == REFUSED:
         drop(s, link, y)
         return
-    batch_count(s)[place(s, link, s["links"][link]["flight_end"])] = 1
+    s.batch_count[place(s, link, s["links"][link]["flight_end"])] = 1
     begin(s, link, y, claimed)
     s["links"][link]["crossings"] += 1
 
@@ -86,27 +71,27 @@ def start_batch(s, hooks, link):
         claimed = claim(s, hooks, y)
         if claimed == REFUSED:
             break
-        owned(s)[y]["parts"] = 0
+        s.owned[y]["parts"] = 0
         issue(s, link, y, claimed, 0)
-        size += copies(s)[y]["bytes"]
+        size += s.copies[y]["bytes"]
     many = s["links"][link]["flight_end"] - first
     if many == 0:
         return False
     whole = batch_ns(s, link, size, many * s["matrices"])
-    ends = move(s, link, flight(s)[place(s, link, first)], whole)
+    ends = move(s, link, s.flight[place(s, link, first)], whole)
     at = place(s, link, first)
-    batch_count(s)[at], bytes_at(s)[at], wire_until(s)[at] = many, ends - whole, ends
+    s.batch_count[at], s.bytes_at[at], s.wire_until[at] = many, ends - whole, ends
     s["links"][link]["crossings"] += 1
     set_landing(s, link, first, matrix_lands(s, at, 1))
     for i in range(first, first + many):
-        note_start(s, link, flight(s)[place(s, link, i)], ends)
+        note_start(s, link, s.flight[place(s, link, i)], ends)
     return True
 
 
 @fast
 def matrix_lands(s, at, many):
     """Return when the first `many` matrices of a batch have landed, ns; `at`: its index in the rings."""
-    return bytes_at(s)[at] + of_matrices(s, wire_until(s)[at] - bytes_at(s)[at], many)
+    return s.bytes_at[at] + of_matrices(s, s.wire_until[at] - s.bytes_at[at], many)
 
 
 @called
@@ -114,7 +99,7 @@ def of_matrices(s, ns, many):
     """Return the part of a time that the first `many` matrices take, rounded up."""
     if many == 0:
         return 0
-    whole, part = matrix_sum(s)[s["matrices"] - 1], matrix_sum(s)[many - 1]
+    whole, part = s.matrix_sum[s["matrices"] - 1], s.matrix_sum[many - 1]
     return ns // whole * part + (ns % whole * part + whole - 1) // whole
 
 
@@ -123,19 +108,19 @@ def land_by_matrix(s, hooks, link):
     """Process the landing of a prefetch, or of one matrix of a batch; the last one makes its experts resident."""
     mine = s["links"][link]
     at = place(s, link, mine["flight_first"])
-    if owned(s)[flight(s)[at]]["prefetch"] == 0:
+    if s.owned[s.flight[at]]["prefetch"] == 0:
         mine["matrices_here"] += 1
-        for i in range(batch_count(s)[at]):
-            owned(s)[flight(s)[place(s, link, mine["flight_first"] + i)]]["parts"] = mine["matrices_here"]
+        for i in range(s.batch_count[at]):
+            s.owned[s.flight[place(s, link, mine["flight_first"] + i)]]["parts"] = mine["matrices_here"]
         if mine["matrices_here"] < s["matrices"]:
             set_landing(s, link, mine["flight_first"], matrix_lands(s, at, mine["matrices_here"] + 1))
             wake_for_all(s)
             return
         mine["matrices_here"] = 0
-    for _ in range(batch_count(s)[at]):
+    for _ in range(s.batch_count[at]):
         y = take_landed(s, link)
         land(s, hooks, y)
-        if s["has_stages"] == 0 and (owned(s)[y]["prefetch"] == 0 or owned(s)[y]["awaited"] == 1):
+        if s["has_stages"] == 0 and (s.owned[y]["prefetch"] == 0 or s.owned[y]["awaited"] == 1):
             notify_arrival(s, y)
             resume(s)
     mine["crossings"] -= 1
@@ -164,7 +149,7 @@ def batch_ns(s, link, size, reads):
     slow = cpu_is_busy(s)
     rate = rate_of_reads(s, link, size // reads, slow)
     at = link * s["n_lanes"] + min(reads, s["n_lanes"]) - 1
-    lanes = slow_lane_rate(s)[at] if slow else lane_rate(s)[at]
+    lanes = s.slow_lane_rate[at] if slow else s.lane_rate[at]
     if rate == 0 or 0 < lanes < rate:
         rate = lanes
     return 0 if rate == 0 else duration(size, rate)
@@ -173,18 +158,18 @@ def batch_ns(s, link, size, reads):
 @called
 def rate_of_reads(s, link, size, slow):
     """Return the rate of reads of so many bytes: linear between points, rounded down, constant beyond both ends."""
-    first, last = read_first(s)[link], read_first(s)[link + 1] - 1
+    first, last = s.read_first[link], s.read_first[link + 1] - 1
     at = first
-    while at < last and read_size(s)[at] < size:
+    while at < last and s.read_size[at] < size:
         at += 1
-    high = slow_read_rate(s)[at] if slow else read_rate(s)[at]
-    if at == first or read_size(s)[at] <= size:
+    high = s.slow_read_rate[at] if slow else s.read_rate[at]
+    if at == first or s.read_size[at] <= size:
         return high
-    low = slow_read_rate(s)[at - 1] if slow else read_rate(s)[at - 1]
-    width = read_size(s)[at] - read_size(s)[at - 1]
+    low = s.slow_read_rate[at - 1] if slow else s.read_rate[at - 1]
+    width = s.read_size[at] - s.read_size[at - 1]
     if high >= low:
-        return low + portion(high - low, size - read_size(s)[at - 1], width)
-    return high + portion(low - high, read_size(s)[at] - size, width)
+        return low + portion(high - low, size - s.read_size[at - 1], width)
+    return high + portion(low - high, s.read_size[at] - size, width)
 
 
 @called

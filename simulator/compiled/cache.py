@@ -28,19 +28,10 @@ from moereplay.simulator.compiled.ranking import (
 )
 from moereplay.simulator.compiled.state import (
     NEVER_LEFT,
-    copies,
-    demand_expert,
-    done,
     expert_of,
-    experts,
     layer_of,
     notifier,
-    now,
-    owned,
-    pinned,
     pool_of,
-    pools,
-    resident,
 )
 from moereplay.simulator.compiled.uses import clear_needed, count_first_use, count_use, forget_uses, set_timestamp
 from moereplay.simulator.jit.marks import called, fast
@@ -56,7 +47,7 @@ def find(s, x, want, state):
     """Return the most precise copy of expert x in `state` that is at least as precise as `want`, or NONE."""
     first = x * s["precisions"]
     for y in range(first, first + want + 1):
-        if copies(s)[y]["state"] == state:
+        if s.copies[y]["state"] == state:
             return y
     return NONE
 
@@ -72,24 +63,24 @@ def reason(s, x, want):
     """Return the counter for the kind of miss, judged over all copies of x that would have satisfied `want`."""
     first, ever, latest = x * s["precisions"], False, NEVER_LEFT
     for y in range(first, first + want + 1):
-        ever = ever or owned(s)[y]["ever"] == 1
-        latest = max(latest, owned(s)[y]["evicted_pass"])
+        ever = ever or s.owned[y]["ever"] == 1
+        latest = max(latest, s.owned[y]["evicted_pass"])
     if not ever:
         return COMPULSORY
-    return COLLISIONS if latest == now(s)["pass"] else CAPACITY
+    return COLLISIONS if latest == s.now["pass"] else CAPACITY
 
 
 @fast
 def free_bytes(s, y):
     """Return the free bytes in the pool of copy y."""
-    pool = pools(s)[pool_of(s, y)]
+    pool = s.pools[pool_of(s, y)]
     return pool["capacity"] - pool["used"]
 
 
 @fast
 def set_state(s, y, state):
     """Set the state of copy y: ABSENT, QUEUED, IN_FLIGHT or RESIDENT."""
-    copies(s)[y]["state"] = state
+    s.copies[y]["state"] = state
 
 
 # use
@@ -99,10 +90,10 @@ def set_state(s, y, state):
 def use(s, hooks, y):
     """Record the use of a demanded copy that is resident or in flight."""
     x = expert_of(s, y)
-    count_use(s, x, copies(s)[y]["prefetched"] * owned(s)[y]["counted"])
+    count_use(s, x, s.copies[y]["prefetched"] * s.owned[y]["counted"])
     if s["listeners_on_use"] != 0:
         on_use(s, hooks, y)
-    copies(s)[y]["prefetched"] = 0
+    s.copies[y]["prefetched"] = 0
     invalidate_expert(s, x)
 
 
@@ -118,8 +109,8 @@ def use_elsewhere(s, hooks, y):
 @fast
 def use_without_events(s, x):
     """Record a use on the fast path: one copy per expert, no listeners, pinned until the step ends."""
-    count_use(s, x, copies(s)[x]["prefetched"] * owned(s)[x]["counted"])
-    copies(s)[x]["prefetched"] = 0
+    count_use(s, x, s.copies[x]["prefetched"] * s.owned[x]["counted"])
+    s.copies[x]["prefetched"] = 0
     pin_unlisted(s, x)
 
 
@@ -136,10 +127,10 @@ def forget_if_gone(s, x):
 @called
 def pin(s, y):
     """Pin copy y until `unpin` or the end of the step."""
-    mine = owned(s)[y]
+    mine = s.owned[y]
     if mine["listed"] == 0:
         mine["listed"] = 1
-        pinned(s)[s["cache"]["pinned_now"]] = y
+        s.pinned[s["cache"]["pinned_now"]] = y
         s["cache"]["pinned_now"] += 1
     pin_unlisted(s, y)
 
@@ -147,35 +138,35 @@ def pin(s, y):
 @fast
 def pin_unlisted(s, y):
     """Pin copy y until `unpin`; the end of the step does not release it."""
-    copy = copies(s)[y]
+    copy = s.copies[y]
     if copy["protected"] == 0:
         copy["protected"] = 1
-        if owned(s)[y]["member"] == 1:
-            pools(s)[pool_of(s, y)]["open"] -= copy["bytes"]
+        if s.owned[y]["member"] == 1:
+            s.pools[pool_of(s, y)]["open"] -= copy["bytes"]
             invalidate(s, y)
 
 
 @fast
 def is_for_good(s, y):
     """Return whether copy y never leaves."""
-    return s["n_resident"] > 0 and owned(s)[y]["for_good"] == 1
+    return s["n_resident"] > 0 and s.owned[y]["for_good"] == 1
 
 
 @called
 def keep_for_good(s):
     """Make the copies that never leave resident; they take nothing of the pools' capacity."""
     for i in range(s["n_resident"]):
-        copy, mine = copies(s)[resident(s)[i]], owned(s)[resident(s)[i]]
+        copy, mine = s.copies[s.resident[i]], s.owned[s.resident[i]]
         copy["state"], copy["protected"], mine["ever"], mine["for_good"] = RESIDENT, 1, 1, 1
 
 
 @fast
 def unpin(s, y):
-    copy = copies(s)[y]
+    copy = s.copies[y]
     if copy["protected"] == 1 and not is_for_good(s, y):
         copy["protected"] = 0
-        if owned(s)[y]["member"] == 1:
-            pools(s)[pool_of(s, y)]["open"] += copy["bytes"]
+        if s.owned[y]["member"] == 1:
+            s.pools[pool_of(s, y)]["open"] += copy["bytes"]
             invalidate(s, y)
 
 
@@ -183,9 +174,9 @@ def unpin(s, y):
 def show_last_resort(s, pool, protected):
     """Set `protected` of all computed copies in a pool, so that the policy's hook can choose among them."""
     for i in range(s["cache"]["done_now"]):
-        y = done(s)[i]
-        if pool_of(s, y) == pool and owned(s)[y]["aside"] == 0:
-            copies(s)[y]["protected"] = protected
+        y = s.done[i]
+        if pool_of(s, y) == pool and s.owned[y]["aside"] == 0:
+            s.copies[y]["protected"] = protected
 
 
 @fast
@@ -196,9 +187,9 @@ def mark_computed(s, x, y):
         s["cache"]["bypassed"] = NONE
         set_state(s, y, ABSENT)
         forget_if_gone(s, x)
-    elif owned(s)[y]["member"] == 1 and owned(s)[y]["done"] == 0:  # a copy in a side buffer takes no bytes of the pool
-        owned(s)[y]["done"] = 1
-        done(s)[s["cache"]["done_now"]] = y
+    elif s.owned[y]["member"] == 1 and s.owned[y]["done"] == 0:  # a copy in a side buffer takes no bytes of the pool
+        s.owned[y]["done"] = 1
+        s.done[s["cache"]["done_now"]] = y
         s["cache"]["done_now"] += 1
 
 
@@ -206,7 +197,7 @@ def mark_computed(s, x, y):
 def unpin_demanded(s):
     """Unpin the step's demand on the fast path: `end_step` for copies of `use_without_events`."""
     for n in range(s["demand"]["demanded"]):
-        unpin(s, demand_expert(s)[n])
+        unpin(s, s.demand_expert[n])
     forget_all_done(s)
 
 
@@ -214,8 +205,8 @@ def unpin_demanded(s):
 def end_step(s):
     """Unpin all copies: nothing is pinned between the start of a step and its gate."""
     for i in range(s["cache"]["pinned_now"]):
-        y = pinned(s)[i]
-        owned(s)[y]["listed"] = 0
+        y = s.pinned[i]
+        s.owned[y]["listed"] = 0
         unpin(s, y)
     s["cache"]["pinned_now"] = 0
     forget_all_done(s)
@@ -225,7 +216,7 @@ def end_step(s):
 def forget_all_done(s):
     """Clear the list of copies that are evictable as a last resort."""
     for i in range(s["cache"]["done_now"]):
-        owned(s)[done(s)[i]]["done"] = 0
+        s.owned[s.done[i]]["done"] = 0
     s["cache"]["done_now"] = 0
 
 
@@ -235,7 +226,7 @@ def forget_all_done(s):
 @fast
 def occupy(s, y):
     """Reserve the bytes of copy y when its transfer starts."""
-    pools(s)[pool_of(s, y)]["used"] += copies(s)[y]["bytes"]
+    s.pools[pool_of(s, y)]["used"] += s.copies[y]["bytes"]
     set_state(s, y, IN_FLIGHT)
 
 
@@ -249,12 +240,12 @@ def bypass(s, y):
 @fast
 def enter(s, y, unused):
     """Make copy y resident. `unused`: 1 if it was prefetched and no demand has met it."""
-    mine, copy, x = owned(s)[y], copies(s)[y], expert_of(s, y)
-    known = experts(s)[x]["uses_here"] > 0 or (s["precisions"] > 1 and find_any(s, x, RESIDENT) != NONE)
+    mine, copy, x = s.owned[y], s.copies[y], expert_of(s, y)
+    known = s.experts[x]["uses_here"] > 0 or (s["precisions"] > 1 and find_any(s, x, RESIDENT) != NONE)
     s["cache"]["arrivals"] += 1
     copy["state"], copy["entered"], copy["prefetched"] = RESIDENT, s["cache"]["arrivals"], unused
     mine["counted"] = 1 if unused == 1 and not known else 0
-    mine["entered_step"], mine["ever"] = now(s)["step"], 1
+    mine["entered_step"], mine["ever"] = s.now["step"], 1
     count(s, INSERTIONS, layer_of(s, y), 1)
     if unused == 1:
         set_timestamp(s, x)
@@ -266,10 +257,10 @@ def enter(s, y, unused):
 @fast
 def join_pool(s, y):
     """Add copy y to its pool: it is a candidate for eviction once it is not pinned."""
-    copy = copies(s)[y]
-    owned(s)[y]["member"] = 1
+    copy = s.copies[y]
+    s.owned[y]["member"] = 1
     if copy["protected"] == 0:
-        pools(s)[pool_of(s, y)]["open"] += copy["bytes"]
+        s.pools[pool_of(s, y)]["open"] += copy["bytes"]
     if s["queue"] == BY_ENTRY:
         move_last(s, y)
     if s["ranks"] == 1:
@@ -279,9 +270,9 @@ def join_pool(s, y):
 @called
 def move_in(s, y):
     """Move a resident copy from its side buffer into its pool."""
-    pools(s)[pool_of(s, y)]["used"] += copies(s)[y]["bytes"]
+    s.pools[pool_of(s, y)]["used"] += s.copies[y]["bytes"]
     s["cache"]["arrivals"] += 1
-    copies(s)[y]["entered"] = s["cache"]["arrivals"]  # the order of arrival in the cache itself
+    s.copies[y]["entered"] = s["cache"]["arrivals"]  # the order of arrival in the cache itself
     join_pool(s, y)
     invalidate_expert(s, expert_of(s, y))
 
@@ -289,11 +280,11 @@ def move_in(s, y):
 @called
 def warm_copy(s, y):
     """Make copy y resident before the start: unused, not prefetched and not counted."""
-    copy = copies(s)[y]
+    copy = s.copies[y]
     s["cache"]["arrivals"] += 1
     copy["state"], copy["entered"] = RESIDENT, s["cache"]["arrivals"]
-    owned(s)[y]["ever"] = 1
-    pools(s)[pool_of(s, y)]["used"] += copy["bytes"]
+    s.owned[y]["ever"] = 1
+    s.pools[pool_of(s, y)]["used"] += copy["bytes"]
     join_pool(s, y)
 
 
@@ -303,11 +294,11 @@ def warm_copy(s, y):
 @fast
 def evict(s, hooks, y, incoming):
     """Remove copy y from its pool."""
-    copy, mine = copies(s)[y], owned(s)[y]
-    pools(s)[pool_of(s, y)]["used"] -= copy["bytes"]
+    copy, mine = s.copies[y], s.owned[y]
+    s.pools[pool_of(s, y)]["used"] -= copy["bytes"]
     mine["member"] = 0
     if copy["protected"] == 0:
-        pools(s)[pool_of(s, y)]["open"] -= copy["bytes"]
+        s.pools[pool_of(s, y)]["open"] -= copy["bytes"]
     if s["queue"] != NO_QUEUE:
         leave_queue(s, y)
     elif s["ranks"] == 1:
@@ -322,11 +313,11 @@ def evict(s, hooks, y, incoming):
 @called
 def forget_done(s, y):
     """Remove copy y from this step's list of computed copies: it may return and run again."""
-    owned(s)[y]["done"] = 0
+    s.owned[y]["done"] = 0
     s["cache"]["done_now"] -= 1
     for i in range(s["cache"]["done_now"]):
-        if done(s)[i] == y:
-            done(s)[i] = done(s)[s["cache"]["done_now"]]
+        if s.done[i] == y:
+            s.done[i] = s.done[s["cache"]["done_now"]]
 
 
 @fast
@@ -338,17 +329,17 @@ def forget_evicted(s):
 @fast
 def leave(s, y, incoming):
     """Count an eviction for the incoming expert's layer, and wasted bytes for the victim's layer."""
-    copy, mine = copies(s)[y], owned(s)[y]
+    copy, mine = s.copies[y], s.owned[y]
     layer = layer_of(s, y)
     count(s, EVICTIONS, layer_of(s, incoming), 1)
-    lived(s, layer, now(s)["step"] - mine["entered_step"])
+    lived(s, layer, s.now["step"] - mine["entered_step"])
     if copy["prefetched"] == 1:
         count(s, BYTES_WASTED, layer, copy["bytes"])
     if s["victim_ns"] > 0:
         s["cache"]["evicted_now"] += 1
     copy["state"], copy["protected"], copy["prefetched"] = ABSENT, 0, 0
     forget_if_gone(s, expert_of(s, y))
-    mine["evicted_pass"] = now(s)["pass"]
+    mine["evicted_pass"] = s.now["pass"]
     note(s, IS_EVICT, y, incoming)
 
 
@@ -359,12 +350,12 @@ def leave(s, y, incoming):
 def clear_cache(s):
     """Empty the cache and forget its history."""
     for y in range(s["n_copies"]):
-        copy, mine = copies(s)[y], owned(s)[y]
+        copy, mine = s.copies[y], s.owned[y]
         copy["state"], copy["protected"], copy["entered"], copy["prefetched"] = ABSENT, 0, 0, 0
         mine["evicted_pass"], mine["entered_step"] = NEVER_LEFT, 0
         mine["member"], mine["listed"], mine["done"], mine["ever"] = 0, 0, 0, 0
     for pool in range(s["n_pools"]):
-        pools(s)[pool]["used"], pools(s)[pool]["open"] = 0, 0
+        s.pools[pool]["used"], s.pools[pool]["open"] = 0, 0
     cache = s["cache"]
     cache["pinned_now"], cache["done_now"], cache["arrivals"] = 0, 0, 0
     cache["bypassed"] = NONE

@@ -7,7 +7,7 @@ not needed: transfers of a link complete in the order of their issue, and CPU an
 from __future__ import annotations
 
 from moereplay.simulator.compiled.counters import LINK_BUSY_NS, count
-from moereplay.simulator.compiled.state import kind_of, layer_of, slow_wire_ns, start_ns, wire_ns
+from moereplay.simulator.compiled.state import kind_of, layer_of
 from moereplay.simulator.jit.marks import fast
 from moereplay.simulator.rates import MILLION, NOT_YET
 
@@ -130,7 +130,7 @@ def move(s, link, y, whole):
     mine, time = s["links"][link], s["clock"]["time"]
     begins, latency = max(time, mine["last_done"]), mine["latency_ns"]
     if s["has_start"] == 1 and mine["last_done"] < time:
-        latency += start_ns(s)[wire_of(s, link, y)]
+        latency += s.start_ns[wire_of(s, link, y)]
     if s["victim_ns"] > 0:
         latency += s["cache"]["evicted_now"] * s["victim_ns"]
     mine["last_done"] = max(time + latency, mine["last_done"]) + whole
@@ -142,7 +142,7 @@ def move(s, link, y, whole):
 def on_the_wire(s, link, y):
     """Return how long the bytes of copy y occupy the wire if they start now, ns."""
     at = wire_of(s, link, y)
-    return slow_wire_ns(s)[at] if cpu_is_busy(s) else wire_ns(s)[at]
+    return s.slow_wire_ns[at] if cpu_is_busy(s) else s.wire_ns[at]
 
 
 @fast

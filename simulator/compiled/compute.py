@@ -67,21 +67,9 @@ from moereplay.simulator.compiled.state import (
     HIT,
     STOPPED,
     TOO_LATE,
-    accesses,
     expert_of,
     fail,
-    kept,
-    now,
-    pass_phase,
-    pass_position,
-    pass_request,
-    pass_start,
-    pass_tokens,
-    ran,
-    ready,
     row_at,
-    slot,
-    stop_flag,
 )
 from moereplay.simulator.compiled.weights import count_changed, count_unchanged
 from moereplay.simulator.errors import LATEST_NS
@@ -127,7 +115,7 @@ def run_compute(s, hooks):
 @called
 def begin_step(s):
     """Advance the execution point and start the dense part."""
-    if stop_flag(s)["requested"] == 1:
+    if s.stop["requested"] == 1:
         fail(s, STOPPED, 0)
     if s["clock"]["time"] > LATEST_NS:
         fail(s, TOO_LATE, 0)
@@ -142,7 +130,7 @@ def begin_step(s):
         return
     if layer == 0:
         reset_if_due(s, index)
-        compute["start"], compute["tokens"] = pass_start(s)[index], pass_tokens(s)[index]
+        compute["start"], compute["tokens"] = s.pass_start[index], s.pass_tokens[index]
         compute["began"] = s["clock"]["time"]
         begin_pass(s, index, compute["tokens"])
     point(s, index, layer)
@@ -155,11 +143,11 @@ def begin_step(s):
 @fast
 def point(s, index, layer):
     """Set the execution point that policies see."""
-    here = now(s)
+    here = s.now
     here["pass"], here["layer"], here["step"] = index, layer, index * s["layers"] + layer
-    here["phase"], here["tokens"] = pass_phase(s)[index], s["compute"]["tokens"]
-    here["request"], here["clock"] = pass_request(s)[index], s["compute"]["start"]
-    here["position"] = pass_position(s)[index]
+    here["phase"], here["tokens"] = s.pass_phase[index], s["compute"]["tokens"]
+    here["request"], here["clock"] = s.pass_request[index], s["compute"]["start"]
+    here["position"] = s.pass_position[index]
     close_gate(s)
     open_page(s, layer)
 
@@ -182,7 +170,7 @@ def expect(s, coming):
 @called
 def finish_step(s):
     """End the step, in the event that ended its last activity."""
-    layer = now(s)["layer"]
+    layer = s.now["layer"]
     if s["demand"]["changed"] == 1:
         count_changed(s, layer)
     else:
@@ -190,7 +178,7 @@ def finish_step(s):
     if s["keeps"] == 1:
         for t in range(s["compute"]["tokens"]):
             for j in range(s["width"]):
-                kept(s)[row_at(s, t), layer, j] = ran(s)[t, j]
+                s.kept[row_at(s, t), layer, j] = s.ran[t, j]
     count(s, STALL_NS, layer, stalled(s))
     end_step(s)
     go_to(s, STEP)
@@ -287,7 +275,7 @@ def next_turn(s):
         gather(s)
     while compute["turn"] < s["gate"]["served"]:
         compute["turn"] += 1
-        if accesses(s)[compute["turn"] - 1]["served"] == HIT:
+        if s.accesses[compute["turn"] - 1]["served"] == HIT:
             return compute["turn"] - 1
     if s["waits_for_all"] == 1 and compute["coming"] > 0:
         compute["gathered"] = 0
@@ -296,7 +284,7 @@ def next_turn(s):
         return WAIT if cpu_has_work(s) else NO_TURN
     if not has_arrived(s):
         return WAIT
-    return slot(s)[expert_of(s, take_arrived(s)) - now(s)["layer"] * s["experts"]]
+    return s.slot[expert_of(s, take_arrived(s)) - s.now["layer"] * s["experts"]]
 
 
 @called
@@ -308,7 +296,7 @@ def all_here(s):
     if any_in_flight(s):
         return False
     for i in range(s["gate"]["served"]):
-        if accesses(s)[i]["served"] == HIT:
+        if s.accesses[i]["served"] == HIT:
             return True
     return here > 0
 
@@ -317,7 +305,7 @@ def all_here(s):
 def gather(s):
     """Mark all arrivals as hits, so that they run with the resident experts in demand order."""
     while has_arrived(s):
-        mark_arrived(s, slot(s)[expert_of(s, take_arrived(s)) - now(s)["layer"] * s["experts"]])
+        mark_arrived(s, s.slot[expert_of(s, take_arrived(s)) - s.now["layer"] * s["experts"]])
     s["compute"]["turn"], s["compute"]["gathered"] = 0, 1
 
 
@@ -330,7 +318,7 @@ def has_arrived(s):
 @fast
 def take_arrived(s):
     """Return the earliest arrival that has not run."""
-    y = ready(s)[s["compute"]["ready_first"] & (s["n_ring"] - 1)]
+    y = s.ready[s["compute"]["ready_first"] & (s["n_ring"] - 1)]
     s["compute"]["ready_first"] += 1
     s["compute"]["coming"] -= 1
     return y
@@ -340,11 +328,11 @@ def take_arrived(s):
 def run_expert(s, turn):
     """Start one expert; return its duration, ns."""
     spent = cost_of(s, turn)
-    length = lasting(s, accesses(s)[turn]["y"], spent)
+    length = lasting(s, s.accesses[turn]["y"], spent)
     work_on(s, turn)
     spend(s, spent)
-    count(s, EXPERT_NS, now(s)["layer"], spent)
-    span(s, IS_EXPERT, accesses(s)[turn]["y"], 0, length, BY_COMPUTE)
+    count(s, EXPERT_NS, s.now["layer"], spent)
+    span(s, IS_EXPERT, s.accesses[turn]["y"], 0, length, BY_COMPUTE)
     if s["waits_for_all"] == 1:
         mark_executed(s, turn)
     return length
@@ -356,7 +344,7 @@ def finish_expert(s):
     if s["has_stages"] == 1:
         finish_stage(s)
         return
-    access = accesses(s)[s["compute"]["running"]]
+    access = s.accesses[s["compute"]["running"]]
     mark_computed(s, access["x"], access["y"])
     if s["sequential"] == 1:
         unpin(s, access["y"])

@@ -9,20 +9,8 @@ from moereplay.simulator.compiled.clock import part
 from moereplay.simulator.compiled.link import first_piece_arrived, lands_at
 from moereplay.simulator.compiled.links import any_link_is_busy
 from moereplay.simulator.compiled.state import (
-    accesses,
-    cost_row,
-    dense_ns,
-    dense_row,
-    expert_ns,
     home_of,
     kind_of,
-    kv_ns,
-    now,
-    pass_drafts,
-    pass_tokens,
-    slow_dense_ns,
-    slow_expert_ns,
-    slow_kv_ns,
 )
 from moereplay.simulator.jit.marks import called, fast
 from moereplay.simulator.rates import MILLION
@@ -31,13 +19,13 @@ from moereplay.simulator.rates import MILLION
 @fast
 def dense_cost(s, index, layer):
     """Return the duration of the dense part of one layer in a pass."""
-    row = dense_row(s)[pass_tokens(s)[index]]
+    row = s.dense_row[s.pass_tokens[index]]
     if s["external"] == 1:
         return 0
-    drafted = s["draft_ns"] * pass_drafts(s)[index] if s["draft_ns"] > 0 and layer == 0 else 0
+    drafted = s["draft_ns"] * s.pass_drafts[index] if s["draft_ns"] > 0 and layer == 0 else 0
     if s["slows_compute"] == 1 and any_link_is_busy(s):
-        return drafted + slow_dense_ns(s)[row, layer] + (slow_kv_ns(s)[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
-    return drafted + dense_ns(s)[row, layer] + (kv_ns(s)[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+        return drafted + s.slow_dense_ns[row, layer] + (s.slow_kv_ns[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+    return drafted + s.dense_ns[row, layer] + (s.kv_ns[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
 
 
 @fast
@@ -49,14 +37,14 @@ def kv_row(s, index):
 @fast
 def cost_of(s, turn):
     """Return the compute time of one access over its tokens, ns."""
-    access = accesses(s)[turn]
+    access = s.accesses[turn]
     return expert_cost(s, access["y"], access["tokens"])
 
 
 @fast
 def lasts(s, turn):
     """Return how long an access keeps compute busy, ns."""
-    return lasting(s, accesses(s)[turn]["y"], cost_of(s, turn))
+    return lasting(s, s.accesses[turn]["y"], cost_of(s, turn))
 
 
 @fast
@@ -64,10 +52,10 @@ def expert_cost(s, y, tokens):
     """Return the compute time of a copy in the current layer over `tokens` tokens."""
     if s["external"] == 1:
         return 0
-    kind = now(s)["layer"] if s["precisions"] == 1 else kind_of(s, y)
+    kind = s.now["layer"] if s["precisions"] == 1 else kind_of(s, y)
     if s["slows_compute"] == 1 and any_link_is_busy(s):
-        return slow_expert_ns(s)[cost_row(s)[kind], tokens]
-    return expert_ns(s)[cost_row(s)[kind], tokens]
+        return s.slow_expert_ns[s.cost_row[kind], tokens]
+    return s.expert_ns[s.cost_row[kind], tokens]
 
 
 @fast

@@ -20,7 +20,7 @@ from moereplay.simulator.compiled.counters import EXPERT_NS, STALL_NS, close_row
 from moereplay.simulator.compiled.link import close_links, place, start_again, take_landed
 from moereplay.simulator.compiled.links import next_landing
 from moereplay.simulator.compiled.program import is_over, spend
-from moereplay.simulator.compiled.state import NO_ERROR, course, flight, layer_of, now
+from moereplay.simulator.compiled.state import NO_ERROR, layer_of
 from moereplay.simulator.jit.marks import called, fast
 
 #: Marks: an expert by its number of tokens; a landing; a wait for landings; a gate; the end of a step; starts below.
@@ -54,7 +54,7 @@ def note_mark(s, mark):
 @fast
 def put(s, mark):
     if s["course"]["end"] < s["n_course"]:
-        course(s)[s["course"]["end"]] = mark
+        s.course[s["course"]["end"]] = mark
     s["course"]["end"] += 1
 
 
@@ -63,7 +63,7 @@ def note_starts(s, when):
     """Note the transfers that have started since the last call."""
     if s["n_course"] > 0:
         for at in range(s["course"]["started"], s["links"][0]["flight_end"]):
-            put(s, mark_of(layer_of(s, flight(s)[place(s, 0, at)]), when))
+            put(s, mark_of(layer_of(s, s.flight[place(s, 0, at)]), when))
         s["course"]["started"] = s["links"][0]["flight_end"]
 
 
@@ -107,7 +107,7 @@ def goes_on(s):
 @fast
 def next_mark(s):
     """Return the next mark of the course; after the last there is none."""
-    return course(s)[s["course"]["end"]] if s["course"]["end"] < s["n_course"] else ENDS
+    return s.course[s["course"]["end"]] if s["course"]["end"] < s["n_course"] else ENDS
 
 
 @fast
@@ -152,7 +152,7 @@ def repeat_experts(s):
             pass_mark(s)
             repeat_landings(s, next_landing(s))
         else:
-            spent = expert_cost(s, now(s)["layer"] * s["experts"], next_mark(s))
+            spent = expert_cost(s, s.now["layer"] * s["experts"], next_mark(s))
             pass_mark(s)
             spend(s, spent)
             repeat_landings(s, s["clock"]["time"] + spent)

@@ -12,18 +12,9 @@ from moereplay.simulator.compiled.lower_tiers import NO_CPU_WAITS, release, take
 from moereplay.simulator.compiled.state import (
     NO_CPU,
     ON_CPU,
-    accesses,
-    cost_row,
-    cpu_ns,
-    cpu_queue,
-    cpu_until,
     expert_of,
     fail,
     kind_of,
-    now,
-    owned,
-    slot,
-    slow_cpu_ns,
 )
 from moereplay.simulator.jit.marks import called, fast
 
@@ -38,8 +29,8 @@ def bring(s):
 @called
 def bring_all(s):
     for i in range(s["gate"]["served"]):
-        if accesses(s)[i]["served"] == ON_CPU and not bring_for_cpu(s, accesses(s)[i]["y"]):
-            count(s, CPU_ABSENT, now(s)["layer"], 1)
+        if s.accesses[i]["served"] == ON_CPU and not bring_for_cpu(s, s.accesses[i]["y"]):
+            count(s, CPU_ABSENT, s.now["layer"], 1)
 
 
 @called
@@ -48,49 +39,49 @@ def start_cpu(s):
     contended, after, cpu = any_link_is_busy(s), 0, s["cpu"]
     cpu["first"], cpu["end"], cpu["left"] = 0, 0, 0
     for i in range(s["gate"]["served"]):
-        if accesses(s)[i]["served"] != ON_CPU:
+        if s.accesses[i]["served"] != ON_CPU:
             continue
         if s["has_cpu"] == 0:
             fail(s, NO_CPU, 0)
             return
         cpu["left"] += 1
-        if s["cpu_tier"] == 0 or owned(s)[accesses(s)[i]["y"]]["for_cpu"] == NO_CPU_WAITS:
+        if s["cpu_tier"] == 0 or s.owned[s.accesses[i]["y"]]["for_cpu"] == NO_CPU_WAITS:
             spent = cost_on_cpu(s, i, contended) + synchronise(s)
             begin_work(s, i, after, spent)
             after += spent
             queue_work(s, i, s["clock"]["time"] + after)
     cpu["planned"] = cpu["end"]
     if cpu["end"] > 0:
-        cpu_busy_until(s, cpu_until(s)[0 if s["cpu_tier"] > 0 else cpu["end"] - 1])
+        cpu_busy_until(s, s.cpu_until[0 if s["cpu_tier"] > 0 else cpu["end"] - 1])
 
 
 @fast
 def cost_on_cpu(s, i, contended):
     """Return what the i-th access takes on the CPU, ns; `contended`: a link works as it begins."""
-    size, tokens = cost_row(s)[kind_of(s, accesses(s)[i]["y"])], accesses(s)[i]["tokens"]
-    return slow_cpu_ns(s)[size, tokens] if contended else cpu_ns(s)[size, tokens]
+    size, tokens = s.cost_row[kind_of(s, s.accesses[i]["y"])], s.accesses[i]["tokens"]
+    return s.slow_cpu_ns[size, tokens] if contended else s.cpu_ns[size, tokens]
 
 
 @fast
 def synchronise(s):
     """Return what the first work of a step that is queued at its gate takes more, ns."""
-    if s["sync_ns"] == 0 or s["cpu"]["synced"] == now(s)["step"] + 1:
+    if s["sync_ns"] == 0 or s["cpu"]["synced"] == s.now["step"] + 1:
         return 0
-    s["cpu"]["synced"] = now(s)["step"] + 1
+    s["cpu"]["synced"] = s.now["step"] + 1
     return s["sync_ns"]
 
 
 @fast
 def begin_work(s, i, after, spent):
     """Count and log a work that begins in `after` ns."""
-    count(s, CPU_NS, now(s)["layer"], spent)
-    span(s, IS_CPU, accesses(s)[i]["y"], after, spent, BY_MISS)
+    count(s, CPU_NS, s.now["layer"], spent)
+    span(s, IS_CPU, s.accesses[i]["y"], after, spent, BY_MISS)
 
 
 @fast
 def queue_work(s, i, until):
     """Queue the work of the i-th access; `until`: its end, ns, if it is known."""
-    cpu_queue(s)[s["cpu"]["end"]], cpu_until(s)[s["cpu"]["end"]] = i, until
+    s.cpu_queue[s["cpu"]["end"]], s.cpu_until[s["cpu"]["end"]] = i, until
     s["cpu"]["end"] += 1
 
 
@@ -107,11 +98,11 @@ def cpu_has_work(s):
 def end_work(s):
     """Let a copy go, begin the next work, and wake links and compute."""
     cpu = s["cpu"]
-    release(s, s["cpu_tier"] - 1, accesses(s)[cpu_queue(s)[cpu["first"]]]["y"])
+    release(s, s["cpu_tier"] - 1, s.accesses[s.cpu_queue[cpu["first"]]]["y"])
     cpu["first"] += 1
     cpu["left"] -= 1
     if cpu["first"] < cpu["planned"]:
-        cpu_busy_until(s, cpu_until(s)[cpu["first"]])
+        cpu_busy_until(s, s.cpu_until[cpu["first"]])
     elif cpu["first"] < cpu["end"]:
         begin_next(s)
     wake_links(s)
@@ -122,7 +113,7 @@ def end_work(s):
 @called
 def begin_next(s):
     """Begin the first queued work, judged for contention as it begins."""
-    i = cpu_queue(s)[s["cpu"]["first"]]
+    i = s.cpu_queue[s["cpu"]["first"]]
     spent = cost_on_cpu(s, i, any_link_is_busy(s))
     begin_work(s, i, 0, spent)
     cpu_busy(s, spent)
@@ -132,7 +123,7 @@ def begin_next(s):
 def work_on_arrival(s):
     """Queue the work on a copy that has come, when the links have been woken; a prefetch may go on from there."""
     y = take_arrival(s)
-    queue_work(s, slot(s)[expert_of(s, y) - now(s)["layer"] * s["experts"]], 0)
+    queue_work(s, s.slot[expert_of(s, y) - s.now["layer"] * s["experts"]], 0)
     if not cpu_is_busy(s):
         begin_next(s)
     if s["arrival"]["behind"] == 1:

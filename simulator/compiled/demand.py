@@ -5,42 +5,8 @@ from __future__ import annotations
 from moereplay.policies.contract import NONE
 from moereplay.simulator.compiled.state import (
     BAD_CHOICE,
-    batch_order,
-    batch_score,
-    batch_scores,
-    choice,
-    chosen,
-    demand_expert,
-    demand_mass,
-    demand_next,
-    demand_pass,
-    demand_rank,
-    demand_sum,
-    demand_tokens,
     fail,
-    ids,
-    logits,
-    look_order,
-    look_score,
-    now,
-    offsets,
-    ran,
-    stream_expert,
-    stream_mass,
-    stream_next,
-    stream_pass,
-    stream_rank,
-    stream_sum,
-    stream_tokens,
     token_at,
-    token_choice,
-    token_ids,
-    token_logits,
-    token_scores,
-    token_weights,
-    union_at,
-    units,
-    weights,
 )
 from moereplay.simulator.compiled.weights import take_weights, to_units, weigh_run
 from moereplay.simulator.jit.marks import called, fast, vectorized
@@ -90,22 +56,22 @@ def read_gate(s):
 @called
 def read_ids(s):
     """Copy the router's choice, for policies and for changes to it."""
-    layer = now(s)["layer"]
+    layer = s.now["layer"]
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
-            e = token_ids(s)[token_at(s, t), layer, j]
-            ids(s)[t, j], ran(s)[t, j] = e, e
+            e = s.token_ids[token_at(s, t), layer, j]
+            s.ids[t, j], s.ran[t, j] = e, e
 
 
 @called
 def read_scores(s):
     """Copy scores as float64: compiled and plain Python policies must calculate alike."""
     for t in range(s["compute"]["tokens"]):
-        at, layer = token_at(s, t), now(s)["layer"]
+        at, layer = token_at(s, t), s.now["layer"]
         if s["reads_logits"] == 1:
-            widen(token_logits(s)[at, layer], logits(s)[t])
+            widen(s.token_logits[at, layer], s.logits[t])
         if s["reads_choice"] == 1:
-            widen(token_choice(s)[at, layer], choice(s)[t])
+            widen(s.token_choice[at, layer], s.choice[t])
 
 
 @vectorized
@@ -118,24 +84,24 @@ def widen(given, row):
 @called
 def read_weights(s):
     """Copy the router's gate weights, in UNITs."""
-    layer = now(s)["layer"]
+    layer = s.now["layer"]
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
-            weights(s)[t, j] = to_units(token_weights(s)[token_at(s, t), layer, j])
+            s.weights[t, j] = to_units(s.token_weights[token_at(s, t), layer, j])
 
 
 @called
 def gather(s):
     """Copy scattered tokens of the pass into adjacent rows, where hooks expect them."""
-    layer = now(s)["layer"]
+    layer = s.now["layer"]
     for t in range(s["compute"]["tokens"]):
         at = token_at(s, t)
         for e in range(s["experts"] if s["scored"] == 1 else 0):
-            batch_scores(s)[t, e] = token_scores(s)[at, layer, e]
+            s.batch_scores[t, e] = s.token_scores[at, layer, e]
         for d in range(s["n_look"]):
             for e in range(s["experts"]):
-                batch_order(s)[d, t, e] = look_order(s)[d, at, layer, e]
-                batch_score(s)[d, t, e] = look_score(s)[d, at, layer, e]
+                s.batch_order[d, t, e] = s.look_order[d, at, layer, e]
+                s.batch_score[d, t, e] = s.look_score[d, at, layer, e]
 
 
 # the recorded demand
@@ -144,25 +110,25 @@ def gather(s):
 @fast
 def begin_recall(s):
     """Set the number of recorded experts; return the step's first position in the demand stream."""
-    step, demand = now(s)["step"], s["demand"]
-    demand["demanded"] = offsets(s)[step + 1] - offsets(s)[step]
+    step, demand = s.now["step"], s["demand"]
+    demand["demanded"] = s.offsets[step + 1] - s.offsets[step]
     demand["assignments"], demand["mass"] = 0, 0
-    return offsets(s)[step]
+    return s.offsets[step]
 
 
 @fast
 def recall_one(s, n, at):
     """Copy the n-th demanded expert from position `at` of the demand stream."""
-    demand_expert(s)[n] = now(s)["layer"] * s["experts"] + stream_expert(s)[at]
-    demand_tokens(s)[n], demand_sum(s)[n] = stream_tokens(s)[at], stream_sum(s)[at]
-    s["demand"]["assignments"] += stream_tokens(s)[at]
-    s["demand"]["mass"] += stream_sum(s)[at]
+    s.demand_expert[n] = s.now["layer"] * s["experts"] + s.stream_expert[at]
+    s.demand_tokens[n], s.demand_sum[n] = s.stream_tokens[at], s.stream_sum[at]
+    s["demand"]["assignments"] += s.stream_tokens[at]
+    s["demand"]["mass"] += s.stream_sum[at]
     if s["knows_future"] == 1:
-        demand_next(s)[n] = stream_next(s)[at]
+        s.demand_next[n] = s.stream_next[at]
         if s["reads_passes"] == 1:
-            demand_pass(s)[n] = stream_pass(s)[at]
+            s.demand_pass[n] = s.stream_pass[at]
     if s["reads_demand"] == 1:
-        demand_rank(s)[n], demand_mass(s)[n] = stream_rank(s)[at], stream_mass(s)[at]
+        s.demand_rank[n], s.demand_mass[n] = s.stream_rank[at], s.stream_mass[at]
 
 
 @called
@@ -178,7 +144,7 @@ def take_union(s):
     """Build the recorded demand of rows that are not known before the run."""
     take_weights(s)
     s["demand"]["demanded"] = union_of(
-        s, 1 - s["weighted"], demand_expert(s), demand_rank(s), demand_mass(s), demand_sum(s), demand_tokens(s)
+        s, 1 - s["weighted"], s.demand_expert, s.demand_rank, s.demand_mass, s.demand_sum, s.demand_tokens
     )
 
 
@@ -188,10 +154,10 @@ def take_union(s):
 @called
 def count_recorded(s):
     """Count assignments and gate weight of the recorded demand, before routing changes it."""
-    step, assignments, mass = now(s)["step"], 0, 0
-    for at in range(offsets(s)[step], offsets(s)[step + 1]):
-        assignments += stream_tokens(s)[at]
-        mass += stream_sum(s)[at]
+    step, assignments, mass = s.now["step"], 0, 0
+    for at in range(s.offsets[step], s.offsets[step + 1]):
+        assignments += s.stream_tokens[at]
+        mass += s.stream_sum[at]
     s["demand"]["assignments"], s["demand"]["mass"] = assignments, mass
 
 
@@ -200,7 +166,7 @@ def choose(s, hook):
     """Call the routing policy and build its demand, with gate weights from the unmodified logits."""
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
-            chosen(s)[t, j] = NONE
+            s.chosen[t, j] = NONE
     hook(s)
     if not take_choice(s):
         s["demand"]["changed"] = 0
@@ -213,12 +179,12 @@ def take_choice(s):
     """Replace the router's choice; return False, and end the run, if the policy chose an invalid expert."""
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
-            if not -1 <= chosen(s)[t, j] < s["experts"]:
-                fail(s, BAD_CHOICE, chosen(s)[t, j])
+            if not -1 <= s.chosen[t, j] < s["experts"]:
+                fail(s, BAD_CHOICE, s.chosen[t, j])
                 return False
-            if chosen(s)[t, j] != ids(s)[t, j]:
+            if s.chosen[t, j] != s.ids[t, j]:
                 mark_changed(s)
-            ids(s)[t, j], ran(s)[t, j] = chosen(s)[t, j], chosen(s)[t, j]
+            s.ids[t, j], s.ran[t, j] = s.chosen[t, j], s.chosen[t, j]
     return True
 
 
@@ -229,16 +195,16 @@ def rebuild_demand(s):
     if s["reads_weights"] == 1:
         for t in range(s["compute"]["tokens"]):
             for j in range(s["width"]):
-                weights(s)[t, j] = units(s)[t, j]
+                s.weights[t, j] = s.units[t, j]
     s["demand"]["demanded"] = union_of(
-        s, by_rank, demand_expert(s), demand_rank(s), demand_mass(s), demand_sum(s), demand_tokens(s)
+        s, by_rank, s.demand_expert, s.demand_rank, s.demand_mass, s.demand_sum, s.demand_tokens
     )
 
 
 @called
 def run_instead(s, t, j, expert):
     """Replace the j-th expert of token t by another, or by none (NONE)."""
-    ran(s)[t, j] = expert
+    s.ran[t, j] = expert
     mark_changed(s)
 
 
@@ -251,22 +217,22 @@ def union_of(s, by_rank, expert, rank, mass, mass_sum, tokens):
 
     `union_at` is NONE throughout, before and after.
     """
-    n, base = 0, now(s)["layer"] * s["experts"]
+    n, base = 0, s.now["layer"] * s["experts"]
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
-            e, weight = ran(s)[t, j], units(s)[t, j]
+            e, weight = s.ran[t, j], s.units[t, j]
             if e < 0:
                 continue
-            if union_at(s)[e] == NONE:
-                union_at(s)[e] = n
+            if s.union_at[e] == NONE:
+                s.union_at[e] = n
                 expert[n], rank[n], mass[n], mass_sum[n], tokens[n] = base + e, j, weight, 0, 0
                 n += 1
-            at = union_at(s)[e]
+            at = s.union_at[e]
             rank[at], mass[at] = min(rank[at], j), max(mass[at], weight)
             mass_sum[at] += weight
             tokens[at] += 1
     for i in range(n):
-        union_at(s)[expert[i] - base] = NONE
+        s.union_at[expert[i] - base] = NONE
     sort(n, by_rank, expert, rank, mass, mass_sum, tokens)
     return n
 

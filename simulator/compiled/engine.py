@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -22,6 +24,7 @@ from moereplay.simulator.compiled.inputs import Inputs, inputs_from, inputs_of
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel, stepped_kernel
 from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.outcome import check, counters_of, events_of
+from moereplay.simulator.compiled.state import READERS
 from moereplay.simulator.compiled.variants import ALONE, BATCHED, FOLLOWED, OWN_CLOCK, PLAIN, PRICED, STEPPED, is_priced
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, Sharing, oracle_of, oracle_of_trace
@@ -29,7 +32,6 @@ from moereplay.simulator.jit import translation
 from moereplay.simulator.jit.calls import caller, flat
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
-from moereplay.simulator.jit.trial import is_sound, started
 from moereplay.simulator.source import Source
 from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Trace
@@ -158,7 +160,7 @@ def fastest_kernel(state: SimulationState) -> Callable[..., None]:
 def bound(of: Callable, state: SimulationState, chosen: PolicySet) -> Callable[[], None]:
     """Return a compiled kernel bound to its state and hooks: call it once, or once per step if it is stepped."""
     with COMPILING:  # runs in other threads continue meanwhile
-        with compiled_apart(of):  # meanwhile this process tries the compiler out and compiles hooks
+        with compiled_apart(of):  # meanwhile this process compiles hooks
             pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
         code = machine_code(of)
     if isinstance(code, int):
@@ -172,22 +174,28 @@ def compiled_apart(of: Callable) -> Iterator[None]:
 
     If that process fails, `machine_code` compiles the kernel in this one, or reports why it does not compile.
     """
-    if IS_PYTHON or of in _wanted or os.environ.get("MOEREPLAY_JIT") == "plain" or is_kept(of.__name__):
+    if IS_PYTHON or of in _wanted or is_kept(of.__name__):
         yield
         return
     _wanted.add(of)
     LOG.info("compiling the %s kernel (some seconds, first run only)", TITLES[of])
-    with started(BUILD, of.__name__) as child:
+    with started(of.__name__) as child:
         try:
             yield
-            if is_sound():
-                child.communicate()
+            child.communicate()
         finally:
             child.kill()  # after an error or an interrupt nobody waits for the kernel
 
 
 _wanted: set[Callable] = set()  #: kernels that this process has asked another to compile
 BUILD = "import sys; from moereplay.simulator.compiled.engine import build; build(sys.argv[1])"
+
+
+def started(name: str) -> subprocess.Popen[str]:
+    """Start another Python process, with this one's packages, that compiles a kernel."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NUMBA_DISABLE_JIT": "0"}
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", BUILD, name], env=environment, text=True, **pipes)
 
 
 def build(name: str) -> None:
@@ -197,14 +205,10 @@ def build(name: str) -> None:
 
 @cache
 def machine_code(of: Callable) -> Callable | int:
-    """Return a kernel's address, or a function in plain Python and through Numba's public names."""
-    if IS_PYTHON:
-        return of
-    if not is_sound():
-        return hooks.plain().kernel(of, CONSTANTS[of])
-    return kept(of.__name__, partial(_built, of))
+    """Return a kernel's address, or the function in plain Python."""
+    return of if IS_PYTHON else kept(of.__name__, partial(_built, of))
 
 
 def _built(of: Callable) -> Any:
     shapes = hooks.shapes_of(POINTERS[of]._fields)
-    return translation.kernel(of, STATE, POINTERS[of], shapes, CONSTANTS[of])
+    return translation.kernel(of, (STATE, READERS), POINTERS[of], shapes, CONSTANTS[of])

@@ -50,20 +50,7 @@ from moereplay.simulator.compiled.reset import count_unused
 from moereplay.simulator.compiled.state import (
     NO_ERROR,
     STUCK,
-    copies,
-    demand_expert,
-    demand_sum,
-    demand_tokens,
-    experts,
     fail,
-    noted_hits,
-    noted_misses,
-    noted_tokens,
-    now,
-    owned,
-    present,
-    slot,
-    stream_expert,
 )
 from moereplay.simulator.compiled.uses import mark_needed, update_next_use
 from moereplay.simulator.compiled.weights import count_assignments, count_tokens, count_unchanged
@@ -159,9 +146,9 @@ def look_up_demand(s, hooks):
     hits, late, misses = 0, 0, 0
     for n in range(s["demand"]["demanded"]):
         x = take_demanded(s, n, first + n)
-        state = copies(s)[x]["state"]
+        state = s.copies[x]["state"]
         if state == RESIDENT:
-            present(s)[hits] = n
+            s.present[hits] = n
             hits += 1
             count_prefetch_hit(s, x)
         elif state == IN_FLIGHT:
@@ -197,12 +184,12 @@ def begin_fast_demand(s, hooks):
 @fast
 def load_next(s, at):
     """Load the rows of as many experts of the next step as this one demands; `at`: their position in the stream."""
-    base = (now(s)["layer"] + 1) * s["experts"] if now(s)["layer"] + 1 < s["layers"] else 0
+    base = (s.now["layer"] + 1) * s["experts"] if s.now["layer"] + 1 < s["layers"] else 0
     for i in range(at, min(at + s["demand"]["demanded"], s["n_demand"])):
-        x = base + stream_expert(s)[i]
-        load_ahead(copies(s)[x])
-        load_ahead(owned(s)[x])
-        load_ahead(experts(s)[x])
+        x = base + s.stream_expert[i]
+        load_ahead(s.copies[x])
+        load_ahead(s.owned[x])
+        load_ahead(s.experts[x])
 
 
 @fast
@@ -210,8 +197,8 @@ def take_demanded(s, n, at):
     """Return the n-th demanded expert and update its tables; `at`: its position in the demand stream."""
     if s["has_choose"] == 0 and s["arrives"] == 0:
         recall_one(s, n, at)
-    x = demand_expert(s)[n]
-    mark_needed(s, x, demand_sum(s)[n])
+    x = s.demand_expert[n]
+    mark_needed(s, x, s.demand_sum[n])
     if s["knows_future"] == 1:
         update_next_use(s, x, n)
     count_predicted(s, x)
@@ -233,18 +220,18 @@ def count_look_up(s, hits, late, misses):
 @called
 def note_decisions(s, hits, misses):
     """Note the outcomes of a gate; if the pass has several tokens also those of each access, hits first."""
-    step = now(s)["step"]
-    noted_hits(s)[step], noted_misses(s)[step] = hits, misses
-    if now(s)["tokens"] == 1:
+    step = s.now["step"]
+    s.noted_hits[step], s.noted_misses[step] = hits, misses
+    if s.now["tokens"] == 1:
         return
     hit = s["notes"]["end"]
     miss, i = hit + hits, 0
     for n in range(hits + misses):
-        if i < hits and present(s)[i] == n:
-            noted_tokens(s)[hit + i] = demand_tokens(s)[n]
+        if i < hits and s.present[i] == n:
+            s.noted_tokens[hit + i] = s.demand_tokens[n]
             i += 1
         else:
-            noted_tokens(s)[miss] = demand_tokens(s)[n]
+            s.noted_tokens[miss] = s.demand_tokens[n]
             miss += 1
     s["notes"]["end"] = miss
 
@@ -256,11 +243,11 @@ def note_decisions(s, hits, misses):
 def compute(s, hooks, hits):
     """Run the hits in demand order, then the other experts as they arrive."""
     for i in range(hits):
-        run(s, hooks, demand_expert(s)[present(s)[i]], demand_tokens(s)[present(s)[i]])
+        run(s, hooks, s.demand_expert[s.present[i]], s.demand_tokens[s.present[i]])
     while s["compute"]["coming"] > 0 and s["errors"]["error"] == NO_ERROR:
         if has_arrived(s):
             x = take_arrived(s)
-            run(s, hooks, x, demand_tokens(s)[slot(s)[x - now(s)["layer"] * s["experts"]]])
+            run(s, hooks, x, s.demand_tokens[s.slot[x - s.now["layer"] * s["experts"]]])
         elif next_landing(s) == NEVER_DUE:
             fail(s, STUCK, 0)
         else:
@@ -297,9 +284,9 @@ def end_fast_step(s, hooks):
     count_here(s, EXPERT_NS, s["compute"]["spent"])
     count_here(s, STALL_NS, stalled(s))
     if s["demand"]["changed"] == 1:
-        count_tokens(s, now(s)["layer"])  # routed tokens run as weighed: no miss changes them
+        count_tokens(s, s.now["layer"])  # routed tokens run as weighed: no miss changes them
     else:
-        count_unchanged(s, now(s)["layer"])
+        count_unchanged(s, s.now["layer"])
     unpin_demanded(s)
     note_mark(s, ENDS)
     move_on(s)

@@ -24,7 +24,6 @@ from moereplay.simulator.config import PolicySet
 from moereplay.simulator.jit.machine_code import kept, unkept
 from moereplay.simulator.jit.marks import IS_PYTHON, NotCompiledError, Shape, fast, merged, whole_number
 from moereplay.simulator.jit.reached import digest, reached_from
-from moereplay.simulator.jit.trial import is_sound
 
 if TYPE_CHECKING:
     from moereplay.simulator.jit.compiling import Built
@@ -68,18 +67,11 @@ def _adapter(name: str) -> FunctionType:
 # compiling
 
 
-def plain() -> Any:
-    """Import the compiler that uses public names of Numba only; the import takes half a second."""
-    from moereplay.simulator.jit import plain as through_public_names
-
-    return through_public_names
-
-
 def compiled(name: str, policy: Policy) -> Any:
     """Return the address of a policy's hook. Raises PolicyError if the hook does not compile."""
     given = getattr(policy, name, None)
     if given is None:
-        return ABSENT if IS_PYTHON or is_sound() else plain().absent(STATE, _shape(name))
+        return ABSENT
     try:
         return _machine(name, given, policy.kind, policy.may_read, bool(policy.version))
     except NotCompiledError as error:
@@ -93,8 +85,6 @@ def _machine(name: str, given: FunctionType, kind: str, reads: frozenset[str], c
     if IS_PYTHON:
         return code
     reached = reached_from(given)
-    if not is_sound():
-        return plain().hook(code, STATE, _shape(name), reached, checked)
     build = partial(_built, name, code, reached, checked)
     named = name_of(name, given, kind, reads, checked)
     return kept(named, build) if named else unkept(build)

@@ -26,11 +26,12 @@ from moereplay.simulator.compiled.layout import (
     STATE,
 )
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
-from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL
+from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL, READERS
 from moereplay.simulator.compiled.variants import OWN_CLOCK, QUEUED, STEPPED, is_fast, is_plain, notes_decisions
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
+from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.rates import NOT_YET
 from moereplay.simulator.threads import stop_flag
 from moereplay.traces.passes import slots_of
@@ -42,7 +43,7 @@ CACHE_LINE = 64
 
 
 class SimulationState:
-    """The numbers of a run, and the arrays that they address. Plain Python finds records and arrays by name."""
+    """The numbers of a run, and the arrays that they address: plain Python finds them as kernels write them."""
 
     def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
         """Store `numbers` and `arrays` by the names of `layout.STATE`; missing numbers are 0."""
@@ -51,6 +52,9 @@ class SimulationState:
         self.numbers, self.arrays = self._row[0], dict(arrays)
         self._records = {name: self.numbers[name] for name in (*RECORDS, *ROWS)}
         self._row.view(np.int64)[: len(HEAD)] = _head(numbers, arrays)
+        if IS_PYTHON:
+            found = ((name, reader, arrays[reader.name]) for name, reader in READERS.items() if reader.name in arrays)
+            vars(self).update({name: array if reader.axes else array[0] for name, reader, array in found})
 
     @property
     def address(self) -> int:

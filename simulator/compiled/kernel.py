@@ -17,7 +17,7 @@ from moereplay.simulator.compiled.links import complete, next_landing, start_tra
 from moereplay.simulator.compiled.lower_tiers import has_come_for_cpu
 from moereplay.simulator.compiled.program import GATE, RAN, is_over, spend
 from moereplay.simulator.compiled.reset import count_unused, warm_up
-from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of, now
+from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of
 from moereplay.simulator.jit.marks import called, fast
 
 
@@ -132,7 +132,7 @@ def charge_compute(s):
     elapsed = s["stepped"]["elapsed"]
     if s["compute"]["program_counter"] == RAN:
         spend(s, elapsed)
-        count(s, EXPERT_NS, now(s)["layer"], elapsed)
+        count(s, EXPERT_NS, s.now["layer"], elapsed)
     elif s["compute"]["program_counter"] == GATE:
         count_here(s, DENSE_NS, elapsed)
 

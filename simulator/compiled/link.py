@@ -40,16 +40,8 @@ from moereplay.simulator.compiled.lower_tiers import (
 )
 from moereplay.simulator.compiled.space import BYPASSED, GRANTED, REFUSED
 from moereplay.simulator.compiled.state import (
-    copies,
-    demand_queue,
-    flight,
     home_of,
-    lands,
     layer_of,
-    owned,
-    piece_at,
-    prefetch_queue,
-    ready,
 )
 from moereplay.simulator.compiled.transfers import claim
 from moereplay.simulator.jit.marks import called, fast
@@ -76,7 +68,7 @@ def place(s, link, at):
 @fast
 def enqueue(s, y, as_prefetch):
     """Mark copy y as queued, with a new transfer."""
-    mine = owned(s)[y]
+    mine = s.owned[y]
     set_state(s, y, QUEUED)
     mine["prefetch"], mine["awaited"], mine["bypasses"] = as_prefetch, 0, 0
 
@@ -104,17 +96,17 @@ def push(s, link, entry, as_prefetch):
     """Append an entry to a link's demand queue or prefetch queue."""
     mine = s["links"][link]
     if as_prefetch == 1:
-        prefetch_queue(s)[place(s, link, mine["prefetch_end"])] = entry
+        s.prefetch_queue[place(s, link, mine["prefetch_end"])] = entry
         mine["prefetch_end"] += 1
     else:
-        demand_queue(s)[place(s, link, mine["demand_end"])] = entry
+        s.demand_queue[place(s, link, mine["demand_end"])] = entry
         mine["demand_end"] += 1
 
 
 @fast
 def set_target(s, y, target):
     """Set the step that a prefetch is for."""
-    owned(s)[y]["target"] = target
+    s.owned[y]["target"] = target
 
 
 @fast
@@ -122,13 +114,13 @@ def cancel_on(s, link, step):
     """Cancel queued prefetches for this step or an earlier one; the others keep their order."""
     kept = s["links"][link]["prefetch_first"]
     for at in range(s["links"][link]["prefetch_first"], s["links"][link]["prefetch_end"]):
-        y = prefetch_queue(s)[place(s, link, at)]
-        if owned(s)[y]["target"] <= step:
+        y = s.prefetch_queue[place(s, link, at)]
+        if s.owned[y]["target"] <= step:
             if s["n_tiers"] > 0:
                 release(s, tier_below(s, link), y)
             abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
         else:
-            prefetch_queue(s)[place(s, link, kept)] = y
+            s.prefetch_queue[place(s, link, kept)] = y
             kept += 1
     s["links"][link]["prefetch_end"] = kept
 
@@ -187,8 +179,8 @@ def demand_may_start(s, link):
 def first_queued(s, link):
     """Return the entry whose transfer starts next."""
     if demand_waits(s, link):
-        return demand_queue(s)[place(s, link, s["links"][link]["demand_first"])]
-    return prefetch_queue(s)[place(s, link, s["links"][link]["prefetch_first"])]
+        return s.demand_queue[place(s, link, s["links"][link]["demand_first"])]
+    return s.prefetch_queue[place(s, link, s["links"][link]["prefetch_first"])]
 
 
 @fast
@@ -213,12 +205,12 @@ def issue(s, link, entry, claimed, ends):
     """Move the first queued entry to those in flight."""
     mine, y = s["links"][link], copy_of(s, entry)
     if s["has_admit"] == 1 and not is_for_cpu(s, entry):
-        owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
+        s.owned[y]["bypasses"] = 1 if claimed == BYPASSED else 0
     at = place(s, link, mine["flight_end"])
     never = s["link"]["closed"] == 1 or s["external"] == 1
-    flight(s)[at], lands(s)[at] = entry, NEVER_DUE if never else ends
+    s.flight[at], s.lands[at] = entry, NEVER_DUE if never else ends
     if s["has_pieces"] == 1:
-        piece_at(s)[at] = NEVER_DUE if s["link"]["closed"] == 1 else first_piece(s, link, y)
+        s.piece_at[at] = NEVER_DUE if s["link"]["closed"] == 1 else first_piece(s, link, y)
     mine["flight_end"] += 1
     if is_prefetch(s, entry):
         mine["prefetch_first"] += 1
@@ -232,21 +224,21 @@ def issue(s, link, entry, claimed, ends):
 def start_again(s, y):
     """Start a transfer that another platform's run has started, without a queue."""
     mine, ends = s["links"][0], send(s, 0, y)
-    lands(s)[place(s, 0, mine["flight_end"])] = NEVER_DUE if s["link"]["closed"] == 1 else ends
+    s.lands[place(s, 0, mine["flight_end"])] = NEVER_DUE if s["link"]["closed"] == 1 else ends
     mine["flight_end"] += 1
 
 
 @fast
 def set_landing(s, link, at, time):
     """Set the time of the next event of a transfer in flight, ns; `at`: its position in the ring."""
-    lands(s)[place(s, link, at)] = time
+    s.lands[place(s, link, at)] = time
 
 
 @fast
 def note_start(s, link, entry, ends):
     """Count and log a transfer that starts."""
     y, kind = copy_of(s, entry), IS_TRANSFER
-    layer, size = layer_of(s, y), copies(s)[y]["bytes"]
+    layer, size = layer_of(s, y), s.copies[y]["bytes"]
     if s["n_tiers"] > 0 and link >= first_fill(s):
         count(s, BYTES_LOWER, layer, size)
         kind = IS_FILL
@@ -263,9 +255,9 @@ def cause(s, entry):
     """Return the cause of a transfer for the event log."""
     if is_for_cpu(s, entry):
         return BY_CPU
-    if owned(s)[entry]["prefetch"] == 1:
+    if s.owned[entry]["prefetch"] == 1:
         return BY_PREFETCH
-    return BY_STREAM if owned(s)[entry]["bypasses"] == 1 else BY_DEMAND
+    return BY_STREAM if s.owned[entry]["bypasses"] == 1 else BY_DEMAND
 
 
 @fast
@@ -275,8 +267,8 @@ def landing(s, link):
         return NEVER_DUE
     at = place(s, link, s["links"][link]["flight_first"])
     if s["has_pieces"] == 1 and awaits_piece(s, link):
-        return piece_at(s)[at]
-    return lands(s)[at]
+        return s.piece_at[at]
+    return s.lands[at]
 
 
 @fast
@@ -289,27 +281,27 @@ def awaits_piece(s, link):
 def take_piece(s, link):
     """Record the arrival of the first piece of a link's oldest transfer; return its copy."""
     s["links"][link]["pieced"] = 1
-    return flight(s)[place(s, link, s["links"][link]["flight_first"])]
+    return s.flight[place(s, link, s["links"][link]["flight_first"])]
 
 
 @fast
 def lands_at(s, y):
     """Return when copy y completes, ns; compute runs on its first piece."""
     link = home_of(s, y)
-    return lands(s)[place(s, link, s["links"][link]["flight_first"])]
+    return s.lands[place(s, link, s["links"][link]["flight_first"])]
 
 
 @fast
 def first_piece_arrived(s, y):
     """Return whether copy y is in flight, next to complete on its link, and its first piece has arrived."""
     mine = s["links"][home_of(s, y)]
-    return mine["pieced"] == 1 and flight(s)[place(s, home_of(s, y), mine["flight_first"])] == y
+    return mine["pieced"] == 1 and s.flight[place(s, home_of(s, y), mine["flight_first"])] == y
 
 
 @fast
 def take_landed(s, link):
     """Remove a link's oldest transfer, which is complete; return its entry."""
-    y = flight(s)[place(s, link, s["links"][link]["flight_first"])]
+    y = s.flight[place(s, link, s["links"][link]["flight_first"])]
     s["links"][link]["flight_first"] += 1
     if s["has_pieces"] == 1:
         s["links"][link]["pieced"] = 0
@@ -319,7 +311,7 @@ def take_landed(s, link):
 @fast
 def notify_arrival(s, y):
     """Add copy y to the arrivals that compute waits for."""
-    ready(s)[mask(s, s["link"]["ready_end"])] = y
+    s.ready[mask(s, s["link"]["ready_end"])] = y
     s["link"]["ready_end"] += 1
 
 
@@ -363,7 +355,7 @@ def prefetch_waits(s, link):
 @fast
 def await_transfer(s, y):
     """Make a demand wait for the transfer of copy y."""
-    mine = owned(s)[y]
+    mine = s.owned[y]
     if mine["prefetch"] == 1 and mine["awaited"] == 0:
         mine["awaited"] = 1
         count(s, PREFETCH_USED, layer_of(s, y), 1)
@@ -392,4 +384,4 @@ def close_links(s):
 @called
 def forget_bypasses(s):
     for y in range(s["n_copies"]):
-        owned(s)[y]["bypasses"] = 0
+        s.owned[y]["bypasses"] = 0

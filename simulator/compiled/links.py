@@ -59,13 +59,8 @@ from moereplay.simulator.compiled.lower_tiers import (
     set_onward,
 )
 from moereplay.simulator.compiled.state import (
-    coming,
-    flight,
     home_of,
-    is_there,
     layer_of,
-    owned,
-    to_load,
 )
 from moereplay.simulator.compiled.transfers import land
 from moereplay.simulator.jit.marks import called, fast
@@ -92,7 +87,7 @@ def prefetch(s, y, target):
     set_target(s, y, target)
     count(s, PREFETCH_ISSUED, layer_of(s, y), 1)
     if s["loads_prefetches"] == 1:
-        to_load(s)[s["preloads"]["end"]] = y
+        s.to_load[s["preloads"]["end"]] = y
         s["preloads"]["end"] += 1
     else:
         send_up(s, y, 1)
@@ -107,7 +102,7 @@ def any_to_load(s):
 @fast
 def first_to_load(s):
     """Return the prefetch that compute loads next."""
-    return to_load(s)[s["preloads"]["first"]]
+    return s.to_load[s["preloads"]["first"]]
 
 
 @called
@@ -127,7 +122,7 @@ def send_up(s, y, is_prefetch):
         push(s, home_of(s, y), y, is_prefetch)
     else:
         tier = highest(s, 0, y)
-        if s["cpu_tier"] > 0 and tier >= s["cpu_tier"] - 1 and owned(s)[y]["for_cpu"] != NO_CPU_WAITS:
+        if s["cpu_tier"] > 0 and tier >= s["cpu_tier"] - 1 and s.owned[y]["for_cpu"] != NO_CPU_WAITS:
             set_for_cpu(s, y, PREFETCH_WAITS)
         else:
             send_from(s, tier, y, y, is_prefetch)
@@ -136,7 +131,7 @@ def send_up(s, y, is_prefetch):
 @called
 def send_from(s, tier, y, entry, is_prefetch):
     """Queue an entry of copy y on the link up from a tier, or let a transfer into the tier continue with it."""
-    if tier < s["n_tiers"] and coming(s)[cell(s, tier, y)] != NOT_COMING:
+    if tier < s["n_tiers"] and s.coming[cell(s, tier, y)] != NOT_COMING:
         set_onward(s, tier, y, GOES_ON if entry == y else GOES_TO_CPU)
     else:
         hold(s, tier, y)
@@ -150,12 +145,12 @@ def send_from(s, tier, y, entry, is_prefetch):
 def bring_for_cpu(s, y):
     """Hold copy y where the CPU reads it; return False if it is not there, and queue it to come."""
     tier = s["cpu_tier"] - 1
-    if is_there(s)[cell(s, tier, y)] == 1:
+    if s.is_there[cell(s, tier, y)] == 1:
         hold(s, tier, y)
         read(s, tier, y)
         return True
     for below in range(tier, s["n_tiers"]):
-        if coming(s)[cell(s, below, y)] == GOES_ON and owned(s)[y]["prefetch"] == 1:
+        if s.coming[cell(s, below, y)] == GOES_ON and s.owned[y]["prefetch"] == 1:
             abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
     set_for_cpu(s, y, CPU_WAITS)
     send_from(s, highest(s, tier, y), y, entry_for_cpu(s, y), 0)
@@ -187,9 +182,9 @@ def cancel(s, step):
 def stop_fills(s, link, step):
     """End prefetches for this step or an earlier one in the lower tier that they are on their way into."""
     for at in range(s["links"][link]["flight_first"], s["links"][link]["flight_end"]):
-        y, tier = copy_of(s, flight(s)[place(s, link, at)]), link - first_fill(s)
-        mine = owned(s)[y]
-        if coming(s)[cell(s, tier, y)] == GOES_ON and mine["prefetch"] == 1 and mine["target"] <= step:
+        y, tier = copy_of(s, s.flight[place(s, link, at)]), link - first_fill(s)
+        mine = s.owned[y]
+        if s.coming[cell(s, tier, y)] == GOES_ON and mine["prefetch"] == 1 and mine["target"] <= step:
             set_onward(s, tier, y, STAYS)
             abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
 
@@ -249,7 +244,7 @@ def complete(s, hooks):
 @fast
 def is_awaited(s, y):
     """Return whether compute waits, or will wait, for the transfer of copy y."""
-    return owned(s)[y]["prefetch"] == 0 or owned(s)[y]["awaited"] == 1
+    return s.owned[y]["prefetch"] == 0 or s.owned[y]["awaited"] == 1
 
 
 @called
@@ -266,9 +261,9 @@ def promote_to_next_tier(s, tier, y):
     """Continue the transfer of a copy from the lower tier that it has reached, or let the CPU have it."""
     onward = fill(s, tier, y)
     if onward == GOES_ON:
-        send_up(s, y, owned(s)[y]["prefetch"])
+        send_up(s, y, s.owned[y]["prefetch"])
     elif s["cpu_tier"] > 0 and onward == GOES_TO_CPU:
-        behind = owned(s)[y]["for_cpu"] == PREFETCH_WAITS
+        behind = s.owned[y]["for_cpu"] == PREFETCH_WAITS
         if land_for_cpu(s, tier, y):
             note_arrival(s, y, behind)
 

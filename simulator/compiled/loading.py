@@ -27,7 +27,7 @@ from moereplay.simulator.compiled.program import (
     suggest_if,
     work_on,
 )
-from moereplay.simulator.compiled.state import FETCH, accesses, kind_of, load_ns, now
+from moereplay.simulator.compiled.state import FETCH, kind_of
 from moereplay.simulator.jit.marks import called, fast
 
 
@@ -42,7 +42,7 @@ def next_load(s):
     """Return the next access to be fetched, in demand order, or NONE."""
     while s["loading"]["next"] < s["gate"]["served"]:
         s["loading"]["next"] += 1
-        if accesses(s)[s["loading"]["next"] - 1]["served"] == FETCH:
+        if s.accesses[s["loading"]["next"] - 1]["served"] == FETCH:
             return s["loading"]["next"] - 1
     return NONE
 
@@ -52,20 +52,20 @@ def fetch_all_announced(s):
     """Queue all loaded demands, in demand order."""
     begin_loading(s)
     while any_announced(s):
-        fetch_announced(s, accesses(s)[next_load(s)]["y"])
+        fetch_announced(s, s.accesses[next_load(s)]["y"])
 
 
 @fast
 def load(s, i):
     """Begin to load the i-th access; return the time that compute spends on it, ns."""
-    return load_copy(s, accesses(s)[i]["y"], BY_DEMAND)
+    return load_copy(s, s.accesses[i]["y"], BY_DEMAND)
 
 
 @called
 def load_copy(s, y, cause):
     """Begin to load copy y; return the time that compute spends on it, ns."""
-    spent = load_ns(s)[kind_of(s, y)]
-    count(s, LOADING_NS, now(s)["layer"], spent)
+    spent = s.load_ns[kind_of(s, y)]
+    count(s, LOADING_NS, s.now["layer"], spent)
     span(s, IS_LOAD, y, 0, spent, cause)
     return spent
 
@@ -100,7 +100,7 @@ def go_on_loading(s, at):
 def hand_over(s, turn):
     """Queue a demand that was loaded, unless those of a step are queued together."""
     if not queues_together(s):
-        fetch_announced(s, accesses(s)[turn]["y"])
+        fetch_announced(s, s.accesses[turn]["y"])
 
 
 @fast
@@ -116,7 +116,7 @@ def begin_load(s):
     """Load the next demand. After the last one, contract `atomic`, call the prefetch policy."""
     turn = next_load(s)
     # a load during which no other event is due takes no pass through the event loop
-    while turn != NONE and nothing_else_until(s, s["clock"]["time"] + load_ns(s)[kind_of(s, accesses(s)[turn]["y"])]):
+    while turn != NONE and nothing_else_until(s, s["clock"]["time"] + s.load_ns[kind_of(s, s.accesses[turn]["y"])]):
         spent = load(s, turn)
         spend(s, spent)
         advance(s, s["clock"]["time"] + spent)

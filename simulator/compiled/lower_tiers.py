@@ -8,7 +8,6 @@ tier says so. `tier` is a row of `lower`; the slow tier has no row and holds eve
 from __future__ import annotations
 
 from moereplay.policies.contract import NONE
-from moereplay.simulator.compiled.state import coming, copies, held, is_there, newer, older, owned
 from moereplay.simulator.jit.marks import called, fast
 
 #: A copy is not on its way into a tier, or it is and stays there, goes on up, or goes on to where the CPU reads.
@@ -27,7 +26,7 @@ def cell(s, tier, y):
 def highest(s, first, y):
     """Return the highest tier from `first` on that holds a copy, or that it is on its way into."""
     tier = first
-    while tier < s["n_tiers"] and is_there(s)[cell(s, tier, y)] == 0 and coming(s)[cell(s, tier, y)] == NOT_COMING:
+    while tier < s["n_tiers"] and s.is_there[cell(s, tier, y)] == 0 and s.coming[cell(s, tier, y)] == NOT_COMING:
         tier += 1
     return tier
 
@@ -36,18 +35,18 @@ def highest(s, first, y):
 def hold(s, tier, y):
     """Protect copy y while its transfer up is queued, or while the CPU reads it."""
     if tier < s["n_tiers"]:
-        held(s)[cell(s, tier, y)] += 1
-        if held(s)[cell(s, tier, y)] == 1:
-            s["lower"][tier]["held_bytes"] += copies(s)[y]["bytes"]
+        s.held[cell(s, tier, y)] += 1
+        if s.held[cell(s, tier, y)] == 1:
+            s["lower"][tier]["held_bytes"] += s.copies[y]["bytes"]
 
 
 @called
 def release(s, tier, y):
     """Release copy y: it has crossed the link, or will not, or the CPU has read it."""
     if tier < s["n_tiers"]:
-        held(s)[cell(s, tier, y)] -= 1
-        if held(s)[cell(s, tier, y)] == 0:
-            s["lower"][tier]["held_bytes"] -= copies(s)[y]["bytes"]
+        s.held[cell(s, tier, y)] -= 1
+        if s.held[cell(s, tier, y)] == 0:
+            s["lower"][tier]["held_bytes"] -= s.copies[y]["bytes"]
 
 
 @called
@@ -64,18 +63,18 @@ def claim_lower(s, tier, y, onward):
 
     Return False, and evict nothing, if there is not enough.
     """
-    mine, size = s["lower"][tier], copies(s)[y]["bytes"]
+    mine, size = s["lower"][tier], s.copies[y]["bytes"]
     evictable = mine["complete"] - mine["held_bytes"]  # held copies stay until they have crossed the link
     if mine["used"] + size - evictable > mine["capacity"]:
         return False
     victim = mine["oldest"]
     while mine["used"] + size > mine["capacity"]:
-        following = newer(s)[cell(s, tier, victim)]
-        if held(s)[cell(s, tier, victim)] == 0:
+        following = s.newer[cell(s, tier, victim)]
+        if s.held[cell(s, tier, victim)] == 0:
             drop_copy(s, tier, victim)
         victim = following
     mine["used"] += size
-    coming(s)[cell(s, tier, y)] = onward
+    s.coming[cell(s, tier, y)] = onward
     return True
 
 
@@ -83,32 +82,32 @@ def claim_lower(s, tier, y, onward):
 def drop_copy(s, tier, y):
     """Remove copy y from the tier."""
     take_out(s, tier, y)
-    is_there(s)[cell(s, tier, y)] = 0
-    s["lower"][tier]["used"] -= copies(s)[y]["bytes"]
-    s["lower"][tier]["complete"] -= copies(s)[y]["bytes"]
+    s.is_there[cell(s, tier, y)] = 0
+    s["lower"][tier]["used"] -= s.copies[y]["bytes"]
+    s["lower"][tier]["complete"] -= s.copies[y]["bytes"]
 
 
 @called
 def fill(s, tier, y):
     """Complete a transfer into the tier; return what goes on from there."""
-    is_there(s)[cell(s, tier, y)] = 1
-    s["lower"][tier]["complete"] += copies(s)[y]["bytes"]
+    s.is_there[cell(s, tier, y)] = 1
+    s["lower"][tier]["complete"] += s.copies[y]["bytes"]
     put_last(s, tier, y)
-    onward = coming(s)[cell(s, tier, y)]
-    coming(s)[cell(s, tier, y)] = NOT_COMING
+    onward = s.coming[cell(s, tier, y)]
+    s.coming[cell(s, tier, y)] = NOT_COMING
     return onward
 
 
 @fast
 def set_onward(s, tier, y, onward):
     """Set what goes on from a tier that copy y is on its way into."""
-    coming(s)[cell(s, tier, y)] = onward
+    s.coming[cell(s, tier, y)] = onward
 
 
 @fast
 def set_for_cpu(s, y, waits):
     """Set whether copy y comes for the CPU, and whether a prefetch goes on from there."""
-    owned(s)[y]["for_cpu"] = waits
+    s.owned[y]["for_cpu"] = waits
 
 
 # entries of queues: a copy, or a copy that comes for the CPU
@@ -135,7 +134,7 @@ def copy_of(s, entry):
 @fast
 def is_prefetch(s, entry):
     """Return whether an entry is a prefetch."""
-    return not is_for_cpu(s, entry) and owned(s)[entry]["prefetch"] == 1
+    return not is_for_cpu(s, entry) and s.owned[entry]["prefetch"] == 1
 
 
 # the list of copies, least recently read first
@@ -145,26 +144,26 @@ def is_prefetch(s, entry):
 def put_last(s, tier, y):
     """Append copy y to the list."""
     mine, at = s["lower"][tier], cell(s, tier, y)
-    newer(s)[at], older(s)[at] = NONE, mine["newest"]
+    s.newer[at], s.older[at] = NONE, mine["newest"]
     if mine["newest"] == NONE:
         mine["oldest"] = y
     else:
-        newer(s)[cell(s, tier, mine["newest"])] = y
+        s.newer[cell(s, tier, mine["newest"])] = y
     mine["newest"] = y
 
 
 @called
 def take_out(s, tier, y):
     """Remove copy y from the list."""
-    mine, before, after = s["lower"][tier], older(s)[cell(s, tier, y)], newer(s)[cell(s, tier, y)]
+    mine, before, after = s["lower"][tier], s.older[cell(s, tier, y)], s.newer[cell(s, tier, y)]
     if before == NONE:
         mine["oldest"] = after
     else:
-        newer(s)[cell(s, tier, before)] = after
+        s.newer[cell(s, tier, before)] = after
     if after == NONE:
         mine["newest"] = before
     else:
-        older(s)[cell(s, tier, after)] = before
+        s.older[cell(s, tier, after)] = before
 
 
 # what the CPU waits for
@@ -198,7 +197,7 @@ def clear_lower(s):
         mine["used"], mine["complete"], mine["held_bytes"] = 0, 0, 0
         mine["oldest"], mine["newest"] = NONE, NONE
         for y in range(s["n_copies"]):
-            is_there(s)[cell(s, tier, y)], held(s)[cell(s, tier, y)] = 0, 0
-            coming(s)[cell(s, tier, y)] = NOT_COMING
+            s.is_there[cell(s, tier, y)], s.held[cell(s, tier, y)] = 0, 0
+            s.coming[cell(s, tier, y)] = NOT_COMING
     for y in range(s["n_copies"]):
-        owned(s)[y]["for_cpu"] = NO_CPU_WAITS
+        s.owned[y]["for_cpu"] = NO_CPU_WAITS

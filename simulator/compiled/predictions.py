@@ -6,7 +6,7 @@ from moereplay.policies.contract import IN_FLIGHT, NONE, QUEUED, RESIDENT
 from moereplay.simulator.compiled.cache import find
 from moereplay.simulator.compiled.counters import PREDICTABLE, PREDICTED, PREDICTED_DEMANDED, count, count_here
 from moereplay.simulator.compiled.links import cancel, prefetch
-from moereplay.simulator.compiled.state import BAD_NAME, expert_of, fail, layer_of, now, predictions, suggested
+from moereplay.simulator.compiled.state import BAD_NAME, expert_of, fail, layer_of
 from moereplay.simulator.compiled.uses import predict
 from moereplay.simulator.jit.marks import called, fast
 
@@ -15,8 +15,8 @@ from moereplay.simulator.jit.marks import called, fast
 def count_predicted(s, x):
     """Count the predictions of expert x since its layer's last gate, and how many were possible."""
     if s["has_suggest"] == 1:
-        count_here(s, PREDICTED_DEMANDED, predictions(s)[x])
-        count_here(s, PREDICTABLE, max(gates_before(s), predictions(s)[x]))
+        count_here(s, PREDICTED_DEMANDED, s.predictions[x])
+        count_here(s, PREDICTABLE, max(gates_before(s), s.predictions[x]))
 
 
 @fast
@@ -24,37 +24,37 @@ def gates_before(s):
     """Return how many gates may have predicted an expert of this layer."""
     if s["next_pass"] == 1:
         return 1 if s["reset"]["passes"] > 0 else 0
-    return min(now(s)["layer"], s["reach"])
+    return min(s.now["layer"], s["reach"])
 
 
 @called
 def forget_predictions(s):
     for x in range(s["n_experts"]):
-        predictions(s)[x] = 0
+        s.predictions[x] = 0
 
 
 @fast
 def suggest(s, hooks):
     """Call the prefetch policy, and queue the absent copies that it predicts."""
-    layer = now(s)["layer"]
+    layer = s.now["layer"]
     for x in range(layer * s["experts"], (layer + 1) * s["experts"]):
-        predictions(s)[x] = 0  # predictions for this gate have been counted
+        s.predictions[x] = 0  # predictions for this gate have been counted
     for i in range(predicted_copies(s, hooks.suggest)):
-        record_prediction(s, hooks, suggested(s)[i])
+        record_prediction(s, hooks, s.suggested[i])
 
 
 @fast
 def predicted_copies(s, hook):
     """Return how many copies the prefetch policy predicts; 0, with an error set, if one is invalid."""
     if s["renews"] == 1:  # the policy repeats suggestions that it still needs
-        cancel(s, now(s)["step"] + s["layers"])
+        cancel(s, s.now["step"] + s["layers"])
     total = hook(s)
     if not 0 <= total <= s["n_copies"]:
         fail(s, BAD_NAME, total)
         return 0
     for i in range(total):
-        if not 0 <= suggested(s)[i] < s["n_copies"]:
-            fail(s, BAD_NAME, suggested(s)[i])
+        if not 0 <= s.suggested[i] < s["n_copies"]:
+            fail(s, BAD_NAME, s.suggested[i])
             return 0
     return total
 
@@ -65,9 +65,9 @@ def record_prediction(s, hooks, y):
     x, layer = expert_of(s, y), layer_of(s, y)
     precision = y - x * s["precisions"]
     count(s, PREDICTED, layer, 1)
-    predictions(s)[x] += 1
+    s.predictions[x] += 1
     resident = find(s, x, precision, RESIDENT)
     if resident != NONE:
         predict(s, hooks, resident)
     elif find(s, x, precision, IN_FLIGHT) == NONE and find(s, x, precision, QUEUED) == NONE:
-        prefetch(s, y, now(s)["step"] + (s["layers"] if s["next_pass"] == 1 else layer - now(s)["layer"]))
+        prefetch(s, y, s.now["step"] + (s["layers"] if s["next_pass"] == 1 else layer - s.now["layer"]))

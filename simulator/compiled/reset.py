@@ -9,16 +9,12 @@ from moereplay.simulator.compiled.links import clear_links
 from moereplay.simulator.compiled.predictions import forget_predictions
 from moereplay.simulator.compiled.ranking import clear_queues, clear_ranking
 from moereplay.simulator.compiled.state import (
-    copies,
     layer_of,
     notifier,
     own_eviction,
     own_miss,
     own_prefetch,
     own_routing,
-    pass_apart,
-    pass_tokens,
-    warm,
 )
 from moereplay.simulator.compiled.transfers import clear_side_buffers
 from moereplay.simulator.compiled.uses import clear_uses
@@ -33,7 +29,7 @@ def warm_up(s, hooks):
     """Make the initial residents resident."""
     keep_for_good(s)
     for i in range(s["n_warm"]):
-        y = warm(s)[i]
+        y = s.warm[i]
         warm_copy(s, y)
         if s["listeners_on_insert"] != 0:
             on_insert(s, hooks, y, 0)
@@ -48,7 +44,7 @@ def reset_if_due(s, index):
         reset(s)
     elif index > 0:
         s["reset"]["passes"] += 1
-    s["reset"]["tokens"] += pass_tokens(s)[index]
+    s["reset"]["tokens"] += s.pass_tokens[index]
 
 
 @called
@@ -57,7 +53,7 @@ def is_due(s, index):
     if index == 0 or s["reset_every"] == 0:
         return False
     if s["reset_every"] < 0:
-        return pass_apart(s)[index] == 1
+        return s.pass_apart[index] == 1
     return s["reset"]["tokens"] >= s["reset_every"]
 
 
@@ -91,5 +87,5 @@ def clear_memory(own):
 def count_unused(s):
     """Count the bytes of prefetched copies that are still unused."""
     for y in range(s["n_copies"]):
-        if copies(s)[y]["state"] == RESIDENT and copies(s)[y]["prefetched"] == 1:
-            count(s, BYTES_UNUSED_AT_END, layer_of(s, y), copies(s)[y]["bytes"])
+        if s.copies[y]["state"] == RESIDENT and s.copies[y]["prefetched"] == 1:
+            count(s, BYTES_UNUSED_AT_END, layer_of(s, y), s.copies[y]["bytes"])

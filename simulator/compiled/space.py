@@ -7,17 +7,9 @@ from moereplay.simulator.compiled.cache import evict, pin_unlisted, show_last_re
 from moereplay.simulator.compiled.ranking import NO_QUEUE, first_of_queue, is_candidate, request_key, smallest
 from moereplay.simulator.compiled.state import (
     BAD_VICTIM,
-    chosen_victims,
-    copies,
-    done,
-    eval_copies,
-    eval_keys,
     expert_of,
-    experts,
     fail,
-    owned,
     pool_of,
-    pools,
 )
 from moereplay.simulator.jit.marks import called, fast
 
@@ -29,8 +21,8 @@ WAS_CANDIDATE, WAS_LAST_RESORT = 1, 2
 @fast
 def make_space(s, hooks, y, prefetch):
     """Evict enough for copy y, if that is possible and the policy admits y. `prefetch`: 1 if no demand waits for y."""
-    pool, size = pool_of(s, y), copies(s)[y]["bytes"]
-    bytes_of = pools(s)[pool]
+    pool, size = pool_of(s, y), s.copies[y]["bytes"]
+    bytes_of = s.pools[pool]
     short = bytes_of["used"] + size - bytes_of["capacity"]
     if short <= 0:
         return GRANTED
@@ -57,7 +49,7 @@ def choose_victim(s, hooks, pool, y):
     """Return the victim for y: a candidate, or else a last-resort copy; NONE with an error set."""
     if s["by_key"] == 1:
         return victim_by_key(s, hooks.key, pool)
-    last_resort = pools(s)[pool]["open"] == 0
+    last_resort = s.pools[pool]["open"] == 0
     if last_resort:
         show_last_resort(s, pool, 0)  # the hook reads `protected`
     victim = victim_of_policy(s, hooks.victim, pool, y)
@@ -75,8 +67,8 @@ def rejected(s, prefetch):
 @called
 def evict_if_all_may(s, hooks, y, prefetch):
     """Select all victims and decide admission before the first eviction, so that hooks see unchanged tables."""
-    bytes_of = pools(s)[pool_of(s, y)]
-    short = bytes_of["used"] + copies(s)[y]["bytes"] - bytes_of["capacity"]
+    bytes_of = s.pools[pool_of(s, y)]
+    short = bytes_of["used"] + s.copies[y]["bytes"] - bytes_of["capacity"]
     verdict, s["space"]["aside_now"] = GRANTED, 0
     while verdict == GRANTED and short > 0:
         victim = choose_victim(s, hooks, pool_of(s, y), y)
@@ -85,22 +77,22 @@ def evict_if_all_may(s, hooks, y, prefetch):
         elif not admits(s, hooks.admit, y, prefetch, victim):
             verdict = rejected(s, prefetch)
         else:
-            short -= copies(s)[victim]["bytes"]
+            short -= s.copies[victim]["bytes"]
             set_aside(s, victim, short > 0)
     restore_candidates(s)
     if verdict == GRANTED:
         for i in range(s["space"]["aside_now"]):
-            evict(s, hooks, chosen_victims(s)[i], y)
+            evict(s, hooks, s.chosen_victims[i], y)
     return verdict
 
 
 @fast
 def set_aside(s, y, more):
     """Record a victim; while more are selected it is not a candidate."""
-    chosen_victims(s)[s["space"]["aside_now"]] = y
+    s.chosen_victims[s["space"]["aside_now"]] = y
     s["space"]["aside_now"] += 1
     if more:
-        owned(s)[y]["aside"] = WAS_LAST_RESORT if copies(s)[y]["protected"] == 1 else WAS_CANDIDATE
+        s.owned[y]["aside"] = WAS_LAST_RESORT if s.copies[y]["protected"] == 1 else WAS_CANDIDATE
         pin_unlisted(s, y)
 
 
@@ -108,10 +100,10 @@ def set_aside(s, y, more):
 def restore_candidates(s):
     """Restore the copies that were set aside."""
     for i in range(s["space"]["aside_now"]):
-        y = chosen_victims(s)[i]
-        if owned(s)[y]["aside"] == WAS_CANDIDATE:
+        y = s.chosen_victims[i]
+        if s.owned[y]["aside"] == WAS_CANDIDATE:
             unpin(s, y)
-        owned(s)[y]["aside"] = 0
+        s.owned[y]["aside"] = 0
 
 
 # victim selection: a candidate by key or by the policy's hook
@@ -120,7 +112,7 @@ def restore_candidates(s):
 @fast
 def victim_by_key(s, keys, pool):
     """Return the first victim by key: a candidate, or else a last-resort copy; there must be one."""
-    if pools(s)[pool]["open"] <= 0:
+    if s.pools[pool]["open"] <= 0:
         return smallest_last_resort(s, keys, pool)
     if s["queue"] != NO_QUEUE:
         return first_of_queue(s, pool)
@@ -131,7 +123,7 @@ def victim_by_key(s, keys, pool):
 def victim_of_policy(s, hook, pool, y):
     """Return the policy's victim; NONE, and end the run, if it is not a candidate of the pool."""
     victim = hook(s, pool, y)
-    if 0 <= victim < s["n_copies"] and copies(s)[victim]["pool"] == pool and is_candidate(s, victim):
+    if 0 <= victim < s["n_copies"] and s.copies[victim]["pool"] == pool and is_candidate(s, victim):
         return victim
     fail(s, BAD_VICTIM, victim)
     return NONE
@@ -149,8 +141,8 @@ def admits(s, hook, y, prefetch, victim):
 @fast
 def is_last_resort(s, y, pool):
     """Return whether copy y is demanded by this step, computed and not set aside: only a demand may evict it."""
-    protected = copies(s)[y]["protected"] == 1 and owned(s)[y]["aside"] == 0
-    return protected and copies(s)[y]["pool"] == pool
+    protected = s.copies[y]["protected"] == 1 and s.owned[y]["aside"] == 0
+    return protected and s.copies[y]["pool"] == pool
 
 
 @called
@@ -159,8 +151,8 @@ def last_resort_suffices(s, pool, short):
     for i in range(s["cache"]["done_now"]):
         if short <= 0:
             return True
-        if is_last_resort(s, done(s)[i], pool):
-            short -= copies(s)[done(s)[i]]["bytes"]
+        if is_last_resort(s, s.done[i], pool):
+            short -= s.copies[s.done[i]]["bytes"]
     return short <= 0
 
 
@@ -169,22 +161,22 @@ def smallest_last_resort(s, keys, pool):
     """Return the smallest (key, logical timestamp, copy) of the few last-resort copies."""
     count = 0
     for i in range(s["cache"]["done_now"]):
-        if is_last_resort(s, done(s)[i], pool):
-            request_key(s, count, done(s)[i])
+        if is_last_resort(s, s.done[i], pool):
+            request_key(s, count, s.done[i])
             count += 1
     keys(s, count)
     best = count - 1
     for i in range(count - 1):
         if leaves_before(s, i, best):
             best = i
-    return eval_copies(s)[best]
+    return s.eval_copies[best]
 
 
 @called
 def leaves_before(s, i, j):
     """Return whether the i-th copy of the batch is evicted before the j-th."""
-    if eval_keys(s)[i] != eval_keys(s)[j]:
-        return eval_keys(s)[i] < eval_keys(s)[j]
-    a, b = eval_copies(s)[i], eval_copies(s)[j]
-    ours, theirs = experts(s)[expert_of(s, a)]["last_use"], experts(s)[expert_of(s, b)]["last_use"]
+    if s.eval_keys[i] != s.eval_keys[j]:
+        return s.eval_keys[i] < s.eval_keys[j]
+    a, b = s.eval_copies[i], s.eval_copies[j]
+    ours, theirs = s.experts[expert_of(s, a)]["last_use"], s.experts[expert_of(s, b)]["last_use"]
     return ours < theirs or (ours == theirs and a < b)

@@ -21,11 +21,7 @@ from moereplay.simulator.compiled.state import (
     FETCH,
     HIT,
     IN_ROUND,
-    accesses,
-    copies,
     home_of,
-    now,
-    owned,
     runs_here,
 )
 from moereplay.simulator.jit.marks import called, fast
@@ -55,7 +51,7 @@ def take_stage(s):
 def next_left(s, first):
     """Return the first access from a place on that waits for a round, or NONE."""
     for i in range(first, s["gate"]["served"]):
-        if runs_here(accesses(s)[i]["served"]):
+        if runs_here(s.accesses[i]["served"]):
             return i
     return NONE
 
@@ -65,7 +61,7 @@ def round_is_due(s):
     """Return whether every link that has demands has started a batch, or none can before a round has run."""
     there, awaits = False, False
     for i in range(s["gate"]["served"]):
-        served = accesses(s)[i]["served"]
+        served = s.accesses[i]["served"]
         if served == HIT and s["sequential"] == 1:
             return True
         there = there or served == HIT or served == DELAYED or has_started(s, i)
@@ -78,7 +74,7 @@ def round_is_due(s):
 @fast
 def has_started(s, i):
     """Return whether the i-th access is a demand whose batch has started."""
-    return accesses(s)[i]["served"] == FETCH and copies(s)[accesses(s)[i]["y"]]["state"] != QUEUED
+    return s.accesses[i]["served"] == FETCH and s.copies[s.accesses[i]["y"]]["state"] != QUEUED
 
 
 @called
@@ -93,7 +89,7 @@ def all_started(s):
 @called
 def link_has_started(s, link):
     for i in range(s["gate"]["served"]):
-        if has_started(s, i) and home_of(s, accesses(s)[i]["y"]) == link:
+        if has_started(s, i) and home_of(s, s.accesses[i]["y"]) == link:
             return True
     return False
 
@@ -103,9 +99,9 @@ def open_round(s):
     """Collect available experts into a round; contract `sequential`: substitutes one by one, then the expert itself."""
     staged, hits = False, False
     for i in range(s["gate"]["served"]):
-        hits = hits or accesses(s)[i]["served"] == HIT
+        hits = hits or s.accesses[i]["served"] == HIT
     for i in range(s["gate"]["served"]):
-        served = accesses(s)[i]["served"]
+        served = s.accesses[i]["served"]
         if not runs_here(served) or (served == FETCH and not has_started(s, i)):
             continue
         if s["sequential"] == 1 and hits and served != HIT:
@@ -121,15 +117,15 @@ def open_round(s):
 @fast
 def is_here(s, i):
     """Return whether the copy of the i-th access is resident."""
-    return copies(s)[accesses(s)[i]["y"]]["state"] == RESIDENT
+    return s.copies[s.accesses[i]["y"]]["state"] == RESIDENT
 
 
 @called
 def has_landed(s):
     """Return whether what the next stage computes has landed: a matrix of batches, delayed hits as a whole."""
     for i in range(s["gate"]["served"]):
-        if accesses(s)[i]["served"] == IN_ROUND and not is_here(s, i):
-            mine = owned(s)[accesses(s)[i]["y"]]
+        if s.accesses[i]["served"] == IN_ROUND and not is_here(s, i):
+            mine = s.owned[s.accesses[i]["y"]]
             if mine["prefetch"] == 1 or mine["parts"] < s["round"]["stage"]:
                 return False
     return True
@@ -140,13 +136,13 @@ def begin_stage(s):
     """Begin the next stage: one matrix of all experts of the round, or all of them if none is read."""
     spent = 0
     for i in range(s["gate"]["served"]):
-        if accesses(s)[i]["served"] == IN_ROUND:
+        if s.accesses[i]["served"] == IN_ROUND:
             spent += cost_of(s, i)
     if s["round"]["whole"] == 0:
         stage = s["round"]["stage"]
         spent = of_matrices(s, spent, stage) - of_matrices(s, spent, stage - 1)
     spend(s, spent)
-    count(s, EXPERT_NS, now(s)["layer"], spent)
+    count(s, EXPERT_NS, s.now["layer"], spent)
     span(s, IS_STAGE, NO_COPY, 0, spent, BY_COMPUTE)
     busy_until(s, spent, RAN)
 
@@ -160,7 +156,7 @@ def finish_stage(s):
         return
     s["round"]["stages"] = 0
     for i in range(s["gate"]["served"]):
-        access = accesses(s)[i]
+        access = s.accesses[i]
         if access["served"] == IN_ROUND:
             mark_computed(s, access["x"], access["y"])
             if s["sequential"] == 1:

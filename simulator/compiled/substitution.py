@@ -13,20 +13,8 @@ from moereplay.simulator.compiled.state import (
     HIT,
     NO_HOOK,
     REPLACED,
-    access_of,
-    accesses,
-    eligible,
     fail,
-    final_expert,
-    final_mass,
-    final_rank,
-    final_sum,
-    final_tokens,
-    now,
-    others,
-    ran,
     runs,
-    stand_ins,
 )
 from moereplay.simulator.compiled.weights import weigh_run
 from moereplay.simulator.jit.marks import called, fast
@@ -42,13 +30,13 @@ def clear_substitutes(s):
 def drop(s, access):
     """Remove the expert from all tokens that run it."""
     access["served"] = DROPPED
-    e = access["x"] - now(s)["layer"] * s["experts"]
+    e = access["x"] - s.now["layer"] * s["experts"]
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
-            if ran(s)[t, j] == e:
+            if s.ran[t, j] == e:
                 run_instead(s, t, j, NONE)
     mark_changed(s)
-    count(s, counters.DROPPED, now(s)["layer"], 1)
+    count(s, counters.DROPPED, s.now["layer"], 1)
 
 
 @called
@@ -58,10 +46,10 @@ def substitute(s, hook, access):
         fail(s, NO_HOOK, 0)
         return
     for e in range(s["experts"]):
-        stand_ins(s)[e] = 0
-    needed, e = 0, access["x"] - now(s)["layer"] * s["experts"]
+        s.stand_ins[e] = 0
+    needed, e = 0, access["x"] - s.now["layer"] * s["experts"]
     for t in range(s["compute"]["tokens"]):
-        j = first_place(ran(s)[t], e)
+        j = first_place(s.ran[t], e)
         if j == NONE:
             continue
         other = substitute_for(s, hook, t, j)
@@ -72,9 +60,9 @@ def substitute(s, hook, access):
             fail(s, BAD_STAND_IN, other)
             return
         run_instead(s, t, j, other)
-        stand_ins(s)[other] += 1
+        s.stand_ins[other] += 1
         s["substitution"]["substituted"] = 1
-        count_for(s, t, SUBSTITUTED, now(s)["layer"], 1)
+        count_for(s, t, SUBSTITUTED, s.now["layer"], 1)
     access["tokens"], access["y"] = needed, access["x"] * s["precisions"]
     if needed == 0:
         access["served"] = REPLACED
@@ -90,26 +78,26 @@ def find_residents(s):
 @fast
 def mark_if_resident(s, e):
     """Mark expert e of the layer as eligible if a copy is resident."""
-    eligible(s)[e] = 1 if find_any(s, now(s)["layer"] * s["experts"] + e, RESIDENT) != NONE else 0
+    s.eligible[e] = 1 if find_any(s, s.now["layer"] * s["experts"] + e, RESIDENT) != NONE else 0
 
 
 @called
 def substitute_for(s, hook, t, j):
     """Return the expert that substitutes for a token's j-th one, or NONE: a resident one that it does not run."""
     for i in range(s["width"]):
-        if ran(s)[t, i] != NONE:
-            eligible(s)[ran(s)[t, i]] = 0
+        if s.ran[t, i] != NONE:
+            s.eligible[s.ran[t, i]] = 0
     other = hook(s, t, j)
     for i in range(s["width"]):
-        if ran(s)[t, i] != NONE:
-            mark_if_resident(s, ran(s)[t, i])
+        if s.ran[t, i] != NONE:
+            mark_if_resident(s, s.ran[t, i])
     return other
 
 
 @fast
 def is_eligible(s, t, e):
     """Return whether expert e is a resident one of the layer that the token does not run."""
-    return 0 <= e < s["experts"] and eligible(s)[e] == 1 and first_place(ran(s)[t], e) == NONE
+    return 0 <= e < s["experts"] and s.eligible[e] == 1 and first_place(s.ran[t], e) == NONE
 
 
 @called
@@ -131,16 +119,16 @@ def rebuild_union(s, served):
     `served` is the number of accesses before; return the number after.
     """
     by_rank = weigh_run(s)
-    union = union_of(s, by_rank, final_expert(s), final_rank(s), final_mass(s), final_sum(s), final_tokens(s))
-    base, total = now(s)["layer"] * s["experts"], union
+    union = union_of(s, by_rank, s.final_expert, s.final_rank, s.final_mass, s.final_sum, s.final_tokens)
+    base, total = s.now["layer"] * s["experts"], union
     for i in range(served):
-        access_of(s)[accesses(s)[i]["x"] - base] = i
+        s.access_of[s.accesses[i]["x"] - base] = i
     for i in range(union):
-        serve(s, others(s)[i], final_expert(s)[i], final_tokens(s)[i])
+        serve(s, s.others[i], s.final_expert[i], s.final_tokens[i])
     for i in range(served):
-        access_of(s)[accesses(s)[i]["x"] - base] = NONE
-        if not runs(accesses(s)[i]["served"]):
-            others(s)[total] = accesses(s)[i]
+        s.access_of[s.accesses[i]["x"] - base] = NONE
+        if not runs(s.accesses[i]["served"]):
+            s.others[total] = s.accesses[i]
             total += 1
     return total
 
@@ -148,11 +136,11 @@ def rebuild_union(s, served):
 @called
 def serve(s, access, x, tokens):
     """Serve an expert of the new union: as before, or as a hit if it is a substitute."""
-    known = access_of(s)[x - now(s)["layer"] * s["experts"]]
+    known = s.access_of[x - s.now["layer"] * s["experts"]]
     if known == NONE:
         stand_in(s, access, x, tokens)
         return
-    old = accesses(s)[known]
+    old = s.accesses[known]
     access["n"], access["x"], access["y"], access["tokens"] = old["n"], old["x"], old["y"], tokens
     access["served"] = old["served"]
 
@@ -167,10 +155,10 @@ def stand_in(s, access, x, tokens):
 @called
 def add_stand_ins(s, served):
     """Append the substitutes of the current access, lowest id first (contract `sequential`); return the new length."""
-    base, total = now(s)["layer"] * s["experts"], served
+    base, total = s.now["layer"] * s["experts"], served
     for e in range(s["experts"]):
-        if stand_ins(s)[e] > 0:
-            stand_in(s, accesses(s)[total], base + e, stand_ins(s)[e])
+        if s.stand_ins[e] > 0:
+            stand_in(s, s.accesses[total], base + e, s.stand_ins[e])
             total += 1
     clear_substitutes(s)
     return total

@@ -9,7 +9,7 @@ from moereplay.policies.contract import IN_FLIGHT, NONE, RESIDENT
 from moereplay.simulator.compiled.cache import bypass, enter, join_pool, leave, move_in, occupy, set_state
 from moereplay.simulator.compiled.counters import BY_DEMAND, DECLINED, IS_PROMOTE, count, note
 from moereplay.simulator.compiled.space import BYPASSED, GRANTED, REFUSED, make_space
-from moereplay.simulator.compiled.state import buffered, copies, layer_of, notifier, now, owned
+from moereplay.simulator.compiled.state import layer_of, notifier
 from moereplay.simulator.jit.marks import called, fast
 
 on_insert = notifier("on_insert")
@@ -18,7 +18,7 @@ on_insert = notifier("on_insert")
 @fast
 def claim(s, hooks, y):
     """Reserve the bytes of a transfer that is about to start, with evictions."""
-    is_prefetch = owned(s)[y]["prefetch"]
+    is_prefetch = s.owned[y]["prefetch"]
     if is_prefetch == 1 and s["side_slots"] > 0:
         return claim_side(s, y)
     claimed = make_space(s, hooks, y, is_prefetch)
@@ -33,7 +33,7 @@ def claim(s, hooks, y):
 @fast
 def land(s, hooks, y):
     """Complete a transfer: make the copy resident unless it bypasses the cache."""
-    mine = owned(s)[y]
+    mine = s.owned[y]
     if s["has_admit"] == 1 and mine["bypasses"] == 1:
         return
     unused = 1 if mine["prefetch"] == 1 and mine["awaited"] == 0 else 0
@@ -59,9 +59,9 @@ def claim_side(s, y):
             return REFUSED
         take(s, stale)
         leave(s, stale, y)
-    buffered(s)[s["side_buffer"]["in_side"]] = y
+    s.buffered[s["side_buffer"]["in_side"]] = y
     s["side_buffer"]["in_side"] += 1
-    owned(s)[y]["side"] = 1
+    s.owned[y]["side"] = 1
     set_state(s, y, IN_FLIGHT)
     return GRANTED
 
@@ -70,10 +70,10 @@ def claim_side(s, y):
 def overwritable(s):
     """Return the oldest copy in a side buffer whose gate has passed and that is not pinned, or NONE."""
     for i in range(s["side_buffer"]["in_side"]):
-        y = buffered(s)[i]
-        target, step = owned(s)[y]["target"], now(s)["step"]
-        passed = target < step or (target == step and now(s)["gated"] == 1)
-        if passed and copies(s)[y]["state"] == RESIDENT and copies(s)[y]["protected"] == 0:
+        y = s.buffered[i]
+        target, step = s.owned[y]["target"], s.now["step"]
+        passed = target < step or (target == step and s.now["gated"] == 1)
+        if passed and s.copies[y]["state"] == RESIDENT and s.copies[y]["protected"] == 0:
             return y
     return NONE
 
@@ -83,12 +83,12 @@ def take(s, y):
     """Free the side buffer of copy y; the others keep their order."""
     kept = 0
     for i in range(s["side_buffer"]["in_side"]):
-        held = buffered(s)[i]
-        buffered(s)[kept] = held
+        held = s.buffered[i]
+        s.buffered[kept] = held
         if held != y:
             kept += 1
     s["side_buffer"]["in_side"] = kept
-    owned(s)[y]["side"] = 0
+    s.owned[y]["side"] = 0
 
 
 @called
@@ -107,4 +107,4 @@ def promote(s, hooks, y):
 def clear_side_buffers(s):
     s["side_buffer"]["in_side"] = 0
     for y in range(s["n_copies"]):
-        owned(s)[y]["side"] = 0
+        s.owned[y]["side"] = 0

@@ -1,4 +1,4 @@
-"""Kernel variants: the numbers of the state that are constants in each (`simulator/jit/parts.py`)."""
+"""Kernel variants: the numbers of the state that are constants in each (`simulator/jit/translation.py`)."""
 
 from __future__ import annotations
 

@@ -29,26 +29,8 @@ from moereplay.simulator.compiled.state import (
     NO_LOGITS,
     all_eligible,
     fail,
-    ids,
-    now,
-    own_in_run,
-    ran,
-    reweighed,
     row_at,
-    row_draft,
-    row_reads,
-    rule,
-    run_in_own,
-    tier,
-    token_assigned,
     token_at,
-    token_choice,
-    token_ids,
-    token_logits,
-    token_mass,
-    token_shares,
-    token_weights,
-    units,
 )
 from moereplay.simulator.jit.marks import called, fast, vectorized
 from moereplay.traces.drafts import REJECTED
@@ -74,7 +56,7 @@ def weigh_run(s):
         weigh(s)
     if s["weighted"] == 1 or not some:
         for t in range(s["compute"]["tokens"]):
-            if reweighed(s)[t] == 0:
+            if s.reweighed[t] == 0:
                 keep_weights(s, t)
     return 1 if s["weighted"] == 0 and not some else 0
 
@@ -82,22 +64,22 @@ def weigh_run(s):
 @called
 def keep_weights(s, t):
     """Copy the router's weights of those of its experts that a token runs."""
-    at, layer = token_at(s, t), now(s)["layer"]
+    at, layer = token_at(s, t), s.now["layer"]
     for j in range(s["width"]):
-        units(s)[t, j] = 0
-        place = last_place(token_ids(s)[at, layer], ran(s)[t, j])
+        s.units[t, j] = 0
+        place = last_place(s.token_ids[at, layer], s.ran[t, j])
         if place != NONE and s["weighted"] == 1:
-            units(s)[t, j] = to_units(token_weights(s)[at, layer, place])
+            s.units[t, j] = to_units(s.token_weights[at, layer, place])
 
 
 @called
 def take_weights(s):
     """Set the weights of all tokens to the router's own; 0 where the trace has none."""
-    layer = now(s)["layer"]
+    layer = s.now["layer"]
     for t in range(s["compute"]["tokens"]):
         at = token_at(s, t)
         for j in range(s["width"]):
-            units(s)[t, j] = to_units(token_weights(s)[at, layer, j]) if s["weighted"] == 1 else 0
+            s.units[t, j] = to_units(s.token_weights[at, layer, j]) if s["weighted"] == 1 else 0
 
 
 @called
@@ -105,8 +87,8 @@ def any_reweighed(s):
     """Mark tokens that need new weights; return whether there are any."""
     some = False
     for t in range(s["compute"]["tokens"]):
-        reweighed(s)[t] = 1 if is_reweighed(s, t) else 0
-        some = some or reweighed(s)[t] == 1
+        s.reweighed[t] = 1 if is_reweighed(s, t) else 0
+        some = some or s.reweighed[t] == 1
     return some
 
 
@@ -116,7 +98,7 @@ def is_reweighed(s, t):
 
     Otherwise each expert keeps its recorded weight, and one dropped at a miss leaves the other weights unchanged.
     """
-    own, routed, run = token_ids(s)[token_at(s, t), now(s)["layer"]], ids(s)[t], ran(s)[t]
+    own, routed, run = s.token_ids[token_at(s, t), s.now["layer"]], s.ids[t], s.ran[t]
     fewer = 0
     for j in range(s["width"]):
         if run[j] != NONE and last_place(own, run[j]) == NONE:
@@ -140,20 +122,20 @@ def weigh(s):
     if s["scored"] == 0:
         fail(s, NO_LOGITS, 0)
         return
-    layer = now(s)["layer"]
+    layer = s.now["layer"]
     for t in range(s["compute"]["tokens"]):
-        share = token_shares(s)[token_at(s, t), layer]
-        if rule(s)["family"] == SPARSEMIXER:
+        share = s.token_shares[token_at(s, t), layer]
+        if s.rule["family"] == SPARSEMIXER:
             weigh_near(
-                rule(s),
+                s.rule,
                 share,
-                token_logits(s)[token_at(s, t), layer],
-                ran(s)[t],
+                s.token_logits[token_at(s, t), layer],
+                s.ran[t],
                 all_eligible(s),
-                units(s)[t],
+                s.units[t],
             )
         else:
-            weigh_shares(rule(s), share, ran(s)[t], units(s)[t])
+            weigh_shares(s.rule, share, s.ran[t], s.units[t])
 
 
 @called
@@ -206,10 +188,10 @@ def count_assignments(s):
     if s["batched"] == 0:
         count_here(s, ASSIGNMENTS, s["demand"]["assignments"])
     elif s["n_sums"] > 0:
-        count_sums(s, now(s)["layer"], 0)
+        count_sums(s, s.now["layer"], 0)
     else:
         for t in range(s["compute"]["tokens"]):
-            count_for(s, t, ASSIGNMENTS, now(s)["layer"], assignments_of(s, t))
+            count_for(s, t, ASSIGNMENTS, s.now["layer"], assignments_of(s, t))
 
 
 @called
@@ -217,16 +199,16 @@ def assignments_of(s, t):
     """Return how many experts the router chose for a token."""
     total = 0
     for j in range(s["width"]):
-        total += 1 if token_ids(s)[token_at(s, t), now(s)["layer"], j] != NONE else 0
+        total += 1 if s.token_ids[token_at(s, t), s.now["layer"], j] != NONE else 0
     return total
 
 
 @called
 def mass_of(s, t):
     """Return the gate weight of the router's choices; a foreign trace may also weigh experts that were not chosen."""
-    at, layer, total = token_at(s, t), now(s)["layer"], 0
+    at, layer, total = token_at(s, t), s.now["layer"], 0
     for j in range(s["width"] if s["weighted"] == 1 else 0):
-        total += to_units(token_weights(s)[at, layer, j]) if token_ids(s)[at, layer, j] != NONE else 0
+        total += to_units(s.token_weights[at, layer, j]) if s.token_ids[at, layer, j] != NONE else 0
     return total
 
 
@@ -251,12 +233,12 @@ def count_unchanged(s, layer):
 def count_sums(s, layer, kept):
     """Count the assignments of a pass's kept rows from sums by token, or (`kept`) that all of them ran as routed."""
     for row in range(row_at(s, 0), row_at(s, s["compute"]["tokens"])):
-        if row_draft(s)[row] != REJECTED:
-            token = row_reads(s)[row]
+        if s.row_draft[row] != REJECTED:
+            token = s.row_reads[row]
             if kept == 0:
-                count_apart(s, row, ASSIGNMENTS, layer, token_assigned(s)[token, layer])
+                count_apart(s, row, ASSIGNMENTS, layer, s.token_assigned[token, layer])
             else:
-                count_row_kept(s, row, layer, token_assigned(s)[token, layer], token_mass(s)[token, layer])
+                count_row_kept(s, row, layer, s.token_assigned[token, layer], s.token_mass[token, layer])
 
 
 @called
@@ -284,9 +266,9 @@ def count_tokens(s, layer):
 @called
 def match(s, t, layer):
     """Find each routed expert's position in the run, and each executed expert's position in the routing, or NONE."""
-    own, run = token_ids(s)[token_at(s, t), layer], ran(s)[t]
+    own, run = s.token_ids[token_at(s, t), layer], s.ran[t]
     for j in range(s["width"]):
-        own_in_run(s)[j], run_in_own(s)[j] = last_place(run, own[j]), last_place(own, run[j])
+        s.own_in_run[j], s.run_in_own[j] = last_place(run, own[j]), last_place(own, run[j])
 
 
 @called
@@ -294,7 +276,7 @@ def count_kept(s, t, layer):
     """Count the routed experts that run."""
     total = 0
     for j in range(s["width"]):
-        total += 1 if own_in_run(s)[j] != NONE else 0
+        total += 1 if s.own_in_run[j] != NONE else 0
     count_for(s, t, ASSIGNMENTS_KEPT, layer, total)
 
 
@@ -303,27 +285,27 @@ def count_displacement(s, t, layer):
     """Sum over executed slots |rank by choice score - slot|; routed experts keep their recorded rank."""
     total, at = 0, token_at(s, t)
     for j in range(s["width"]):
-        if run_in_own(s)[j] != NONE:
-            total += abs(run_in_own(s)[j] - j)
-        elif ran(s)[t, j] != NONE:
-            total += abs(rank_behind(token_choice(s)[at, layer], token_ids(s)[at, layer], ran(s)[t, j]) - j)
+        if s.run_in_own[j] != NONE:
+            total += abs(s.run_in_own[j] - j)
+        elif s.ran[t, j] != NONE:
+            total += abs(rank_behind(s.token_choice[at, layer], s.token_ids[at, layer], s.ran[t, j]) - j)
     count_for(s, t, RANK_DISPLACEMENT, layer, total)
 
 
 @called
 def count_token(s, t, layer):
     """Count the gate weight of one token: the router's, the part kept, and the total variation."""
-    weights, own = token_weights(s)[token_at(s, t), layer], token_ids(s)[token_at(s, t), layer]
-    run, weighed = ran(s)[t], units(s)[t]
+    weights, own = s.token_weights[token_at(s, t), layer], s.token_ids[token_at(s, t), layer]
+    run, weighed = s.ran[t], s.units[t]
     whole, stayed, moved = 0, 0, 0
     for j in range(s["width"]):
         if own[j] != NONE:
-            before, at = to_units(weights[j]), own_in_run(s)[j]
+            before, at = to_units(weights[j]), s.own_in_run[j]
             whole += before
             stayed += before if at != NONE else 0
-            moved += abs(before - after(weighed, at, before, reweighed(s)[t]))
+            moved += abs(before - after(weighed, at, before, s.reweighed[t]))
     for j in range(s["width"]):
-        if run[j] != NONE and run_in_own(s)[j] == NONE and last_place(run, run[j]) == j:
+        if run[j] != NONE and s.run_in_own[j] == NONE and last_place(run, run[j]) == j:
             moved += weighed[j]  # a foreign expert, so its token has new weights
     count_for(s, t, MASS, layer, whole)
     count_for(s, t, MASS_KEPT, layer, stayed)
@@ -337,17 +319,17 @@ def count_lost(s, t, layer):
     Each foreign expert substitutes for one routed expert; those whose own slot runs something come first.
     """
     weights, own, run = (
-        token_weights(s)[token_at(s, t), layer],
-        token_ids(s)[token_at(s, t), layer],
-        ran(s)[t],
+        s.token_weights[token_at(s, t), layer],
+        s.token_ids[token_at(s, t), layer],
+        s.ran[t],
     )
     foreign, substituted, dropped = 0, 0, 0
     for j in range(s["width"]):
-        if run[j] != NONE and run_in_own(s)[j] == NONE:
+        if run[j] != NONE and s.run_in_own[j] == NONE:
             foreign += 1
     for is_empty in range(2):
         for j in range(s["width"]):
-            if own[j] != NONE and own_in_run(s)[j] == NONE and (run[j] == NONE) == (is_empty == 1):
+            if own[j] != NONE and s.own_in_run[j] == NONE and (run[j] == NONE) == (is_empty == 1):
                 if foreign > 0:
                     substituted += to_units(weights[last_place(own, own[j])])
                 else:
@@ -365,9 +347,9 @@ def count_low(s, layer):
     for t in range(s["compute"]["tokens"]):
         at, low = token_at(s, t), 0
         for j in range(s["width"]):
-            e = token_ids(s)[at, layer, j]
-            if e != NONE and tier(s)[e] > 0 and last_place(ran(s)[t], e) != NONE:
-                low += to_units(token_weights(s)[at, layer, j])
+            e = s.token_ids[at, layer, j]
+            if e != NONE and s.tier[e] > 0 and last_place(s.ran[t], e) != NONE:
+                low += to_units(s.token_weights[at, layer, j])
         count_for(s, t, MASS_LOW_PRECISION, layer, low)
 
 
