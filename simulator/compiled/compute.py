@@ -43,7 +43,7 @@ from moereplay.simulator.compiled.links import any_in_flight, any_to_load, nothi
 from moereplay.simulator.compiled.loading import begin_loading, go_on_loading
 from moereplay.simulator.compiled.predictions import suggest
 from moereplay.simulator.compiled.program import (
-    END,
+    CLOSE,
     GATE,
     LOAD,
     LOOK,
@@ -101,7 +101,7 @@ def run_compute(s, hooks):
         begin_gate(s)
         open_gate(s, hooks)
         suggest_if(s, s["sequential"] == 1 and s["after_demand"] == 0, LOOK)
-    elif at == END:
+    elif at == CLOSE:
         finish_step(s)
     elif at == STEP:
         begin_step(s)
@@ -262,7 +262,7 @@ def end_turns(s):
     if s["compute"]["looked_up"] < s["demand"]["demanded"]:
         go_to(s, LOOK)
     else:
-        suggest_if(s, s["after_demand"] == 1, END)
+        suggest_if(s, s["after_demand"] == 1, CLOSE)
 
 
 @called

@@ -164,14 +164,14 @@ def close_row(s):
 
 # the event log: numbers in the kernel, names for readers
 
-KINDS = (
+EVENT_KINDS = (
     "dense", "expert", "cpu", "transfer", "hits", "late", "compulsory", "collisions", "capacity", "evict", "promote",
     "cancel", "drop", "reset", "fill", "load", "stage",
 )  # fmt: skip
 (
     IS_DENSE, IS_EXPERT, IS_CPU, IS_TRANSFER, IS_HIT, IS_LATE, IS_COMPULSORY, IS_COLLISION, IS_CAPACITY, IS_EVICT,
     IS_PROMOTE, IS_CANCEL, IS_DROP, IS_RESET, IS_FILL, IS_LOAD, IS_STAGE,
-) = range(len(KINDS))  # fmt: skip
+) = range(len(EVENT_KINDS))  # fmt: skip
 #: A cause is negative, or the copy whose transfer evicts another.
 CAUSES = ("", "compute", "miss", "demand", "prefetch", "streamed", "gate", "reset", "cpu")
 BY_COMPUTE, BY_MISS, BY_DEMAND, BY_PREFETCH, BY_STREAM, BY_GATE, BY_RESET, BY_CPU = range(-1, -len(CAUSES), -1)

@@ -170,7 +170,7 @@ def _pooled(spec: RunSpec) -> int:
     return BY_LINK if spec.config.scope == "per_link" else BY_LAYER
 
 
-def _rows(spec: RunSpec) -> int:
+def _candidate_rows(spec: RunSpec) -> int:
     """Return the number of rows of candidates: a layer's experts may be at several links."""
     return spec.layout.geometry.layers * (len(spec.pools) if _pooled(spec) == BY_LINK else 1)
 
@@ -279,8 +279,8 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_cells": geometry.layers * 2 * WIDTH,
         "n_buckets": geometry.layers * 2 * BUCKETS,
         "n_log": lines,
-        "n_members": layout.experts * layout.precisions * (_rows(spec) // geometry.layers),
-        "n_ranks": _rows(spec),
+        "n_members": layout.experts * layout.precisions * (_candidate_rows(spec) // geometry.layers),
+        "n_ranks": _candidate_rows(spec),
         "n_ring": _power_of_two((1 + (spec.times.cpu_tier >= 0)) * layout.experts * layout.precisions + 1),
         "n_steps": len(inputs["offsets"]),
         "n_demand": len(inputs["stream_expert"]),

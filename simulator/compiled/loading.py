@@ -14,12 +14,12 @@ from moereplay.simulator.compiled.links import (
     prefetch_loaded,
 )
 from moereplay.simulator.compiled.program import (
-    END,
+    CLOSE,
     LOAD,
     LOADED,
     PRELOAD,
     PRELOADED,
-    START,
+    BEGIN,
     TURN,
     busy_until,
     go_to,
@@ -107,8 +107,8 @@ def hand_over(s, turn):
 def after_preloads(s):
     """Return the state that follows when all prefetches are loaded."""
     if s["after_demand"] == 1:
-        return END
-    return TURN if s["sequential"] == 1 else START
+        return CLOSE
+    return TURN if s["sequential"] == 1 else BEGIN
 
 
 @fast
@@ -126,7 +126,7 @@ def begin_load(s):
         if queues_together(s):
             fetch_all_announced(s)
         atomic = s["sequential"] == 0
-        suggest_if(s, atomic and s["after_demand"] == 0, START if atomic else after_load(s))
+        suggest_if(s, atomic and s["after_demand"] == 0, BEGIN if atomic else after_load(s))
         return
     spent = load(s, turn)
     spend(s, spent)

@@ -17,7 +17,7 @@ from moereplay.simulator.compiled.counters import (
     DECODED,
     END,
     FIRST,
-    KINDS,
+    EVENT_KINDS,
     NO_FIRST,
     PASSES,
     START,
@@ -112,7 +112,7 @@ def events_of(state: SimulationState, spec: RunSpec) -> list[Event]:
 def event_of(line: Sequence[int], spec: RunSpec) -> Event:
     """Return a line of numbers, as in `layout.EVENT`, as an event with names."""
     t0, t1, kind, step_pass, layer, expert, precision, cause = line
-    return Event(t0, t1, KINDS[kind], step_pass, layer, expert, precision, cause_of(cause, spec))
+    return Event(t0, t1, EVENT_KINDS[kind], step_pass, layer, expert, precision, cause_of(cause, spec))
 
 
 def cause_of(cause: int, spec: RunSpec) -> str:

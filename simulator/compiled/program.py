@@ -6,7 +6,7 @@ from moereplay.simulator.compiled.clock import busy
 from moereplay.simulator.jit.marks import fast
 
 #: States of the program counter.
-STEP, GATE, LOOK, SUGGEST, SHARE, LOAD, LOADED, START, PRELOAD, PRELOADED, TURN, RAN, END, OVER = range(14)
+STEP, GATE, LOOK, SUGGEST, SHARE, LOAD, LOADED, BEGIN, PRELOAD, PRELOADED, TURN, RAN, CLOSE, OVER = range(14)
 
 
 @fast

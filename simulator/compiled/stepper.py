@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from moereplay.simulator.compiled.clock import NEVER_DUE
-from moereplay.simulator.compiled.counters import IS_DENSE, IS_EXPERT, KINDS
+from moereplay.simulator.compiled.counters import IS_DENSE, IS_EXPERT, EVENT_KINDS
 from moereplay.simulator.compiled.engine import bound, prepare_inputs
 from moereplay.simulator.compiled.initial import initial_state
 from moereplay.simulator.compiled.inputs import Inputs, inputs_from
@@ -22,9 +22,9 @@ from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Trace
 
 #: Room in the log for the lines of one step, per copy of a layer's experts.
-LINES = 64
+LINES_PER_COPY = 64
 #: Kinds of log lines that the caller must carry out, by number.
-WORDS = {number: word for number, word in enumerate(KINDS) if word in ACTED_ON}
+WORDS = {number: word for number, word in enumerate(EVENT_KINDS) if word in ACTED_ON}
 KIND = 2  #: column of a line
 
 
@@ -33,7 +33,7 @@ class Stepper:
 
     def __init__(self, inputs: Inputs, oracle: Oracle, spec: RunSpec) -> None:
         """Raises PolicyError for a hook that does not compile. `can_step` tells which runs are supported."""
-        lines = LINES * spec.layout.geometry.experts * spec.layout.precisions
+        lines = LINES_PER_COPY * spec.layout.geometry.experts * spec.layout.precisions
         self._spec, self._chosen = spec, spec.chosen
         self._state = initial_state(inputs, oracle, spec, lines, stepped=True)
         self._process_end = run_interruptibly(partial(bound, stepped_kernel, self._state, spec.chosen))
@@ -108,7 +108,7 @@ class Stepper:
     def _begun(self, count: int) -> list[Begun]:
         if not count:
             return []
-        assert count <= len(self._room)  # or LINES is too small
+        assert count <= len(self._room)  # or LINES_PER_COPY is too small
         first, lines = len(self._lines), self._room[:count].tolist()
         self._lines += map(list, lines)
         return [self._one(n, line) for n, line in enumerate(lines, first) if line[KIND] in WORDS]
