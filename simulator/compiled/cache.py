@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from moereplay.policies.contract import ABSENT, IN_FLIGHT, NONE, RESIDENT
 from moereplay.simulator.compiled.counters import (
+    BY_DEMAND,
     BYTES_WASTED,
     CAPACITY,
     COLLISIONS,
     COMPULSORY,
+    DECLINED,
     EVICTIONS,
     INSERTIONS,
     IS_EVICT,
+    IS_PROMOTE,
     count,
     lived,
     note,
@@ -20,20 +23,22 @@ from moereplay.simulator.compiled.ranking import (
     BY_LAST_USE,
     NO_QUEUE,
     add_member,
+    clear_needed,
+    count_first_use,
+    count_use,
+    first_of_queue,
+    forget_uses,
     invalidate,
     invalidate_expert,
+    is_candidate,
     leave_queue,
     move_last,
     remove_member,
+    request_key,
+    set_timestamp,
+    smallest,
 )
-from moereplay.simulator.compiled.state import (
-    NEVER_LEFT,
-    expert_of,
-    layer_of,
-    notifier,
-    pool_of,
-)
-from moereplay.simulator.compiled.uses import clear_needed, count_first_use, count_use, forget_uses, set_timestamp
+from moereplay.simulator.compiled.state import BAD_VICTIM, NEVER_LEFT, expert_of, fail, layer_of, notifier, pool_of
 from moereplay.simulator.jit.marks import called, fast
 
 on_evict = notifier("on_evict")
@@ -359,3 +364,276 @@ def clear_cache(s):
     cache = s["cache"]
     cache["pinned_now"], cache["done_now"], cache["arrivals"] = 0, 0, 0
     cache["bypassed"] = NONE
+
+
+# Victim selection and space in a pool: whether evictions can free enough, and whether the policy admits a copy.
+
+GRANTED, BYPASSED, REFUSED = range(3)
+#: State of a victim before it was set aside: a candidate, or evictable as a last resort.
+WAS_CANDIDATE, WAS_LAST_RESORT = 1, 2
+
+
+@fast
+def make_space(s, hooks, y, prefetch):
+    """Evict enough for copy y, if that is possible and the policy admits y. `prefetch`: 1 if no demand waits for y."""
+    pool, size = pool_of(s, y), s.copies[y]["bytes"]
+    bytes_of = s.pools[pool]
+    short = bytes_of["used"] + size - bytes_of["capacity"]
+    if short <= 0:
+        return GRANTED
+    if prefetch == 1 and s["free_only"] == 1:
+        return REFUSED
+    if short > bytes_of["open"] and (prefetch == 1 or not last_resort_suffices(s, pool, short - bytes_of["open"])):
+        return REFUSED
+    if s["asks_of_each"] == 1:
+        return evict_if_all_may(s, hooks, y, prefetch)
+    agreed = False  # the policy decides on admission once, with the first victim
+    while bytes_of["used"] + size > bytes_of["capacity"]:
+        victim = choose_victim(s, hooks, pool, y)
+        if victim == NONE:
+            return REFUSED  # an error is set
+        if s["has_admit"] == 1 and not agreed and not admits(s, hooks.admit, y, prefetch, victim):
+            return rejected(s, prefetch)
+        agreed = True
+        evict(s, hooks, victim, y)
+    return GRANTED
+
+
+@fast
+def choose_victim(s, hooks, pool, y):
+    """Return the victim for y: a candidate, or else a last-resort copy; NONE with an error set."""
+    if s["by_key"] == 1:
+        return victim_by_key(s, hooks.key, pool)
+    last_resort = s.pools[pool]["open"] == 0
+    if last_resort:
+        show_last_resort(s, pool, 0)  # the hook reads `protected`
+    victim = victim_of_policy(s, hooks.victim, pool, y)
+    if last_resort:
+        show_last_resort(s, pool, 1)
+    return victim
+
+
+@fast
+def rejected(s, prefetch):
+    """Return the verdict on a transfer that the policy rejects."""
+    return REFUSED if prefetch == 1 or s["cache"]["bypassed"] != NONE else BYPASSED
+
+
+@called
+def evict_if_all_may(s, hooks, y, prefetch):
+    """Select all victims and decide admission before the first eviction, so that hooks see unchanged tables."""
+    bytes_of = s.pools[pool_of(s, y)]
+    short = bytes_of["used"] + s.copies[y]["bytes"] - bytes_of["capacity"]
+    verdict, s["space"]["aside_now"] = GRANTED, 0
+    while verdict == GRANTED and short > 0:
+        victim = choose_victim(s, hooks, pool_of(s, y), y)
+        if victim == NONE:
+            verdict = REFUSED  # an error is set
+        elif not admits(s, hooks.admit, y, prefetch, victim):
+            verdict = rejected(s, prefetch)
+        else:
+            short -= s.copies[victim]["bytes"]
+            set_aside(s, victim, short > 0)
+    restore_candidates(s)
+    if verdict == GRANTED:
+        for i in range(s["space"]["aside_now"]):
+            evict(s, hooks, s.chosen_victims[i], y)
+    return verdict
+
+
+@fast
+def set_aside(s, y, more):
+    """Record a victim; while more are selected it is not a candidate."""
+    s.chosen_victims[s["space"]["aside_now"]] = y
+    s["space"]["aside_now"] += 1
+    if more:
+        s.owned[y]["aside"] = WAS_LAST_RESORT if s.copies[y]["protected"] == 1 else WAS_CANDIDATE
+        pin_unlisted(s, y)
+
+
+@fast
+def restore_candidates(s):
+    """Restore the copies that were set aside."""
+    for i in range(s["space"]["aside_now"]):
+        y = s.chosen_victims[i]
+        if s.owned[y]["aside"] == WAS_CANDIDATE:
+            unpin(s, y)
+        s.owned[y]["aside"] = 0
+
+
+# victim selection: a candidate by key or by the policy's hook
+
+
+@fast
+def victim_by_key(s, keys, pool):
+    """Return the first victim by key: a candidate, or else a last-resort copy; there must be one."""
+    if s.pools[pool]["open"] <= 0:
+        return smallest_last_resort(s, keys, pool)
+    if s["queue"] != NO_QUEUE:
+        return first_of_queue(s, pool)
+    return smallest(s, keys, pool)
+
+
+@called
+def victim_of_policy(s, hook, pool, y):
+    """Return the policy's victim; NONE, and end the run, if it is not a candidate of the pool."""
+    victim = hook(s, pool, y)
+    if 0 <= victim < s["n_copies"] and s.copies[victim]["pool"] == pool and is_candidate(s, victim):
+        return victim
+    fail(s, BAD_VICTIM, victim)
+    return NONE
+
+
+@called
+def admits(s, hook, y, prefetch, victim):
+    """Return whether the policy admits copy y in place of the victim."""
+    return hook(s, y, prefetch, victim)
+
+
+# last resort: copies whose compute has ended in this step
+
+
+@fast
+def is_last_resort(s, y, pool):
+    """Return whether copy y is demanded by this step, computed and not set aside: only a demand may evict it."""
+    protected = s.copies[y]["protected"] == 1 and s.owned[y]["aside"] == 0
+    return protected and s.copies[y]["pool"] == pool
+
+
+@called
+def last_resort_suffices(s, pool, short):
+    """Return whether last-resort copies hold at least `short` bytes."""
+    for i in range(s["cache"]["done_now"]):
+        if short <= 0:
+            return True
+        if is_last_resort(s, s.done[i], pool):
+            short -= s.copies[s.done[i]]["bytes"]
+    return short <= 0
+
+
+@called
+def smallest_last_resort(s, keys, pool):
+    """Return the smallest (key, logical timestamp, copy) of the few last-resort copies."""
+    count = 0
+    for i in range(s["cache"]["done_now"]):
+        if is_last_resort(s, s.done[i], pool):
+            request_key(s, count, s.done[i])
+            count += 1
+    keys(s, count)
+    best = count - 1
+    for i in range(count - 1):
+        if leaves_before(s, i, best):
+            best = i
+    return s.eval_copies[best]
+
+
+@called
+def leaves_before(s, i, j):
+    """Return whether the i-th copy of the batch is evicted before the j-th."""
+    if s.eval_keys[i] != s.eval_keys[j]:
+        return s.eval_keys[i] < s.eval_keys[j]
+    a, b = s.eval_copies[i], s.eval_copies[j]
+    ours, theirs = s.experts[expert_of(s, a)]["last_use"], s.experts[expert_of(s, b)]["last_use"]
+    return ours < theirs or (ours == theirs and a < b)
+
+
+# Transfers from the cache's side: reserve bytes at the start, make copies resident at the end; and side buffers.
+#
+# Prefetches into side buffers never evict a cached copy.
+
+on_insert = notifier("on_insert")
+
+
+@fast
+def claim(s, hooks, y):
+    """Reserve the bytes of a transfer that is about to start, with evictions."""
+    is_prefetch = s.owned[y]["prefetch"]
+    if is_prefetch == 1 and s["side_slots"] > 0:
+        return claim_side(s, y)
+    claimed = make_space(s, hooks, y, is_prefetch)
+    if claimed == GRANTED:
+        occupy(s, y)
+    elif s["has_admit"] == 1 and claimed == BYPASSED:
+        bypass(s, y)
+        count(s, DECLINED, layer_of(s, y), 1)
+    return claimed
+
+
+@fast
+def land(s, hooks, y):
+    """Complete a transfer: make the copy resident unless it bypasses the cache."""
+    mine = s.owned[y]
+    if s["has_admit"] == 1 and mine["bypasses"] == 1:
+        return
+    unused = 1 if mine["prefetch"] == 1 and mine["awaited"] == 0 else 0
+    enter(s, y, unused)
+    if s["side_slots"] > 0 and mine["side"] == 1:
+        if mine["awaited"] == 1:
+            promote(s, hooks, y)
+        return
+    join_pool(s, y)
+    if s["listeners_on_insert"] != 0:
+        on_insert(s, hooks, y, unused)
+
+
+# side buffers: prefetches go there and never evict a cached copy
+
+
+@called
+def claim_side(s, y):
+    """Reserve a free side buffer, or the oldest that may be overwritten."""
+    if s["side_buffer"]["in_side"] >= s["side_slots"]:
+        stale = overwritable(s)
+        if stale == NONE:
+            return REFUSED
+        take(s, stale)
+        leave(s, stale, y)
+    s.buffered[s["side_buffer"]["in_side"]] = y
+    s["side_buffer"]["in_side"] += 1
+    s.owned[y]["side"] = 1
+    set_state(s, y, IN_FLIGHT)
+    return GRANTED
+
+
+@called
+def overwritable(s):
+    """Return the oldest copy in a side buffer whose gate has passed and that is not pinned, or NONE."""
+    for i in range(s["side_buffer"]["in_side"]):
+        y = s.buffered[i]
+        target, step = s.owned[y]["target"], s.now["step"]
+        passed = target < step or (target == step and s.now["gated"] == 1)
+        if passed and s.copies[y]["state"] == RESIDENT and s.copies[y]["protected"] == 0:
+            return y
+    return NONE
+
+
+@called
+def take(s, y):
+    """Free the side buffer of copy y; the others keep their order."""
+    kept = 0
+    for i in range(s["side_buffer"]["in_side"]):
+        held = s.buffered[i]
+        s.buffered[kept] = held
+        if held != y:
+            kept += 1
+    s["side_buffer"]["in_side"] = kept
+    s.owned[y]["side"] = 0
+
+
+@called
+def promote(s, hooks, y):
+    """Move a demanded copy from its side buffer into the cache, if there is space; no bytes cross the link."""
+    if make_space(s, hooks, y, 0) != GRANTED:
+        return
+    take(s, y)
+    move_in(s, y)
+    note(s, IS_PROMOTE, y, BY_DEMAND)
+    if s["listeners_on_insert"] != 0:
+        on_insert(s, hooks, y, 0)
+
+
+@called
+def clear_side_buffers(s):
+    s["side_buffer"]["in_side"] = 0
+    for y in range(s["n_copies"]):
+        s.owned[y]["side"] = 0

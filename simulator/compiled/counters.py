@@ -7,11 +7,7 @@ pass is charged to the request and phase of its first row, work per token to the
 from __future__ import annotations
 
 from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS
-from moereplay.simulator.compiled.state import (
-    expert_of,
-    layer_of,
-    row_at,
-)
+from moereplay.simulator.compiled.state import expert_of, layer_of, row_at
 from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import bit_length, called, fast
 from moereplay.traces.drafts import KNOWN, REJECTED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moereplay.policies import contract
 from moereplay.policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, RESIDENT
-from moereplay.simulator.compiled.cache import find, free_bytes, pin, reason, use, use_elsewhere
+from moereplay.simulator.compiled.cache import find, free_bytes, pin, promote, reason, use, use_elsewhere
 from moereplay.simulator.compiled.counters import (
     ACCESSES,
     BY_GATE,
@@ -26,11 +26,19 @@ from moereplay.simulator.compiled.counters import (
     count_here,
     note,
 )
-from moereplay.simulator.compiled.demand import route
+from moereplay.simulator.compiled.demand import (
+    add_stand_ins,
+    clear_substitutes,
+    count_assignments,
+    drop,
+    find_residents,
+    rebuild_union,
+    route,
+    substitute,
+)
 from moereplay.simulator.compiled.link import announce, await_transfer
-from moereplay.simulator.compiled.links import cancel, fetch, prefetches_wait
-from moereplay.simulator.compiled.predictions import count_predicted
-from moereplay.simulator.compiled.ranking import invalidate_expert
+from moereplay.simulator.compiled.links import cancel, count_predicted, fetch, prefetches_wait
+from moereplay.simulator.compiled.ranking import clear_needed, invalidate_expert, mark_needed, update_next_use
 from moereplay.simulator.compiled.state import (
     BAD_VERDICT,
     BAD_WANT,
@@ -48,17 +56,6 @@ from moereplay.simulator.compiled.state import (
     runs_here,
     waits,
 )
-from moereplay.simulator.compiled.substitution import (
-    add_stand_ins,
-    clear_substitutes,
-    drop,
-    find_residents,
-    rebuild_union,
-    substitute,
-)
-from moereplay.simulator.compiled.transfers import promote
-from moereplay.simulator.compiled.uses import clear_needed, mark_needed, update_next_use
-from moereplay.simulator.compiled.weights import count_assignments
 from moereplay.simulator.jit.marks import called, fast
 
 on_gate = notifier("on_gate")

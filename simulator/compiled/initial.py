@@ -12,23 +12,28 @@ from moereplay.policies.grammar import Chosen
 from moereplay.policies.hooks import EVENTS
 from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
+from moereplay.simulator.compiled.demand import FAMILIES
 from moereplay.simulator.compiled.inputs import Inputs, costs_of, noted_lengths, pass_lengths
 from moereplay.simulator.compiled.layout import (
     ARRAYS,
     HEAD,
     INPUT_ARRAYS,
     MEMORIES,
+    OWN_CLOCK,
     PLAN_ARRAYS,
     POSITIONS,
+    QUEUED,
     RECORDS,
     ROWS,
     RULE,
     STATE,
+    STEPPED,
+    is_fast,
+    is_plain,
+    notes_decisions,
 )
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
 from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL, READERS
-from moereplay.simulator.compiled.variants import OWN_CLOCK, QUEUED, STEPPED, is_fast, is_plain, notes_decisions
-from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
 from moereplay.simulator.jit.marks import IS_PYTHON

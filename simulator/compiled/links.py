@@ -5,39 +5,20 @@ Every expert has one home link into the fast tier. Links that act at the same ti
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.batches import batch_may_start, clear_batches, land_by_matrix, start_by_matrix
-from moereplay.simulator.compiled.clock import resume
+from moereplay.policies.contract import IN_FLIGHT, NONE, QUEUED, RESIDENT
+from moereplay.simulator.compiled.cache import find, land
+from moereplay.simulator.compiled.clock import part, resume
 from moereplay.simulator.compiled.counters import (
     IS_CANCEL,
+    PREDICTABLE,
+    PREDICTED,
+    PREDICTED_DEMANDED,
     PREFETCH_CANCELLED,
     PREFETCH_ISSUED,
     count,
+    count_here,
 )
 from moereplay.simulator.compiled.link import (
-    abandon,
-    any_announced,
-    awaits_piece,
-    cancel_on,
-    clear_link,
-    enqueue,
-    first_fill,
-    forget_bypasses,
-    is_busy,
-    is_moving,
-    landing,
-    may_start,
-    notify_arrival,
-    place,
-    prefetch_waits,
-    push,
-    set_target,
-    start_on,
-    take_announced,
-    take_landed,
-    take_piece,
-    tier_below,
-)
-from moereplay.simulator.compiled.lower_tiers import (
     CPU_WAITS,
     GOES_ON,
     GOES_TO_CPU,
@@ -45,25 +26,51 @@ from moereplay.simulator.compiled.lower_tiers import (
     NOT_COMING,
     PREFETCH_WAITS,
     STAYS,
+    abandon,
+    any_announced,
+    awaits_piece,
+    batch_may_start,
+    cancel_on,
     cell,
+    clear_batches,
+    clear_link,
     clear_lower,
     copy_of,
+    enqueue,
     entry_for_cpu,
     fill,
+    first_fill,
+    first_piece_arrived,
+    forget_bypasses,
     highest,
     hold,
+    is_busy,
+    is_moving,
+    land_by_matrix,
+    landing,
+    lands_at,
+    may_start,
     note_arrival,
+    notify_arrival,
+    place,
+    prefetch_waits,
+    push,
     read,
     release,
     set_for_cpu,
     set_onward,
+    set_target,
+    start_by_matrix,
+    start_on,
+    take_announced,
+    take_landed,
+    take_piece,
+    tier_below,
 )
-from moereplay.simulator.compiled.state import (
-    home_of,
-    layer_of,
-)
-from moereplay.simulator.compiled.transfers import land
+from moereplay.simulator.compiled.ranking import predict
+from moereplay.simulator.compiled.state import BAD_NAME, expert_of, fail, home_of, kind_of, layer_of
 from moereplay.simulator.jit.marks import called, fast
+from moereplay.simulator.rates import MILLION
 
 
 @fast
@@ -324,3 +331,130 @@ def clear_links(s):
     forget_bypasses(s)
     if s["n_tiers"] > 0:
         clear_lower(s)
+
+
+# Durations of dense parts and experts, ns, from the platform's tables.
+#
+# Compute is slower while a link works, if they share memory. Durations are 0 where the caller reports when work ends.
+
+
+@fast
+def dense_cost(s, index, layer):
+    """Return the duration of the dense part of one layer in a pass."""
+    row = s.dense_row[s.pass_tokens[index]]
+    if s["external"] == 1:
+        return 0
+    drafted = s["draft_ns"] * s.pass_drafts[index] if s["draft_ns"] > 0 and layer == 0 else 0
+    if s["slows_compute"] == 1 and any_link_is_busy(s):
+        return drafted + s.slow_dense_ns[row, layer] + (s.slow_kv_ns[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+    return drafted + s.dense_ns[row, layer] + (s.kv_ns[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+
+
+@fast
+def kv_row(s, index):
+    """Return the index of a pass in tables of KV-cache reads: by pass, or where requests arrive by context."""
+    return s["arrivals"]["context"] if s["arrives"] == 1 else index
+
+
+@fast
+def cost_of(s, turn):
+    """Return the compute time of one access over its tokens, ns."""
+    access = s.accesses[turn]
+    return expert_cost(s, access["y"], access["tokens"])
+
+
+@fast
+def lasts(s, turn):
+    """Return how long an access keeps compute busy, ns."""
+    return lasting(s, s.accesses[turn]["y"], cost_of(s, turn))
+
+
+@fast
+def expert_cost(s, y, tokens):
+    """Return the compute time of a copy in the current layer over `tokens` tokens."""
+    if s["external"] == 1:
+        return 0
+    kind = s.now["layer"] if s["precisions"] == 1 else kind_of(s, y)
+    if s["slows_compute"] == 1 and any_link_is_busy(s):
+        return s.slow_expert_ns[s.cost_row[kind], tokens]
+    return s.expert_ns[s.cost_row[kind], tokens]
+
+
+@fast
+def lasting(s, y, spent):
+    """Return how long copy y keeps compute busy: longer than `spent` if only its first piece has arrived."""
+    if s["has_pieces"] == 1 and first_piece_arrived(s, y):
+        return until_the_rest(s, y, spent)
+    return spent
+
+
+@called
+def until_the_rest(s, y, spent):
+    """Return how long copy y keeps compute busy, given that its remainder must arrive before the rest runs."""
+    rest = part(spent, MILLION - s["links"][home_of(s, y)]["first"])
+    return max(spent, lands_at(s, y) + rest - s["clock"]["time"])
+
+
+# Predictions of the prefetch policy: what it suggests at a gate, and how much of it the target step demands.
+
+
+@fast
+def count_predicted(s, x):
+    """Count the predictions of expert x since its layer's last gate, and how many were possible."""
+    if s["has_suggest"] == 1:
+        count_here(s, PREDICTED_DEMANDED, s.predictions[x])
+        count_here(s, PREDICTABLE, max(gates_before(s), s.predictions[x]))
+
+
+@fast
+def gates_before(s):
+    """Return how many gates may have predicted an expert of this layer."""
+    if s["next_pass"] == 1:
+        return 1 if s["reset"]["passes"] > 0 else 0
+    return min(s.now["layer"], s["reach"])
+
+
+@called
+def forget_predictions(s):
+    for x in range(s["n_experts"]):
+        s.predictions[x] = 0
+
+
+@fast
+def suggest(s, hooks):
+    """Call the prefetch policy, and queue the absent copies that it predicts."""
+    layer = s.now["layer"]
+    for x in range(layer * s["experts"], (layer + 1) * s["experts"]):
+        s.predictions[x] = 0  # predictions for this gate have been counted
+    for i in range(predicted_copies(s, hooks.suggest)):
+        record_prediction(s, hooks, s.suggested[i])
+
+
+@fast
+def predicted_copies(s, hook):
+    """Return how many copies the prefetch policy predicts; 0, with an error set, if one is invalid."""
+    if s["renews"] == 1:  # the policy repeats suggestions that it still needs
+        cancel(s, s.now["step"] + s["layers"])
+    total = hook(s)
+    if not 0 <= total <= s["n_copies"]:
+        fail(s, BAD_NAME, total)
+        return 0
+    for i in range(total):
+        if not 0 <= s.suggested[i] < s["n_copies"]:
+            fail(s, BAD_NAME, s.suggested[i])
+            return 0
+    return total
+
+
+@fast
+def record_prediction(s, hooks, y):
+    """Record the prediction of copy y, and prefetch it if it is absent."""
+    x, layer = expert_of(s, y), layer_of(s, y)
+    precision = y - x * s["precisions"]
+    count(s, PREDICTED, layer, 1)
+    s.predictions[x] += 1
+    resident = find(s, x, precision, RESIDENT)
+    if resident != NONE:
+        predict(s, hooks, resident)
+    elif find(s, x, precision, IN_FLIGHT) == NONE and find(s, x, precision, QUEUED) == NONE:
+        prefetch(s, y, s.now["step"] + (s["layers"] if s["next_pass"] == 1 else layer - s.now["layer"]))

@@ -12,8 +12,8 @@ import pytest
 
 from moereplay.policies.contract import NOW
 from moereplay.simulator.compiled import state
+from moereplay.simulator.compiled.engine import check
 from moereplay.simulator.compiled.layout import ARRAYS, OWNED, OWNS, PLAN_ARRAYS, RECORDS, ROWS
-from moereplay.simulator.compiled.outcome import check
 from moereplay.simulator.config import configure
 from tests.kit.every import every
 
