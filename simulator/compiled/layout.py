@@ -339,8 +339,8 @@ MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
         ("own_capacity", np.int64, ("n_pools",)),
     )
 }
-#: The owner of each array, shared column and record that does not have its chapter's name: only this chapter writes it. A
-#: function may also write to its arguments; the caller owns them.
+#: The owner of each array, shared column and record that does not have its chapter's name: only this chapter writes it.
+#: A function may also write to its arguments; the caller owns them.
 OWNS = {
     "state": "errors",
     "counters": "log before cells lifetimes row_times rows",
