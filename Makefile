@@ -13,6 +13,7 @@ PAGES := runs/report-check/pages
 # Their tests skip what needs a library that is not installed.
 QUANTISERS := $(addprefix tests/,tracegen/test_quantisers.py tracegen/test_packed_store.py tracegen/test_tiers.py commands/test_quantiser_cli.py)
 BEGAN := $(shell date +%s)
+NUMBA := $(shell sed -n 's/.*"\(numba>[^"]*\)".*/\1/p' pyproject.toml)
 # Room for more than one token's experts: below it a global LRU hits nothing.
 GRID := --capacity 15%,25%,50% --eviction lru,lfu,least_stale
 # Other people's recordings, if a folder of them is next to this one (CONTRIBUTING.md).
@@ -20,7 +21,7 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss report-check bench-recording bench bench-cost bench-sweep miniature sample tables figures format clean
 
 help:            ## this list
@@ -112,8 +113,14 @@ test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make te
 test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simulator, test-commands, ...
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/$*
 
-test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast, digests by public names of Numba, random policy files, pairs under the other contract
+test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast, random policy files, pairs under the other contract
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest
+
+test-numba: .venv/dev.stamp   ## the compiler's tests and all digests on the oldest and the newest Numba that pyproject.toml allows
+	for end in lowest-direct highest; do \
+	  $(BIN)/uv pip install --quiet --resolution $$end --target runs/numba-$$end "$(NUMBA)"; \
+	  PYTHONPATH=runs/numba-$$end $(BIN)/python -c 'import numba; print("Numba", numba.__version__)'; \
+	  PYTHONPATH=runs/numba-$$end $(BIN)/python -m pytest tests/simulator/test_jit.py tests/simulator/test_translation.py tests/simulator/test_digests.py; done
 
 study-faults: .venv/dev.stamp  ## plant one-line faults (benchmarks/faults.toml) in a copy and say which the tests find (30 minutes)
 	$(BIN)/python benchmarks/faults.py $(if $(ONLY),--only '$(ONLY)')

@@ -15,7 +15,6 @@ import pytest
 
 from moereplay.simulator.compiled import engine as compiled
 from moereplay.simulator.jit.marks import IS_PYTHON
-from moereplay.simulator.jit.trial import is_sound
 from tests.kit import recordings
 from tests.kit.every import forget_policies
 
@@ -36,7 +35,6 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script, and inherited so
     is_worker = hasattr(config, "workerinput")
     if getattr(config.option, "numprocesses", None) and not is_worker and not IS_PYTHON:
-        is_sound()  # once, for all of them
         with ProcessPoolExecutor(len(compiled.POINTERS)) as processes:
             list(processes.map(make, compiled.POINTERS))
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from moereplay.policies.contract import ABSENT, IN_FLIGHT, NONE, RESIDENT
 from moereplay.simulator.compiled.counters import (
+    BY_DEMAND,
     BYTES_WASTED,
     CAPACITY,
     COLLISIONS,
     COMPULSORY,
+    DECLINED,
     EVICTIONS,
     INSERTIONS,
     IS_EVICT,
+    IS_PROMOTE,
     count,
     lived,
     note,
@@ -20,29 +23,22 @@ from moereplay.simulator.compiled.ranking import (
     BY_LAST_USE,
     NO_QUEUE,
     add_member,
+    clear_needed,
+    count_first_use,
+    count_use,
+    first_of_queue,
+    forget_uses,
     invalidate,
     invalidate_expert,
+    is_candidate,
     leave_queue,
     move_last,
     remove_member,
+    request_key,
+    set_timestamp,
+    smallest,
 )
-from moereplay.simulator.compiled.state import (
-    NEVER_LEFT,
-    copies,
-    demand_expert,
-    done,
-    expert_of,
-    experts,
-    layer_of,
-    notifier,
-    now,
-    owned,
-    pinned,
-    pool_of,
-    pools,
-    resident,
-)
-from moereplay.simulator.compiled.uses import clear_needed, count_first_use, count_use, forget_uses, set_timestamp
+from moereplay.simulator.compiled.state import BAD_VICTIM, NEVER_LEFT, expert_of, fail, layer_of, notifier, pool_of
 from moereplay.simulator.jit.marks import called, fast
 
 on_evict = notifier("on_evict")
@@ -56,7 +52,7 @@ def find(s, x, want, state):
     """Return the most precise copy of expert x in `state` that is at least as precise as `want`, or NONE."""
     first = x * s["precisions"]
     for y in range(first, first + want + 1):
-        if copies(s)[y]["state"] == state:
+        if s.copies[y]["state"] == state:
             return y
     return NONE
 
@@ -72,24 +68,24 @@ def reason(s, x, want):
     """Return the counter for the kind of miss, judged over all copies of x that would have satisfied `want`."""
     first, ever, latest = x * s["precisions"], False, NEVER_LEFT
     for y in range(first, first + want + 1):
-        ever = ever or owned(s)[y]["ever"] == 1
-        latest = max(latest, owned(s)[y]["evicted_pass"])
+        ever = ever or s.owned[y]["ever"] == 1
+        latest = max(latest, s.owned[y]["evicted_pass"])
     if not ever:
         return COMPULSORY
-    return COLLISIONS if latest == now(s)["pass"] else CAPACITY
+    return COLLISIONS if latest == s.now["pass"] else CAPACITY
 
 
 @fast
 def free_bytes(s, y):
     """Return the free bytes in the pool of copy y."""
-    pool = pools(s)[pool_of(s, y)]
+    pool = s.pools[pool_of(s, y)]
     return pool["capacity"] - pool["used"]
 
 
 @fast
 def set_state(s, y, state):
     """Set the state of copy y: ABSENT, QUEUED, IN_FLIGHT or RESIDENT."""
-    copies(s)[y]["state"] = state
+    s.copies[y]["state"] = state
 
 
 # use
@@ -99,10 +95,10 @@ def set_state(s, y, state):
 def use(s, hooks, y):
     """Record the use of a demanded copy that is resident or in flight."""
     x = expert_of(s, y)
-    count_use(s, x, copies(s)[y]["prefetched"] * owned(s)[y]["counted"])
+    count_use(s, x, s.copies[y]["prefetched"] * s.owned[y]["counted"])
     if s["listeners_on_use"] != 0:
         on_use(s, hooks, y)
-    copies(s)[y]["prefetched"] = 0
+    s.copies[y]["prefetched"] = 0
     invalidate_expert(s, x)
 
 
@@ -118,8 +114,8 @@ def use_elsewhere(s, hooks, y):
 @fast
 def use_without_events(s, x):
     """Record a use on the fast path: one copy per expert, no listeners, pinned until the step ends."""
-    count_use(s, x, copies(s)[x]["prefetched"] * owned(s)[x]["counted"])
-    copies(s)[x]["prefetched"] = 0
+    count_use(s, x, s.copies[x]["prefetched"] * s.owned[x]["counted"])
+    s.copies[x]["prefetched"] = 0
     pin_unlisted(s, x)
 
 
@@ -136,10 +132,10 @@ def forget_if_gone(s, x):
 @called
 def pin(s, y):
     """Pin copy y until `unpin` or the end of the step."""
-    mine = owned(s)[y]
+    mine = s.owned[y]
     if mine["listed"] == 0:
         mine["listed"] = 1
-        pinned(s)[s["cache"]["pinned_now"]] = y
+        s.pinned[s["cache"]["pinned_now"]] = y
         s["cache"]["pinned_now"] += 1
     pin_unlisted(s, y)
 
@@ -147,35 +143,35 @@ def pin(s, y):
 @fast
 def pin_unlisted(s, y):
     """Pin copy y until `unpin`; the end of the step does not release it."""
-    copy = copies(s)[y]
+    copy = s.copies[y]
     if copy["protected"] == 0:
         copy["protected"] = 1
-        if owned(s)[y]["member"] == 1:
-            pools(s)[pool_of(s, y)]["open"] -= copy["bytes"]
+        if s.owned[y]["member"] == 1:
+            s.pools[pool_of(s, y)]["open"] -= copy["bytes"]
             invalidate(s, y)
 
 
 @fast
 def is_for_good(s, y):
     """Return whether copy y never leaves."""
-    return s["n_resident"] > 0 and owned(s)[y]["for_good"] == 1
+    return s["n_resident"] > 0 and s.owned[y]["for_good"] == 1
 
 
 @called
 def keep_for_good(s):
     """Make the copies that never leave resident; they take nothing of the pools' capacity."""
     for i in range(s["n_resident"]):
-        copy, mine = copies(s)[resident(s)[i]], owned(s)[resident(s)[i]]
+        copy, mine = s.copies[s.resident[i]], s.owned[s.resident[i]]
         copy["state"], copy["protected"], mine["ever"], mine["for_good"] = RESIDENT, 1, 1, 1
 
 
 @fast
 def unpin(s, y):
-    copy = copies(s)[y]
+    copy = s.copies[y]
     if copy["protected"] == 1 and not is_for_good(s, y):
         copy["protected"] = 0
-        if owned(s)[y]["member"] == 1:
-            pools(s)[pool_of(s, y)]["open"] += copy["bytes"]
+        if s.owned[y]["member"] == 1:
+            s.pools[pool_of(s, y)]["open"] += copy["bytes"]
             invalidate(s, y)
 
 
@@ -183,9 +179,9 @@ def unpin(s, y):
 def show_last_resort(s, pool, protected):
     """Set `protected` of all computed copies in a pool, so that the policy's hook can choose among them."""
     for i in range(s["cache"]["done_now"]):
-        y = done(s)[i]
-        if pool_of(s, y) == pool and owned(s)[y]["aside"] == 0:
-            copies(s)[y]["protected"] = protected
+        y = s.done[i]
+        if pool_of(s, y) == pool and s.owned[y]["aside"] == 0:
+            s.copies[y]["protected"] = protected
 
 
 @fast
@@ -196,9 +192,9 @@ def mark_computed(s, x, y):
         s["cache"]["bypassed"] = NONE
         set_state(s, y, ABSENT)
         forget_if_gone(s, x)
-    elif owned(s)[y]["member"] == 1 and owned(s)[y]["done"] == 0:  # a copy in a side buffer takes no bytes of the pool
-        owned(s)[y]["done"] = 1
-        done(s)[s["cache"]["done_now"]] = y
+    elif s.owned[y]["member"] == 1 and s.owned[y]["done"] == 0:  # a copy in a side buffer takes no bytes of the pool
+        s.owned[y]["done"] = 1
+        s.done[s["cache"]["done_now"]] = y
         s["cache"]["done_now"] += 1
 
 
@@ -206,7 +202,7 @@ def mark_computed(s, x, y):
 def unpin_demanded(s):
     """Unpin the step's demand on the fast path: `end_step` for copies of `use_without_events`."""
     for n in range(s["demand"]["demanded"]):
-        unpin(s, demand_expert(s)[n])
+        unpin(s, s.demand_expert[n])
     forget_all_done(s)
 
 
@@ -214,8 +210,8 @@ def unpin_demanded(s):
 def end_step(s):
     """Unpin all copies: nothing is pinned between the start of a step and its gate."""
     for i in range(s["cache"]["pinned_now"]):
-        y = pinned(s)[i]
-        owned(s)[y]["listed"] = 0
+        y = s.pinned[i]
+        s.owned[y]["listed"] = 0
         unpin(s, y)
     s["cache"]["pinned_now"] = 0
     forget_all_done(s)
@@ -225,7 +221,7 @@ def end_step(s):
 def forget_all_done(s):
     """Clear the list of copies that are evictable as a last resort."""
     for i in range(s["cache"]["done_now"]):
-        owned(s)[done(s)[i]]["done"] = 0
+        s.owned[s.done[i]]["done"] = 0
     s["cache"]["done_now"] = 0
 
 
@@ -235,7 +231,7 @@ def forget_all_done(s):
 @fast
 def occupy(s, y):
     """Reserve the bytes of copy y when its transfer starts."""
-    pools(s)[pool_of(s, y)]["used"] += copies(s)[y]["bytes"]
+    s.pools[pool_of(s, y)]["used"] += s.copies[y]["bytes"]
     set_state(s, y, IN_FLIGHT)
 
 
@@ -249,12 +245,12 @@ def bypass(s, y):
 @fast
 def enter(s, y, unused):
     """Make copy y resident. `unused`: 1 if it was prefetched and no demand has met it."""
-    mine, copy, x = owned(s)[y], copies(s)[y], expert_of(s, y)
-    known = experts(s)[x]["uses_here"] > 0 or (s["precisions"] > 1 and find_any(s, x, RESIDENT) != NONE)
+    mine, copy, x = s.owned[y], s.copies[y], expert_of(s, y)
+    known = s.experts[x]["uses_here"] > 0 or (s["precisions"] > 1 and find_any(s, x, RESIDENT) != NONE)
     s["cache"]["arrivals"] += 1
     copy["state"], copy["entered"], copy["prefetched"] = RESIDENT, s["cache"]["arrivals"], unused
     mine["counted"] = 1 if unused == 1 and not known else 0
-    mine["entered_step"], mine["ever"] = now(s)["step"], 1
+    mine["entered_step"], mine["ever"] = s.now["step"], 1
     count(s, INSERTIONS, layer_of(s, y), 1)
     if unused == 1:
         set_timestamp(s, x)
@@ -266,10 +262,10 @@ def enter(s, y, unused):
 @fast
 def join_pool(s, y):
     """Add copy y to its pool: it is a candidate for eviction once it is not pinned."""
-    copy = copies(s)[y]
-    owned(s)[y]["member"] = 1
+    copy = s.copies[y]
+    s.owned[y]["member"] = 1
     if copy["protected"] == 0:
-        pools(s)[pool_of(s, y)]["open"] += copy["bytes"]
+        s.pools[pool_of(s, y)]["open"] += copy["bytes"]
     if s["queue"] == BY_ENTRY:
         move_last(s, y)
     if s["ranks"] == 1:
@@ -279,9 +275,9 @@ def join_pool(s, y):
 @called
 def move_in(s, y):
     """Move a resident copy from its side buffer into its pool."""
-    pools(s)[pool_of(s, y)]["used"] += copies(s)[y]["bytes"]
+    s.pools[pool_of(s, y)]["used"] += s.copies[y]["bytes"]
     s["cache"]["arrivals"] += 1
-    copies(s)[y]["entered"] = s["cache"]["arrivals"]  # the order of arrival in the cache itself
+    s.copies[y]["entered"] = s["cache"]["arrivals"]  # the order of arrival in the cache itself
     join_pool(s, y)
     invalidate_expert(s, expert_of(s, y))
 
@@ -289,11 +285,11 @@ def move_in(s, y):
 @called
 def warm_copy(s, y):
     """Make copy y resident before the start: unused, not prefetched and not counted."""
-    copy = copies(s)[y]
+    copy = s.copies[y]
     s["cache"]["arrivals"] += 1
     copy["state"], copy["entered"] = RESIDENT, s["cache"]["arrivals"]
-    owned(s)[y]["ever"] = 1
-    pools(s)[pool_of(s, y)]["used"] += copy["bytes"]
+    s.owned[y]["ever"] = 1
+    s.pools[pool_of(s, y)]["used"] += copy["bytes"]
     join_pool(s, y)
 
 
@@ -303,11 +299,11 @@ def warm_copy(s, y):
 @fast
 def evict(s, hooks, y, incoming):
     """Remove copy y from its pool."""
-    copy, mine = copies(s)[y], owned(s)[y]
-    pools(s)[pool_of(s, y)]["used"] -= copy["bytes"]
+    copy, mine = s.copies[y], s.owned[y]
+    s.pools[pool_of(s, y)]["used"] -= copy["bytes"]
     mine["member"] = 0
     if copy["protected"] == 0:
-        pools(s)[pool_of(s, y)]["open"] -= copy["bytes"]
+        s.pools[pool_of(s, y)]["open"] -= copy["bytes"]
     if s["queue"] != NO_QUEUE:
         leave_queue(s, y)
     elif s["ranks"] == 1:
@@ -322,11 +318,11 @@ def evict(s, hooks, y, incoming):
 @called
 def forget_done(s, y):
     """Remove copy y from this step's list of computed copies: it may return and run again."""
-    owned(s)[y]["done"] = 0
+    s.owned[y]["done"] = 0
     s["cache"]["done_now"] -= 1
     for i in range(s["cache"]["done_now"]):
-        if done(s)[i] == y:
-            done(s)[i] = done(s)[s["cache"]["done_now"]]
+        if s.done[i] == y:
+            s.done[i] = s.done[s["cache"]["done_now"]]
 
 
 @fast
@@ -338,17 +334,17 @@ def forget_evicted(s):
 @fast
 def leave(s, y, incoming):
     """Count an eviction for the incoming expert's layer, and wasted bytes for the victim's layer."""
-    copy, mine = copies(s)[y], owned(s)[y]
+    copy, mine = s.copies[y], s.owned[y]
     layer = layer_of(s, y)
     count(s, EVICTIONS, layer_of(s, incoming), 1)
-    lived(s, layer, now(s)["step"] - mine["entered_step"])
+    lived(s, layer, s.now["step"] - mine["entered_step"])
     if copy["prefetched"] == 1:
         count(s, BYTES_WASTED, layer, copy["bytes"])
     if s["victim_ns"] > 0:
         s["cache"]["evicted_now"] += 1
     copy["state"], copy["protected"], copy["prefetched"] = ABSENT, 0, 0
     forget_if_gone(s, expert_of(s, y))
-    mine["evicted_pass"] = now(s)["pass"]
+    mine["evicted_pass"] = s.now["pass"]
     note(s, IS_EVICT, y, incoming)
 
 
@@ -359,12 +355,285 @@ def leave(s, y, incoming):
 def clear_cache(s):
     """Empty the cache and forget its history."""
     for y in range(s["n_copies"]):
-        copy, mine = copies(s)[y], owned(s)[y]
+        copy, mine = s.copies[y], s.owned[y]
         copy["state"], copy["protected"], copy["entered"], copy["prefetched"] = ABSENT, 0, 0, 0
         mine["evicted_pass"], mine["entered_step"] = NEVER_LEFT, 0
         mine["member"], mine["listed"], mine["done"], mine["ever"] = 0, 0, 0, 0
     for pool in range(s["n_pools"]):
-        pools(s)[pool]["used"], pools(s)[pool]["open"] = 0, 0
+        s.pools[pool]["used"], s.pools[pool]["open"] = 0, 0
     cache = s["cache"]
     cache["pinned_now"], cache["done_now"], cache["arrivals"] = 0, 0, 0
     cache["bypassed"] = NONE
+
+
+# Victim selection and space in a pool: whether evictions can free enough, and whether the policy admits a copy.
+
+GRANTED, BYPASSED, REFUSED = range(3)
+#: State of a victim before it was set aside: a candidate, or evictable as a last resort.
+WAS_CANDIDATE, WAS_LAST_RESORT = 1, 2
+
+
+@fast
+def make_space(s, hooks, y, prefetch):
+    """Evict enough for copy y, if that is possible and the policy admits y. `prefetch`: 1 if no demand waits for y."""
+    pool, size = pool_of(s, y), s.copies[y]["bytes"]
+    bytes_of = s.pools[pool]
+    short = bytes_of["used"] + size - bytes_of["capacity"]
+    if short <= 0:
+        return GRANTED
+    if prefetch == 1 and s["free_only"] == 1:
+        return REFUSED
+    if short > bytes_of["open"] and (prefetch == 1 or not last_resort_suffices(s, pool, short - bytes_of["open"])):
+        return REFUSED
+    if s["asks_of_each"] == 1:
+        return evict_if_all_may(s, hooks, y, prefetch)
+    agreed = False  # the policy decides on admission once, with the first victim
+    while bytes_of["used"] + size > bytes_of["capacity"]:
+        victim = choose_victim(s, hooks, pool, y)
+        if victim == NONE:
+            return REFUSED  # an error is set
+        if s["has_admit"] == 1 and not agreed and not admits(s, hooks.admit, y, prefetch, victim):
+            return rejected(s, prefetch)
+        agreed = True
+        evict(s, hooks, victim, y)
+    return GRANTED
+
+
+@fast
+def choose_victim(s, hooks, pool, y):
+    """Return the victim for y: a candidate, or else a last-resort copy; NONE with an error set."""
+    if s["by_key"] == 1:
+        return victim_by_key(s, hooks.key, pool)
+    last_resort = s.pools[pool]["open"] == 0
+    if last_resort:
+        show_last_resort(s, pool, 0)  # the hook reads `protected`
+    victim = victim_of_policy(s, hooks.victim, pool, y)
+    if last_resort:
+        show_last_resort(s, pool, 1)
+    return victim
+
+
+@fast
+def rejected(s, prefetch):
+    """Return the verdict on a transfer that the policy rejects."""
+    return REFUSED if prefetch == 1 or s["cache"]["bypassed"] != NONE else BYPASSED
+
+
+@called
+def evict_if_all_may(s, hooks, y, prefetch):
+    """Select all victims and decide admission before the first eviction, so that hooks see unchanged tables."""
+    bytes_of = s.pools[pool_of(s, y)]
+    short = bytes_of["used"] + s.copies[y]["bytes"] - bytes_of["capacity"]
+    verdict, s["space"]["aside_now"] = GRANTED, 0
+    while verdict == GRANTED and short > 0:
+        victim = choose_victim(s, hooks, pool_of(s, y), y)
+        if victim == NONE:
+            verdict = REFUSED  # an error is set
+        elif not admits(s, hooks.admit, y, prefetch, victim):
+            verdict = rejected(s, prefetch)
+        else:
+            short -= s.copies[victim]["bytes"]
+            set_aside(s, victim, short > 0)
+    restore_candidates(s)
+    if verdict == GRANTED:
+        for i in range(s["space"]["aside_now"]):
+            evict(s, hooks, s.chosen_victims[i], y)
+    return verdict
+
+
+@fast
+def set_aside(s, y, more):
+    """Record a victim; while more are selected it is not a candidate."""
+    s.chosen_victims[s["space"]["aside_now"]] = y
+    s["space"]["aside_now"] += 1
+    if more:
+        s.owned[y]["aside"] = WAS_LAST_RESORT if s.copies[y]["protected"] == 1 else WAS_CANDIDATE
+        pin_unlisted(s, y)
+
+
+@fast
+def restore_candidates(s):
+    """Restore the copies that were set aside."""
+    for i in range(s["space"]["aside_now"]):
+        y = s.chosen_victims[i]
+        if s.owned[y]["aside"] == WAS_CANDIDATE:
+            unpin(s, y)
+        s.owned[y]["aside"] = 0
+
+
+# victim selection: a candidate by key or by the policy's hook
+
+
+@fast
+def victim_by_key(s, keys, pool):
+    """Return the first victim by key: a candidate, or else a last-resort copy; there must be one."""
+    if s.pools[pool]["open"] <= 0:
+        return smallest_last_resort(s, keys, pool)
+    if s["queue"] != NO_QUEUE:
+        return first_of_queue(s, pool)
+    return smallest(s, keys, pool)
+
+
+@called
+def victim_of_policy(s, hook, pool, y):
+    """Return the policy's victim; NONE, and end the run, if it is not a candidate of the pool."""
+    victim = hook(s, pool, y)
+    if 0 <= victim < s["n_copies"] and s.copies[victim]["pool"] == pool and is_candidate(s, victim):
+        return victim
+    fail(s, BAD_VICTIM, victim)
+    return NONE
+
+
+@called
+def admits(s, hook, y, prefetch, victim):
+    """Return whether the policy admits copy y in place of the victim."""
+    return hook(s, y, prefetch, victim)
+
+
+# last resort: copies whose compute has ended in this step
+
+
+@fast
+def is_last_resort(s, y, pool):
+    """Return whether copy y is demanded by this step, computed and not set aside: only a demand may evict it."""
+    protected = s.copies[y]["protected"] == 1 and s.owned[y]["aside"] == 0
+    return protected and s.copies[y]["pool"] == pool
+
+
+@called
+def last_resort_suffices(s, pool, short):
+    """Return whether last-resort copies hold at least `short` bytes."""
+    for i in range(s["cache"]["done_now"]):
+        if short <= 0:
+            return True
+        if is_last_resort(s, s.done[i], pool):
+            short -= s.copies[s.done[i]]["bytes"]
+    return short <= 0
+
+
+@called
+def smallest_last_resort(s, keys, pool):
+    """Return the smallest (key, logical timestamp, copy) of the few last-resort copies."""
+    count = 0
+    for i in range(s["cache"]["done_now"]):
+        if is_last_resort(s, s.done[i], pool):
+            request_key(s, count, s.done[i])
+            count += 1
+    keys(s, count)
+    best = count - 1
+    for i in range(count - 1):
+        if leaves_before(s, i, best):
+            best = i
+    return s.eval_copies[best]
+
+
+@called
+def leaves_before(s, i, j):
+    """Return whether the i-th copy of the batch is evicted before the j-th."""
+    if s.eval_keys[i] != s.eval_keys[j]:
+        return s.eval_keys[i] < s.eval_keys[j]
+    a, b = s.eval_copies[i], s.eval_copies[j]
+    ours, theirs = s.experts[expert_of(s, a)]["last_use"], s.experts[expert_of(s, b)]["last_use"]
+    return ours < theirs or (ours == theirs and a < b)
+
+
+# Transfers from the cache's side: reserve bytes at the start, make copies resident at the end; and side buffers.
+#
+# Prefetches into side buffers never evict a cached copy.
+
+on_insert = notifier("on_insert")
+
+
+@fast
+def claim(s, hooks, y):
+    """Reserve the bytes of a transfer that is about to start, with evictions."""
+    is_prefetch = s.owned[y]["prefetch"]
+    if is_prefetch == 1 and s["side_slots"] > 0:
+        return claim_side(s, y)
+    claimed = make_space(s, hooks, y, is_prefetch)
+    if claimed == GRANTED:
+        occupy(s, y)
+    elif s["has_admit"] == 1 and claimed == BYPASSED:
+        bypass(s, y)
+        count(s, DECLINED, layer_of(s, y), 1)
+    return claimed
+
+
+@fast
+def land(s, hooks, y):
+    """Complete a transfer: make the copy resident unless it bypasses the cache."""
+    mine = s.owned[y]
+    if s["has_admit"] == 1 and mine["bypasses"] == 1:
+        return
+    unused = 1 if mine["prefetch"] == 1 and mine["awaited"] == 0 else 0
+    enter(s, y, unused)
+    if s["side_slots"] > 0 and mine["side"] == 1:
+        if mine["awaited"] == 1:
+            promote(s, hooks, y)
+        return
+    join_pool(s, y)
+    if s["listeners_on_insert"] != 0:
+        on_insert(s, hooks, y, unused)
+
+
+# side buffers: prefetches go there and never evict a cached copy
+
+
+@called
+def claim_side(s, y):
+    """Reserve a free side buffer, or the oldest that may be overwritten."""
+    if s["side_buffer"]["in_side"] >= s["side_slots"]:
+        stale = overwritable(s)
+        if stale == NONE:
+            return REFUSED
+        take(s, stale)
+        leave(s, stale, y)
+    s.buffered[s["side_buffer"]["in_side"]] = y
+    s["side_buffer"]["in_side"] += 1
+    s.owned[y]["side"] = 1
+    set_state(s, y, IN_FLIGHT)
+    return GRANTED
+
+
+@called
+def overwritable(s):
+    """Return the oldest copy in a side buffer whose gate has passed and that is not pinned, or NONE."""
+    for i in range(s["side_buffer"]["in_side"]):
+        y = s.buffered[i]
+        target, step = s.owned[y]["target"], s.now["step"]
+        passed = target < step or (target == step and s.now["gated"] == 1)
+        if passed and s.copies[y]["state"] == RESIDENT and s.copies[y]["protected"] == 0:
+            return y
+    return NONE
+
+
+@called
+def take(s, y):
+    """Free the side buffer of copy y; the others keep their order."""
+    kept = 0
+    for i in range(s["side_buffer"]["in_side"]):
+        held = s.buffered[i]
+        s.buffered[kept] = held
+        if held != y:
+            kept += 1
+    s["side_buffer"]["in_side"] = kept
+    s.owned[y]["side"] = 0
+
+
+@called
+def promote(s, hooks, y):
+    """Move a demanded copy from its side buffer into the cache, if there is space; no bytes cross the link."""
+    if make_space(s, hooks, y, 0) != GRANTED:
+        return
+    take(s, y)
+    move_in(s, y)
+    note(s, IS_PROMOTE, y, BY_DEMAND)
+    if s["listeners_on_insert"] != 0:
+        on_insert(s, hooks, y, 0)
+
+
+@called
+def clear_side_buffers(s):
+    s["side_buffer"]["in_side"] = 0
+    for y in range(s["n_copies"]):
+        s.owned[y]["side"] = 0

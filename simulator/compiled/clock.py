@@ -7,9 +7,67 @@ not needed: transfers of a link complete in the order of their issue, and CPU an
 from __future__ import annotations
 
 from moereplay.simulator.compiled.counters import LINK_BUSY_NS, count
-from moereplay.simulator.compiled.state import kind_of, layer_of, slow_wire_ns, start_ns, wire_ns
+from moereplay.simulator.compiled.state import kind_of, layer_of
 from moereplay.simulator.jit.marks import fast
 from moereplay.simulator.rates import MILLION, NOT_YET
+
+# The program counter of compute: its states, and how an action makes compute continue or stay busy.
+
+#: States of the program counter.
+STEP, GATE, LOOK, SUGGEST, SHARE, LOAD, LOADED, BEGIN, PRELOAD, PRELOADED, TURN, RAN, CLOSE, OVER = range(14)
+
+
+@fast
+def go_to(s, state):
+    s["compute"]["program_counter"] = state
+
+
+@fast
+def busy_until(s, spent, state):
+    """Keep compute busy for `spent` ns, then continue in `state`."""
+    busy(s, spent)
+    go_to(s, state)
+
+
+@fast
+def suggest_if(s, due, then):
+    """Continue in `then`, by way of the prefetch policy if there is one and it is due."""
+    if due and s["has_suggest"] == 1:
+        s["compute"]["then"] = then
+        go_to(s, SUGGEST)
+    else:
+        go_to(s, then)
+
+
+@fast
+def is_over(s):
+    """Return whether every pass has been computed."""
+    return s["compute"]["program_counter"] == OVER
+
+
+@fast
+def is_idle(s):
+    """Return whether compute has waited for a request: the next pass begins now."""
+    return s["compute"]["program_counter"] == STEP
+
+
+@fast
+def work_on(s, turn):
+    """Set the access that compute loads or runs."""
+    s["compute"]["running"] = turn
+
+
+@fast
+def begin_spending(s):
+    """Set compute's busy time in this step to 0."""
+    s["compute"]["spent"] = 0
+
+
+@fast
+def spend(s, spent):
+    """Add to compute's busy time in this step, ns."""
+    s["compute"]["spent"] += spent
+
 
 #: The time of an event that is not scheduled.
 NEVER_DUE = (1 << 63) - 1
@@ -130,7 +188,7 @@ def move(s, link, y, whole):
     mine, time = s["links"][link], s["clock"]["time"]
     begins, latency = max(time, mine["last_done"]), mine["latency_ns"]
     if s["has_start"] == 1 and mine["last_done"] < time:
-        latency += start_ns(s)[wire_of(s, link, y)]
+        latency += s.start_ns[wire_of(s, link, y)]
     if s["victim_ns"] > 0:
         latency += s["cache"]["evicted_now"] * s["victim_ns"]
     mine["last_done"] = max(time + latency, mine["last_done"]) + whole
@@ -142,7 +200,7 @@ def move(s, link, y, whole):
 def on_the_wire(s, link, y):
     """Return how long the bytes of copy y occupy the wire if they start now, ns."""
     at = wire_of(s, link, y)
-    return slow_wire_ns(s)[at] if cpu_is_busy(s) else wire_ns(s)[at]
+    return s.slow_wire_ns[at] if cpu_is_busy(s) else s.wire_ns[at]
 
 
 @fast

@@ -6,21 +6,53 @@ A program counter selects the next action. Each action makes compute continue at
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.arrivals import next_pass_begins
+from moereplay.policies.contract import NONE, QUEUED, RESIDENT
 from moereplay.simulator.compiled.cache import end_step, mark_computed, unpin
-from moereplay.simulator.compiled.clock import advance, stop, wait, wake_links
-from moereplay.simulator.compiled.costs import (
-    cost_of,
-    dense_cost,
-    lasting,
-    lasts,
+from moereplay.simulator.compiled.clock import (
+    BEGIN,
+    CLOSE,
+    GATE,
+    LOAD,
+    LOADED,
+    LOOK,
+    OVER,
+    PRELOAD,
+    PRELOADED,
+    RAN,
+    SHARE,
+    STEP,
+    SUGGEST,
+    TURN,
+    advance,
+    begin_spending,
+    busy_until,
+    cpu_busy,
+    cpu_busy_until,
+    cpu_is_busy,
+    go_to,
+    resume,
+    spend,
+    stop,
+    suggest_if,
+    wait,
+    wake_links,
+    work_on,
 )
 from moereplay.simulator.compiled.counters import (
     BY_COMPUTE,
+    BY_DEMAND,
+    BY_MISS,
+    BY_PREFETCH,
+    CPU_ABSENT,
+    CPU_NS,
     DENSE_NS,
     EXPERT_NS,
+    IS_CPU,
     IS_DENSE,
     IS_EXPERT,
+    IS_LOAD,
+    IS_STAGE,
+    LOADING_NS,
     STALL_NS,
     begin_pass,
     count,
@@ -29,64 +61,434 @@ from moereplay.simulator.compiled.counters import (
     open_page,
     span,
 )
-from moereplay.simulator.compiled.cpu import bring, cpu_has_work, start_cpu
+from moereplay.simulator.compiled.demand import count_changed, count_unchanged
 from moereplay.simulator.compiled.gate import (
     close_gate,
     look_up,
     mark_arrived,
     mark_executed,
+    mark_in_round,
     open_gate,
     use_all,
 )
-from moereplay.simulator.compiled.link import any_announced
-from moereplay.simulator.compiled.links import any_in_flight, any_to_load, nothing_else_until
-from moereplay.simulator.compiled.loading import begin_loading, go_on_loading
-from moereplay.simulator.compiled.predictions import suggest
-from moereplay.simulator.compiled.program import (
-    END,
-    GATE,
-    LOAD,
-    LOOK,
-    OVER,
-    PRELOAD,
-    RAN,
-    SHARE,
-    STEP,
-    SUGGEST,
-    TURN,
-    begin_spending,
-    busy_until,
-    go_to,
-    spend,
-    suggest_if,
-    work_on,
+from moereplay.simulator.compiled.link import (
+    NO_CPU_WAITS,
+    any_announced,
+    demand_waits,
+    of_matrices,
+    release,
+    take_arrival,
 )
-from moereplay.simulator.compiled.reset import reset_if_due
-from moereplay.simulator.compiled.stages import finish_stage, take_stage
+from moereplay.simulator.compiled.links import (
+    any_in_flight,
+    any_link_is_busy,
+    any_to_load,
+    bring_for_cpu,
+    cost_of,
+    dense_cost,
+    fetch_announced,
+    first_to_load,
+    lasting,
+    lasts,
+    nothing_else_until,
+    prefetch_loaded,
+    send_up,
+    suggest,
+)
+from moereplay.simulator.compiled.passes import next_pass_begins, reset_if_due
 from moereplay.simulator.compiled.state import (
+    DELAYED,
+    FETCH,
     HIT,
+    IN_ROUND,
+    NO_CPU,
+    ON_CPU,
     STOPPED,
     TOO_LATE,
-    accesses,
     expert_of,
     fail,
-    kept,
-    now,
-    pass_phase,
-    pass_position,
-    pass_request,
-    pass_start,
-    pass_tokens,
-    ran,
-    ready,
+    home_of,
+    kind_of,
     row_at,
-    slot,
-    stop_flag,
+    runs_here,
 )
-from moereplay.simulator.compiled.weights import count_changed, count_unchanged
 from moereplay.simulator.errors import LATEST_NS
 from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import called, fast
+
+# The CPU's share of a step: misses that it computes from the tier that it reads, beside links and compute.
+#
+# It works on one expert at a time, first queued first served. What it has to wait for comes into its tier first.
+
+
+@fast
+def bring(s):
+    """Hold what is where the CPU reads; queue the rest to come."""
+    if s["cpu_tier"] > 0:
+        bring_all(s)
+
+
+@called
+def bring_all(s):
+    for i in range(s["gate"]["served"]):
+        if s.accesses[i]["served"] == ON_CPU and not bring_for_cpu(s, s.accesses[i]["y"]):
+            count(s, CPU_ABSENT, s.now["layer"], 1)
+
+
+@called
+def start_cpu(s):
+    """Begin with what is there, one after the other, judged once for contention; its times are known at once."""
+    contended, after, cpu = any_link_is_busy(s), 0, s["cpu"]
+    cpu["first"], cpu["end"], cpu["left"] = 0, 0, 0
+    for i in range(s["gate"]["served"]):
+        if s.accesses[i]["served"] != ON_CPU:
+            continue
+        if s["has_cpu"] == 0:
+            fail(s, NO_CPU, 0)
+            return
+        cpu["left"] += 1
+        if s["cpu_tier"] == 0 or s.owned[s.accesses[i]["y"]]["for_cpu"] == NO_CPU_WAITS:
+            spent = cost_on_cpu(s, i, contended) + synchronise(s)
+            begin_work(s, i, after, spent)
+            after += spent
+            queue_work(s, i, s["clock"]["time"] + after)
+    cpu["planned"] = cpu["end"]
+    if cpu["end"] > 0:
+        cpu_busy_until(s, s.cpu_until[0 if s["cpu_tier"] > 0 else cpu["end"] - 1])
+
+
+@fast
+def cost_on_cpu(s, i, contended):
+    """Return what the i-th access takes on the CPU, ns; `contended`: a link works as it begins."""
+    size, tokens = s.cost_row[kind_of(s, s.accesses[i]["y"])], s.accesses[i]["tokens"]
+    return s.slow_cpu_ns[size, tokens] if contended else s.cpu_ns[size, tokens]
+
+
+@fast
+def synchronise(s):
+    """Return what the first work of a step that is queued at its gate takes more, ns."""
+    if s["sync_ns"] == 0 or s["cpu"]["synced"] == s.now["step"] + 1:
+        return 0
+    s["cpu"]["synced"] = s.now["step"] + 1
+    return s["sync_ns"]
+
+
+@fast
+def begin_work(s, i, after, spent):
+    """Count and log a work that begins in `after` ns."""
+    count(s, CPU_NS, s.now["layer"], spent)
+    span(s, IS_CPU, s.accesses[i]["y"], after, spent, BY_MISS)
+
+
+@fast
+def queue_work(s, i, until):
+    """Queue the work of the i-th access; `until`: its end, ns, if it is known."""
+    s.cpu_queue[s["cpu"]["end"]], s.cpu_until[s["cpu"]["end"]] = i, until
+    s["cpu"]["end"] += 1
+
+
+@fast
+def cpu_has_work(s):
+    """Return whether the CPU has yet to compute an expert of the look-up, one that has to come first among them."""
+    return s["cpu"]["left"] > 0 if s["cpu_tier"] > 0 else cpu_is_busy(s)
+
+
+# with a tier that the CPU reads: an event at the end of each work
+
+
+@called
+def end_work(s):
+    """Let a copy go, begin the next work, and wake links and compute."""
+    cpu = s["cpu"]
+    release(s, s["cpu_tier"] - 1, s.accesses[s.cpu_queue[cpu["first"]]]["y"])
+    cpu["first"] += 1
+    cpu["left"] -= 1
+    if cpu["first"] < cpu["planned"]:
+        cpu_busy_until(s, s.cpu_until[cpu["first"]])
+    elif cpu["first"] < cpu["end"]:
+        begin_next(s)
+    wake_links(s)
+    if cpu["left"] == 0:
+        resume(s)
+
+
+@called
+def begin_next(s):
+    """Begin the first queued work, judged for contention as it begins."""
+    i = s.cpu_queue[s["cpu"]["first"]]
+    spent = cost_on_cpu(s, i, any_link_is_busy(s))
+    begin_work(s, i, 0, spent)
+    cpu_busy(s, spent)
+
+
+@called
+def work_on_arrival(s):
+    """Queue the work on a copy that has come, when the links have been woken; a prefetch may go on from there."""
+    y = take_arrival(s)
+    queue_work(s, s.slot[expert_of(s, y) - s.now["layer"] * s["experts"]], 0)
+    if not cpu_is_busy(s):
+        begin_next(s)
+    if s["arrival"]["behind"] == 1:
+        send_up(s, y, 1)
+        wake_links(s)
+
+
+# Loading: compute's own work on each demand, and on each prefetch if the platform says so, before its transfer.
+
+
+@fast
+def begin_loading(s):
+    """Start again at the first access."""
+    s["loading"]["next"] = 0
+
+
+@called
+def next_load(s):
+    """Return the next access to be fetched, in demand order, or NONE."""
+    while s["loading"]["next"] < s["gate"]["served"]:
+        s["loading"]["next"] += 1
+        if s.accesses[s["loading"]["next"] - 1]["served"] == FETCH:
+            return s["loading"]["next"] - 1
+    return NONE
+
+
+@fast
+def fetch_all_announced(s):
+    """Queue all loaded demands, in demand order."""
+    begin_loading(s)
+    while any_announced(s):
+        fetch_announced(s, s.accesses[next_load(s)]["y"])
+
+
+@fast
+def load(s, i):
+    """Begin to load the i-th access; return the time that compute spends on it, ns."""
+    return load_copy(s, s.accesses[i]["y"], BY_DEMAND)
+
+
+@called
+def load_copy(s, y, cause):
+    """Begin to load copy y; return the time that compute spends on it, ns."""
+    spent = s.load_ns[kind_of(s, y)]
+    count(s, LOADING_NS, s.now["layer"], spent)
+    span(s, IS_LOAD, y, 0, spent, cause)
+    return spent
+
+
+@fast
+def queues_together(s):
+    """Return whether demands are queued only when the last one of the step is loaded."""
+    return s["waits_for_all"] == 1 or s["by_matrix"] == 1
+
+
+@called
+def go_on_loading(s, at):
+    """Load the next demand or prefetch, queue the loaded one, or wake the links for the other experts."""
+    if at == LOAD:
+        begin_load(s)
+    elif at == LOADED:
+        hand_over(s, s["compute"]["running"])
+        go_to(s, LOAD)
+    elif at == PRELOAD:
+        spent = load_copy(s, first_to_load(s), BY_PREFETCH)
+        spend(s, spent)
+        busy_until(s, spent, PRELOADED)
+    elif at == PRELOADED:
+        prefetch_loaded(s)
+        go_to(s, PRELOAD if any_to_load(s) else after_preloads(s))
+    else:
+        go_to(s, PRELOAD if any_to_load(s) else TURN)
+        wake_links(s)
+
+
+@fast
+def hand_over(s, turn):
+    """Queue a demand that was loaded, unless those of a step are queued together."""
+    if not queues_together(s):
+        fetch_announced(s, s.accesses[turn]["y"])
+
+
+@fast
+def after_preloads(s):
+    """Return the state that follows when all prefetches are loaded."""
+    if s["after_demand"] == 1:
+        return CLOSE
+    return TURN if s["sequential"] == 1 else BEGIN
+
+
+@fast
+def begin_load(s):
+    """Load the next demand. After the last one, contract `atomic`, call the prefetch policy."""
+    turn = next_load(s)
+    # a load during which no other event is due takes no pass through the event loop
+    while turn != NONE and nothing_else_until(s, s["clock"]["time"] + s.load_ns[kind_of(s, s.accesses[turn]["y"])]):
+        spent = load(s, turn)
+        spend(s, spent)
+        advance(s, s["clock"]["time"] + spent)
+        hand_over(s, turn)
+        turn = next_load(s)
+    if turn == NONE:
+        if queues_together(s):
+            fetch_all_announced(s)
+        atomic = s["sequential"] == 0
+        suggest_if(s, atomic and s["after_demand"] == 0, BEGIN if atomic else after_load(s))
+        return
+    spent = load(s, turn)
+    spend(s, spent)
+    work_on(s, turn)
+    busy_until(s, spent, LOADED)
+
+
+@fast
+def after_load(s):
+    """Return the state after the load of the current expert, contract `sequential`."""
+    return PRELOAD if any_to_load(s) else TURN
+
+
+# Stages of compute if links read matrix by matrix: rounds of available experts, in one stage per matrix.
+#
+# A round has the resident experts of the step, delayed hits, and the batches that have started. Each stage waits
+# until its matrix of all of them has landed.
+
+
+@called
+def take_stage(s):
+    """Begin the next stage or wait; return whether all experts of the look-up have been computed."""
+    if s["round"]["stages"] == 0:
+        if next_left(s, 0) == NONE:
+            if cpu_is_busy(s):
+                wait(s)
+                return False
+            return True
+        if not round_is_due(s):
+            wait(s)
+            return False
+        open_round(s)
+    if has_landed(s):
+        begin_stage(s)
+    else:
+        wait(s)
+    return False
+
+
+@called
+def next_left(s, first):
+    """Return the first access from a place on that waits for a round, or NONE."""
+    for i in range(first, s["gate"]["served"]):
+        if runs_here(s.accesses[i]["served"]):
+            return i
+    return NONE
+
+
+@called
+def round_is_due(s):
+    """Return whether every link that has demands has started a batch, or none can before a round has run."""
+    there, awaits = False, False
+    for i in range(s["gate"]["served"]):
+        served = s.accesses[i]["served"]
+        if served == HIT and s["sequential"] == 1:
+            return True
+        there = there or served == HIT or served == DELAYED or has_started(s, i)
+        awaits = awaits or served == FETCH
+    if not awaits:
+        return True
+    return there and (all_started(s) or not any_in_flight(s))
+
+
+@fast
+def has_started(s, i):
+    """Return whether the i-th access is a demand whose batch has started."""
+    return s.accesses[i]["served"] == FETCH and s.copies[s.accesses[i]["y"]]["state"] != QUEUED
+
+
+@called
+def all_started(s):
+    """Return whether every link on which demands wait has started a batch that has not been computed."""
+    for link in range(s["n_links"]):
+        if demand_waits(s, link) and not link_has_started(s, link):
+            return False
+    return True
+
+
+@called
+def link_has_started(s, link):
+    for i in range(s["gate"]["served"]):
+        if has_started(s, i) and home_of(s, s.accesses[i]["y"]) == link:
+            return True
+    return False
+
+
+@called
+def open_round(s):
+    """Collect available experts into a round; contract `sequential`: substitutes one by one, then the expert itself."""
+    staged, hits = False, False
+    for i in range(s["gate"]["served"]):
+        hits = hits or s.accesses[i]["served"] == HIT
+    for i in range(s["gate"]["served"]):
+        served = s.accesses[i]["served"]
+        if not runs_here(served) or (served == FETCH and not has_started(s, i)):
+            continue
+        if s["sequential"] == 1 and hits and served != HIT:
+            continue
+        staged = staged or served == FETCH or (served == DELAYED and not is_here(s, i))
+        mark_in_round(s, i)
+        if s["sequential"] == 1:
+            break
+    s["round"]["stages"], s["round"]["stage"] = s["matrices"] if staged else 1, 1
+    s["round"]["whole"] = 0 if staged else 1
+
+
+@fast
+def is_here(s, i):
+    """Return whether the copy of the i-th access is resident."""
+    return s.copies[s.accesses[i]["y"]]["state"] == RESIDENT
+
+
+@called
+def has_landed(s):
+    """Return whether what the next stage computes has landed: a matrix of batches, delayed hits as a whole."""
+    for i in range(s["gate"]["served"]):
+        if s.accesses[i]["served"] == IN_ROUND and not is_here(s, i):
+            mine = s.owned[s.accesses[i]["y"]]
+            if mine["prefetch"] == 1 or mine["parts"] < s["round"]["stage"]:
+                return False
+    return True
+
+
+@called
+def begin_stage(s):
+    """Begin the next stage: one matrix of all experts of the round, or all of them if none is read."""
+    spent = 0
+    for i in range(s["gate"]["served"]):
+        if s.accesses[i]["served"] == IN_ROUND:
+            spent += cost_of(s, i)
+    if s["round"]["whole"] == 0:
+        stage = s["round"]["stage"]
+        spent = of_matrices(s, spent, stage) - of_matrices(s, spent, stage - 1)
+    spend(s, spent)
+    count(s, EXPERT_NS, s.now["layer"], spent)
+    span(s, IS_STAGE, NO_COPY, 0, spent, BY_COMPUTE)
+    busy_until(s, spent, RAN)
+
+
+@called
+def finish_stage(s):
+    """End a stage; after the last one all experts of the round are computed."""
+    go_to(s, TURN)
+    if s["round"]["stage"] < s["round"]["stages"]:
+        s["round"]["stage"] += 1
+        return
+    s["round"]["stages"] = 0
+    for i in range(s["gate"]["served"]):
+        access = s.accesses[i]
+        if access["served"] == IN_ROUND:
+            mark_computed(s, access["x"], access["y"])
+            if s["sequential"] == 1:
+                unpin(s, access["y"])
+            mark_executed(s, i)
+    if s["sequential"] == 0 and next_left(s, 0) != NONE:
+        wake_links(s)
+
 
 #: Results of `next_turn` other than an access: the step ends, compute blocks, or the links start another round.
 NO_TURN, WAIT, ROUND = -1, -2, -3
@@ -113,7 +515,7 @@ def run_compute(s, hooks):
         begin_gate(s)
         open_gate(s, hooks)
         suggest_if(s, s["sequential"] == 1 and s["after_demand"] == 0, LOOK)
-    elif at == END:
+    elif at == CLOSE:
         finish_step(s)
     elif at == STEP:
         begin_step(s)
@@ -127,7 +529,7 @@ def run_compute(s, hooks):
 @called
 def begin_step(s):
     """Advance the execution point and start the dense part."""
-    if stop_flag(s)["requested"] == 1:
+    if s.stop["requested"] == 1:
         fail(s, STOPPED, 0)
     if s["clock"]["time"] > LATEST_NS:
         fail(s, TOO_LATE, 0)
@@ -142,7 +544,7 @@ def begin_step(s):
         return
     if layer == 0:
         reset_if_due(s, index)
-        compute["start"], compute["tokens"] = pass_start(s)[index], pass_tokens(s)[index]
+        compute["start"], compute["tokens"] = s.pass_start[index], s.pass_tokens[index]
         compute["began"] = s["clock"]["time"]
         begin_pass(s, index, compute["tokens"])
     point(s, index, layer)
@@ -155,11 +557,11 @@ def begin_step(s):
 @fast
 def point(s, index, layer):
     """Set the execution point that policies see."""
-    here = now(s)
+    here = s.now
     here["pass"], here["layer"], here["step"] = index, layer, index * s["layers"] + layer
-    here["phase"], here["tokens"] = pass_phase(s)[index], s["compute"]["tokens"]
-    here["request"], here["clock"] = pass_request(s)[index], s["compute"]["start"]
-    here["position"] = pass_position(s)[index]
+    here["phase"], here["tokens"] = s.pass_phase[index], s["compute"]["tokens"]
+    here["request"], here["clock"] = s.pass_request[index], s["compute"]["start"]
+    here["position"] = s.pass_position[index]
     close_gate(s)
     open_page(s, layer)
 
@@ -182,7 +584,7 @@ def expect(s, coming):
 @called
 def finish_step(s):
     """End the step, in the event that ended its last activity."""
-    layer = now(s)["layer"]
+    layer = s.now["layer"]
     if s["demand"]["changed"] == 1:
         count_changed(s, layer)
     else:
@@ -190,7 +592,7 @@ def finish_step(s):
     if s["keeps"] == 1:
         for t in range(s["compute"]["tokens"]):
             for j in range(s["width"]):
-                kept(s)[row_at(s, t), layer, j] = ran(s)[t, j]
+                s.kept[row_at(s, t), layer, j] = s.ran[t, j]
     count(s, STALL_NS, layer, stalled(s))
     end_step(s)
     go_to(s, STEP)
@@ -274,7 +676,7 @@ def end_turns(s):
     if s["compute"]["looked_up"] < s["demand"]["demanded"]:
         go_to(s, LOOK)
     else:
-        suggest_if(s, s["after_demand"] == 1, END)
+        suggest_if(s, s["after_demand"] == 1, CLOSE)
 
 
 @called
@@ -287,7 +689,7 @@ def next_turn(s):
         gather(s)
     while compute["turn"] < s["gate"]["served"]:
         compute["turn"] += 1
-        if accesses(s)[compute["turn"] - 1]["served"] == HIT:
+        if s.accesses[compute["turn"] - 1]["served"] == HIT:
             return compute["turn"] - 1
     if s["waits_for_all"] == 1 and compute["coming"] > 0:
         compute["gathered"] = 0
@@ -296,7 +698,7 @@ def next_turn(s):
         return WAIT if cpu_has_work(s) else NO_TURN
     if not has_arrived(s):
         return WAIT
-    return slot(s)[expert_of(s, take_arrived(s)) - now(s)["layer"] * s["experts"]]
+    return s.slot[expert_of(s, take_arrived(s)) - s.now["layer"] * s["experts"]]
 
 
 @called
@@ -308,7 +710,7 @@ def all_here(s):
     if any_in_flight(s):
         return False
     for i in range(s["gate"]["served"]):
-        if accesses(s)[i]["served"] == HIT:
+        if s.accesses[i]["served"] == HIT:
             return True
     return here > 0
 
@@ -317,7 +719,7 @@ def all_here(s):
 def gather(s):
     """Mark all arrivals as hits, so that they run with the resident experts in demand order."""
     while has_arrived(s):
-        mark_arrived(s, slot(s)[expert_of(s, take_arrived(s)) - now(s)["layer"] * s["experts"]])
+        mark_arrived(s, s.slot[expert_of(s, take_arrived(s)) - s.now["layer"] * s["experts"]])
     s["compute"]["turn"], s["compute"]["gathered"] = 0, 1
 
 
@@ -330,7 +732,7 @@ def has_arrived(s):
 @fast
 def take_arrived(s):
     """Return the earliest arrival that has not run."""
-    y = ready(s)[s["compute"]["ready_first"] & (s["n_ring"] - 1)]
+    y = s.ready[s["compute"]["ready_first"] & (s["n_ring"] - 1)]
     s["compute"]["ready_first"] += 1
     s["compute"]["coming"] -= 1
     return y
@@ -340,11 +742,11 @@ def take_arrived(s):
 def run_expert(s, turn):
     """Start one expert; return its duration, ns."""
     spent = cost_of(s, turn)
-    length = lasting(s, accesses(s)[turn]["y"], spent)
+    length = lasting(s, s.accesses[turn]["y"], spent)
     work_on(s, turn)
     spend(s, spent)
-    count(s, EXPERT_NS, now(s)["layer"], spent)
-    span(s, IS_EXPERT, accesses(s)[turn]["y"], 0, length, BY_COMPUTE)
+    count(s, EXPERT_NS, s.now["layer"], spent)
+    span(s, IS_EXPERT, s.accesses[turn]["y"], 0, length, BY_COMPUTE)
     if s["waits_for_all"] == 1:
         mark_executed(s, turn)
     return length
@@ -356,7 +758,7 @@ def finish_expert(s):
     if s["has_stages"] == 1:
         finish_stage(s)
         return
-    access = accesses(s)[s["compute"]["running"]]
+    access = s.accesses[s["compute"]["running"]]
     mark_computed(s, access["x"], access["y"])
     if s["sequential"] == 1:
         unpin(s, access["y"])

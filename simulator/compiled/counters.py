@@ -7,24 +7,7 @@ pass is charged to the request and phase of its first row, work per token to the
 from __future__ import annotations
 
 from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS
-from moereplay.simulator.compiled.state import (
-    before,
-    cells,
-    expert_of,
-    layer_of,
-    lifetimes,
-    log,
-    now,
-    pass_number,
-    pass_phase,
-    row_at,
-    row_draft,
-    row_number,
-    row_opens,
-    row_phase,
-    row_times,
-    rows,
-)
+from moereplay.simulator.compiled.state import expert_of, layer_of, row_at
 from moereplay.simulator.interface import NO_COPY
 from moereplay.simulator.jit.marks import bit_length, called, fast
 from moereplay.traces.drafts import KNOWN, REJECTED
@@ -52,13 +35,13 @@ def __getattr__(name: str) -> int:
 @fast
 def count(s, counter, layer, amount):
     """Add to a counter of a layer, in the current pass's phase."""
-    cells(s)[(layer * 2 + now(s)["phase"]) * WIDTH + counter] += amount
+    s.cells[(layer * 2 + s.now["phase"]) * WIDTH + counter] += amount
 
 
 @fast
 def count_here(s, counter, amount):
     """Add to a counter of the current layer."""
-    cells(s)[s["counters"]["page"] + counter] += amount
+    s.cells[s["counters"]["page"] + counter] += amount
 
 
 @fast
@@ -66,21 +49,21 @@ def count_for(s, t, counter, layer, amount):
     """Add to a counter of a layer for the t-th row of the pass, unless it is a rejected draft."""
     if s["batched"] == 0:
         count(s, counter, layer, amount)
-    elif row_draft(s)[row_at(s, t)] != REJECTED:
+    elif s.row_draft[row_at(s, t)] != REJECTED:
         count_apart(s, row_at(s, t), counter, layer, amount)
 
 
 @fast
 def count_row_kept(s, row, layer, assigned, mass):
     """Charge a row's own request and phase with assignments and weight that ran as routed, as `count_apart` does."""
-    own, page, others = rows(s)[row_number(s)[row]], (layer * 2 + row_phase(s)[row]) * WIDTH, before(s)
-    cells(s)[page + ASSIGNMENTS_KEPT] += assigned
+    own, page, others = s.rows[s.row_number[row]], (layer * 2 + s.row_phase[row]) * WIDTH, s.before
+    s.cells[page + ASSIGNMENTS_KEPT] += assigned
     own[ASSIGNMENTS_KEPT] += assigned
     others[ASSIGNMENTS_KEPT] += assigned
-    cells(s)[page + MASS] += mass
+    s.cells[page + MASS] += mass
     own[MASS] += mass
     others[MASS] += mass
-    cells(s)[page + MASS_KEPT] += mass
+    s.cells[page + MASS_KEPT] += mass
     own[MASS_KEPT] += mass
     others[MASS_KEPT] += mass
 
@@ -88,32 +71,32 @@ def count_row_kept(s, row, layer, assigned, mass):
 @fast
 def count_apart(s, row, counter, layer, amount):
     """Charge a row's own request and phase, and exclude the amount from the difference of the current request."""
-    cells(s)[(layer * 2 + row_phase(s)[row]) * WIDTH + counter] += amount
-    rows(s)[row_number(s)[row], counter] += amount
-    before(s)[counter] += amount
+    s.cells[(layer * 2 + s.row_phase[row]) * WIDTH + counter] += amount
+    s.rows[s.row_number[row], counter] += amount
+    s.before[counter] += amount
 
 
 @fast
 def lived(s, layer, steps):
     """Count the lifetime of an evicted copy, in steps."""
-    lifetimes(s)[(layer * 2 + now(s)["phase"]) * BUCKETS + min(bit_length(steps), BUCKETS - 1)] += 1
+    s.lifetimes[(layer * 2 + s.now["phase"]) * BUCKETS + min(bit_length(steps), BUCKETS - 1)] += 1
 
 
 @fast
 def open_page(s, layer):
     """Select the layer of `count_here`."""
-    s["counters"]["page"] = (layer * 2 + now(s)["phase"]) * WIDTH
+    s["counters"]["page"] = (layer * 2 + s.now["phase"]) * WIDTH
 
 
 @called
 def begin_pass(s, index, tokens):
     """Charge the request of this pass from here on. A request begins with its first row."""
-    number = pass_number(s)[index]
+    number = s.pass_number[index]
     if number != s["counters"]["row"]:
         close_row(s)
         s["counters"]["row"] = number
     if s["batched"] == 0:
-        begin_part(s, number, pass_phase(s)[index], tokens)
+        begin_part(s, number, s.pass_phase[index], tokens)
     else:
         for t in range(tokens):
             begin_row(s, row_at(s, t))
@@ -122,17 +105,17 @@ def begin_pass(s, index, tokens):
 @fast
 def begin_row(s, row):
     """Begin a row of a pass of several requests, or with drafts."""
-    if row_draft(s)[row] != REJECTED:
-        begin_part(s, row_number(s)[row], row_phase(s)[row], 1)
-    if row_draft(s)[row] != KNOWN:
+    if s.row_draft[row] != REJECTED:
+        begin_part(s, s.row_number[row], s.row_phase[row], 1)
+    if s.row_draft[row] != KNOWN:
         count_apart(s, row, DRAFT_ROWS, 0, 1)
-        count_apart(s, row, DRAFT_REJECTED, 0, 1 if row_draft(s)[row] == REJECTED else 0)
+        count_apart(s, row, DRAFT_REJECTED, 0, 1 if s.row_draft[row] == REJECTED else 0)
 
 
 @fast
 def begin_part(s, number, phase, tokens):
     """Begin `tokens` kept rows of a request."""
-    times = row_times(s)
+    times = s.row_times
     if times[number, TOKENS] == 0:
         times[number, START], times[number, FIRST] = s["clock"]["time"], NO_FIRST
     times[number, TOKENS] += tokens
@@ -144,17 +127,17 @@ def begin_part(s, number, phase, tokens):
 def end_pass(s, began):
     """Add the pass to TTFT or TPOT of every request in it; `began`: its start, ns."""
     if s["batched"] == 0:
-        end_part(s, s["counters"]["row"], now(s)["phase"], began)
+        end_part(s, s["counters"]["row"], s.now["phase"], began)
     else:
-        for t in range(now(s)["tokens"]):
-            if row_opens(s)[row_at(s, t)] == 1:
-                end_part(s, row_number(s)[row_at(s, t)], row_phase(s)[row_at(s, t)], began)
+        for t in range(s.now["tokens"]):
+            if s.row_opens[row_at(s, t)] == 1:
+                end_part(s, s.row_number[row_at(s, t)], s.row_phase[row_at(s, t)], began)
 
 
 @fast
 def end_part(s, number, phase, began):
     """Add the pass to TTFT or TPOT of one request."""
-    times, time = row_times(s), s["clock"]["time"]
+    times, time = s.row_times, s["clock"]["time"]
     times[number, END] = time
     if phase == 0:
         times[number, FIRST] = time - times[number, START]
@@ -169,22 +152,22 @@ def close_row(s):
     for counter in range(WIDTH):
         total = 0
         for cell in range(counter, s["n_cells"], WIDTH):
-            total += cells(s)[cell]
+            total += s.cells[cell]
         if s["counters"]["row"] != NO_ROW:
-            rows(s)[s["counters"]["row"], counter] += total - before(s)[counter]
-        before(s)[counter] = total
+            s.rows[s["counters"]["row"], counter] += total - s.before[counter]
+        s.before[counter] = total
 
 
 # the event log: numbers in the kernel, names for readers
 
-KINDS = (
+EVENT_KINDS = (
     "dense", "expert", "cpu", "transfer", "hits", "late", "compulsory", "collisions", "capacity", "evict", "promote",
     "cancel", "drop", "reset", "fill", "load", "stage",
 )  # fmt: skip
 (
     IS_DENSE, IS_EXPERT, IS_CPU, IS_TRANSFER, IS_HIT, IS_LATE, IS_COMPULSORY, IS_COLLISION, IS_CAPACITY, IS_EVICT,
     IS_PROMOTE, IS_CANCEL, IS_DROP, IS_RESET, IS_FILL, IS_LOAD, IS_STAGE,
-) = range(len(KINDS))  # fmt: skip
+) = range(len(EVENT_KINDS))  # fmt: skip
 #: A cause is negative, or the copy whose transfer evicts another.
 CAUSES = ("", "compute", "miss", "demand", "prefetch", "streamed", "gate", "reset", "cpu")
 BY_COMPUTE, BY_MISS, BY_DEMAND, BY_PREFETCH, BY_STREAM, BY_GATE, BY_RESET, BY_CPU = range(-1, -len(CAUSES), -1)
@@ -211,9 +194,9 @@ def write(s, kind, y, begin, end, cause):
     s["log"]["lines"] = at + 1
     if at >= s["n_log"]:
         return
-    line = log(s)[at]
+    line = s.log[at]
     line["t0"], line["t1"], line["kind"], line["cause"] = begin, end, kind, cause
-    line["pass"], line["layer"], line["expert"], line["precision"] = now(s)["pass"], now(s)["layer"], NO_COPY, 0
+    line["pass"], line["layer"], line["expert"], line["precision"] = s.now["pass"], s.now["layer"], NO_COPY, 0
     if y != NO_COPY:
         x, layer = expert_of(s, y), layer_of(s, y)
         line["layer"], line["expert"], line["precision"] = layer, x - layer * s["experts"], y - x * s["precisions"]

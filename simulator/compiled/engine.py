@@ -4,35 +4,218 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Hashable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.policies.contract import RESIDENT
+from moereplay.policies.contract import RESIDENT, PolicyError
+from moereplay.results.counters import COUNTERS, PHASES, queued, reported
+from moereplay.results.result import Event, Row
 from moereplay.simulator.arrivals import source_of_trace
 from moereplay.simulator.compiled import hooks
-from moereplay.simulator.compiled.charging import NotedCourse, NotedRun, key_of
-from moereplay.simulator.compiled.course import NoHooks, follow
-from moereplay.simulator.compiled.fast_path import FastHooks, batch_path, fast_path, priced_path
+from moereplay.simulator.compiled.clock import NEVER_DUE, OVER
+from moereplay.simulator.compiled.counters import (
+    BUCKETS,
+    BY_RESET,
+    CAUSES,
+    DECODE,
+    DECODED,
+    END,
+    EVENT_KINDS,
+    FIRST,
+    IS_DENSE,
+    IS_EXPERT,
+    NO_FIRST,
+    PASSES,
+    START,
+    TOKENS,
+    WIDTH,
+)
+from moereplay.simulator.compiled.fast_path import (
+    FastHooks,
+    NoHooks,
+    NotedCourse,
+    NotedRun,
+    batch_path,
+    fast_path,
+    follow,
+    key_of,
+    priced_path,
+)
 from moereplay.simulator.compiled.initial import SimulationState, initial_state
 from moereplay.simulator.compiled.inputs import Inputs, inputs_from, inputs_of
-from moereplay.simulator.compiled.kernel import kernel, priced_kernel, stepped_kernel
-from moereplay.simulator.compiled.layout import STATE
-from moereplay.simulator.compiled.outcome import check, counters_of, events_of
-from moereplay.simulator.compiled.variants import ALONE, BATCHED, FOLLOWED, OWN_CLOCK, PLAIN, PRICED, STEPPED, is_priced
+from moereplay.simulator.compiled.kernel import (
+    ABANDONED,
+    BEGUN,
+    CLOSED,
+    COMPUTED,
+    LANDED,
+    RESUMED,
+    kernel,
+    priced_kernel,
+    stepped_kernel,
+)
+from moereplay.simulator.compiled.layout import (
+    ALONE,
+    BATCHED,
+    FOLLOWED,
+    OWN_CLOCK,
+    PLAIN,
+    PRICED,
+    STATE,
+    STEPPED,
+    is_priced,
+)
+from moereplay.simulator.compiled.state import (
+    BAD_CHOICE,
+    BAD_NAME,
+    BAD_STAND_IN,
+    BAD_VERDICT,
+    BAD_VICTIM,
+    BAD_WANT,
+    NO_CPU,
+    NO_ERROR,
+    NO_HOOK,
+    NO_LOGITS,
+    READERS,
+    STOPPED,
+    STUCK,
+    TOO_LATE,
+)
 from moereplay.simulator.config import KINDS, PolicySet
-from moereplay.simulator.interface import EndState, FinishedRun, Oracle, RunSpec, Sharing, oracle_of, oracle_of_trace
+from moereplay.simulator.errors import ConfigError, too_late
+from moereplay.simulator.interface import (
+    ACTED_ON,
+    NO_COPY,
+    Begun,
+    EndState,
+    FinishedRun,
+    Oracle,
+    RunSpec,
+    Sharing,
+    oracle_of,
+    oracle_of_trace,
+)
 from moereplay.simulator.jit import translation
 from moereplay.simulator.jit.calls import caller, flat
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
-from moereplay.simulator.jit.trial import is_sound, started
 from moereplay.simulator.source import Source
 from moereplay.simulator.threads import run_interruptibly
 from moereplay.traces.schema import Trace
+
+# The result of a run, from its arrays, in the form that all engines report.
+
+
+class FinishedCounters:
+    """Counters per layer, phase and request."""
+
+    def __init__(self, cells: np.ndarray, lifetimes: np.ndarray, requests: list[Row]) -> None:
+        """`cells` (L, 2, counters) and `lifetimes` (L, 2, buckets)."""
+        self._cells, self._lifetimes, self._requests = cells, lifetimes, requests
+
+    def totals(self, end: int) -> Row:
+        """Return sums over layers and phases."""
+        sums = dict(zip(COUNTERS, self._cells.sum((0, 1)).tolist(), strict=True))
+        return sums | {"time_ns": end, "lifetime": self._lifetimes.sum((0, 1)).tolist()}
+
+    def per_layer(self) -> list[Row]:
+        """Return a row per layer and phase; phases without steps are omitted."""
+        layers, phases = (indices.tolist() for indices in np.nonzero(self._cells.any(2)))
+        cells, lifetimes = (counts[layers, phases].tolist() for counts in (self._cells, self._lifetimes))
+        return [
+            {"layer": layer, "phase": PHASES[phase], **reported(counts, "layer"), "lifetime": lifetime}
+            for layer, phase, counts, lifetime in zip(layers, phases, cells, lifetimes, strict=True)
+        ]
+
+    def per_request(self) -> list[Row]:
+        """Return a row per request in run order."""
+        return self._requests
+
+
+def counters_of(state: SimulationState, spec: RunSpec) -> FinishedCounters:
+    """Return the counters of a finished run."""
+    layers = int(state["layers"])
+    cells = state.arrays["cells"].reshape(layers, len(PHASES), WIDTH)
+    lifetimes = state.arrays["lifetimes"].reshape(layers, len(PHASES), BUCKETS)
+    return FinishedCounters(cells, lifetimes, _requests(state, spec))
+
+
+def _requests(state: SimulationState, spec: RunSpec) -> list[Row]:
+    columns = (state.arrays[name].tolist() for name in ("requests", "row_times", "rows"))
+    return [
+        {
+            "request": request,
+            **_times(times),
+            **queued(spec.arrivals, request, times[START]),
+            **reported(counts, "request"),
+        }
+        for request, times, counts in zip(*columns, strict=True)
+    ]
+
+
+def _times(columns: list[int]) -> Row:
+    return {
+        "start_ns": columns[START],
+        "ttft_ns": None if columns[FIRST] == NO_FIRST else columns[FIRST],
+        "decode_ns": columns[DECODE],
+        "decode_passes": columns[PASSES],
+        "decode_tokens": columns[DECODED],
+        "end_ns": columns[END],
+        "tokens": columns[TOKENS],
+    }
+
+
+def events_of(state: SimulationState, spec: RunSpec) -> list[Event]:
+    """Return the event log with names."""
+    return [event_of(line, spec) for line in state.arrays["log"][: int(state["log"]["lines"])].tolist()]
+
+
+def event_of(line: Sequence[int], spec: RunSpec) -> Event:
+    """Return a line of numbers, as in `layout.EVENT`, as an event with names."""
+    t0, t1, kind, step_pass, layer, expert, precision, cause = line
+    return Event(t0, t1, EVENT_KINDS[kind], step_pass, layer, expert, precision, cause_of(cause, spec))
+
+
+def cause_of(cause: int, spec: RunSpec) -> str:
+    """Return the name of a cause."""
+    if cause == BY_RESET:
+        return spec.config.reset
+    return f"for {cause}" if cause >= 0 else CAUSES[-cause]
+
+
+def check(state: SimulationState, chosen: PolicySet) -> None:
+    """Raise the reference engine's error for a run that could not continue, or KeyboardInterrupt if it was stopped."""
+    error, eviction, miss = int(state["errors"]["error"]), chosen.eviction.policy.name, chosen.miss.policy.name
+    if error == NO_ERROR:
+        return
+    culprit = int(state["errors"]["culprit"])
+    if error == STOPPED:
+        raise KeyboardInterrupt
+    if error == TOO_LATE:
+        raise too_late()
+    if error == NO_CPU:
+        raise ConfigError("missing [cpu] table in the platform: the miss policy computes on the CPU")
+    if error == NO_LOGITS:
+        raise PolicyError("a policy that changes the mixture must declare that it needs logits: needs=always('logits')")
+    raise AssertionError(
+        {
+            BAD_VICTIM: f"eviction {eviction}: invalid victim {culprit}: expected an evictable copy of the pool",
+            STUCK: "deadlock: a demanded expert finds no space in its pool",
+            BAD_CHOICE: f"routing {chosen.routing.policy.name}: invalid expert {culprit}",
+            BAD_NAME: f"prefetch {chosen.prefetch.policy.name}: invalid copy {culprit}",
+            BAD_WANT: f"miss {miss}: invalid precision {culprit}",
+            BAD_VERDICT: f"miss {miss}: invalid verdict {culprit}: expected a verdict or a precision that is wanted",
+            BAD_STAND_IN: f"miss {miss}: invalid substitute {culprit}: expected an eligible expert",
+            NO_HOOK: f"miss {miss}: PER_TOKEN requires a hook substitute",
+        }[error]
+    )
+
 
 #: Room for lines of the event log in a first run; a second run has exactly enough.
 LINES = 1 << 16
@@ -158,7 +341,7 @@ def fastest_kernel(state: SimulationState) -> Callable[..., None]:
 def bound(of: Callable, state: SimulationState, chosen: PolicySet) -> Callable[[], None]:
     """Return a compiled kernel bound to its state and hooks: call it once, or once per step if it is stepped."""
     with COMPILING:  # runs in other threads continue meanwhile
-        with compiled_apart(of):  # meanwhile this process tries the compiler out and compiles hooks
+        with compiled_apart(of):  # meanwhile this process compiles hooks
             pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
         code = machine_code(of)
     if isinstance(code, int):
@@ -172,22 +355,28 @@ def compiled_apart(of: Callable) -> Iterator[None]:
 
     If that process fails, `machine_code` compiles the kernel in this one, or reports why it does not compile.
     """
-    if IS_PYTHON or of in _wanted or os.environ.get("MOEREPLAY_JIT") == "plain" or is_kept(of.__name__):
+    if IS_PYTHON or of in _wanted or is_kept(of.__name__):
         yield
         return
     _wanted.add(of)
     LOG.info("compiling the %s kernel (some seconds, first run only)", TITLES[of])
-    with started(BUILD, of.__name__) as child:
+    with started(of.__name__) as child:
         try:
             yield
-            if is_sound():
-                child.communicate()
+            child.communicate()
         finally:
             child.kill()  # after an error or an interrupt nobody waits for the kernel
 
 
 _wanted: set[Callable] = set()  #: kernels that this process has asked another to compile
 BUILD = "import sys; from moereplay.simulator.compiled.engine import build; build(sys.argv[1])"
+
+
+def started(name: str) -> subprocess.Popen[str]:
+    """Start another Python process, with this one's packages, that compiles a kernel."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NUMBA_DISABLE_JIT": "0"}
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", BUILD, name], env=environment, text=True, **pipes)
 
 
 def build(name: str) -> None:
@@ -197,14 +386,131 @@ def build(name: str) -> None:
 
 @cache
 def machine_code(of: Callable) -> Callable | int:
-    """Return a kernel's address, or a function in plain Python and through Numba's public names."""
-    if IS_PYTHON:
-        return of
-    if not is_sound():
-        return hooks.plain().kernel(of, CONSTANTS[of])
-    return kept(of.__name__, partial(_built, of))
+    """Return a kernel's address, or the function in plain Python."""
+    return of if IS_PYTHON else kept(of.__name__, partial(_built, of))
 
 
 def _built(of: Callable) -> Any:
     shapes = hooks.shapes_of(POINTERS[of]._fields)
-    return translation.kernel(of, STATE, POINTERS[of], shapes, CONSTANTS[of])
+    return translation.kernel(of, (STATE, READERS), POINTERS[of], shapes, CONSTANTS[of])
+
+
+# The compiled engine driven step by step: it makes decisions, and the caller reports when activities end.
+#
+# run(Stepper.of(trace, spec), machine, placement) # simulator.steps: as with the reference engine, but faster
+
+#: Room in the log for the lines of one step, per copy of a layer's experts.
+LINES_PER_COPY = 64
+#: Kinds of log lines that the caller must carry out, by number.
+WORDS = {number: word for number, word in enumerate(EVENT_KINDS) if word in ACTED_ON}
+KIND = 2  #: column of a line
+
+
+class Stepper:
+    """One run, driven step by step; implements `Decisions` of `simulator.interface`."""
+
+    def __init__(self, inputs: Inputs, oracle: Oracle, spec: RunSpec) -> None:
+        """Raises PolicyError for a hook that does not compile. `can_step` tells which runs are supported."""
+        lines = LINES_PER_COPY * spec.layout.geometry.experts * spec.layout.precisions
+        self._spec, self._chosen = spec, spec.chosen
+        self._state = initial_state(inputs, oracle, spec, lines, stepped=True)
+        self._process_end = run_interruptibly(partial(bound, stepped_kernel, self._state, spec.chosen))
+        self._lines: list[list[int]] = []
+        state = self._state  # look up records once: a step takes microseconds
+        self._clock, self._compute, self._errors = (state[name] for name in ("clock", "compute", "errors"))
+        self._report, self._log, self._room = state["stepped"], state["log"], state.arrays["log"]
+        self._accesses = state.arrays["accesses"]
+        self._experts, self._precisions = spec.layout.geometry.experts, spec.layout.precisions
+
+    @classmethod
+    def of(cls, trace: Trace, spec: RunSpec) -> Stepper:
+        """Create a stepper for a trace."""
+        return cls(*prepare_inputs(trace, spec), spec)
+
+    @classmethod
+    def of_source(cls, source: Source, spec: RunSpec) -> Stepper:
+        """Create a stepper for a source whose gates do not depend on earlier results."""
+        return cls(inputs_from(source), oracle_of(source, spec.config, spec.chosen.eviction), spec)
+
+    @property
+    def is_over(self) -> bool:
+        """True when compute has finished."""
+        return self._compute["program_counter"] == OVER
+
+    @property
+    def is_called_up(self) -> bool:
+        """True if blocked compute can resume."""
+        return self._clock["compute_at"] != NEVER_DUE
+
+    def begin(self, now: int) -> Sequence[Begun]:
+        """Begin the run at `now`, ns."""
+        return self._step(BEGUN, now, 0)
+
+    def computed(self, now: int, elapsed: int) -> Sequence[Begun]:
+        """Report that compute's activity of `elapsed` ns has ended at `now`."""
+        return self._step(COMPUTED, now, elapsed)
+
+    def landed(self, y: int, now: int, elapsed: int) -> Sequence[Begun]:
+        """Report that the transfer of copy y is complete; it occupied the link for `elapsed` ns."""
+        return self._step(LANDED, now, elapsed, y)
+
+    def resumed(self, now: int) -> Sequence[Begun]:
+        """Resume compute."""
+        self._clock["compute_at"] = NEVER_DUE
+        return self._step(RESUMED, now, 0)
+
+    def abandoned(self, y: int, elapsed: int) -> None:
+        """Report the end of a transfer that a reset or the end of the run abandoned."""
+        self._step(ABANDONED, int(self._clock["time"]), elapsed, y)
+
+    def close(self) -> FinishedRun:
+        """Return the counters and the event log."""
+        end = int(self._clock["time"])
+        self._step(CLOSED, end, 0)
+        events = [event_of(line, self._spec) for line in self._lines]
+        return FinishedRun(counters_of(self._state, self._spec), end, events)
+
+    def note_end(self, line: int, now: int) -> None:
+        """Set the end of an activity in a line of the event log."""
+        self._lines[line][1] = now
+
+    def _step(self, ended: int, now: int, elapsed: int, y: int = 0) -> Sequence[Begun]:
+        report = self._report
+        report["ended"], report["elapsed"], report["y"] = ended, elapsed, y
+        self._clock["time"], self._log["lines"] = now, 0
+        self._process_end()
+        if self._errors["error"]:
+            check(self._state, self._chosen)
+        return self._begun(int(self._log["lines"]))
+
+    def _begun(self, count: int) -> list[Begun]:
+        if not count:
+            return []
+        assert count <= len(self._room)  # or LINES_PER_COPY is too small
+        first, lines = len(self._lines), self._room[:count].tolist()
+        self._lines += map(list, lines)
+        return [self._one(n, line) for n, line in enumerate(lines, first) if line[KIND] in WORDS]
+
+    def _one(self, n: int, line: Sequence[int]) -> Begun:
+        _, _, kind, _, layer, expert, precision, cause = line
+        y = (layer * self._experts + expert) * self._precisions + precision if expert >= 0 else NO_COPY
+        return Begun(WORDS[kind], layer, y, self._tokens(kind), cause_of(cause, self._spec), n)
+
+    def _tokens(self, kind: int) -> int:
+        """Return the tokens of the activity that compute has just begun."""
+        if kind == IS_EXPERT:
+            return int(self._accesses[self._compute["running"]]["tokens"])
+        return int(self._compute["tokens"]) if kind == IS_DENSE else 0
+
+
+def can_step(spec: RunSpec) -> bool:
+    """Return whether `Stepper` supports a run: all requests there at the start, one link, no lower tier, no CPU,
+    and only costs that are tables.
+    """
+    times = spec.times
+    miss = spec.chosen.miss
+    if spec.arrivals or spec.resident or spec.chosen.prefetch.policy.next_pass:
+        return False
+    if spec.lower or times.has_pieces or times.waits_for_all or miss.policy.uses_cpu(miss.params):
+        return False
+    return len(times.depth) == 1

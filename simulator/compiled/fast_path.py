@@ -3,16 +3,20 @@
 With one precision, every miss fetched, no listeners and no log, only the links work while compute does. A step is then:
 transfers that land before the gate, the gate, and the experts one after the other, with transfers that land meanwhile.
 All but this loop is the general kernel's code, compiled with these options as constants: with one link and no cost
-beyond a table (`variants.FROZEN`), or with what `variants.LOOKED_UP` names.
+beyond a table (`layout.FROZEN`), or with what `variants.LOOKED_UP` names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from functools import cached_property
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from moereplay.policies.contract import IN_FLIGHT, RESIDENT
 from moereplay.simulator.compiled.cache import keep_for_good, mark_computed, reason, unpin_demanded, use_without_events
-from moereplay.simulator.compiled.clock import NEVER_DUE, advance
+from moereplay.simulator.compiled.clock import NEVER_DUE, advance, is_idle, is_over, spend
 from moereplay.simulator.compiled.compute import (
     begin_gate,
     begin_step,
@@ -22,52 +26,207 @@ from moereplay.simulator.compiled.compute import (
     stalled,
     take_arrived,
 )
-from moereplay.simulator.compiled.costs import expert_cost, lasting
 from moereplay.simulator.compiled.counters import (
     ACCESSES,
+    DECODE,
+    DENSE_NS,
+    END,
     EXPERT_NS,
+    FIRST,
     HITS,
     LATE,
+    LINK_BUSY_NS,
     MISSES,
+    NO_FIRST,
     STALL_NS,
+    START,
+    WIDTH,
     close_row,
     count_here,
 )
-from moereplay.simulator.compiled.course import AFTERWARDS, AT_ONCE, ENDS, GATE, LANDS, WAITS, note_mark, note_starts
-from moereplay.simulator.compiled.demand import begin_demand, begin_recall, recall_one, route
-from moereplay.simulator.compiled.gate import (
-    cancel_overtaken,
-    count_prefetch_hit,
-    mark_open,
-    serve_by,
-    set_absent,
+from moereplay.simulator.compiled.demand import (
+    begin_demand,
+    begin_recall,
+    count_assignments,
+    count_tokens,
+    count_unchanged,
+    recall_one,
+    route,
 )
-from moereplay.simulator.compiled.link import await_transfer, close_links, demand_may_start
-from moereplay.simulator.compiled.links import complete, fetch, next_landing, start_transfers
-from moereplay.simulator.compiled.predictions import count_predicted, suggest
-from moereplay.simulator.compiled.program import is_idle, is_over, spend
-from moereplay.simulator.compiled.reset import count_unused
-from moereplay.simulator.compiled.state import (
-    NO_ERROR,
-    STUCK,
-    copies,
-    demand_expert,
-    demand_sum,
-    demand_tokens,
-    experts,
-    fail,
-    noted_hits,
-    noted_misses,
-    noted_tokens,
-    now,
-    owned,
-    present,
-    slot,
-    stream_expert,
+from moereplay.simulator.compiled.gate import cancel_overtaken, count_prefetch_hit, mark_open, serve_by, set_absent
+from moereplay.simulator.compiled.initial import SimulationState
+from moereplay.simulator.compiled.layout import SETTING, is_priced
+from moereplay.simulator.compiled.link import (
+    await_transfer,
+    close_links,
+    demand_may_start,
+    place,
+    start_again,
+    take_landed,
 )
-from moereplay.simulator.compiled.uses import mark_needed, update_next_use
-from moereplay.simulator.compiled.weights import count_assignments, count_tokens, count_unchanged
+from moereplay.simulator.compiled.links import (
+    complete,
+    count_predicted,
+    expert_cost,
+    fetch,
+    lasting,
+    next_landing,
+    start_transfers,
+    suggest,
+)
+from moereplay.simulator.compiled.passes import count_unused
+from moereplay.simulator.compiled.ranking import mark_needed, update_next_use
+from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of
+from moereplay.simulator.config import KINDS
+from moereplay.simulator.errors import LATEST_NS
+from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.jit.marks import called, fast, load_ahead
+
+# The course of a run, from which its times on another platform follow where decisions depend on time.
+#
+# Times decide one thing on the fast path: how many transfers have landed whenever a gate opens or compute ends
+# something. So a run notes its course: the starts and landings of transfers, and what compute runs, in their order.
+# `follow` repeats the course with the times of another platform, without cache and policies. It stops where a
+# transfer would land earlier or later in this order: decisions may then differ.
+#
+# A step is noted as: starts; landings until the gate; the gate; starts; then the mark of each expert, or of each wait
+# for a transfer, with the landings meanwhile and the starts thereafter; and the end of the step.
+
+#: Marks: an expert by its number of tokens; a landing; a wait for landings; a gate; the end of a step; starts below.
+LANDS, WAITS, GATE, ENDS, STARTS = -1, -2, -3, -4, -9
+#: Starts: at the landing that makes them possible, or after what compute has begun or ended.
+AT_ONCE, AFTERWARDS = 0, 1
+
+
+@fast
+def mark_of(layer, when):
+    """Return the mark of the start of a transfer of a layer's expert."""
+    return when - 2 * (layer + 5)
+
+
+@fast
+def layer_started(mark):
+    """Return the layer of a start."""
+    return -(mark >> 1) - 5
+
+
+# what a run notes
+
+
+@fast
+def note_mark(s, mark):
+    """Note a mark, if there is room; without room for all of them the course is useless."""
+    if s["n_course"] > 0:
+        put(s, mark)
+
+
+@fast
+def put(s, mark):
+    if s["course"]["end"] < s["n_course"]:
+        s.course[s["course"]["end"]] = mark
+    s["course"]["end"] += 1
+
+
+@fast
+def note_starts(s, when):
+    """Note the transfers that have started since the last call."""
+    if s["n_course"] > 0:
+        for at in range(s["course"]["started"], s["links"][0]["flight_end"]):
+            put(s, mark_of(layer_of(s, s.flight[place(s, 0, at)]), when))
+        s["course"]["started"] = s["links"][0]["flight_end"]
+
+
+# another platform
+
+
+class NoHooks(NamedTuple):
+    """Pointers to the hooks that `follow` calls: none."""
+
+
+def follow(s: Any, hooks: Any) -> None:
+    """Compute the times of a course on the platform of a state, or set `course.differs`; there are no hooks."""
+    follow_course(s)
+
+
+@fast
+def follow_course(s):
+    """Follow all steps, and land the transfers of the last nanosecond."""
+    begin_step(s)
+    while not is_over(s) and goes_on(s):
+        repeat_starts(s, AFTERWARDS)
+        repeat_landings(s, s["clock"]["compute_at"])
+        expect_mark(s, GATE)
+        begin_gate(s)
+        repeat_starts(s, AFTERWARDS)
+        repeat_experts(s)
+        count_here(s, EXPERT_NS, s["compute"]["spent"])
+        count_here(s, STALL_NS, stalled(s))
+        move_on(s)
+        begin_step(s)
+    close_links(s)
+    repeat_landings(s, s["clock"]["time"])
+    close_row(s)
+
+
+@fast
+def goes_on(s):
+    return s["course"]["differs"] == 0 and s["errors"]["error"] == NO_ERROR
+
+
+@fast
+def next_mark(s):
+    """Return the next mark of the course; after the last there is none."""
+    return s.course[s["course"]["end"]] if s["course"]["end"] < s["n_course"] else ENDS
+
+
+@fast
+def pass_mark(s):
+    s["course"]["end"] += 1
+
+
+@fast
+def expect_mark(s, mark):
+    """Pass the next mark, which must be this one."""
+    if next_mark(s) != mark:
+        s["course"]["differs"] = 1
+    pass_mark(s)
+
+
+@called
+def repeat_landings(s, until):
+    """Advance to `until`, with the landings of the course on the way; there must be no others."""
+    while next_mark(s) == LANDS and next_landing(s) <= until:
+        advance(s, next_landing(s))
+        take_landed(s, 0)
+        pass_mark(s)
+        repeat_starts(s, AT_ONCE)
+    if next_mark(s) == LANDS or next_landing(s) <= until:
+        s["course"]["differs"] = 1
+    advance(s, until)
+
+
+@called
+def repeat_starts(s, when):
+    """Start the transfers of the course that start here."""
+    while next_mark(s) <= STARTS and next_mark(s) & 1 == when:
+        start_again(s, layer_started(next_mark(s)) * s["experts"])
+        pass_mark(s)
+
+
+@fast
+def repeat_experts(s):
+    """Run the experts of a step, and wait for transfers, as in the course."""
+    while next_mark(s) != ENDS and goes_on(s):
+        if next_mark(s) == WAITS:
+            pass_mark(s)
+            repeat_landings(s, next_landing(s))
+        else:
+            spent = expert_cost(s, s.now["layer"] * s["experts"], next_mark(s))
+            pass_mark(s)
+            spend(s, spent)
+            repeat_landings(s, s["clock"]["time"] + spent)
+            repeat_starts(s, AFTERWARDS)
+    expect_mark(s, ENDS)
 
 
 class FastHooks(NamedTuple):
@@ -79,7 +238,7 @@ class FastHooks(NamedTuple):
 
 
 def fast_path(s: Any, hooks: Any) -> None:
-    """Replay to the end. `variants.is_fast` must be true of the state, and not `batched`; `hooks` are FastHooks."""
+    """Replay to the end. `layout.is_fast` must be true of the state, and not `batched`; `hooks` are FastHooks."""
     replay_steps(s, hooks)
 
 
@@ -89,7 +248,7 @@ def batch_path(s: Any, hooks: Any) -> None:
 
 
 def priced_path(s: Any, hooks: Any) -> None:
-    """Do what `fast_path` does where `variants.is_priced` is true of the state."""
+    """Do what `fast_path` does where `layout.is_priced` is true of the state."""
     replay_steps(s, hooks)
 
 
@@ -159,9 +318,9 @@ def look_up_demand(s, hooks):
     hits, late, misses = 0, 0, 0
     for n in range(s["demand"]["demanded"]):
         x = take_demanded(s, n, first + n)
-        state = copies(s)[x]["state"]
+        state = s.copies[x]["state"]
         if state == RESIDENT:
-            present(s)[hits] = n
+            s.present[hits] = n
             hits += 1
             count_prefetch_hit(s, x)
         elif state == IN_FLIGHT:
@@ -197,12 +356,12 @@ def begin_fast_demand(s, hooks):
 @fast
 def load_next(s, at):
     """Load the rows of as many experts of the next step as this one demands; `at`: their position in the stream."""
-    base = (now(s)["layer"] + 1) * s["experts"] if now(s)["layer"] + 1 < s["layers"] else 0
+    base = (s.now["layer"] + 1) * s["experts"] if s.now["layer"] + 1 < s["layers"] else 0
     for i in range(at, min(at + s["demand"]["demanded"], s["n_demand"])):
-        x = base + stream_expert(s)[i]
-        load_ahead(copies(s)[x])
-        load_ahead(owned(s)[x])
-        load_ahead(experts(s)[x])
+        x = base + s.stream_expert[i]
+        load_ahead(s.copies[x])
+        load_ahead(s.owned[x])
+        load_ahead(s.experts[x])
 
 
 @fast
@@ -210,8 +369,8 @@ def take_demanded(s, n, at):
     """Return the n-th demanded expert and update its tables; `at`: its position in the demand stream."""
     if s["has_choose"] == 0 and s["arrives"] == 0:
         recall_one(s, n, at)
-    x = demand_expert(s)[n]
-    mark_needed(s, x, demand_sum(s)[n])
+    x = s.demand_expert[n]
+    mark_needed(s, x, s.demand_sum[n])
     if s["knows_future"] == 1:
         update_next_use(s, x, n)
     count_predicted(s, x)
@@ -233,18 +392,18 @@ def count_look_up(s, hits, late, misses):
 @called
 def note_decisions(s, hits, misses):
     """Note the outcomes of a gate; if the pass has several tokens also those of each access, hits first."""
-    step = now(s)["step"]
-    noted_hits(s)[step], noted_misses(s)[step] = hits, misses
-    if now(s)["tokens"] == 1:
+    step = s.now["step"]
+    s.noted_hits[step], s.noted_misses[step] = hits, misses
+    if s.now["tokens"] == 1:
         return
     hit = s["notes"]["end"]
     miss, i = hit + hits, 0
     for n in range(hits + misses):
-        if i < hits and present(s)[i] == n:
-            noted_tokens(s)[hit + i] = demand_tokens(s)[n]
+        if i < hits and s.present[i] == n:
+            s.noted_tokens[hit + i] = s.demand_tokens[n]
             i += 1
         else:
-            noted_tokens(s)[miss] = demand_tokens(s)[n]
+            s.noted_tokens[miss] = s.demand_tokens[n]
             miss += 1
     s["notes"]["end"] = miss
 
@@ -256,11 +415,11 @@ def note_decisions(s, hits, misses):
 def compute(s, hooks, hits):
     """Run the hits in demand order, then the other experts as they arrive."""
     for i in range(hits):
-        run(s, hooks, demand_expert(s)[present(s)[i]], demand_tokens(s)[present(s)[i]])
+        run(s, hooks, s.demand_expert[s.present[i]], s.demand_tokens[s.present[i]])
     while s["compute"]["coming"] > 0 and s["errors"]["error"] == NO_ERROR:
         if has_arrived(s):
             x = take_arrived(s)
-            run(s, hooks, x, demand_tokens(s)[slot(s)[x - now(s)["layer"] * s["experts"]]])
+            run(s, hooks, x, s.demand_tokens[s.slot[x - s.now["layer"] * s["experts"]]])
         elif next_landing(s) == NEVER_DUE:
             fail(s, STUCK, 0)
         else:
@@ -297,9 +456,245 @@ def end_fast_step(s, hooks):
     count_here(s, EXPERT_NS, s["compute"]["spent"])
     count_here(s, STALL_NS, stalled(s))
     if s["demand"]["changed"] == 1:
-        count_tokens(s, now(s)["layer"])  # routed tokens run as weighed: no miss changes them
+        count_tokens(s, s.now["layer"])  # routed tokens run as weighed: no miss changes them
     else:
-        count_unchanged(s, now(s)["layer"])
+        count_unchanged(s, s.now["layer"])
     unpin_demanded(s)
     note_mark(s, ENDS)
     move_on(s)
+
+
+# Charge the decisions that one replay noted with the times of another platform.
+#
+# Where nothing is prefetched and the demand of every step fits its pool, no decision depends on time: all that a step
+# demands has landed when it ends, so the next gate finds the same residents whatever the link. The fast path then
+# notes the hits and misses of every step, and the times of a platform follow from them:
+#
+# - transfers of a step begin at its gate, in demand order, as many at once as the link is deep, and land one after
+# the other: after the `i`-th, lands(i) = max(begins(i) + latency, lands(i - 1)) + bytes on the wire; - compute runs
+# the hits, then each miss when it has landed.
+#
+# Steps of the same layer with as many hits and misses of as many tokens take equally long, so each such *shape* is
+# computed once. All numbers are integers, and equal those of a replay.
+
+RESULTS = ("cells", "lifetimes", "rows", "row_times")
+#: Columns of the counters that do not depend on a platform's times.
+COUNTED = [column for column in range(WIDTH) if column not in (DENSE_NS, EXPERT_NS, LINK_BUSY_NS, STALL_NS)]
+
+
+def key_of(spec: RunSpec) -> Hashable:
+    """Return what the decisions of a replay of a trace follow from: everything but the platform's times."""
+    geometry, config = spec.layout.geometry, spec.config.model_copy(update={"platform": ""})
+    sizes = (spec.layout.tiers, geometry.layers, geometry.experts, geometry.k, geometry.router)
+    chosen = spec.chosen.priced(spec.times)
+    policies = tuple((of.policy.label, *of.par()) for of in (getattr(chosen, kind) for kind in KINDS))
+    return config, sizes, spec.pools, spec.resident, policies
+
+
+class NotedCourse:
+    """The course and the results of a finished run whose decisions depend on time."""
+
+    def __init__(self, state: SimulationState) -> None:
+        """`state` is that at the end of a run that noted its course."""
+        self._results = {name: state.arrays[name] for name in RESULTS}
+        self._fixed = _fixed(state)
+        self.marks = state.arrays["course"][: int(state["course"]["end"])]
+        self.holds = len(self.marks) == state["course"]["end"]  # else there was no room for all
+
+    def fits(self, state: SimulationState) -> bool:
+        """Return whether a state that has not begun differs from this run's in the numbers of `follow` alone."""
+        return state.is_fast and not is_priced(state) and _fixed(state) == self._fixed
+
+    def complete(self, state: SimulationState) -> bool:
+        """Add all but the times to the results of a state that has followed the course; return False if it has not."""
+        if state["course"]["differs"] or state["errors"]["error"] != NO_ERROR:
+            return False
+        state.arrays["lifetimes"][:] = self._results["lifetimes"]
+        for name in ("cells", "rows"):
+            mine, known = (each.reshape(-1, WIDTH) for each in (state.arrays[name], self._results[name]))
+            mine[:, COUNTED] = known[:, COUNTED]
+        return True
+
+
+def _fixed(state: SimulationState) -> list[int]:
+    """Return the numbers of a state on which decisions depend, besides the order of events."""
+    return [*(int(state[name]) for name in SETTING.split()), int(state["links"][0]["depth"])]
+
+
+class Shapes(NamedTuple):
+    """The distinct steps of a run, the most misses first, and which of them each step is.
+
+    Access `i` of a shape, the hits first, has the tokens at `at + stride * i`.
+    """
+
+    layer: np.ndarray  #: (shapes,)
+    hits: np.ndarray
+    misses: np.ndarray
+    at: np.ndarray
+    stride: np.ndarray  #: 0 where every access has one token
+    tokens: np.ndarray  #: 1 for every layer, then those of accesses in passes of several tokens
+    of_access: np.ndarray  #: layer of each of these
+    of_step: np.ndarray  #: (passes, layers)
+
+
+class Ends(NamedTuple):
+    """Where requests begin and end, as positions of passes."""
+
+    first_pass: np.ndarray  #: of every request
+    last_pass: np.ndarray
+    prompt_pass: np.ndarray  #: that ends its prompt; -1 without a prompt
+    decode_number: np.ndarray  #: of every share in a pass that decodes: its request, and the pass
+    decode_pass: np.ndarray
+
+
+class NotedRun:
+    """The noted decisions and the results of a finished run."""
+
+    def __init__(self, state: SimulationState, spec: RunSpec) -> None:
+        """`state` is that at the end of a run with notes."""
+        self._results = {name: state.arrays[name] for name in RESULTS}
+        self._inputs = {name: state.arrays[name] for name in ("pass_tokens", "pass_phase", "pass_number")}
+        self._rows = {name: state.arrays[name] for name in ("row_number", "row_phase", "row_opens")}
+        self._hits, self._misses = (state.arrays[name].astype(np.int64) for name in ("noted_hits", "noted_misses"))
+        self._tokens, self._layers = state.arrays["noted_tokens"][: int(state["notes"]["end"])], int(state["layers"])
+        self._sizes, self._pools = np.array(spec.layout.tiers[0], np.int64), np.array(spec.pools, np.int64)
+
+    @cached_property
+    def holds(self) -> bool:
+        """Whether the demand of every step fits its pool, so that no decision depends on time."""
+        shapes, pools = self._shapes, np.broadcast_to(self._pools, self._layers)
+        needed = (shapes.hits + shapes.misses) * self._sizes[shapes.layer]
+        return bool((needed <= pools[shapes.layer]).all())
+
+    def charge(self, state: SimulationState) -> bool:
+        """Bring the state of a run that has not begun to its end; return False if a replay must, since it is too long.
+
+        The state must be `noting`, with the same key as this run's.
+        """
+        spent, busy, whole = _costs(state, self._shapes)
+        dense = state.arrays["dense_ns"][state.arrays["dense_row"][self._inputs["pass_tokens"]]]
+        if float(dense.sum(dtype=float)) + float(whole[self._shapes.of_step].sum(dtype=float)) > LATEST_NS / 2:
+            return False
+        by_pass = [each[self._shapes.of_step].sum(1) for each in (spent, busy, whole)]
+        of_pass = {DENSE_NS: dense.sum(1), EXPERT_NS: by_pass[0], LINK_BUSY_NS: by_pass[1]}
+        of_pass[STALL_NS] = by_pass[2] - by_pass[0]
+        for name, results in self._results.items():
+            state.arrays[name][:] = results
+        self._charge_requests(state, of_pass)
+        self._charge_layers(state, {EXPERT_NS: spent, LINK_BUSY_NS: busy, STALL_NS: whole - spent})
+        self._charge_dense(state)
+        ends = np.cumsum(of_pass[DENSE_NS] + by_pass[2])
+        self._set_times(state, ends)
+        state["clock"]["time"] = ends[-1] if len(ends) else 0
+        return True
+
+    def _charge_requests(self, state: SimulationState, of_pass: dict[int, np.ndarray]) -> None:
+        rows = state.arrays["rows"]
+        for counter, amounts in of_pass.items():
+            rows[:, counter] = 0
+            np.add.at(rows[:, counter], self._inputs["pass_number"], amounts)
+
+    def _charge_layers(self, state: SimulationState, of_shape: dict[int, np.ndarray]) -> None:
+        cells = state.arrays["cells"].reshape(self._layers, 2, WIDTH)
+        for counter, amounts in of_shape.items():
+            cells[:, :, counter] = 0
+            for phase in (0, 1):
+                np.add.at(cells[:, phase, counter], self._shapes.layer, amounts * self._often[phase])
+
+    def _charge_dense(self, state: SimulationState) -> None:
+        cells, table = state.arrays["cells"].reshape(self._layers, 2, WIDTH), state.arrays["dense_ns"]
+        rows = state.arrays["dense_row"][self._inputs["pass_tokens"]]
+        for phase in (0, 1):
+            often = np.bincount(rows[self._inputs["pass_phase"] == phase], minlength=len(table))
+            cells[:, phase, DENSE_NS] = often @ table
+
+    def _set_times(self, state: SimulationState, ends: np.ndarray) -> None:
+        times, begins, at = state.arrays["row_times"], np.append(0, ends[:-1]), self._ends
+        times[:, START], times[:, END] = begins[at.first_pass], ends[at.last_pass]
+        prompted = at.prompt_pass >= 0
+        times[:, FIRST] = np.where(prompted, ends[at.prompt_pass] - times[:, START], NO_FIRST)
+        times[:, DECODE] = 0
+        np.add.at(times[:, DECODE], at.decode_number, (ends - begins)[at.decode_pass])
+
+    @cached_property
+    def _often(self) -> list[np.ndarray]:
+        """How often each shape occurs in either phase."""
+        steps, many = self._shapes.of_step, len(self._shapes.layer)
+        return [np.bincount(steps[self._inputs["pass_phase"] == phase].ravel(), minlength=many) for phase in (0, 1)]
+
+    @cached_property
+    def _ends(self) -> Ends:
+        tokens, number, phase = (self._inputs[name] for name in ("pass_tokens", "pass_number", "pass_phase"))
+        at = np.arange(len(tokens))
+        if len(self._rows["row_number"]):
+            opens = self._rows["row_opens"] == 1
+            at, number, phase = (
+                np.repeat(at, tokens)[opens],
+                self._rows["row_number"][opens],
+                self._rows["row_phase"][opens],
+            )
+        requests = len(self._results["row_times"])
+        first, last, prompt = (np.full(requests, -1) for _ in range(3))
+        last[number], first[number[::-1]] = at, at[::-1]
+        prompt[number[phase == 0]] = at[phase == 0]
+        return Ends(first, last, prompt, number[phase == 1], at[phase == 1])
+
+    @cached_property
+    def _shapes(self) -> Shapes:
+        layers, hits, misses = self._layers, self._hits, self._misses
+        tokens, layer = np.repeat(self._inputs["pass_tokens"], layers), np.arange(len(hits)) % layers
+        alone, others = np.flatnonzero(tokens == 1), np.flatnonzero(tokens > 1)
+        most = int((hits + misses)[alone].max(initial=0)) + 1
+        code = (layer[alone] * most + hits[alone]) * most + misses[alone]
+        often = np.bincount(code)
+        known, each = np.flatnonzero(often), (hits + misses)[others]
+        of_step = np.empty(len(hits), np.int64)
+        of_step[alone] = (np.cumsum(often > 0) - 1)[code]
+        of_step[others] = len(known) + np.arange(len(others))
+        columns = [
+            np.append(known // most**2, layer[others]),
+            np.append(known // most % most, hits[others]),
+            np.append(known % most, misses[others]),
+            np.append(known // most**2, layers + np.cumsum(each) - each),
+            np.append(np.zeros(len(known), np.int64), np.ones(len(others), np.int64)),
+        ]
+        order = np.argsort(-columns[2], kind="stable")
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        every = np.append(np.ones(layers, np.int64), self._tokens)
+        of_access = np.append(np.arange(layers), np.repeat(layer[others], each))
+        sorted_columns = [each[order] for each in columns]
+        return Shapes._make([*sorted_columns, every, of_access, rank[of_step].reshape(-1, layers)])
+
+
+def _costs(state: SimulationState, shapes: Shapes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what every shape takes from its gate, ns: compute, the link, and all of it."""
+    arrays, layer, most = state.arrays, shapes.layer, int(shapes.misses.max(initial=0))
+    cost = np.append(
+        arrays["expert_ns"][arrays["cost_row"][shapes.of_access], shapes.tokens], 0
+    )  # the last may be empty
+    sums = np.append(0, np.cumsum(cost))
+    stop = shapes.at + shapes.stride * shapes.hits
+    time = np.where(shapes.stride == 0, shapes.hits * cost[shapes.at], sums[stop] - sums[shapes.at])
+    spent = time.copy()
+    lands, busy = _transfers(state, most)
+    for i in range(most):
+        n = int(np.searchsorted(-shapes.misses, -i))  # those with more misses come first
+        runs = cost[(stop + shapes.stride * i)[:n]]
+        spent[:n] += runs
+        time[:n] = np.maximum(time[:n], lands[i, layer[:n]]) + runs
+    return spent, busy[shapes.misses, layer], time
+
+
+def _transfers(state: SimulationState, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return when each transfer of a step lands after its gate, and how long that many keep the link busy, ns."""
+    link, whole = state["links"][0], state.arrays["wire_ns"]
+    depth, latency = int(link["depth"]), int(link["latency_ns"])
+    lands, busy = np.zeros((most, len(whole)), np.int64), np.zeros((most + 1, len(whole)), np.int64)
+    done = np.zeros(len(whole), np.int64)
+    for i in range(most):
+        begins = lands[i - depth] if i >= depth else np.zeros(len(whole), np.int64)
+        lands[i] = np.maximum(begins + latency, done) + whole
+        busy[i + 1] = busy[i] + lands[i] - np.maximum(begins, done)
+        done = lands[i]
+    return lands, busy

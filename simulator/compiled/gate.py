@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moereplay.policies import contract
 from moereplay.policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, RESIDENT
-from moereplay.simulator.compiled.cache import find, free_bytes, pin, reason, use, use_elsewhere
+from moereplay.simulator.compiled.cache import find, free_bytes, pin, promote, reason, use, use_elsewhere
 from moereplay.simulator.compiled.counters import (
     ACCESSES,
     BY_GATE,
@@ -26,11 +26,19 @@ from moereplay.simulator.compiled.counters import (
     count_here,
     note,
 )
-from moereplay.simulator.compiled.demand import route
+from moereplay.simulator.compiled.demand import (
+    add_stand_ins,
+    clear_substitutes,
+    count_assignments,
+    drop,
+    find_residents,
+    rebuild_union,
+    route,
+    substitute,
+)
 from moereplay.simulator.compiled.link import announce, await_transfer
-from moereplay.simulator.compiled.links import cancel, fetch, prefetches_wait
-from moereplay.simulator.compiled.predictions import count_predicted
-from moereplay.simulator.compiled.ranking import invalidate_expert
+from moereplay.simulator.compiled.links import cancel, count_predicted, fetch, prefetches_wait
+from moereplay.simulator.compiled.ranking import clear_needed, invalidate_expert, mark_needed, update_next_use
 from moereplay.simulator.compiled.state import (
     BAD_VERDICT,
     BAD_WANT,
@@ -42,37 +50,12 @@ from moereplay.simulator.compiled.state import (
     IN_ROUND,
     ON_CPU,
     REPLACED,
-    accesses,
-    copies,
-    demand_expert,
-    demand_sum,
-    demand_tokens,
     fail,
-    missing,
     notifier,
-    now,
-    others,
-    owned,
     runs,
     runs_here,
-    slot,
-    tier,
-    unfetched,
-    verdict,
     waits,
-    wants,
 )
-from moereplay.simulator.compiled.substitution import (
-    add_stand_ins,
-    clear_substitutes,
-    drop,
-    find_residents,
-    rebuild_union,
-    substitute,
-)
-from moereplay.simulator.compiled.transfers import promote
-from moereplay.simulator.compiled.uses import clear_needed, mark_needed, update_next_use
-from moereplay.simulator.compiled.weights import count_assignments
 from moereplay.simulator.jit.marks import called, fast
 
 on_gate = notifier("on_gate")
@@ -104,37 +87,37 @@ def open_gate(s, hooks):
 @fast
 def mark_open(s):
     """Mark the gate as open, with the number of absent experts still unknown."""
-    now(s)["gated"], now(s)["absent"] = 1, -1
+    s.now["gated"], s.now["absent"] = 1, -1
 
 
 @fast
 def close_gate(s):
-    now(s)["gated"] = 0
+    s.now["gated"] = 0
 
 
 @fast
 def cancel_overtaken(s):
     """Cancel prefetches for this step that have not started."""
     if prefetches_wait(s):
-        cancel(s, now(s)["step"])
+        cancel(s, s.now["step"])
 
 
 @called
 def clear_tiers(s):
     for e in range(s["experts"]):
-        tier(s)[e] = NONE
+        s.tier[e] = NONE
 
 
 @called
 def clear_unfetched(s):
     for n in range(s["demand"]["demanded"]):
-        unfetched(s)[n] = 0
+        s.unfetched[n] = 0
 
 
 @called
 def invalidate_layer(s):
     """Invalidate the keys of this layer, after the eviction policy's `on_gate` has read the demand."""
-    for x in range(now(s)["layer"] * s["experts"], (now(s)["layer"] + 1) * s["experts"]):
+    for x in range(s.now["layer"] * s["experts"], (s.now["layer"] + 1) * s["experts"]):
         invalidate_expert(s, x)
 
 
@@ -143,8 +126,8 @@ def choose_precisions(s, hook):
     """Call the miss policy for the precision of every demanded expert."""
     hook(s)
     for n in range(s["demand"]["demanded"]):
-        if not 0 <= wants(s)[n] < s["precisions"]:
-            fail(s, BAD_WANT, wants(s)[n])
+        if not 0 <= s.wants[n] < s["precisions"]:
+            fail(s, BAD_WANT, s.wants[n])
             return
 
 
@@ -152,8 +135,8 @@ def choose_precisions(s, hook):
 def take_demand(s):
     """Count the demand, and the part of it that a prefetch policy predicted."""
     for n in range(s["demand"]["demanded"]):
-        x = demand_expert(s)[n]
-        mark_needed(s, x, demand_sum(s)[n])
+        x = s.demand_expert[n]
+        mark_needed(s, x, s.demand_sum[n])
         if s["keys_read_demand"] == 1:
             invalidate_expert(s, x)
         count_predicted(s, x)
@@ -169,9 +152,9 @@ def look_up(s, hooks, first, last):
     """Classify demanded experts [first, last) now; the miss policy decides on those that are absent."""
     absent = 0
     for n in range(first, last):
-        classify(s, accesses(s)[n - first], n)
-        if accesses(s)[n - first]["served"] == FETCH:
-            missing(s)[absent] = n
+        classify(s, s.accesses[n - first], n)
+        if s.accesses[n - first]["served"] == FETCH:
+            s.missing[absent] = n
             absent += 1
     s["gate"]["served"] = last - first
     if absent > 0 and s["has_resolve"] == 1:
@@ -179,9 +162,9 @@ def look_up(s, hooks, first, last):
     count_absent(s, absent)
     if s["knows_future"] == 1:
         for n in range(first, last):
-            update_next_use(s, demand_expert(s)[n], n)
+            update_next_use(s, s.demand_expert[n], n)
             if s["keys_read_future"] == 1:
-                invalidate_expert(s, demand_expert(s)[n])
+                invalidate_expert(s, s.demand_expert[n])
     if s["substitution"]["substituted"] == 1:
         serve_substitutes(s)
 
@@ -194,14 +177,14 @@ def serve_substitutes(s):
         return
     s["gate"]["served"] = rebuild_union(s, s["gate"]["served"])
     for i in range(s["gate"]["served"]):
-        accesses(s)[i] = others(s)[i]
+        s.accesses[i] = s.others[i]
 
 
 @called
 def classify(s, access, n):
     """Classify an access as a hit, a delayed hit, or a miss with its reason."""
-    x, want, layer = demand_expert(s)[n], wants(s)[n], now(s)["layer"]
-    access["n"], access["x"], access["tokens"] = n, x, demand_tokens(s)[n]
+    x, want, layer = s.demand_expert[n], s.wants[n], s.now["layer"]
+    access["n"], access["x"], access["tokens"] = n, x, s.demand_tokens[n]
     y = find(s, x, want, RESIDENT)
     if y != NONE:
         access["y"], access["served"] = y, HIT
@@ -226,7 +209,7 @@ def classify(s, access, n):
 @fast
 def count_prefetch_hit(s, y):
     """Count a hit on a prefetched copy that was not used before."""
-    if copies(s)[y]["prefetched"] == 1:
+    if s.copies[y]["prefetched"] == 1:
         count_here(s, PREFETCH_HITS, 1)
         count_here(s, PREFETCH_USED, 1)
 
@@ -242,29 +225,29 @@ def line_of(why):
 @called
 def count_absent(s, absent):
     """Publish to policies how many of the looked-up experts are absent and run nevertheless."""
-    total = max(now(s)["absent"], 0)
+    total = max(s.now["absent"], 0)
     if absent > 0:
         for i in range(s["gate"]["served"]):
-            served = accesses(s)[i]["served"]
+            served = s.accesses[i]["served"]
             total += 1 if served == FETCH or served == ON_CPU else 0
     set_absent(s, total)
 
 
 @fast
 def set_absent(s, total):
-    now(s)["absent"] = total
+    s.now["absent"] = total
 
 
 @fast
 def resolve(s, hooks, first, absent):
     """Call the miss policy for all absent experts, then apply its verdicts in demand order."""
     for m in range(absent):
-        verdict(s)[m] = 0
-    hooks.resolve(s, absent, free_bytes(s, accesses(s)[missing(s)[0] - first]["y"]))
+        s.verdict[m] = 0
+    hooks.resolve(s, absent, free_bytes(s, s.accesses[s.missing[0] - first]["y"]))
     if s["has_substitute"] == 1:
         find_residents(s)  # a verdict changes no copy
     for m in range(absent):
-        apply_verdict(s, hooks, accesses(s)[missing(s)[m] - first], verdict(s)[m])
+        apply_verdict(s, hooks, s.accesses[s.missing[m] - first], s.verdict[m])
 
 
 @fast
@@ -275,8 +258,8 @@ def apply_verdict(s, hooks, access, decided):
         substitute(s, hooks.substitute, access)
     elif decided == CPU:
         access["served"], access["y"] = ON_CPU, access["x"] * s["precisions"]
-        count(s, CPU_EXECUTED, now(s)["layer"], 1)
-    elif 0 <= decided <= wants(s)[access["n"]]:
+        count(s, CPU_EXECUTED, s.now["layer"], 1)
+    elif 0 <= decided <= s.wants[access["n"]]:
         access["y"] = access["x"] * s["precisions"] + decided
     else:
         fail(s, BAD_VERDICT, decided)
@@ -288,11 +271,11 @@ def apply_verdict(s, hooks, access, decided):
 def note_unfetched(s, access):
     """Tell policies what became of a miss that is not fetched."""
     if access["served"] == ON_CPU:
-        unfetched(s)[access["n"]] = contract.ON_CPU
+        s.unfetched[access["n"]] = contract.ON_CPU
     elif access["served"] == DROPPED:
-        unfetched(s)[access["n"]] = contract.DROPPED
+        s.unfetched[access["n"]] = contract.DROPPED
     elif access["served"] == REPLACED:
-        unfetched(s)[access["n"]] = contract.REPLACED
+        s.unfetched[access["n"]] = contract.REPLACED
 
 
 # use
@@ -301,22 +284,22 @@ def note_unfetched(s, access):
 @fast
 def use_all(s, hooks):
     """Use and pin experts in the fast tier and queue the absent ones; return how many wait for a transfer."""
-    base, coming = now(s)["layer"] * s["experts"], 0
+    base, coming = s.now["layer"] * s["experts"], 0
     for i in range(s["gate"]["served"]):
-        access = accesses(s)[i]
+        access = s.accesses[i]
         serve_by(s, access["x"], i)
         if s["precisions"] > 1 and runs(access["served"]):
-            tier(s)[access["x"] - base] = access["y"] - access["x"] * s["precisions"]
+            s.tier[access["x"] - base] = access["y"] - access["x"] * s["precisions"]
         use_one(s, hooks, access)
     for i in range(s["gate"]["served"]):
-        access = accesses(s)[i]
+        access = s.accesses[i]
         if waits(access["served"]):
             coming += 1
         if access["served"] == FETCH and s["has_loading"] == 1:
             announce(s, access["y"])
         elif access["served"] == FETCH:
             fetch(s, access["y"])
-        elif access["served"] == HIT and owned(s)[access["y"]]["side"] == 1:
+        elif access["served"] == HIT and s.owned[access["y"]]["side"] == 1:
             promote(s, hooks, access["y"])
     return coming
 
@@ -324,7 +307,7 @@ def use_all(s, hooks):
 @fast
 def serve_by(s, x, i):
     """Note that the i-th access serves expert x of this layer."""
-    slot(s)[x - now(s)["layer"] * s["experts"]] = i
+    s.slot[x - s.now["layer"] * s["experts"]] = i
 
 
 @fast
@@ -340,22 +323,22 @@ def use_one(s, hooks, access):
     use(s, hooks, access["y"])
     pin(s, access["y"])
     if access["y"] != access["x"] * s["precisions"]:
-        count(s, LOW_PRECISION, now(s)["layer"], 1)
+        count(s, LOW_PRECISION, s.now["layer"], 1)
 
 
 @fast
 def mark_arrived(s, i):
     """Treat the i-th access, whose transfer has landed, as a hit."""
-    accesses(s)[i]["served"] = HIT
+    s.accesses[i]["served"] = HIT
 
 
 @fast
 def mark_in_round(s, i):
     """Take the i-th access into the round in progress."""
-    accesses(s)[i]["served"] = IN_ROUND
+    s.accesses[i]["served"] = IN_ROUND
 
 
 @fast
 def mark_executed(s, i):
     """Exclude the i-th access from later rounds of this step."""
-    accesses(s)[i]["served"] = HAS_RUN
+    s.accesses[i]["served"] = HAS_RUN

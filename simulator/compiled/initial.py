@@ -12,25 +12,31 @@ from moereplay.policies.grammar import Chosen
 from moereplay.policies.hooks import EVENTS
 from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
+from moereplay.simulator.compiled.demand import FAMILIES
 from moereplay.simulator.compiled.inputs import Inputs, costs_of, noted_lengths, pass_lengths
 from moereplay.simulator.compiled.layout import (
     ARRAYS,
     HEAD,
     INPUT_ARRAYS,
     MEMORIES,
+    OWN_CLOCK,
     PLAN_ARRAYS,
     POSITIONS,
+    QUEUED,
     RECORDS,
     ROWS,
     RULE,
     STATE,
+    STEPPED,
+    is_fast,
+    is_plain,
+    notes_decisions,
 )
 from moereplay.simulator.compiled.ranking import NO_QUEUE, TOUCH
-from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL
-from moereplay.simulator.compiled.variants import OWN_CLOCK, QUEUED, STEPPED, is_fast, is_plain, notes_decisions
-from moereplay.simulator.compiled.weights import FAMILIES
+from moereplay.simulator.compiled.state import BY_LAYER, BY_LINK, NEVER_LEFT, NO_KEY, ONE_POOL, READERS
 from moereplay.simulator.config import KINDS, PolicySet, ReplayConfig, parse_reset
 from moereplay.simulator.interface import Oracle, RunSpec
+from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.rates import NOT_YET
 from moereplay.simulator.threads import stop_flag
 from moereplay.traces.passes import slots_of
@@ -42,7 +48,7 @@ CACHE_LINE = 64
 
 
 class SimulationState:
-    """The numbers of a run, and the arrays that they address. Plain Python finds records and arrays by name."""
+    """The numbers of a run, and the arrays that they address: plain Python finds them as kernels write them."""
 
     def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
         """Store `numbers` and `arrays` by the names of `layout.STATE`; missing numbers are 0."""
@@ -51,6 +57,9 @@ class SimulationState:
         self.numbers, self.arrays = self._row[0], dict(arrays)
         self._records = {name: self.numbers[name] for name in (*RECORDS, *ROWS)}
         self._row.view(np.int64)[: len(HEAD)] = _head(numbers, arrays)
+        if IS_PYTHON:
+            found = ((name, reader, arrays[reader.name]) for name, reader in READERS.items() if reader.name in arrays)
+            vars(self).update({name: array if reader.axes else array[0] for name, reader, array in found})
 
     @property
     def address(self) -> int:
@@ -166,7 +175,7 @@ def _pooled(spec: RunSpec) -> int:
     return BY_LINK if spec.config.scope == "per_link" else BY_LAYER
 
 
-def _rows(spec: RunSpec) -> int:
+def _candidate_rows(spec: RunSpec) -> int:
     """Return the number of rows of candidates: a layer's experts may be at several links."""
     return spec.layout.geometry.layers * (len(spec.pools) if _pooled(spec) == BY_LINK else 1)
 
@@ -275,8 +284,8 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_cells": geometry.layers * 2 * WIDTH,
         "n_buckets": geometry.layers * 2 * BUCKETS,
         "n_log": lines,
-        "n_members": layout.experts * layout.precisions * (_rows(spec) // geometry.layers),
-        "n_ranks": _rows(spec),
+        "n_members": layout.experts * layout.precisions * (_candidate_rows(spec) // geometry.layers),
+        "n_ranks": _candidate_rows(spec),
         "n_ring": _power_of_two((1 + (spec.times.cpu_tier >= 0)) * layout.experts * layout.precisions + 1),
         "n_steps": len(inputs["offsets"]),
         "n_demand": len(inputs["stream_expert"]),

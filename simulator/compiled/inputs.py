@@ -10,8 +10,7 @@ import numpy as np
 
 from moereplay.policies.contract import NONE, UNIT, Prefetch
 from moereplay.policies.grammar import Chosen, parse
-from moereplay.simulator.compiled.layout import INPUT_ARRAYS
-from moereplay.simulator.compiled.variants import depends_on_time
+from moereplay.simulator.compiled.layout import INPUT_ARRAYS, depends_on_time
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.source import Gate, Pass, Source
@@ -44,7 +43,7 @@ KEPT = {
 }
 
 
-#: Marks of a course (course.py) at most; memory is taken as it fills.
+#: Marks of a course (fast_path.py) at most; memory is taken as it fills.
 MOST_MARKS = 1 << 25
 
 

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from moereplay.simulator.compiled.clock import OF_CPU, OF_LINK, OF_NOTHING, go_on, links_are_woken, next_event, resume
-from moereplay.simulator.compiled.compute import run_compute
+from moereplay.simulator.compiled.clock import (
+    GATE,
+    OF_CPU,
+    OF_LINK,
+    OF_NOTHING,
+    RAN,
+    go_on,
+    is_over,
+    links_are_woken,
+    next_event,
+    resume,
+    spend,
+)
+from moereplay.simulator.compiled.compute import end_work, run_compute, work_on_arrival
 from moereplay.simulator.compiled.counters import DENSE_NS, EXPERT_NS, LINK_BUSY_NS, close_row, count, count_here
-from moereplay.simulator.compiled.cpu import end_work, work_on_arrival
-from moereplay.simulator.compiled.link import close_links
+from moereplay.simulator.compiled.link import close_links, has_come_for_cpu
 from moereplay.simulator.compiled.links import complete, next_landing, start_transfers
-from moereplay.simulator.compiled.lower_tiers import has_come_for_cpu
-from moereplay.simulator.compiled.program import GATE, RAN, is_over, spend
-from moereplay.simulator.compiled.reset import count_unused, warm_up
-from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of, now
+from moereplay.simulator.compiled.passes import count_unused, warm_up
+from moereplay.simulator.compiled.state import NO_ERROR, STUCK, fail, layer_of
 from moereplay.simulator.jit.marks import called, fast
 
 
@@ -27,7 +36,7 @@ def kernel(s: Any, hooks: Any) -> None:
 
 
 def priced_kernel(s: Any, hooks: Any) -> None:
-    """Replay to the end, with lower tiers or costs beyond tables: where `variants.is_plain` is false."""
+    """Replay to the end, with lower tiers or costs beyond tables: where `layout.is_plain` is false."""
     replay(s, hooks)
 
 
@@ -85,7 +94,7 @@ BEGUN, COMPUTED, LANDED, RESUMED, ABANDONED, CLOSED = range(6)
 
 
 def stepped_kernel(s: Any, hooks: Any) -> None:
-    """Process one reported end, and continue until something else must end. The state must be of `variants.STEPPED`."""
+    """Process one reported end, and continue until something else must end. The state must be of `layout.STEPPED`."""
     process_end(s, hooks)
 
 
@@ -132,7 +141,7 @@ def charge_compute(s):
     elapsed = s["stepped"]["elapsed"]
     if s["compute"]["program_counter"] == RAN:
         spend(s, elapsed)
-        count(s, EXPERT_NS, now(s)["layer"], elapsed)
+        count(s, EXPERT_NS, s.now["layer"], elapsed)
     elif s["compute"]["program_counter"] == GATE:
         count_here(s, DENSE_NS, elapsed)
 

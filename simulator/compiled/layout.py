@@ -6,6 +6,7 @@ Experts x = layer * E + e and copies y = x * P + p are numbered densely, so that
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ SETTING = (
     "by_matrix has_stages matrices cpu_tier sync_ns next_pass reads_unfetched arrives external "
     + "".join(f"listeners_{event} " for event in EVENTS)
 )
-#: Variables of a run, in records; one file writes each (OWNS, tests/simulator/test_compiled_state.py). A ring is a pair
-#: of positions that only grow; the index in its array is the remainder.
+#: Variables of a run, in records; one chapter writes each (OWNS, tests/simulator/test_compiled_state.py). A ring is a
+#: pair of positions that only grow; the index in its array is the remainder.
 RECORDS = {
     "clock": record("time compute_at cpu_at go wake waiting"),
     "compute": record(
@@ -105,7 +106,7 @@ OWNED = np.dtype(
         ("listed", np.int8),  # 1 if it is unpinned when the step ends
         ("done", np.int8),  # 1 from the end of its compute to the end of the step
         ("ever", np.int8),  # 1 once it has been resident
-        ("aside", np.int8),  # state before it was selected as one of several victims (space.py)
+        ("aside", np.int8),  # state before it was selected as one of several victims (cache.py)
         ("counted", np.int8),  # 1 if its arrival by a prefetch counted as its first use
         ("side", np.int8),  # 1 while it is in a side buffer
         ("prefetch", np.int8),  # its transfer is a prefetch; is awaited by a demand; bypasses the cache
@@ -148,11 +149,11 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "cells": (np.int64, ("n_cells",)),  # by layer, phase, counter
     "lifetimes": (np.int64, ("n_buckets",)),  # by layer, phase, bucket
     "log": (EVENT, ("n_log",)),
-    # decisions, for other platforms: hits and misses of every step; tokens of each, in passes of several (charging.py)
+    # decisions, for other platforms: hits and misses of every step; tokens of each, in passes of several (fast_path.py)
     "noted_hits": (np.int16, ("n_noted",)),
     "noted_misses": (np.int16, ("n_noted",)),
     "noted_tokens": (np.int32, ("n_noted_tokens",)),
-    "course": (np.int16, ("n_course",)),  # starts, landings and computations in their order (course.py)
+    "course": (np.int16, ("n_course",)),  # starts, landings and computations in their order (fast_path.py)
     "rows": (np.int64, ("n_rows", "n_counters")),  # per request
     "row_times": (np.int64, ("n_rows", "n_times")),
     "before": (np.int64, ("n_counters",)),  # counters at the start of the current request
@@ -193,7 +194,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "older": (np.int64, ("n_tiered",)),
     "is_there": (np.int8, ("n_tiered",)),
     "held": (np.int8, ("n_tiered",)),  # by transfers upwards that are queued or moving, and by the CPU
-    "coming": (np.int8, ("n_tiered",)),  # whether it is on its way in, and what goes on from here (lower_tiers.py)
+    "coming": (np.int8, ("n_tiered",)),  # whether it is on its way in, and what goes on from here (link.py)
     "cpu_queue": (np.int64, ("n_accesses",)),  # works of the CPU: accesses, and when they end as far as it is known
     "cpu_until": (np.int64, ("n_accesses",)),
     # lists of the step, and side buffers in the order of their transfers
@@ -205,7 +206,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "dense_ns": (np.int64, ("n_lengths", "layers")),
     "slow_dense_ns": (np.int64, ("n_lengths", "layers")),  # while a link works
     "dense_row": (np.int64, ("n_costs",)),  # row by tokens of the pass
-    "kv_ns": (np.int64, ("n_contexts",)),  # per pass, or per length of context (costs.py), for one layer
+    "kv_ns": (np.int64, ("n_contexts",)),  # per pass, or per length of context (links.py), for one layer
     "slow_kv_ns": (np.int64, ("n_contexts",)),
     "load_ns": (np.int64, ("n_kinds",)),
     "cost_row": (np.int64, ("n_kinds",)),
@@ -338,47 +339,41 @@ MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
         ("own_capacity", np.int64, ("n_pools",)),
     )
 }
-#: The owner of each array, shared column and record that does not have its file's name: only this file writes it. A
-#: function may also write to its arguments; the caller owns them.
+#: The owner of each array, shared column and record that does not have its chapter's name: only this chapter writes it.
+#: A function may also write to its arguments; the caller owns them.
 OWNS = {
-    "batches": "batch_count bytes_at wire_until links.crossings links.matrices_here owned.parts",
-    "stages": "round",
-    "cache": (
-        "copies pools.used pools.open pinned done owned.counted owned.done "
-        "owned.entered_step owned.ever owned.for_good owned.evicted_pass owned.listed owned.member"
-    ),
-    "uses": "experts",
-    "space": "chosen_victims owned.aside",
-    "clock": "links.last_done",
-    "lower_tiers": "lower newer older is_there held coming owned.for_cpu arrival",
-    "cpu": "cpu_queue cpu_until",
-    "link": (
-        "links prefetch_queue demand_queue flight lands piece_at ready "
-        "owned.awaited owned.bypasses owned.prefetch owned.target"
-    ),
-    "links": "preloads to_load",
-    "transfers": "side_buffer buffered owned.side",
+    "state": "errors",
+    "counters": "log before cells lifetimes row_times rows",
+    "clock": "links.last_done compute.program_counter compute.running compute.spent compute.then",
     "ranking": (
-        "eval_copies invalid_copies keyed_pass keyed_scope least_key least_order marked_rows member_count "
+        "experts uses eval_copies invalid_copies keyed_pass keyed_scope least_key least_order marked_rows member_count "
         "members row_count row_key row_marked row_order row_shift pools.scope owned.invalid "
         "owned.member_at owned.row_at behind in_front"
     ),
-    "program": "compute.program_counter compute.running compute.spent compute.then",
-    "compute": "now kept",
-    "predictions": "predictions",
-    "gate": "now.absent now.gated accesses missing slot tier unfetched verdict",
+    "cache": (
+        "copies pools.used pools.open pinned done owned.counted owned.done "
+        "owned.entered_step owned.ever owned.for_good owned.evicted_pass owned.listed owned.member "
+        "space chosen_victims owned.aside side_buffer buffered owned.side"
+    ),
+    "link": (
+        "links prefetch_queue demand_queue flight lands piece_at ready "
+        "owned.awaited owned.bypasses owned.prefetch owned.target "
+        "batch_count bytes_at wire_until owned.parts "
+        "lower newer older is_there held coming owned.for_cpu arrival"
+    ),
+    "links": "preloads to_load predictions",
     "demand": (
         "chosen ids ran weights logits choice batch_scores batch_order batch_score union_at "
         "demand_expert demand_mass demand_next demand_pass demand_rank "
-        "demand_sum demand_tokens final_expert final_mass final_rank final_sum final_tokens"
+        "demand_sum demand_tokens final_expert final_mass final_rank final_sum final_tokens "
+        "substitution access_of eligible others stand_ins reweighed units own_in_run run_in_own"
     ),
-    "substitution": "access_of eligible others stand_ins",
-    "weights": "reweighed units own_in_run run_in_own",
-    "counters": "log before cells lifetimes row_times rows",
-    "fast_path": "present notes noted_hits noted_misses noted_tokens",
+    "gate": "now.absent now.gated accesses missing slot tier unfetched verdict",
+    "passes": "reset arrivals slot_number slot_next slot_end " + " ".join(PLAN_ARRAYS),
+    "compute": "now kept cpu cpu_queue cpu_until loading round",
+    "fast_path": "present course notes noted_hits noted_misses noted_tokens",
+    "engine": "stepped",
     "adapters": "eval_keys wants suggested",
-    "state": "errors",
-    "arrivals": "slot_number slot_next slot_end " + " ".join(PLAN_ARRAYS),
 }
 
 #: The start of a state: its numbers and the addresses of its arrays, all int64, with their positions.
@@ -395,3 +390,95 @@ STATE = np.dtype(
     ],
     align=True,
 )
+
+
+# Kernel variants: the numbers of the state that are constants in each (`simulator/jit/translation.py`).
+
+#: The engine computes when activities end.
+OWN_CLOCK = {"external": 0}
+#: Two tiers, no expert for good, no prefetch for the next pass, passes known before the run, and no cost term beyond a
+#: table.
+TWO_TIERS = dict.fromkeys(
+    (
+        "n_tiers",
+        "has_loading",
+        "loads_prefetches",
+        "waits_for_all",
+        "has_start",
+        "slows_compute",
+        "reads_kv",
+        "draft_ns",
+        "has_pieces",
+        "victim_ns",
+        "by_matrix",
+        "has_stages",
+        "cpu_tier",
+        "sync_ns",
+        "next_pass",
+        "n_resident",
+        "arrives",
+    ),
+    0,
+)
+PLAIN = TWO_TIERS | OWN_CLOCK
+#: The caller reports when activities of compute and of one link end.
+STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}
+#: Two tiers and one link, one precision, contract `atomic`, every miss fetched, no listeners, no log, no cost term
+#: beyond a table.
+FROZEN = {
+    **PLAIN,
+    "precisions": 1,
+    "n_links": 1,
+    "by_key": 1,
+    **dict.fromkeys(("sequential", "side_slots", "logs", "keeps", "n_warm"), 0),
+    **dict.fromkeys(("has_want", "has_resolve", "has_substitute", "has_admit", "asks_of_each"), 0),
+    **dict.fromkeys((f"listeners_{event}" for event in EVENTS), 0),
+}
+
+
+#: Where queues may replace keys (`ranking.py`): copies that are used without being in a pool would be queued as well.
+QUEUED = {**OWN_CLOCK, "precisions": 1, "by_key": 1, "side_slots": 0, "has_admit": 0, "n_warm": 0}
+#: Costs and machines that the fast path's own code computes, if it is compiled for them: numbers known in advance,
+#: several links, lower tiers, experts for good and requests that arrive.
+LOOKED_UP = {
+    "n_links",
+    "n_tiers",
+    "has_start",
+    "slows_compute",
+    "reads_kv",
+    "draft_ns",
+    "has_pieces",
+    "victim_ns",
+    "n_resident",
+    "arrives",
+}
+#: The fast path without them for passes of one request each and no drafts, and for all other passes; and with them.
+PRICED = {name: value for name, value in FROZEN.items() if name not in LOOKED_UP}
+ALONE = FROZEN | {"batched": 0}
+FOLLOWED = {name: value for name, value in FROZEN.items() if name != "draft_ns"}
+BATCHED = FOLLOWED | {"batched": 1}
+
+
+def is_plain(numbers: Mapping[str, Any]) -> bool:
+    """Return whether a run needs neither lower tiers nor costs beyond tables."""
+    return all(numbers[name] == value for name, value in PLAIN.items())
+
+
+def notes_decisions(numbers: Mapping[str, Any]) -> bool:
+    """Return whether the fast path can note decisions that may hold on other platforms (fast_path.py)."""
+    return is_fast(numbers) and not is_priced(numbers)
+
+
+def depends_on_time(numbers: Mapping[str, Any]) -> bool:
+    """Return whether decisions depend on time, so that their order in time has to be noted (fast_path.py)."""
+    return bool(numbers["has_suggest"] or numbers["n_drafting"])
+
+
+def is_fast(numbers: Mapping[str, Any]) -> bool:
+    """Return whether a fast path can replay a run with these numbers."""
+    return all(numbers[name] == value for name, value in PRICED.items())
+
+
+def is_priced(numbers: Any) -> bool:
+    """Return whether a fast path that can replay a run is the one with prices."""
+    return any(numbers[name] != value for name, value in (BATCHED if numbers["batched"] else ALONE).items())

@@ -5,39 +5,20 @@ Every expert has one home link into the fast tier. Links that act at the same ti
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.batches import batch_may_start, clear_batches, land_by_matrix, start_by_matrix
-from moereplay.simulator.compiled.clock import resume
+from moereplay.policies.contract import IN_FLIGHT, NONE, QUEUED, RESIDENT
+from moereplay.simulator.compiled.cache import find, land
+from moereplay.simulator.compiled.clock import part, resume
 from moereplay.simulator.compiled.counters import (
     IS_CANCEL,
+    PREDICTABLE,
+    PREDICTED,
+    PREDICTED_DEMANDED,
     PREFETCH_CANCELLED,
     PREFETCH_ISSUED,
     count,
+    count_here,
 )
 from moereplay.simulator.compiled.link import (
-    abandon,
-    any_announced,
-    awaits_piece,
-    cancel_on,
-    clear_link,
-    enqueue,
-    first_fill,
-    forget_bypasses,
-    is_busy,
-    is_moving,
-    landing,
-    may_start,
-    notify_arrival,
-    place,
-    prefetch_waits,
-    push,
-    set_target,
-    start_on,
-    take_announced,
-    take_landed,
-    take_piece,
-    tier_below,
-)
-from moereplay.simulator.compiled.lower_tiers import (
     CPU_WAITS,
     GOES_ON,
     GOES_TO_CPU,
@@ -45,30 +26,51 @@ from moereplay.simulator.compiled.lower_tiers import (
     NOT_COMING,
     PREFETCH_WAITS,
     STAYS,
+    abandon,
+    any_announced,
+    awaits_piece,
+    batch_may_start,
+    cancel_on,
     cell,
+    clear_batches,
+    clear_link,
     clear_lower,
     copy_of,
+    enqueue,
     entry_for_cpu,
     fill,
+    first_fill,
+    first_piece_arrived,
+    forget_bypasses,
     highest,
     hold,
+    is_busy,
+    is_moving,
+    land_by_matrix,
+    landing,
+    lands_at,
+    may_start,
     note_arrival,
+    notify_arrival,
+    place,
+    prefetch_waits,
+    push,
     read,
     release,
     set_for_cpu,
     set_onward,
+    set_target,
+    start_by_matrix,
+    start_on,
+    take_announced,
+    take_landed,
+    take_piece,
+    tier_below,
 )
-from moereplay.simulator.compiled.state import (
-    coming,
-    flight,
-    home_of,
-    is_there,
-    layer_of,
-    owned,
-    to_load,
-)
-from moereplay.simulator.compiled.transfers import land
+from moereplay.simulator.compiled.ranking import predict
+from moereplay.simulator.compiled.state import BAD_NAME, expert_of, fail, home_of, kind_of, layer_of
 from moereplay.simulator.jit.marks import called, fast
+from moereplay.simulator.rates import MILLION
 
 
 @fast
@@ -92,7 +94,7 @@ def prefetch(s, y, target):
     set_target(s, y, target)
     count(s, PREFETCH_ISSUED, layer_of(s, y), 1)
     if s["loads_prefetches"] == 1:
-        to_load(s)[s["preloads"]["end"]] = y
+        s.to_load[s["preloads"]["end"]] = y
         s["preloads"]["end"] += 1
     else:
         send_up(s, y, 1)
@@ -107,7 +109,7 @@ def any_to_load(s):
 @fast
 def first_to_load(s):
     """Return the prefetch that compute loads next."""
-    return to_load(s)[s["preloads"]["first"]]
+    return s.to_load[s["preloads"]["first"]]
 
 
 @called
@@ -127,7 +129,7 @@ def send_up(s, y, is_prefetch):
         push(s, home_of(s, y), y, is_prefetch)
     else:
         tier = highest(s, 0, y)
-        if s["cpu_tier"] > 0 and tier >= s["cpu_tier"] - 1 and owned(s)[y]["for_cpu"] != NO_CPU_WAITS:
+        if s["cpu_tier"] > 0 and tier >= s["cpu_tier"] - 1 and s.owned[y]["for_cpu"] != NO_CPU_WAITS:
             set_for_cpu(s, y, PREFETCH_WAITS)
         else:
             send_from(s, tier, y, y, is_prefetch)
@@ -136,7 +138,7 @@ def send_up(s, y, is_prefetch):
 @called
 def send_from(s, tier, y, entry, is_prefetch):
     """Queue an entry of copy y on the link up from a tier, or let a transfer into the tier continue with it."""
-    if tier < s["n_tiers"] and coming(s)[cell(s, tier, y)] != NOT_COMING:
+    if tier < s["n_tiers"] and s.coming[cell(s, tier, y)] != NOT_COMING:
         set_onward(s, tier, y, GOES_ON if entry == y else GOES_TO_CPU)
     else:
         hold(s, tier, y)
@@ -150,12 +152,12 @@ def send_from(s, tier, y, entry, is_prefetch):
 def bring_for_cpu(s, y):
     """Hold copy y where the CPU reads it; return False if it is not there, and queue it to come."""
     tier = s["cpu_tier"] - 1
-    if is_there(s)[cell(s, tier, y)] == 1:
+    if s.is_there[cell(s, tier, y)] == 1:
         hold(s, tier, y)
         read(s, tier, y)
         return True
     for below in range(tier, s["n_tiers"]):
-        if coming(s)[cell(s, below, y)] == GOES_ON and owned(s)[y]["prefetch"] == 1:
+        if s.coming[cell(s, below, y)] == GOES_ON and s.owned[y]["prefetch"] == 1:
             abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
     set_for_cpu(s, y, CPU_WAITS)
     send_from(s, highest(s, tier, y), y, entry_for_cpu(s, y), 0)
@@ -187,9 +189,9 @@ def cancel(s, step):
 def stop_fills(s, link, step):
     """End prefetches for this step or an earlier one in the lower tier that they are on their way into."""
     for at in range(s["links"][link]["flight_first"], s["links"][link]["flight_end"]):
-        y, tier = copy_of(s, flight(s)[place(s, link, at)]), link - first_fill(s)
-        mine = owned(s)[y]
-        if coming(s)[cell(s, tier, y)] == GOES_ON and mine["prefetch"] == 1 and mine["target"] <= step:
+        y, tier = copy_of(s, s.flight[place(s, link, at)]), link - first_fill(s)
+        mine = s.owned[y]
+        if s.coming[cell(s, tier, y)] == GOES_ON and mine["prefetch"] == 1 and mine["target"] <= step:
             set_onward(s, tier, y, STAYS)
             abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
 
@@ -249,7 +251,7 @@ def complete(s, hooks):
 @fast
 def is_awaited(s, y):
     """Return whether compute waits, or will wait, for the transfer of copy y."""
-    return owned(s)[y]["prefetch"] == 0 or owned(s)[y]["awaited"] == 1
+    return s.owned[y]["prefetch"] == 0 or s.owned[y]["awaited"] == 1
 
 
 @called
@@ -266,9 +268,9 @@ def promote_to_next_tier(s, tier, y):
     """Continue the transfer of a copy from the lower tier that it has reached, or let the CPU have it."""
     onward = fill(s, tier, y)
     if onward == GOES_ON:
-        send_up(s, y, owned(s)[y]["prefetch"])
+        send_up(s, y, s.owned[y]["prefetch"])
     elif s["cpu_tier"] > 0 and onward == GOES_TO_CPU:
-        behind = owned(s)[y]["for_cpu"] == PREFETCH_WAITS
+        behind = s.owned[y]["for_cpu"] == PREFETCH_WAITS
         if land_for_cpu(s, tier, y):
             note_arrival(s, y, behind)
 
@@ -329,3 +331,130 @@ def clear_links(s):
     forget_bypasses(s)
     if s["n_tiers"] > 0:
         clear_lower(s)
+
+
+# Durations of dense parts and experts, ns, from the platform's tables.
+#
+# Compute is slower while a link works, if they share memory. Durations are 0 where the caller reports when work ends.
+
+
+@fast
+def dense_cost(s, index, layer):
+    """Return the duration of the dense part of one layer in a pass."""
+    row = s.dense_row[s.pass_tokens[index]]
+    if s["external"] == 1:
+        return 0
+    drafted = s["draft_ns"] * s.pass_drafts[index] if s["draft_ns"] > 0 and layer == 0 else 0
+    if s["slows_compute"] == 1 and any_link_is_busy(s):
+        return drafted + s.slow_dense_ns[row, layer] + (s.slow_kv_ns[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+    return drafted + s.dense_ns[row, layer] + (s.kv_ns[kv_row(s, index)] if s["reads_kv"] == 1 else 0)
+
+
+@fast
+def kv_row(s, index):
+    """Return the index of a pass in tables of KV-cache reads: by pass, or where requests arrive by context."""
+    return s["arrivals"]["context"] if s["arrives"] == 1 else index
+
+
+@fast
+def cost_of(s, turn):
+    """Return the compute time of one access over its tokens, ns."""
+    access = s.accesses[turn]
+    return expert_cost(s, access["y"], access["tokens"])
+
+
+@fast
+def lasts(s, turn):
+    """Return how long an access keeps compute busy, ns."""
+    return lasting(s, s.accesses[turn]["y"], cost_of(s, turn))
+
+
+@fast
+def expert_cost(s, y, tokens):
+    """Return the compute time of a copy in the current layer over `tokens` tokens."""
+    if s["external"] == 1:
+        return 0
+    kind = s.now["layer"] if s["precisions"] == 1 else kind_of(s, y)
+    if s["slows_compute"] == 1 and any_link_is_busy(s):
+        return s.slow_expert_ns[s.cost_row[kind], tokens]
+    return s.expert_ns[s.cost_row[kind], tokens]
+
+
+@fast
+def lasting(s, y, spent):
+    """Return how long copy y keeps compute busy: longer than `spent` if only its first piece has arrived."""
+    if s["has_pieces"] == 1 and first_piece_arrived(s, y):
+        return until_the_rest(s, y, spent)
+    return spent
+
+
+@called
+def until_the_rest(s, y, spent):
+    """Return how long copy y keeps compute busy, given that its remainder must arrive before the rest runs."""
+    rest = part(spent, MILLION - s["links"][home_of(s, y)]["first"])
+    return max(spent, lands_at(s, y) + rest - s["clock"]["time"])
+
+
+# Predictions of the prefetch policy: what it suggests at a gate, and how much of it the target step demands.
+
+
+@fast
+def count_predicted(s, x):
+    """Count the predictions of expert x since its layer's last gate, and how many were possible."""
+    if s["has_suggest"] == 1:
+        count_here(s, PREDICTED_DEMANDED, s.predictions[x])
+        count_here(s, PREDICTABLE, max(gates_before(s), s.predictions[x]))
+
+
+@fast
+def gates_before(s):
+    """Return how many gates may have predicted an expert of this layer."""
+    if s["next_pass"] == 1:
+        return 1 if s["reset"]["passes"] > 0 else 0
+    return min(s.now["layer"], s["reach"])
+
+
+@called
+def forget_predictions(s):
+    for x in range(s["n_experts"]):
+        s.predictions[x] = 0
+
+
+@fast
+def suggest(s, hooks):
+    """Call the prefetch policy, and queue the absent copies that it predicts."""
+    layer = s.now["layer"]
+    for x in range(layer * s["experts"], (layer + 1) * s["experts"]):
+        s.predictions[x] = 0  # predictions for this gate have been counted
+    for i in range(predicted_copies(s, hooks.suggest)):
+        record_prediction(s, hooks, s.suggested[i])
+
+
+@fast
+def predicted_copies(s, hook):
+    """Return how many copies the prefetch policy predicts; 0, with an error set, if one is invalid."""
+    if s["renews"] == 1:  # the policy repeats suggestions that it still needs
+        cancel(s, s.now["step"] + s["layers"])
+    total = hook(s)
+    if not 0 <= total <= s["n_copies"]:
+        fail(s, BAD_NAME, total)
+        return 0
+    for i in range(total):
+        if not 0 <= s.suggested[i] < s["n_copies"]:
+            fail(s, BAD_NAME, s.suggested[i])
+            return 0
+    return total
+
+
+@fast
+def record_prediction(s, hooks, y):
+    """Record the prediction of copy y, and prefetch it if it is absent."""
+    x, layer = expert_of(s, y), layer_of(s, y)
+    precision = y - x * s["precisions"]
+    count(s, PREDICTED, layer, 1)
+    s.predictions[x] += 1
+    resident = find(s, x, precision, RESIDENT)
+    if resident != NONE:
+        predict(s, hooks, resident)
+    elif find(s, x, precision, IN_FLIGHT) == NONE and find(s, x, precision, QUEUED) == NONE:
+        prefetch(s, y, s.now["step"] + (s["layers"] if s["next_pass"] == 1 else layer - s.now["layer"]))

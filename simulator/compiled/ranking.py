@@ -24,31 +24,10 @@ from moereplay.simulator.compiled.state import (
     NEVER_LEFT,
     NO_KEY,
     ONE_POOL,
-    behind,
-    copies,
-    eval_copies,
-    eval_keys,
     expert_of,
-    experts,
-    in_front,
-    invalid_copies,
-    keyed_pass,
-    keyed_scope,
     layer_of,
-    least_key,
-    least_order,
-    marked_rows,
-    member_count,
-    members,
-    now,
-    owned,
+    notifier,
     pool_of,
-    pools,
-    row_count,
-    row_key,
-    row_marked,
-    row_order,
-    row_shift,
 )
 from moereplay.simulator.jit.marks import called, fast
 
@@ -77,10 +56,10 @@ def invalidate_copies(s, x):
 @fast
 def invalidate(s, y):
     """Invalidate the key of copy y: it is evaluated before the next victim is selected."""
-    mine = owned(s)[y]
+    mine = s.owned[y]
     if s["ranks"] == 1 and mine["member"] == 1 and mine["invalid"] == 0:
         mine["invalid"] = 1
-        invalid_copies(s)[s["ranking"]["invalid_now"]] = y
+        s.invalid_copies[s["ranking"]["invalid_now"]] = y
         s["ranking"]["invalid_now"] += 1
 
 
@@ -100,10 +79,10 @@ def add_member(s, y):
     """Add copy y to its row's members, and rank it if it is a candidate."""
     if s["key_scope"] != TOUCH:
         row = row_of(s, y)
-        owned(s)[y]["member_at"] = member_count(s)[row]
-        members(s)[row * s["row_length"] + member_count(s)[row]] = y
-        member_count(s)[row] += 1
-    if copies(s)[y]["protected"] == 0:  # else `unpin` invalidates it
+        s.owned[y]["member_at"] = s.member_count[row]
+        s.members[row * s["row_length"] + s.member_count[row]] = y
+        s.member_count[row] += 1
+    if s.copies[y]["protected"] == 0:  # else `unpin` invalidates it
         invalidate(s, y)
 
 
@@ -111,12 +90,12 @@ def add_member(s, y):
 def remove_member(s, y):
     """Remove copy y from the members and candidates of its row."""
     if s["key_scope"] != TOUCH:
-        row, at = row_of(s, y), owned(s)[y]["member_at"]
+        row, at = row_of(s, y), s.owned[y]["member_at"]
         base = row * s["row_length"]
-        member_count(s)[row] -= 1
-        last = members(s)[base + member_count(s)[row]]
-        members(s)[base + at] = last  # the order of members is free, so the last one fills the gap
-        owned(s)[last]["member_at"] = at
+        s.member_count[row] -= 1
+        last = s.members[base + s.member_count[row]]
+        s.members[base + at] = last  # the order of members is free, so the last one fills the gap
+        s.owned[last]["member_at"] = at
     leave_row(s, y)
 
 
@@ -133,15 +112,15 @@ def smallest(s, keys, pool):
     if s["ranking"]["rows_marked"] > 0:
         compare_rows(s)
     first = pool * s["pool_rows"]
-    return copy_of_order(s, smallest_entry(least_key(s), least_order(s), first, first + s["pool_rows"])[1])
+    return copy_of_order(s, smallest_entry(s.least_key, s.least_order, first, first + s["pool_rows"])[1])
 
 
 @fast
 def scope_of(s):
     """Return a number that changes when keys of copies without changes may."""
     if s["key_scope"] == PASS:
-        return now(s)["pass"]
-    return now(s)["step"] * 2 + now(s)["gated"]
+        return s.now["pass"]
+    return s.now["step"] * 2 + s.now["gated"]
 
 
 @called
@@ -149,9 +128,9 @@ def rank_invalid(s, keys):
     """Evaluate invalid keys, and remove copies that are no longer candidates."""
     count = 0
     for i in range(s["ranking"]["invalid_now"]):
-        y = invalid_copies(s)[i]
-        if owned(s)[y]["invalid"] == 1:  # else `refresh_layer` has ranked it
-            owned(s)[y]["invalid"] = 0
+        y = s.invalid_copies[i]
+        if s.owned[y]["invalid"] == 1:  # else `refresh_layer` has ranked it
+            s.owned[y]["invalid"] = 0
             count += key_or_leave_row(s, y, count)
     s["ranking"]["invalid_now"] = 0
     rank(s, keys, count)
@@ -170,7 +149,7 @@ def key_or_leave_row(s, y, count):
 @fast
 def request_key(s, at, y):
     """Add copy y to the next batch of keys, at position `at`."""
-    eval_copies(s)[at] = y
+    s.eval_copies[at] = y
 
 
 @called
@@ -180,16 +159,16 @@ def rank(s, keys, count):
         return
     keys(s, count)
     for i in range(count):
-        y, key = eval_copies(s)[i], eval_keys(s)[i]
-        at, order = row_place(s, y), experts(s)[expert_of(s, y)]["last_use"] * s["n_ring"] + y
-        row_key(s)[at], row_order(s)[at] = key - row_shift(s)[row_of(s, y)], order
+        y, key = s.eval_copies[i], s.eval_keys[i]
+        at, order = row_place(s, y), s.experts[expert_of(s, y)]["last_use"] * s["n_ring"] + y
+        s.row_key[at], s.row_order[at] = key - s.row_shift[row_of(s, y)], order
         update_minimum(s, row_of(s, y), y, key, order)
 
 
 @fast
 def is_candidate(s, y):
     """Return whether copy y is a candidate."""
-    return owned(s)[y]["member"] == 1 and copies(s)[y]["protected"] == 0
+    return s.owned[y]["member"] == 1 and s.copies[y]["protected"] == 0
 
 
 @fast
@@ -201,36 +180,36 @@ def copy_of_order(s, order):
 @fast
 def row_place(s, y):
     """Return the position of copy y in its row, appending it if it has none."""
-    mine, row = owned(s)[y], row_of(s, y)
+    mine, row = s.owned[y], row_of(s, y)
     if mine["row_at"] == 0:
-        row_count(s)[row] += 1
-        mine["row_at"] = row_count(s)[row]
+        s.row_count[row] += 1
+        mine["row_at"] = s.row_count[row]
     return row * s["row_length"] + mine["row_at"] - 1
 
 
 @fast
 def update_minimum(s, row, y, key, order):
     """Update its row's smallest key with copy y's; mark the row if copy y held the smallest."""
-    best_key, best = least_key(s)[row], least_order(s)[row]
+    best_key, best = s.least_key[row], s.least_order[row]
     # a new key of the smallest copy may no longer be the smallest
     if copy_of_order(s, best) == y:  # NO_KEY is the order of no copy
         mark_row(s, row)
     elif key < best_key or (key == best_key and order < best):
-        least_key(s)[row], least_order(s)[row] = key, order
+        s.least_key[row], s.least_order[row] = key, order
 
 
 @fast
 def leave_row(s, y):
     """Remove copy y from its row; the last entry takes its place."""
-    mine, row = owned(s)[y], row_of(s, y)
+    mine, row = s.owned[y], row_of(s, y)
     if mine["row_at"] == 0:
         return
-    row_count(s)[row] -= 1
-    at, last = row * s["row_length"] + mine["row_at"] - 1, row * s["row_length"] + row_count(s)[row]
-    row_key(s)[at], row_order(s)[at] = row_key(s)[last], row_order(s)[last]
-    owned(s)[copy_of_order(s, row_order(s)[last])]["row_at"] = mine["row_at"]
+    s.row_count[row] -= 1
+    at, last = row * s["row_length"] + mine["row_at"] - 1, row * s["row_length"] + s.row_count[row]
+    s.row_key[at], s.row_order[at] = s.row_key[last], s.row_order[last]
+    s.owned[copy_of_order(s, s.row_order[last])]["row_at"] = mine["row_at"]
     mine["row_at"] = 0
-    if copy_of_order(s, least_order(s)[row]) == y:
+    if copy_of_order(s, s.least_order[row]) == y:
         mark_row(s, row)
 
 
@@ -240,9 +219,9 @@ def leave_row(s, y):
 @fast
 def refresh_keys(s, keys, pool, scope):
     """Refresh keys of an older scope: the pool's, and with several pools those of rows about to be ranked."""
-    if pools(s)[pool]["scope"] != scope:
+    if s.pools[pool]["scope"] != scope:
         refresh_rows(s, keys, pool * s["pool_rows"], (pool + 1) * s["pool_rows"], scope)
-        pools(s)[pool]["scope"] = scope
+        s.pools[pool]["scope"] = scope
     if s["pooled"] != ONE_POOL:
         refresh_invalid_rows(s, keys, scope)
 
@@ -251,8 +230,8 @@ def refresh_keys(s, keys, pool, scope):
 def refresh_invalid_rows(s, keys, scope):
     """Refresh rows in which an invalid copy will be ranked among others."""
     for i in range(s["ranking"]["invalid_now"]):
-        y = invalid_copies(s)[i]
-        if owned(s)[y]["invalid"] == 1 and is_candidate(s, y):
+        y = s.invalid_copies[i]
+        if s.owned[y]["invalid"] == 1 and is_candidate(s, y):
             refresh_rows(s, keys, row_of(s, y), row_of(s, y) + 1, scope)
 
 
@@ -261,13 +240,13 @@ def refresh_rows(s, keys, first, last, scope):
     """Refresh rows [first, last): evaluate all keys, or one per row to learn the common shift."""
     count = 0
     for row in range(first, last):
-        stays = s["key_scope"] == LAYER and keyed_pass(s)[row] == now(s)["pass"]
-        if keyed_scope(s)[row] != scope and not stays:
+        stays = s["key_scope"] == LAYER and s.keyed_pass[row] == s.now["pass"]
+        if s.keyed_scope[row] != scope and not stays:
             refresh_row(s, keys, row, scope)
     for row in range(first, last):
-        if keyed_scope(s)[row] != scope:
+        if s.keyed_scope[row] != scope:
             count += key_untouched(s, row, count)
-            keyed_scope(s)[row] = scope
+            s.keyed_scope[row] = scope
     shift(s, keys, count)
 
 
@@ -275,21 +254,21 @@ def refresh_rows(s, keys, first, last, scope):
 def refresh_row(s, keys, row, scope):
     """Evaluate the keys of all candidates of a row."""
     base, count = row * s["row_length"], 0
-    row_shift(s)[row] = 0
-    for i in range(base, base + member_count(s)[row]):
-        y = np.int64(members(s)[i])
-        owned(s)[y]["invalid"] = 0  # it stays in the list; `rank_invalid` skips it
+    s.row_shift[row] = 0
+    for i in range(base, base + s.member_count[row]):
+        y = np.int64(s.members[i])
+        s.owned[y]["invalid"] = 0  # it stays in the list; `rank_invalid` skips it
         count += key_or_leave_row(s, y, count)
     rank(s, keys, count)
-    keyed_scope(s)[row], keyed_pass(s)[row] = scope, now(s)["pass"]
+    s.keyed_scope[row], s.keyed_pass[row] = scope, s.now["pass"]
 
 
 @fast
 def key_untouched(s, row, count):
     """Return 1 and add a valid copy of the row to the batch at `count`; 0 if there is none."""
-    for at in range(row * s["row_length"], row * s["row_length"] + row_count(s)[row]):
-        y = copy_of_order(s, row_order(s)[at])
-        if owned(s)[y]["invalid"] == 0:
+    for at in range(row * s["row_length"], row * s["row_length"] + s.row_count[row]):
+        y = copy_of_order(s, s.row_order[at])
+        if s.owned[y]["invalid"] == 0:
             request_key(s, count, y)
             return 1
     return 0
@@ -302,12 +281,12 @@ def shift(s, keys, count):
         return
     keys(s, count)
     for i in range(count):
-        y = eval_copies(s)[i]
+        y = s.eval_copies[i]
         row = row_of(s, y)
-        moved = eval_keys(s)[i] - row_key(s)[row * s["row_length"] + owned(s)[y]["row_at"] - 1]
-        if least_order(s)[row] != NO_KEY:
-            least_key(s)[row] += moved - row_shift(s)[row]
-        row_shift(s)[row] = moved
+        moved = s.eval_keys[i] - s.row_key[row * s["row_length"] + s.owned[y]["row_at"] - 1]
+        if s.least_order[row] != NO_KEY:
+            s.least_key[row] += moved - s.row_shift[row]
+        s.row_shift[row] = moved
 
 
 # the smallest key per row
@@ -316,9 +295,9 @@ def shift(s, keys, count):
 @fast
 def mark_row(s, row):
     """Mark a row whose smallest key must be searched again."""
-    if row_marked(s)[row] == 0:
-        row_marked(s)[row] = 1
-        marked_rows(s)[s["ranking"]["rows_marked"]] = row
+    if s.row_marked[row] == 0:
+        s.row_marked[row] = 1
+        s.marked_rows[s["ranking"]["rows_marked"]] = row
         s["ranking"]["rows_marked"] += 1
 
 
@@ -326,11 +305,11 @@ def mark_row(s, row):
 def compare_rows(s):
     """Search marked rows for their smallest keys."""
     for i in range(s["ranking"]["rows_marked"]):
-        row = marked_rows(s)[i]
-        row_marked(s)[row], first = 0, row * s["row_length"]
-        key, order = smallest_entry(row_key(s), row_order(s), first, first + row_count(s)[row])
-        least_key(s)[row] = key if order == NO_KEY else key + row_shift(s)[row]
-        least_order(s)[row] = order
+        row = s.marked_rows[i]
+        s.row_marked[row], first = 0, row * s["row_length"]
+        key, order = smallest_entry(s.row_key, s.row_order, first, first + s.row_count[row])
+        s.least_key[row] = key if order == NO_KEY else key + s.row_shift[row]
+        s.least_order[row] = order
     s["ranking"]["rows_marked"] = 0
 
 
@@ -352,13 +331,13 @@ def clear_ranking(s):
     """Remove all candidates and invalidate all keys."""
     s["ranking"]["invalid_now"], s["ranking"]["rows_marked"] = 0, 0
     for y in range(s["n_copies"]):
-        owned(s)[y]["row_at"], owned(s)[y]["invalid"] = 0, 0
+        s.owned[y]["row_at"], s.owned[y]["invalid"] = 0, 0
     for row in range(s["n_ranks"]):
-        least_key(s)[row], least_order(s)[row], row_marked(s)[row] = NO_KEY, NO_KEY, 0
-        member_count(s)[row], row_count(s)[row], keyed_pass(s)[row] = 0, 0, NEVER_LEFT
-        keyed_scope(s)[row] = 0 if s["key_scope"] == TOUCH else NEVER_LEFT
+        s.least_key[row], s.least_order[row], s.row_marked[row] = NO_KEY, NO_KEY, 0
+        s.member_count[row], s.row_count[row], s.keyed_pass[row] = 0, 0, NEVER_LEFT
+        s.keyed_scope[row] = 0 if s["key_scope"] == TOUCH else NEVER_LEFT
     for pool in range(s["n_pools"]):
-        pools(s)[pool]["scope"] = NEVER_LEFT
+        s.pools[pool]["scope"] = NEVER_LEFT
 
 
 # queues in place of keys
@@ -371,25 +350,25 @@ def move_last(s, y):
     """Move copy y to the end of its pool's queue."""
     leave_queue(s, y)
     node = s["n_copies"] + pool_of(s, y)
-    last = in_front(s)[node]
-    behind(s)[last], in_front(s)[y] = y, last
-    behind(s)[y], in_front(s)[node] = node, y
+    last = s.in_front[node]
+    s.behind[last], s.in_front[y] = y, last
+    s.behind[y], s.in_front[node] = node, y
 
 
 @fast
 def leave_queue(s, y):
     """Remove copy y from its queue, as a ring of itself."""
-    before, after = in_front(s)[y], behind(s)[y]
-    behind(s)[before], in_front(s)[after] = after, before
-    behind(s)[y], in_front(s)[y] = y, y
+    before, after = s.in_front[y], s.behind[y]
+    s.behind[before], s.in_front[after] = after, before
+    s.behind[y], s.in_front[y] = y, y
 
 
 @fast
 def first_of_queue(s, pool):
     """Return the first candidate of a pool's queue; there must be one."""
-    y = behind(s)[s["n_copies"] + pool]
-    while copies(s)[y]["protected"] == 1:
-        y = behind(s)[y]
+    y = s.behind[s["n_copies"] + pool]
+    while s.copies[y]["protected"] == 1:
+        y = s.behind[y]
     return y
 
 
@@ -397,4 +376,87 @@ def first_of_queue(s, pool):
 def clear_queues(s):
     """Make every copy and every pool's node a ring of itself."""
     for node in range(s["n_queued"]):
-        behind(s)[node], in_front(s)[node] = node, node
+        s.behind[node], s.in_front[node] = node, node
+
+
+# The expert table: demand, uses, predictions with their logical timestamps, and next uses.
+
+on_predict = notifier("on_predict")
+
+
+@fast
+def mark_needed(s, x, mass):
+    """Mark expert x as demanded, and add its gate weight."""
+    if s["reads_need"] == 1:
+        s.experts[x]["needed"] = 1
+        s.experts[x]["mass_ever"] += mass
+
+
+@fast
+def clear_needed(s, x):
+    """Clear the demand for expert x: it has run, or does not run from the fast tier."""
+    if s["reads_need"] == 1:
+        s.experts[x]["needed"] = 0
+    if s["keys_read_demand"] == 1:
+        invalidate_expert(s, x)
+
+
+@fast
+def update_next_use(s, x, n):
+    """Update the next use of expert x, the n-th demanded of this step."""
+    s.experts[x]["next_use"] = s.demand_next[n]
+    if s["reads_passes"] == 1:
+        s.experts[x]["next_pass"] = s.demand_pass[n]
+
+
+@fast
+def set_timestamp(s, x):
+    """Set the next logical timestamp, at a use or the arrival of a prefetch."""
+    s["uses"]["timestamps"] += 1
+    s.experts[x]["last_use"] = s["uses"]["timestamps"]
+    s.experts[x]["last_pass"] = s.now["pass"]
+    if s["queue"] == BY_LAST_USE and (s["n_resident"] == 0 or s.owned[x]["for_good"] == 0):
+        move_last(s, x)
+
+
+@fast
+def count_use(s, x, counted):
+    """Count a use of expert x. `counted`: 1 if the arrival of its copy was already counted as a use."""
+    set_timestamp(s, x)
+    expert = s.experts[x]
+    expert["uses_ever"] += 1
+    expert["uses_here"] = max(1, expert["uses_here"] + 1 - counted)
+
+
+@fast
+def count_first_use(s, x):
+    """Count the arrival of a prefetch as the first use of expert x since it became resident."""
+    s.experts[x]["uses_here"] = 1
+
+
+@fast
+def forget_uses(s, x):
+    """Clear the uses of expert x, which has no copy left."""
+    s.experts[x]["uses_here"] = 0
+
+
+@fast
+def predict(s, hooks, y):
+    """Record the prediction of a resident copy, with the next logical timestamp."""
+    x = expert_of(s, y)
+    s["uses"]["timestamps"] += 1
+    s.experts[x]["last_prediction"], s.experts[x]["prediction_pass"] = s["uses"]["timestamps"], s.now["pass"]
+    if s["keys_read_predictions"] == 1:
+        invalidate_expert(s, x)
+    if s["listeners_on_predict"] != 0:
+        on_predict(s, hooks, y)
+
+
+@called
+def clear_uses(s):
+    """Clear uses and predictions; oracle information stays."""
+    s["uses"]["timestamps"] = 0
+    for x in range(s["n_experts"]):
+        row = s.experts[x]
+        row["last_pass"], row["prediction_pass"], row["last_prediction"] = -1, -1, 0
+        row["last_use"], row["uses_ever"], row["uses_here"], row["mass_ever"], row["needed"] = 0, 0, 0, 0, 0

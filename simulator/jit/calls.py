@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import pickle
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from hashlib import sha256
 from types import FunctionType
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 
 from moereplay.simulator.jit.machine_code import COMPILING, any_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
-from moereplay.simulator.jit.trial import is_sound
 
 DONE, NOTHING = 0, -2  #: status codes without an exception
 
@@ -50,9 +48,6 @@ class Compiled:
 
     def __call__(self, *arguments: Any) -> None:
         """Call the function. Raises its exceptions."""
-        if not is_sound():
-            self._plain(*arguments)
-            return
         numbers = list(flat(arguments))
         call(self._address(arguments, kinds(arguments)), numbers)
 
@@ -62,12 +57,6 @@ class Compiled:
                 name = f"{self._name}_{sha256(kind.encode()).hexdigest()[:16]}"
                 self._addresses[kind] = kept(name, lambda: self._built(arguments))
             return self._addresses[kind]
-
-    @cached_property
-    def _plain(self) -> Callable[..., None]:
-        from moereplay.simulator.jit import plain
-
-        return plain.function(self._function)
 
     def _built(self, arguments: tuple[Any, ...]) -> Any:
         from moereplay.simulator.jit import compiling  # numba takes half a second to import

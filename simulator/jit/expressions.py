@@ -215,6 +215,8 @@ class Expressions(Emitter):
 
     def _on_attribute(self, node: ast.Attribute) -> Value:
         of = self.value(node.value)
+        if of.kind == self._module.state and node.attr in self._module.readers:
+            return self._read(self._module.readers[node.attr], of)
         if isinstance(of.kind, Hooks):
             return self._hook(of, of.kind.names.index(node.attr))
         if isinstance(of.kind, Group) and node.attr in of.kind.names:

@@ -2,8 +2,8 @@
 
 The first part implements in LLVM what `marks` declares: readers of the state and bit operations. The
 second part links functions into one module and optimizes it once; Numba would optimize and load every function by
-itself with all that it calls, and again in each of its callers. `canary` tests all of it before use; `plain` is the
-fallback.
+itself with all that it calls, and again in each of its callers. `pyproject.toml` pins the versions that have these
+names; `make test-numba` runs the oldest and the newest of them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from moereplay.simulator.jit.machine_code import optimised, symbols
 from moereplay.simulator.jit.marks import Reader
 
 WORD = ir.IntType(64)
-# Numba prints the types of every function that it resolves, and prints a record field by field: a quarter of the time.
-types.Record.__repr__ = types.Record.__str__
 
 
 def reader(of: Reader) -> Any:
@@ -199,6 +197,17 @@ class WholeCompiler(PartCompiler):
     """Numba's default passes, with a `Whole`."""
 
     library = Whole
+
+
+@contextmanager
+def short_names() -> Iterator[None]:
+    """Let Numba print a record by its name within the context: printing its fields takes a quarter of compilation."""
+    before = types.Record.__repr__
+    types.Record.__repr__ = types.Record.__str__
+    try:
+        yield
+    finally:
+        types.Record.__repr__ = before
 
 
 @contextmanager

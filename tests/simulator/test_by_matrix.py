@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moereplay.simulator.compiled.batches import duration, portion
+from moereplay.simulator.compiled.link import duration, portion
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Link

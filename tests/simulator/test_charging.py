@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moereplay.simulator.compiled import charging, engine
 from moereplay.simulator.compiled import inputs as inputs_module
-from moereplay.simulator.compiled.charging import key_of
+from moereplay.simulator.compiled.fast_path import key_of
 from moereplay.simulator.compiled.inputs import inputs_from
 from moereplay.simulator.interface import Sharing, oracle_of
 from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, outcome_of, sizes, spec_of, tokens

@@ -12,8 +12,8 @@ import pytest
 
 from moereplay.policies.contract import NOW
 from moereplay.simulator.compiled import state
+from moereplay.simulator.compiled.engine import check
 from moereplay.simulator.compiled.layout import ARRAYS, OWNED, OWNS, PLAN_ARRAYS, RECORDS, ROWS
-from moereplay.simulator.compiled.outcome import check
 from moereplay.simulator.config import configure
 from tests.kit.every import every
 
@@ -44,7 +44,7 @@ def _parts(target: ast.expr) -> list[ast.expr]:
 
 
 def _local_names(function: ast.FunctionDef) -> dict[str, ast.expr]:
-    """Return the expressions of local names, such as `mine = owned(s)[y]`."""
+    """Return the expressions of local names, such as `mine = s.owned[y]`."""
     found: dict[str, ast.expr] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign):
@@ -68,7 +68,9 @@ def _named(target: ast.expr, meant: dict[str, ast.expr]) -> Iterator[str]:
         target = target.value
     if isinstance(target, ast.Name) and target.id == "s":
         yield ".".join(columns)
-    elif isinstance(target, ast.Call) and isinstance(target.func, ast.Name):
+    elif isinstance(target, ast.Attribute) and ast.unparse(target.value) == "s":
+        yield ".".join([target.attr, *columns])
+    elif isinstance(target, ast.Call) and isinstance(target.func, ast.Name):  # a reader that Numba knows
         yield ".".join([target.func.id.removeprefix("all_"), *columns])
 
 
@@ -87,8 +89,8 @@ def test_a_file_writes_only_what_it_owns(path: Path) -> None:
 def test_a_write_to_what_another_file_owns_is_seen() -> None:
     texts = {
         'def f(s):\n    s["link"]["last_done"] = 0': {"link.last_done"},
-        'def f(s, y):\n    mine, n = owned(s)[y], 1\n    mine["done"] += n': {"owned.done"},
-        "def f(s, i):\n    asked(s)[i] = 0": {"asked"},
+        'def f(s, y):\n    mine, n = s.owned[y], 1\n    mine["done"] += n': {"owned.done"},
+        "def f(s, i):\n    all_asked(s)[i] = 0": {"asked"},
         'def f(s):\n    link = s["link"]\n    link["last_done"], x = 0, 1': {"link.last_done"},
         'def f(row):\n    row["needed"] = 0': set(),
     }

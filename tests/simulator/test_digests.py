@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from moereplay.results.result import Row
-from moereplay.simulator.jit.marks import IS_PYTHON
-from moereplay.simulator.jit.trial import is_sound
 from tests.digests.runs import CONTRACTS, SCOPES, Replay, digest_of, exp_of_this_machine, replays
 
 KNOWN = json.loads((Path(__file__).parents[1] / "digests" / "digests.json").read_text())
@@ -78,22 +74,3 @@ EVENTS = [
 def test_the_recording_gives_the_known_events(contract: str, scope: str) -> None:
     runs = [run for run in EVERY if run.trace == "sample" and run.name.endswith(f"{contract} {scope}")]
     assert wrong(runs, log=True) == {}
-
-
-POLICIES = list(dict.fromkeys(run.policies for run in EVERY))
-#: Policies of one process: by public names alone each has kernels of its own, which stay in memory, up to 5.2 GB here.
-PART = 9
-
-
-@pytest.mark.longest
-@pytest.mark.timeout(3600)
-@pytest.mark.skipif(IS_PYTHON, reason="there is no compiler in plain Python")
-@pytest.mark.parametrize("first", range(0, len(POLICIES), PART))
-def test_public_names_alone_give_the_known_results_and_events(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the engine does where the trial of Numba's private names fails: general kernels, then the fast path."""
-    monkeypatch.setenv("MOEREPLAY_JIT", "plain")
-    runs = [run for run in EVERY if run.policies in POLICIES[first : first + PART]]
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        assert not process.submit(is_sound).result()
-        assert wrong(runs, log=True, mapped=process.map) == {}
-        assert wrong([run for run in runs if run.config.contract == "atomic"], log=False, mapped=process.map) == {}

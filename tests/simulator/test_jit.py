@@ -1,57 +1,174 @@
-"""The tool chain: the trial of Numba's private parts, and the fallback without them."""
+"""The tool chain: a small program that uses every private part of Numba on which the compiled engine depends."""
 
 from __future__ import annotations
 
 import ast
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from moereplay.simulator.compiled import engine
-from moereplay.simulator.jit import canary, trial
-from moereplay.simulator.jit.marks import IS_PYTHON
+from moereplay.simulator.jit import translation
+from moereplay.simulator.jit.calls import caller, flat
+from moereplay.simulator.jit.machine_code import unkept
+from moereplay.simulator.jit.marks import (
+    IS_PYTHON,
+    NotCompiledError,
+    Reader,
+    Shape,
+    array_reader,
+    bit_count,
+    bit_length,
+    called,
+    fast,
+    merged,
+    whole_number,
+)
 
 pytestmark = pytest.mark.skipif(IS_PYTHON, reason="there is no compiler in plain Python")
 ROOT = Path(__file__).resolve().parents[2]
-INTERNALS = ROOT / "simulator" / "jit" / "internals.py"
 PUBLIC = ("numba", "numba.extending", "llvmlite")
-#: Private attributes of Numba that `internals` and `compiling` use.
-ATTRIBUTES = (
-    ("numba.core.codegen", "JITCodeLibrary", "_get_module_for_linking"),
-    ("numba.core.compiler", "DefaultPassBuilder", "define_nopython_pipeline"),
-    ("numba.core.base", "BaseContext", "make_array"),
+
+#: A state like the engine's: numbers, addresses and a record.
+STATE = np.dtype(
+    [
+        *((name, np.int64) for name in ("n", "m", "frozen", "at_table", "at_grid", "at_box")),
+        ("inner", np.dtype([("sum", np.int64), ("last", np.int64)], align=True)),
+    ],
+    align=True,
 )
+BOX = np.dtype([("value", np.int64)], align=True)
+ITEM = np.dtype([("id", np.int64), ("weight", np.float64)], align=True)
+SHAPE = Shape(numbers=1, returns=True)
+EVENT = Shape(numbers=1, returns=False, listeners=2)
+LIMIT = 10
 
 
-def private_names() -> list[tuple[str, str]]:
-    """Private modules of Numba, each with a name that `internals` imports from it."""
-    return [
-        (node.module, alias.name)
-        for node in ast.parse(INTERNALS.read_text()).body
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("numba")
-        for alias in node.names
-        if node.module not in PUBLIC
-    ]
+class Hooks(NamedTuple):
+    """Pointers to hooks: one that returns a number, and the listeners of an event."""
+
+    ask: Any
+    notify: Any
 
 
-def tried(before: str) -> subprocess.CompletedProcess[str]:
-    """Run the trial in a child process, after the statements `before`."""
-    script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport numba\n{before}\n{trial.RUN}"
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
+table = array_reader("table", ITEM, "n")
+grid = array_reader("grid", np.int64, "n", "m", whole=True)
+box: Any = Reader("box", BOX)
+READERS = {"table": table}
 
 
-def test_this_version_of_numba_passes() -> None:
-    ended = tried("")
-    assert (ended.returncode, ended.stdout.strip()) == (0, trial.PASSED), ended.stderr
+@fast
+def add(s, amount):
+    """Add to the sum, inlined in its caller."""
+    s["inner"]["sum"] += amount
+
+
+@called
+def visit(s, hooks, i):
+    """Process one row with readers, a hook, both listeners and bit counts."""
+    answer = hooks.ask(s, i)
+    hooks.notify[0](s, answer)
+    hooks.notify[1](s, answer)
+    add(s, answer + bit_length(i) + bit_count(-1 - i))
+    s.table[i]["weight"] += 0.5
+    s["inner"]["last"] = i
+
+
+@merged
+def row(s, i):
+    """Return an array: only merged functions can."""
+    return grid(s)[i]
+
+
+def kernel(s, hooks):
+    """Process all rows; a frozen number removes a branch."""
+    for i in range(s["n"]):
+        visit(s, hooks, i)
+    if s["frozen"] == 1:
+        s["inner"]["sum"] = -1
+
+
+def ask(s, i):
+    """Use a list, memory and an exception, as hooks may."""
+    made = [i, 2 * i]
+    if i > LIMIT:
+        raise ValueError("beyond the limit", LIMIT)
+    return whole_number(row(s, i)[0] + made[1] + box(s)["value"])
+
+
+def notify(s, number):
+    """Listen to an event."""
+    box(s)["value"] += number % 3
+
+
+def refused(s, i):
+    """Return a float, which does not compile."""
+    return whole_number(table(s)[i]["weight"])
+
+
+def outside(s, i):
+    """Use an index beyond the array, which bounds checks must reject."""
+    return whole_number(grid(s)[i + 1000, 0])
+
+
+def example(n: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Return a state of n rows with its arrays."""
+    state, arrays = np.zeros(1, STATE), (np.zeros(n, ITEM), np.arange(n * 3).reshape(n, 3).copy(), np.zeros(1, BOX))
+    state["n"], state["m"] = n, 3
+    for name, array in zip(("at_table", "at_grid", "at_box"), arrays, strict=True):
+        state[name] = array.ctypes.data
+    return state, arrays
+
+
+def expected(n: int) -> tuple[int, int, int]:
+    """Return the sum, the last row and the box, computed without the functions above."""
+    total, value = 0, 0
+    for i in range(n):
+        answer = 3 * i + 2 * i + value
+        value += 2 * (answer % 3)
+        total += answer + i.bit_length() + (64 - i.bit_count())
+    return total, n - 1, value
+
+
+def hook(adapter: Any, shape: Shape, checked: bool = False) -> int:
+    from moereplay.simulator.jit import compiling
+
+    return unkept(lambda: compiling.hook(adapter, STATE, shape, [], checked))
+
+
+def bound(n: int, asked: Callable = ask, checked: bool = False) -> tuple[Callable[[], None], np.ndarray, tuple]:
+    """Compile the kernel with its hooks; return it bound to a state of n rows."""
+    listener = hook(notify, EVENT)
+    pointers = Hooks(hook(asked, SHAPE, checked), (listener, listener))
+    code = unkept(lambda: translation.kernel(kernel, (STATE, READERS), Hooks, (SHAPE, EVENT), {"frozen": 0}))
+    state, arrays = example(n)
+    return caller(code, list(flat((state.ctypes.data, pointers)))), state, arrays
+
+
+def test_a_kernel_and_its_hooks_compute_what_python_computes() -> None:
+    run, state, (items, _, boxed) = bound(7)
+    run()
+    assert (int(state["inner"]["sum"][0]), int(state["inner"]["last"][0]), int(boxed["value"][0])) == expected(7)
+    assert items["weight"].tolist() == [0.5] * 7
+
+
+def test_errors_of_hooks_come_through() -> None:
+    """An exception with its arguments; a float for a whole number; an index outside of an array, where checked."""
+    with pytest.raises(ValueError) as raised:
+        bound(LIMIT + 2)[0]()
+    assert raised.value.args == ("beyond the limit", LIMIT)
+    with pytest.raises(NotCompiledError, match="expected an integer"):
+        hook(refused, SHAPE)
+    with pytest.raises(IndexError):
+        bound(7, outside, checked=True)[0]()
 
 
 def test_private_names_stand_in_one_file() -> None:
-    """Only `compiling` and `plain` may also import errors, which have no public name."""
-    allowed = {"internals.py": None, "compiling.py": {"numba.core.errors"}, "plain.py": {"numba.core.errors"}}
+    """Only `compiling` may also import errors, which have no public name."""
+    allowed = {"internals.py": None, "compiling.py": {"numba.core.errors"}}
     for path in sorted((ROOT / "simulator").rglob("*.py")):
         modules = {
             node.module
@@ -60,67 +177,6 @@ def test_private_names_stand_in_one_file() -> None:
         }
         private = {name for name in modules if name not in PUBLIC}
         assert not private or allowed.get(path.name, set()) is None or private <= allowed[path.name], path
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("module", "name"), private_names())
-def test_a_private_name_that_is_gone_is_noticed(module: str, name: str) -> None:
-    assert (
-        tried(f"import {module} as module\nsys.modules[f'{module}.{name}'] = None\ndel module.{name}").returncode != 0
-    )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("module", "name", "attribute"), ATTRIBUTES)
-def test_a_private_attribute_that_changed_is_noticed(module: str, name: str, attribute: str) -> None:
-    changed = (
-        f"def changed(*given, **named): raise TypeError('it takes something else now')\nfound.{attribute} = changed"
-    )
-    assert tried(f"from {module} import {name} as found\n{changed}").returncode != 0
-
-
-@pytest.mark.filterwarnings("ignore:.*First-class function type feature is experimental")
-def test_public_names_alone_compute_the_same() -> None:
-    from moereplay.simulator.jit import plain
-
-    listener = plain.hook(canary.notify, canary.STATE, canary.EVENT, [], False)
-    hooks = canary.Hooks(plain.hook(canary.ask, canary.STATE, canary.SHAPE, [], False), (listener, listener))
-    kernel = plain.kernel(canary.kernel, {"frozen": 0})
-    state, (table, _, box) = canary.example(7)
-    kernel(state[0], hooks)
-    found = (int(state["inner"]["sum"][0]), int(state["inner"]["last"][0]), int(box["value"][0]))
-    assert found == canary.expected(7)
-    assert table["weight"].tolist() == [0.5] * 7
-    state, _ = canary.example(canary.LIMIT + 2)
-    with pytest.raises(ValueError) as raised:
-        kernel(state[0], hooks)
-    assert raised.value.args == ("beyond the limit", canary.LIMIT)
-
-
-def replayed(folder: Path, kind: str, *options: str) -> str:
-    """Return the output of `replay --json` from a child process."""
-    environment = os.environ | {"MOEREPLAY_JIT": kind}
-    command = [sys.executable, "-m", "moereplay", "replay", "miniature", "--capacity", "25%", "--json", *options]
-    command += ["--events", str(folder / f"{kind}.csv")] if "--prefetch" in options else []
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
-
-
-@pytest.mark.longest
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--passes", "token"),
-        ("--prefetch", "top_k", "--eviction", "least_stale", "--miss", "fetch"),
-    ],
-)
-def test_replays_without_private_names_have_the_same_bytes(options: tuple[str, ...], tmp_path: Path) -> None:
-    """The fast path, and the general kernel with its log."""
-    plain, usual = (replayed(tmp_path, kind, *options) for kind in ("plain", "internals"))
-    assert plain == usual and json.loads(plain)["totals"]["accesses"] > 0
-    logs = [path.read_bytes() for path in tmp_path.glob("*.csv")]
-    assert len(set(logs)) <= 1
 
 
 def test_a_kernel_is_compiled_once_by_another_process_meanwhile(tmp_path, monkeypatch):
@@ -133,7 +189,6 @@ while not Path({str(asked)!r}).exists():
     time.sleep(0.01)
 Path({str(done)!r}).write_text(sys.argv[1])
 """
-    monkeypatch.setattr(engine, "is_sound", lambda: True)
     monkeypatch.setattr(engine, "is_kept", lambda name: False)
     monkeypatch.setattr(engine, "_wanted", set())
     monkeypatch.setattr(engine, "BUILD", program)
@@ -148,23 +203,11 @@ Path({str(done)!r}).write_text(sys.argv[1])
 
 
 def test_nobody_waits_for_a_kernel_after_an_error(monkeypatch):
-    children = []
+    children, start = [], engine.started
     monkeypatch.setattr(engine, "is_kept", lambda name: False)
     monkeypatch.setattr(engine, "_wanted", set())
     monkeypatch.setattr(engine, "BUILD", "import time; time.sleep(600)")
-    monkeypatch.setattr(engine, "started", lambda *given: children.append(trial.started(*given)) or children[0])
+    monkeypatch.setattr(engine, "started", lambda name: children.append(start(name)) or children[0])
     with pytest.raises(LookupError), engine.compiled_apart(engine.kernel):
         raise LookupError
     assert children[0].returncode
-
-
-def test_a_version_that_fails_the_trial_is_logged_and_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    trials: list[str] = []
-    monkeypatch.delenv("MOEREPLAY_JIT", raising=False)
-    monkeypatch.setattr(trial, "private_folder", lambda name: tmp_path)
-    monkeypatch.setattr(trial, "_tried", lambda: trials.append("once") or "Traceback\nImportError: no JITCodeLibrary")
-    assert [trial.is_sound.__wrapped__() for _ in range(2)] == [False, False]
-    assert trials == ["once"]
-    assert "ImportError: no JITCodeLibrary" in caplog.text

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 
 from moereplay.policies.errors import PolicyError
 from moereplay.policies.grammar import parse
-from moereplay.simulator.compiled.stepper import Stepper, can_step
+from moereplay.simulator.compiled.engine import Stepper, can_step
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import RunSpec
 from moereplay.simulator.reference.machine import Machine, simulated

@@ -75,7 +75,7 @@ def total(s):
 
 
 def test_operators_have_pythons_meaning() -> None:
-    address = unkept(lambda: translation.kernel(kernel, STATE, NoHooks, (), {}))
+    address = unkept(lambda: translation.kernel(kernel, (STATE, {}), NoHooks, (), {}))
     for a, b in itertools.product((-7, -2, -1, 0, 1, 2, 5, 6), repeat=2):
         state = np.zeros(1, STATE)
         state["a"], state["b"], state["real"], state["rows"]["x"] = a, b, a / 7, (3, 1, 2, -5)
@@ -93,7 +93,7 @@ def by_zero(s: Any, hooks: Any) -> None:
 def test_a_divisor_of_zero_gives_zero_as_in_numpy() -> None:
     state = np.ones(1, STATE)
     state["b"] = 0
-    address = unkept(lambda: translation.kernel(by_zero, STATE, NoHooks, (), {}))
+    address = unkept(lambda: translation.kernel(by_zero, (STATE, {}), NoHooks, (), {}))
     caller(address, list(flat((state.ctypes.data, NoHooks()))))()
     assert (state["floor"][0], state["rest"][0]) == (0, 0)
 
@@ -121,4 +121,4 @@ def two_kinds(s: Any, hooks: Any) -> None:
 )
 def test_what_has_no_translation_is_refused_with_its_line(function: Any, message: str) -> None:
     with pytest.raises(NotCompiledError, match=rf"test_translation.py: line \d+: .*{message}"):
-        translation.translated(function, "kernel", STATE, NoHooks, (), {})
+        translation.translated(function, "kernel", (STATE, {}), NoHooks, (), {})

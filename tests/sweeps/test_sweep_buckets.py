@@ -52,8 +52,7 @@ def server() -> Iterator[str]:
 def credentials(monkeypatch, tmp_path) -> None:
     """Set the environment of an S3 user, and a separate cache with the machine code that is there."""
     kept = machine_code.folder()
-    for each in (kept, *kept.parent.glob("canary-*")):
-        shutil.copytree(each, tmp_path / "cache" / "moereplay" / each.name)
+    shutil.copytree(kept, tmp_path / "cache" / "moereplay" / kept.name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, value in {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from moereplay.simulator.calibration import Calibration
-from moereplay.simulator.compiled.stepper import Stepper
+from moereplay.simulator.compiled.engine import Stepper
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.reference.engine import Engine
 from moereplay.tracegen.offload.arena import Copies

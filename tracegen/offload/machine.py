@@ -15,7 +15,7 @@ import simpy
 from simpy.events import EventPriority
 from torch import Tensor
 
-from moereplay.simulator.compiled.stepper import Stepper
+from moereplay.simulator.compiled.engine import Stepper
 from moereplay.simulator.interface import FinishedRun
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.reference.machine import COMPUTE, CPU, LINK, Activity, Machine, Span

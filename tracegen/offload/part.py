@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.results.errors import ResultError, check_output
-from moereplay.simulator.compiled.stepper import can_step
+from moereplay.simulator.compiled.engine import can_step
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.machine import rate_of
