@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moereplay.simulator.compiled import charging, engine
+from moereplay.simulator.compiled import engine
+from moereplay.simulator.compiled import fast_path as charging
 from moereplay.simulator.compiled import inputs as inputs_module
 from moereplay.simulator.compiled.fast_path import key_of
 from moereplay.simulator.compiled.inputs import inputs_from

@@ -38,17 +38,19 @@ def different(engine: str, chosen: list[tuple[MachineCase, Document]]) -> dict[s
     found = {}
     for case, agreed in chosen:
         assert case.name == agreed["name"]
-        if wrong := {name for name, value in shortened(result(case, engine)).items() if value != agreed.get(name)}:
+        row = shortened(result(case, engine), agreed.get("totals", {}))
+        if wrong := {name for name, value in row.items() if value != agreed.get(name)}:
             found[case.name] = wrong
     return found
 
 
-def shortened(row: Document) -> Document:
-    """A result as it is stored."""
+def shortened(row: Document, counters: Document) -> Document:
+    """A result as it is stored, with the counters that there were when it was agreed."""
     if row["refused"]:
         return row | {"refused": True}
     events = json.dumps(row.pop("events"), separators=(",", ":"))
-    return row | {"events_sha256": hashlib.sha256(events.encode()).hexdigest()}
+    totals = {name: row["totals"][name] for name in counters}
+    return row | {"totals": totals, "events_sha256": hashlib.sha256(events.encode()).hexdigest()}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

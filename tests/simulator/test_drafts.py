@@ -260,7 +260,7 @@ def test_a_wrong_draft_is_routed_as_another_token() -> None:
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-@searched(120)
+@searched(70)
 @given(drafted())
 def test_the_engines_agree_with_drafts(contract: str, scenario: Scenario) -> None:
     scenario.settings.update(contract=contract)

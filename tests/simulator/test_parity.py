@@ -50,7 +50,7 @@ def searched(cases: int):
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-@searched(150)
+@searched(80)
 @given(anything())
 def test_the_engines_agree_to_the_last_event(contract: str, scenario: Scenario) -> None:
     scenario.settings.update(contract=contract)
@@ -58,7 +58,7 @@ def test_the_engines_agree_to_the_last_event(contract: str, scenario: Scenario) 
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-@searched(100)
+@searched(60)
 @given(priced())
 def test_the_engines_agree_under_all_prices(contract: str, scenario: Scenario) -> None:
     scenario.settings.update(contract=contract)
@@ -66,7 +66,7 @@ def test_the_engines_agree_under_all_prices(contract: str, scenario: Scenario) -
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-@searched(120)
+@searched(70)
 @given(by_matrix())
 def test_the_engines_agree_where_links_read_matrix_by_matrix(contract: str, scenario: Scenario) -> None:
     scenario.settings.update(contract=contract)
@@ -74,7 +74,7 @@ def test_the_engines_agree_where_links_read_matrix_by_matrix(contract: str, scen
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-@searched(150)
+@searched(80)
 @given(arriving())
 def test_the_engines_agree_where_requests_arrive(contract: str, scenario: Scenario) -> None:
     scenario.settings.update(contract=contract)
@@ -82,7 +82,7 @@ def test_the_engines_agree_where_requests_arrive(contract: str, scenario: Scenar
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-@searched(150)
+@searched(80)
 @given(hybrid())
 def test_the_engines_agree_where_the_cpu_reads_a_lower_tier(contract: str, scenario: Scenario) -> None:
     scenario.settings.update(contract=contract)
@@ -90,7 +90,7 @@ def test_the_engines_agree_where_the_cpu_reads_a_lower_tier(contract: str, scena
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-@searched(150)
+@searched(80)
 @given(by_link())
 def test_the_engines_agree_where_each_link_has_a_pool(contract: str, scenario: Scenario) -> None:
     scenario.settings.update(contract=contract)
@@ -102,7 +102,7 @@ ORDERS = {"lru": ("lru",), "fifo": ("fifo",), "lfu": ("lfu",), "least_stale": ("
 
 
 @pytest.mark.parametrize("evictions", ORDERS.values(), ids=ORDERS)
-@searched(120)
+@searched(70)
 @given(anything(contract="atomic", miss="fetch", warm=()), st.data())
 def test_the_fast_path_gives_the_same(evictions: tuple[str, ...], scenario: Scenario, data: st.DataObject) -> None:
     """`replay_lists` compares both ways of the compiled engine with each other, here always two different ones."""
