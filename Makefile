@@ -107,7 +107,7 @@ test: .venv/dev.stamp        ## the test suite, without what takes minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make test` leaves out, and the quantisers of other people
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "long and not longest"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(QUANTISERS)
 
 test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simulator, test-commands, ...

@@ -25,7 +25,7 @@ from tests.kit.parity import by_matrix
 from tests.kit.scenarios import Scenario, scenarios
 from tests.simulator.test_laws import tiers_of
 
-searched = settings(max_examples=300, deadline=None, derandomize=True)
+searched = settings(max_examples=150, deadline=None, derandomize=True)
 REASONS = ("compulsory", "collisions", "capacity")
 ENDS_A_MOVE = ("transfer", "fill", "cancel", "drop")
 

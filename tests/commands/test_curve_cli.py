@@ -172,6 +172,7 @@ def test_bad_input_is_one_line_and_exit_code_two(name: str, trace: Path, tmp_pat
     assert refused.stdout == ""
 
 
+@pytest.mark.long
 def test_the_first_count_says_that_it_compiles_and_the_next_is_quiet(trace: Path, tmp_path: Path) -> None:
     """A cache folder of its own is what a new version finds."""
     command = [sys.executable, "-W", "error", "-m", "moereplay", "curve", str(trace), "--eviction", "lru"]

@@ -92,6 +92,7 @@ def test_a_library_of_others_is_listed_as_text(folder: Path) -> None:
     assert _plain(card) and card.startswith("---\nlicense: other\n")
 
 
+@pytest.mark.long
 @every("name", ["esc", "maths"])
 def test_pictures_of_such_names_are_drawn_and_well_formed(name: str, folder: Path) -> None:
     ended = moereplay("plot", name, "--out", f"drawn-{name}", cwd=folder)

@@ -45,6 +45,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     return folder, moereplay(*command(folder))
 
 
+@pytest.mark.long
 def test_a_table_per_task_with_every_set_beside_the_unmodified_model(answered) -> None:
     folder, ended = answered
     assert ended.returncode == 0, ended.stderr

@@ -323,6 +323,7 @@ def wait_for_end(pids: list[int]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_dead_worker_is_replaced_and_its_work_done_again(long, tmp_path):
     half = f"grid.capacity={json.dumps(CAPACITIES[::2])}"
     command = ("sweep", "run", long / "long.toml", "--set", half, "--workers", 1)

@@ -188,6 +188,7 @@ def configuration(machine: str, contract: str, given: dict[str, str], scope: str
     return configure(capacity="40%", platform=machine, contract=contract, scope=scope, **given)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.longest)], ids=["one contract", "the other"])
 @pytest.mark.parametrize("kinds", KIND_PAIRS, ids=" ".join)
 def test_every_pair_conserves_or_is_refused_by_name(kinds: tuple[str, str], turn: int, machine: str) -> None:
@@ -213,6 +214,7 @@ def assert_refused(config: ReplayConfig, message: str) -> None:
             replay(small_trace(), config, engine=engine)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scope", OTHER_SCOPES)
 @pytest.mark.parametrize("kinds", KIND_PAIRS, ids=" ".join)
 def test_pairs_conserve_in_every_other_scope_and_engines_agree(

@@ -2,6 +2,8 @@
 
 import tomllib
 
+import pytest
+
 from tests.project.budget import ROOT, code_lines, complaints, measured
 
 
@@ -19,6 +21,7 @@ def test_code_lines_leave_out_blank_lines_comments_and_docstrings():
     )
 
 
+@pytest.mark.long
 def test_every_room_has_a_row_with_a_reason_and_no_row_is_left_over():
     budget = tomllib.loads((ROOT / "tests/project/budget.toml").read_text(encoding="utf-8"))
     assert set(measured()) == set(budget)

@@ -36,6 +36,7 @@ def short(tmp_path: Path) -> Path:
     return tmp_path / "short.zarr"
 
 
+@pytest.mark.long
 def test_collisions_are_replayed_under_every_reading(short: Path, tmp_path: Path) -> None:
     sweep = ("sweep", "run", BENCHMARKS / "specmd_collisions.toml", "--set", f'traces=["{short}"]', "--workers", 1)
     done = moereplay_here(*sweep, "--out", tmp_path / "out", cwd=ROOT)
@@ -69,6 +70,7 @@ def test_a_study_of_a_trace_leaves_out_what_the_trace_has_no_data_for(
         assert found >= {"none", "oracle"} and bool(found & {"top_k", "score"}) == (trace == short)
 
 
+@pytest.mark.long
 def test_a_trace_takes_the_place_of_the_models_of_table_2(short: Path, tmp_path: Path) -> None:
     done = run(BENCHMARKS / "specmd_table2.py", "--trace", short, "--out", tmp_path / "table.json")
     assert done.returncode == 0, done.stderr

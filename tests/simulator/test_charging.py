@@ -33,7 +33,7 @@ FOLLOWED: list[int] = []  #: of the runs with prefetch: whether the second platf
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=slow)
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=slow)
 @given(anything(contract="atomic", miss="fetch", warm=()), TIMES, st.data())
 def test_charged_times_are_those_of_a_replay(scenario: Scenario, times: dict, data: st.DataObject) -> None:
     """One platform is replayed and another charged, unless a demand exceeds its pool.

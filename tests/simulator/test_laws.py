@@ -26,7 +26,7 @@ def summed(rows: Iterable[Row]) -> Row:
 # ---------------------------------------------------------------- sums
 
 
-@settings(searched, max_examples=200)
+@settings(searched, max_examples=100)
 @given(scenarios())
 def test_counters_of_a_replay_add_up(scenario: Scenario) -> None:
     outcome = scenario.replay()

@@ -162,6 +162,7 @@ WITHIN = {
 }
 
 
+@pytest.mark.long
 @searched
 @given(st.integers(0, 2**32), st.sampled_from(sorted(WITHIN)), st.data())
 def test_no_replay_without_prefetch_misses_less(seed: int, routing: str, data: st.DataObject) -> None:
@@ -183,6 +184,7 @@ def test_no_replay_without_prefetch_misses_less(seed: int, routing: str, data: s
     assert result.totals["misses"] >= at_least
 
 
+@pytest.mark.long
 def test_tokens_that_run_their_best_expert_alone_miss_no_less_than_what_keeps_as_much_mass() -> None:
     for seed in range(20):
         trace = random_trace(seed, Sizes(layers=2, experts=6, k=2, tokens=12, size=1))

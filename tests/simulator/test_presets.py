@@ -112,6 +112,7 @@ def test_the_other_presets_are_what_their_sources_are_known_for(name: str) -> No
     assert names_in(name).items() >= KNOWN_FOR[name].items()
 
 
+@pytest.mark.long
 def test_cache_prior_holds_half_of_each_layer() -> None:
     trace = random_trace(1, Sizes(layers=3, experts=16, tokens=8))
     about = replay(trace, configure(**preset("cache-prior-paper").values())).about

@@ -155,6 +155,7 @@ def test_a_trace_behind_a_url_is_fetched_once_and_is_the_same(folder, tmp_path, 
         planned(folder / "experiment.toml", [f'traces=["{url}-nope"]'])
 
 
+@pytest.mark.long
 def test_jobs_find_our_packages_in_a_folder_that_has_such_names(tmp_path, monkeypatch, capsys):
     """The recipe itself makes `results`; a policy file imports from moereplay in the job."""
     pytest.importorskip("submitit")

@@ -106,6 +106,7 @@ def test_lossy_sets_fetch_no_more_bits_than_are_stored():
     assert sorted(filter(None, (bits_of({"miss": each.miss}) for each in lossy_of(four, {})))) == [2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("machine", ("phone-ufs4", pytest.param("rtx4090-pcie4", marks=pytest.mark.longest)))
 @pytest.mark.parametrize(("seed", "reuse", "experts"), ((1, 0.4, 7), pytest.param(2, 0.8, 12, marks=pytest.mark.long)))
 def test_the_search_finds_99_percent_of_what_trying_everything_finds(machine, seed, reuse, experts):
@@ -326,6 +327,7 @@ def test_a_short_trace_makes_no_profile_that_knows_what_is_to_come():
     assert any("makes no profile" in each for each in said["warnings"]) and said["lossy"] == []
 
 
+@pytest.mark.long
 def test_more_memory_buys_what_preloaded_layers_give_however_short_the_trace():
     """Three tokens of 32 experts a layer: from an empty cache nearly every use is the first one."""
     geometry = GEOMETRY.model_copy(update={"experts": 32})

@@ -81,6 +81,7 @@ def kept(out: Path) -> bytes:
     return (out / JOURNAL).read_bytes() if (out / JOURNAL).exists() else b""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", (2, pytest.param(20, marks=pytest.mark.long)))
 def test_kills_and_a_resume_give_the_undisturbed_search(kills, file, tmp_path):
     whole, out, dice, trials = tmp_path / "whole", tmp_path / "killed", random.Random(kills), 40 + 20 * kills

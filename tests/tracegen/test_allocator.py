@@ -25,6 +25,7 @@ print(before - resident())
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep none of it")
 def test_holes_between_what_is_kept_go_back() -> None:
     ended = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)

@@ -115,6 +115,7 @@ def test_chat_without_a_template_is_refused_with_the_task(miniature) -> None:
         task("answer", chat=True).answers(session(miniature))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOME)
 def test_batched_is_one_by_one_under_policies(miniature, name: str) -> None:
     settings: dict[str, Any] = {"routing": "cache_prior:lam=.5", "eviction": "random"}

@@ -134,6 +134,7 @@ def miniature() -> tuple[Loaded, MoeModules]:
     return found, proven(found)
 
 
+@pytest.mark.long
 @every(
     "contract, eviction, capacity",
     [

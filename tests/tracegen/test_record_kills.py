@@ -86,6 +86,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kills", (1, pytest.param(20, marks=pytest.mark.long)))
 def test_kills_and_a_resume_give_the_undisturbed_trace(kills, tmp_path):

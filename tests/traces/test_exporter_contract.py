@@ -141,6 +141,7 @@ def long_trace(tokens: int) -> Trace:
     return Trace(Header(geometry=LONG), offsets, np.array([5, 0]), arrays, f"of {tokens}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [exporter.name for exporter in ALL if exporter.name != "oracle-general"])
 def test_memory_does_not_grow_with_the_trace(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The format that is left out reads derived arrays, which are mapped."""

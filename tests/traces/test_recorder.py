@@ -315,6 +315,7 @@ recorder.close()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", (2, pytest.param(10, marks=pytest.mark.long)))
 def test_a_killed_recording_goes_on_from_what_had_ended(kills: int, tmp_path: Path) -> None:
     out, seed, killed = tmp_path / "a.zarr", random.Random(3), 0

@@ -80,6 +80,7 @@ def test_memory_does_not_grow_with_the_requests_of_a_file(
     assert growth(tmp_path, name) < OF_REQUEST
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ONE)
 def test_of_a_file_that_is_one_request_its_numbers_alone_are_held(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -216,6 +216,7 @@ def real(name: str, **options: int) -> Trace:
     return memory_trace(foreign.header, list(foreign.requests))
 
 
+@pytest.mark.long
 @on_real_data
 def test_the_real_traces_are_sound_and_neighbours_share_far_more_than_chance() -> None:
     gptoss, qwen = real("gpt-oss-20b"), real("qwen3-30b-a3b")
