@@ -205,7 +205,7 @@ def top_k_of(trace: Trace) -> Callable[[DemandStep], list[int]]:
     return names
 
 
-few = settings(max_examples=20, deadline=None, derandomize=True)
+few = settings(max_examples=12, deadline=None, derandomize=True)
 
 
 times = st.builds(Nanoseconds, *[st.integers(1, 7)] * 4, st.just(1.0))

@@ -25,7 +25,7 @@ from tests.kit.policy_models_replay import Cache, Entry, Namer, Rules, Step, Unh
 from tests.kit.policy_models_timed import Pace, Ticking
 from tests.kit.policy_runs import SIZE, VERDICTS, Nanoseconds, Outcome, Sizes, random_trace, replayed
 
-few = settings(max_examples=20, deadline=None, derandomize=True)
+few = settings(max_examples=12, deadline=None, derandomize=True)
 DEPTH = 2
 
 # -- the definitions ----------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class Tiered:
 
 
 @by_policy(MODELS)
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), layers=st.sampled_from([2, 3]), slots=st.integers(5, 9))
 def test_evictions_agree_with_their_models_at_three_precisions(
     texts: tuple[str, ...], seed: int, layers: int, slots: int

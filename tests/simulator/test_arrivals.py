@@ -213,7 +213,7 @@ def md1_waits(load: float, service: int, many: int) -> list[int]:
     return [row["queued_ns"] for row in rows]
 
 
-@searched(100)
+@searched(60)
 @given(arriving())
 def test_littles_law_holds_in_every_run(scenario: Scenario) -> None:
     """The number of requests in the system, integrated over time from events, is the sum of their sojourns.

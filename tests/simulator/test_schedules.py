@@ -216,7 +216,7 @@ def test_a_policy_that_needs_the_future_is_refused(settings: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-@searched(100)
+@searched(60)
 @given(batched())
 def test_both_engines_agree_on_passes_of_any_rows(contract: str, scenario: Scenario) -> None:
     """Gaps in a request's tokens, requests and phases mixed, rows in any order: every counter, time and event."""

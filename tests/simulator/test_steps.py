@@ -51,7 +51,7 @@ def same(ours: Outcome, theirs: Outcome) -> bool:
     return ours.totals == theirs.totals and all(without(mine) == without(other) for mine, other in rows)
 
 
-@searched(120)
+@searched(70)
 @given(anything())
 def test_in_steps_the_engine_does_what_it_does_whole(scenario: Scenario) -> None:
     spec = spec_for(scenario)
