@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from moereplay.policies.files import register as register_policy
     from moereplay.results.errors import ResultError
     from moereplay.results.result import Result
-    from moereplay.simulator.config import ReplayConfig, configure
+    from moereplay.simulator.config import ReplayConfig
     from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.presets import configure
     from moereplay.simulator.replay import replay
     from moereplay.sweeps.parts import read_results
     from moereplay.traces.geometry import known as known_model
@@ -41,7 +42,7 @@ _HOME = {
     "Trace": "moereplay.traces.schema",
     "TraceError": "moereplay.traces.schema",
     "TraceWriter": "moereplay.traces.writer",
-    "configure": "moereplay.simulator.config",
+    "configure": "moereplay.simulator.presets",
     "from_arrays": "moereplay.traces.recorder",
     "known_model": "moereplay.traces.geometry:known",
     "open_trace": "moereplay.traces.store",

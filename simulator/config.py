@@ -278,15 +278,10 @@ def parse_reset(text: str) -> int:
     raise ValueError(f"invalid reset {text!r}: {RESETS}")
 
 
-def configure(*, preset: object = "", **settings: object) -> ReplayConfig:
-    """Return a validated configuration: these settings over those of the preset of this name.
-
-    Raises ConfigError or PolicyError naming the setting and its allowed values, or the presets.
-    """
-    from moereplay.simulator import presets  # it needs this module
-
+def configure(**settings: object) -> ReplayConfig:
+    """Return a validated configuration. Raises ConfigError or PolicyError naming the setting and its allowed values."""
     try:
-        config = ReplayConfig.model_validate((presets.preset(str(preset)).values() if preset else {}) | settings)
+        config = ReplayConfig.model_validate(settings)
         config.policy_set()
     except ValidationError as error:
         raise ConfigError(first_fault(error)) from None

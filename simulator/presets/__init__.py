@@ -12,7 +12,8 @@ from importlib.resources import files
 
 from pydantic import ValidationError
 
-from moereplay.simulator.config import KINDS
+from moereplay.simulator import config
+from moereplay.simulator.config import KINDS, ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.schema import Frozen
 from moereplay.traces.texts import hint
@@ -73,6 +74,17 @@ def preset(name: str) -> Preset:
         return _with_least_stale(preset(name.removesuffix(LEAST_STALE)))
     own = _parse(files("moereplay.simulator.presets").joinpath(f"{name}.toml").read_text("utf-8"), name)
     return own.model_copy(update={"settings": preset(own.like).settings | own.settings}) if own.like else own
+
+
+def configure(*, preset: str = "", **settings: object) -> ReplayConfig:
+    """Return a validated configuration: these settings over those of the preset of this name.
+
+    Raises ConfigError or PolicyError naming the setting and its allowed values, or the presets.
+    """
+    return config.configure(**(_named(preset).values() if preset else {}) | settings)
+
+
+_named = preset  # where that is an argument
 
 
 def settings(names: str) -> Iterator[tuple[str, dict[str, str]]]:

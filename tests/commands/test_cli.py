@@ -379,7 +379,7 @@ def test_the_wait_for_the_compiler_has_a_reason(way, tmp_path, monkeypatch, caps
     say_when_compiling()
     monkeypatch.setattr(machine_code, "folder", lambda: tmp_path)
     names = list[str]()
-    monkeypatch.setattr(engine, "started", lambda program, name: names.append(name) or nullcontext(Mock()))
+    monkeypatch.setattr(engine, "started", lambda name: names.append(name) or nullcontext(Mock()))
     monkeypatch.setattr(engine, "_wanted", set())
     with engine.compiled_apart(way):
         assert "compiling the" in capsys.readouterr().err
