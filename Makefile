@@ -83,8 +83,8 @@ endif
 	@echo "Done in $$(($$(date +%s) - $(BEGAN))) seconds. Next: README.md, or make demo-full."
 
 demo-begins:
-	@if [ -e .venv/record.stamp ]; then echo "Takes about a minute, and 60 MB of disk in $(DEMO)."; \
-	else echo "Takes 1 to 2 minutes after the download of packages."; \
+	@if [ -e .venv/record.stamp ]; then echo "Takes about 2 minutes, and 60 MB of disk in $(DEMO)."; \
+	else echo "Takes 2 to 3 minutes after the download of packages."; \
 	  echo "Disk: 1.5 GB of packages in .venv, 60 MB in $(DEMO)."; fi
 
 demo-full: .venv/record.stamp  ## also records texts, checks the trace, and runs the model live to compare with its replays (3 minutes)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.analysis.statistics import Interval, Pairs, difference, interval, is_one, unearned
+from moereplay.analysis.statistics import Interval, Pairs, difference, interval, one_dominates, unearned
 from moereplay.results.errors import unknown
 from moereplay.results.result import METRICS, MISS_RATE, RANKED, Metric, named
 
@@ -92,8 +92,8 @@ def compare(rows_a: Rows, rows_b: Rows, figure: str) -> Comparison:
         less = float(over / under - over_b / under_b) * factor
         return Comparison(less, None, None, CANT_TELL, len(pairs[0]), counted, shared=True)
     found = difference(*pairs, COLD)
-    bare = found.requests < FEW or any(is_one(side, COLD, _is_share(parts)) for side in pairs)
-    off = None if found.off is None or bare else found.off * factor
+    none = found.requests < FEW or any(one_dominates(side, COLD, _is_share(parts)) for side in pairs)
+    off = None if found.off is None or none else found.off * factor
     made = Comparison(found.value * factor, off, found.p, CANT_TELL, found.requests, counted, alone=found.p)
     return answered(made, found.p, figure)
 
@@ -147,7 +147,7 @@ def estimate(rows: Rows, figure: str) -> Interval | None:
         return None
     share = _is_share(_parts(figure))
     found = interval(pairs, COLD, share)
-    why = SHARED if shares_passes(rows) else TOO_FEW if len(pairs) < FEW else unearned(pairs, COLD, share)
+    why = SHARE_PASSES if shares_passes(rows) else TOO_FEW if len(pairs) < FEW else unearned(pairs, COLD, share)
     low, high = (None if why or end is None else end * factor for end in (found.low, found.high))
     return Interval(found.value * factor, low, high, found.requests, why)
 
@@ -189,7 +189,7 @@ def enough(family: int) -> int:
 
 
 FEW = enough(1)  #: fewest requests with an interval: no lead over fewer is significant
-TOO_FEW, SHARED = f"fewer than {FEW} requests", "requests share passes"  #: reasons for none
+TOO_FEW, SHARE_PASSES = f"fewer than {FEW} requests", "requests share passes"  #: reasons for no interval
 
 
 def holm(chances: Sequence[float], family: int | None = None) -> list[float]:

@@ -123,8 +123,8 @@ def _lost(mass: float, assignments: float) -> float:
 def _by_bits(counters: Mapping[str, int | None], ran: float, tiers: Sequence[float]) -> Iterator[tuple[float, float]]:
     """Yield the bits of each tier and its share of gate weight, `ran` in all.
 
-    Results without the counters of lower tiers have all below the first at the last, as policies of more than four
-    tiers have all below the third.
+    In results without the counters of lower tiers, everything below the first tier counts as the last; with more than
+    four tiers, everything below the third does.
     """
     below = [ran]
     for name in BELOW[: len(tiers) - 1]:

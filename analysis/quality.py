@@ -78,8 +78,8 @@ def document(frame: pl.DataFrame) -> Row:
     rows = []
     for row in frame.drop("examples", "rows_version", "digest").iter_rows(named=True):
         own = [each for each in found if (each.set, each.task) == (row["set"], row["task"])]
-        told = {"figures": figures(row), "mass_changed": _changed(row)}
-        rows.append(row | told | {"differences": [_as_row(each) for each in own]})
+        more = {"figures": figures(row), "mass_changed": _changed(row)}
+        rows.append(row | more | {"differences": [_as_row(each) for each in own]})
     return _finite({"rows": rows})
 
 

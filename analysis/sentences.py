@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moereplay.analysis.comparisons import SHARED as SHARE_PASSES
-from moereplay.analysis.comparisons import TOO_FEW, YES, enough, pairs_of
+from moereplay.analysis.comparisons import SHARE_PASSES, TOO_FEW, YES, enough, pairs_of
 from moereplay.analysis.verdict import (
     CONDITIONS,
     COUNTED,

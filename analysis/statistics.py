@@ -22,10 +22,10 @@ EXACT = 30  #: most requests whose signs are all tried; Student's t of more
 #: the coverage study.
 GROWTH = 5 / 3
 ROUNDING = 1e-12  #: errors below this share of the figure count as zero
-#: Requests whose sizes differ by no more than this ratio have no long ones; as many as `MANY` of one size have enough.
+#: Sizes that differ by no more than this ratio have no tail; an effective number of `MANY` requests shows a tail well.
 ALIKE, MANY = 2.0, 100
-ONE_OF = 2.0  #: fewest requests of one size that vary as much as these in sum
-SKEWNESS = 1.0  #: most of the logarithms of sizes; 0 of a lognormal, 2 of a power law
+FEWEST = 2.0  #: effective number of requests below which one of them is most of the trace
+SKEWNESS = 1.0  #: of the logarithms of sizes, at most; a lognormal distribution has 0, a power law 2
 OUTLIER = 30.0  #: ratio of a cold request's deviation to the others', above which it decides the figure
 ONE = "one request is most of it"
 TAIL = "longer requests than these may decide it"
@@ -118,17 +118,17 @@ def difference(first: Pairs, second: Pairs, cold: int = 0) -> Difference:
     return Difference(value, spread.half(), spread.beyond(value) if p is None else p, count)
 
 
-def is_one(pairs: Pairs, cold: int = 0, share: bool = False) -> bool:
-    """Return whether one of the requests after `cold` ones is most of them, so that no spread can be seen."""
-    return any(_effective(sizes) < ONE_OF for sizes in _sizes(pairs, cold, share) if sizes.any())
+def one_dominates(pairs: Pairs, cold: int = 0, share: bool = False) -> bool:
+    """Return whether one of the requests after `cold` ones is most of the trace, so that no spread can be seen."""
+    return any(_effective(sizes) < FEWEST for sizes in _sizes(pairs, cold, share) if sizes.any())
 
 
 def unearned(pairs: Pairs, cold: int = 0, share: bool = False) -> str:
     """Return why the figure of two or more requests after `cold` ones earns no interval; empty if it does.
 
-    Of requests with a long tail, a few mostly lack those that matter most.
+    Where lengths have a long tail, a few requests mostly lack the long ones, which matter most.
     """
-    if is_one(pairs, cold, share):
+    if one_dominates(pairs, cold, share):
         return ONE
     samples = _array(pairs)
     warm = samples[cold:]
@@ -152,7 +152,7 @@ def _skewness(values: np.ndarray) -> float:
 
 
 def _effective(sizes: np.ndarray) -> float:
-    """Return the number of equal sizes that vary as much in sum."""
+    """Return the effective number of requests (Kish): their sum varies as that of so many of one size."""
     return float(sizes.sum() ** 2 / (sizes**2).sum())
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moereplay.analysis.comparisons import CANT_TELL, COLD, PARTS, Rows, compare, estimate
-from moereplay.analysis.statistics import Interval, Pairs, difference, interval, is_one, unearned
+from moereplay.analysis.statistics import Interval, Pairs, difference, interval, one_dominates, unearned
 from moereplay.analysis.tables import console, table
 from moereplay.results.result import Row
 from moereplay.simulator.config import configure
@@ -171,7 +171,7 @@ def covered(drawn: Requests, at: int, true: list[float]) -> Iterator[tuple[str, 
     if found.low is not None and found.high is not None and not unearned(first, COLD, drawn.share):
         yield "interval", found.low <= true[0] <= found.high
     apart = difference(first, second, COLD)
-    if apart.off is not None and not any(is_one(side, COLD, drawn.share) for side in (first, second)):
+    if apart.off is not None and not any(one_dominates(side, COLD, drawn.share) for side in (first, second)):
         yield "difference", abs(apart.value - (true[0] - true[1])) <= apart.off
 
 

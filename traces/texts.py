@@ -138,10 +138,8 @@ FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20\t\r]")
 #: A number as text, or a lone dash: a table keeps them unquoted.
 NUMBER = re.compile(r"\s*[+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*%?\s*|-|\s*[+-]?(?:inf|nan)")
 #: Characters that begin markup in Markdown and HTML.
-LONGEST_ADDRESS = 2000  #: so much is looked at before a text is cut, lest the cut hide the end of a password
 MARKUP = re.compile(r"([\\`*_\[\]|!#~$])")
-
-
+LONGEST_ADDRESS = 2000  #: characters searched for passwords before a text is cut: a cut could hide a password's end
 #: User and password before a host, as far as the last @ if the password has a slash; secrets in a query.
 PASSWORD = re.compile(r"(?<=://)(?:[^\s/?#@:]*:(?!\d+(?:/|$))\S*@|[^\s/?#@]*@)")
 SECRET = re.compile(

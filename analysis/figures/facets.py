@@ -178,12 +178,12 @@ def covered(frame: pl.DataFrame, *wanted: str) -> str:
     """
     names, found = phase_names(frame), set(layers(frame)["phase"])
     phases = [phase for phase in PHASES if phase in found]
-    told = [phase for phase in phases if phase in (wanted or phases)]
-    said = " and ".join(names[phase] for phase in told)
-    if len(told) > 1:
-        return f"{said.capitalize()} together."
+    shown = [phase for phase in phases if phase in (wanted or phases)]
+    words = " and ".join(names[phase] for phase in shown).capitalize()
+    if len(shown) > 1:
+        return f"{words} together."
     why = f": {ONLY[phases[0]]}" if len(phases) == 1 else ""
-    return f"{said.capitalize()} only{why}." if told else ""
+    return f"{words} only{why}." if shown else ""
 
 
 def bound_note(frame: pl.DataFrame) -> str:

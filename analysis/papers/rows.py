@@ -55,9 +55,9 @@ def _runs(frame: pl.DataFrame) -> pl.DataFrame:
 def _with_changed(rows: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
     """Add `mass_changed`, and the part of it that is rounding; null without gate weights."""
     miss = {about["identity"]: about["policies"]["miss"] for about in frame["about"]}
-    told = [(row, miss[row["identity"]], row["stored_bits"]) for row in rows.iter_rows(named=True)]
+    arguments = [(row, miss[row["identity"]], row["stored_bits"]) for row in rows.iter_rows(named=True)]
     columns = {"mass_changed": mass_changed, "mass_rounded": mass_rounded}
-    added = [pl.Series(name, [share(*each) for each in told], pl.Float64) for name, share in columns.items()]
+    added = [pl.Series(name, [share(*given) for given in arguments], pl.Float64) for name, share in columns.items()]
     return rows.with_columns(added).drop("stored_bits")
 
 
@@ -131,7 +131,7 @@ def _change(document: Mapping[str, Any]) -> float | None:
 
 #: Columns of published numbers: the column they compare with, range, place in the figure, model, and source.
 PUBLISHED = ("value", "low", "high", *PLACE, "of", "source")
-#: Parts of `mass_changed`, written beside it.
+#: Parts of `mass_changed`, in columns of their own.
 PARTS = ("mass_share_dropped", "mass_share_substituted", "mass_rounded")
 #: Heads of columns.
 HEADS = {

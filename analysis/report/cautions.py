@@ -87,7 +87,7 @@ def _samples(cases: Sequence[Case]) -> list[str]:
         f"{'; '.join(of) + ': ' if len(cases) > 1 else ''}{NO_INTERVAL[lacking(requests)]}"
         for requests, of in sorted(few.items())
     ]
-    for case in (each for each in cases if each.requests >= FEW):
+    for case in (each for each in cases if each.requests >= FEW and not each.synthetic):
         for found in case.verdicts:
             if (own := found.own()) and own.low is None and own.why:
                 said.append(f"{title(case, cases)}: no interval of {found.figure.title}: {own.why}")

@@ -3,7 +3,7 @@
 With one precision, every miss fetched, no listeners and no log, only the links work while compute does. A step is then:
 transfers that land before the gate, the gate, and the experts one after the other, with transfers that land meanwhile.
 All but this loop is the general kernel's code, compiled with these options as constants: with one link and no cost
-beyond a table (`layout.FROZEN`), or with what `variants.LOOKED_UP` names.
+beyond a table (`layout.FROZEN`), or with what `layout.LOOKED_UP` names.
 """
 
 from __future__ import annotations

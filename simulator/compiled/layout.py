@@ -396,30 +396,25 @@ STATE = np.dtype(
 
 #: The engine computes when activities end.
 OWN_CLOCK = {"external": 0}
+#: Costs and machines that the fast path's own code computes, if it is compiled for them: numbers known in advance,
+#: several links, lower tiers, experts for good and requests that arrive.
+LOOKED_UP = (
+    "n_links",
+    "n_tiers",
+    "has_start",
+    "slows_compute",
+    "reads_kv",
+    "draft_ns",
+    "has_pieces",
+    "victim_ns",
+    "n_resident",
+    "arrives",
+)
 #: Two tiers, no expert for good, no prefetch for the next pass, passes known before the run, and no cost term beyond a
 #: table.
-TWO_TIERS = dict.fromkeys(
-    (
-        "n_tiers",
-        "has_loading",
-        "loads_prefetches",
-        "waits_for_all",
-        "has_start",
-        "slows_compute",
-        "reads_kv",
-        "draft_ns",
-        "has_pieces",
-        "victim_ns",
-        "by_matrix",
-        "has_stages",
-        "cpu_tier",
-        "sync_ns",
-        "next_pass",
-        "n_resident",
-        "arrives",
-    ),
-    0,
-)
+TWO_TIERS = dict.fromkeys((name for name in LOOKED_UP if name != "n_links"), 0)
+TWO_TIERS |= dict.fromkeys(("has_loading", "loads_prefetches", "waits_for_all", "by_matrix", "has_stages"), 0)
+TWO_TIERS |= dict.fromkeys(("cpu_tier", "sync_ns", "next_pass"), 0)
 PLAIN = TWO_TIERS | OWN_CLOCK
 #: The caller reports when activities of compute and of one link end.
 STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}
@@ -438,20 +433,6 @@ FROZEN = {
 
 #: Where queues may replace keys (`ranking.py`): copies that are used without being in a pool would be queued as well.
 QUEUED = {**OWN_CLOCK, "precisions": 1, "by_key": 1, "side_slots": 0, "has_admit": 0, "n_warm": 0}
-#: Costs and machines that the fast path's own code computes, if it is compiled for them: numbers known in advance,
-#: several links, lower tiers, experts for good and requests that arrive.
-LOOKED_UP = {
-    "n_links",
-    "n_tiers",
-    "has_start",
-    "slows_compute",
-    "reads_kv",
-    "draft_ns",
-    "has_pieces",
-    "victim_ns",
-    "n_resident",
-    "arrives",
-}
 #: The fast path without them for passes of one request each and no drafts, and for all other passes; and with them.
 PRICED = {name: value for name, value in FROZEN.items() if name not in LOOKED_UP}
 ALONE = FROZEN | {"batched": 0}

@@ -1,9 +1,8 @@
-"""Requests that arrive over time: the rows of each pass are decided when the pass before it has ended.
+"""Passes of requests that arrive over time; and start, reset and end of a run.
 
-A share is what a request gives to one pass: its prompt or a piece of it, or a token. Shares are inputs; a pass is made
-of the next share of every occupied slot, and is written where the passes of other runs are inputs.
-
-Start, reset and end of a run: initial residents, cleared history, and prefetches that were never used.
+The rows of each pass are decided when the pass before it has ended. A share is what a request gives to one pass: its
+prompt or a piece of it, or a token. Shares are inputs; a pass is made of the next share of every occupied slot, and is
+written where the passes of other runs are inputs.
 """
 
 from __future__ import annotations
@@ -96,6 +95,9 @@ def first_token(s, number):
 
 
 on_insert = notifier("on_insert")
+
+
+# Start, reset and end of a run: initial residents, cleared history, and prefetches that were never used.
 
 
 @called

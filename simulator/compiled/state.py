@@ -1,7 +1,8 @@
 """Access to the state of a run: its arrays, policies' memories, properties of copies, and event listeners.
 
 Kernels write `s.name` for an array and `s["name"]` for a number or a record; `READERS` says what an array's name stands
-for. Functions that hooks reach go through Numba, which knows no such names: they call a reader.
+for. Functions that hooks reach go through Numba, to which these
+names mean nothing: they call a reader.
 """
 
 from __future__ import annotations

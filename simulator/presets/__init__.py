@@ -84,7 +84,7 @@ def configure(*, preset: str = "", **settings: object) -> ReplayConfig:
     return config.configure(**(_named(preset).values() if preset else {}) | settings)
 
 
-_named = preset  # where that is an argument
+_named = preset  # in `configure` that name is its argument
 
 
 def settings(names: str) -> Iterator[tuple[str, dict[str, str]]]:

@@ -244,7 +244,7 @@ EVEN = [(1.0, 1.0), (1.1, 1.0)] * 8
     "requests, share, why",
     [
         (EVEN, False, ""),
-        # twice the least is no long one, 2.1 times is one if it stands alone; a share is bounded by its accesses
+        # twice the least is not a long one; 2.1 times is, if it stands alone; a share is bounded by its accesses
         ([(each, 1) for each in (15, *[10] * 9, 20)], False, ""),
         ([(each, 1) for each in (15, *[10] * 9, 21)], False, TAIL),
         ([(each, 99) for each in (15, *[10] * 9, 21)], True, ""),

@@ -65,7 +65,7 @@ def test_the_lowest_bits_are_moved_whatever_the_importance():
 
 
 def test_gate_weight_is_counted_below_each_precision():
-    """Of ten, the bottom six run at 4 bits or less (11 + 9 + 7 + 5 + 3 + 1 %), three at 2 or less, one at 1."""
+    """The bottom six of ten experts run at 4 bits or less (11 + 9 + 7 + 5 + 3 + 1 %), three at 2 or less, one at 1."""
     outcome = replay_lists(ten_experts(), 160, machine(), miss="cascade:bits=8/4/2/1:below=0.6/0.3/0.1")
     below = outcome.counts("mass_low_precision", "mass_below_second", "mass_below_third")
     assert [round(100 * mass / UNIT) for mass in below] == [36, 9, 1]

@@ -255,7 +255,7 @@ def _of_text(
 def _at_once(lines: list[str], delimiter: str, names: list[str], chosen: list[str]) -> dict[str, Cells] | None:
     """Return the chosen columns as polars reads them, None where `csv` may read a cell otherwise.
 
-    Polars passes over blank lines, an empty last cell and a mark of byte order, and reads quotes inside a cell its way.
+    Polars passes over blank lines, an empty last cell and a byte order mark, and reads quotes inside a cell otherwise.
     """
     import polars as pl
 
