@@ -16,6 +16,8 @@ BEGAN := $(shell date +%s)
 NUMBA := $(shell sed -n 's/.*"\(numba>[^"]*\)".*/\1/p' pyproject.toml)
 # Room for more than one token's experts: below it a global LRU hits nothing.
 GRID := --capacity 15%,25%,50% --eviction lru,lfu,least_stale
+# A path, or a name such as miniature.
+trace = $(if $(wildcard $(TRACE)),$(abspath $(TRACE)),$(TRACE))
 # Other people's recordings, if a folder of them is next to this one (CONTRIBUTING.md).
 RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
@@ -147,13 +149,13 @@ study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 under 24 readings: collisio
 	test -n "$(TRACE)" -o -e runs/study-collisions/olmoe.zarr || $(BIN)/moereplay synthesise --model olmoe-1b-7b \
 	    --decode-tokens 128 --reuse .31 --recall .87 --out runs/study-collisions/olmoe.zarr
 	$(BIN)/moereplay sweep run benchmarks/specmd_collisions.toml --keep-going --out runs/study-collisions/results \
-	    $(if $(TRACE),--set 'traces=["$(abspath $(TRACE))"]')
+	    $(if $(TRACE),--set 'traces=["$(trace)"]')
 	$(BIN)/moereplay sweep show runs/study-collisions/results --by collisions_per_miss --top 168 --markdown
 
 # Predictors that a trace has no data for are left out.
 define study-of-trace
 	@test -n "$(TRACE)" || { echo "missing TRACE: make $@ TRACE=a.zarr"; exit 2; }
-	$(BIN)/moereplay sweep run benchmarks/$(1).toml --keep-going --out runs/$@/results --set 'traces=["$(abspath $(TRACE))"]'
+	$(BIN)/moereplay sweep run benchmarks/$(1).toml --keep-going --out runs/$@/results --set 'traces=["$(trace)"]'
 	$(BIN)/moereplay sweep show runs/$@/results --by hit_rate --top 150 --markdown
 endef
 
