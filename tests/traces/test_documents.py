@@ -29,7 +29,7 @@ def between(page: str, mark: str) -> str:
 TABLES = {
     "docs/logs.md": {file: partial(columns, file) for file in FILES},
     "docs/policies-table.md": {"policies": markdown},
-    "docs/platforms.md": {"cards": cards.markdown},
+    "docs/cards.md": {"cards": cards.markdown},
     "docs/trace-format.md": {"importers": importers.markdown, "profiles": profiles.markdown},
     "docs/export.md": {"exporters": exporters.markdown},
     "docs/semantics.md": {"counters": counters.markdown},
