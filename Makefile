@@ -215,9 +215,9 @@ study-measured: .venv/dev.stamp  ## real offloading on this machine compared wit
 	$(BIN)/moereplay measure runs/measured/like.zarr --slow-tier disk:runs/measured --layers 4 --prompt 8 --tokens 16 \
 	    --throttle 400MB/s,none --capacity 10%,25%,50% --eviction lru,least_stale --prefetch none,top_k --repeat 2 --out runs/measured
 
-evidence: .venv/dev.stamp    ## predictions compared with measurements: table, page and figure in docs/ (RUNS=folder of runs, several in quotes)
+evidence: .venv/dev.stamp    ## predictions compared with measurements: table, page and figure in studies/pages/ (RUNS=folder of runs, several in quotes)
 	@test -n "$(RUNS)" || { echo "missing RUNS: make evidence RUNS=folder, a folder with cells.csv (docs/logs.md)"; exit 2; }
-	$(BIN)/python -m benchmarks.predicted_vs_measured $(RUNS) --out docs
+	$(BIN)/python -m benchmarks.predicted_vs_measured $(RUNS) --out studies/pages
 
 study-cuda: .venv/record.stamp  ## what needs a GPU, tried on one: record, validate, calibrate, measure, live (8 minutes, 30 GB of disk)
 	$(BIN)/python -m benchmarks.cuda_study --out runs/cuda --models runs/cuda-models
@@ -299,7 +299,7 @@ tables: .venv/base.stamp     ## write the tables of cards, policies, importers, 
 	$(BIN)/moereplay policies --markdown > policies.table
 	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r policies.table' docs/policies-table.md && rm policies.table
 	$(BIN)/python -c 'from moereplay.simulator.cards import markdown; print(markdown())' > cards.table
-	sed -i -e '/<!-- cards:/,/<!-- end -->/{//!d}' -e '/<!-- cards:/r cards.table' docs/platforms.md && rm cards.table
+	sed -i -e '/<!-- cards:/,/<!-- end -->/{//!d}' -e '/<!-- cards:/r cards.table' docs/cards.md && rm cards.table
 	$(BIN)/python -m moereplay.results.counters > docs/counters.table
 	sed -i -e '/<!-- counters:/,/<!-- end -->/{//!d}' -e '/<!-- counters:/r docs/counters.table' docs/semantics.md && rm docs/counters.table
 	$(BIN)/python -c 'from moereplay.traces.importers.registry import markdown; print(markdown())' > importers.table

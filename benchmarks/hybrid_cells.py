@@ -1,6 +1,6 @@
 """Compare closed forms with measured runs of machines that use VRAM, RAM and SSD at once.
 
-    python -m benchmarks.hybrid_cells FOLDER [--out docs/hybrid.md]    # FOLDER holds cells.csv, a row per run
+    python -m benchmarks.hybrid_cells FOLDER [--out studies/pages/hybrid.md]    # FOLDER holds cells.csv, a row per run
 
 Each run without drafts is a setting of an engine on a machine (sweeps/recommend/measured.py). Prints, or writes as a
 page: measured over predicted times with nothing fitted; for every series the sign of each change and its ratio, after
@@ -34,10 +34,10 @@ HEAD = """# Machines that use VRAM, RAM and SSD at once: closed forms and measur
 
 `make study-estimates` (CELLS=folder with `cells.csv`, OUT=page) writes this page. It compares closed forms with runs
 that other people measured; the runs are not in this repository. A *series* is a set of runs by one person on one
-machine in which one thing changes. The predicted time of a token is the closed form of [`recommend`](recommend.md)
-with two fitted figures. The *step* is an added constant (dense weights of unknown size, launches, attention). The
-*factor* multiplies the cost of misses (the unknown rate of CPU, link or disk). A prompt streams, per batch, the
-experts that the batch uses.
+machine in which one thing changes. The predicted time of a token is the closed form of
+[`recommend`](../../docs/recommend.md) with two fitted figures. The *step* is an added constant (dense weights of
+unknown size, launches, attention). The *factor* multiplies the cost of misses (the unknown rate of CPU, link or disk).
+A prompt streams, per batch, the experts that the batch uses.
 
 **Changes.** Two runs fit both figures: the slowest and the fastest by prediction. One run fits if there are only two
 runs, or if they do not differ. Each engine of a series is a separate group. Signs and ratios are taken over all pairs
@@ -46,7 +46,7 @@ of runs in a group, except the fitted pair. A measured change below 3 % has no s
 **Levels.** The middle run alone fits one figure, and the other runs are predicted. The figure is the step if the
 rates of everything that the run waits for are published (RAM's for the CPU, the link's for fetches), otherwise the
 factor. For each question, the table has the median over groups of the median error within a group. `moereplay
-calibrate series` does the same with [your own runs](logs.md#runs-of-a-machine-with-vram-ram-and-a-disk).
+calibrate series` does the same with [your own runs](../../docs/logs.md#runs-of-a-machine-with-vram-ram-and-a-disk).
 [predicted-vs-measured](predicted-vs-measured.md) lists every run with its prediction.
 
 **What these figures are not.** This is not a blind test: groups, the fitted runs and the refused runs were chosen

@@ -1,6 +1,6 @@
 """Predict measured runs of other people's machines and write the table, its page and a figure (`make evidence`).
 
-    python -m benchmarks.predicted_vs_measured FOLDER [FOLDER ...] --out docs
+    python -m benchmarks.predicted_vs_measured FOLDER [FOLDER ...] --out studies/pages
 
 Each FOLDER has `cells.csv`, a row per run (docs/logs.md): in the columns of `calibrate folder`, or of `calibrate
 series`, where one or two runs of each group are fitted and the others predicted. Otherwise what is fitted on which runs
@@ -55,7 +55,7 @@ PLANS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 HEAD = """# Predicted and measured
 
 This page compares predicted with measured times per token, for every run that a calibration predicts.
-[evidence.md](evidence.md) says what follows from it. `make evidence RUNS=folder` writes this page,
+[evidence.md](../../docs/evidence.md) says what follows from it. `make evidence RUNS=folder` writes this page,
 [its table](predicted-vs-measured.csv) with the source of every run, and the figure. Other people measured the runs,
 which are not in this repository.
 
@@ -106,7 +106,7 @@ def plans_of(evidence: Evidence) -> list[Plan]:
 CLOSED, PROMPT = "closed form", "mean time per token of the prompt, ms"
 SERIES = "## Machines with VRAM, RAM and a disk"
 ABOUT_SERIES = """\
-Runs of [hybrid machines](hybrid.md), by the closed form of [`recommend`](recommend.md). In each group (a
+Runs of [hybrid machines](hybrid.md), by the closed form of [`recommend`](../../docs/recommend.md). In each group (a
 series of one engine) one run or two fit the rate of misses and a fixed step, as `moereplay calibrate series` does; the
 others are held out. Groups were chosen with the results in view."""
 
@@ -185,7 +185,7 @@ def main() -> None:
     """Read the folders and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="folders with cells.csv")
-    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder to write to (default: docs)")
+    parser.add_argument("--out", type=Path, default=Path("studies/pages"), help="folder (default: studies/pages)")
     given = parser.parse_args()
     rows = []
     for folder in given.folders:

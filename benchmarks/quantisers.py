@@ -1,4 +1,4 @@
-"""Compare quantisers of experts at few bits: `make study-quantisers`; docs/precision.md has the figures.
+"""Compare quantisers of experts at few bits: `make study-quantisers`; studies/pages/quantisers.md has the figures.
 
 Three tables. Experts of OLMoE's shape with random weights, normal and heavy-tailed (Student's t, 4 degrees of freedom):
 error of the weights and of an expert's output, stored bits, time. The same through the libraries' own kernels: do

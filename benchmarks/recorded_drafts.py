@@ -1,4 +1,4 @@
-"""How far made-up rows of rejected drafts are from recorded ones: `make study-drafts` prints tables of docs/drafts.md.
+"""How far made-up rows of rejected drafts are from recorded ones: `make study-drafts`, for studies/pages/drafts.md.
 
 The miniature decodes its prompts with drafts by its own first layers, or by n-grams of the text. Every trace is
 replayed in its recorded passes with `rejected` as recorded, `own` and `other`.

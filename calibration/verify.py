@@ -157,7 +157,7 @@ class Verified:
         ]
 
     def records(self, machine: str) -> list[Row]:
-        """Return rows of docs/predicted-vs-measured.csv."""
+        """Return rows of studies/pages/predicted-vs-measured.csv."""
         model = self.trace.header.provenance.model
         found = []
         for row in self.rows:

@@ -316,7 +316,7 @@ def test_figures_that_no_machine_has_are_no_platform(tmp_path):
 
 @pytest.mark.skipif(not (PUBLISHED / "cells.csv").exists(), reason="other people's measured runs are not here")
 def test_a_phones_other_runs_are_predicted_from_one_models():
-    """Fitted on one model's first sessions; others' budgets, lanes and models, as docs/evidence.md has them."""
+    """Fitted on one model's first sessions; others' budgets, lanes and models, as studies/pages/calibrations.md has."""
     fit = ("--fit", "bmoe-07-12-gemma_*", "--fit", "bmoe-07-14-warmup-*_gemma_k8")
     cells = {each["cell"]: each for each in document("evidence", PUBLISHED, *fit)["cells"]}
     held = ("14-w-gemma_k6", "17-gpt_k2", "20-cache-replay-lanes4_k2", "20-cache-replay-lanes8_k2", "21-101543")

@@ -79,7 +79,7 @@ def test_what_is_printed_and_appended(stored, tmp_path):
     assert "a segmented LRU, as in build 11739); it matches" in ran.stdout and "no rule" not in ran.stderr
     assert "0.7.0 (build 11669) and before: up to" in ran.stderr
     lines = list(csv.DictReader(rows.read_text().splitlines()))
-    published = Path(__file__).parents[2] / "docs" / "predicted-vs-measured.csv"
+    published = Path(__file__).parents[2] / "studies" / "pages" / "predicted-vs-measured.csv"
     assert list(lines[0]) == published.read_text().split("\n", 1)[0].split(",")
     assert len(lines) == 2 * 2 * 8
     assert [line["role"] for line in lines].count("fit") == 2 * 2

@@ -96,7 +96,7 @@ def test_specmd_table_is_laid_beside_its_replay(tmp_path: Path) -> None:
 def test_the_closed_form_of_table_2_gives_what_the_page_cites() -> None:
     done = run(BENCHMARKS / "specmd_closed_form.py")
     assert done.returncode == 0, done.stderr
-    page = (ROOT / "docs" / "papers.md").read_text()
+    page = (ROOT / "studies" / "pages" / "papers.md").read_text()
     for figure in ("15.2 %", "10.3 %", "reductions: 0.34; of random numbers 0.40", "4 of 16", "3791.1 ms"):
         assert figure in done.stdout
     assert "15.2 %" in page and "10.3 %" in page and "R² = .34" in page and "3791.1 ms" in page

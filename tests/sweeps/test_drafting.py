@@ -132,7 +132,7 @@ def test_unions_rise_with_rows_and_a_cache_holds_less_of_them() -> None:
     # consecutive tokens share experts: two rows of one request have fewer than one of each of two would at random
     at_random = 4 + 4 * (1 - 4 / 32)
     assert unions[Decoding(1, Drafts(1))] < unions[Decoding(2)] < at_random
-    # docs/drafts.md has 1.61 k and 2.49 k for 2 and 4 rows of the recorded gpt-oss-20b at .7
+    # studies/pages/drafts.md has 1.61 k and 2.49 k for 2 and 4 rows of the recorded gpt-oss-20b at .7
     assert unions[Decoding(1, Drafts(1))] / 4 == pytest.approx(1.61, rel=0.05)
     assert unions[Decoding(1, Drafts(3))] / 4 == pytest.approx(2.49, rel=0.05)
 

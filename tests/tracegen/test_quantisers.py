@@ -27,7 +27,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Whole groups of 64, less than one, a rest behind one, and rows that end within a block of the next.
 SHAPES = ((8, 128), (4, 32), (3, 150), (5, 1), (1, 2))
 FEW = (8, 4, 3, 2)
-#: Of normal weights; about a fifth more than docs/precision.md measured for the worst.
+#: Of normal weights; about a fifth more than studies/pages/quantisers.md has for the worst.
 MOST = {8: 0.012, 4: 0.15, 3: 0.27, 2: 0.62}
 
 
