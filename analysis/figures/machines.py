@@ -6,10 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moereplay.analysis.drafting_answer import with_dense_work
-from moereplay.analysis.figures.chart import Axis, Bar, Chart, Entry, Panel, Part, Point, Series, Tile, legend
-from moereplay.analysis.figures.panels import OUTLINE
-from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE
-from moereplay.analysis.palette import DASHED, LIMIT, Look
+from moereplay.analysis.figures.chart import (
+    LETTER,
+    TEXT_SIZE,
+    Axis,
+    Bar,
+    Chart,
+    Entry,
+    Panel,
+    Part,
+    Point,
+    Series,
+    Tile,
+    legend,
+)
+from moereplay.analysis.palette import DASHED, LIMIT, OUTLINE, Look
 from moereplay.analysis.quick_answer import SCHEMES, SERVES
 from moereplay.results.errors import ResultError
 from moereplay.traces.texts import sold

@@ -8,6 +8,7 @@ import polars as pl
 
 from moereplay.analysis.checks import COLUMN, error_of
 from moereplay.analysis.figures.chart import (
+    NO_BREAK,
     Axis,
     Chart,
     Entry,
@@ -20,7 +21,6 @@ from moereplay.analysis.figures.chart import (
     spans_a_decade,
 )
 from moereplay.analysis.figures.facets import MOST_COLUMNS, MOST_ROWS, shared
-from moereplay.analysis.figures.sheet import NO_BREAK
 from moereplay.analysis.metrics import measured as tidied
 from moereplay.analysis.palette import MUTED, Look, looks
 from moereplay.analysis.tables import DIGITS

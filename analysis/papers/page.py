@@ -15,10 +15,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from moereplay.analysis.figures.chart import Line
+from moereplay.analysis.figures import chart as charts
+from moereplay.analysis.figures.chart import LETTER, Line
+from moereplay.analysis.figures.drawing import Sheet, from_zero, name_hidden, styled
 from moereplay.analysis.figures.facets import shared
-from moereplay.analysis.figures.panels import from_zero, name_hidden
-from moereplay.analysis.figures.sheet import LETTER, Grid, Sheet, Wording, styled
 from moereplay.analysis.palette import COLLISION, INK, LIMIT, Look, in_order
 from moereplay.analysis.tables import DIGITS
 from moereplay.results.chart import BOUND, Chart
@@ -76,21 +76,23 @@ def page(chart: Chart, text: Text, rows: pl.DataFrame, published: pl.DataFrame) 
 def _drawn(chart: Chart, drawn: dict[str, str], text: Text, rows: pl.DataFrame, published: pl.DataFrame) -> Figure:
     looks = in_order([*rows["series"]])
     plan = _layout(drawn, rows)
-    size = (3.0, 2.3) if len(plan.columns) > 1 else (6.0, 3.4)
     names = _names(rows, "x") if chart.kind == "bars" else []
-    below = 0.0 if _fit(names) else _longest(names) * NAME_SIZE * LETTER
-    grid = Grid(plan.columns, plan.rows, size, scales="columns" if len(drawn) > 1 else "one", below=below)
     y_name = "" if len(drawn) > 1 else next(iter(drawn.values()))
-    marks = [_published_handle(chart, published)] if len(published) else []
-    wording = Wording(
-        text.title,
-        shared(rows.with_columns(pl.col("trace").str.head(DIGITS))),
-        one_label(rows["label"]),
-        chart.x_name,
-        f"{y_name} (log)" if chart.log and y_name else y_name,
-        text.note,
+    empty = charts.Chart(
+        title=text.title,
+        subtitle=shared(rows.with_columns(pl.col("trace").str.head(DIGITS))),
+        label=one_label(rows["label"]),
+        note=text.note,
+        x=charts.Axis(chart.x_name),
+        y=charts.Axis(y_name, scale="log" if chart.log else "linear"),
+        columns=plan.columns,
+        rows=plan.rows,
+        size=(3.0, 2.3) if len(plan.columns) > 1 else (6.0, 3.4),
+        scales="columns" if len(drawn) > 1 else "one",
+        below=0.0 if _fit(names) else _longest(names) * NAME_SIZE * LETTER,
     )
-    sheet = Sheet(grid, wording, [*_handles(chart, looks), *marks])
+    marks = [_published_handle(chart, published)] if len(published) else []
+    sheet = Sheet(empty, [*_handles(chart, looks), *marks])
     for across, down, value, condition in plan.panels:
         axes, own = sheet.panels[down][across], rows.filter(condition)
         beside = published.filter(condition) if len(published) else published
