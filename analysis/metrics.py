@@ -9,8 +9,7 @@ from typing import Any
 import polars as pl
 
 from moereplay.analysis.comparisons import PARTS, READ, estimate
-from moereplay.analysis.sentences import lines
-from moereplay.analysis.verdict import Entry
+from moereplay.analysis.verdict import Entry, lines
 from moereplay.results.counters import DECODED, ENERGY, expressions
 from moereplay.results.errors import unknown
 from moereplay.results.read import fields, runs
@@ -122,10 +121,9 @@ def entries(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] =
             row | {kind: names[row[kind]] for kind, names in bare.items()},
             row["tokens_per_s"],
             row["hit_rate"],
-            partial(samples, frame, row["at"]),
+            partial(rows_of, frame, row["at"]),
             foresees(row),
             bool(synthetic_of(frame["about"][row["at"]])),
-            partial(rows_of, frame, row["at"]),
         )
         for row in rows
     ]

@@ -74,7 +74,8 @@ def token_time(answer: Document) -> Chart:
     """Draw what a token waits for: the best setting of each engine, and each way to use the same VRAM."""
     engines = [(each["engine"], _spent(each)) for each in answer["by_engine"]][:MOST_BARS]
     placements = answer["placements"]
-    ways = [(_way(each), each["parts_ns"]) for each in placements["choices"]] if placements else []
+    choices = placements["choices"] if placements else []
+    ways = [(f"{SCHEMES[each['holds']]}: {SERVES[each['miss']]}", each["parts_ns"]) for each in choices]
     rows = {"best setting of each engine": engines} | ({"the same bytes of VRAM, at one cost": ways} if ways else {})
     used = [name for name in PARTS if any(parts[name] for _, parts in (*engines, *ways))]
     names = [name for name, _ in (*engines, *ways)]
@@ -135,7 +136,3 @@ def _spent(each: Document) -> dict[str, float]:
 
 def _bar(name: str, parts: Mapping[str, float]) -> Bar:
     return Bar(name, [Part(PARTS[part][0], parts[part] / MS, PARTS[part][1]) for part in PARTS if parts[part]])
-
-
-def _way(each: Document) -> str:
-    return f"{SCHEMES[each['holds']]}: {SERVES[each['miss']]}"
