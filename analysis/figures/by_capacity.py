@@ -25,7 +25,7 @@ from moereplay.analysis.figures.chart import (
     spans_a_decade,
 )
 from moereplay.analysis.figures.facets import Facets, facets, joined, lines, panel_size
-from moereplay.analysis.metrics import measured, with_ends
+from moereplay.analysis.metrics import measured
 from moereplay.analysis.palette import BOUND, DASH_DOTTED, DASHED, DOTTED, INK, LIMIT, Look, look_of, looks
 from moereplay.results.curves import TIDY
 from moereplay.results.errors import ResultError
@@ -217,7 +217,7 @@ def _ring_entry(laid: Facets) -> list[Entry]:
 
 def _over_capacities(frame: pl.DataFrame, figures: Sequence[str] = (), checked: str = "hit_rate") -> Facets:
     """Lay out the configurations with metrics, intervals of `figures`, and `percent`: capacity of all expert bytes."""
-    return facets(frame, with_ends(frame, measured(frame), figures).with_columns(PERCENT), checked)
+    return facets(frame, measured(frame, figures).with_columns(PERCENT), checked)
 
 
 def _check_several(laid: Facets, figure: str) -> None:

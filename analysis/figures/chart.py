@@ -257,11 +257,11 @@ def rows_of(chart: Chart) -> list[Row]:
     return [
         dict.fromkeys(COLUMNS) | {"panel": chart.name_of(row, column)} | each
         for row, column, panel in chart.cells()
-        for each in (*_points(panel), *_parts(panel), *_tiles(panel))
+        for each in _rows(panel)
     ]
 
 
-def _points(panel: Panel) -> Iterator[Row]:
+def _rows(panel: Panel) -> Iterator[Row]:
     for each in panel.series:
         for point in each.points if each.name else ():
             if point.y is not None:
@@ -270,18 +270,12 @@ def _points(panel: Panel) -> Iterator[Row]:
     for rule in panel.rules:
         if rule.name:
             yield {"name": rule.name, ("x" if rule.upright else "y"): _number(rule.at)}
-
-
-def _parts(panel: Panel) -> Iterator[Row]:
     for bar in panel.bars:
         for part in bar.parts:
             yield {"name": bar.name, "part": part.name, "x": part.size}
     for bar in panel.bars:
         if bar.low is not None and bar.high is not None:
             yield {"name": bar.name, "part": "interval", "low": _number(bar.low), "high": _number(bar.high)}
-
-
-def _tiles(panel: Panel) -> Iterator[Row]:
     for tile in panel.tiles:
         yield {"name": tile.row, "part": tile.column, "y": _number(tile.value)}
 

@@ -73,6 +73,7 @@ def facets(frame: pl.DataFrame, tidy: pl.DataFrame, checked: str = "hit_rate") -
     """Lay out `tidy`, rows made from `frame`, with the checks of a figure. Raises ResultError if the panels do not fit
     a page.
     """
+    intervals, phases = _intervals(frame), covered(frame)
     bare = {kind: bare_names(tidy[kind].unique().to_list()) for kind in POLICIES if kind in tidy.columns}
     short = tidy.with_columns(
         pl.col("trace").str.head(DIGITS), *(pl.col(kind).replace(names) for kind, names in bare.items())
@@ -99,8 +100,8 @@ def facets(frame: pl.DataFrame, tidy: pl.DataFrame, checked: str = "hit_rate") -
         label=one_label(rows["label"]),
         policies=rows["eviction"].unique().sort().to_list(),
         bound=f"{brackets[0][0].upper()}{brackets[0][1:]}." if brackets else "",
-        covered=covered(frame),
-        intervals=_intervals(frame),
+        covered=phases,
+        intervals=intervals,
         marked=ringed(frame, checked),
         checked=caption(frame, checked),
     )
