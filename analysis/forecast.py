@@ -194,7 +194,9 @@ def within(frame: pl.DataFrame, most: float) -> pl.DataFrame:
     """Keep configurations whose interval ends at or below a change of perplexity. Raises ResultError if none does."""
     kept = frame.filter(pl.col(COLUMN).struct.field("high") <= most)
     if kept.is_empty():
-        why = "; ".join([f"the smallest is {_smallest(frame)}", *refusals(frame)])
+        highest = frame[COLUMN].struct.field("high").drop_nulls().to_list()
+        smallest = f"{min(highest):.3%}" if highest else "of none"
+        why = "; ".join([f"the smallest is {smallest}", *refusals(frame)])
         raise ResultError(f"no configuration has a FORECAST loss within {most:.3%}, including its interval: {why}")
     return kept
 
@@ -207,7 +209,11 @@ def refusals(frame: pl.DataFrame) -> list[str]:
         .agg(pl.len().alias("count"), pl.col("why").first())
         .sort("count", "refused", descending=[True, False])
     )
-    return [_in_words(**row) for row in groups.iter_rows(named=True)]
+    return [
+        f"no FORECAST of {counted(row['count'], 'configuration')}: {row['refused']} (as here: {row['why']}); "
+        "run one of them live to get it"
+        for row in groups.iter_rows(named=True)
+    ]
 
 
 def forecast_columns(table: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
@@ -241,12 +247,6 @@ def share_of(text: str) -> float:
     return number / 100 if text.endswith("%") else expm1(number)
 
 
-def _in_words(refused: str, why: str, count: int) -> str:
-    return (
-        f"no FORECAST of {counted(count, 'configuration')}: {refused} (as here: {why}); run one of them live to get it"
-    )
-
-
 def _answer_row(answer: Answer) -> dict[str, Any]:
     if answer.high is not None and answer.high > LARGEST_EXPONENT:
         endless = f"it ends at {answer.high:.3g} nats per token"
@@ -260,8 +260,3 @@ def _answer_row(answer: Answer) -> dict[str, Any]:
 def _miss(row: Mapping[str, Any]) -> str:
     """Return the full spelling of the miss policy, which older results lack."""
     return (row["about"]["policies"] or {}).get("miss") or row["config"]["miss"]
-
-
-def _smallest(frame: pl.DataFrame) -> str:
-    highest = frame[COLUMN].struct.field("high").drop_nulls()
-    return f"{min(highest.to_list()):.3%}" if len(highest) else "of none"

@@ -20,7 +20,7 @@ from statistics import median
 import polars as pl
 
 from benchmarks.hybrid_cells import read
-from moereplay.analysis.figures.panels import rendered, save
+from moereplay.analysis.figures.drawing import rendered, save
 from moereplay.analysis.figures.real_runs import predicted
 from moereplay.analysis.tables import csv
 from moereplay.calibration.comparison import (

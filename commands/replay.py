@@ -23,7 +23,7 @@ from moereplay.commands.terminal import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from moereplay.analysis.timeline_moves import Machine
+    from moereplay.analysis.timeline import Machine
     from moereplay.results.result import Result
     from moereplay.results.serving import Holding, Level
     from moereplay.simulator.config import ReplayConfig
@@ -334,7 +334,7 @@ def _shown(passes: int, first: int, many: int) -> range:
 
 def _machine(ready: Plan) -> Machine:
     """Describe the machine, which the event log does not contain."""
-    from moereplay.analysis.timeline_moves import Machine
+    from moereplay.analysis.timeline import Machine
     from moereplay.simulator.times import homes_of
 
     platform, config = ready.machine, ready.config

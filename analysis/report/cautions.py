@@ -12,10 +12,9 @@ from moereplay.analysis.checks import candidates_of, summary
 from moereplay.analysis.comparisons import FEW
 from moereplay.analysis.ranking import OPEN_LOOP, warnings
 from moereplay.analysis.report.cases import Case, Material, Source, title
-from moereplay.analysis.sentences import NO_INTERVAL, untimed
 from moereplay.analysis.statistics import EXACT
 from moereplay.analysis.tables import cell
-from moereplay.analysis.verdict import lacking
+from moereplay.analysis.verdict import NO_INTERVAL, lacking, untimed
 from moereplay.results.read import fields, label_of, routing_of, runs
 from moereplay.results.remarks import assumptions, seconds_in_words
 from moereplay.results.schema import fields_of
@@ -32,6 +31,7 @@ def cautions(
     platforms: Sequence[Mapping[str, Any]],
 ) -> list[str]:
     """Return every warning once, most important first."""
+    lines = untimed([entry for case in cases for entry in case.entries])
     said = [
         *_synthetic(material),
         *_incomplete(material),
@@ -39,7 +39,7 @@ def cautions(
         *estimates(platforms),
         *dense_weights(material),
         *_samples(cases),
-        *_untimed(cases),
+        *([" ".join(line.strip() for line in lines)] if lines else []),
         *material.remarks,
         *caution_lines([dict(each) for each in traces]),
         *([] if material.frame.is_empty() else summary(material.checks, candidates_of(material.frame))),
@@ -96,11 +96,6 @@ def _samples(cases: Sequence[Case]) -> list[str]:
     return said
 
 
-def _untimed(cases: Sequence[Case]) -> list[str]:
-    lines = untimed([entry for case in cases for entry in case.entries])
-    return [" ".join(line.strip() for line in lines)] if lines else []
-
-
 # Health of traces
 
 
@@ -130,7 +125,10 @@ def _of(digest: str, source: Source) -> dict[str, Any]:
 def _figures(trace: Trace, summary: Summary) -> dict[str, Any]:
     geometry, depths = summary.geometry, summary.layers[0].recall
     recall = {
-        f"look-ahead recall, {depth} layer{'s' * (depth > 1)} on": _share(_recall(summary, depth)) for depth in depths
+        f"look-ahead recall, {depth} layer{'s' * (depth > 1)} on": _share(
+            fmean(layer.recall[depth] for layer in summary.layers if depth in layer.recall)
+        )
+        for depth in depths
     }
     return {
         "model": trace.header.provenance.model,
@@ -144,10 +142,6 @@ def _figures(trace: Trace, summary: Summary) -> dict[str, Any]:
         **recall,
         "notes": "; ".join(trace.header.provenance.notes) or "none",
     }
-
-
-def _recall(summary: Summary, depth: int) -> float:
-    return fmean(layer.recall[depth] for layer in summary.layers if depth in layer.recall)
 
 
 def caution_lines(found: Sequence[dict[str, Any]]) -> list[str]:
@@ -257,8 +251,9 @@ REPEAT = (
 
 def method(material: Material) -> dict[str, Any]:
     """Return semantics, settings of all replays, versions, and how to read bounds and intervals, by name."""
+    versions = versions_of_semantics(material)
     return {
-        "semantics version": ", ".join(map(str, versions_of_semantics(material))) or _of_curves(material),
+        "semantics version": ", ".join(map(str, versions or material.curves["semantics"].unique().sort())),
         **_settings(material),
         "engine": _all(str(one.get("engine", "unknown")) for one in material.provenances),
         "replayed with": _all(_versions(one) for one in material.provenances),
@@ -274,10 +269,6 @@ def _settings(material: Material) -> dict[str, str]:
         return {}
     table = runs(material.frame)
     return {name: _all(map(str, table[name].to_list())) for name in SETTINGS if name in table.columns}
-
-
-def _of_curves(material: Material) -> str:
-    return ", ".join(map(str, material.curves["semantics"].unique().sort().to_list()))
 
 
 def _versions(provenance: Any) -> str:

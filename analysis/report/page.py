@@ -19,9 +19,8 @@ from moereplay.analysis.report.cases import Case, Material, Run, cases, interval
 from moereplay.analysis.report.cautions import cautions, health, machines, method
 from moereplay.analysis.report.figures import summary, value
 from moereplay.analysis.report.vega import Figure, compiled, runtime, still
-from moereplay.analysis.sentences import Condition, certainty, paragraph, set_names
 from moereplay.analysis.tables import SHARES, Share, cell
-from moereplay.analysis.verdict import Verdict, listed, name_of_set
+from moereplay.analysis.verdict import Condition, Verdict, certainty, listed, name_of_set, paragraph, set_names
 from moereplay.results.read import fields, label_of
 from moereplay.results.read import runs as tidied
 from moereplay.results.remarks import one_label
@@ -55,7 +54,11 @@ def page(material: Material) -> str:
     made, scripts = contents(material), {"vega": runtime(), "page": _file("page.js")}
     return _template().render(
         contents=made,
-        columns={name: head for name, head in COLUMNS.items() if _is_known(made, name)},
+        columns={
+            name: head
+            for name, head in COLUMNS.items()
+            if any(run["figures"][name] is not None for run in made.data["runs"])
+        },
         data_json=as_json(made.data),
         drawings=as_json({each.name: _drawing(each) for panel in made.panels for each in panel.figures}),
         first=FIRST,
@@ -78,8 +81,15 @@ def _template() -> Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
-    environment.filters |= {"shown": _shown, "ends": _ends, "still": _still, "summary": summary, "meaning": meaning}
-    environment.filters |= {"text": _text, "by_standing": _by_standing}
+    environment.filters |= {
+        "shown": _shown,
+        "ends": _ends,
+        "still": lambda figure: still(escaped_document(figure.spec())),
+        "summary": summary,
+        "meaning": lambda name: MEANINGS.get(name, ""),
+        "text": lambda value: "none" if value in ("", None, []) else str(value),
+        "by_standing": lambda runs: [(group, list(of)) for group, of in groupby(runs, lambda run: run["group"])],
+    }
     environment.globals["value"] = value
     return environment.from_string(_file("page.html"))
 
@@ -103,14 +113,6 @@ def _drawing(figure: Figure) -> dict[str, Any]:
     return {"spec": compiled(escaped_document(figure.spec())), "logarithmic": fields}
 
 
-def _still(figure: Figure) -> str:
-    return still(escaped_document(figure.spec()))
-
-
-def _is_known(made: Contents, name: str) -> bool:
-    return any(run["figures"][name] is not None for run in made.data["runs"])
-
-
 def _shown(number: float | None, name: str) -> str:
     if number is None:
         return "-"
@@ -121,14 +123,6 @@ def _ends(found: dict[str, Any] | None, name: str) -> str:
     if not found:
         return ""
     return f"{_shown(found['low'], name)} to {_shown(found['high'], name)}"
-
-
-def _by_standing(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    return [(group, list(found)) for group, found in groupby(runs, lambda run: run["group"])]
-
-
-def _text(found: Any) -> str:
-    return "none" if found in ("", None, []) else str(found)
 
 
 # Contents
@@ -168,7 +162,11 @@ def contents(material: Material) -> Contents:
     best = brief(found)
     data = {
         "question": question(material, found),
-        "answer": [sentence for panel in panels for sentence in _named(panel, len(panels) > 1)],
+        "answer": [
+            f"{panel.title}: {sentence}" if len(panels) > 1 else sentence
+            for panel in panels
+            for sentence in panel.answer
+        ],
         "budgets": [each._asdict() | {"case": at} for at, case in enumerate(found) for each in budgets(case)],
         "best": best and _best(best, every),
         "interval": best and interval(best.best, best.figure.name),
@@ -191,11 +189,6 @@ def _panel(at: int, case: Case, found: Sequence[Case], every: Sequence[Run], mat
     )
 
 
-def _named(panel: Panel, several: bool) -> list[str]:
-    """Return the sentences of a case, with its title if there are several cases."""
-    return [f"{panel.title}: {sentence}" if several else sentence for sentence in panel.answer]
-
-
 def _best(found: Verdict, every: Sequence[Run]) -> dict[str, Any]:
     run = next(run for run in every if run["identity"] == found.best.settings["identity"])
     alike = {entry.settings["identity"] for entry in (*found.tied[1:], *found.as_good)}
@@ -209,7 +202,7 @@ def _best(found: Verdict, every: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-# -- The question that results answer, and the answer in the sentences of the tables (`analysis/sentences.py`)
+# -- The question that results answer, and the answer in the sentences of the tables (`analysis/verdict.py`)
 
 
 MEANINGS = {each.name: each.help.partition(":")[0].rstrip(".") for each in SETTINGS} | {
@@ -297,7 +290,11 @@ def question(material: Material, cases: Sequence[Case]) -> dict[str, Any]:
         "traces": [_trace(material, digest) for digest in values["trace"]],
         "platforms": values["platform"],
         "varies": {name: found for name, found in values.items() if len(found) > 1},
-        "constant": {name: found[0] for name, found in values.items() if len(found) == 1 and _is_said(name, found[0])},
+        "constant": {
+            name: one
+            for name, (one, *more) in values.items()
+            if not more and (name in ALWAYS or (name in DEFAULTS and one not in (DEFAULTS[name], "", None)))
+        },
     }
 
 
@@ -322,16 +319,12 @@ def _asked(material: Material, cases: Sequence[Case]) -> str:
     platforms = dict.fromkeys(str(case.shared["platform"]) for case in cases)
     decodes = any(case.verdicts and case.verdicts[0].figure.name == "tokens_per_s" for case in cases)
     places = ", ".join(platforms)
-    asked = "decodes fastest" if decodes else "hits most"
     of = counted(len(material.frame), "cache configuration")
     sizes = max((len(case.conditions) for case in cases), default=0)
     if sizes:
-        return f"Which policies {_plural(asked)} at each of {sizes} capacities for {', '.join(models)} on {places}?"
-    return f"Which of {of} {asked} for {', '.join(models)} on {places}?"
-
-
-def _plural(asked: str) -> str:
-    return asked.replace("decodes", "decode").replace("hits", "hit")
+        wanted = "decode fastest" if decodes else "hit most"
+        return f"Which policies {wanted} at each of {sizes} capacities for {', '.join(models)} on {places}?"
+    return f"Which of {of} {'decodes fastest' if decodes else 'hits most'} for {', '.join(models)} on {places}?"
 
 
 def _model_of(material: Material, case: Case) -> str:
@@ -354,12 +347,3 @@ def _size(value: Any) -> float:
     text = str(value)
     digits = next((text[:end] for end in range(len(text), 0, -1) if text[:end].replace(".", "", 1).isdecimal()), "")
     return float(digits) if digits else float("inf")
-
-
-def _is_said(name: str, value: Any) -> bool:
-    return name in ALWAYS or (name in DEFAULTS and value not in (DEFAULTS[name], "", None))
-
-
-def meaning(name: str) -> str:
-    """Explain what a setting controls."""
-    return MEANINGS.get(name, "")

@@ -19,8 +19,8 @@ from matplotlib.transforms import Bbox
 
 from moereplay import policies
 from moereplay.analysis.figures.catalogue import FIGURES, chart, draw, draw_all, save
+from moereplay.analysis.figures.drawing import styled
 from moereplay.analysis.figures.facets import OMITTED_AT
-from moereplay.analysis.figures.sheet import styled
 from moereplay.analysis.metrics import measured
 from moereplay.analysis.palette import KNOWN, Look, look_of, looks
 from moereplay.results.errors import ResultError
@@ -330,7 +330,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from moereplay.analysis.figures.catalogue import FIGURES, chart, draw, draw_all, save
-from moereplay.analysis.figures.panels import save
+from moereplay.analysis.figures.drawing import save
 from moereplay.results.stored import load
 frame = load(Path(sys.argv[1]))
 for name, figure in draw_all(frame).figures:

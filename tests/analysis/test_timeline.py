@@ -12,8 +12,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from moereplay.analysis.timeline import CACHE, COMPUTE, CPU, FILLS, LINKS, PASSES, QUEUE, STALLS, Timeline, limited
-from moereplay.analysis.timeline_moves import Machine, copy_of
+from moereplay.analysis.timeline import (
+    CACHE,
+    COMPUTE,
+    CPU,
+    FILLS,
+    LINKS,
+    PASSES,
+    QUEUE,
+    STALLS,
+    Machine,
+    Timeline,
+    copy_of,
+    limited,
+)
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Row
 from moereplay.results.trace_events import Instant, Item, Level, Slice, Track, write_items

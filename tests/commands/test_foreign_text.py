@@ -12,8 +12,7 @@ import polars as pl
 import pytest
 from matplotlib.figure import Figure
 
-from moereplay.analysis.figures.panels import save
-from moereplay.analysis.figures.sheet import styled
+from moereplay.analysis.figures.drawing import save, styled
 from moereplay.analysis.report.page import as_json
 from moereplay.analysis.tables import csv, markdown, table
 from moereplay.policies.contract import PolicyError

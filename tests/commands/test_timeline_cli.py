@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from moereplay.analysis.timeline import COMPUTE, FILLS, LINKS, PASSES, STALLS, Timeline, limited
-from moereplay.analysis.timeline_moves import Machine
+from moereplay.analysis.timeline import COMPUTE, FILLS, LINKS, PASSES, STALLS, Machine, Timeline, limited
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Event
 from moereplay.simulator.config import configure

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from moereplay.analysis.figures.chart import rows_of
+from moereplay.analysis.figures.drawing import rendered, save
 from moereplay.analysis.figures.machines import speed_by_memory, token_time
-from moereplay.analysis.figures.panels import rendered, save
 from moereplay.analysis.quick_answer import placement_lines
 from moereplay.simulator.capacity import of_layers
 from moereplay.simulator.config import configure

@@ -1,15 +1,17 @@
-"""Pictures of charts by matplotlib: series, rules, bars and scales of every panel of a page (`sheet.py`), and files."""
+"""Pictures of charts by matplotlib: a page measured in inches so that nothing overlaps, its panels, and files."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,27 +30,64 @@ from matplotlib.ticker import (
 from matplotlib.transforms import ScaledTranslation
 
 from moereplay.analysis.figures.chart import (
+    LETTER,
+    NO_BREAK,
+    TEXT_SIZE,
     Axis,
     Bar,
     Chart,
     Entry,
     Line,
     Panel,
-    Rule,
     Series,
     Tile,
     coinciding,
     highest,
+    is_narrow,
+    page_width,
     places,
     rows_of,
 )
-from moereplay.analysis.figures.sheet import DPI, LETTER, NO_BREAK, TEXT_SIZE, Grid, Sheet, Wording, is_narrow, styled
-from moereplay.analysis.palette import INK, MUTED, Look
+from moereplay.analysis.palette import GRID, INK, MUTED, OUTLINE, Look
 from moereplay.analysis.tables import csv
 from moereplay.results.errors import ResultError
 from moereplay.traces.files import write_whole
 from moereplay.traces.texts import digits, escaped_lines
 
+DPI = 72  #: of the layout; files have another
+#: Settings that must not follow the machine's own; a fixed salt makes SVG ids repeatable.
+STYLE = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 8.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "figure.dpi": DPI,
+    "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "svg.hashsalt": "moereplay",
+    "svg.fonttype": "path",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,  # names of models and policies may hold dollar signs
+    "savefig.dpi": 160,
+}
+MARGIN, LINE = 0.25, 0.17  # inches: page margin, height of a line of text
+GAP, SCALE_GAP = 0.2, 0.75  # inches between columns of panels: without tick labels and with them
+TITLE_SIZE, NOTE_SIZE = 12.0, 7.5  # points
+AXIS_LABEL, ENTRY = 0.55, 0.185  # inches: below the grid, height of a legend entry
+HANDLE, NARROW_ENTRY = 0.45, 0.15  # inches: of a legend entry before its text, and its height on a narrow page
+NARROW_LETTER, NARROW_LEFT = 0.53 / 72, 0.8  # as `LETTER`; and additional space for tick labels on a wide page
+NARROW_SIZE = 7.0  # points: every text of a page whose width is given
+LEAST_HEIGHT, SHAPE = 1.3, 0.75  # inches down, and height by width, of its panels
 MARKERS = 16  #: approximate number of markers on a line
 MOST_STEPS = 6  #: of a percent axis
 TICK_ROOM = 0.29  #: inches between ticks of a percent axis, at least
@@ -64,19 +103,154 @@ ROOM, NARROW_ROOM = 1.25, 1.5  #: length of the axis relative to the longest bar
 BEHIND_TOTAL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # a rule may pass there
 
 
+@contextmanager
+def styled() -> Iterator[None]:
+    """Apply the same style on every machine, whatever its matplotlibrc says."""
+    with style.context(["default", STYLE | ({"font.size": NARROW_SIZE} if is_narrow() else {})]):
+        yield
+
+
 class Picture(Figure):
     """A page and the chart that it shows, from which the CSV is written."""
 
     chart: Chart
 
 
+class Sheet:
+    """A page with the texts of a chart and empty panels; `panels[row][column]` share axes as the chart says."""
+
+    def __init__(self, chart: Chart, legend: Sequence[Artist]) -> None:
+        width, down = page_width.get(), len(chart.rows)
+        self._chart, self._narrow = chart, width is not None
+        self._gap = SCALE_GAP if chart.scales in ("columns", "each") else GAP  # between columns
+        self._above = 0.2 + 0.32 * (down > 1)  # above each row, for a note and the heading
+        self._left = chart.left * (NARROW_LEFT if width else 1.0)
+        gaps = (len(chart.columns) - 1) * self._gap
+        if width:
+            across = max(0.5, (width - self._left - MARGIN / 2 - gaps) / len(chart.columns))
+            self._panel = across, min(chart.size[1], max(LEAST_HEIGHT, SHAPE * across))
+        else:  # as high as the legend at least
+            missing = ENTRY * len(legend) + 0.1 - (down * chart.size[1] + (down - 1) * self._above)
+            self._panel = chart.size[0], chart.size[1] + max(0.0, missing) / down
+        self._across = len(chart.columns) * self._panel[0] + gaps
+        self._down = down * self._panel[1] + (down - 1) * self._above
+        longest = max((len(str(handle.get_label())) for handle in legend), default=0)
+        self._width = width or self._own_width(0.75 + longest * TEXT_SIZE * LETTER if legend else 0)
+        entry = HANDLE + longest * NARROW_SIZE * NARROW_LETTER
+        self._legend_columns = max(1, int((self._width - MARGIN / 2) / entry))
+        texts = ("", "") if self._narrow else (chart.subtitle, chart.note)
+        self._subtitle = _wrapped(texts[0], self._width - 2 * MARGIN, TEXT_SIZE)
+        self._note = _wrapped(texts[1], self._width - 2 * MARGIN, NOTE_SIZE)
+        head = 0.08 if self._narrow else 0.62
+        self._top = head + LINE * (len(self._subtitle) + 1.5 * any(chart.columns)) + self._above
+        entries = math.ceil(len(legend) / self._legend_columns) * self._narrow
+        below = LINE * len(self._note) + NARROW_ENTRY * entries
+        self._height = self._top + self._down + chart.below + AXIS_LABEL + below + MARGIN / 2
+        self.figure = Picture(figsize=(self._width, self._height), facecolor="white")
+        self.figure.chart = chart
+        parts = (f"{chart.title} ({chart.label})", chart.subtitle, chart.note)
+        self.figure.set_label("\n".join(filter(None, parts)))
+        self.panels = self._panels()
+        self._write()
+        self._legend(legend)
+
+    def _own_width(self, beside: float) -> float:
+        """Return the width that holds the panels with a legend beside them, the title and the headings."""
+        chart = self._chart
+        title = (len(chart.title) * TITLE_SIZE * 1.1 + len(chart.label) * 8) * LETTER + 1
+        heading = self._left + max(map(len, chart.rows)) * TEXT_SIZE * LETTER + MARGIN
+        return max(self._left + self._across + beside + MARGIN, title, heading)
+
+    def _panels(self) -> list[list[Axes]]:
+        chart, panels = self._chart, list[list[Axes]]()
+        for row, heading in enumerate(chart.rows):
+            panels.append([])
+            for column, title in enumerate(chart.columns):
+                first = panels[0][0] if panels[0] else None
+                like = {
+                    "one": first,
+                    "rows": next(iter(panels[-1]), None),
+                    "columns": panels[0][column] if row else None,
+                    "each": None,
+                }
+                across = (panels[0][column] if row else None) if chart.own_x else first
+                left, top = self._corner(row, column)
+                bottom = self._height - top - self._panel[1]
+                sizes = (self._width, self._height, self._width, self._height)
+                inches = (left, bottom, *self._panel)
+                place = tuple(length / whole for length, whole in zip(inches, sizes, strict=True))
+                axes = self.figure.add_axes(place, sharex=across, sharey=like[chart.scales])
+                labelled = column == 0 or chart.scales in ("columns", "each")
+                axes.set_label(", ".join(filter(None, (heading, title))))
+                axes.tick_params(labelleft=labelled, labelbottom=row == len(chart.rows) - 1, length=2.5)
+                panels[-1].append(axes)
+        return panels
+
+    def _corner(self, row: int, column: int) -> tuple[float, float]:
+        """Return the upper left corner of a panel, inches from the left and upper edges."""
+        across, down = self._panel
+        return self._left + column * (across + self._gap), self._top + row * (down + self._above)
+
+    def _write(self) -> None:
+        chart, small = self._chart, NARROW_SIZE if self._narrow else 9
+        if not self._narrow:
+            self._line(chart.title, MARGIN, 0.38, fontsize=TITLE_SIZE, fontweight="bold")
+            box = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": MUTED, "linewidth": 0.8}
+            self._line(chart.label, self._width - MARGIN - 0.05, 0.36, ha="right", fontsize=8, bbox=box)
+        for number, text in enumerate(self._subtitle):
+            self._line(text, MARGIN, 0.62 + LINE * number, fontsize=TEXT_SIZE, color=MUTED)
+        for number, text in enumerate(reversed(self._note)):
+            self._line(text, MARGIN, self._height - MARGIN / 2 - LINE * number, fontsize=NOTE_SIZE, color=MUTED)
+        middle = self._left + self._across / 2, self._top + self._down / 2
+        below = self._top + self._down + chart.below + 0.42
+        self._line(chart.x.named, middle[0], below, ha="center", fontsize=small)
+        beside = MARGIN * (0.45 if self._narrow else 0.8)
+        self._line(chart.y.named, beside, middle[1], rotation=90, ha="center", va="center", fontsize=small)
+        for column, text in enumerate(chart.columns):
+            over = self._corner(0, column)[0] + self._panel[0] / 2
+            above = self._top - 0.24 - 0.22 * (len(chart.rows) > 1)
+            self._line(text, over, above, ha="center", fontsize=small)
+        for row, text in enumerate(chart.rows if len(chart.rows) > 1 else ()):
+            left, top = self._corner(row, 0)
+            room = (self._width - left) / (NARROW_SIZE * LETTER)
+            shown = f"{text[: int(room) - 1]}…" if self._narrow and len(text) > room else text
+            size = min(TEXT_SIZE, small)
+            self._line(shown, left, top - 0.2, fontsize=size, fontweight="bold", color=MUTED)
+
+    def _line(self, text: str, x: float, y: float, **look: Any) -> None:
+        """Write a text with its baseline `y` inches below the upper edge."""
+        self.figure.text(x / self._width, 1 - y / self._height, text, **look)
+
+    def _legend(self, handles: Sequence[Artist]) -> None:
+        if not handles:
+            return
+        look: dict[str, Any] = {"handles": handles, "frameon": False, "handlelength": 3.2}
+        if self._narrow:
+            corner = 0.5, MARGIN / 4 / self._height
+            look |= {"fontsize": NARROW_SIZE, "handlelength": 2.4, "columnspacing": 1.0, "labelspacing": 0.3}
+            columns = self._legend_columns
+            self.figure.legend(loc="lower center", bbox_to_anchor=corner, ncols=columns, borderpad=0, **look)
+            return
+        left = self._left + self._across + 0.1
+        corner = left / self._width, 1 - (self._top - 0.05) / self._height
+        self.figure.legend(loc="upper left", bbox_to_anchor=corner, **look)
+
+
+def _wrapped(text: str, inches: float, points: float) -> list[str]:
+    return wrap(text, max(20, int(inches / (points * LETTER))), break_long_words=True)
+
+
+# What panels show
+
+
 def rendered(chart: Chart) -> Picture:
     """Draw a chart on a page of the current width."""
+    chart = chart.stacked() if chart.stacks and is_narrow() else chart
     with styled():
-        grid = Grid(chart.columns, chart.rows, chart.size, chart.left, chart.scales, chart.own_x)
-        wording = Wording(chart.title, chart.subtitle, chart.label, chart.x.named, chart.y.named, chart.note)
-        sheet = Sheet(grid, wording, [_handle(each) for each in chart.legend], Picture)
-        longest = _longest([bar for _, _, panel in chart.cells() for bar in panel.bars])
+        sheet = Sheet(chart, [_handle(entry) for entry in chart.legend])
+        bars = [bar for _, _, panel in chart.cells() for bar in panel.bars]
+        ends = [bar.total if bar.high is None else max(bar.total, bar.high) for bar in bars]
+        longest = max([1, *ends]) * (NARROW_ROOM if is_narrow() else ROOM)
         for row, column, panel in chart.cells():  # scales first: limits follow from values on their scale
             axes = sheet.panels[row][column]
             _plain(axes, "x", panel.x or chart.x)
@@ -92,7 +266,6 @@ def rendered(chart: Chart) -> Picture:
                 _scale(axes, chart, panel, chart.sharing(row, column))
             if chart.names_hidden:
                 name_hidden(axes, places(panel.series))
-    sheet.figure.chart = chart
     return sheet.figure
 
 
@@ -113,7 +286,9 @@ def _fill(axes: Axes, panel: Panel, longest: float) -> None:
     for at, each in enumerate(panel.series):
         _series(axes, each, at - (len(panel.series) - 1) / 2)
     for rule in panel.rules:
-        _rule(axes, rule)
+        draw = axes.axvline if rule.upright else axes.axhline
+        look = rule.look
+        draw(rule.at, label=rule.name or None, color=look.colour, linestyle=look.dash, lw=look.width)
     if panel.bars:
         for at, bar in enumerate(panel.bars):
             _bar(axes, bar, at, longest)
@@ -144,12 +319,6 @@ def _series(axes: Axes, series: Series, aside: float) -> None:
         draw(places, low, high, label=f"_ends of {series.name}", **look)
 
 
-def _rule(axes: Axes, rule: Rule) -> None:
-    shape = {"color": rule.look.colour, "linestyle": rule.look.dash, "lw": rule.look.width}
-    draw = axes.axvline if rule.upright else axes.axhline
-    draw(rule.at, label=rule.name or None, **shape)
-
-
 def _bar(axes: Axes, bar: Bar, at: int, longest: float) -> None:
     left: float = 0
     for part in bar.parts:
@@ -171,15 +340,12 @@ def _worded(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else digits(value, 3)
 
 
-def _longest(bars: Sequence[Bar]) -> float:
-    ends = [bar.total if bar.high is None else max(bar.total, bar.high) for bar in bars]
-    return max([1, *ends]) * (NARROW_ROOM if is_narrow() else ROOM)
-
-
 def _scale(axes: Axes, chart: Chart, panel: Panel, sharing: Sequence[Panel]) -> None:
     x, y = panel.x or chart.x, panel.y or chart.y
     if x.format == "whole":
-        _whole(axes, max(point.x for _, _, each in chart.cells() for series in each.series for point in series.points))
+        last = max(point.x for _, _, each in chart.cells() for series in each.series for point in series.points)
+        axes.set_xlim(-0.5 - last / 60, last + 0.5 + last / 60)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
     if x.ticks:
         own = [panel] if chart.own_x else [each for _, _, each in chart.cells()]
         places = [point.x for each in own for series in each.series for point in series.points]
@@ -209,11 +375,6 @@ def _bar_scales(axes: Axes, bars: Sequence[Bar], longest: float) -> None:
     axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def _whole(axes: Axes, last: float) -> None:
-    axes.set_xlim(-0.5 - last / 60, last + 0.5 + last / 60)
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
 
 
 def _ticks(axes: Axes, axis: Axis, ends: tuple[float, float]) -> None:
@@ -254,17 +415,13 @@ def from_zero(axes: Axes, top: float) -> None:
     """Set a percent axis from zero with room above the highest value; a tick that is nearly reached is shown."""
     end = top * ABOVE if top > 0 else 0.05
     room = int(axes.bbox.height / DPI / TICK_ROOM)
-    step = _step(top or end, min(max(2, room), MOST_STEPS))
+    most, whole = min(max(2, room), MOST_STEPS), top or end
+    power = math.floor(math.log10(whole / most))
+    step = next(step for step in (factor * 10.0**power for factor in (1, 2, 5, 10)) if whole / step <= most)
     count = min(math.floor(end / step + NEARLY), round(1 / step))  # no ratio is above 100 %
     axes.set_ylim(0, max(end, count * step))
     axes.set_yticks([step * number for number in range(count + 1)])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
-
-
-def _step(top: float, most: int) -> float:
-    """Return the smallest of 1, 2, 5, 10, 20, ... that needs no more than `most` steps."""
-    power = math.floor(math.log10(top / most))
-    return next(step for step in (factor * 10.0**power for factor in (1, 2, 5, 10)) if top / step <= most)
 
 
 def name_hidden(axes: Axes, lines: Mapping[str, Line]) -> None:
@@ -348,7 +505,6 @@ def _replace(path: Path, data: bytes) -> None:
 
 COLOURS = colormaps["viridis"]  #: dark is little; even to those who see few colours
 LIGHT = 0.55  #: from this part of the scale on, letters are dark
-OUTLINE = "#D55E00"
 
 
 def draw_tiles(axes: Axes, tiles: Sequence[Tile]) -> None:
