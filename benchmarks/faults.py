@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -53,12 +54,18 @@ def copied(tree: Path, into: Path) -> None:
             shutil.copy(tree / name, into / name, follow_symlinks=False)  # folders are linked into the package
 
 
-def tested(copy: Path, *arguments: str) -> int:
-    """Return pytest's exit code in a copy."""
+def tested(copy: Path, *arguments: str, seconds: float | None = None) -> int:
+    """Return pytest's exit code in a copy. Raises TimeoutExpired after so many seconds, when nothing of it runs on."""
     settings = {"PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1", "OMP_NUM_THREADS": "1"}
     settings |= {"XDG_CACHE_HOME": str(copy / ".cache")}
-    command = [sys.executable, "-m", "pytest", "-x", *arguments]
-    return subprocess.run(command, cwd=copy, env=os.environ | settings, capture_output=True, check=False).returncode
+    command = [sys.executable, "-m", "pytest", "-x", "-m", "not long and not longest", *arguments]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    with subprocess.Popen(command, cwd=copy, env=os.environ | settings, **quiet) as started:
+        try:
+            return started.wait(seconds)
+        except BaseException:
+            os.killpg(started.pid, signal.SIGKILL)
+            raise
 
 
 def verdict(copy: Path, fault: Fault) -> str:

@@ -142,6 +142,7 @@ def test_a_csv_has_every_point_with_its_interval(several: pl.DataFrame, tmp_path
     assert sum(float(row["x"]) for row in bars) == total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_of_every_kind_are_the_same_twice_and_have_no_date(
     several: pl.DataFrame, tmp_path: Path, kind: str
@@ -153,6 +154,7 @@ def test_files_of_every_kind_are_the_same_twice_and_have_no_date(
     assert not any(word in first.read_bytes() for word in (b"CreationDate", b"Producer", b"Creator", b"<dc:date>"))
 
 
+@pytest.mark.slow
 @every("name", FIGURES, apart=True)
 def test_a_page_has_the_width_of_a_column_and_its_title_beside_it(
     several: pl.DataFrame, tmp_path: Path, name: str

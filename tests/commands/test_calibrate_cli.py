@@ -224,6 +224,7 @@ def mine(folder, tmp_path_factory) -> dict[str, Path]:
     return {"desk": place / "desk.toml", "trace": place / "t.zarr", "a": place / "a.csv", "b": place / "b.csv"}
 
 
+@pytest.mark.slow
 def test_a_log_is_predicted_by_the_replay_of_its_routing(mine):
     about = ("--calibration", mine["desk"], "--model", "olmoe-1b-7b", "--trace", mine["trace"], "--dense", "500MiB")
     found = document("evidence", mine["a"], mine["b"], *about, "--memory", "400MiB", "--memory", "1500MiB")
@@ -314,6 +315,7 @@ def test_figures_that_no_machine_has_are_no_platform(tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (PUBLISHED / "cells.csv").exists(), reason="other people's measured runs are not here")
 def test_a_phones_other_runs_are_predicted_from_one_models():
     """Fitted on one model's first sessions; others' budgets, lanes and models, as docs/evidence.md has them."""

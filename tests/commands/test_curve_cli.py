@@ -65,6 +65,7 @@ def test_the_table_has_the_misses_of_replays_and_a_dash_where_times_decide(trace
             assert int(table[capacity][column]) == replayed.totals["misses"]
 
 
+@pytest.mark.slow
 def test_a_platform_closes_the_gaps_with_its_own_replays(trace: Path) -> None:
     told = ("curve", trace, "--eviction", "belady", "--platform", "phone-ufs4", "--engine", "reference", "--json")
     document = json.loads(moereplay(*told).stdout)

@@ -40,6 +40,7 @@ def recorded(model: Path, text: Path, path: Path) -> Trace:
     return open_trace(path)
 
 
+@pytest.mark.slow
 def test_a_recorded_run_replays_to_the_same_numbers(model: Path, text: Path, tmp_path: Path) -> None:
     trace = recorded(model, text, tmp_path / "run.zarr")
     verify(trace)
@@ -95,6 +96,7 @@ def test_a_preset_and_a_policy_of_ones_own_run_live_as_they_replay(model: Path, 
     assert ours["config"] == theirs["config"] and ours["totals"] == theirs["totals"]
 
 
+@pytest.mark.slow
 def test_prompts_are_continued_under_the_policies(model: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("fast memory\nslow\n")

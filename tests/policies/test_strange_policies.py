@@ -110,6 +110,7 @@ def admit(now, experts, copies, own, y_in, prefetched, y_out):
     return True"""
 
 
+@pytest.mark.slow
 @every("declines", [{}, {"declines": "lambda p: False"}])
 def test_victims_are_named_before_one_leaves_whatever_admit_promises(
     declines: dict[str, str], take: Callable[..., Policy]
@@ -211,6 +212,7 @@ def check_search(found: dict, cases: int) -> None:
     assert found["endings"]["equal"] > found["replays"] // 2
 
 
+@pytest.mark.slow
 def test_the_engines_agree_on_a_few_random_policy_files() -> None:
     check_search(searched("--cases", 6, "--seed", 3, "--seconds", 200), 6)
 

@@ -125,6 +125,7 @@ def one_counter_more(monkeypatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.slow
 def test_replays_of_before_and_after_a_counter_was_added_go_together(before, one_counter_more, tmp_path):
     replays = before / "replays"
     later = replay(open_trace(SAMPLE), configure(capacity="25%", eviction="fifo"), engine="reference")
@@ -138,6 +139,7 @@ def test_replays_of_before_and_after_a_counter_was_added_go_together(before, one
     assert drawn.returncode == 0, drawn.stderr
 
 
+@pytest.mark.slow
 def test_parts_of_a_sweep_of_before_and_after_a_counter_was_added_go_together(before, one_counter_more, tmp_path):
     file, stored = before / "experiment.toml", before / "sweep"
     file.write_text(file.read_text().replace('"least_stale"', '"least_stale", "fifo"'))

@@ -138,6 +138,7 @@ def misses_of_lru(stream: list[int], capacity: int) -> list[int]:
     return missed
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 30), st.integers(0, 9), st.integers(1, 4), st.integers(1, 4))
 def test_a_tier_as_fast_as_nothing_changes_no_time(layers: int, latency: int, depth: int, experts: int) -> None:

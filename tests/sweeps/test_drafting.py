@@ -315,6 +315,7 @@ def test_wrong_values_are_a_line(concurrency: int, draft: str, told: str) -> Non
 # -- beside replays
 
 
+@pytest.mark.slow
 @every(
     "streams, many, within",
     [(1, 0, 0.1), (1, 1, 0.1), (1, 3, 0.1), (2, 0, 0.1), (2, 2, 0.1), (4, 0, 0.1), (4, 1, 0.1)],

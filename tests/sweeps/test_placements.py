@@ -157,6 +157,7 @@ def replayed(tokens: tuple[int, int], geometry: Geometry, **said: Any) -> dict[s
 PLATFORM = "desktop-24gb"
 
 
+@pytest.mark.slow
 @every(
     "said, scheme, within",
     [

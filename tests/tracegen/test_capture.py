@@ -44,6 +44,7 @@ def hooks_of(modules: MoeModules) -> int:
 # What is kept
 
 
+@pytest.mark.slow
 def test_take_joins_the_passes_since_the_last_take(modules: MoeModules) -> None:
     with Capture(modules, 1) as capture:
         run(modules, 5, seed=1)

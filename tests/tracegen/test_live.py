@@ -52,6 +52,7 @@ def _parts(ids: Sequence[int]) -> list[Sequence[int]]:
     return [ids[:6], *([token] for token in ids[6:])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_policies_that_change_nothing_leave_every_bit_of_the_model_alone(family: str) -> None:
     for dtype, every_setting in zip(DTYPES, (UNCHANGING, UNCHANGING[1:2]), strict=True):
@@ -145,6 +146,7 @@ def total(ran: Live) -> Score:
 OTHERS = ("deepseek_v3", "gpt_oss", "qwen3_moe")
 
 
+@pytest.mark.slow
 @every("family, settings", [*product(["olmoe"], CHANGING), *zip(OTHERS * 2, CHANGING, strict=True)])
 def test_the_model_runs_what_the_policies_decided(family: str, settings: dict[str, Any]) -> None:
     ran = live(family, **settings)
