@@ -103,7 +103,7 @@ demo-replay: .venv/base.stamp  ## without torch: replay the recorded trace that 
 	$(BIN)/moereplay replay $(SAMPLE) --passes token $(GRID) --prefetch none,top_k --out runs/demo-replay
 	$(BIN)/moereplay plot runs/demo-replay
 
-test: .venv/dev.stamp        ## the tests that take less than two seconds of CPU time each, and a quarter of each search
+test: .venv/dev.stamp        ## the tests of less than 1.5 seconds of CPU time each, and a quarter of each search
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-ci: .venv/dev.stamp     ## what CI runs: the tests of `make test` and the slow ones

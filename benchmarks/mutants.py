@@ -198,27 +198,34 @@ class Verdict(NamedTuple):
 
 
 def verdict(copy: Path, mutant: Mutant, seconds: float, failing: set[str]) -> Verdict:
-    """Run tests on a mutant; a test that fails without it too joins `failing` and is left out from then on."""
+    """Run tests on a mutant; the one that fails must fail again, and pass without it.
+
+    A test that does not is left out of this run and of those to come, in `failing`.
+    """
     path, last = copy / mutant.file, copy / ".pytest_cache/v/cache/lastfailed"
     right, tests = path.read_text("utf-8"), tests_of(copy, mutant)
-    while True:
-        last.unlink(missing_ok=True)
-        path.write_text(mutant.planted(right), "utf-8")
-        left_out = [f"--deselect={test}" for test in sorted(failing)]
+
+    def ended(*arguments: str, planted: bool = True) -> int:
+        path.write_text(mutant.planted(right) if planted else right, "utf-8")
         try:
-            code = tested(copy, *tests, *left_out, "--timeout=100", seconds=seconds)
-        except subprocess.TimeoutExpired:
-            return Verdict(mutant, f"not found in {seconds:g} seconds")
+            return tested(copy, *arguments, "--timeout=100", seconds=seconds)
         finally:
             path.write_text(right, "utf-8")
-        if code == PASSED:
-            return Verdict(mutant, "survived")
-        if code != FAILED:
-            collected = tested(copy, "--collect-only", *tests) == PASSED
-            return Verdict(mutant, f"{'found' if collected else 'not tested'}: pytest ended with {code}")
-        (test,) = json.loads(last.read_text())
-        if tested(copy, "--lf", "--lfnf=none", test.partition("::")[0]) == PASSED:
-            return Verdict(mutant, f"found by {test}")
+
+    while True:
+        last.unlink(missing_ok=True)
+        try:
+            code = ended(*tests, *(f"--deselect={test}" for test in sorted(failing)))
+            if code == PASSED:
+                return Verdict(mutant, "survived")
+            if code != FAILED:
+                collected = ended("--collect-only", *tests, planted=False) == PASSED
+                return Verdict(mutant, f"{'found' if collected else 'not tested'}: pytest ended with {code}")
+            (test,) = json.loads(last.read_text())
+            if ended(test) == FAILED and ended(test, planted=False) == PASSED:
+                return Verdict(mutant, f"found by {test}")
+        except subprocess.TimeoutExpired:
+            return Verdict(mutant, f"not found in {seconds:g} seconds")
         failing.add(test)
 
 

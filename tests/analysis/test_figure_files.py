@@ -69,6 +69,7 @@ def test_the_interval_of_misses_holds_their_number(several: pl.DataFrame) -> Non
     assert all(low is not None and high is not None and low < total < high for low, total, high in ends), ends
 
 
+@pytest.mark.slow
 @every("name", FIGURES)
 def test_a_legend_lists_what_is_drawn_and_nothing_else(several: pl.DataFrame, name: str) -> None:
     words = {"compulsory": "compulsory", "capacity": "capacity_misses", "collision": "collisions"}

@@ -178,6 +178,7 @@ def test_every_figure_says_what_it_was_made_from(frame: pl.DataFrame, name: str)
     assert "scope global" in subtitle and "reset never" not in subtitle
 
 
+@pytest.mark.slow
 def test_open_loop_results_are_labelled() -> None:
     figure = draw("misses", frame_of(small_trace(), eviction=["lru"], miss=["drop"], capacity=["25%"]))
     assert "SIMULATED, open-loop, synthetic routing" in texts(figure)

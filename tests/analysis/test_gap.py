@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import pytest
 from hypothesis import given
 
 from moereplay.analysis.gap import Gap, flat, gap_of, sentences
@@ -19,6 +20,7 @@ from tests.simulator.test_limits import Case, cases
 STEPS = ([0, 1], [0, 2], [0, 1], [0, 3], [0, 1])
 
 
+@pytest.mark.slow
 def test_the_published_trace_has_twelve_compulsory_misses_and_six_for_lack_of_capacity() -> None:
     """Three layers of four experts, two in each pool, LRU: 30 accesses, 12 hits, 12 + 6 misses.
 

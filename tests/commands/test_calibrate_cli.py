@@ -58,6 +58,7 @@ def test_a_calibrated_platform_marks_what_is_replayed_on_it(folder, tmp_path):
     assert "seconds of phone-ufs4: estimated, not calibrated" in shown
 
 
+@pytest.mark.slow
 def test_tables_name_every_cell_and_every_refusal(folder):
     shown = moereplay("calibrate", "folder", folder, *FIT).stdout
     assert "memory_bytes_per_s" in shown and "made-tenth-ov" in shown and "held out  2 runs" in shown
@@ -199,6 +200,7 @@ def test_each_source_has_its_own_options(folder, tmp_path, command, fact):
     assert ended.returncode == 2 and fact in unfolded(ended.stderr)
 
 
+@pytest.mark.slow
 def test_the_spelling_without_a_subcommand_is_understood(folder):
     log = folder / "tokens" / "made-fifth-ov.csv"
     for use, words in {"folder": (folder, *FIT), "logs": (log, *LOGGED)}.items():

@@ -86,6 +86,7 @@ def test_the_same_configurations_are_checked_each_time_and_none_twice(sweep, tmp
     assert other.returncode == 0 and checks(tmp_path / "out").keys() == checks(sweep / "out").keys()
 
 
+@pytest.mark.slow
 def test_a_sweep_without_checks_has_the_same_parts_and_no_figure_of_checks(sweep, tmp_path):
     plain = moereplay("sweep", "run", sweep / "experiment.toml", "--out", tmp_path / "out", "--workers", 1)
     assert plain.returncode == 0 and not (tmp_path / "out" / "checks").exists()

@@ -165,6 +165,7 @@ def test_plot_draws_what_the_results_can_feed(small, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_plot_says_what_it_left_out_and_what_would_draw_it(small, tmp_path):
     assert moereplay("replay", small, "--capacity", "30%", "--scope", "per_layer", "--out", tmp_path).returncode == 0
     drawn = moereplay("plot", tmp_path)

@@ -67,6 +67,7 @@ def test_the_table_says_what_is_simulated_and_what_it_costs(model: Path, text: P
     assert {"hits", "expert"} <= set(pl.read_parquet(events)["kind"])
 
 
+@pytest.mark.slow
 def test_a_preset_and_a_policy_of_ones_own_run_live_as_they_replay(model: Path, text: Path, tmp_path: Path) -> None:
     """specmd-4 routes by the cache; the options beside it, a policy file's eviction among them, win."""
     (tmp_path / "mine.py").write_text(
@@ -141,6 +142,7 @@ def test_an_interrupted_run_leaves_nothing(
     assert not list(tmp_path.glob("run.zarr*"))
 
 
+@pytest.mark.slow
 def test_another_models_trace_is_refused(model: Path, text: Path, tmp_path: Path) -> None:
     trace = recorded(model, text, tmp_path / "run.zarr")
     other = checkpoint(tmp_path / "other", "olmoe", initializer_range=0.2)

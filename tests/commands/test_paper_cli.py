@@ -359,6 +359,7 @@ def live(config: ReplayConfig, trace: Trace, perplexity: float) -> str:
     return json.dumps(document | {"quality": {"total": {"perplexity": perplexity, "perplexity_base": 8.0}}})
 
 
+@pytest.mark.slow
 def test_perplexity_of_live_runs_stands_beside_their_replays(short: Path, drawn: Drawn, tmp_path: Path) -> None:
     (figure,) = figures_of("cache-conditional", "rank_sensitivity")
     trace = open_trace(short)

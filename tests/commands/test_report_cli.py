@@ -72,6 +72,7 @@ def check_scripts(page: Page) -> None:
     assert allowed["default-src"] == "'none'" and allowed["img-src"] == "data:"
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed_and_loads_nothing(page: Page) -> None:
     check_form(page)
     check_scripts(page)
@@ -271,6 +272,7 @@ POLICY = Eviction(name="newest_{name}", summary="evict the newest", source="a te
 '''
 
 
+@pytest.mark.slow
 def test_the_command_of_a_users_policy_and_of_lists_repeats_its_run(tmp_path: Path) -> None:
     name = tmp_path.name.replace("-", "_")
     (tmp_path / "mine.py").write_text(OWN.replace("{name}", name))

@@ -72,6 +72,7 @@ def test_a_finished_sweep_says_what_it_is_and_does_nothing_twice(folder):
     assert sorted(folder.glob("out/part-*")) == before
 
 
+@pytest.mark.slow
 def test_a_damaged_part_is_named_and_not_called_stored(folder, tmp_path):
     """It is found before the night that a sweep takes. Once it is removed, the same command completes the sweep."""
     out = tmp_path / "out"
@@ -259,6 +260,7 @@ def test_a_refusal_is_one_line_and_exit_code_two(name, folder, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_error_rows_are_told_and_the_others_are_there(folder, tmp_path, capsys):
     file = experiment(folder, GRID.replace('"20%"', '"0.1%"'), "some.toml")
     sweep_run(file, str(tmp_path), workers=1, keep_going=True)

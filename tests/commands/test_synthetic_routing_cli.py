@@ -43,6 +43,7 @@ def results(trace: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_trace_made_of_synthetic_ones_is_still_synthetic(trace: Path, tmp_path: Path):
     said("export", trace, "--format", "csv", "--out", tmp_path / "s.csv")
     said("export", trace, "--format", "hf", "--licence", "mit", "--out", tmp_path / "hf")

@@ -114,6 +114,7 @@ def test_a_list_of_lambdas_is_a_sweep_with_quality_and_a_figure(recorded: Record
     assert drawn.returncode == 0 and "open_loop_error" in drawn.stderr
 
 
+@pytest.mark.slow
 def test_the_first_requests_alone_can_be_run(recorded: Recorded) -> None:
     ran = moereplay("validate", recorded.trace, "--model", recorded.model, "--requests", 1, "--eviction", "lfu")
     assert ran.returncode == 0, ran.stderr

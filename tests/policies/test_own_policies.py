@@ -139,6 +139,7 @@ def test_nothing_is_written_beside_the_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "compiled"])
 def test_a_policy_that_suggests_for_the_next_pass_may_be_a_users(small: Path, tmp_path: Path, engine: str) -> None:
     text = (ROOT / "policies" / "prefetch" / "missed.py").read_text()

@@ -304,6 +304,7 @@ def test_a_grid_over_capacities_and_seeds_has_one_dry_run(
 compared = reference.run_with_state
 
 
+@pytest.mark.slow
 def test_the_engines_leave_the_same_state_behind() -> None:
     """So that a difference means something: residents and memories of policies that keep count."""
     for eviction in ("arc", "s3fifo", "lru_k", "class_lru"):

@@ -123,6 +123,7 @@ def test_victims_are_named_before_one_leaves_whatever_admit_promises(
     assert expected.totals["evictions"] > expected.totals["misses"] // 2
 
 
+@pytest.mark.slow
 def test_scores_are_wide_integers_also_where_nothing_is_compiled(take: Callable[..., Policy]) -> None:
     """They are kept in 16 and 32 bits."""
     order = "step.look_order[0][0][0] * 40000 - step.look_score[0][0][1] * 129"

@@ -95,6 +95,7 @@ def test_specmd_table_is_laid_beside_its_replay(tmp_path: Path) -> None:
     assert [(line["signs that agree"], line["rank correlation"]) for line in constant] == [("3 of 4", None)] * 2
 
 
+@pytest.mark.slow
 def test_the_closed_form_of_table_2_gives_what_the_page_cites() -> None:
     done = run(BENCHMARKS / "specmd_closed_form.py")
     assert done.returncode == 0, done.stderr

@@ -100,6 +100,7 @@ def test_a_sweep_resumes_with_no_replay(before):
     assert len(list((before / "sweep").glob("part-*"))) == 3
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_new_parts_beside_the_old(before):
     file = before / "experiment.toml"
     file.write_text(file.read_text().replace('"least_stale"', '"least_stale", "fifo"'))

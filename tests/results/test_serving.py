@@ -224,6 +224,7 @@ def test_the_rate_of_a_setting() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_latency_against_rate_has_a_panel_per_latency_and_a_line_per_capacity() -> None:
     results = [
         replay(TRACE, configure(capacity=capacity, passes="batch:2", arrivals=f"poisson:{rate}"))

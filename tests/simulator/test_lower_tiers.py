@@ -113,6 +113,7 @@ def _streams(draw: st.DrawFn) -> tuple[list[int], int, int]:
     return stream, draw(st.integers(1, 4)), draw(st.integers(1, 6))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(_streams())
 def test_one_expert_at_a_time_is_two_lru_lists(case: tuple[list[int], int, int]) -> None:

@@ -97,6 +97,7 @@ class TestByHand:
             plan(trace, configure(capacity="25%", scope="per_link", platform=split))
 
 
+@pytest.mark.slow
 @every("eviction", ("lru", "arc", "s3fifo", "sieve", "clock"))
 def test_pools_of_one_layer_each_evict_as_if_alone(eviction: str) -> None:
     """A model of one layer with two links has more pools than layers; a policy keeps numbers for each of them."""

@@ -318,6 +318,7 @@ def test_tune_prints_the_pareto_set(folder, tmp_path, capsys):
     assert [row["tpot_ms"] for row in rows] == sorted(row["tpot_ms"] for row in rows)
 
 
+@pytest.mark.slow
 def test_tune_says_what_knows_the_future(folder, tmp_path, capsys):
     pytest.importorskip("optuna")
     text = TUNED.partition("[[exclude]]")[0].replace('"lru", "fifo", "least_stale", "lfu"', '"belady"')

@@ -382,6 +382,7 @@ def test_work_cuts_a_search_at_the_same_replay_on_every_machine(monkeypatch):
     assert json.dumps(searched(3)) == json.dumps(before)
 
 
+@pytest.mark.slow
 def test_a_slow_machine_gives_the_bytes_of_a_fast_one(monkeypatch):
     """A quick search has no limit of time, a thorough one of work; `--budget` has one, and the answer says so."""
     machine = ("recommend", "miniature", "--platform", "phone-ufs4", "--memory", "510MB")

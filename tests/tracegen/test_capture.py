@@ -322,6 +322,7 @@ def test_an_unknown_family_is_inferred_from_its_config_and_proven() -> None:
     assert check(found).family == "afmoe (inferred)"
 
 
+@pytest.mark.slow
 @every("name", sorted(FAMILIES), apart=True)
 def test_inference_finds_the_rule_of_a_known_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its row out of sight. SparseMixer's constant is no usual key, so Phi alone must be refused."""

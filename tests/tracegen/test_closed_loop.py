@@ -120,6 +120,7 @@ def test_the_trained_miniature_closes_the_loop(settings: dict[str, Any]) -> None
     assert_miniature_closes(settings)
 
 
+@pytest.mark.slow
 def test_threads_of_torch_leave_it_closed(two_threads: None) -> None:
     assert_miniature_closes({"routing": "cache_prior:lam=.5", "prefetch": "top_k"}, tokens=9)
 

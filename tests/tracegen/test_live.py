@@ -164,6 +164,7 @@ def test_a_routing_policy_that_drops_without_saying_so_is_refused(monkeypatch: p
         live("olmoe", routing="prune:keep=1")
 
 
+@pytest.mark.slow
 def test_rounded_experts_change_the_output_and_the_finest_do_so_least() -> None:
     scores = [total(live("olmoe", quality=True, miss=f"fetch:bits={bits}")) for bits in (32, 8, 4, 2)]
     assert scores[0].kl == 0

@@ -131,6 +131,7 @@ def test_quantised_experts_are_recorded_as_they_run(kind, library, tmp_path):
 # -- nothing recorded is lost
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_requests_that_resume_to_the_undisturbed_trace(tiny, library, tmp_path):
     out = tmp_path / "killed.zarr"
     with Engine(library) as engine:

@@ -225,6 +225,7 @@ def interrupted(out: Path, at: int, error: type[BaseException], run: Callable[..
     return open_trace(partial).requests if partial.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoding", [GREEDY, SAMPLED])
 def test_a_resumed_recording_is_the_undisturbed_one(loaded, tmp_path, decoding, monkeypatch):
     """Sampling included: every request has its own seed."""
@@ -366,6 +367,7 @@ def test_our_own_mistakes_are_not_dressed_up(loaded, tmp_path):
         record(loaded, numbered(3), tmp_path / "a.zarr", Plan())
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_what_is_committed_and_a_rerun_completes(loaded, tmp_path, monkeypatch):
     original, calls = LocalStore.set, iter(range(10**9))
 

@@ -90,6 +90,7 @@ def test_of_a_file_that_is_one_request_its_numbers_alone_are_held(
     assert growth(tmp_path, name) < OF_ROW[name] * TOKENS * LAYERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
 def test_a_file_is_read_as_its_requests_are_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request comes before the rest is read, few rows are read once, and a file that changes is refused."""
