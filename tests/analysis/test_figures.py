@@ -254,8 +254,7 @@ def several() -> pl.DataFrame:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("made", [many, tiny, several])
+@pytest.mark.parametrize("made", [pytest.param(many, marks=pytest.mark.long), tiny, several])
 @every("name", FIGURES)
 def test_texts_stay_on_the_page_and_off_each_other(name: str, made: Callable[[], pl.DataFrame]) -> None:
     if (name, made) == ("collisions_in_prefill", tiny):
