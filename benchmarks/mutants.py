@@ -11,7 +11,7 @@ import argparse
 import ast
 import json
 import re
-import subprocess
+import signal
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate
@@ -191,13 +191,13 @@ def _imported(tree: Path, file: str) -> set[str]:
 
 
 class Verdict(NamedTuple):
-    """How a mutant ended: `found by TEST`, `survived`, or `not found in N seconds`."""
+    """How a mutant ended: `found by TEST`, `survived`, or `not found in N seconds of CPU time`."""
 
     mutant: Mutant
     ending: str
 
 
-def verdict(copy: Path, mutant: Mutant, seconds: float, failing: set[str]) -> Verdict:
+def verdict(copy: Path, mutant: Mutant, seconds: int, failing: set[str]) -> Verdict:
     """Run tests on a mutant; the one that fails must fail again, and pass without it.
 
     A test that does not is left out of this run and of those to come, in `failing`.
@@ -208,24 +208,23 @@ def verdict(copy: Path, mutant: Mutant, seconds: float, failing: set[str]) -> Ve
     def ended(*arguments: str, planted: bool = True) -> int:
         path.write_text(mutant.planted(right) if planted else right, "utf-8")
         try:
-            return tested(copy, *arguments, "--timeout=100", seconds=seconds)
+            return tested(copy, *arguments, "--timeout=600", seconds=seconds)
         finally:
             path.write_text(right, "utf-8")
 
     while True:
         last.unlink(missing_ok=True)
-        try:
-            code = ended(*tests, *(f"--deselect={test}" for test in sorted(failing)))
-            if code == PASSED:
-                return Verdict(mutant, "survived")
-            if code != FAILED:
-                collected = ended("--collect-only", *tests, planted=False) == PASSED
-                return Verdict(mutant, f"{'found' if collected else 'not tested'}: pytest ended with {code}")
-            (test,) = json.loads(last.read_text())
-            if ended(test) == FAILED and ended(test, planted=False) == PASSED:
-                return Verdict(mutant, f"found by {test}")
-        except subprocess.TimeoutExpired:
-            return Verdict(mutant, f"not found in {seconds:g} seconds")
+        code = ended(*tests, *(f"--deselect={test}" for test in sorted(failing)))
+        if code == PASSED:
+            return Verdict(mutant, "survived")
+        if code == -signal.SIGXCPU:
+            return Verdict(mutant, f"not found in {seconds} seconds of CPU time")
+        if code != FAILED:
+            collected = ended("--collect-only", *tests, planted=False) == PASSED
+            return Verdict(mutant, f"{'found' if collected else 'not tested'}: pytest ended with {code}")
+        (test,) = json.loads(last.read_text())
+        if ended(test) == FAILED and ended(test, planted=False) == PASSED:
+            return Verdict(mutant, f"found by {test}")
         failing.add(test)
 
 
@@ -247,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", default=",".join(ROOMS), help="several separated by commas")
-    parser.add_argument("--seconds", type=float, default=300, help="of tests per mutant")
+    parser.add_argument("--seconds", type=int, default=300, help="of CPU time for the tests of a mutant")
     asked = parser.parse_args(arguments)
     verdicts, failing = list[Verdict](), set[str]()
     with TemporaryDirectory() as folder:
