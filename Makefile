@@ -23,7 +23,7 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-faults study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: help test-numba study-least-stale study-score evidence study-estimates demo demo-begins demo-full demo-replay test test-ci test-long test-longest parity check wheel coverage study-faults study-mutants study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-quality-size study-quantisers study-forecast study-measured study-drafts study-drafts-measured study-cuda study-live-transfers study-long-traces study-tune study-routing study-recommend study-quick study-quants study-tasks study-miss report-check bench-recording bench bench-cost bench-sweep miniature sample tables figures format clean
 
 help:            ## this list
@@ -105,15 +105,18 @@ demo-replay: .venv/base.stamp  ## without torch: replay the recorded trace that 
 	$(BIN)/moereplay replay $(SAMPLE) --passes token $(GRID) --prefetch none,top_k --out runs/demo-replay
 	$(BIN)/moereplay plot runs/demo-replay
 
-test: .venv/dev.stamp        ## the test suite, without what takes minutes
+test: .venv/dev.stamp        ## the tests of less than 1.5 seconds of CPU time each, and a quarter of each search
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make test` leaves out, and the quantisers of other people
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "long and not longest"
+test-ci: .venv/dev.stamp     ## what CI runs: the tests of `make test` and the slow ones
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long and not longest"
+
+test-long: .venv/dev.stamp .venv/quant.stamp  ## what `make test` leaves out, all cases of each search, and the quantisers of other people
+	MOEREPLAY_SHARE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "(long or hypothesis) and not longest"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(QUANTISERS)
 
 test-%: .venv/dev.stamp       ## the tests of one room: test-traces, test-simulator, test-commands, ...
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/$*
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long and not longest" tests/$*
 
 test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast, random policy files, pairs under the other contract
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest
@@ -126,6 +129,9 @@ test-numba: .venv/dev.stamp   ## the compiler's tests and all digests on the old
 
 study-faults: .venv/dev.stamp  ## plant one-line faults (benchmarks/faults.toml) in a copy and say which the tests find (30 minutes)
 	$(BIN)/python benchmarks/faults.py $(if $(ONLY),--only '$(ONLY)')
+
+study-mutants: .venv/dev.stamp  ## plant COUNT random one-token mutants (30) drawn at SEED, and say the share that the tests find by room (hours)
+	$(BIN)/python -m benchmarks.mutants --count $(or $(COUNT),30) --seed $(or $(SEED),0)
 
 parity: .venv/dev.stamp      ## both engines on MOEREPLAY_CASES new cases per search (1,000), with and without the compiler
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 -o faulthandler_timeout=0 \

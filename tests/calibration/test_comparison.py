@@ -81,6 +81,7 @@ def test_the_command_writes_table_page_and_figure(table, tmp_path, monkeypatch):
     assert (tmp_path / "figures" / "predicted_vs_measured.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_series_of_runs_are_a_section_of_the_page_with_every_refusal(tmp_path, monkeypatch):
     folder = tmp_path / "runs"
     folder.mkdir()

@@ -47,6 +47,7 @@ def _plain(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
 
 
+@pytest.mark.slow
 @every(
     "words",
     [

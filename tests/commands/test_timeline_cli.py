@@ -64,6 +64,7 @@ def one(track: int) -> range:
     return range(track, track + 1)
 
 
+@pytest.mark.slow
 def test_a_trace_in_a_file_is_the_replay(trace: Path, written: Path) -> None:
     document, totals = read(written), replay(open_trace(trace), configure(**SETTINGS)).totals
     compute, links = on(document, one(COMPUTE)), on(document, range(LINKS, FILLS))

@@ -71,6 +71,7 @@ def test_replays_have_the_counts_of_llama_cpp_at_eight_capacities(build, rule):
     assert f"is up to {wrong.points:.2f} points off, and up to 0.5 is a match" in wrong.remarks[0]
 
 
+@pytest.mark.slow
 def test_what_is_printed_and_appended(stored, tmp_path):
     log, rows = LOGS / "11739.log", tmp_path / "rows.csv"
     for _ in range(2):
@@ -213,6 +214,7 @@ def test_experts_of_two_sizes_are_two_caches():
         Verifier(memory_trace(header, [request]), LLAMA_CPP + "s")
 
 
+@pytest.mark.slow
 def test_llama_cpp_without_an_expert_cache_says_so(stored, tmp_path):
     try:
         library_file()

@@ -55,6 +55,7 @@ def test_the_page_on_policies_shows_the_table(table: str, made: str) -> None:
     assert page.split("-->\n", 1)[1].split("<!-- end -->")[0].strip() == made, "run `make tables`"
 
 
+@pytest.mark.slow
 def test_both_engines_tell_every_event_alike(tmp_path: Path) -> None:
     """Compare number, copies and steps of events; each event occurs in this replay."""
     files.register(listener(tmp_path))

@@ -49,6 +49,7 @@ def test_collisions_are_replayed_under_every_reading(short: Path, tmp_path: Path
     assert len(rows) == 24 * 7 and all(0 <= row["collisions"] <= row["misses"] for row in rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("study", "lookahead", "ids"), [("least_stale", 5 * 2 * 5, 5 * 2 * 4), ("score_prefetch", 140, 50)]
 )
@@ -78,6 +79,7 @@ def test_a_trace_takes_the_place_of_the_models_of_table_2(short: Path, tmp_path:
     assert [(row["preset"], row["published ms"]) for row in cells[:2]] == [("specmd-1", 3076.8), ("specmd-2", 2257.2)]
 
 
+@pytest.mark.long
 def test_specmd_table_is_laid_beside_its_replay(tmp_path: Path) -> None:
     out = tmp_path / "table.json"
     size = ("--requests", 1, "--prompt", 8, "--decode", 4, "--models", "phi-3.5-moe")
@@ -93,6 +95,7 @@ def test_specmd_table_is_laid_beside_its_replay(tmp_path: Path) -> None:
     assert [(line["signs that agree"], line["rank correlation"]) for line in constant] == [("3 of 4", None)] * 2
 
 
+@pytest.mark.slow
 def test_the_closed_form_of_table_2_gives_what_the_page_cites() -> None:
     done = run(BENCHMARKS / "specmd_closed_form.py")
     assert done.returncode == 0, done.stderr
@@ -102,6 +105,7 @@ def test_the_closed_form_of_table_2_gives_what_the_page_cites() -> None:
     assert "15.2 %" in page and "10.3 %" in page and "R² = .34" in page and "3791.1 ms" in page
 
 
+@pytest.mark.long
 def test_a_ranking_with_and_without_decisions(short: Path) -> None:
     names = ("--platforms", "h100-pcie5", "--capacities", "50%", "--evictions", "lru,lfru", "--prefetches", "none")
     done = run(BENCHMARKS / "decision_cost.py", short, *names)
@@ -109,6 +113,7 @@ def test_a_ranking_with_and_without_decisions(short: Path) -> None:
     assert "of 1 rankings" in done.stdout and "h100-pcie5" in done.stdout
 
 
+@pytest.mark.long
 def test_readings_are_scored_over_the_same_cells(tmp_path: Path) -> None:
     size = ("--requests", 1, "--prompt", 4, "--decode", 1, "--models", "phi-3.5-moe")
     done = run(BENCHMARKS / "specmd_table2.py", "--readings", *size, "--out", tmp_path / "readings.json")
@@ -122,6 +127,7 @@ def test_readings_are_scored_over_the_same_cells(tmp_path: Path) -> None:
     assert ranking[0]["off by"] == pytest.approx(mean(abs(row["faster by %"] - row["published %"]) for row in own))
 
 
+@pytest.mark.slow
 def test_forecast_study_prints_errors_and_refusals(tmp_path: Path) -> None:
     """Twelve policy sets made by hand, three kinds of policies; two of the sets drop something."""
     changes = {at: changed(0.02 * at, 0.02 * at, 0.01 * (at % 5 == 0), 0.1 * at, 0) for at in range(1, 13)}
@@ -248,6 +254,7 @@ def test_acceptance_is_that_of_the_run_or_of_its_source() -> None:
 HYBRID = ROOT.parent / "shared" / "data" / "hybrid"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not HYBRID.is_dir(), reason="measured runs of others are not in this repository")
 def test_a_measured_series_is_predicted() -> None:
     done = run("-m", "benchmarks.draft_series", HYBRID, "--series", "coli-mtp-cpu", cwd=ROOT)

@@ -116,6 +116,7 @@ def times(trace: Trace, many: int) -> Trace:
     return memory_trace(trace.header, [trace.request(at) for at in range(trace.requests)] * many)
 
 
+@pytest.mark.slow
 @every("slo", ["e2e=5ms", "tpot=10ms"])
 def test_the_largest_rate_is_that_of_the_trace_repeated(slo: str) -> None:
     """A rate is of an endless run, so a trace has that of itself 2, 5 or 10 times; the next rate does not hold."""
@@ -159,6 +160,7 @@ def waits_at_most(services: float, load: float) -> float:
     return (1 - load) * sum(term for i, term in enumerate(terms) if i <= services)
 
 
+@pytest.mark.slow
 @every("services, share", [(2, 0.9), (6, 0.5)])
 def test_the_largest_rate_of_one_slot_is_that_of_m_d_1(services: int, share: float) -> None:
     """The search over replays finds what it finds over Lindley's recursion, and that is the closed form's rate.
@@ -222,6 +224,7 @@ def test_the_rate_of_a_setting() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_latency_against_rate_has_a_panel_per_latency_and_a_line_per_capacity() -> None:
     results = [
         replay(TRACE, configure(capacity=capacity, passes="batch:2", arrivals=f"poisson:{rate}"))

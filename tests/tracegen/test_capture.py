@@ -44,6 +44,7 @@ def hooks_of(modules: MoeModules) -> int:
 # What is kept
 
 
+@pytest.mark.slow
 def test_take_joins_the_passes_since_the_last_take(modules: MoeModules) -> None:
     with Capture(modules, 1) as capture:
         run(modules, 5, seed=1)
@@ -321,6 +322,7 @@ def test_an_unknown_family_is_inferred_from_its_config_and_proven() -> None:
     assert check(found).family == "afmoe (inferred)"
 
 
+@pytest.mark.slow
 @every("name", sorted(FAMILIES), apart=True)
 def test_inference_finds_the_rule_of_a_known_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its row out of sight. SparseMixer's constant is no usual key, so Phi alone must be refused."""

@@ -215,6 +215,7 @@ CLAUSES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_a_family_keeps_every_clause(name: str, subtests: pytest.Subtests) -> None:
     for dtype, clause in product(DTYPES, CLAUSES):

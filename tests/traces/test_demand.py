@@ -9,7 +9,7 @@ from shutil import rmtree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.simulator.source import Pass
@@ -23,11 +23,11 @@ from moereplay.traces.token_arrays import predicted
 from moereplay.traces.units import NEVER
 from moereplay.traces.writer import write_trace
 from tests.kit.schedules import laid
+from tests.kit.search import searched
 
 LAYERS, EXPERTS, K = 2, 6, 3
 SCHEDULES = ["recorded", "token", "chunk:2", "decode:2", "batch:1", "batch:2", "batch:3"]
 HEADER = Header(geometry=Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(1, 1)), lookahead_depth=1)
-searched = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def request(seed: int, prompt: int, decoded: int, weighted: bool) -> Request:
@@ -92,7 +92,7 @@ def test_weights_become_integers_half_to_even() -> None:
 # ---------------------------------------------------------------- schedules
 
 
-@searched
+@searched(60)
 @given(traces(), st.sampled_from(SCHEDULES))
 def test_a_schedule_has_the_rows_of_plain_loops(trace: Trace, passes: str) -> None:
     plan, rows = schedule(trace, passes), laid(lengths_of(trace), passes)
@@ -127,7 +127,7 @@ def test_one_slot_is_the_schedule_as_recorded() -> None:
 # ---------------------------------------------------------------- vectorised
 
 
-@searched
+@searched(60)
 @given(traces(), st.sampled_from(SCHEDULES))
 def test_the_derived_demand_equals_the_plain_union_of_every_step(trace: Trace, passes: str) -> None:
     demand = demand_of(trace, passes)
@@ -135,7 +135,7 @@ def test_the_derived_demand_equals_the_plain_union_of_every_step(trace: Trace, p
     assert [demand.step(index)._replace(next_use=[]) for index in range(len(plain))] == plain
 
 
-@searched
+@searched(60)
 @given(traces(), st.sampled_from(SCHEDULES))
 def test_the_next_use_is_where_the_expert_is_demanded_again(trace: Trace, passes: str) -> None:
     demand = demand_of(trace, passes)

@@ -149,6 +149,7 @@ def test_what_the_writer_refuses_is_told_with_the_file(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- options
 
 
+@pytest.mark.slow
 def test_bits_that_are_no_precision_are_refused_in_our_words(tmp_path: Path) -> None:
     for bits in ["inf", "-inf", "nan", "0", "-4", "1e300", "1e-9"]:
         for verb in ["import", "synthesise"]:

@@ -131,6 +131,7 @@ def hub(*commands: list[str], at: str, folder: Path) -> list[tuple[int, str, str
     return json.loads(ended.stdout)
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     with hub_of(library) as at:
@@ -267,6 +268,7 @@ def _publish(out: Path, name: str) -> None:
     publish(open_trace(SAMPLE), out, name, "MIT")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", (3, pytest.param(8, marks=pytest.mark.long)))
 def test_a_killed_publication_is_completed_by_the_same_call(kills: int, tmp_path: Path) -> None:
     """Wherever it was killed: while rows are written, before the index, before the card."""
@@ -343,6 +345,7 @@ def test_killed_while_publishing_the_library_stays_readable(kills: int, library:
     _publish(library, "last")
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_of_what_a_verb_has_created(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def growth(folder: Path, name: str) -> float:
     return (most - least) / (MANY_MORE - FEW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=pytest.mark.long) if at else each for at, each in enumerate(MANY)]
 )
@@ -89,6 +90,7 @@ def test_of_a_file_that_is_one_request_its_numbers_alone_are_held(
     assert growth(tmp_path, name) < OF_ROW[name] * TOKENS * LAYERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
 def test_a_file_is_read_as_its_requests_are_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request comes before the rest is read, few rows are read once, and a file that changes is refused."""
@@ -138,6 +140,7 @@ def comes_before_the_rest_is_read(path: Path, patch: pytest.MonkeyPatch) -> None
     patch.setattr(text, "pieces", pieces)
 
 
+@pytest.mark.slow
 def test_a_trace_does_not_depend_on_the_pieces_in_which_its_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = {sample.name: imported(sample.path, sample.options)[0].digest for sample in TEXTS}
     for pieces in ((7, 1), (300, 5)):
