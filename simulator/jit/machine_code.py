@@ -11,9 +11,7 @@ import json
 import os
 import platform
 import re
-import shutil
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -27,7 +25,7 @@ from typing import Any, NamedTuple
 from llvmlite import binding
 
 from moereplay.traces.documents import json_text
-from moereplay.traces.files import private_folder
+from moereplay.traces.files import forget_unused, private_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Packages whose sources become machine code, or determine its meaning.
@@ -186,17 +184,8 @@ def folder() -> Path:
     """
     path = private_folder(f"compiled-{state_of_sources()}")
     os.utime(path)
-    _forget_unused(path.parent)
+    forget_unused(path.parent, "compiled-*", KEPT_SECONDS)
     return path
-
-
-def _forget_unused(home: Path) -> None:
-    """Delete folders that were not used for a week. A process that still uses one compiles again."""
-    oldest = time.time() - KEPT_SECONDS
-    for path in home.glob("compiled-*"):
-        with suppress(OSError):
-            if path.stat().st_mtime < oldest:
-                shutil.rmtree(path)
 
 
 @cache
