@@ -120,20 +120,15 @@ def _load(made: Built) -> int:
     """Load an object file. Resolves undefined symbols first: MCJIT aborts the process on an unknown one."""
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
     if not _are_known(made.undefined):
-        _register_runtime()
+        from numba import njit  # takes half a second
+
+        njit("int64()")(lambda: 0)  # compiling anything registers the symbols of Numba's runtime with LLVM
         if not _are_known(made.undefined):
             raise DamagedError
     engine.add_object_file(binding.ObjectFileRef.from_data(made.code))
     engine.finalize_object()
     _loaded.append(engine)
     return engine.get_function_address(made.entry)
-
-
-def _register_runtime() -> None:
-    """Register the symbols of Numba's runtime with LLVM, as compiling anything does; takes half a second."""
-    from numba import njit
-
-    njit("int64()")(lambda: 0)
 
 
 def _are_known(names: list[str]) -> bool:
@@ -192,7 +187,8 @@ def folder() -> Path:
 def state_of_sources() -> str:
     """Return a hash of all sources, the compiling versions and the processor."""
     hasher = sha256()
-    for path in _source_files():
+    files = (path for package in SOURCES for path in (ROOT / package).rglob("*.py"))
+    for path in sorted(path for path in files if not any(path.is_relative_to(ROOT / package) for package in APART)):
         hasher.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     hasher.update("\0".join(versions()).encode())
     return hasher.hexdigest()[:20]
@@ -202,8 +198,3 @@ def versions() -> list[str]:
     """Return the versions of all compiling packages, and the processor."""
     packages = [version(package) for package in PACKAGES]
     return [sys.version, *packages, platform.machine(), binding.get_host_cpu_name()]
-
-
-def _source_files() -> list[Path]:
-    files = (path for package in SOURCES for path in (ROOT / package).rglob("*.py"))
-    return sorted(path for path in files if not any(path.is_relative_to(ROOT / package) for package in APART))
