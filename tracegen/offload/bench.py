@@ -154,8 +154,7 @@ def _with(row: Row, parts: Mapping[str, int]) -> Row:
 def replayed(trace: Trace, config: ReplayConfig, durations: Durations | None = None) -> Ran:
     """Replay a run on the simulated machine: of the configuration's platform, or with the measured durations."""
     ready = plan(trace, config)
-    machine = as_machine(durations) if durations else None
-    spec = ready.spec(True)
+    spec, machine = ready.spec(True), as_machine(durations) if durations else None
     result = report(reference.run(spec.source_of(trace), spec, machine), ready)
     begins = [event.t0 for event in result.events if event.kind == "dense" and event.layer == 0]
     return Ran(result, np.diff([*begins, result.totals["time_ns"]]))
